@@ -1,0 +1,127 @@
+"""What the probe costs a training step: on and off in one process, in alternating blocks, compared pair by pair.
+
+    python benchmarks/probe.py [--steps 4000] [--json FILE]
+
+The step is small on purpose (a two-layer network on the CPU, a fraction of a millisecond), so that the probe's microseconds
+are not lost in it: they are the same for a step of any length. A pair is one block with the probe and one without, in
+alternating order; the cost is the median over the pairs of the difference of their median steps. With dataloader workers
+the step is longer and noisier, so only the loader's own edges are of interest there: they also read the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.probe.edges import Probe
+from gpulaunch.profiler.probe.hooks import Hooks
+
+BLOCK_STEPS = 100
+TARGET_US = 20.0
+
+
+class Training:
+    """A plain PyTorch loop that can be run for a while and gone on with."""
+
+    def __init__(self, workers: int) -> None:
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(4096, 32), torch.randint(0, 4, (4096,)))
+        self.loader = DataLoader(data, batch_size=16, num_workers=workers, persistent_workers=workers > 0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+        self.loss = torch.nn.CrossEntropyLoss()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.batches = self._endless()
+
+    def block(self, steps: int) -> float:
+        """The median duration of `steps` steps, in microseconds."""
+        durations_ns = []
+        for _ in range(steps):
+            start_ns = time.perf_counter_ns()
+            inputs, targets = next(self.batches)
+            loss = self.loss(self.model(inputs), targets)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            durations_ns.append(time.perf_counter_ns() - start_ns)
+        return statistics.median(durations_ns) / 1e3
+
+    def _endless(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
+
+def measure(workers: int, steps: int, directory: str) -> dict[str, float]:
+    """Alternate blocks of steps with and without the probe."""
+    path = f"{directory}/rank-{workers}.bin"
+    page.create(path, rank=workers, local_rank=0, attempt=0)
+    writer = page.PageWriter(path)
+    probe = Probe(writer, torch)
+    hooks = Hooks(probe, torch)
+    training = Training(workers)
+    training.block(BLOCK_STEPS)
+
+    on_us: list[float] = []
+    off_us: list[float] = []
+    for pair in range(max(1, steps // BLOCK_STEPS)):
+        for with_probe in (True, False) if pair % 2 else (False, True):
+            if with_probe:
+                hooks.place()
+                on_us.append(training.block(BLOCK_STEPS))
+                hooks.remove()
+            else:
+                off_us.append(training.block(BLOCK_STEPS))
+    differences = sorted(on - off for on, off in zip(on_us, off_us, strict=True))
+    seen = page.read(path)
+    assert seen.steps >= len(on_us) * BLOCK_STEPS - len(on_us), f"the probe saw only {seen.steps} steps"
+    writer.close()
+    return {
+        "workers": workers,
+        "steps": 2 * BLOCK_STEPS * len(on_us),
+        "step_us_without": round(statistics.median(off_us), 2),
+        "step_us_with": round(statistics.median(on_us), 2),
+        "cost_us_per_step": round(statistics.median(differences), 2),
+        "cost_us_quartiles": [round(q, 2) for q in statistics.quantiles(differences, n=4)[::2]],
+        "self_priced_us_per_step": round(seen.probe_ns_total / seen.steps / 1e3, 2),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=4000, help="steps with the probe, and as many without (per case)")
+    parser.add_argument("--json", type=Path, help="write the result here too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+
+    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-", dir=shm) as directory:
+        cases = [measure(workers, arguments.steps, directory) for workers in (0, 2)]
+
+    print(f"{'workers':>7} {'steps':>7} {'without':>10} {'with':>10} {'cost':>9} {'quartiles':>16} {'own price':>10}")
+    for case in cases:
+        low, high = case["cost_us_quartiles"]
+        print(
+            f"{case['workers']:>7} {case['steps']:>7} {case['step_us_without']:>7.1f} us {case['step_us_with']:>7.1f} us"
+            f" {case['cost_us_per_step']:>6.2f} us {low:>6.2f} .. {high:>6.2f} {case['self_priced_us_per_step']:>7.2f} us"
+        )
+    result = {"benchmark": "probe", "version": 1, "torch": torch.__version__, "target_us": TARGET_US, "cases": cases}
+    text = json.dumps(result)
+    print(text)
+    if arguments.json:
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    return 0 if cases[0]["cost_us_per_step"] <= TARGET_US else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+"""How measurements leave the house."""
+
+from __future__ import annotations

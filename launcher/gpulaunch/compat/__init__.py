@@ -1,0 +1,3 @@
+"""Faces of other launchers over gpulaunch's engine."""
+
+from __future__ import annotations

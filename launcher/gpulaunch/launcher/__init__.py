@@ -1,0 +1,3 @@
+"""Who runs, when, and again: the agent, its loop, and what it decides."""
+
+from __future__ import annotations

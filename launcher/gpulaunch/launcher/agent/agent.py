@@ -1,0 +1,370 @@
+"""The agent: turns what the loop reports into events, asks `state.step`, and does what it says. It decides nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpulaunch.launcher.agent import preload, state, summary
+from gpulaunch.launcher.agent.group import Group, Surroundings
+from gpulaunch.launcher.agent.sidecar import SidecarProcess
+from gpulaunch.launcher.failure.blame import Blame, blame, exit_code
+from gpulaunch.launcher.failure.classify import Kind, classify
+from gpulaunch.launcher.failure.ends import RankEnd, how
+from gpulaunch.launcher.logs.console import Console
+from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
+from gpulaunch.launcher.loop.keeper import Keeper
+from gpulaunch.launcher.loop.loop import Exit, Timer
+from gpulaunch.launcher.rendezvous.base import Rendezvous, World
+
+_MAX_LOST_SERVERS = 3
+"""After so many fork servers that died before they were ready, ranks are spawned."""
+_PROGRESS_S = (10.0, 30.0, 60.0)
+"""When progress is shown; then every `_PROGRESS_EVERY_S`."""
+_PROGRESS_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the job ended: the exit code, and what was to blame, if anything was."""
+
+    code: int
+    blame: Blame | None
+    error: str
+    """Why it could not be started or went on no longer, where no rank is to blame."""
+
+
+class Agent:
+    """One job on one node, from the first attempt to the exit code."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        console: Console,
+        rendezvous: Rendezvous,
+        sidecar: SidecarProcess | None,
+        keeper: Keeper,
+        report: Callable[[Blame, int, bool], None],
+        spawn_because: str,
+    ) -> None:
+        """`report(blame, attempt, restarting)` writes and shows a failure; `spawn_because`: why not to fork, or ""."""
+        self._around = around
+        self._loop = around.loop
+        self._spec = around.spec
+        self._console = console
+        self._rendezvous = rendezvous
+        self._sidecar = sidecar
+        self._keeper = keeper
+        self._report = report
+        self._spawn_because = spawn_because
+        self._state, self._first = state.first(restarts=around.spec.max_restarts, grace_s=around.spec.grace_s)
+        self._group: Group | None = None
+        self._server: ForkServer | None = None
+        self._lost_servers = 0
+        self._world: World | None = None
+        self._deadline: Timer | None = None
+        self._started_s = self._loop.now()
+        self._blame: Blame | None = None
+        self._error = ""
+        self._peer_error = ""
+        self._outcome = state.Outcome.OPEN
+        self.totals: dict[int, summary.RankTotals] = {}
+        rendezvous.on_joined = self._joined
+        rendezvous.on_failed = self._join_failed
+        rendezvous.on_peer_failed = self._peer_failed
+        rendezvous.on_peers_done = lambda: self._happened(state.PeersDone())
+        for name in around.spec.signals:
+            self._loop.on_signal(signal.Signals[name], lambda signum: self._happened(state.Signalled(signum=signum)))
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the ranks were started again."""
+        return self._state.attempt
+
+    def start_server(self) -> None:
+        """Start the fork server: first of all, because `import torch` is what everything waits for."""
+        spec = self._spec
+        self._server = ForkServer(
+            loop=self._loop, on_ready=self._server_ready, on_started=self._server_started, on_lost=self._server_lost
+        )
+        forking = not self._spawn_because
+        packages = preload.packages_for(spec) if forking else []
+        try:
+            self._server.start(
+                self._around.base_env,
+                torch=True,
+                dynamo=forking,
+                packages=packages,
+                refused=preload.recall(packages),
+            )
+        except OSError as err:
+            self._server = None
+            self._spawn_because = self._spawn_because or f"the fork server cannot be started: {err.strerror}"
+
+    def run(self) -> Ended:
+        """Turn the loop until the job has ended."""
+        self._do(self._first)
+        self._show_progress_at(0)
+        self._loop.run()
+        return Ended(code=self._exit_code(), blame=self._blame, error=self._error or self._peer_error)
+
+    def close(self) -> None:
+        """End everything this agent started, whatever state it was in; bounded in time."""
+        if self._server is not None:
+            self._server.close()
+        if self._group is not None:
+            self._group.kill()
+        self._rendezvous.close()
+        if self._sidecar is not None:
+            self._sidecar.close()
+        done = False
+
+        def cleared(_: object) -> None:
+            nonlocal done
+            done = True
+
+        # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover.
+        until_s = self._loop.now() + 1.0
+        while self._sidecar is not None and self._sidecar.pid is not None and self._loop.now() < until_s:
+            self._loop.turn(until_s - self._loop.now())
+        group = self._group or Group(
+            self._around,
+            _NO_WORLD,
+            on_started=cleared,
+            on_start_failed=lambda *_: None,
+            on_rank_ended=lambda *_: None,
+            on_cleared=cleared,
+            on_store_lost=lambda _: None,
+        )
+        group.when_cleared(cleared)
+        group.clear(frozenset({self._keeper.pid}), gently=False)
+        until_s = self._loop.now() + 10.0
+        while not done and self._loop.now() < until_s:
+            self._loop.turn(until_s - self._loop.now())
+
+    # -- events
+
+    def _happened(self, event: state.Event) -> None:
+        before = self._state.phase
+        self._state, actions = state.step(self._state, event)
+        if self._state.phase is not before:
+            self._around.rundir.event("phase", phase=self._state.phase.value, attempt=self._state.attempt)
+        self._do(actions)
+
+    def _joined(self, world: World) -> None:
+        self._world = world
+        self._happened(state.Joined())
+
+    def _join_failed(self, why: str) -> None:
+        self._error = why
+        self._happened(state.StartFailed())
+
+    def _peer_failed(self, final: bool, why: str) -> None:
+        self._peer_error = why
+        self._console.say(why)
+        self._happened(state.PeerFailed(final=final))
+
+    def _server_ready(self, ready: Ready) -> None:
+        preload.remember({name: why for name, why in ready.refused.items() if name not in preload.recall([name])})
+        self._around.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
+        if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
+            self._spawn_because = ready.problem
+            self._console.say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")
+        if self._group is not None and self._state.phase is not state.Phase.CLEARING:
+            self._start_with(self._group)
+
+    def _server_started(self, started: Started) -> None:
+        if self._group is not None:
+            self._group.adopt(started)
+
+    def _server_lost(self) -> None:
+        """The fork server is gone. Ranks that run need it no more; the next attempt gets a new one."""
+        was_ready = self._server is not None and self._server.ready is not None
+        self._server = None
+        self._around.rundir.event("fork_server_lost")
+        if self._state.phase is not state.Phase.STARTING or self._group is None:
+            return
+        self._lost_servers += 1
+        if was_ready and self._group.asked:
+            self._start_failed(frozenset(self._group.live), "the fork server died while it started the ranks", False)
+        elif self._lost_servers < _MAX_LOST_SERVERS:
+            self.start_server()
+        else:
+            self._spawn_because = f"the fork server died {self._lost_servers} times"
+            self._console.say(f"starting every rank as a program of its own, not as a fork: {self._spawn_because}")
+            self._start_with(self._group)
+
+    def _start_failed(self, ranks: frozenset[int], why: str, final: bool) -> None:
+        self._error = why
+        self._happened(state.StartFailed(ranks=ranks, final=final))
+
+    def _rank_ended(self, local_rank: int, end: RankEnd, exit_: Exit) -> None:
+        pages = self._around.pages
+        page = pages.read(end.rank) if pages is not None else None
+        self.totals.setdefault(end.rank, summary.RankTotals()).add(page, exit_.max_rss_bytes)
+        self._around.rundir.event(
+            "rank_ended",
+            rank=end.rank,
+            pid=end.pid,
+            code=end.code,
+            signal=end.signal,
+            attempt=self._state.attempt,
+            stopped=end.stopped,
+        )
+        ok = end.code == 0
+        echo = not ok and classify(end) is Kind.PEER
+        self._happened(state.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
+
+    def _store_lost(self, exit_: Exit) -> None:
+        how_ended = f"signal {exit_.signal}" if exit_.signal is not None else f"code {exit_.code}"
+        self._around.rundir.event("store_lost", pid=exit_.pid, how=how_ended)
+        self._console.say(f"the ranks' store ended ({how_ended}); ranks that still need it will fail")
+
+    # -- actions
+
+    def _do(self, actions: tuple[state.Action, ...]) -> None:
+        for action in actions:
+            self._deeds()[type(action)](action)
+
+    def _deeds(self) -> Mapping[type, Callable[..., None]]:
+        return {
+            state.Join: lambda action: self._rendezvous.join(action.attempt),
+            state.Start: lambda _: self._start(),
+            state.Stop: lambda action: self._group.stop(action.signum) if self._group else None,
+            state.Kill: lambda _: self._group.kill() if self._group else None,
+            state.Arm: self._arm,
+            state.Disarm: lambda _: self._disarm(),
+            state.Clear: self._clear,
+            state.TellPeers: self._tell_peers,
+            state.Report: self._report_failure,
+            state.Finish: self._finish,
+        }
+
+    def _start(self) -> None:
+        assert self._world is not None, "started before it was joined"
+        spec, around, world = self._spec, self._around, self._world
+        self._error = self._peer_error = ""
+        if around.pages is not None:
+            try:
+                around.pages.prepare(
+                    [(world.first_rank + local_rank, local_rank) for local_rank in range(spec.nproc)], world.attempt
+                )
+            except OSError as err:
+                self._console.say(f"no profile of this attempt: no room for shared pages: {err.strerror}")
+        self._group = Group(
+            around,
+            world,
+            on_started=self._ranks_started,
+            on_start_failed=self._start_failed,
+            on_rank_ended=self._rank_ended,
+            on_cleared=self._group_cleared,
+            on_store_lost=self._store_lost,
+        )
+        if self._server is None and not (self._spawn_because and not around.use_agent_store):
+            self.start_server()
+        self._start_with(self._group)
+
+    def _start_with(self, group: Group) -> None:
+        """Start what can be started now; called again when the fork server is ready."""
+        server = self._server if self._server is not None and self._server.ready is not None else None
+        if self._spawn_because:
+            if server is not None:
+                group.start_store(server)
+            group.start_spawned()
+        elif server is not None:
+            group.start_forked(server)
+
+    def _ranks_started(self, ranks: frozenset[int]) -> None:
+        self._around.rundir.event(
+            "started", attempt=self._state.attempt, pids=dict(self._group.live) if self._group else {}
+        )
+        self._happened(state.Started(ranks=ranks))
+
+    def _arm(self, action: state.Arm) -> None:
+        self._disarm()
+        self._deadline = self._loop.call_at(
+            self._loop.now() + action.after_s, lambda: self._happened(state.Expired(deadline=action.deadline))
+        )
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _clear(self, action: state.Clear) -> None:
+        if self._group is None:
+            self._loop.call_at(self._loop.now(), lambda: self._happened(state.Cleared()))
+            return
+        helpers = {self._keeper.pid}
+        if self._server is not None:
+            helpers.add(self._server.pid)
+        if self._sidecar is not None and self._sidecar.pid is not None:
+            helpers.add(self._sidecar.pid)
+        self._group.clear(frozenset(helpers), gently=action.gently)
+
+    def _group_cleared(self, left: list[int]) -> None:
+        if left:
+            pids = ", ".join(map(str, left))
+            self._console.say(f"cannot end {pids}: killed, but the kernel does not let go (state D?); see dmesg")
+            self._around.rundir.event("unkillable", pids=left)
+        self._happened(state.Cleared())
+
+    def _tell_peers(self, action: state.TellPeers) -> None:
+        why = ""
+        if not action.ok and self._group is not None and self._group.ends:
+            first = blame(self._group.ends).first
+            why = f"rank {first.rank} on {first.host} {how(first)}"
+        self._rendezvous.tell(ok=action.ok, final=action.final, why=why or self._error)
+
+    def _report_failure(self, action: state.Report) -> None:
+        if self._group is None or not any(end.code != 0 for end in self._group.ends):
+            return
+        if self._state.outcome is state.Outcome.SIGNAL and all(
+            end.stopped for end in self._group.ends if end.code != 0
+        ):
+            return  # they ended because they were told to: nothing failed
+        self._blame = blame(self._group.ends)
+        attempt = self._state.attempt - (1 if action.restarting else 0)
+        self._report(self._blame, attempt, action.restarting)
+
+    def _finish(self, action: state.Finish) -> None:
+        self._outcome = action.outcome
+        self._loop.stop()
+
+    def _exit_code(self) -> int:
+        if self._outcome is state.Outcome.SUCCESS:
+            return 0
+        if self._outcome is state.Outcome.SIGNAL:
+            return 128 + self._state.signum
+        if self._blame is not None:
+            return exit_code(self._blame.first)
+        return 1
+
+    # -- progress
+
+    def _show_progress_at(self, index: int) -> None:
+        after_s = (
+            _PROGRESS_S[index]
+            if index < len(_PROGRESS_S)
+            else _PROGRESS_S[-1] + _PROGRESS_EVERY_S * (index - len(_PROGRESS_S) + 1)
+        )
+        self._loop.call_at(self._started_s + after_s, lambda: self._show_progress(index))
+
+    def _show_progress(self, index: int) -> None:
+        pages, group = self._around.pages, self._group
+        if pages is not None and group is not None:
+            read = {rank: pages.read(rank) for rank in map(group.rank_of, group.live)}
+            line = summary.progress(
+                {rank: page for rank, page in read.items() if page is not None}, self._loop.now() - self._started_s
+            )
+            if line:
+                self._console.say(line)
+        self._show_progress_at(index + 1)
+
+
+_NO_WORLD = World(
+    attempt=0, nnodes=1, node_rank=0, first_rank=0, world_size=0, master_addr="", master_port=0, store_fd=None
+)
+"""For clearing up when no attempt was ever started."""

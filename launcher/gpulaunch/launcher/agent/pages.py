@@ -1,0 +1,86 @@
+"""The shared-memory pages of a run: made for each attempt, kept beside a failure's report, removed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable
+
+from gpulaunch.launcher.agent.rundir import write_json
+from gpulaunch.profiler.channel import page
+
+_PREFIX = "gpulaunch"
+
+
+class Pages:
+    """One directory on tmpfs, mode 0700, with a page per rank; locked while the agent lives."""
+
+    def __init__(self, run_id: str, *, root: str = "/dev/shm") -> None:  # noqa: S108 (tmpfs, private directory)
+        """Make the directory and remove those of agents that were killed. Raises OSError."""
+        self.directory = os.path.join(root, f"{_PREFIX}-{os.getuid()}-{run_id}")
+        _remove_abandoned(root)
+        os.mkdir(self.directory, 0o700)
+        # The lock goes with the process, whatever ends it: an unlocked directory is nobody's.
+        self._lock = os.open(os.path.join(self.directory, "lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def prepare(self, ranks: Iterable[tuple[int, int]], attempt: int) -> None:
+        """Make fresh pages for (rank, local rank) pairs. Raises OSError, ENOSPC included: pages are reserved here."""
+        for rank, local_rank in ranks:
+            page.create(self.path_of(rank), rank=rank, local_rank=local_rank, attempt=attempt)
+
+    def path_of(self, rank: int) -> str:
+        """The page of one rank."""
+        return os.path.join(self.directory, f"rank-{rank}.bin")
+
+    def announce(
+        self, *, run_id: str, name: str, attempt: int, world_size: int, node_rank: int, ranks: list[dict[str, int]]
+    ) -> None:
+        """Tell the sidecar who runs."""
+        group = {
+            "version": 1,
+            "run_id": run_id,
+            "name": name,
+            "attempt": attempt,
+            "world_size": world_size,
+            "node_rank": node_rank,
+            "ranks": ranks,
+        }
+        with contextlib.suppress(OSError):  # observing fails open: no room for this file is no reason to stop a job
+            write_json(os.path.join(self.directory, "group.json"), group)
+
+    def read(self, rank: int) -> page.PageSnapshot | None:
+        """What a rank's page says, or None if it cannot be read."""
+        try:
+            return page.read(self.path_of(rank))
+        except (OSError, ValueError):
+            return None
+
+    def keep(self, rank: int, directory: str) -> None:
+        """Copy a dead rank's page beside its logs: its last steps, like a flight recorder's."""
+        with contextlib.suppress(OSError):
+            shutil.copyfile(self.path_of(rank), os.path.join(directory, "page.bin"))
+
+    def close(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_abandoned(root: str) -> None:
+    """Remove this user's page directories whose agent is gone (killed together with its keeper)."""
+    mine = f"{_PREFIX}-{os.getuid()}-"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            path = os.path.join(root, name)
+            if not name.startswith(mine) or os.path.islink(path):
+                continue
+            with contextlib.suppress(OSError):
+                lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(lock)

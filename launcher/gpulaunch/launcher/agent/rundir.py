@@ -1,0 +1,138 @@
+"""The run directory: where an attempt's files go. Nothing in it is ever overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any
+
+from gpulaunch.launcher.job.spec import JobSpec
+
+
+class RunDirError(Exception):
+    """The run directory cannot be made or written; one line for the user."""
+
+
+class RunDir:
+    """`path` and what is below it. Attempts continue the numbers that an earlier run in the same directory used."""
+
+    def __init__(self, path: str, *, torchrun_log_dir: str | None, fallback_from: str = "") -> None:
+        """Made by `open_run_dir`. `torchrun_log_dir`: <log-dir>/<run id>_<random>, when --log-dir was given."""
+        self.path = path
+        self.fallback_from = fallback_from
+        self._log_dir = torchrun_log_dir
+        attempts = os.path.join(path, "attempts")
+        os.makedirs(attempts, mode=0o700, exist_ok=True)
+        taken = [int(name) for name in os.listdir(attempts) if name.isdigit()]
+        self._first_attempt = max(taken, default=-1) + 1
+        self._events: int | None = None
+
+    def attempt_dir(self, attempt: int) -> str:
+        """The directory of this run's `attempt` (from 0), under a number never used before."""
+        path = os.path.join(self.path, "attempts", str(self._first_attempt + attempt))
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return path
+
+    def rank_path(self, attempt: int, rank: int) -> str:
+        """Where one rank's files of one attempt are found."""
+        return os.path.join(self.attempt_dir(attempt), f"rank-{rank}")
+
+    def rank_dir(self, attempt: int, rank: int, local_rank: int) -> str:
+        """Make the directory of one rank of one attempt; with --log-dir it lies where torchrun would put it."""
+        path = self.rank_path(attempt, rank)
+        if self._log_dir is None:
+            os.makedirs(path, mode=0o700)
+            return path
+        real = os.path.join(self._log_dir, f"attempt_{attempt}", str(local_rank))
+        os.makedirs(real, mode=0o700)
+        os.symlink(os.path.abspath(real), path)
+        return real
+
+    def write_json(self, name: str, content: Any) -> str:
+        """Write `<run dir>/<name>` whole or not at all; return its path."""
+        path = os.path.join(self.path, name)
+        write_json(path, content)
+        return path
+
+    def event(self, what: str, **fields: Any) -> None:
+        """Append one line to events.jsonl; a full disk costs the line, not the job."""
+        line = json.dumps(
+            {"version": 1, "time_s": time.time(), "monotonic_s": time.monotonic(), "event": what, **fields}
+        )
+        with contextlib.suppress(OSError):
+            if self._events is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._events = os.open(os.path.join(self.path, "events.jsonl"), flags, 0o600)
+            os.write(self._events, line.encode() + b"\n")
+
+    def close(self) -> None:
+        """Close events.jsonl."""
+        if self._events is not None:
+            os.close(self._events)
+            self._events = None
+
+
+def write_json(path: str, content: Any) -> None:
+    """Write a file whole or not at all: a temporary name beside it, then rename."""
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", opener=_private) as out:
+        json.dump(content, out, indent=1, default=_as_json)
+        out.write("\n")
+    os.rename(temporary, path)
+
+
+def _as_json(value: Any) -> Any:
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def open_run_dir(spec: JobSpec) -> RunDir:
+    """Make the run directory that `spec` names, or the default one.
+
+    Raises RunDirError where the user named a directory that cannot be used. The default, below the current directory,
+    falls back to the temporary directory: torchrun runs in a read-only directory too.
+    """
+    log_dir = None
+    if spec.log_dir is not None:
+        log_dir = os.path.join(spec.log_dir, f"{spec.run_id}_{os.urandom(4).hex()}")
+        _make(log_dir, "--log-dir")
+    if spec.job_dir is not None:
+        _make(spec.job_dir, "--job-dir")
+        return RunDir(os.path.abspath(spec.job_dir), torchrun_log_dir=log_dir)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    here = os.path.join(os.getcwd(), "gpulaunch-runs")
+    try:
+        return RunDir(_fresh(os.path.join(here, f"{spec.name}-{stamp}")), torchrun_log_dir=log_dir)
+    except OSError as err:
+        import tempfile
+
+        path = tempfile.mkdtemp(prefix=f"gpulaunch-{spec.name}-")
+        return RunDir(path, torchrun_log_dir=log_dir, fallback_from=f"{here}: {err.strerror}")
+
+
+def _fresh(path: str) -> str:
+    """Make a directory that did not exist: two jobs of one second get different ones."""
+    for number in range(1000):
+        candidate = path if number == 0 else f"{path}-{number}"
+        try:
+            os.makedirs(candidate, mode=0o700)
+        except FileExistsError:
+            continue
+        return candidate
+    raise OSError(17, f"{path} and 999 more names are taken")
+
+
+def _make(path: str, flag: str) -> None:
+    """Make sure a directory the user named is there and can be written, by writing to it."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        probe = os.path.join(path, f".gpulaunch-{os.getpid()}")
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.unlink(probe)
+    except OSError as err:
+        raise RunDirError(f"cannot write to {flag} {path}: {err.strerror}; name a directory you can write to") from err

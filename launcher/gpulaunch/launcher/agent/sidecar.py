@@ -1,0 +1,117 @@
+"""The agent's end of the sidecar: its socket, its process, and its restarts. Its death never touches training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+from gpulaunch.launcher.job.spec import METRICS_PORT_BASE
+from gpulaunch.launcher.loop import child
+from gpulaunch.launcher.loop.loop import Exit, Loop, Timer
+
+_PORTS_TRIED = 200
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 60.0
+_NICE = 10
+# `-P`: the user's directory must not shadow what the sidecar imports.
+_ENTRY = "import sys; from gpulaunch.launcher.cli.sidecar import run; sys.exit(run(sys.argv[1:]))"
+
+
+def bind_metrics(host: str, port: int | None) -> socket.socket:
+    """Bind and listen: `port`, or the first free one from METRICS_PORT_BASE upwards (None). Raises OSError.
+
+    The agent holds the socket, so the address outlives any one sidecar.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    candidates = [port] if port is not None else [*range(METRICS_PORT_BASE, METRICS_PORT_BASE + _PORTS_TRIED), 0]
+    for candidate in candidates:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # Not SO_REUSEADDR for a searched port: two launchers at once must get two ports; for a port that the
+            # user named, a past run's connections in TIME_WAIT must not matter.
+            if port is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, candidate))
+            sock.listen(64)
+        except OSError:
+            sock.close()
+            if candidate == candidates[-1]:
+                raise
+            continue
+        return sock
+    raise AssertionError("the last candidate either binds or raises")
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where the metrics are, as a person would type it."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # noqa: S104 (shown, not bound)
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+
+
+class SidecarProcess:
+    """Keeps one sidecar running over the pages in `channel_dir`."""
+
+    def __init__(
+        self, loop: Loop, sock: socket.socket, channel_dir: str, env: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._channel_dir = channel_dir
+        self._env = env
+        self._say = say
+        self._pause_s = _FIRST_PAUSE_S
+        self._timer: Timer | None = None
+        self._closing = False
+        self.pid: int | None = None
+        self.num_deaths = 0
+        self.max_rss_bytes = 0
+
+    def start(self) -> None:
+        """Start it. A sidecar that cannot be started is said once; the job goes on without metrics."""
+        argv = [sys.executable, "-P", "-c", _ENTRY, "--channel-dir", self._channel_dir]
+        argv += ["--listen-fd", str(self._sock.fileno()), "--parent-pid", str(os.getpid())]
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.pid = child.start(
+                argv, self._env, stdin_fd=null, stdout_fd=null, pass_fds=[self._sock.fileno()], nice=_NICE
+            )
+        except OSError as err:
+            self._say(f"no metrics: cannot start the sidecar: {err.strerror}")
+            return
+        finally:
+            os.close(null)
+        self._loop.watch_pid(self.pid, self._ended)
+
+    def _ended(self, exit_: Exit) -> None:
+        self.pid = None
+        self.max_rss_bytes = max(self.max_rss_bytes, exit_.max_rss_bytes)
+        if self._closing:
+            return
+        self.num_deaths += 1
+        if self.num_deaths == 1:
+            how = f"signal {exit_.signal}" if exit_.signal is not None else f"code {exit_.code}"
+            self._say(f"the metrics sidecar ended ({how}); training goes on, the sidecar is started again")
+        self._timer = self._loop.call_at(self._loop.now() + self._pause_s, self.start)
+        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        """Ask it to end; `pid` becomes None when it has."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._sock.close()
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it now."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)

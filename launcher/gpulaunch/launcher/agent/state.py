@@ -1,0 +1,463 @@
+"""What the agent does next: one pure table, (phase, event) -> (state, actions).
+
+No clock, no process, no file: time arrives as an event (`Expired`), deeds leave as actions. Restart policy, hang
+detection and checkpoints join here, as events and cells, and nowhere else.
+
+    JOINING   the nodes agree on the attempt (one node: at once)
+    STARTING  store and ranks are being started
+    RUNNING   ranks train
+    SETTLING  a rank failed in a way that looks like the echo of another's death; that other is waited for, briefly
+    STOPPING  the ranks still alive were told to end; at the end of the grace budget they are killed
+    WAITING   all is well here; other nodes are still at work, and may need this node's store
+    CLEARING  no rank is left; the store and what ranks left behind are being ended
+    DONE      the outcome is known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+SETTLE_S = 1.0
+"""How long the cause of an echo is waited for. A peer's death is seen by the kernel before its echo is, so the cause
+is late only by what separates two processes ending: milliseconds, here with a wide margin."""
+UNKILLABLE_S = 10.0
+"""How long after SIGKILL a process may take: in uninterruptible sleep it may never end, and the agent must."""
+
+
+class Phase(Enum):
+    """Where an attempt is; see the module's docstring."""
+
+    JOINING = "joining"
+    STARTING = "starting"
+    RUNNING = "running"
+    SETTLING = "settling"
+    STOPPING = "stopping"
+    WAITING = "waiting"
+    CLEARING = "clearing"
+    DONE = "done"
+
+
+class Outcome(Enum):
+    """How an attempt, and at last the job, ended."""
+
+    OPEN = "open"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    """A rank of this node failed, or could not be started."""
+    PEER_FAILURE = "peer failure"
+    """A rank of another node failed."""
+    SIGNAL = "signal"
+    """The launcher was told to end."""
+
+
+class Deadline(Enum):
+    """The waits that are bounded."""
+
+    SETTLE = "settle"
+    GRACE = "grace"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """All that decisions depend on."""
+
+    phase: Phase
+    attempt: int = 0
+    """Attempts of this run, from 0: TORCHELASTIC_RESTART_COUNT."""
+    restarts_left: int = 0
+    grace_s: float = 30.0
+    live: frozenset[int] = frozenset()
+    """Local ranks that have not ended."""
+    outcome: Outcome = Outcome.OPEN
+    final: bool = False
+    """No restart after this, whatever is left of the budget."""
+    signum: int = 0
+    """The first signal the launcher was sent, 0 for none."""
+    told: bool = False
+    """The other nodes know that this attempt failed here."""
+
+
+# -- events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """Every node is there; this one may start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The ranks run."""
+
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFailed:
+    """The nodes did not find each other, or ranks could not be started; `final`: trying again would not help."""
+
+    ranks: frozenset[int] = frozenset()
+    final: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnded:
+    """A rank ended and was reaped; `echo`: it failed as ranks do when another one dies."""
+
+    local_rank: int
+    ok: bool
+    echo: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerFailed:
+    """A rank of another node failed, or a node is gone; `final`: the job is given up."""
+
+    final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersDone:
+    """The ranks of every node have ended well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signalled:
+    """The launcher was sent a signal that means the end."""
+
+    signum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expired:
+    """A wait has reached its bound."""
+
+    deadline: Deadline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cleared:
+    """Nothing of the attempt is left."""
+
+
+Event = Joined | Started | StartFailed | RankEnded | PeerFailed | PeersDone | Signalled | Expired | Cleared
+EVENT_TYPES: tuple[type, ...] = (
+    Joined, Started, StartFailed, RankEnded, PeerFailed, PeersDone, Signalled, Expired, Cleared,
+)  # fmt: skip
+
+
+# -- actions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """Agree with the other nodes on this attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Start the store and the ranks of this attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Send the signal to every live rank."""
+
+    signum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """End every live rank at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """Expire this deadline after so many seconds; the one armed before is forgotten."""
+
+    deadline: Deadline
+    after_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disarm:
+    """Forget the armed deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clear:
+    """End what the ranks left behind; `gently`: with a moment to end by itself."""
+
+    gently: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellPeers:
+    """Tell the other nodes how it went here."""
+
+    ok: bool
+    final: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write and show what went wrong; `restarting`: in one line, because the job goes on."""
+
+    restarting: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """Leave the loop with this outcome."""
+
+    outcome: Outcome
+
+
+Action = Join | Start | Stop | Kill | Arm | Disarm | Clear | TellPeers | Report | Finish
+Result = tuple[State, tuple[Action, ...]]
+
+SIGTERM = 15
+
+
+def first(*, restarts: int, grace_s: float) -> Result:
+    """The beginning of a job."""
+    return State(phase=Phase.JOINING, restarts_left=restarts, grace_s=grace_s), (Join(attempt=0),)
+
+
+def step(state: State, event: Event) -> Result:
+    """What follows from `event` in `state`. Every pair has an answer."""
+    return TABLE[state.phase, type(event)](state, event)
+
+
+# -- cells
+
+
+def _ignored(state: State, event: Event) -> Result:
+    """It changes nothing any more (or not yet)."""
+    return state, ()
+
+
+def _start(state: State, event: Event) -> Result:
+    return replace(state, phase=Phase.STARTING), (Start(attempt=state.attempt),)
+
+
+def _run(state: State, event: Event) -> Result:
+    assert isinstance(event, Started), "table: Started"
+    return replace(state, phase=Phase.RUNNING, live=event.ranks), ()
+
+
+def _stop_what_started(state: State, event: Event) -> Result:
+    """The launcher was told to end, or a peer failed, while the ranks were being started."""
+    assert isinstance(event, Started), "table: Started"
+    return _stopping(replace(state, live=event.ranks), state.signum or SIGTERM)
+
+
+def _start_failed(state: State, event: Event) -> Result:
+    assert isinstance(event, StartFailed), "table: StartFailed"
+    failed = replace(state, live=event.ranks, outcome=_worse(state, Outcome.FAILURE), final=state.final or event.final)
+    return _stopping(failed, SIGTERM)
+
+
+def _rank_ended(state: State, event: Event) -> Result:
+    """While all were at work: a good end is waited on, a failure ends the attempt, an echo is looked behind."""
+    assert isinstance(event, RankEnded), "table: RankEnded"
+    left = replace(state, live=state.live - {event.local_rank})
+    if event.ok:
+        return (left, ()) if left.live else _waiting(replace(left, outcome=Outcome.SUCCESS))
+    failed = replace(left, outcome=Outcome.FAILURE)
+    if event.echo and failed.live:
+        return replace(failed, phase=Phase.SETTLING), (Arm(deadline=Deadline.SETTLE, after_s=SETTLE_S),)
+    return _stopping(failed, SIGTERM)
+
+
+def _rank_ended_settling(state: State, event: Event) -> Result:
+    assert isinstance(event, RankEnded), "table: RankEnded"
+    left = replace(state, live=state.live - {event.local_rank})
+    if left.live and (event.ok or event.echo):
+        return left, ()
+    return _stopping(left, SIGTERM)
+
+
+def _rank_ended_stopping(state: State, event: Event) -> Result:
+    assert isinstance(event, RankEnded), "table: RankEnded"
+    left = replace(state, live=state.live - {event.local_rank})
+    return (left, ()) if left.live else _clearing(left)
+
+
+def _peer_failed(state: State, event: Event) -> Result:
+    assert isinstance(event, PeerFailed), "table: PeerFailed"
+    failed = replace(state, outcome=_worse(state, Outcome.PEER_FAILURE), final=state.final or event.final)
+    return _stopping(failed, SIGTERM)
+
+
+def _peer_failed_late(state: State, event: Event) -> Result:
+    """The attempt is over here too; only whether there will be another changes."""
+    assert isinstance(event, PeerFailed), "table: PeerFailed"
+    outcome = _worse(state, Outcome.PEER_FAILURE)
+    return replace(state, outcome=outcome, final=state.final or event.final), ()
+
+
+def _peer_failed_waiting(state: State, event: Event) -> Result:
+    """All was well here, but the others need us again, or the job is given up."""
+    assert isinstance(event, PeerFailed), "table: PeerFailed"
+    return _clearing(replace(state, outcome=Outcome.PEER_FAILURE, final=state.final or event.final))
+
+
+def _peers_done(state: State, event: Event) -> Result:
+    return _clearing(state)
+
+
+def _signalled(state: State, event: Event) -> Result:
+    """The first signal is passed on to the ranks; they have one grace budget."""
+    assert isinstance(event, Signalled), "table: Signalled"
+    told = replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True)
+    return _stopping(told, event.signum)
+
+
+def _signalled_starting(state: State, event: Event) -> Result:
+    """Ranks are on their way: they are told as soon as they are there. A second signal does not wait."""
+    assert isinstance(event, Signalled), "table: Signalled"
+    if state.signum:
+        return replace(state, phase=Phase.DONE), (Kill(), Finish(outcome=Outcome.SIGNAL))
+    return replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True), ()
+
+
+def _signalled_stopping(state: State, event: Event) -> Result:
+    """A second signal ends the job now. A first one, on top of a failure, only forbids the restart."""
+    assert isinstance(event, Signalled), "table: Signalled"
+    if state.signum:
+        return state, (Kill(), Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S))
+    return replace(state, signum=event.signum, final=True), (TellPeers(ok=False, final=True),)
+
+
+def _signalled_clearing(state: State, event: Event) -> Result:
+    assert isinstance(event, Signalled), "table: Signalled"
+    again = bool(state.signum)
+    told = replace(state, signum=state.signum or event.signum, final=True)
+    return told, ((Clear(gently=False),) if again else ())
+
+
+def _expired_settling(state: State, event: Event) -> Result:
+    return _stopping(state, SIGTERM)
+
+
+def _expired_stopping(state: State, event: Event) -> Result:
+    assert isinstance(event, Expired), "table: Expired"
+    if event.deadline is Deadline.KILL:
+        return _clearing(replace(state, live=frozenset(), final=True))
+    return state, (Kill(), Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S))
+
+
+def _cleared(state: State, event: Event) -> Result:
+    return _next_or_end(state)
+
+
+# -- what cells share
+
+
+def _worse(state: State, outcome: Outcome) -> Outcome:
+    """The first reason to end stays the reason."""
+    return outcome if state.outcome in (Outcome.OPEN, Outcome.SUCCESS) else state.outcome
+
+
+def _stopping(state: State, signum: int) -> Result:
+    """Tell the ranks still alive to end, under the one grace budget; with none alive the attempt is over."""
+    if not state.live:
+        return _clearing(state)
+    known, tell = _tell(state)
+    actions: tuple[Action, ...] = (Stop(signum=signum), *tell, Arm(deadline=Deadline.GRACE, after_s=state.grace_s))
+    return replace(known, phase=Phase.STOPPING), actions
+
+
+def _clearing(state: State) -> Result:
+    known, tell = _tell(state)
+    return replace(known, phase=Phase.CLEARING), (*tell, Disarm(), Clear(gently=state.outcome is Outcome.SUCCESS))
+
+
+def _tell(state: State) -> Result:
+    """Tell the other nodes, once and at once, what ended the attempt here: their ranks wait for ours."""
+    if state.told or state.outcome not in (Outcome.FAILURE, Outcome.SIGNAL):
+        return state, ()
+    return replace(state, told=True), (TellPeers(ok=False, final=not _again(state)),)
+
+
+def _waiting(state: State) -> Result:
+    return replace(state, phase=Phase.WAITING), (TellPeers(ok=True, final=False),)
+
+
+def _again(state: State) -> bool:
+    return not state.final and state.restarts_left > 0
+
+
+def _next_or_end(state: State) -> Result:
+    """After an attempt: try again, or end."""
+    if state.outcome is Outcome.SUCCESS:
+        return replace(state, phase=Phase.DONE), (Finish(outcome=Outcome.SUCCESS),)
+    if not _again(state):
+        return replace(state, phase=Phase.DONE), (Report(restarting=False), Finish(outcome=state.outcome))
+    following = replace(
+        state,
+        phase=Phase.JOINING,
+        attempt=state.attempt + 1,
+        restarts_left=state.restarts_left - 1,
+        outcome=Outcome.OPEN,
+        live=frozenset(),
+        told=False,
+    )
+    return following, (Report(restarting=True), Join(attempt=following.attempt))
+
+
+def _join_over(state: State, event: Event) -> Result:
+    """Nothing runs yet: a signal or a peer's giving up ends the job here."""
+    if isinstance(event, Signalled):
+        return _clearing(replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True))
+    return _clearing(replace(state, outcome=Outcome.PEER_FAILURE, final=True))
+
+
+def _starting_peer_failed(state: State, event: Event) -> Result:
+    assert isinstance(event, PeerFailed), "table: PeerFailed"
+    outcome = _worse(state, Outcome.PEER_FAILURE)
+    return replace(state, outcome=outcome, final=state.final or event.final), ()
+
+
+def _started(state: State, event: Event) -> Result:
+    return (_run if state.outcome is Outcome.OPEN else _stop_what_started)(state, event)
+
+
+_Cell = Callable[[State, Event], Result]
+_P = Phase
+TABLE: dict[tuple[Phase, type], _Cell] = {
+    **{(phase, event): _ignored for phase in Phase for event in EVENT_TYPES},
+    (_P.JOINING, Joined): _start,
+    (_P.JOINING, StartFailed): _start_failed,
+    (_P.JOINING, PeerFailed): _join_over,
+    (_P.JOINING, Signalled): _join_over,
+    (_P.STARTING, Started): _started,
+    (_P.STARTING, StartFailed): _start_failed,
+    (_P.STARTING, PeerFailed): _starting_peer_failed,
+    (_P.STARTING, Signalled): _signalled_starting,
+    (_P.RUNNING, RankEnded): _rank_ended,
+    (_P.RUNNING, PeerFailed): _peer_failed,
+    (_P.RUNNING, Signalled): _signalled,
+    (_P.SETTLING, RankEnded): _rank_ended_settling,
+    (_P.SETTLING, PeerFailed): _peer_failed,
+    (_P.SETTLING, Signalled): _signalled,
+    (_P.SETTLING, Expired): _expired_settling,
+    (_P.STOPPING, RankEnded): _rank_ended_stopping,
+    (_P.STOPPING, PeerFailed): _peer_failed_late,
+    (_P.STOPPING, Signalled): _signalled_stopping,
+    (_P.STOPPING, Expired): _expired_stopping,
+    (_P.CLEARING, PeerFailed): _peer_failed_late,
+    (_P.CLEARING, Signalled): _signalled_clearing,
+    (_P.CLEARING, Cleared): _cleared,
+    (_P.WAITING, PeerFailed): _peer_failed_waiting,
+    (_P.WAITING, PeersDone): _peers_done,
+    (_P.WAITING, Signalled): _signalled,
+}

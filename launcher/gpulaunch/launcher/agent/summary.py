@@ -1,0 +1,115 @@
+"""What a run did, in numbers: collected as attempts end, shown at the end, kept in summary.json. Pure but for text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpulaunch.profiler.channel.page import PageSnapshot
+
+PHASES = ("data_wait", "forward", "backward", "optimizer", "other")
+_MIB = 1 << 20
+
+
+@dataclass
+class RankTotals:
+    """One rank's sums over the attempts of a run."""
+
+    steps: int = 0
+    samples: int = 0
+    step_ns: int = 0
+    phase_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    max_rss_bytes: int = 0
+    gpu_peak_bytes: int = 0
+
+    def add(self, page: PageSnapshot | None, max_rss_bytes: int) -> None:
+        """Add one attempt."""
+        self.max_rss_bytes = max(self.max_rss_bytes, max_rss_bytes)
+        if page is None:
+            return
+        self.steps += page.steps
+        self.samples += page.samples
+        self.step_ns += page.step_ns_total
+        self.gpu_peak_bytes = max(self.gpu_peak_bytes, page.gpu_peak_allocated_bytes)
+        for phase in PHASES:
+            self.phase_ns[phase] += page.phase_ns.get(phase, 0)
+
+
+def samples_per_second(totals: Iterable[RankTotals]) -> float:
+    """The sum over ranks of samples per second of stepping; 0 where no batch size was seen."""
+    return sum(1e9 * one.samples / one.step_ns for one in totals if one.step_ns)
+
+
+def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float) -> str:
+    """One line while the job runs, or "" when no rank has stepped."""
+    totals: list[RankTotals] = []
+    for page in pages.values():
+        one = RankTotals()
+        one.add(page, 0)
+        totals.append(one)
+    stepping = [one for one in totals if one.steps]
+    if not stepping:
+        return ""
+    low, high = min(one.steps for one in stepping), max(one.steps for one in stepping)
+    step = f"step {high}" if low == high else f"steps {low} to {high}"
+    step_ns = sum(one.step_ns for one in stepping) or 1
+    wait = sum(one.phase_ns["data_wait"] for one in stepping) / step_ns
+    rate = samples_per_second(stepping)
+    rates = f", {rate:,.0f} samples/s" if rate else ""
+    return f"{_duration(elapsed_s)}: {step}{rates}, data wait {wait:.0%} of the step"
+
+
+def as_json(totals: Mapping[int, RankTotals], **more: Any) -> dict[str, Any]:
+    """The content of summary.json."""
+    ranks = {
+        str(rank): {
+            "steps": one.steps,
+            "samples": one.samples,
+            "step_seconds": one.step_ns / 1e9,
+            "phase_seconds": {phase: ns / 1e9 for phase, ns in one.phase_ns.items()},
+            "max_rss_bytes": one.max_rss_bytes,
+            "gpu_peak_allocated_bytes": one.gpu_peak_bytes,
+        }
+        for rank, one in sorted(totals.items())
+    }
+    return {"version": 1, **more, "samples_per_second": samples_per_second(totals.values()), "ranks": ranks}
+
+
+def as_text(totals: Mapping[int, RankTotals], *, elapsed_s: float, restarts: int, run_dir: str) -> list[str]:
+    """The lines shown at the end of a run."""
+    lines: list[str] = []
+    stepping = {rank: one for rank, one in sorted(totals.items()) if one.steps}
+    if stepping:
+        steps = max(one.steps for one in stepping.values())
+        rate = samples_per_second(stepping.values())
+        lines.append(f"{steps} steps in {_duration(elapsed_s)}" + (f", {rate:,.0f} samples/s" if rate else ""))
+        lines += _table(stepping)
+    peak = max((one.max_rss_bytes for one in totals.values()), default=0)
+    gpu = max((one.gpu_peak_bytes for one in totals.values()), default=0)
+    memory = f"peak memory of a rank {peak / _MIB:,.0f} MiB" + (f", on its GPU {gpu / _MIB:,.0f} MiB" if gpu else "")
+    lines.append(f"{memory}; {restarts} restart{'' if restarts == 1 else 's'}; files in {run_dir}")
+    return lines
+
+
+def _table(stepping: Mapping[int, RankTotals]) -> list[str]:
+    """Where the step time went, a row a rank; ranks in the middle of a long list are left out."""
+    rows = [f"{'rank':>6}{'step':>11}" + "".join(f"{phase.replace('_', ' '):>11}" for phase in PHASES)]
+    ranks = list(stepping)
+    shown = ranks if len(ranks) <= 16 else [*ranks[:8], *ranks[-8:]]
+    for rank in shown:
+        one = stepping[rank]
+        whole = one.step_ns or 1
+        shares = "".join(f"{one.phase_ns[phase] / whole:>11.1%}" for phase in PHASES)
+        rows.append(f"{rank:>6}{one.step_ns / one.steps / 1e6:>8.2f} ms{shares}")
+        if len(shown) < len(ranks) and rank == ranks[7]:
+            rows.append(f"{'...':>6}")
+    return rows
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -1,0 +1,68 @@
+"""`gpulaunch doctor`: is this machine fit to run and watch a job, and if not, what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gpulaunch.launcher.cli.checks import CHECKS, Finding, Status
+from gpulaunch.launcher.job.options import UsageError, did_you_mean
+
+_HELP = """\
+usage: gpulaunch doctor [--json]
+
+Checks versions, GPUs, tracing, shared memory, limits, ports, name resolution, kernel and installation.
+Each line: ok, warn (works, with a loss) or fail (jobs will not run), what was found, and what to do.
+Exit code 0 unless something is `fail`, then 1. Nothing is changed and nothing is left behind.
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make all checks, print them, and give the exit code."""
+    unknown = [arg for arg in argv if arg not in ("--json", "-h", "--help")]
+    if unknown:
+        near = did_you_mean(unknown[0], ("--json", "--help"))
+        raise UsageError(f"doctor: unknown argument {unknown[0]}{near}")
+    if "-h" in argv or "--help" in argv:
+        print(_HELP, end="")
+        return 0
+    findings = examine()
+    print(as_json(findings) if "--json" in argv else as_text(findings), flush=True)
+    return 1 if any(finding.status is Status.FAIL for finding in findings) else 0
+
+
+def examine() -> list[Finding]:
+    """All findings; a check that itself breaks is one of them, and never the end of the others."""
+    findings: list[Finding] = []
+    for check in CHECKS:
+        try:
+            findings.extend(check(os.environ))
+        except Exception as err:  # a machine strange enough to break a check is what a doctor is for
+            name = check.__name__.replace("_", " ")
+            advice = "this check could not be made; please report it"
+            findings.append(Finding(name=name, status=Status.WARN, value=f"{type(err).__name__}: {err}", advice=advice))
+    return findings
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """One line per finding, and what to do on the next."""
+    width = max(len(finding.name) for finding in findings)
+    lines: list[str] = []
+    for finding in findings:
+        lines.append(f"{finding.status.value:<5} {finding.name:<{width}}  {finding.value}")
+        if finding.advice:
+            lines.append(f"{'':<5} {'':<{width}}  -> {finding.advice}")
+    counts = {status: sum(finding.status is status for finding in findings) for status in Status}
+    lines.append(", ".join(f"{count} {status.value}" for status, count in counts.items()))
+    return "\n".join(lines)
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """The same for machines."""
+    import json
+
+    checks = [
+        {"name": each.name, "status": each.status.value, "value": each.value, "advice": each.advice}
+        for each in findings
+    ]
+    return json.dumps({"version": 1, "checks": checks}, indent=2)

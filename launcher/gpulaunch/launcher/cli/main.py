@@ -1,0 +1,73 @@
+"""The console entry: which verb, and how anything that goes wrong is told. Everything else is imported when needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from gpulaunch.launcher.job.options import UsageError
+
+USAGE_ERROR = 2
+INTERNAL_ERROR = 70
+"""EX_SOFTWARE of sysexits.h."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and give the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        return _dispatch(argv)
+    except UsageError as err:
+        _complain(f"gpulaunch: error: {err}")
+        return USAGE_ERROR
+    except SystemExit as end:  # argparse has answered --help or --version
+        return end.code if isinstance(end.code, int) else 0
+    except BrokenPipeError:
+        # The reader of our output went away (`gpulaunch --help | head -1`): nothing to say, nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as err:
+        if os.environ.get("GPULAUNCH_DEBUG") == "1":
+            raise
+        what = " ".join(f"{type(err).__name__}: {err}".split())
+        _complain(f"gpulaunch: internal error: {what}; please report; for details set GPULAUNCH_DEBUG=1")
+        return INTERNAL_ERROR
+
+
+def _complain(line: str) -> None:
+    print(line.replace("\n", " "), file=sys.stderr, flush=True)
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    # A verb is the first word and wins over a file of that name, which runs as ./doctor.
+    if argv and argv[0] == "doctor":
+        from gpulaunch.launcher.cli.doctor import run as doctor
+
+        return doctor(argv[1:])
+    if argv and argv[0] == "_sidecar":
+        from gpulaunch.launcher.cli.sidecar import run as sidecar
+
+        return sidecar(argv[1:])
+
+    from gpulaunch.launcher.job.parse import parse
+
+    given = parse(argv)  # before looking at the machine: --help and typing mistakes need not wait for NVML
+    from gpulaunch.launcher.job.load import resolve
+    from gpulaunch.launcher.job.place import look
+
+    place = look(os.environ)
+    request = resolve(given, os.environ, place)
+    if request.dry_run:
+        from gpulaunch.launcher.agent.preload import packages_for, recall
+        from gpulaunch.launcher.job.describe import describe
+
+        print(describe(request.spec, place, refused=recall(packages_for(request.spec))), end="", flush=True)
+        return 0
+    from gpulaunch.launcher.cli.run import run
+
+    return run(request, place)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

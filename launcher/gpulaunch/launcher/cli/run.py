@@ -1,0 +1,286 @@
+"""`gpulaunch PROGRAM`: puts the rooms together for one job, and takes them apart whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import sys
+import time
+
+from gpulaunch.launcher.agent import summary
+from gpulaunch.launcher.agent.agent import Agent, Ended
+from gpulaunch.launcher.agent.group import Surroundings
+from gpulaunch.launcher.agent.pages import Pages
+from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, open_run_dir
+from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_of
+from gpulaunch.launcher.failure import report
+from gpulaunch.launcher.failure.blame import Blame
+from gpulaunch.launcher.failure.evidence import OomWatch
+from gpulaunch.launcher.job.describe import HIDDEN, is_secret
+from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.job.place import Place
+from gpulaunch.launcher.job.spec import JobSpec, Request
+from gpulaunch.launcher.logs.capture import LogHub
+from gpulaunch.launcher.logs.console import Console
+from gpulaunch.launcher.loop import linux
+from gpulaunch.launcher.loop.keeper import Keeper
+from gpulaunch.launcher.loop.loop import Loop
+from gpulaunch.launcher.rendezvous.base import Rendezvous, RendezvousError
+from gpulaunch.launcher.rendezvous.local import LocalRendezvous
+
+_FLUSH_S = 30.0
+"""How long the console may take for what it still has to show, once everything has ended."""
+
+
+def run(request: Request, place: Place) -> int:
+    """Run the job; return the exit code."""
+    spec = request.spec
+    foreign = frozenset(linux.children_of(os.getpid()))
+    linux.become_subreaper()
+    run_id = os.urandom(8).hex()
+    loop = Loop()
+    try:
+        rendezvous = _rendezvous(loop, spec)
+        rundir = _open(spec)
+        return _Job(spec, place, loop, rendezvous, rundir, run_id, foreign).run()
+    except (RendezvousError, RunDirError) as err:
+        raise UsageError(str(err)) from err
+    finally:
+        loop.close()
+
+
+def _rendezvous(loop: Loop, spec: JobSpec) -> Rendezvous:
+    if spec.nnodes == 1:
+        return LocalRendezvous(loop, nproc=spec.nproc, master_addr=spec.master_addr, master_port=spec.master_port)
+    from gpulaunch.launcher.rendezvous.static import StaticRendezvous
+
+    return StaticRendezvous(
+        loop,
+        run_id=spec.run_id,
+        nnodes=spec.nnodes,
+        node_rank=spec.node_rank,
+        nproc=spec.nproc,
+        max_restarts=spec.max_restarts,
+        master_addr=spec.master_addr,
+        master_port=spec.master_port or 29500,
+        timeout_s=spec.rdzv_timeout_s,
+    )
+
+
+def _open(spec: JobSpec) -> RunDir:
+    try:
+        return open_run_dir(spec)
+    except OSError as err:
+        raise RunDirError(f"cannot make a run directory: {err.strerror}; name one with --job-dir") from err
+
+
+class _Job:
+    """The pieces of one run, in the order in which they are needed and undone."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        place: Place,
+        loop: Loop,
+        rendezvous: Rendezvous,
+        rundir: RunDir,
+        run_id: str,
+        foreign: frozenset[int],
+    ) -> None:
+        self._spec = spec
+        self._place = place
+        self._loop = loop
+        self._rendezvous = rendezvous
+        self._rundir = rundir
+        self._run_id = run_id
+        self._foreign = foreign
+        self._started_s = time.monotonic()
+        self._started_wall_s = time.time()
+        self._oom = OomWatch()
+
+    def run(self) -> int:
+        spec, loop, rundir = self._spec, self._loop, self._rundir
+        console = Console(loop)
+        has_torch = spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
+        base_env = self._base_env()
+        pages = self._pages(console) if spec.profile else None
+        keeper = Keeper(f"GPULAUNCH_RUN_ID={self._run_id}".encode(), [pages.directory] if pages else [])
+        hub = LogHub(
+            loop,
+            console,
+            stdout_filters=spec.duplicate_stdout_filters,
+            stderr_filters=spec.duplicate_stderr_filters,
+            filter_dir=rundir.path,
+        )
+        around = Surroundings(
+            loop=loop,
+            spec=spec,
+            rundir=rundir,
+            hub=hub,
+            pages=pages,
+            base_env=base_env,
+            use_agent_store=has_torch,
+            foreign_children=self._foreign,
+            oom=self._oom,
+        )
+        sidecar = None
+        agent: Agent | None = None
+        try:
+            sidecar = self._sidecar(console, pages, base_env)
+            agent = Agent(
+                around,
+                console=console,
+                rendezvous=self._rendezvous,
+                sidecar=sidecar,
+                keeper=keeper,
+                report=lambda blame, attempt, restarting: self._report(console, blame, attempt, restarting),
+                spawn_because=_spawn_because(spec, has_torch=has_torch),
+            )
+            if has_torch:
+                agent.start_server()
+            if sidecar is not None:
+                sidecar.start()
+            rundir.write_json("job.json", _job_document(spec))
+            self._greet(console, sidecar_url=url_of(self._metrics) if sidecar is not None else "")
+            ended = agent.run()
+            self._sum_up(console, agent, ended)
+            return ended.code
+        finally:
+            if agent is not None:
+                agent.close()
+            keeper.dismiss()
+            if pages is not None:
+                pages.close()
+            hub.close()
+            console.flush(_FLUSH_S)
+            console.close()
+            rundir.close()
+
+    def _base_env(self) -> dict[str, str]:
+        """What every process of the job is started with: the user's environment, the job file's, and our mark."""
+        spec = self._spec
+        env = {**os.environ, **spec.env}
+        # Of a launcher around this one: its pages are not ours.
+        for name in ("GPULAUNCH_CHANNEL_DIR", "GPULAUNCH_RUN_DIR", "GPULAUNCH_GPU_MEMORY_FRACTION"):
+            env.pop(name, None)
+        env["GPULAUNCH_RUN_ID"] = self._run_id
+        if spec.omp_num_threads is not None:
+            # Before torch is imported anywhere: libgomp and OpenBLAS read it when they are loaded.
+            env["OMP_NUM_THREADS"] = str(spec.omp_num_threads)
+        return env
+
+    def _pages(self, console: Console) -> Pages | None:
+        root = os.environ.get("GPULAUNCH_SHM_DIR", "/dev/shm")  # noqa: S108 (a private directory is made there)
+        try:
+            return Pages(self._run_id, root=root)
+        except OSError as err:
+            console.say(f"profiling is off: cannot make shared pages in {root}: {err.strerror}; see gpulaunch doctor")
+            return None
+
+    def _sidecar(self, console: Console, pages: Pages | None, base_env: dict[str, str]) -> SidecarProcess | None:
+        if pages is None:
+            return None
+        host, port = self._spec.metrics_host, self._spec.metrics_port
+        try:
+            self._metrics = bind_metrics(host, port)
+        except OSError as err:
+            where = f"{host}:{port}" if port is not None else host
+            if self._spec.origins.get("metrics-addr", "default") == "default":
+                console.say(f"no metrics: cannot listen on {where}: {err.strerror}")
+                return None
+            raise UsageError(
+                f"cannot serve metrics on {where}: {err.strerror}; choose another with --metrics-addr, or --no-profile"
+            ) from err
+        env = {**base_env, "GPULAUNCH_CHANNEL_DIR": pages.directory}
+        return SidecarProcess(self._loop, self._metrics, pages.directory, env, console.say)
+
+    def _greet(self, console: Console, *, sidecar_url: str) -> None:
+        spec, place = self._spec, self._place
+        node = f"on node {spec.node_rank} of {spec.nnodes}" if spec.nnodes > 1 else f"on {place.hostname}"
+        ranks = "1 rank" if spec.nproc == 1 else f"{spec.nproc} ranks"
+        gpus = f"{len(place.gpus)} ({place.gpus_why})" if place.gpus else f"none: {place.gpus_why}"
+        console.say(f"{spec.name}: {ranks} {node}, launched by {place.launched_by}")
+        threads = "" if spec.omp_num_threads is None else f"; OMP_NUM_THREADS={spec.omp_num_threads} (cores // ranks)"
+        console.say(f"cores {place.cores} ({place.cores_why}){threads}; GPUs {gpus}")
+        if sidecar_url:
+            console.say(f"metrics {sidecar_url}")
+        if self._rundir.fallback_from:
+            console.say(f"cannot write {self._rundir.fallback_from}; using the temporary directory")
+        console.say(f"files in {_short(self._rundir.path)}")
+        self._rundir.event("run_started", run_id=self._run_id, metrics_url=sidecar_url, pid=os.getpid())
+
+    def _report(self, console: Console, blame: Blame, attempt: int, restarting: bool) -> None:
+        spec = self._spec
+        started_s = self._started_s
+        path = os.path.join(self._rundir.attempt_dir(attempt), "failure.json")
+        complaint = report.write_report(
+            path,
+            blame,
+            script=spec.program.target,
+            started_s=started_s,
+            started_wall_s=self._started_wall_s,
+            world_size=spec.nproc * spec.nnodes,
+            attempt=attempt,
+        )
+        if complaint:
+            console.say(complaint)
+        if restarting:
+            left = spec.max_restarts - attempt - 1
+            console.say(f"attempt {attempt} failed: {report.headline(blame)}")
+            console.say(
+                f"restarting all ranks, {left} more restart{'' if left == 1 else 's'} after this one; {_short(path)}"
+            )
+            return
+        parent_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if parent_file:
+            first = blame.first
+            error_file = os.path.join(self._rundir.rank_path(attempt, first.rank), "error.json")
+            report.tell_parent(first, error_file, parent_file)
+        text = report.render(
+            blame, script=spec.program.target, report_path=_short(path), started_s=started_s, attempt=attempt
+        )
+        for line in text.splitlines():
+            console.say(line)
+
+    def _sum_up(self, console: Console, agent: Agent, ended: Ended) -> None:
+        elapsed_s = time.monotonic() - self._started_s
+        if ended.error and ended.blame is None and ended.code:
+            console.say(f"error: {ended.error}")
+        content = summary.as_json(
+            agent.totals, exit_code=ended.code, elapsed_s=elapsed_s, restarts=agent.num_restarts, error=ended.error
+        )
+        with contextlib.suppress(OSError):
+            self._rundir.write_json("summary.json", content)
+        self._rundir.event("run_ended", exit_code=ended.code)
+        if ended.blame is None:
+            lines = summary.as_text(
+                agent.totals, elapsed_s=elapsed_s, restarts=agent.num_restarts, run_dir=_short(self._rundir.path)
+            )
+            for line in lines:
+                console.say(line)
+
+
+def _job_document(spec: JobSpec) -> dict[str, object]:
+    """job.json: the resolved job and where each value came from, without secrets."""
+    document = dataclasses.asdict(spec)
+    document["env"] = {name: HIDDEN if is_secret(name) else value for name, value in spec.env.items()}
+    return {"version": 1, "gpulaunch_pid": os.getpid(), "command": sys.argv, **document}
+
+
+def _spawn_because(spec: JobSpec, *, has_torch: bool) -> str:
+    """Why the ranks are not to be forked, or ""."""
+    if spec.program.kind == "exec":
+        return "the program is not run by Python"
+    if spec.start_method == "spawn":
+        return "asked for"
+    if spec.program.python != sys.executable:
+        return "PYTHON_EXEC names another interpreter"
+    return "" if has_torch else "torch is not installed here"
+
+
+def _short(path: str) -> str:
+    """A path below the current directory as a person would type it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else os.path.join(".", relative)

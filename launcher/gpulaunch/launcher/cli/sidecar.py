@@ -1,0 +1,116 @@
+"""`gpulaunch _sidecar`: the process beside the ranks that measures and exports; only the agent starts it.
+
+Composition only: samplers and their loop (profiler), the page and its server (exporters), joined here. The main
+thread refreshes, one thread serves. SIGTERM is blocked in all threads and taken where the loop waits for its next
+second: no handler runs in the middle of anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PROCESS_TITLE = "gpulaunch-side"  # at most 15 characters: the kernel's limit for a comm
+NICE = 10
+_PR_SET_PDEATHSIG = 1
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the sidecar until SIGTERM (0); 2 for wrong arguments, 1 if the agent is already gone."""
+    options = _parser().parse_args(argv)
+    try:
+        listener = socket.socket(fileno=options.listen_fd)
+        listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        return _usage(f"--listen-fd {options.listen_fd}: {error.strerror}; pass a listening TCP socket")
+    with listener:
+        if not listening or listener.family not in (socket.AF_INET, socket.AF_INET6):
+            return _usage(f"--listen-fd {options.listen_fd}: not listening for TCP; call listen() on it first")
+        return _run(options, listener)
+
+
+def _run(options: argparse.Namespace, listener: socket.socket) -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # a key pressed or a terminal closed is the agent's business
+    if not _die_with_parent(options.parent_pid):
+        return 1
+    _settle()
+
+    # Late, because this is most of the start-up time and the rules above should hold as soon as possible.
+    from gpulaunch.exporters.prometheus.pages import routes
+    from gpulaunch.exporters.prometheus.render import Board
+    from gpulaunch.exporters.prometheus.serve import MetricsServer
+    from gpulaunch.profiler.daemon.sidecar import Sidecar
+
+    board = Board(version=_version())
+    sidecar = Sidecar(Path(options.channel_dir), board.publish, interval_s=options.interval)
+    sidecar.refresh()
+    server = MetricsServer(listener, routes(board, stale_s=10 * max(1.0, options.interval)))
+    server.start()
+    try:
+        sidecar.run(lambda wait_s: signal.sigtimedwait({signal.SIGTERM}, wait_s) is not None)
+    finally:
+        server.close()
+    return 0
+
+
+def _die_with_parent(parent_pid: int) -> bool:
+    """Ask the kernel to end this process with the agent; False if the agent was gone before that."""
+    import ctypes
+
+    # SIGKILL: there is nothing to say goodbye to, and it works when a read from /proc hangs. What must survive is in
+    # the ledger.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent_pid
+
+
+def _settle() -> None:
+    """Step back behind the ranks, and be known by name in `ps` and `top`."""
+    with contextlib.suppress(OSError):  # a hardened container may forbid it; then we run as we are
+        if os.getpriority(os.PRIO_PROCESS, 0) < NICE:
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(PROCESS_TITLE)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gpulaunch")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpulaunch _sidecar", description="Measure the ranks and export metrics (internal)."
+    )
+    parser.add_argument("--channel-dir", required=True, help="directory of the shared-memory pages")
+    parser.add_argument("--listen-fd", required=True, type=int, help="listening TCP socket, inherited")
+    parser.add_argument("--parent-pid", required=True, type=int, help="the agent; the sidecar ends with it")
+    parser.add_argument("--interval", type=_interval_s, default=1.0, help="seconds between refreshes")
+    return parser
+
+
+def _interval_s(text: str) -> float:
+    value = float(text)
+    if not 0.01 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 3600 seconds")
+    return value
+
+
+def _usage(message: str) -> int:
+    sys.stderr.write(f"gpulaunch _sidecar: error: {message}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(sys.argv[1:]))

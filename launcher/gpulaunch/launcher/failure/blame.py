@@ -1,0 +1,137 @@
+"""Which rank failed first? Of many deaths within milliseconds, one is the cause and the rest are echoes.
+
+The order of deaths alone does not tell: a rank that raises needs longer to end than its peers need to notice, and it
+may hang in its clean-up until the launcher stops it. So the kind of the end decides first, and time only among equals:
+
+    a failure of its own                     by the time of its exception, or of its death
+    a failure of its own, then a lost peer   only if there is none of the first kind
+    an exit with success, too early          only before the first echo
+    a lost peer (echo)                       then the origin is outside this node, or left no trace
+    stopped by the launcher                  never, while there is another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpulaunch.launcher.failure.classify import Kind, classify, mentions_peer
+from gpulaunch.launcher.failure.ends import RankEnd
+
+_OWN, _DOUBTFUL, _LEFT, _ECHO, _STOPPED, _FINISHED = range(6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """The verdict over one attempt on one node."""
+
+    first: RankEnd
+    kind: Kind
+    why: str
+    """One sentence: why this rank and not another."""
+    echoes: tuple[RankEnd, ...]
+    """Ranks that only lost a peer."""
+    also: tuple[RankEnd, ...]
+    """Ranks that failed for a reason of their own, later."""
+    ends: tuple[RankEnd, ...]
+    """All ends, by rank, the first cause included."""
+
+
+def blame(ends: Sequence[RankEnd]) -> Blame:
+    """Name the first cause among the ends of one attempt; the order of `ends` does not matter.
+
+    All ends are of one host: the times compared are its monotonic clock.
+
+    Raises:
+        ValueError: `ends` is empty.
+    """
+    if not ends:
+        raise ValueError("blame needs the end of at least one rank")
+    first, *others = sorted(_judge(_failed_before_the_stop(ends)), key=lambda row: (row.tier, row.at_s, row.end.rank))
+    echo_tiers = {_ECHO} if first.tier == _DOUBTFUL else {_ECHO, _DOUBTFUL}
+    echoes = [row.end for row in others if row.tier in echo_tiers]
+    also = [row.end for row in others if row.tier in {_OWN, _DOUBTFUL} - echo_tiers]
+    return Blame(
+        first=first.end,
+        kind=first.kind,
+        why=_why(first, echoes, also),
+        echoes=_by_rank(echoes),
+        also=_by_rank(also),
+        ends=_by_rank([first.end, *(row.end for row in others)]),
+    )
+
+
+def exit_code(first: RankEnd) -> int:
+    """Give the launcher's exit code: the first cause's own, 128+n for a signal, and never 0."""
+    if first.signal is not None:
+        return 128 + first.signal
+    return first.code or 1
+
+
+def failed_at_s(end: RankEnd) -> float:
+    """Give the time of the failure: of the exception where that is known, else of the death."""
+    if end.error is None or end.error.at_monotonic_s is None:
+        return end.at_s
+    return min(end.error.at_monotonic_s, end.at_s)
+
+
+def _failed_before_the_stop(ends: Sequence[RankEnd]) -> list[RankEnd]:
+    """Take back "stopped" from a rank whose exception is older than every death.
+
+    The launcher stops ranks only after a death. A rank that had raised by then, and was stopped while it waited for its
+    threads or for its process group, failed by itself.
+    """
+    deaths = [end.at_s for end in ends if not end.stopped and end.code != 0]
+    if not deaths:  # nobody died: a person stopped the job
+        return list(ends)
+    return [replace(end, stopped=False) if end.stopped and _raised_before(end, min(deaths)) else end for end in ends]
+
+
+def _raised_before(end: RankEnd, when_s: float) -> bool:
+    error = end.error
+    return error is not None and error.at_monotonic_s is not None and error.at_monotonic_s < when_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    tier: int
+    at_s: float
+    end: RankEnd
+    kind: Kind
+
+
+def _judge(ends: Sequence[RankEnd]) -> list[_Judged]:
+    """Put every end on its tier."""
+    kinds = [classify(end) for end in ends]
+    echoes_s = [failed_at_s(end) for end, kind in zip(ends, kinds, strict=True) if kind is Kind.PEER]
+    judged: list[_Judged] = []
+    for end, kind in zip(ends, kinds, strict=True):
+        at_s = failed_at_s(end)
+        if kind is Kind.STOPPED:
+            tier = _STOPPED
+        elif kind is Kind.PEER:
+            tier = _ECHO
+        elif kind is Kind.EARLY_EXIT_0:
+            tier = _FINISHED if echoes_s and at_s > min(echoes_s) else _LEFT
+        else:
+            tier = _DOUBTFUL if mentions_peer(end) else _OWN
+        judged.append(_Judged(tier=tier, at_s=at_s, end=end, kind=kind))
+    return judged
+
+
+def _by_rank(ends: list[RankEnd]) -> tuple[RankEnd, ...]:
+    return tuple(sorted(ends, key=lambda end: end.rank))
+
+
+def _why(first: _Judged, echoes: list[RankEnd], also: list[RankEnd]) -> str:
+    if first.tier == _STOPPED:
+        return "no rank failed by itself: the launcher stopped them all"
+    if first.tier == _ECHO:
+        return "every failed rank only lost a peer: the origin is outside this node, or left no trace"
+    if first.tier == _LEFT:
+        return "it left before the others had finished" if echoes else "no rank failed"
+    if not also:
+        return "the other failed ranks only lost a peer" if echoes else "no other rank failed"
+    later_s = min(failed_at_s(end) for end in also) - first.at_s
+    ranks = "another rank" if len(also) == 1 else f"{len(also)} other ranks"
+    return f"it failed {later_s * 1e3:.0f} ms before {ranks} that failed too"

@@ -1,0 +1,200 @@
+"""What kind of end was it? A table of rules, first match wins, and one sentence of advice for each kind.
+
+The distinction that matters most is between a cause and an echo. When one rank dies, all the others lose a connection
+and die of that a moment later: their errors are true, loud and useless. Kind.PEER is the echo. Its rules ask for words
+that only the communication libraries say: a plain `ConnectionResetError` is no echo (a dead DataLoader worker or a
+failed download gives one too), and a gloo error about sizes that differ is a bug of the program.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import Enum
+
+from gpulaunch.launcher.failure.ends import SHM, RankEnd
+
+
+class Kind(Enum):
+    """What ended a rank; the value is its name in failure.json."""
+
+    EXCEPTION = "exception"
+    SYNTAX = "syntax"
+    IMPORT = "import"
+    PEER = "peer"
+    LOADER_WORKER = "loader_worker"
+    GPU_OOM = "gpu_oom"
+    GPU_FAULT = "gpu_fault"
+    HOST_OOM = "host_oom"
+    SHM_FULL = "shm_full"
+    DISK_FULL = "disk_full"
+    PORT_IN_USE = "port_in_use"
+    SEGFAULT = "segfault"
+    BUS_ERROR = "bus_error"
+    ABORT = "abort"
+    SIGNAL = "signal"
+    INTERRUPT = "interrupt"
+    EXIT_CODE = "exit_code"
+    EARLY_EXIT_0 = "early_exit_0"
+    STOPPED = "stopped"
+
+
+ADVICE: dict[Kind, str] = {
+    Kind.EXCEPTION: "the program itself raised this; the traceback above names the line.",
+    Kind.SYNTAX: "Python cannot parse the program; a restart would fail the same way.",
+    Kind.IMPORT: "a module is missing or broken in this Python environment; a restart would fail the same way.",
+    Kind.PEER: "it only lost its peers; look for the first failure on the other nodes, or for a rank that never got here.",
+    Kind.LOADER_WORKER: "a DataLoader worker process died; num_workers=0 shows its own error, and a killed one often "
+    "means too little host memory.",
+    Kind.GPU_OOM: "the GPU's memory is full; try a smaller batch, activation checkpointing or FSDP sharding, and "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.",
+    Kind.GPU_FAULT: "the GPU or its driver reported an error; CUDA_LAUNCH_BLOCKING=1 names the true line, and an Xid "
+    "line in dmesg means that the hardware or the driver is at fault.",
+    Kind.HOST_OOM: "the host, or this job's cgroup, ran out of memory; use fewer or leaner DataLoader workers, cache "
+    "less, or raise the memory limit.",
+    Kind.SHM_FULL: f"{SHM} is too small for the DataLoader workers; enlarge it (docker --shm-size, in Kubernetes an "
+    "emptyDir with medium Memory) or use fewer workers.",
+    Kind.DISK_FULL: "a file system is full; df -h and df -i show which.",
+    Kind.PORT_IN_USE: "the program binds a port that is taken; let it use MASTER_PORT, or a free port.",
+    Kind.SEGFAULT: "native code touched memory that is not its own; the stack above shows which Python line called it, "
+    "and so which extension to suspect.",
+    Kind.BUS_ERROR: f"memory without a page behind it was touched; see df -h {SHM}, and look for a mapped file that was "
+    "cut short.",
+    Kind.ABORT: "native code gave up; its last lines above say why.",
+    Kind.SIGNAL: "somebody outside this job sent the signal; the job manager's log or dmesg may say who and why.",
+    Kind.INTERRUPT: "somebody interrupted this rank, by Ctrl-C or another SIGINT.",
+    Kind.EXIT_CODE: "the program, or a library in it, chose this code by sys.exit or os._exit.",
+    Kind.EARLY_EXIT_0: "it ended with success while others still needed it; all ranks must make the same number of steps.",
+    Kind.STOPPED: "the launcher stopped this rank; it did not fail by itself.",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of the table: every condition that is given must hold."""
+
+    kind: Kind
+    says: str = ""
+    """A pattern for one line of the exception's text; for a rank that left no exception, of its last lines."""
+    evidence: str = ""
+    """A pattern for one sentence of evidence."""
+    signals: frozenset[int] = frozenset()
+    """The rank was ended by one of these."""
+    has_error: bool = False
+    stopped: bool = False
+    code: int | None = None
+
+
+_ABORTS = frozenset({signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
+_ANY_SIGNAL = frozenset(range(1, signal.NSIG))
+_LOADER = r"DataLoader worker \(pid"
+
+RULES: tuple[Rule, ...] = (
+    Rule(Kind.STOPPED, stopped=True),
+    Rule(Kind.EARLY_EXIT_0, code=0),
+    # What it said. The order matters where one text holds the words of two rules.
+    Rule(Kind.SHM_FULL, r"workers are out of shared memory|unable to (allocate|open|resize) shared memory"),
+    Rule(Kind.HOST_OOM, _LOADER + r".* killed by signal: Killed", evidence=r"\boom_kill\b"),
+    Rule(Kind.PEER, _LOADER + r".* killed by signal: Terminated"),  # the worker heard the end of the job first
+    Rule(Kind.LOADER_WORKER, _LOADER),
+    Rule(Kind.GPU_OOM, r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( error:)? out of memory|Cuda failure.*out of memory"),
+    Rule(Kind.HOST_OOM, r"^[\w.]*MemoryError\b|DefaultCPUAllocator: can't allocate memory|\[Errno 12\]"),
+    Rule(Kind.PORT_IN_USE, r"EADDRINUSE|\[Errno 98\]|Address already in use"),
+    Rule(Kind.PEER, r"gloo/.*(Connection (closed|reset) by peer|Connection refused|Broken pipe)"),
+    Rule(Kind.PEER, r"gloo/.*(Timed out waiting|[Tt]imeout|SO_ERROR)|Gloo connectFullMesh failed"),
+    Rule(Kind.PEER, r"(failed to pass|successfully reached) monitoredBarrier"),
+    Rule(Kind.PEER, r"DistNetworkError\b|DistStoreError\b.*([Tt]imeout|[Tt]imed out)"),
+    Rule(Kind.PEER, r"Failed to (recv|send), .*Connection was likely closed"),
+    Rule(Kind.PEER, r"(sendBytes|recvBytes|recvValue|recvVector) failed on"),
+    Rule(Kind.PEER, r"client socket has (failed to connect|timed out)"),
+    Rule(Kind.PEER, r"ncclRemoteError|remote process exited or there was a network error"),
+    Rule(Kind.PEER, r"Connection closed by remote peer|NCCL communicator was aborted"),
+    Rule(Kind.PEER, r"Watchdog caught collective operation timeout|NCCL operations have failed or timed out"),
+    Rule(Kind.DISK_FULL, r"\[Errno 28\]|No space left on device|\[Errno 122\]"),
+    Rule(Kind.GPU_FAULT, r"\b(CUDA|HIP) error: |(CUBLAS|CUDNN)_STATUS_[A-Z]|unhandled cuda error"),
+    Rule(Kind.SYNTAX, r"^(SyntaxError|IndentationError|TabError)\b"),
+    Rule(Kind.IMPORT, r"^(ImportError|ModuleNotFoundError)\b"),
+    Rule(Kind.INTERRUPT, r"^KeyboardInterrupt\b"),
+    Rule(Kind.EXIT_CODE, r"^SystemExit\b"),
+    Rule(Kind.EXCEPTION, has_error=True),
+    # It said nothing, and a signal ended it.
+    Rule(Kind.HOST_OOM, evidence=r"\boom_kill\b", signals=frozenset({signal.SIGKILL})),
+    Rule(Kind.SHM_FULL, evidence=rf"{SHM}\b", signals=frozenset({signal.SIGBUS})),
+    Rule(Kind.BUS_ERROR, signals=frozenset({signal.SIGBUS})),
+    Rule(Kind.SEGFAULT, signals=frozenset({signal.SIGSEGV})),
+    Rule(Kind.ABORT, signals=_ABORTS),
+    Rule(Kind.INTERRUPT, signals=frozenset({signal.SIGINT})),
+    Rule(Kind.SIGNAL, signals=_ANY_SIGNAL),
+    # A program that nobody armed (not Python, or in an interpreter of its own) may still have printed a traceback.
+    Rule(Kind.EXCEPTION, r"^Traceback \(most recent call last\):"),
+    Rule(Kind.EXIT_CODE),
+)
+
+
+def classify(end: RankEnd) -> Kind:
+    """Name the kind of `end`.
+
+    Of a chain of exceptions the oldest decides whether it is an echo: whatever a program makes of a lost peer, the peer
+    was lost first. If it is none, the newest one with a kind of its own decides (out of memory in an `except` block).
+    """
+    kinds = _kinds(end)
+    if kinds[0] is Kind.PEER:
+        return Kind.PEER
+    return next((kind for kind in reversed(kinds) if kind not in (Kind.EXCEPTION, Kind.PEER)), kinds[0])
+
+
+def mentions_peer(end: RankEnd) -> bool:
+    """Tell whether an echo stands further down the chain, though the oldest exception is none.
+
+    Two histories look like this: a ValueError whose clean-up then lost its peers (a cause), and a harmless handled
+    KeyError before a lost peer (an echo). The rank alone cannot tell; `blame` compares it with the others.
+    """
+    kinds = _kinds(end)
+    return kinds[0] is not Kind.PEER and Kind.PEER in kinds
+
+
+def root_exception(traceback: str) -> str:
+    """Give the text of the oldest exception of a printed chain: `ValueError: x`, its further lines included."""
+    return next(iter(_chain(traceback)), "")
+
+
+def _kinds(end: RankEnd) -> list[Kind]:
+    """Name the kind of each exception of the chain, oldest first; one kind where there is no chain."""
+    if end.error is not None:
+        texts = _chain(end.error.traceback) or [end.error.headline]
+    elif end.signal in (None, signal.SIGABRT):  # at an abort the C++ runtime prints what was thrown
+        texts = ["\n".join(end.tail)]
+    else:  # what it printed before a signal came has nothing to do with the signal
+        texts = [""]
+    return [next(rule.kind for rule in RULES if _fits(rule, end, text)) for text in texts]
+
+
+def _fits(rule: Rule, end: RankEnd, text: str) -> bool:
+    return (
+        (not rule.stopped or end.stopped)
+        and (rule.code is None or end.code == rule.code)
+        and (not rule.signals or end.signal in rule.signals)
+        and (not rule.has_error or end.error is not None)
+        and (not rule.evidence or any(re.search(rule.evidence, fact) for fact in end.evidence))
+        and (not rule.says or re.search(rule.says, text, re.MULTILINE) is not None)
+    )
+
+
+def _chain(traceback: str) -> list[str]:
+    """Split a printed chain into the texts of its exceptions, without their frames."""
+    parts = re.split(
+        r"\n(?:During handling of the above exception, another exception occurred"
+        r"|The above exception was the direct cause of the following exception):\n",
+        traceback,
+    )
+    texts: list[str] = []
+    for part in parts:
+        lines = part.strip("\n").splitlines()
+        # Frames and source lines are indented; the header and the exception are not.
+        start = next(
+            (i for i, line in enumerate(lines) if line[:1].strip() and not line.startswith("Traceback (")), None
+        )
+        if start is not None:
+            texts.append("\n".join(lines[start:]))
+    return texts

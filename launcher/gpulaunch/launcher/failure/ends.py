@@ -1,0 +1,75 @@
+"""How a rank ended, as the kernel and the rank's own files tell it, and the words for it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from gpulaunch.launcher.failure.errors import RankError
+
+SHM = "/dev/shm"  # noqa: S108 - a mount point to look at, not a place for temporary files
+
+# What the common ones mean to somebody who trains a model; the rest have their name only.
+_MEANINGS = {
+    "SIGABRT": "aborted by the C library or a C++ runtime: an assertion or an uncaught C++ exception",
+    "SIGBUS": f"touched memory that has no page behind it: {SHM} full, or a mapped file cut short",
+    "SIGFPE": "arithmetic error in native code, such as an integer division by zero",
+    "SIGHUP": "the terminal or session that it belonged to went away",
+    "SIGILL": "a machine instruction that this CPU does not have",
+    "SIGINT": "interrupted from the keyboard",
+    "SIGKILL": "killed outright, which no program can catch: by the kernel's OOM killer, a person or a job manager",
+    "SIGPIPE": "wrote to a pipe or socket that nobody reads any more",
+    "SIGSEGV": "touched memory that is not its own: a fault in native code",
+    "SIGTERM": "asked to end by another process, and not by this launcher",
+    "SIGXCPU": "used up its CPU time limit",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """The end of one rank of one attempt."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    host: str
+    code: int | None
+    """Exit status; None when a signal ended the rank."""
+    signal: int | None
+    at_s: float
+    """When the kernel reported it, on this host's monotonic clock."""
+    wall_time_s: float
+    """The same by the wall clock: for people and files."""
+    stopped: bool
+    """It ended after the launcher had told it to."""
+    error: RankError | None
+    tail: tuple[str, ...]
+    """The last lines of its stderr, or of its stdout when stderr is empty."""
+    fault: str | None
+    """What faulthandler wrote: the Python stacks at a deadly signal."""
+    evidence: tuple[str, ...]
+    """One sentence for each fact from outside the rank, such as a counter of the kernel's OOM killer."""
+
+
+def signal_name(signum: int) -> str:
+    """Give `SIGKILL` for 9; a real-time or unknown signal keeps its number."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def how(end: RankEnd) -> str:
+    """Say in one phrase how the process ended: `was killed by SIGKILL (9)` or `exited with code 3`."""
+    if end.signal is not None:
+        return f"was killed by {signal_name(end.signal)} ({end.signal})"
+    return "ended, nobody knows how" if end.code is None else f"exited with code {end.code}"
+
+
+def meaning(end: RankEnd) -> str:
+    """Say what the signal means, or which one a code above 128 stands for in a shell; empty when nothing is known."""
+    if end.signal is not None:
+        return _MEANINGS.get(signal_name(end.signal), "")
+    if end.code is not None and 128 < end.code < 128 + signal.NSIG:
+        return f"as a shell reports {signal_name(end.code - 128)}"
+    return ""

@@ -1,0 +1,124 @@
+"""Facts beside the rank's own words: the kernel's OOM counters, the room in /dev/shm, the files next to error.json.
+
+Each fact is one sentence. The rule table in `classify.py` looks for the words `oom_kill` and `/dev/shm` in them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from gpulaunch.launcher.failure.ends import SHM
+from gpulaunch.launcher.failure.errors import RankError, examine, read_bounded
+from gpulaunch.launcher.failure.inside import FAULT_FILE, THREAD_ERROR_FILE
+
+_FAULT_CAP_BYTES = 65_536
+_SHM_SMALL_BYTES = 64 << 20  # what a container runtime gives when nobody asks for more
+_SHM_FULL_SHARE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastWords:
+    """What a rank left in its own directory."""
+
+    error: RankError | None
+    fault: str | None
+    evidence: tuple[str, ...]
+
+
+def read_last_words(rank_dir: str) -> LastWords:
+    """Read everything that a dead rank left in `<job dir>/attempts/<k>/rank-<r>`. Never raises."""
+    error, complaint = examine(os.path.join(rank_dir, "error.json"))
+    thread_error = examine(os.path.join(rank_dir, THREAD_ERROR_FILE))[0]
+    evidence = [complaint] if complaint else []
+    if thread_error is not None:
+        evidence.append(f"a thread of this rank had ended by {thread_error.headline}")
+    fault = read_bounded(os.path.join(rank_dir, FAULT_FILE), _FAULT_CAP_BYTES)
+    return LastWords(error=error, fault=fault.decode("utf-8", "replace") if fault else None, evidence=tuple(evidence))
+
+
+class OomWatch:
+    """Tell whether the kernel's OOM killer struck during an attempt: `start()` before it, `evidence()` after a death.
+
+    Reads the agent's own cgroup, in which the ranks live too (v2 `memory.events`, v1 `memory.oom_control`); where that
+    has no such counter (the root cgroup of v2), the counter of the whole host. The kernel counts before it sends
+    SIGKILL, so at the time of the death the counter is already up.
+    """
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root
+        self._path = ""
+        self._before = 0
+
+    def start(self) -> None:
+        """Remember the counter; an attempt begins."""
+        for path in self._candidates():
+            count = _counter(path)
+            if count is not None:
+                self._path, self._before = path, count
+                return
+        self._path = ""
+
+    def evidence(self) -> str | None:
+        """Say how often the OOM killer struck since `start()`; None for not at all, or where no counter can be read."""
+        count = _counter(self._path) if self._path else None
+        if count is None or count <= self._before:
+            return None
+        if self._path.endswith("vmstat"):
+            where = "somewhere on this host (/proc/vmstat"
+        else:
+            where = f"in this job's cgroup ({self._limit()}{os.path.basename(self._path)}"
+        return f"the kernel's OOM killer struck {where}: oom_kill {self._before} -> {count})"
+
+    def _candidates(self) -> list[str]:
+        cgroups = os.path.join(self._root, "sys/fs/cgroup")
+        found: list[str] = []
+        for line in (
+            (read_bounded(os.path.join(self._root, "proc/self/cgroup"), 65_536) or b"")
+            .decode("utf-8", "replace")
+            .splitlines()
+        ):
+            number, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            path = path.lstrip("/")
+            if "memory" in controllers.split(","):
+                # In a container the path is the host's, and the container's own cgroup is mounted in its place.
+                found += [os.path.join(cgroups, "memory", place, "memory.oom_control") for place in (path, "")]
+            elif number == "0":
+                found += [os.path.join(cgroups, place, "memory.events") for place in (path, "")]
+        return [*found, os.path.join(self._root, "proc/vmstat")]
+
+    def _limit(self) -> str:
+        directory = os.path.dirname(self._path)
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = (read_bounded(os.path.join(directory, name), 64) or b"").strip()
+            if text.isdigit() and int(text) < 1 << 60:  # v1 says "no limit" by a number near 2^63
+                return f"limit {int(text) / (1 << 30):.1f} GiB, "
+        return ""
+
+
+def shm_evidence(root: str = "/") -> str | None:
+    """Say that /dev/shm is full or small: why a rank may have died of SIGBUS. None where there is plenty."""
+    try:
+        room = os.statvfs(os.path.join(root, SHM.lstrip("/")))
+    except OSError:
+        return None
+    total_bytes, free_bytes = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    return shm_sentence(total_bytes, free_bytes)
+
+
+def shm_sentence(total_bytes: int, free_bytes: int) -> str | None:
+    """Judge the room in /dev/shm. The dead rank's share is free again by now, so a small one is evidence as well."""
+    used_share = 1 - free_bytes / total_bytes if total_bytes else 0.0
+    if total_bytes > _SHM_SMALL_BYTES and used_share < _SHM_FULL_SHARE:
+        return None
+    return f"{SHM} has {free_bytes / (1 << 20):.0f} of {total_bytes / (1 << 20):.0f} MiB free"
+
+
+def _counter(path: str) -> int | None:
+    """Read the `oom_kill` line of a file of `name value` lines."""
+    for line in (read_bounded(path, 65_536) or b"").splitlines():
+        name, _, value = line.partition(b" ")
+        if name == b"oom_kill" and value.strip().isdigit():
+            return int(value)
+    return None

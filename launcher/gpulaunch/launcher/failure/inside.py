@@ -1,0 +1,199 @@
+"""Inside a rank: write down the exception that ends it, in torch's `error.json`, with no decorator in the user's script.
+
+Standard library only. Nothing here may raise into the user's program, and nothing here changes what the user sees:
+the traceback on stderr is still printed by whoever would have printed it.
+
+Files, all beside `error_file` in the rank's own directory:
+
+    error.json         the exception that ends the rank; where torch's `@record` has written it already, that stays
+    thread-error.json  the first exception that ended a thread: that does not end a rank, so it is evidence only
+    fault.log          the Python stacks at a SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT (faulthandler)
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+
+VERSION = 1
+THREAD_ERROR_FILE = "thread-error.json"
+FAULT_FILE = "fault.log"
+
+# Characters. An escaped one has at most 12 bytes, so a file stays under 1 MB and the agent can read it whole.
+_MESSAGE_CAP = 8_192
+_TRACEBACK_CAP = 65_536
+
+_OUR_FRAMES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RUNPY_FRAMES = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+
+_armed_pid: int | None = None
+_fault_fd = -1  # faulthandler keeps the number, not the file: it must stay open for the life of the process
+_spare_fd = (
+    -1
+)  # given back just before the last words, so that a rank that died of "Too many open files" can still speak
+
+
+def arm(error_file: str) -> None:
+    """Chain the exception hooks and start the fault log; call in the process that will be the rank, after its fork.
+
+    Never raises. The user's own later `sys.excepthook` or `faulthandler.enable()` replaces ours, as it would replace
+    Python's; the runner that catches the ending exception itself calls `last_words`, so nothing is lost by that.
+    """
+    global _armed_pid, _spare_fd
+    if not error_file:  # torchrun's own way to say "no error files": --log-dir /dev/null
+        return
+    try:
+        _armed_pid = os.getpid()
+        error_file = os.path.abspath(error_file)  # the program may chdir
+        if _spare_fd < 0:
+            _spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        _chain_hooks(error_file)
+        _start_fault_log(os.path.dirname(error_file))
+    except Exception:  # observing fails open: the program must run, armed or not
+        return
+
+
+def last_words(exc: BaseException, error_file: str) -> None:
+    """Write `exc`, the exception that ends this rank, to `error_file`; the first writer wins. Never raises.
+
+    A `SystemExit` with status 0 is a normal end and leaves no file. A process that the armed rank forked (a dataloader
+    worker, a helper of the user) has no say: the file belongs to the rank.
+    """
+    if not (isinstance(exc, SystemExit) and exit_status(exc) == 0):
+        _write_words(exc, error_file)
+
+
+def exit_status(exc: BaseException) -> int:
+    """Give the status that Python itself would exit with after `exc`; 130 for a KeyboardInterrupt, as a shell shows."""
+    if isinstance(exc, KeyboardInterrupt):
+        return 130
+    if not isinstance(exc, SystemExit):
+        return 1
+    if exc.code is None:
+        return 0
+    return exc.code & 0xFF if isinstance(exc.code, int) else 1
+
+
+def user_traceback(exc: BaseException) -> TracebackType | None:
+    """Give the traceback of `exc` from the first frame of the user's program on, as `python script.py` shows it."""
+    frame = exc.__traceback__
+    while frame is not None and _is_ours(frame.tb_frame.f_code.co_filename):
+        frame = frame.tb_next
+    if frame is None and not isinstance(exc, SyntaxError):  # a script that does not parse has no frame of its own
+        return exc.__traceback__
+    return frame
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OUR_FRAMES) or filename in _RUNPY_FRAMES
+
+
+def _chain_hooks(error_file: str) -> None:
+    previous_hook, previous_thread_hook = sys.excepthook, threading.excepthook
+    thread_file = os.path.join(os.path.dirname(error_file), THREAD_ERROR_FILE)
+
+    def on_exception(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+        last_words(exc, error_file)
+        previous_hook(kind, exc, trace)
+
+    def on_thread_exception(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            _write_words(args.exc_value, thread_file, thread=args.thread.name if args.thread else "")
+        previous_thread_hook(args)
+
+    sys.excepthook = on_exception
+    threading.excepthook = on_thread_exception
+
+
+def _start_fault_log(directory: str) -> None:
+    global _fault_fd
+    if faulthandler.is_enabled():  # the user's own, by PYTHONFAULTHANDLER or -X: its stack comes out on stderr
+        return
+    _fault_fd = os.open(
+        os.path.join(directory, FAULT_FILE),
+        os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+    )
+    faulthandler.enable(file=_fault_fd, all_threads=True)
+
+
+def _write_words(exc: BaseException, path: str, thread: str = "") -> None:
+    global _spare_fd
+    try:
+        if not path or _armed_pid not in (None, os.getpid()):
+            return
+        if _spare_fd >= 0:
+            os.close(_spare_fd)
+            _spare_fd = -1
+        _write_once(path, json.dumps(_words(exc, thread)).encode("ascii"))
+    except (
+        BaseException
+    ):  # even a second Ctrl-C or a MemoryError: the rank is ending, and its own way of ending must stand
+        return
+
+
+def _words(exc: BaseException, thread: str) -> dict[str, object]:
+    """Describe `exc` in torch's layout; torch's reader wants `timestamp` as a string of whole seconds."""
+    kind = type(exc).__name__
+    extra: dict[str, object] = {
+        "py_callstack": _cap(_callstack(exc), _TRACEBACK_CAP),
+        "timestamp": str(int(time.time())),
+        "version": VERSION,
+        "type": kind,
+        "module": str(type(exc).__module__),
+        "pid": os.getpid(),
+        "wall_ns": time.time_ns(),
+        "monotonic_ns": time.monotonic_ns(),
+    }
+    if thread:
+        extra["thread"] = thread
+    return {"message": {"message": f"{kind}: {_cap(_text(exc), _MESSAGE_CAP)}", "extraInfo": extra}}
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:  # a __str__ of the user's that raises; Python prints the same words
+        return "<exception str() failed>"
+
+
+def _callstack(exc: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, user_traceback(exc)))
+    except (
+        Exception
+    ):  # out of memory or stack, or an exception object that breaks the formatter: the message still stands
+        return ""
+
+
+def _cap(text: str, limit: int) -> str:
+    """Keep the two ends of a text that is too long: a traceback says where at its start and what at its end."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def _write_once(path: str, data: bytes) -> None:
+    """Write `path` whole or not at all, and never over an existing file."""
+    part = f"{path}.{os.getpid()}-{threading.get_ident()}"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        try:
+            os.link(part, path)  # unlike rename, link fails where the name is taken
+        except FileExistsError:
+            return
+        except OSError:  # a file system without hard links
+            if not os.path.lexists(path):
+                os.rename(part, path)
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)

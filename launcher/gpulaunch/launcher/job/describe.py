@@ -1,0 +1,175 @@
+"""The text of --dry-run: what was found, what would be done, and where each value came from. No secret is in it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+
+from .imports import imports_of
+from .place import Place
+from .plan import rank_argv, rank_environment
+from .spec import METRICS_PORT_BASE, JobSpec
+
+HIDDEN = "<hidden>"
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_FREE_PORT = "<a free port>"
+_RUN_DIR = "<run directory>"
+
+
+def describe(spec: JobSpec, place: Place, *, refused: Mapping[str, str] | None = None) -> str:
+    """The whole plan as text.
+
+    Args:
+        spec: the job.
+        place: the machine.
+        refused: packages that an earlier run found unsafe to preload, with the reason.
+    """
+    lines = ["Plan of gpulaunch (dry run: nothing is started)", ""]
+    lines += _block("Detected", _detected(place))
+    lines += _block("Plan", _plan(spec, refused or {}))
+    lines += _block("Options: value, and where it came from", _options(spec))
+    lines += _ranks(spec)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _block(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    return [title, *(f"  {name.ljust(width)}  {value}".rstrip() for name, value in rows), ""]
+
+
+def _detected(place: Place) -> list[tuple[str, str]]:
+    limit = place.memory_limit_bytes
+    memory = f"{limit / 2**30:.1f} GiB ({place.memory_why})" if limit is not None else f"none ({place.memory_why})"
+    gpus = [
+        (f"GPU {each}", f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {gpu.uuid}")
+        for each, gpu in enumerate(place.gpus)
+    ]
+    return [
+        ("host", place.hostname),
+        ("launched by", place.launched_by),
+        ("cores", f"{place.cores} ({place.cores_why})"),
+        ("GPUs", f"{len(place.gpus)} ({place.gpus_why})"),
+        *gpus,
+        ("memory limit", memory),
+    ]
+
+
+def _plan(spec: JobSpec, refused: Mapping[str, str]) -> list[tuple[str, str]]:
+    where = _FREE_PORT if spec.master_port is None else str(spec.master_port)
+    port = METRICS_PORT_BASE if spec.metrics_port is None else spec.metrics_port
+    upwards = ", or the next free port" if spec.metrics_port is None else ""
+    host = f"[{spec.metrics_host}]" if ":" in spec.metrics_host else spec.metrics_host
+    metrics = f"http://{host}:{port or _FREE_PORT}/metrics{upwards}"
+    rows = [
+        ("job", f"{spec.name}, run id {spec.run_id}"),
+        (
+            "ranks",
+            f"{spec.nproc} on this node (node {spec.node_rank} of {spec.nnodes}), {spec.nnodes * spec.nproc} in all",
+        ),
+        ("store", f"{spec.master_addr}, port {where}"),
+        ("start", _start(spec)),
+        ("preload", _preload(spec, refused)),
+        ("restarts", f"at most {spec.max_restarts}; {spec.grace_s:g} s for ranks to end before SIGKILL"),
+        ("metrics", metrics if spec.profile else "off (--no-profile)"),
+        ("run directory", spec.job_dir or spec.log_dir or f"./gpulaunch-runs/{spec.name}-<time>"),
+    ]
+    for local_rank, cpus in enumerate(spec.cpu_sets or ()):
+        rows.append((f"cores of rank {local_rank}", f"{ranges(cpus)} ({spec.numa_binding})"))
+    return rows
+
+
+def _start(spec: JobSpec) -> str:
+    if spec.program.kind == "exec":
+        return "spawn (a command that is not Python is always spawned)"
+    if spec.start_method == "auto":
+        return "fork from a process that has loaded torch, or spawn where that is not safe"
+    return spec.start_method
+
+
+def _preload(spec: JobSpec, refused: Mapping[str, str]) -> str:
+    if spec.program.kind == "exec" or spec.start_method == "spawn":
+        return "nothing (ranks are spawned)"
+    if spec.preload is not None:
+        packages, source = list(spec.preload), "named"
+    elif spec.program.kind == "module":
+        packages, source = [], "a module's imports are not read"
+    else:
+        packages, source = imports_of(spec.program.target), "imports of the script"
+    kept = ", ".join(["torch", *(name for name in packages if name not in refused)])
+    left = "".join(f"; not {name}: {refused[name]}" for name in packages if name in refused)
+    return f"{kept} ({source}; each must pass the checks for forking){left}"
+
+
+def _options(spec: JobSpec) -> list[tuple[str, str]]:
+    shown = {name: _text(value) for name, value in spec.options.items()}
+    width = min(40, max((len(value) for value in shown.values()), default=0))
+    return [(name, f"{value.ljust(width)}  {spec.origins.get(name, '')}") for name, value in shown.items()]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        items: Iterable[object] = value
+        return ",".join(str(item) for item in items) or "-"
+    return "-" if value in (None, "") else str(value)
+
+
+def _ranks(spec: JobSpec) -> list[str]:
+    ranks = range(spec.nproc)
+    environments = [_environment(spec, local_rank) for local_rank in ranks]
+    common = {name: value for name, value in environments[0].items() if all(e.get(name) == value for e in environments)}
+    lines = ["Environment of every rank (what gpulaunch sets, beside GPULAUNCH_ variables of the run)"]
+    lines += [f"  {name}={value}" for name, value in sorted(common.items())]
+    for local_rank, environment in zip(ranks, environments, strict=True):
+        lines += ["", f"Rank {environment['RANK']}", f"  {shlex.join(_without_secrets(rank_argv(spec, local_rank)))}"]
+        lines += [f"  {name}={value}" for name, value in sorted(environment.items()) if name not in common]
+    return lines
+
+
+def _environment(spec: JobSpec, local_rank: int) -> dict[str, str]:
+    rank = spec.node_rank * spec.nproc + local_rank
+    environment = rank_environment(
+        spec,
+        local_rank=local_rank,
+        attempt=0,
+        master_port=spec.master_port or 0,
+        error_file=f"{_RUN_DIR}/attempts/0/rank-{rank}/error.json",
+        use_agent_store=True,
+    )
+    if spec.master_port is None:
+        environment["MASTER_PORT"] = _FREE_PORT
+    for name in spec.env:
+        if is_secret(name):
+            environment[name] = HIDDEN
+    return environment
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name must not be shown."""
+    return any(word in name.upper() for word in _SECRET)
+
+
+def _without_secrets(argv: list[str]) -> list[str]:
+    """Hide the value of `--hf-token X`, `--api_key=X` and their like."""
+    shown: list[str] = []
+    hide_next = False
+    for arg in argv:
+        name, equals, _ = arg.partition("=")
+        last_word = name.replace("_", "-").rpartition("-")[2].upper()
+        secret = name.startswith("--") and last_word in _SECRET
+        shown.append(HIDDEN if hide_next else name + equals + HIDDEN if secret and equals else arg)
+        hide_next = secret and not equals
+    return shown
+
+
+def ranges(cpus: Iterable[int]) -> str:
+    """{0, 1, 2, 4} -> `0-2,4`, as the kernel writes it."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], cpu]
+        else:
+            parts.append([cpu])
+    return ",".join("-".join(str(end) for end in part) for part in parts)

@@ -1,0 +1,304 @@
+"""From the command line, the environment and the job file to one checked job, and where each value came from.
+
+Job file < environment < command line. Every check that can be made before anything starts is made here, and each
+failure is one line that says what, why and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from . import jobfile, values
+from .network import metrics_address, rendezvous
+from .options import OPTIONS, Option, UsageError, did_you_mean
+from .parse import parse
+from .place import Gpu, Place, cpus_allowed
+from .spec import LINE_PREFIX, JobSpec, Program, Request
+
+__all__ = ["Settings", "UsageError", "load", "resolve"]
+
+T = TypeVar("T")
+
+
+def load(argv: Sequence[str], environ: Mapping[str, str], place: Place) -> Request:
+    """Read, merge and check everything.
+
+    Raises:
+        UsageError: something cannot be done; `str()` is the line for the user.
+        SystemExit: --help or --version was answered.
+    """
+    return resolve(parse(argv), environ, place)
+
+
+def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) -> Request:
+    """`load` for a command line that `parse` has read already (so that --help need not look at the machine)."""
+    settings = Settings(given, environ)
+    environ = {**environ, **settings.file.env}  # what a rank inherits
+    program = _program(settings, environ)
+    gpus, visible, seen = _gpus(settings, environ, place)
+    nproc = _nproc(settings, place, seen)
+    topology = rendezvous(settings)
+    read = settings.read
+    virtual = settings["virtual-local-rank"]
+    if virtual and visible is not None and nproc > len(visible):
+        named = f"CUDA_VISIBLE_DEVICES={','.join(visible)} names {len(visible)} GPUs"
+        raise UsageError(f"--virtual-local-rank gives each rank its own GPU: {nproc} ranks, but {named}")
+    metrics_host, metrics_port = read("metrics-addr", metrics_address)
+    spec = JobSpec(
+        program=program,
+        name=_name(settings, program),
+        run_id=topology.run_id,
+        nnodes=topology.nnodes,
+        node_rank=topology.node_rank,
+        nproc=nproc,
+        master_addr=topology.master_addr,
+        master_port=topology.master_port,
+        rdzv_timeout_s=topology.timeout_s,
+        role=settings["role"],
+        max_restarts=read("max-restarts", values.at_least(0)),
+        grace_s=_grace_s(settings, environ),
+        signals=read("signals-to-handle", values.signal_names),
+        monitor_interval_s=read("monitor-interval", values.at_least(0)),
+        redirects=read("redirects", lambda text: values.std_by_rank(text, nproc)),
+        tee=read("tee", lambda text: values.std_by_rank(text, nproc)),
+        local_ranks_filter=read("local-ranks-filter", values.rank_filter),
+        duplicate_stdout_filters=tuple(settings["duplicate-stdout-filters"]),
+        duplicate_stderr_filters=tuple(settings["duplicate-stderr-filters"]),
+        console=read("console", lambda text: values.console(text, nproc)),
+        line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", LINE_PREFIX),
+        job_dir=settings["job-dir"],
+        log_dir=settings["log-dir"],
+        gpus=gpus,
+        visible_devices=visible,
+        gpu_memory_fraction=read("gpu-memory-fraction", values.fraction),
+        virtual_local_rank=virtual,
+        numa_binding=settings["numa-binding"],
+        cpu_sets=_cpu_sets(settings, place, seen, nproc),
+        start_method="fork" if settings["start-method"] == "forkserver" else settings["start-method"],
+        preload=read("preload", values.packages),
+        profile=not settings["no-profile"],
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+        omp_num_threads=_omp_num_threads(settings, environ, place, nproc),
+        nccl_async_error_handling=environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        event_log_handler=settings["event-log-handler"],
+        logs_specs=settings["logs-specs"],
+        env=settings.file.env,
+        options=settings.values,
+        origins=settings.origins,
+    )
+    return Request(spec=spec, dry_run=settings["dry-run"])
+
+
+class Settings:
+    """The merged values of all options by name, with their origins, and the program that was named."""
+
+    def __init__(self, given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self._given = given
+        self._environ = environ
+        path = given.get("config") or environ.get("GPULAUNCH_CONFIG")
+        self.file = jobfile.read(path) if path else jobfile.JobFile()
+        for option in OPTIONS:
+            self.values[option.name], self.origins[option.name] = self._merge(option)
+        self.script, self.args = self._script()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def label(self, name: str) -> str:
+        """How to name the option in a complaint: as its source spells it."""
+        origin = self.origins[name]
+        if origin.startswith("environment "):
+            return origin.removeprefix("environment ")
+        return f"{origin}: {name}" if self.file.path and origin == self.file.path else f"--{name}"
+
+    def read(self, name: str, convert: Callable[[Any], T]) -> T:
+        """The value, converted; a complaint gets the option's name in front."""
+        try:
+            return convert(self.values[name])
+        except UsageError as err:
+            raise UsageError(f"{self.label(name)}: {err}") from None
+
+    def settle(self, name: str, value: T, origin: str) -> T:
+        """Note a value that nobody gave as such, and where it came from."""
+        self.values[name], self.origins[name] = value, origin
+        return value
+
+    def _merge(self, option: Option) -> tuple[Any, str]:
+        if option.dest in self._given:
+            return self._given[option.dest], "command line"
+        variables = [name for name in option.environment if name in self._environ]
+        if len({self._environ[name] for name in variables}) > 1:
+            said = " but ".join(f"{name}={self._environ[name]}" for name in variables)
+            raise UsageError(f"{said}: two values for --{option.name}; unset one")
+        if variables:
+            return _convert(option, variables[0], self._environ[variables[0]]), f"environment {variables[0]}"
+        if option.dest in self.file.values:
+            return _convert(option, f"{self.file.path}: {option.name}", self.file.values[option.dest]), self.file.path
+        return option.default, "default"
+
+    def _script(self) -> tuple[str, tuple[str, ...]]:
+        if "training_script" in self._given:
+            script: str = self._given["training_script"]
+            args: list[str] = self._given.get("training_script_args", [])
+            return self.settle("program", script, "command line"), tuple(args)
+        if self.file.script is not None:
+            return self.settle("program", self.file.script, self.file.path), self.file.args
+        raise UsageError("no program to run: gpulaunch [options] PROGRAM [arguments] (or `script` in a job file)")
+
+
+def _convert(option: Option, label: str, value: str | bool) -> object:
+    if option.is_flag:
+        if isinstance(value, bool):
+            return value
+        try:
+            return bool(int(value))  # as torchrun: any number but zero is yes
+        except ValueError:
+            raise UsageError(f"{label}: expected 0 or 1, got {value!r}") from None
+    try:
+        return option.convert(str(value))
+    except UsageError as err:
+        raise UsageError(f"{label}: {err}") from None
+
+
+def _program(settings: Settings, environ: Mapping[str, str]) -> Program:
+    python = environ.get("PYTHON_EXEC", sys.executable)
+    target = settings.script
+    kind: Literal["script", "module", "run_path", "exec"]
+    if settings["run-path"]:
+        kind = "run_path"
+    elif settings["no-python"]:
+        if settings["module"]:
+            raise UsageError("--no-python and --module contradict each other: a module is run by python; drop one")
+        kind = "exec"
+    else:
+        kind = "module" if settings["module"] else "script"
+    if not target:
+        raise UsageError("the program's name is empty")
+    if kind == "exec":
+        _require_command(target, environ)
+    elif kind != "module":
+        _require_file(target)
+    return Program(kind=kind, target=target, args=settings.args, python=python)
+
+
+def _require_file(path: str) -> None:
+    # A name with a macro is another file in each rank: the ranks will tell.
+    if "$" in path or os.path.exists(path):
+        return
+    directory, name = os.path.split(path)
+    try:
+        near = did_you_mean(name, os.listdir(directory or "."))
+    except OSError:
+        raise UsageError(f"no such script: {path} (the directory {directory} does not exist)") from None
+    if near:
+        near = f"; did you mean {os.path.join(directory, near.removeprefix('; did you mean ').removesuffix('?'))}?"
+    raise UsageError(f"no such script: {path}{near}")
+
+
+def _require_command(command: str, environ: Mapping[str, str]) -> None:
+    directories = [""] if "/" in command else environ.get("PATH", os.defpath).split(os.pathsep)
+    candidates = [os.path.join(directory, command) for directory in directories]
+    if any(os.path.isfile(each) and os.access(each, os.X_OK) for each in candidates):
+        return
+    if any(os.path.isfile(each) for each in candidates):
+        raise UsageError(f"--no-python: {command} is not executable; chmod +x it, or drop --no-python")
+    where = "no such file" if "/" in command else "not found in PATH"
+    raise UsageError(f"--no-python: {command}: {where}")
+
+
+def _name(settings: Settings, program: Program) -> str:
+    name: str | None = settings["name"]
+    if name is None:
+        if program.kind == "module":
+            stem = program.target.removesuffix(".__main__").rpartition(".")[2]
+        else:
+            stem = os.path.splitext(os.path.basename(program.target.rstrip("/")))[0]
+        name = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem.lstrip("."))[:64] or "job"
+        return settings.settle("name", name, "detected: from the program")
+    if not name or len(name) > 64 or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
+        raise UsageError(f"{settings.label('name')}: {name!r} must be 1 to 64 letters, digits, `-`, `_` or `.`")
+    return name
+
+
+def _gpus(
+    settings: Settings, environ: Mapping[str, str], place: Place
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None, tuple[Gpu, ...]]:
+    """--gpus as CUDA_VISIBLE_DEVICES entries, all that the ranks may see, and those of them that NVML knows."""
+    inherited_text = environ.get("CUDA_VISIBLE_DEVICES")
+    inherited = None if inherited_text is None else tuple(each.strip() for each in inherited_text.split(","))
+    if settings["gpus"] is None:
+        return None, inherited, place.gpus
+    if not place.gpus:
+        raise UsageError(f"{settings.label('gpus')}: there is no GPU here: {place.gpus_why}")
+    chosen = settings.read("gpus", lambda text: values.gpu_entries(text, inherited, place.gpus))
+    return tuple(chosen), tuple(chosen), tuple(chosen.values())
+
+
+def _nproc(settings: Settings, place: Place, gpus: tuple[Gpu, ...]) -> int:
+    text: str = settings["nproc-per-node"].strip()
+    label = settings.label("nproc-per-node").replace("--nproc-per-node", "--nproc")
+    if text == "auto":
+        text = "gpu" if gpus else "cpu"
+    if text == "gpu":
+        if not gpus:
+            raise UsageError(f"{label} gpu: there is no GPU here: {place.gpus_why}; use --nproc auto or a number")
+        return settings.settle("nproc-per-node", len(gpus), f"detected: GPUs, {place.gpus_why}")
+    if text == "cpu":
+        return settings.settle("nproc-per-node", place.cores, f"detected: cores, {place.cores_why}")
+    if text == "xpu":
+        raise UsageError(f"{label} xpu: Intel GPUs cannot be counted without torch here; give their number")
+    try:
+        nproc = int(text)
+    except ValueError:
+        near = did_you_mean(text.lower(), ("auto", "gpu", "cpu", "xpu"))
+        raise UsageError(f"{label}: expected a number, auto, gpu, cpu or xpu, got {text!r}{near}") from None
+    if nproc < 1:
+        raise UsageError(f"{label}: a job needs at least 1 rank per node, got {nproc}")
+    return nproc
+
+
+def _grace_s(settings: Settings, environ: Mapping[str, str]) -> float:
+    if settings["shutdown-timeout"] is not None:
+        return float(settings.read("shutdown-timeout", values.at_least(0)))
+    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    if text is None:
+        return settings.settle("shutdown-timeout", 30.0, "default")
+    if not text.strip().isdecimal():
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected a whole number of seconds, got {text!r}")
+    return settings.settle("shutdown-timeout", float(text), "environment TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+
+
+def _omp_num_threads(settings: Settings, environ: Mapping[str, str], place: Place, nproc: int) -> int | None:
+    """Cores // ranks, where torchrun says 1: the ranks share the machine and leave none of it idle."""
+    if "OMP_NUM_THREADS" in environ:
+        origin = settings.file.path if "OMP_NUM_THREADS" in settings.file.env else "environment OMP_NUM_THREADS"
+        settings.settle("OMP_NUM_THREADS", environ["OMP_NUM_THREADS"], origin)
+        return None
+    if nproc == 1:
+        return settings.settle("OMP_NUM_THREADS", None, "default")
+    why = f"detected: {place.cores} cores ({place.cores_why}) for {nproc} ranks"
+    return settings.settle("OMP_NUM_THREADS", max(1, place.cores // nproc), why)
+
+
+def _cpu_sets(settings: Settings, place: Place, gpus: tuple[Gpu, ...], nproc: int) -> tuple[frozenset[int], ...] | None:
+    mode = settings["numa-binding"]
+    if mode is None:
+        return None
+    from . import numa  # rarely asked for
+
+    label = f"{settings.label('numa-binding')} {mode}"
+    if not gpus:
+        raise UsageError(f"{label}: binds ranks to the cores near their GPU, and there is no GPU: {place.gpus_why}")
+    if nproc > len(gpus):
+        raise UsageError(f"{label}: {nproc} ranks but {len(gpus)} GPUs: rank {len(gpus)} has none to be near to")
+    try:
+        sets = numa.cpu_sets(mode, [gpu.pci_bus_id for gpu in gpus], allowed=cpus_allowed(place.root), root=place.root)
+    except numa.NumaError as err:
+        raise UsageError(f"{label}: {err}") from err
+    return sets[:nproc]

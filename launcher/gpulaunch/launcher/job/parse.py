@@ -1,0 +1,157 @@
+"""The command line, read with argparse as torchrun reads it, and the help text.
+
+argparse does the reading, so that abbreviations, `-r3`, `--redirects=3`, negative numbers and "everything after the
+program belongs to the program" are torchrun's own on every Python version. What differs: an error is one line with a
+suggestion instead of a usage dump, and an abbreviation that is torchrun's keeps torchrun's meaning where our options
+would make it ambiguous (`--no-p` is --no-python).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from .options import BY_KEY, OPTIONS, SECTIONS, Option, UsageError, did_you_mean
+
+_TORCHRUN = frozenset(s for option in OPTIONS for s in option.torchrun_strings)
+_SPECIAL = ("help", "version")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our errors, our help and torchrun's abbreviations."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse has to say as one line that starts with the option's own name."""
+        if message.startswith("argument "):
+            names, _, what = message.removeprefix("argument ").partition(": ")
+            longest = next((n for n in names.split("/") if n.startswith("--")), names)
+            message = f"{longest}: {what}"
+        raise UsageError(message)
+
+    def format_help(self) -> str:
+        """The help text, from the table."""
+        return help_text()
+
+    def _get_option_tuples(self, option_string: str) -> Any:
+        # Called by argparse for a word that is no exact option: each candidate is a tuple whose first two items are
+        # the action and the full option string (later Python versions append to it).
+        found: list[Any] = super()._get_option_tuples(option_string)
+        torchruns = [each for each in found if each[1] in _TORCHRUN]
+        for candidates in (torchruns, found):
+            if candidates and len({each[0].dest for each in candidates}) == 1:
+                return candidates[:1]
+        return found
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser.exit(0, version_text() + "\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """A parser whose namespace holds only what was given, so that each value's origin stays known.
+
+    Call `set_defaults` on it to have it fill in the rest, as a plain argparse user would.
+    """
+    parser = Parser(prog="gpulaunch", add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("-h", "--help", action="help")
+    parser.add_argument("--version", action=_Version, nargs=0)
+    for option in OPTIONS:
+        if option.is_flag:
+            parser.add_argument(*option.option_strings, dest=option.dest, action="store_const", const=True)
+        else:
+            parser.add_argument(*option.option_strings, dest=option.dest, type=_argparse_type(option))
+    # argparse thinks both are required; they are not, because a job file may name the script.
+    parser.add_argument("training_script").required = False
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER).required = False
+    return parser
+
+
+def _argparse_type(option: Option) -> Any:
+    def convert(value: str) -> object:
+        try:
+            return option.convert(value)
+        except UsageError as err:
+            raise argparse.ArgumentTypeError(str(err)) from None
+
+    return convert
+
+
+def parse(argv: Sequence[str]) -> dict[str, Any]:
+    """What the command line gives, by destination; `training_script` is absent if it names none.
+
+    Raises:
+        UsageError: the line cannot be read.
+        SystemExit: --help or --version was answered.
+    """
+    given, unknown = build_parser().parse_known_args(list(argv))
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0].partition('=')[0]}{suggestion(unknown[0])}")
+    return vars(given)
+
+
+def suggestion(word: str) -> str:
+    """`; did you mean --X?` for an option that does not exist, or nothing."""
+    name = word.partition("=")[0].lstrip("-")
+    names = (*BY_KEY, *_SPECIAL)
+    if "_" not in name:  # suggest the spelling that the user uses
+        names = tuple(n for n in names if "_" not in n)
+    return did_you_mean("--" + name, ["--" + n for n in names])
+
+
+def version_text() -> str:
+    """Versions of gpulaunch, Python and torch; torch is not imported for it."""
+    from importlib import metadata  # slow to import, and rarely needed
+
+    def version(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return "not installed"
+
+    return f"gpulaunch {version('gpulaunch')} (Python {sys.version.split()[0]}, torch {version('torch')})"
+
+
+_HEAD = """\
+usage: gpulaunch [options] PROGRAM [arguments of the program]
+       gpulaunch doctor [--json]
+
+Runs PROGRAM once per rank, as torchrun does, with the same options and the same environment.
+Everything after PROGRAM belongs to the program. ${local_rank} in its arguments is replaced in each rank.
+"""
+
+_TAIL = """
+Each option can also be set in the environment (PET_NNODES for --nnodes and all of torchrun's own; GPULAUNCH_GPUS for
+--gpus and all marked *), or in a job file under its long name. Command line wins over environment over job file.
+Names may be written with - or _, and shortened as long as they are clear.
+`doctor` as the first word checks this machine; a program of that name runs as ./doctor.
+"""
+
+
+def help_text() -> str:
+    """The whole help, one block per section of the table, 118 columns at most."""
+    lines = [_HEAD]
+    for section in SECTIONS:
+        lines.append(f"{section}:")
+        for option in (o for o in OPTIONS if o.section == section):
+            spelt = ", ".join(([f"-{option.short}"] if option.short else []) + _dashed(option))
+            left = f"  {spelt} {option.metavar}".rstrip() + (" *" if option.ours else "")
+            lines.extend(_two_columns(left, option.help))
+        lines.append("")
+    lines.append("  -h, --help, --version")
+    return "\n".join(lines) + "\n" + _TAIL
+
+
+def _dashed(option: Option) -> list[str]:
+    return [f"--{name}" for name in (*option.also, option.name)]
+
+
+def _two_columns(left: str, right: str, *, column: int = 34, width: int = 118) -> list[str]:
+    lines = [left.ljust(column)] if len(left) < column - 1 else [left, " " * column]
+    for word in right.split():
+        if len(lines[-1]) + 1 + len(word) > width:
+            lines.append(" " * column)
+        lines[-1] += word if len(lines[-1]) == column else f" {word}"
+    return lines

@@ -1,0 +1,126 @@
+"""What is to be run: the resolved job, as one frozen value that everything after `load` reads.
+
+Nothing here decides or reads the outside: `load.py` fills it in, `plan.py` makes command lines and environments of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Literal
+
+METRICS_HOST = "127.0.0.1"
+"""Where metrics are served unless the user names another address: this machine only."""
+
+METRICS_PORT_BASE = 9464
+"""First port tried for metrics; 9464 is the port that OpenTelemetry's Prometheus exporter made customary."""
+
+STATIC_MASTER_PORT = 29500
+"""MASTER_PORT of a multi-node job whose user named none, as in torchrun."""
+
+LINE_PREFIX = "[${role_name}${local_rank}]:"
+"""What torchrun writes in front of a teed line; TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE replaces it."""
+
+
+class Std(IntFlag):
+    """Standard streams of a rank, numbered as torchrun's `-r` and `-t` number them."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The user's program: what kind of thing it is, what to run, and with which arguments."""
+
+    kind: Literal["script", "module", "run_path", "exec"]
+    """script: `python FILE`; module: `python -m NAME`; run_path: runpy.run_path(FILE); exec: a command, no Python."""
+    target: str
+    args: tuple[str, ...]
+    python: str
+    """The interpreter of the ranks: PYTHON_EXEC, or the one that runs gpulaunch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One job on one node, every option resolved and checked."""
+
+    program: Program
+    name: str
+    run_id: str
+    """TORCHELASTIC_RUN_ID: the rendezvous id; a fresh uuid4 for a plain single node, as torchrun does."""
+
+    nnodes: int
+    node_rank: int
+    nproc: int
+    master_addr: str
+    master_port: int | None
+    """None: a free port, bound by the agent before anything starts."""
+
+    role: str
+    max_restarts: int
+    grace_s: float
+    """Time between asking the ranks to stop and killing them."""
+    signals: tuple[str, ...]
+    """Names of the signals that the agent handles and forwards."""
+    monitor_interval_s: float
+    """Kept for callers that read it back: the agent waits for the kernel and never polls."""
+
+    redirects: Mapping[int, Std]
+    tee: Mapping[int, Std]
+    local_ranks_filter: frozenset[int] | None
+    duplicate_stdout_filters: tuple[str, ...]
+    duplicate_stderr_filters: tuple[str, ...]
+    console: str
+    """`all`, `none`, or local ranks separated by commas."""
+    line_prefix: str = LINE_PREFIX
+    """Template with ${role_name}, ${local_rank} and ${rank}."""
+
+    job_dir: str | None
+    log_dir: str | None
+
+    gpus: tuple[str, ...] | None
+    """--gpus as CUDA_VISIBLE_DEVICES entries, already mapped through the CUDA_VISIBLE_DEVICES that we were given."""
+    visible_devices: tuple[str, ...] | None = None
+    """What the ranks of this node may see: `gpus`, else the inherited CUDA_VISIBLE_DEVICES, else None (all)."""
+    gpu_memory_fraction: float | None
+    virtual_local_rank: bool
+    numa_binding: str | None
+    cpu_sets: tuple[frozenset[int], ...] | None = None
+    """The logical CPUs of each local rank when --numa-binding was given."""
+
+    start_method: Literal["auto", "fork", "spawn"]
+    preload: tuple[str, ...] | None
+    """Packages to import in the fork server; None: read them from the script; (): none but torch."""
+
+    profile: bool
+    metrics_host: str
+    metrics_port: int | None
+    """None: the first free one from METRICS_PORT_BASE upwards; 0: whichever the kernel gives."""
+
+    omp_num_threads: int | None
+    """None: leave OMP_NUM_THREADS alone (the user set it, or there is one rank)."""
+    nccl_async_error_handling: str = "1"
+    """TORCH_NCCL_ASYNC_ERROR_HANDLING: what the user set, else 1."""
+
+    event_log_handler: str
+    logs_specs: str | None
+    rdzv_timeout_s: float
+
+    env: Mapping[str, str]
+    """The [env] table of the job file: set in every rank, below the variables of the launcher itself."""
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Every option by its long name with the value that is used, for --dry-run and job.json."""
+    origins: Mapping[str, str]
+    """Option -> its value's source: `default`, the job file, `environment NAME`, `command line` or `detected: ...`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line asked for: a job, and whether only to describe it."""
+
+    spec: JobSpec
+    dry_run: bool

@@ -1,0 +1,3 @@
+"""Where waiting happens, and how processes are started."""
+
+from __future__ import annotations

@@ -1,0 +1,87 @@
+"""Start one program: fork and exec with its own session, stdio, CPUs and life bound to the agent's.
+
+Not `subprocess`: a rank must be bound to the agent (PR_SET_PDEATHSIG) between fork and exec without the cost and the
+traps of `preexec_fn`, and the agent's loop, not a Popen object, waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from gpulaunch.launcher.loop import linux
+
+
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    stdin_fd: int = 0,
+    stdout_fd: int = 1,
+    stderr_fd: int = 2,
+    pass_fds: Sequence[int] = (),
+    new_session: bool = True,
+    affinity: Sequence[int] = (),
+    nice: int = 0,
+) -> int:
+    """Start `argv` and return its pid once exec has succeeded.
+
+    Raises OSError with the program's name if it cannot be executed. Descriptors in `pass_fds` keep their numbers.
+    """
+    told_read, told_write = os.pipe2(os.O_CLOEXEC)
+    agent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(
+            argv, env, (stdin_fd, stdout_fd, stderr_fd), pass_fds, new_session, affinity, nice, agent_pid, told_write
+        )
+    os.close(told_write)
+    with os.fdopen(told_read, "rb") as told:
+        trouble = told.read()  # ends at exec, which closes the other end
+    if trouble:
+        os.waitpid(pid, 0)
+        number = int(trouble)
+        raise OSError(number, f"cannot run {argv[0]!r}: {os.strerror(number)}")
+    return pid
+
+
+def _become(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdio: tuple[int, int, int],
+    pass_fds: Sequence[int],
+    new_session: bool,
+    affinity: Sequence[int],
+    nice: int,
+    agent_pid: int,
+    told_write: int,
+) -> NoReturn:
+    number = 1
+    try:
+        # Away from 0..2 first, so that no dup2 overwrites a source that is still needed.
+        sources = [os.dup(fd) if fd < 3 and fd != at else fd for at, fd in enumerate(stdio)]
+        for at, fd in enumerate(sources):
+            if fd == at:
+                os.set_inheritable(fd, True)
+            else:
+                os.dup2(fd, at)
+        for fd in pass_fds:
+            os.set_inheritable(fd, True)
+        if new_session:
+            os.setsid()
+        if affinity:
+            os.sched_setaffinity(0, affinity)
+        if nice:
+            os.nice(nice)
+        # Python ignores these; a program expects the defaults (subprocess.Popen does the same).
+        for name in ("SIGPIPE", "SIGXFSZ"):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        linux.die_with_parent(agent_pid)
+        os.execvpe(argv[0], list(argv), dict(env))
+    except OSError as err:
+        number = err.errno or 1
+    finally:
+        os.write(told_write, str(number).encode())
+        os._exit(127)

@@ -1,0 +1,163 @@
+"""The agent's end of the fork server: start it, hear what it preloaded, have it fork an attempt's ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpulaunch.launcher.loop import child
+from gpulaunch.launcher.loop.forkserver_main import receive, send
+from gpulaunch.launcher.loop.loop import Loop
+
+# Forked ranks write their own command line over the fork server's, so that must be long enough (linux.set_cmdline).
+_CMDLINE_BYTES = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What the fork server said of itself after preloading."""
+
+    pid: int
+    torch: bool
+    torch_version: str
+    problem: str
+    """Why ranks should not be forked from it, or "". """
+    loaded: tuple[str, ...]
+    refused: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The processes of an attempt, in the order asked for; `error` says why some are missing."""
+
+    pids: tuple[int, ...]
+    store_pid: int | None
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkedRank:
+    """One rank to fork: its variables, CPUs (empty: all), command line to show, program and stdio descriptors."""
+
+    env: Mapping[str, str]
+    affinity: Sequence[int]
+    title: Sequence[str]
+    program: Mapping[str, Any]
+    stdout_fd: int
+    stderr_fd: int
+
+
+@dataclass
+class ForkServer:
+    """One fork server process. Callbacks: `on_ready` once, `on_started` per request, `on_lost` when it is gone."""
+
+    loop: Loop
+    on_ready: Callable[[Ready], None]
+    on_started: Callable[[Started], None]
+    on_lost: Callable[[], None]
+    pid: int = -1
+    ready: Ready | None = None
+    _sock: socket.socket | None = field(default=None, repr=False)
+
+    def start(
+        self,
+        env: Mapping[str, str],
+        *,
+        torch: bool,
+        dynamo: bool,
+        packages: Sequence[str],
+        refused: Mapping[str, str],
+    ) -> None:
+        """Start it; it begins to import at once. Raises OSError if the interpreter cannot be executed."""
+        from gpulaunch.launcher.loop import forkserver_main
+
+        ours, theirs = socket.socketpair()
+        setup = {
+            "fd": theirs.fileno(),
+            "agent_pid": os.getpid(),
+            "torch": torch,
+            "dynamo": dynamo,
+            "packages": list(packages),
+            "refused": dict(refused),
+        }
+        argv = [sys.executable, "-u", forkserver_main.__file__, json.dumps(setup).ljust(_CMDLINE_BYTES)]
+        try:
+            # Its output is what imports print; to stderr, so that the ranks' stdout stays theirs.
+            self.pid = child.start(argv, env, stdout_fd=2, pass_fds=[theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._sock = ours
+        self.loop.watch_read(ours.fileno(), self._hear)
+
+    def fork(self, ranks: Sequence[ForkedRank], *, store: tuple[str, int, int] | None) -> None:
+        """Ask for an attempt: its store (host, port, listening descriptor), then its ranks. `on_started` answers."""
+        if self._sock is None:
+            self.on_lost()
+            return
+        fds = [] if store is None else [store[2]]
+        for rank in ranks:
+            fds += [rank.stdout_fd, rank.stderr_fd]
+        request = {
+            "op": "start",
+            "agent_pid": os.getpid(),
+            "num_fds": len(fds),
+            "store": None if store is None else {"host": store[0], "port": store[1]},
+            "ranks": [
+                {
+                    "env": dict(rank.env),
+                    "affinity": list(rank.affinity),
+                    "title": list(rank.title),
+                    "program": dict(rank.program),
+                }
+                for rank in ranks
+            ],
+        }
+        try:
+            send(self._sock, request, fds)
+        except OSError:
+            self._lose()
+
+    def close(self) -> None:
+        """Let it go; it ends when its socket closes."""
+        if self._sock is not None:
+            self.loop.unwatch_read(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+    def _hear(self) -> None:
+        assert self._sock is not None, "a closed fork server is not watched"
+        try:
+            message = receive(self._sock)
+        except OSError:
+            message = None
+        if message is None:
+            self._lose()
+        elif message["op"] == "ready":
+            self.pid = message["pid"]
+            self.ready = Ready(
+                pid=message["pid"],
+                torch=message["torch"],
+                torch_version=message["torch_version"],
+                problem=message["problem"],
+                loaded=tuple(message["loaded"]),
+                refused=message["refused"],
+            )
+            self.on_ready(self.ready)
+        else:
+            self.on_started(
+                Started(pids=tuple(message["pids"]), store_pid=message["store"], error=message.get("error", ""))
+            )
+
+    def _lose(self) -> None:
+        # End of the stream, and not the end of a process, is the sign: after a trial import another process of the
+        # same stream has taken over (forkserver_main), and the first one's end means nothing.
+        self.close()
+        self.on_lost()

@@ -1,0 +1,422 @@
+"""The fork server: imports torch once, then forks ranks from that warm image. `python -u forkserver_main.py <json>`.
+
+It never touches CUDA, has one thread, and imports only the standard library itself. What it says and hears on its
+socket (inherited, one stream, each message a 4-byte length and JSON, descriptors by SCM_RIGHTS):
+
+    ready    it -> agent   what was preloaded, what was left to the ranks and why, this process's pid
+    start    agent -> it   one message with the ranks of an attempt, then the descriptors of all, in order
+    started  it -> agent   the pid of every rank, in order, and of the store
+
+Ranks must be children of the agent, so that it can wait for them and they can die with it: the fork server forks a
+middle process, which forks all ranks of the attempt and ends; its orphans go to the nearest subreaper, the agent.
+
+Third-party packages are imported in a fork of the fork server first ("trial"): if they pass the checks, the trial
+BECOMES the fork server and the untouched one ends; if not, the trial ends and nothing has happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import Any, NoReturn
+
+# A package that reads one of these while it is imported has made itself one rank's, for all: lightning does.
+PER_RANK_VARIABLES = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "MASTER_PORT"),
+        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID"),
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    )
+)
+_HEADER = struct.Struct("<I")
+_MAX_FDS = 200  # SCM_MAX_FD is 253; see unix(7)
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    """Send one message, then its descriptors in chunks, each attached to one filler byte."""
+    body = json.dumps(message).encode()
+    sock.sendall(_HEADER.pack(len(body)) + body)
+    for at in range(0, len(fds or []), _MAX_FDS):
+        socket.send_fds(sock, [b"f"], (fds or [])[at : at + _MAX_FDS])
+
+
+def receive(sock: socket.socket) -> dict[str, Any] | None:
+    """Receive one message; None at the end of the stream."""
+    header = _exactly(sock, _HEADER.size)
+    if header is None:
+        return None
+    body = _exactly(sock, _HEADER.unpack(header)[0])
+    message: dict[str, Any] | None = None if body is None else json.loads(body)
+    return message
+
+
+def receive_fds(sock: socket.socket, count: int) -> list[int]:
+    """Receive the `count` descriptors that follow a message."""
+    fds: list[int] = []
+    while len(fds) < count:
+        filler, got, _, _ = socket.recv_fds(sock, 1, _MAX_FDS)
+        if not filler:
+            raise EOFError("the agent closed its socket in the middle of a message")
+        fds += got
+    return fds
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes | None:
+    got = b""
+    while len(got) < size:
+        piece = sock.recv(size - len(got))
+        if not piece:
+            return None
+        got += piece
+    return got
+
+
+# -- preloading
+
+
+class _Watched(type(os.environ)):  # type: ignore[misc]
+    """os.environ that remembers which names were asked for."""
+
+    asked: set[str] = set()  # noqa: RUF012 (one recorder for the one os.environ)
+
+    def __getitem__(self, key: str) -> str:
+        _Watched.asked.add(key)
+        value: str = super().__getitem__(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            _Watched.asked.add(key)
+        return bool(super().__contains__(key))
+
+
+def _sockets() -> set[str]:
+    return {link for link in _open_links() if link.startswith("socket:")}
+
+
+def _open_links() -> list[str]:
+    links: list[str] = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    return links
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def unsafe_to_fork(sockets_before: set[str]) -> str:
+    """Why children of this process could not train, or "": the checks after an import."""
+    if any(link.startswith("/dev/nvidia") for link in _open_links()):
+        return "it opened the GPU driver, which a forked child cannot use"
+    opened = _sockets() - sockets_before
+    if opened:
+        return f"it opened {len(opened)} socket(s), which all ranks would share"
+    if _num_threads() > 1:
+        # OpenBLAS and libgomp end their threads before a fork and start them again after: then one is left.
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        if _num_threads() > 1:
+            return f"it left {_num_threads() - 1} thread(s) running, which a forked child would lose"
+    read = sorted(_Watched.asked & PER_RANK_VARIABLES)
+    if read:
+        return f"it reads {', '.join(read)} while it is imported, so every rank would take itself for the same one"
+    return ""
+
+
+def _import_all(names: list[str]) -> tuple[str, str]:
+    """Import each; return the name that failed and why, or two empty strings.
+
+    A package that cannot be imported is the ranks' business: the program's own traceback tells it better.
+    """
+    sockets_before = _sockets()
+    for name in names:
+        _Watched.asked.clear()
+        os.environ.__class__ = _Watched
+        try:
+            __import__(name)
+        except BaseException as problem:  # an import may raise anything, SystemExit included
+            return name, f"importing it raised {type(problem).__name__}"
+        finally:
+            os.environ.__class__ = os._Environ
+        why = unsafe_to_fork(sockets_before)
+        if why:
+            return name, why
+    return "", ""
+
+
+def _preload_third_party(names: list[str], agent_pid: int) -> tuple[list[str], dict[str, str]]:
+    """Import `names` in trials until those left pass; return what is loaded and what was refused, with the reason.
+
+    When this returns, the process may be another one than the one that called it: a trial that passed.
+    """
+    refused: dict[str, str] = {}
+    wanted = list(names)
+    while wanted:
+        gc.collect()
+        original = os.getpid()
+        verdict_read, verdict_write = os.pipe()
+        trial = os.fork()
+        if trial == 0:
+            os.close(verdict_read)
+            bad, why = _import_all(wanted)
+            os.write(verdict_write, json.dumps([bad, why]).encode())
+            if bad:
+                os._exit(0)
+            os.close(verdict_write)
+            _wait_until_orphaned(original)
+            _die_with(agent_pid)
+            return wanted, refused
+        os.close(verdict_write)
+        with os.fdopen(verdict_read, "rb") as verdict:
+            said = verdict.read()
+        bad, why = json.loads(said) if said else (wanted[0], "importing it ended the process")
+        if not bad:
+            os._exit(0)  # the trial goes on in our place
+        os.waitpid(trial, 0)
+        refused[bad] = why
+        if not said:
+            # It died without a word: which of them it was is found one by one.
+            wanted = wanted[1:]
+        else:
+            wanted.remove(bad)
+    return [], refused
+
+
+def _wait_until_orphaned(parent: int) -> None:
+    pidfd = os.pidfd_open(parent) if os.getppid() == parent else -1
+    if pidfd >= 0:
+        import select
+
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll(10_000)
+        os.close(pidfd)
+    # A pidfd is readable when its process has become a zombie, which is after its children were re-parented.
+
+
+def _preload_torch(with_dynamo: bool) -> str:
+    """Import torch (and what DDP imports lazily); return why not, or ""."""
+    # With this torch asks NVML instead of the driver whether there are GPUs, so that no cuInit happens here.
+    had = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        import torch
+
+        if with_dynamo:
+            # DistributedDataParallel.__init__ imports torch._dynamo: 1.4 s once here, or in every rank at once.
+            import torch._dynamo
+            import torch.distributed
+            import torch.nn.parallel  # noqa: F401
+    except BaseException as problem:  # a broken torch is the ranks' story to tell, with their own traceback
+        return f"importing torch raised {type(problem).__name__}: {problem}"
+    finally:
+        if had is None:
+            del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+    return ""
+
+
+def _preload_ours() -> None:
+    """Import what every rank needs of this package; a rank runs without what is missing."""
+    rooms = ("launcher.loop.rank_main", "launcher.failure.inside", "profiler.probe.inject")
+    for name in (*(f"gpulaunch.{room}" for room in rooms), "atexit", "importlib.machinery", "runpy", "threading"):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+# -- starting
+
+
+def _start(request: dict[str, Any], fds: list[int], sock: socket.socket) -> None:
+    """Fork the store and the ranks of one attempt through one middle process, and tell their pids."""
+    go_read, go_write = os.pipe()
+    pids_read, pids_write = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        _middle(request, fds, sock, go_read, go_write, pids_read, pids_write)
+    os.close(pids_write)
+    os.close(go_read)
+    for fd in fds:
+        os.close(fd)
+    with os.fdopen(pids_read, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(middle, 0)
+    # Only now are the ranks the agent's children; until now they waited to bind their lives to it.
+    os.close(go_write)
+    pids = json.loads(told) if told else {"error": "the middle process died before it could tell the pids"}
+    send(sock, {"op": "started", **pids})
+
+
+def _middle(
+    request: dict[str, Any],
+    fds: list[int],
+    sock: socket.socket,
+    go_read: int,
+    go_write: int,
+    pids_read: int,
+    pids_write: int,
+) -> NoReturn:
+    """Fork every rank, tell their pids, end: the ranks become the agent's."""
+    os.close(go_write)
+    os.close(pids_read)
+    told: dict[str, Any] = {"store": None, "pids": []}
+    try:
+        sock_fd = sock.fileno()
+        if request["store"] is not None:
+            pid = os.fork()
+            if pid == 0:
+                _run_child(lambda: _store(request["store"], fds[0]), [pids_write, sock_fd, *fds[1:]], go_read, request)
+            told["store"] = pid
+        at = 0 if request["store"] is None else 1
+        for rank in request["ranks"]:
+            mine = fds[at : at + 2]
+            at += 2
+            pid = os.fork()
+            if pid == 0:
+                others = [fd for fd in fds if fd not in mine]
+                _run_child(lambda: _rank(rank, mine), [pids_write, sock_fd, *others], go_read, request)  # noqa: B023
+            told["pids"].append(pid)
+    except OSError as err:
+        told["error"] = f"fork: {err.strerror}"
+    os.write(pids_write, json.dumps(told).encode())
+    os._exit(0)
+
+
+def _run_child(work: Any, close: list[int], go_read: int, request: dict[str, Any]) -> NoReturn:
+    """The beginning of every forked child: nobody else's descriptors, its own session, bound to the agent."""
+    try:
+        for fd in close:
+            os.close(fd)
+        os.setsid()
+        os.read(go_read, 1)  # end of file: the middle process has been waited for, so we are the agent's
+        os.close(go_read)
+        _die_with(request["agent_pid"])
+        if not request["sigint_ignored"]:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        work()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _rank(rank: dict[str, Any], stdio: list[int]) -> NoReturn:
+    """Become one rank: its environment, stdio, CPUs, name, randomness; then the user's program."""
+    from gpulaunch.launcher.loop import linux, rank_main
+
+    os.dup2(stdio[0], 1)
+    os.dup2(stdio[1], 2)
+    for fd in stdio:
+        os.close(fd)
+    os.environ.update(rank["env"])
+    if rank["affinity"]:
+        os.sched_setaffinity(0, rank["affinity"])
+    linux.allow_ptrace_by_anyone_of_same_user()
+    linux.set_cmdline(rank["title"])
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        # Each rank of a spawned job has its own entropy; Python's own `random` reseeds itself after a fork.
+        numpy_random.seed()
+    rank_main.run(rank["program"])
+
+
+def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
+    """Serve one attempt's TCPStore on the socket the agent bound, until the agent ends this process."""
+    from gpulaunch.launcher.loop import linux
+
+    linux.set_comm("gpulaunch-store")
+    linux.set_cmdline(["gpulaunch: store"])
+    from torch.distributed import TCPStore
+
+    server = TCPStore(
+        store["host"],
+        store["port"],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+        use_libuv=True,
+    )
+    while server is not None:
+        signal.pause()
+    os._exit(0)
+
+
+def _die_with(agent_pid: int) -> None:
+    from gpulaunch.launcher.loop import linux
+
+    linux.die_with_parent(agent_pid)
+
+
+# -- the server
+
+
+def serve(setup: dict[str, Any]) -> None:
+    """Preload, say so, then start attempts until the agent closes the socket.
+
+    `setup`: fd, agent_pid, torch (bool), dynamo (bool), packages (list), refused (package -> why, from earlier runs).
+    """
+    from gpulaunch.launcher.loop import linux
+
+    _die_with(setup["agent_pid"])
+    linux.set_comm("gpulaunch-fork")
+    # Ctrl-C in the terminal is the agent's business; the ranks get back what this process was started with.
+    sigint_ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) == signal.SIG_IGN
+    sock = socket.socket(fileno=setup["fd"])
+    sockets_before = _sockets()
+    problem = _preload_torch(setup["dynamo"]) if setup["torch"] else "not wanted"
+    if setup["torch"] and not problem:
+        problem = unsafe_to_fork(sockets_before)
+    loaded: list[str] = []
+    refused: dict[str, str] = dict(setup["refused"])
+    if not problem:
+        wanted = [name for name in setup["packages"] if name not in refused and name not in sys.modules]
+        loaded, newly = _preload_third_party(wanted, setup["agent_pid"])
+        refused.update(newly)
+    _preload_ours()
+    # What lives now is shared with the ranks: keep the collector from writing to its pages.
+    gc.collect()
+    gc.freeze()
+    send(
+        sock,
+        {
+            "op": "ready",
+            "pid": os.getpid(),
+            "torch": "torch" in sys.modules,
+            "torch_version": str(getattr(sys.modules.get("torch"), "__version__", "")),
+            "problem": problem,
+            "loaded": loaded,
+            "refused": refused,
+        },
+    )
+    while True:
+        request = receive(sock)
+        if request is None:
+            os._exit(0)
+        request["sigint_ignored"] = sigint_ignored
+        _start(request, receive_fds(sock, request["num_fds"]), sock)
+
+
+def main() -> None:
+    """Entry: the one argument is JSON (padded with spaces, which makes room for the ranks' command lines)."""
+    setup = json.loads(sys.argv[1])
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    sys.argv = [""]
+    serve(setup)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The keeper: a small process that outlives the agent, to end what a killed agent leaves behind.
+
+Ranks die with the agent by PR_SET_PDEATHSIG, but their own children (dataloader workers, helpers that started a
+session of their own) do not. While the agent lives, it is their subreaper and ends them itself. When it is killed,
+the pipe it held to the keeper closes, and the keeper ends every process that was started with this run's mark in its
+environment, and removes the run's shared memory. The keeper does nothing else; the agent dismisses it with one byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+from typing import NoReturn
+
+from gpulaunch.launcher.loop import linux
+
+_MAX_ROUNDS = 50  # a fork bomb is not ours to win against
+
+
+class Keeper:
+    """The agent's end of it."""
+
+    def __init__(self, mark: bytes, directories: list[str]) -> None:
+        """`mark`: b"NAME=value" found in the environment of every process of the run; `directories`: removed."""
+        read, self._write = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _keep(read, mark, directories)
+        os.close(read)
+
+    def dismiss(self) -> None:
+        """The agent has cleaned up itself: the keeper may go."""
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"d")
+        os.close(self._write)
+
+
+def _keep(read: int, mark: bytes, directories: list[str]) -> NoReturn:
+    try:
+        os.setsid()
+        linux.set_comm("gpulaunch-keep")
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(signum, signal.SIG_IGN)
+        # Whoever waits for the end of the launcher's output must not wait for the keeper.
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+        os.dup2(read, 3)
+        os.closerange(4, 65536 if (limit := os.sysconf("SC_OPEN_MAX")) < 0 else min(limit, 65536))
+        if os.read(3, 1) == b"":
+            sweep(mark)
+            for directory in directories:
+                shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os._exit(0)
+
+
+def sweep(mark: bytes) -> list[int]:
+    """Kill every process with `mark` in its environment, again until none is found; return the pids killed."""
+    killed: list[int] = []
+    for _ in range(_MAX_ROUNDS):
+        found = [pid for pid in linux.all_pids() if pid != os.getpid() and linux.has_environment(pid, mark)]
+        found = [pid for pid in found if linux.state_of(pid) not in ("Z", "X", "")]
+        if not found:
+            break
+        for pid in found:
+            _kill_and_wait(pid, mark)
+        killed += found
+    return killed
+
+
+def _kill_and_wait(pid: int, mark: bytes) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        # The pid may have been given to another process between the look and the open.
+        if linux.has_environment(pid, mark):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            poller.poll(1_000)
+    except OSError:
+        pass  # it ended by itself
+    finally:
+        os.close(pidfd)

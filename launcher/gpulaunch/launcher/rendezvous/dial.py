@@ -1,0 +1,167 @@
+"""Reaching the leader: resolve, connect, and again, until somebody says stop. Nothing here blocks the loop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+
+from gpulaunch.launcher.loop.loop import Loop, Timer
+from gpulaunch.launcher.rendezvous.listen import Address, resolve
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_GROWTH = 1.6
+
+
+class Dialer:
+    """Connects to `host:port` by every address that the name has, with growing pauses between the rounds.
+
+    A leader that starts later than its followers is normal, and so is a name that is not in the DNS yet.
+    """
+
+    def __init__(
+        self, loop: Loop, host: str, port: int, *, try_s: float, on_connected: Callable[[socket.socket], None]
+    ) -> None:
+        self.trouble = "no answer yet"
+        """Why it has not worked so far, in a few words."""
+        self._loop = loop
+        self._host = host
+        self._port = port
+        self._try_s = try_s
+        self._on_connected = on_connected
+        self._pause_s = _FIRST_PAUSE_S
+        self._addresses: list[Address] = []
+        self._sock: socket.socket | None = None
+        self._timer: Timer | None = None
+        self._resolving: _Resolving | None = None
+
+    def start(self) -> None:
+        """Begin a round now."""
+        try:
+            self._addresses = resolve(self._host, self._port, numeric=True)
+        except OSError:
+            self._resolving = _Resolving(self._loop, self._host, self._port, self._resolved)
+        else:
+            self._next_address()
+
+    def again(self, trouble: str) -> None:
+        """What was connected to was of no use: try again after a pause."""
+        self.trouble = trouble
+        self._timer = self._loop.call_at(self._loop.now() + self._pause_s, self.start)
+        self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
+
+    def stop(self) -> None:
+        """Give up; idempotent."""
+        self._drop()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._resolving is not None:
+            self._resolving.cancel()
+            self._resolving = None
+
+    def _resolved(self, addresses: list[Address] | OSError) -> None:
+        self._resolving = None
+        if isinstance(addresses, OSError):
+            self.again(f"name not resolved: {addresses.strerror}")
+        else:
+            self._addresses = addresses
+            self._next_address()
+
+    def _next_address(self) -> None:
+        if not self._addresses:
+            self.again(self.trouble)
+            return
+        family, address = self._addresses.pop(0)
+        try:
+            self._sock = sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            failed = sock.connect_ex(address)
+        except OSError as err:
+            failed = err.errno or errno.EINVAL
+        if failed not in (0, errno.EINPROGRESS):
+            self._failed(os.strerror(failed))
+            return
+        self._loop.watch_write(sock.fileno(), self._answered)
+        self._timer = self._loop.call_at(self._loop.now() + self._try_s, lambda: self._failed("no answer"))
+
+    def _answered(self) -> None:
+        sock = self._sock
+        assert sock is not None, "watched while connecting"
+        failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            self._failed(os.strerror(failed))
+        elif _is_itself(sock):
+            self._failed(os.strerror(errno.ECONNREFUSED))
+        else:
+            self._forget()
+            self._on_connected(sock)
+
+    def _failed(self, trouble: str) -> None:
+        self.trouble = trouble
+        self._drop()
+        self._next_address()
+
+    def _drop(self) -> None:
+        sock = self._sock
+        self._forget()
+        if sock is not None:
+            sock.close()
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sock is not None:
+            self._loop.unwatch_write(self._sock.fileno())
+            self._sock = None
+
+
+def _is_itself(sock: socket.socket) -> bool:
+    """Whether the kernel has connected the socket to itself.
+
+    It does when nobody listens on a local port and the connection's own port is chosen to be that very one; such a
+    connection would also keep the leader from its port.
+    """
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:  # reset meanwhile: not itself
+        return False
+
+
+class _Resolving:
+    """One look-up in a thread of its own, because the C library has no other way than to block.
+
+    The thread owns the write end of a pipe and closes it when the answer is there; that wakes the loop.
+    """
+
+    def __init__(
+        self, loop: Loop, host: str, port: int, on_resolved: Callable[[list[Address] | OSError], None]
+    ) -> None:
+        import threading  # only for names
+
+        self._loop = loop
+        self._on_resolved = on_resolved
+        self._answer: list[Address] | OSError = OSError(errno.EIO, "no answer")
+        self._fd, write_fd = os.pipe()
+        loop.watch_read(self._fd, self._done)
+        thread = threading.Thread(target=self._look_up, args=(host, port, write_fd), daemon=True, name="resolve")
+        thread.start()
+
+    def _look_up(self, host: str, port: int, write_fd: int) -> None:
+        try:
+            self._answer = resolve(host, port)
+        except OSError as err:
+            self._answer = err
+        finally:
+            os.close(write_fd)
+
+    def _done(self) -> None:
+        self.cancel()
+        self._on_resolved(self._answer)
+
+    def cancel(self) -> None:
+        """Do not answer."""
+        if self._fd >= 0:
+            self._loop.unwatch_read(self._fd)
+            os.close(self._fd)
+            self._fd = -1

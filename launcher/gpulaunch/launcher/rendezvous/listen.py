@@ -1,0 +1,147 @@
+"""Listening sockets for the store of a job: bound before anything is started, so that no port can be lost to a race."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+
+from gpulaunch.launcher.rendezvous.base import RendezvousError
+
+# As torch's own TCPStore: all ranks connect at once, and a rank beyond the backlog waits a second for its next SYN.
+BACKLOG = 2048
+
+
+Address = tuple[socket.AddressFamily, tuple[object, ...]]
+
+
+def resolve(host: str, port: int, *, numeric: bool = False) -> list[Address]:
+    """Where `host` and `port` may be found, in the resolver's order; blocks, unless `numeric`. Raises OSError."""
+    # Given as bytes, an ASCII name does not make Python load its tables for international names.
+    name = host.encode("ascii") if host.isascii() else host
+    try:
+        found = socket.getaddrinfo(
+            name, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST if numeric else socket.AI_ADDRCONFIG
+        )
+    except UnicodeError as err:
+        raise OSError(errno.EINVAL, "not a host name") from err
+    # dict.fromkeys: a name listed twice in /etc/hosts comes twice.
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def listen(host: str, port: int, *, others: bool = False) -> socket.socket:
+    """A non-blocking listening socket where a client that was given `host` and `port` arrives; port 0: any free one.
+
+    Bound to what `host` means on this machine and to nothing more: "localhost" is never reachable from outside. IPv4
+    before IPv6, because a loopback name often stands for both and torch's clients try every address of a name.
+
+    `others`: clients come from other machines, for which `host` may mean something else than here: a service address,
+    a NAT, a name not known yet, or the machine's own name, which Debian maps to 127.0.1.1. Then all addresses are
+    listened on.
+
+    Raises RendezvousError, with the holder of the port if that can be seen.
+    """
+    try:
+        addresses = resolve(host, port)
+    except OSError as err:
+        if not others:
+            why = err.strerror or str(err)
+            raise RendezvousError(f"master address {host} cannot be resolved ({why}); check the name") from err
+        addresses = []
+    addresses.sort(key=lambda item: item[0] != socket.AF_INET)
+    refusal: OSError | None = None
+    anywhere = others and (not addresses or _is_own_name_only(host, addresses))
+    for family, address in () if anywhere else addresses:
+        try:
+            return _listening(family, address)
+        except OSError as err:
+            # A port in use is what the user must hear of, more than a missing IPv6.
+            if refusal is None or err.errno == errno.EADDRINUSE:
+                refusal = err
+    if anywhere or (others and refusal is not None and refusal.errno == errno.EADDRNOTAVAIL):
+        try:
+            return _listen_anywhere(port)
+        except OSError as err:
+            refusal = err
+    raise RendezvousError(_refused(host, port, refusal)) from refusal
+
+
+def _is_own_name_only(host: str, addresses: list[Address]) -> bool:
+    """Whether `host` is a name that means loopback on this machine alone, other than "localhost"."""
+    numbers = [str(address[0]) for _, address in addresses]
+    return (
+        all(number == "::1" or number.startswith("127.") for number in numbers)
+        and host not in numbers
+        and host.rpartition(".")[2] != "localhost"
+    )
+
+
+def _listening(family: int, address: tuple[object, ...], *, dual: bool = False) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # Connections of the last job that linger in TIME_WAIT must not keep this one from its port. Linux still
+        # refuses when somebody listens.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _listen_anywhere(port: int) -> socket.socket:
+    """On all addresses, IPv6 and IPv4 in one socket where the machine has IPv6."""
+    try:
+        return _listening(socket.AF_INET6, ("::", port), dual=True)
+    except OSError as err:
+        if err.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
+        return _listening(socket.AF_INET, ("0.0.0.0", port))  # noqa: S104  # the ranks of other nodes arrive here
+
+
+def _refused(host: str, port: int, refusal: OSError | None) -> str:
+    if refusal is not None and refusal.errno == errno.EADDRINUSE:
+        holder = holder_of(port)
+        by = f" by {holder}" if holder else ""
+        return f"port {port} on {host} is in use{by}; end that, or choose another with --master-port"
+    if refusal is not None and refusal.errno == errno.EACCES:
+        return f"port {port} on {host} is reserved for root; choose one above 1023 with --master-port"
+    if refusal is not None and refusal.errno == errno.EADDRNOTAVAIL:
+        return f"master address {host} is not an address of this machine; check --master-addr"
+    reason = os.strerror(refusal.errno or 0) if refusal is not None else "no address"
+    return f"cannot listen on {host}:{port}: {reason}"
+
+
+def holder_of(port: int) -> str | None:
+    """Who listens on `port`, as "process 123 (python)"; None where /proc does not tell (another user's process)."""
+    inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    if not inodes:
+        return None
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{fd}") in inodes:
+                    return f"process {pid} ({_name_of(pid)})"
+    return None
+
+
+def _listening_inodes(port: int) -> list[str]:
+    """Inodes of the sockets in state LISTEN (0A) on `port`, from the kernel's tables (proc(5))."""
+    inodes: list[str] = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:  # no IPv6: no table
+            next(lines, None)
+            for line in lines:
+                fields = line.split()
+                if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.append(fields[9])
+    return inodes
+
+
+def _name_of(pid: str) -> str:
+    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
+        return comm.read().strip()

@@ -1,0 +1,75 @@
+"""The rendezvous of a job on one node: nobody to wait for, but a store that must be found."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from gpulaunch.launcher.loop.loop import Loop
+from gpulaunch.launcher.rendezvous.base import RendezvousError, World, unset
+from gpulaunch.launcher.rendezvous.listen import listen
+
+
+class LocalRendezvous:
+    """Gives every attempt a listening socket for its store, bound before anything starts.
+
+    With a port given, that socket is bound in the constructor (RendezvousError when it cannot be) and held over all
+    attempts, so that nobody takes the port in between. Without one, every attempt gets a fresh port.
+    """
+
+    def __init__(self, loop: Loop, *, nproc: int, master_addr: str, master_port: int | None) -> None:
+        self.on_joined: Callable[[World], None] = unset
+        self.on_failed: Callable[[str], None] = unset
+        self.on_peer_failed: Callable[[bool, str], None] = unset
+        self.on_peers_done: Callable[[], None] = unset
+        self._loop = loop
+        self._nproc = nproc
+        self._addr = master_addr
+        self._port = master_port or 0
+        self._socket: socket.socket | None = listen(self._addr, self._port)
+        self._served = False  # an attempt has had the socket
+        self._closed = False
+
+    def join(self, attempt: int) -> None:
+        """Answer at the loop's next turn."""
+        self._soon(lambda: self._join(attempt))
+
+    def _join(self, attempt: int) -> None:
+        if self._socket is None or (self._served and self._port == 0):
+            self._release()
+            try:
+                self._socket = listen(self._addr, self._port)
+            except RendezvousError as err:
+                self.on_failed(str(err))
+                return
+        self._served = True
+        self.on_joined(
+            World(
+                attempt=attempt,
+                nnodes=1,
+                node_rank=0,
+                first_rank=0,
+                world_size=self._nproc,
+                master_addr=self._addr,
+                master_port=self._socket.getsockname()[1],
+                store_fd=self._socket.fileno(),
+            )
+        )
+
+    def tell(self, *, ok: bool, final: bool, why: str = "") -> None:  # noqa: ARG002  # there is nobody else to tell
+        """A good end here is the good end of all."""
+        if ok:
+            self._soon(lambda: self.on_peers_done())
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._closed = True
+        self._release()
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_at(self._loop.now(), lambda: None if self._closed else callback())
+
+    def _release(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

@@ -1,0 +1,241 @@
+"""What leader and members decide, without sockets and clocks: in goes what was heard, out comes what is to be said.
+
+The leader (on node 0) keeps a `Group`. It gathers the nodes once; then every attempt is the same three steps:
+
+    GATHERING  nodes arrive, and may leave again
+    READYING   nobody runs; it is waited until the ranks of the last attempt are dead on every node
+    RUNNING    all were told to go
+    LEAVING    all ended well and were told; the leader stays until the others have left
+    OVER       given up, or done
+
+Every node, also node 0, keeps a `Member`: what it has told and heard of the attempt it is in. It decides which news
+matter to its agent, since news cross on the wire: two nodes may report the end of one attempt at the same time.
+
+So no rank of attempt k can meet the store of attempt k - 1: `go k` is said only after `ready k` was heard from all,
+and a node says `ready k` when its ranks are dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from gpulaunch.launcher.rendezvous.wire import Done, Ended, Failed, Go, Hello, Message, Ready, clean
+
+LEADER = 0
+
+
+class Stage(Enum):
+    """Where the group is; see the module's docstring."""
+
+    GATHERING = "gathering"
+    READYING = "readying"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    OVER = "over"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What a node brings."""
+
+    nproc: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """All that the leader's decisions depend on."""
+
+    run_id: str
+    nnodes: int
+    nodes: Mapping[int, Node]
+    """By node rank; the leader is always there."""
+    stage: Stage = Stage.GATHERING
+    attempt: int = 0
+    """The one that runs, or that is being made ready."""
+    ready: frozenset[int] = frozenset()
+    ok: frozenset[int] = frozenset()
+
+    @property
+    def missing(self) -> list[int]:
+        """Node ranks that are still to come."""
+        return [rank for rank in range(self.nnodes) if rank not in self.nodes]
+
+    def name(self, rank: int) -> str:
+        """A node as people know it."""
+        return f"node {rank} ({self.nodes[rank].host})"
+
+
+Sends = tuple[tuple[int, Message], ...]
+"""To which node rank, what."""
+Result = tuple[Group, Sends]
+
+
+def gather(*, run_id: str, nnodes: int, leader: Node) -> Group:
+    """The beginning: the leader alone."""
+    return _complete(Group(run_id=clean(run_id), nnodes=nnodes, nodes={LEADER: leader}))
+
+
+def refusal(group: Group, hello: Hello) -> str | None:
+    """Why this node cannot take part, as one line for both sides; None: it can."""
+    who = f"node {hello.node_rank} ({hello.host})"
+    if hello.run_id != group.run_id:
+        return f"{who} belongs to run {hello.run_id!r}, node 0 to {group.run_id!r}; check --rdzv-id and --master-port"
+    if hello.nnodes != group.nnodes:
+        return f"{who} was started with --nnodes {hello.nnodes}, node 0 with {group.nnodes}; use the same on all nodes"
+    if hello.node_rank >= group.nnodes:
+        return f"{who} has no place in --nnodes {group.nnodes}; --node-rank counts from 0 to {group.nnodes - 1}"
+    if hello.node_rank in group.nodes:
+        return f"--node-rank {hello.node_rank} given twice: on {group.nodes[hello.node_rank].host} and {hello.host}"
+    if group.stage is not Stage.GATHERING:
+        return f"{who} comes too late: all nodes of the job are there"
+    if hello.nproc < 1:
+        return f"{who} has no ranks; check --nproc-per-node"
+    return None
+
+
+def arrive(group: Group, rank: int, node: Node) -> Result:
+    """A node that is not refused takes its place."""
+    return _go_if_ready(_complete(replace(group, nodes={**group.nodes, rank: node})))
+
+
+def hear(group: Group, rank: int, message: Message) -> Result:
+    """A member has spoken."""
+    if group.stage in (Stage.LEAVING, Stage.OVER):
+        return group, ()
+    if isinstance(message, Ready):
+        return _ready(group, rank, message)
+    if isinstance(message, Ended):
+        return _ended(group, rank, message)
+    return _over(group, rank, f"{group.name(rank)} said what only a leader says")
+
+
+def gone(group: Group, rank: int, why: str) -> Result:
+    """The connection to a member has ended."""
+    rest = replace(group, nodes={r: node for r, node in group.nodes.items() if r != rank}, ready=group.ready - {rank})
+    if group.stage in (Stage.GATHERING, Stage.OVER):
+        return rest, ()
+    if group.stage is Stage.LEAVING:
+        return (rest, ()) if len(rest.nodes) > 1 else leave(rest)
+    return _over(rest, rank, f"{group.name(rank)} is gone: {why}")
+
+
+def leave(group: Group) -> Result:
+    """The others have left, or were waited for long enough: the leader may go too."""
+    if group.stage is not Stage.LEAVING:
+        return group, ()
+    return replace(group, stage=Stage.OVER), ((LEADER, Done(attempt=group.attempt)),)
+
+
+def _complete(group: Group) -> Group:
+    return group if group.missing else replace(group, stage=Stage.READYING)
+
+
+def _ready(group: Group, rank: int, message: Ready) -> Result:
+    if group.stage is Stage.RUNNING or message.attempt != group.attempt:
+        return _over(
+            group, rank, f"{group.name(rank)} is ready for attempt {message.attempt} during attempt {group.attempt}"
+        )
+    return _go_if_ready(replace(group, ready=group.ready | {rank}))
+
+
+def _go_if_ready(group: Group) -> Result:
+    if group.stage is not Stage.READYING or len(group.ready) < group.nnodes:
+        return group, ()
+    world_size = sum(node.nproc for node in group.nodes.values())
+    first_rank = 0
+    sends: list[tuple[int, Message]] = []
+    for rank in range(group.nnodes):
+        sends.append((rank, Go(attempt=group.attempt, first_rank=first_rank, world_size=world_size)))
+        first_rank += group.nodes[rank].nproc
+    return replace(group, stage=Stage.RUNNING, ok=frozenset()), tuple(sends)
+
+
+def _ended(group: Group, rank: int, message: Ended) -> Result:
+    if not message.ok and message.final:
+        return _over(group, rank, f"{group.name(rank)}: {message.why}")
+    if group.stage is not Stage.RUNNING or message.attempt != group.attempt:
+        return group, ()  # this attempt is known to have failed: another node was faster
+    if message.ok:
+        return _leave_if_ok(replace(group, ok=group.ok | {rank}))
+    failed = Failed(attempt=group.attempt, final=False, why=f"{group.name(rank)}: {message.why}")
+    following = replace(group, stage=Stage.READYING, attempt=group.attempt + 1, ready=frozenset())
+    return following, _to_others(group, rank, failed)
+
+
+def _leave_if_ok(group: Group) -> Result:
+    if len(group.ok) < group.nnodes:
+        return group, ()
+    leaving = replace(group, stage=Stage.LEAVING)
+    if group.nnodes == 1:
+        return leave(leaving)
+    return leaving, _to_others(group, LEADER, Done(attempt=group.attempt))
+
+
+def _over(group: Group, rank: int, why: str) -> Result:
+    failed = Failed(attempt=group.attempt, final=True, why=why)
+    return replace(group, stage=Stage.OVER), _to_others(group, rank, failed)
+
+
+def _to_others(group: Group, rank: int, message: Message) -> Sends:
+    return tuple((other, message) for other in sorted(group.nodes) if other != rank)
+
+
+# -- one node
+
+
+class Seat(Enum):
+    """Where a node is in its attempt."""
+
+    IDLE = "idle"
+    JOINING = "joining"
+    RUNNING = "running"
+    WAITING = "waiting"
+    """Ended well here."""
+    FAILED = "failed"
+    """Failed here or elsewhere; the next attempt is not joined yet."""
+    OVER = "over"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """What one node has told and heard."""
+
+    seat: Seat = Seat.IDLE
+    attempt: int = 0
+
+
+def join(member: Member, attempt: int) -> tuple[Member, Ready | None]:
+    """The agent joins; what to say to the leader."""
+    if member.seat is Seat.OVER:
+        return member, None
+    return Member(seat=Seat.JOINING, attempt=attempt), Ready(attempt=attempt)
+
+
+def tell(member: Member, *, ok: bool, final: bool, why: str) -> tuple[Member, Ended | None]:
+    """The agent tells how it went here; what to say to the leader."""
+    if member.seat in (Seat.IDLE, Seat.OVER) or (ok and member.seat is not Seat.RUNNING):
+        return member, None
+    seat = Seat.WAITING if ok else Seat.OVER if final else Seat.FAILED
+    return replace(member, seat=seat), Ended(attempt=member.attempt, ok=ok, final=final, why=why)
+
+
+def heed(member: Member, message: Message) -> tuple[Member, bool]:
+    """The leader has spoken; whether it is news to the agent."""
+    if isinstance(message, Go):
+        heeded = member.seat is Seat.JOINING and message.attempt == member.attempt
+        seat = Seat.RUNNING
+    elif isinstance(message, Failed) and message.final:
+        heeded = member.seat is not Seat.OVER
+        seat = Seat.OVER
+    elif isinstance(message, Failed):
+        heeded = member.seat in (Seat.RUNNING, Seat.WAITING) and message.attempt == member.attempt
+        seat = Seat.FAILED
+    elif isinstance(message, Done):
+        heeded = member.seat is Seat.WAITING and message.attempt == member.attempt
+        seat = Seat.OVER
+    else:
+        heeded, seat = False, member.seat
+    return (replace(member, seat=seat), True) if heeded else (member, False)

@@ -1,0 +1,330 @@
+"""A rank's page: made by the agent, written by the probe, read by anybody.
+
+The layout is in `layout`; nothing else in the house knows an offset. Writing never blocks and never allocates: the
+whole page is reserved when it is made. Reading needs no help from the writer, so it works on a live, a hung and a
+killed rank alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpulaunch.profiler.channel import clock
+from gpulaunch.profiler.channel.layout import (
+    MAGIC,
+    PAGE_BYTES,
+    PHASES,
+    RING_BYTE,
+    RING_RECORD_BYTES,
+    RING_SLOTS,
+    STEP_BUCKETS,
+    TEXT_BYTES,
+    VERSION,
+    Hook,
+    StepSource,
+    TextSlot,
+    Word,
+)
+
+__all__ = ["PageBusyError", "PageError", "PageReader", "PageSnapshot", "PageWriter", "create", "read"]
+
+
+class PageError(ValueError):
+    """The file is not a page that this version can read or write; the text says why."""
+
+
+class PageBusyError(PageError):
+    """Another live process is this page's writer."""
+
+
+# Native ("@") packs each number with one aligned 8-byte store; "<" would go byte by byte and could be read half done.
+_WORD: Final = struct.Struct("@Q")
+_WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
+_STEP_COUNTERS: Final = struct.Struct(f"@{Word.PROBE_NS_TOTAL - Word.STEPS + 1}Q")
+_RECORD_BODY: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8 - 1}Q")
+
+_SEQUENCE: Final = int(Word.SEQUENCE)
+_STEPS_BYTE: Final = 8 * Word.STEPS
+_HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
+_RING: Final = RING_BYTE // 8
+_RECORD_WORDS: Final = RING_RECORD_BYTES // 8
+
+_READ_TRIES: Final = 64  # a writer is inside for about 2 us; more than a few tries mean that it died or sleeps in there
+_U64: Final = (1 << 64) - 1
+
+
+def create(path: str, *, rank: int, local_rank: int, attempt: int) -> None:
+    """Make a zeroed page at `path`, replacing any older one.
+
+    A replaced page stays whole for whoever has it mapped, so a rank of an older attempt cannot write into the new one.
+
+    Raises:
+        OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in the rank later).
+    """
+    making = f"{path}.{os.getpid()}.new"
+    fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, PAGE_BYTES)
+        at = clock.anchor()
+        header = (MAGIC, VERSION, rank, local_rank, attempt, at.monotonic_ns, at.realtime_ns)
+        os.pwrite(fd, struct.pack(f"@{len(header)}Q", *header), 0)
+        os.rename(making, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(making)
+        raise
+    finally:
+        os.close(fd)
+
+
+class PageWriter:
+    """The one writer of a page. Every method is a few stores into memory; none raises once the page is open."""
+
+    def __init__(self, path: str) -> None:
+        """Claim the page for this process.
+
+        Raises:
+            OSError: no such file, or no right to write it.
+            PageError: not a page of this version.
+            PageBusyError: another live process writes it.
+        """
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # A POSIX record lock belongs to the process: forked children do not hold it, the kernel drops it at death.
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PageBusyError(f"{path}: another process writes this page") from None
+            self._map = _map(self._fd, path, mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._bytes = memoryview(self._map)
+        self.words = self._bytes.cast("Q")
+        """Every u64 of the page, to be indexed with `Word`; for single gauges and counters."""
+        # An earlier writer of this page (a wrapper script runs several programs) may have died in the middle of a step.
+        self.words[_SEQUENCE] &= ~1
+        self.words[Word.STARTED_NS] = clock.monotonic_ns()
+        self.words[Word.PID] = os.getpid()
+
+    def step_counters(self) -> tuple[int, ...]:
+        """The words STEPS..PROBE_NS_TOTAL as they are: what an earlier writer of this page left."""
+        return _STEP_COUNTERS.unpack_from(self._bytes, _STEPS_BYTE)
+
+    def end_step(self, counters: tuple[int, ...], bucket: int, closed: int, record: tuple[int, ...]) -> None:
+        """Publish the end of a step.
+
+        Args:
+            counters: new values of the words STEPS..PROBE_NS_TOTAL, in that order.
+            bucket: index of the duration bucket that `closed` steps fall into.
+            closed: how many steps ended, nearly always 1.
+            record: the last of them: start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns,
+                samples.
+        """
+        words = self.words
+        page = self._bytes
+        sequence = words[_SEQUENCE] + 1
+        words[_SEQUENCE] = sequence
+        _STEP_COUNTERS.pack_into(page, _STEPS_BYTE, *counters)
+        words[_HISTOGRAM + bucket] += closed
+        step = counters[0] - 1
+        slot = _RING + (step % RING_SLOTS) * _RECORD_WORDS
+        words[slot] = 2 * step + 1
+        _RECORD_BODY.pack_into(page, 8 * slot + 8, *record)
+        words[slot] = 2 * step + 2
+        words[_SEQUENCE] = sequence + 1
+
+    def write_text(self, slot: TextSlot, text: str) -> None:
+        """Put `text` into a slot, cut at 240 bytes."""
+        data = text.encode("utf-8", "replace")[:TEXT_BYTES]
+        word = slot // 8
+        sequence = self.words[word] | 1
+        self.words[word] = sequence
+        self.words[word + 1] = len(data)
+        self._bytes[slot + 16 : slot + 16 + len(data)] = data
+        self.words[word] = sequence + 1
+
+    def close(self) -> None:
+        """Let the page go; another process may then claim it."""
+        self.words.release()
+        self._bytes.release()
+        self._map.close()
+        os.close(self._fd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSnapshot:
+    """What a rank has published up to one instant."""
+
+    rank: int
+    local_rank: int
+    attempt: int
+    anchor: clock.Anchor
+    """When the page was made, on both clocks; see `clock.wall_ns`."""
+    pid: int
+    """The process that writes the page; 0 until the rank has armed its probe."""
+    armed: bool
+    started_ns: int
+    """CLOCK_MONOTONIC when the probe was armed."""
+    hooks_armed: Hook
+    hooks_unavailable: Hook
+    consistent: bool
+    """False if the writer stopped in the middle of publishing a step: its counters may then be one step apart."""
+    steps: int
+    microsteps: int
+    skipped_steps: int
+    samples: int
+    step_ns_total: int
+    step_histogram_counts: tuple[int, ...]
+    """Steps per duration bucket (not cumulative); bounds in `layout.STEP_BOUNDS_S`, the last bucket is +Inf."""
+    phase_ns: Mapping[str, int]
+    """Total per phase of `layout.PHASES`; they sum to `step_ns_total`."""
+    last_step_monotonic_ns: int
+    step_source: StepSource
+    probe_ns_total: int
+    loader_batches: int
+    loader_workers_configured: int
+    loader_outstanding: int
+    loader_ready: int
+    loader_reorder_blocked: int
+    gpu_allocated_bytes: int
+    gpu_peak_allocated_bytes: int
+    gpu_reserved_bytes: int
+    note: str
+    fault: str
+
+
+class PageReader:
+    """Reads one page again and again without opening it each time."""
+
+    def __init__(self, path: str) -> None:
+        """Map the page at `path`.
+
+        Raises:
+            OSError: no such file, or no right to read it.
+            PageError: not a page of this version.
+        """
+        self.path = path
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._inode = os.fstat(fd).st_ino
+            self._map = _map(fd, path, mmap.PROT_READ)
+        finally:
+            os.close(fd)
+
+    def read(self) -> PageSnapshot:
+        """The page now."""
+        words, consistent = self._stable_words()
+        note = self._text(TextSlot.NOTE)
+        fault = self._text(TextSlot.FAULT)
+        return PageSnapshot(
+            rank=words[Word.RANK],
+            local_rank=words[Word.LOCAL_RANK],
+            attempt=words[Word.ATTEMPT],
+            anchor=clock.Anchor(
+                monotonic_ns=words[Word.ANCHOR_MONOTONIC_NS], realtime_ns=words[Word.ANCHOR_REALTIME_NS]
+            ),
+            pid=words[Word.PID],
+            armed=words[Word.PID] != 0,
+            started_ns=words[Word.STARTED_NS],
+            hooks_armed=Hook(words[Word.HOOKS_ARMED]),
+            hooks_unavailable=Hook(words[Word.HOOKS_UNAVAILABLE]),
+            consistent=consistent,
+            steps=words[Word.STEPS],
+            microsteps=words[Word.MICROSTEPS],
+            skipped_steps=words[Word.SKIPPED_STEPS],
+            samples=words[Word.SAMPLES],
+            step_ns_total=words[Word.STEP_NS_TOTAL],
+            step_histogram_counts=words[Word.STEP_HISTOGRAM : Word.STEP_HISTOGRAM + STEP_BUCKETS],
+            phase_ns=dict(zip(PHASES, words[Word.DATA_WAIT_NS_TOTAL : Word.OTHER_NS_TOTAL + 1], strict=True)),
+            last_step_monotonic_ns=words[Word.LAST_STEP_MONOTONIC_NS],
+            step_source=StepSource(words[Word.STEP_SOURCE]),
+            probe_ns_total=words[Word.PROBE_NS_TOTAL],
+            loader_batches=words[Word.LOADER_BATCHES],
+            loader_workers_configured=words[Word.LOADER_WORKERS_CONFIGURED],
+            loader_outstanding=words[Word.LOADER_OUTSTANDING],
+            loader_ready=words[Word.LOADER_READY],
+            loader_reorder_blocked=words[Word.LOADER_REORDER_BLOCKED],
+            gpu_allocated_bytes=words[Word.GPU_ALLOCATED_BYTES],
+            gpu_peak_allocated_bytes=words[Word.GPU_PEAK_ALLOCATED_BYTES],
+            gpu_reserved_bytes=words[Word.GPU_RESERVED_BYTES],
+            note=note,
+            fault=fault,
+        )
+
+    def replaced(self) -> bool:
+        """True if the path now has another page (a new attempt has begun) or none (the job has ended)."""
+        try:
+            return os.stat(self.path).st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    def raw(self, offset: int, size: int) -> bytes:
+        """Bytes of the page, as they are."""
+        return self._map[offset : offset + size]
+
+    def word(self, index: int) -> int:
+        """One u64 of the page."""
+        value: int = _WORD.unpack_from(self._map, 8 * index)[0]
+        return value
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._map.close()
+
+    def __enter__(self) -> PageReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _stable_words(self) -> tuple[tuple[int, ...], bool]:
+        """All words below the ring, and whether no step was being published meanwhile."""
+        words: tuple[int, ...] = ()
+        for _ in range(_READ_TRIES):
+            before = self.word(_SEQUENCE)
+            words = _WORDS.unpack_from(self._map, 0)
+            if before % 2 == 0 and self.word(_SEQUENCE) == before:
+                return words, True
+        return words, False
+
+    def _text(self, slot: TextSlot) -> str:
+        for _ in range(_READ_TRIES):
+            before = self.word(slot // 8)
+            size = min(self.word(slot // 8 + 1), TEXT_BYTES)
+            data = self.raw(slot + 16, size)
+            if before % 2 == 0 and self.word(slot // 8) == before:
+                return data.decode("utf-8", "ignore")  # "ignore": the cut at 240 bytes may split a character
+        return ""
+
+
+def read(path: str) -> PageSnapshot:
+    """One snapshot of the page at `path`.
+
+    Raises:
+        OSError: no such file, or no right to read it.
+        PageError: not a page of this version.
+    """
+    with PageReader(path) as reader:
+        return reader.read()
+
+
+def _map(fd: int, path: str, protection: int) -> mmap.mmap:
+    size = os.fstat(fd).st_size
+    if size != PAGE_BYTES:
+        raise PageError(f"{path}: {size} bytes, a page has {PAGE_BYTES}")
+    page = mmap.mmap(fd, PAGE_BYTES, mmap.MAP_SHARED, protection)
+    magic, version = struct.unpack_from("@2Q", page, 0)
+    if magic == MAGIC and version == VERSION:
+        return page
+    page.close()
+    if magic != MAGIC:
+        raise PageError(f"{path}: not a gpulaunch page")
+    raise PageError(f"{path}: page version {version}, this gpulaunch knows version {VERSION}")

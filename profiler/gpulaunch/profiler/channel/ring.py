@@ -1,0 +1,87 @@
+"""The last steps of a rank, one record each: they survive the rank, a SIGKILL included.
+
+The writer's side is `PageWriter.end_step`; a record's number is in its sequence word, so the reader knows a record of
+this round from one of the round before, and a whole one from one being written.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from gpulaunch.profiler.channel.layout import RING_BYTE, RING_RECORD_BYTES, RING_SLOTS, Word
+from gpulaunch.profiler.channel.page import PageReader
+
+__all__ = ["StepEvent", "recent", "recent_from"]
+
+_RECORD: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8}Q")
+_TRIES: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvent:
+    """One finished step."""
+
+    step: int
+    """Counted from 0 over the attempt."""
+    start_ns: int
+    """CLOCK_MONOTONIC."""
+    duration_ns: int
+    data_wait_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    samples: int
+
+    @property
+    def other_ns(self) -> int:
+        """What the named phases leave of the step."""
+        return self.duration_ns - self.data_wait_ns - self.forward_ns - self.backward_ns - self.optimizer_ns
+
+
+def recent(path: str) -> list[StepEvent]:
+    """The newest steps in the page at `path` (at most 192), oldest first.
+
+    Raises:
+        OSError: no such file, or no right to read it.
+        PageError: not a page of this version.
+    """
+    with PageReader(path) as reader:
+        return recent_from(reader)
+
+
+def recent_from(reader: PageReader) -> list[StepEvent]:
+    """The newest steps of a mapped page, oldest first; a step that is overwritten meanwhile is left out."""
+    head = reader.word(Word.STEPS)
+    events = (_event(reader, step) for step in range(max(0, head - RING_SLOTS), head))
+    return [event for event in events if event is not None]
+
+
+def _event(reader: PageReader, step: int) -> StepEvent | None:
+    """The record of `step`, or None when it never was, is gone, or was left half written."""
+    offset = RING_BYTE + (step % RING_SLOTS) * RING_RECORD_BYTES
+    for _ in range(_TRIES):
+        before = reader.word(offset // 8)
+        record = reader.raw(offset, RING_RECORD_BYTES)
+        # The second copy is for CPUs that let stores pass each other (aarch64): a record in motion differs between
+        # the two.
+        again = reader.raw(offset, RING_RECORD_BYTES)
+        if record == again and before % 2 == 0:
+            sequence, *body = _RECORD.unpack(record)
+            if sequence != before:
+                continue
+            if sequence != 2 * step + 2:
+                return None
+            start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples = body
+            return StepEvent(
+                step=step,
+                start_ns=start_ns,
+                duration_ns=duration_ns,
+                data_wait_ns=data_wait_ns,
+                forward_ns=forward_ns,
+                backward_ns=backward_ns,
+                optimizer_ns=optimizer_ns,
+                samples=samples,
+            )
+    return None

@@ -1,0 +1,155 @@
+"""The sidecar's one loop: once a second, read every sampler, publish what is known.
+
+It must never matter to training. So every collector is guarded on its own, the result is an immutable state that a
+server may show as long as it likes, and the ledger beside the pages lets the next sidecar go on if this one is
+killed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from gpulaunch.profiler.channel import clock as clocks
+from gpulaunch.profiler.record import (
+    Collector,
+    CollectorState,
+    HostState,
+    NodeState,
+    RankProcesses,
+    Reading,
+    SidecarState,
+    TrainingState,
+)
+from gpulaunch.profiler.samplers.host import HostSampler
+from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.process import ProcessSampler, parse_resident_pages
+from gpulaunch.profiler.samplers.ranks import RankSampler
+
+T = TypeVar("T")
+LEDGER_FILE = "sidecar.json"
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class _Guard:
+    """Runs one collector and keeps count of how it does; nothing that it raises gets past here."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._available = True
+        self._reason = ""
+        self._errors = 0
+        self._spent_s = 0.0
+
+    def run(self, collect: Callable[[float], Reading[T]]) -> T | None:
+        now = self._clock()
+        try:
+            reading = collect(now)
+        except Exception as error:  # a fault of ours in one collector must not take the others with it
+            self._available = False
+            self._errors += 1
+            self._reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            return None
+        finally:
+            self._spent_s += self._clock() - now
+        self._available = True
+        self._errors += len(reading.errors)
+        if reading.errors:
+            self._reason = reading.errors[-1]
+        return reading.values
+
+    @property
+    def state(self) -> CollectorState:
+        return CollectorState(
+            available=self._available, reason=self._reason, errors=self._errors, spent_s=self._spent_s
+        )
+
+
+class Sidecar:
+    """Reads all samplers at a steady pace and publishes a `NodeState` after each round."""
+
+    def __init__(
+        self,
+        channel_dir: Path,
+        publish: Callable[[NodeState], None],
+        *,
+        interval_s: float = 1.0,
+        proc: Path = Path("/proc"),
+        root: Path = Path("/"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._publish = publish
+        self._interval_s = interval_s
+        self._clock = clock
+        self._proc = proc
+        self._ledger = Ledger()
+        self._ledger_path = channel_dir / LEDGER_FILE
+        self._ledger.load(self._ledger_path)
+        self._ranks = RankSampler(channel_dir, self._ledger, clock=clock)
+        self._processes = ProcessSampler(lambda: self._ranks.group, self._ledger, proc=proc, clock=clock)
+        self._host = HostSampler(root=root, clock=clock)
+        self._guards = {collector: _Guard(clock) for collector in Collector}
+        self._source = f"{os.getpid()}:{time.monotonic_ns()}"
+        self._refreshes = 0
+        self._late_refreshes = 0
+        self._refresh_s = 0.0
+
+    def run(self, stopped: Callable[[float], bool]) -> None:
+        """Refresh until told to stop. A refresh that comes late is not made up for.
+
+        Args:
+            stopped: waits at most so many seconds, and says whether to stop (the `wait` of a threading.Event is one).
+        """
+        due = self._clock()
+        while not stopped(max(0.0, due - self._clock())):
+            self.refresh()
+            due += self._interval_s
+            behind = int((self._clock() - due) / self._interval_s)
+            if behind > 0:
+                self._late_refreshes += 1
+                due += behind * self._interval_s
+        self._ranks.close()
+
+    def refresh(self) -> NodeState:
+        """Read everything once and publish it."""
+        started = self._clock()
+        at = clocks.anchor()
+        training: tuple[TrainingState, ...] | None = self._guards[Collector.RANKS].run(self._ranks.read)
+        processes: tuple[RankProcesses, ...] | None = self._guards[Collector.PROCESS].run(self._processes.read)
+        host: HostState | None = self._guards[Collector.HOST].run(self._host.read)
+        # Its own CPU time is in the ledger too: a restarted sidecar adds to what measuring has cost this run.
+        (cpu_ns,) = self._ledger.total("sidecar", {self._source: (time.process_time_ns(),)}, width=1)
+        self._guards[Collector.LEDGER].run(self._save)
+        state = NodeState(
+            taken_monotonic_ns=at.monotonic_ns,
+            taken_wall_ns=at.realtime_ns,
+            group=self._ranks.group,
+            training=training or (),
+            processes=processes or (),
+            host=host,
+            collectors={collector: guard.state for collector, guard in self._guards.items()},
+            sidecar=SidecarState(
+                cpu_s=cpu_ns / 1e9,
+                rss_bytes=self._rss_bytes(),
+                refreshes=self._refreshes,
+                late_refreshes=self._late_refreshes,
+                refresh_s=self._refresh_s,
+            ),
+        )
+        self._publish(state)
+        self._refreshes += 1
+        self._refresh_s = self._clock() - started
+        return state
+
+    def _save(self, now: float) -> Reading[None]:
+        self._ledger.save(self._ledger_path)
+        return Reading(values=None, late_s=self._clock() - now)
+
+    def _rss_bytes(self) -> int | None:
+        try:
+            return parse_resident_pages((self._proc / "self/statm").read_bytes()) * _PAGE_BYTES
+        except OSError:  # a /proc that does not know us: the figure is missing, nothing else
+            return None

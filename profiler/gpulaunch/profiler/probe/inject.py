@@ -1,0 +1,92 @@
+"""How the probe gets into a rank: torch calls `arm` at the end of its import (entry point group torch.backends).
+
+A rank that is forked after the import calls it itself, once its environment is set. Everything else that imports torch
+calls it too: the fork server, dataloader workers, programs outside a run. For those it does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.probe.edges import Probe
+
+__all__ = ["arm", "current"]
+
+_armed_pid = 0
+_probe: Probe | None = None
+
+
+def arm() -> None:
+    """Observe this process if it is a rank of a gpulaunch run. Idempotent; raises nothing; does nothing elsewhere.
+
+    The environment decides: RANK and GPULAUNCH_CHANNEL_DIR make it a rank to observe (GPULAUNCH_PROFILE=off: leave it
+    alone), GPULAUNCH_GPU_MEMORY_FRACTION one whose GPU memory is capped.
+    """
+    global _armed_pid
+    try:
+        torch = sys.modules.get("torch")
+        if torch is None or "RANK" not in os.environ or _armed_pid == os.getpid() or _is_helper_process():
+            return
+        if "GPULAUNCH_CHANNEL_DIR" in os.environ and os.environ.get("GPULAUNCH_PROFILE") != "off":
+            _armed_pid = os.getpid()
+            _observe(torch)
+        if "GPULAUNCH_GPU_MEMORY_FRACTION" in os.environ:
+            _armed_pid = os.getpid()
+            _cap_gpu_memory(torch)
+    except Exception as error:  # an exception here would make `import torch` fail
+        _say(f"the profiler is off: {error!r}")
+
+
+def current() -> Probe | None:
+    """The probe of this process, if it has one."""
+    return _probe if _armed_pid == os.getpid() else None
+
+
+def _observe(torch: Any) -> None:
+    """Claim this rank's page and place the hooks."""
+    global _probe
+    from gpulaunch.profiler.channel.page import PageBusyError, PageWriter
+    from gpulaunch.profiler.probe.edges import Probe
+    from gpulaunch.profiler.probe.hooks import Hooks
+
+    path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"rank-{int(os.environ['RANK'])}.bin")
+    try:
+        writer = PageWriter(path)
+    except (FileNotFoundError, PageBusyError):
+        return  # left over from a run that has ended; or a program that the rank has started, with its environment
+    _probe = Probe(writer, torch)
+    os.register_at_fork(after_in_child=_probe.off)
+    Hooks(_probe, torch).place()
+
+
+def _cap_gpu_memory(torch: Any) -> None:
+    from gpulaunch.profiler.channel.layout import Hook
+    from gpulaunch.profiler.probe.device import apply_gpu_memory_fraction
+
+    def failed(why: str) -> None:
+        _say(why)
+        if _probe is not None:
+            _probe.unavailable(Hook.GPU_MEMORY_FRACTION, why)
+
+    if apply_gpu_memory_fraction(torch.cuda, os.environ, failed) and _probe is not None:
+        _probe.armed(Hook.GPU_MEMORY_FRACTION)
+
+
+def _is_helper_process() -> bool:
+    """True in a process that multiprocessing has started, such as a dataloader worker.
+
+    A spawned one imports torch while it unpickles its work, before it knows its parent; until then it is "inheriting".
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is None:
+        return False
+    return process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)
+
+
+def _say(text: str) -> None:
+    """One line to the user, on stderr."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"[gpulaunch] rank {os.environ.get('RANK')}: {text}\n")

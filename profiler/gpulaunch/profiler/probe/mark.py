@@ -1,0 +1,46 @@
+"""What a training loop may say about itself; nothing needs to. Outside a run all of it does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Literal
+
+from gpulaunch.profiler.channel.layout import PHASES
+from gpulaunch.profiler.probe.inject import current
+
+__all__ = ["note", "phase", "step"]
+
+Phase = Literal["data_wait", "forward", "backward", "optimizer", "other"]
+
+
+def step() -> None:
+    """A training step ends here. From the first call on, nothing else ends one."""
+    probe = current()
+    if probe is not None:
+        probe.mark_step()
+
+
+@contextmanager
+def phase(name: Phase) -> Generator[None]:
+    """The time of this block belongs to phase `name`, whatever happens in it. An unknown name counts as "other".
+
+    For loops whose phases cannot be seen from outside, such as data that comes without a DataLoader. Not for use inside
+    a compiled function.
+    """
+    probe = current()
+    if probe is None:
+        yield
+        return
+    before = probe.mark_phase(PHASES.index(name) if name in PHASES else PHASES.index("other"))
+    try:
+        yield
+    finally:
+        probe.mark_phase(before)
+
+
+def note(text: str) -> None:
+    """Keep `text` (up to 240 bytes) with the rank's figures. The last note counts; it survives the rank."""
+    probe = current()
+    if probe is not None:
+        probe.note(text)

@@ -1,0 +1,315 @@
+"""From edges to steps and phases: a pure machine; it knows no torch, no clock and no page.
+
+The training thread passes six edges, each with the time: enter and exit of the dataloader's `next`, of the autograd
+engine, and of an optimizer's step. The time between two edges belongs to one phase:
+
+    before a loader exit       data_wait, once a backward shows that the batch was for training
+    before a backward enter    forward
+    before a backward exit     backward
+    before an optimizer exit   optimizer
+    anything else              other: gradient clipping, logging, validation, checkpoints
+
+`other` is what the named phases leave of a step, so the parts always sum to the step.
+
+A step ends when its optimizer has stepped. Where no optimizer is seen for `PATIENCE` micro-steps (a compiled or
+home-made one) it ends with each backward, and where there is no backward either, with each batch (a wholly compiled
+step). What was waited through until then is entered as that many steps of equal length.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpulaunch.profiler.channel.layout import PHASES, STEP_BOUNDS_S, StepSource
+
+__all__ = ["PATIENCE", "ClosedStep", "StepMachine", "bucket_of"]
+
+PATIENCE: Final = 64
+"""Micro-steps (or batches) without the better edge after which the next worse one ends the steps. Gradients are rarely
+accumulated over more; to be wrong costs a few short steps in the count, once."""
+
+_BOUNDS_NS: Final = tuple(round(bound_s * 1e9) for bound_s in STEP_BOUNDS_S)
+_DATA_WAIT, _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = range(len(PHASES))
+
+
+def bucket_of(duration_ns: int) -> int:
+    """Index of the histogram bucket of a step: the first whose bound is not below it."""
+    return bisect_left(_BOUNDS_NS, duration_ns)
+
+
+@dataclass(slots=True)  # not frozen: that costs a microsecond per step in the user's loop
+class ClosedStep:
+    """One step that has ended; or `count` of them, each with these (mean) values."""
+
+    count: int
+    start_ns: int
+    duration_ns: int
+    data_wait_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    samples: int
+
+
+class StepMachine:
+    """Counts one thread's steps.
+
+    Times are nanoseconds of any one monotonic clock. The totals cover finished steps; they only grow.
+    """
+
+    __slots__ = (
+        "_batches_waiting",
+        "_before_last_micro",
+        "_calls_grad",
+        "_depth",
+        "_edge_ns",
+        "_exhausted",
+        "_forced",
+        "_last_micro",
+        "_micro",
+        "_on_step",
+        "_optimizer",
+        "_others",
+        "_part",
+        "_pivot",
+        "_samples",
+        "_samples_waiting",
+        "_start_ns",
+        "_wait_pending",
+        "microsteps",
+        "phase_ns",
+        "samples",
+        "skipped_steps",
+        "source",
+        "step_ns_total",
+        "steps",
+    )
+
+    def __init__(self, on_step: Callable[[ClosedStep], None]) -> None:
+        self._on_step = on_step
+        self.source = StepSource.NONE
+        self.steps = 0
+        self.microsteps = 0
+        self.skipped_steps = 0
+        self.samples = 0
+        self.step_ns_total = 0
+        self.phase_ns = [0] * len(PHASES)
+
+        # the step that is under way
+        self._start_ns = 0  # 0: nothing seen yet
+        self._edge_ns = 0
+        self._part = [0] * len(PHASES)
+        self._samples = 0
+        self._micro = 0  # backwards that accumulate gradients, outside an optimizer's closure
+        self._calls_grad = False
+
+        # batches fetched and not yet known to be for training
+        self._wait_pending = 0
+        self._samples_waiting = 0
+        self._batches_waiting = 0
+        self._exhausted = False
+
+        self._depth = 0  # autograd calls within each other
+        self._optimizer = 0  # the outermost optimizer that is stepping, or 0
+        self._pivot = 0  # the optimizer whose step ends the step
+        self._others: set[int] = set()  # the others that stepped since
+        self._forced = -1  # phase that the user has named, or -1
+
+        # micro-steps of the last two steps, 0: there was none
+        self._last_micro = 0
+        self._before_last_micro = 0
+
+    def loader_enter(self, now_ns: int) -> None:
+        """A batch is asked for."""
+        self._optimizer = 0  # no optimizer reads data: one that is still open has raised
+        if self._exhausted:
+            self._forget_batches()  # an evaluation ran to its end, and the next thing is not a backward
+        self._pass(now_ns, _OTHER)
+        if self._batches_waiting:
+            if self.source is StepSource.DATALOADER:
+                self._use_batches()
+                self._close(now_ns, 1)
+            elif self._batches_waiting >= PATIENCE:
+                if self.source is StepSource.NONE:
+                    self.source = StepSource.DATALOADER
+                    batches = self._batches_waiting
+                    self._use_batches()
+                    self._close(now_ns, batches)
+                else:
+                    self._forget_batches()
+
+    def loader_exit(self, now_ns: int, samples: int, *, trains: bool) -> None:
+        """A batch is there; `trains` is False when gradients are off, so that it cannot be for training."""
+        if not trains:
+            self._pass(now_ns, _OTHER)
+            return
+        if self._forced < 0:
+            self._wait_pending += now_ns - self._edge_ns
+        self._pass(now_ns, _OTHER)
+        self._samples_waiting += samples
+        self._batches_waiting += 1
+
+    def loader_end(self, now_ns: int) -> None:
+        """The loader has no more batches."""
+        self._pass(now_ns, _OTHER)
+        self._exhausted = True
+
+    def backward_enter(self, now_ns: int) -> None:
+        """Autograd starts (`backward` or `grad`)."""
+        self._depth += 1
+        if self._depth > 1:
+            return  # a checkpoint recomputes inside the backward
+        self._pass(now_ns, _FORWARD)
+        if self._batches_waiting:
+            self._use_batches()
+        self._exhausted = False
+        if self.source is StepSource.DATALOADER:
+            self.source = StepSource.NONE
+
+    def backward_exit(self, now_ns: int, *, accumulates: bool) -> None:
+        """Autograd is done; `accumulates` tells `backward`, which fills gradients for a step, from `grad`."""
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        self._depth = 0
+        self._pass(now_ns, _BACKWARD)
+        if not accumulates:
+            self._calls_grad = True
+            return
+        self.microsteps += 1
+        if self._optimizer:
+            return  # a closure (LBFGS) evaluates as often as it likes
+        self._micro += 1
+        if self.source is StepSource.BACKWARD:
+            self._close(now_ns, 1)
+        elif self._micro >= PATIENCE and self._micro >= 4 * self._last_micro and self.source is not StepSource.MARK:
+            self.source = StepSource.BACKWARD
+            self._close(now_ns, self._micro)
+
+    def optimizer_enter(self, now_ns: int, identity: int) -> None:
+        """An optimizer starts to step; `identity` is its `id`."""
+        if self._optimizer:
+            return  # one optimizer wraps another
+        self._optimizer = identity
+        self._pass(now_ns, _BACKWARD if self._depth else _OTHER)  # optimizers may step from gradient hooks
+
+    def optimizer_exit(self, now_ns: int, identity: int) -> None:
+        """An optimizer has stepped."""
+        if self._optimizer != identity:
+            return
+        self._optimizer = 0
+        self._pass(now_ns, _OPTIMIZER)
+        if self.source is StepSource.MARK:
+            return
+        if self.source is not StepSource.OPTIMIZER:
+            self.source = StepSource.OPTIMIZER
+            self._pivot = identity
+        # Of several optimizers (a GAN's two, one per layer), one is counted: the first seen, or, when another steps
+        # twice in its absence, that one.
+        if identity != self._pivot:
+            if identity not in self._others:
+                self._others.add(identity)
+                return
+            self._pivot = identity
+        self._others.clear()
+        if self._calls_grad and not self._micro:
+            self.microsteps += 1
+            self._micro = 1
+        self._note_skips()
+        self._close(now_ns, 1)
+
+    def mark_step(self, now_ns: int) -> None:
+        """The user says that a step ends here; from now on nothing else ends one."""
+        self.source = StepSource.MARK
+        self._pass(now_ns, _OTHER)
+        self._use_batches()
+        self._close(now_ns, 1)
+
+    def mark_phase(self, now_ns: int, phase: int) -> int:
+        """From here on the time belongs to `phase` (index into PHASES), or by its edges again (-1).
+
+        Returns:
+            What held before, to be handed back when the user's block ends.
+        """
+        self._pass(now_ns, _OTHER)
+        before = self._forced
+        self._forced = phase
+        return before
+
+    def add_samples(self, samples: int) -> None:
+        """A helper thread of the user's fetched a batch; its wait is not the training thread's."""
+        self._samples_waiting += samples
+
+    def restart(self) -> None:
+        """Drop the step that is under way: what was seen of it came from another thread."""
+        self._start_ns = 0
+        self._part = [0] * len(PHASES)
+        self._wait_pending = 0
+
+    def _pass(self, now_ns: int, phase: int) -> None:
+        """The time since the last edge belongs to `phase`, unless the user has named another."""
+        if self._start_ns:
+            self._part[phase if self._forced < 0 else self._forced] += now_ns - self._edge_ns
+        else:
+            self._start_ns = now_ns
+            self._wait_pending = 0
+        self._edge_ns = now_ns
+
+    def _use_batches(self) -> None:
+        """The batches that wait are trained on."""
+        self._part[_DATA_WAIT] += self._wait_pending
+        self._samples += self._samples_waiting
+        self._wait_pending = self._samples_waiting = self._batches_waiting = 0
+
+    def _forget_batches(self) -> None:
+        """The batches that wait were not for training."""
+        self._wait_pending = self._samples_waiting = self._batches_waiting = 0
+        self._exhausted = False
+
+    def _note_skips(self) -> None:
+        """Tell skipped steps (GradScaler found inf: no optimizer step) from accumulation, which looks the same.
+
+        A step took a multiple of the micro-steps of the one after it, and of the one before it if there was one: the
+        optimizer was left out in between. A change of rhythm, or a short last batch of an epoch, does not do that.
+        """
+        before, last, micro = self._before_last_micro, self._last_micro, self._micro
+        if not micro:
+            return
+        if last > micro and last % micro == 0 and before in (0, micro):
+            self.skipped_steps += last // micro - 1
+        self._before_last_micro, self._last_micro = last, micro
+
+    def _close(self, now_ns: int, count: int) -> None:
+        """End the step that is under way, as `count` steps of equal length."""
+        part = self._part
+        part[_DATA_WAIT] += self._wait_pending  # fetched ahead, for the next step, but in this one's time
+        duration_ns = now_ns - self._start_ns
+        named_ns = part[_DATA_WAIT] + part[_FORWARD] + part[_BACKWARD] + part[_OPTIMIZER]
+        part[_OTHER] = duration_ns - named_ns
+
+        self.steps += count
+        self.samples += self._samples
+        self.step_ns_total += duration_ns
+        self.phase_ns = [total + ns for total, ns in zip(self.phase_ns, part, strict=True)]
+        each_ns = duration_ns // count
+        closed = ClosedStep(
+            count,
+            now_ns - each_ns,
+            each_ns,
+            part[_DATA_WAIT] // count,
+            part[_FORWARD] // count,
+            part[_BACKWARD] // count,
+            part[_OPTIMIZER] // count,
+            self._samples // count,
+        )
+
+        self._start_ns = now_ns
+        self._part = [0] * len(PHASES)
+        self._wait_pending = 0
+        self._samples = 0
+        self._micro = 0
+        self._calls_grad = False
+        self._on_step(closed)

@@ -1,0 +1,89 @@
+"""Totals that never go backwards, although the things that are counted come and go.
+
+A rank's page starts at zero with every attempt, and a dataloader worker takes its CPU time with it when it ends. So
+each total is an account: what the sources that are gone had reached, plus what each living source says now. The
+ledger is written beside the pages after every refresh; a sidecar that was killed picks it up, and its totals go on
+where they were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, cast
+
+_VERSION = 1
+
+
+@dataclass
+class _Account:
+    gone: tuple[int, ...] = ()
+    living: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+
+class Ledger:
+    """Accounts by key; every account is a vector of counters that are read together."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+
+    def total(self, key: str, sources: Mapping[str, Sequence[int]], *, width: int) -> tuple[int, ...]:
+        """Give the totals of an account after hearing all its living sources.
+
+        Args:
+            key: the account.
+            sources: name of each living source and its counters. A name must never be used again for another thing: put
+                the attempt, or the start time of the process, into it.
+            width: how many counters the account has.
+        """
+        account = self._accounts.setdefault(key, _Account())
+        for name in [name for name in account.living if name not in sources]:
+            account.gone = _add(account.gone, account.living.pop(name))
+        for name, counters in sources.items():
+            # The kernel's own CPU figures have been seen to step back by a tick; a counter must not.
+            known = account.living.get(name, ())
+            account.living[name] = tuple(max(pair) for pair in zip_longest(known, counters, fillvalue=0))
+        total = account.gone
+        for counters in account.living.values():
+            total = _add(total, counters)
+        return _add(total, (0,) * width)[:width]
+
+    def save(self, path: Path) -> None:
+        """Write all accounts so that a reader finds the old ones or the new ones, never half of them."""
+        accounts = {key: [account.gone, account.living] for key, account in self._accounts.items()}
+        draft = path.with_name(path.name + ".tmp")
+        draft.write_text(json.dumps({"version": _VERSION, "accounts": accounts}, separators=(",", ":")))
+        draft.replace(path)
+
+    def load(self, path: Path) -> bool:
+        """Take over the accounts of an earlier sidecar; False where there are none, or they are damaged."""
+        try:
+            text = path.read_bytes()
+        except OSError:
+            return False
+        try:
+            document: Any = json.loads(text)
+            if document["version"] != _VERSION:
+                return False
+            self._accounts = {str(key): _account(value) for key, value in document["accounts"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return False
+        return True
+
+
+def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+
+
+def _account(value: Any) -> _Account:
+    gone, living = value
+    return _Account(_counters(gone), {str(name): _counters(counters) for name, counters in living.items()})
+
+
+def _counters(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(item) is not int for item in cast("list[object]", value)):
+        raise ValueError("not a list of integers")
+    return tuple(cast("list[int]", value))

@@ -1,0 +1,297 @@
+"""The processes of a rank: over a fake /proc for the stories that the kernel tells rarely, and over real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gpulaunch.profiler.record import Group, RankPlace, RankProcesses, Role
+from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.process import (
+    ProcessSampler,
+    ProcessStat,
+    parse_pss,
+    parse_resident_pages,
+    parse_stat,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def group(*pids: int, attempt: int = 0) -> Group:
+    ranks = tuple(RankPlace(rank=rank, local_rank=rank, pid=pid) for rank, pid in enumerate(pids))
+    return Group(run_id="0" * 16, name="toy", attempt=attempt, world_size=len(pids), node_rank=0, ranks=ranks)
+
+
+class FakeProc:
+    """A /proc that holds what a test puts into it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def put(self, pid: int, *, comm: str = "python", state: str = "S", start: int = 100, user: int = 0, system: int = 0,
+            pages: int = 10, pss_kb: int | None = 7, children: tuple[int, ...] = ()) -> None:  # fmt: skip
+        home = self.root / str(pid)
+        (home / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
+        fields = [state, 1, pid, pid, 0, -1, 0, 0, 0, 0, 0, user, system, 0, 0, 20, 0, 1, 0, start, 5120000, pages]
+        (home / "stat").write_text(f"{pid} ({comm}) " + " ".join(map(str, fields)) + " 0 0\n")
+        (home / "statm").write_text(f"1251 {pages} 785 193 0 270 0\n")
+        (home / "task" / str(pid) / "children").write_text("".join(f"{child} " for child in children))
+        if pss_kb is None:
+            (home / "smaps_rollup").unlink(missing_ok=True)
+        else:
+            (home / "smaps_rollup").write_text(f"5591-7fff ---p 0 00:00 0 [rollup]\nRss: 99 kB\nPss: {pss_kb} kB\n")
+
+    def remove(self, pid: int) -> None:
+        shutil.rmtree(self.root / str(pid))
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path)
+
+
+class Clock:
+    """Time that moves when the test says so, and a little with every look."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.now_s = 1000.0
+        self.step_s = step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def cpu(rank: RankProcesses, role: Role) -> tuple[float, float]:
+    usage = rank.usage[role]
+    return usage.cpu_user_s, usage.cpu_system_s
+
+
+def test_a_rank_and_its_workers_are_told_apart(fake: FakeProc) -> None:
+    fake.put(10, pages=100, pss_kb=50, user=3 * TICKS_PER_S, children=(11, 12))
+    fake.put(11, comm="pt_data_worker", pages=20, pss_kb=5, user=TICKS_PER_S, children=(13,))
+    fake.put(12, comm="pt_data_worker", pages=30, pss_kb=6, system=TICKS_PER_S)
+    fake.put(13, comm="ffmpeg", pages=40, pss_kb=7)
+    reading = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root).read(time.monotonic())
+    (rank,) = reading.values
+
+    assert reading.errors == ()
+    assert rank.usage[Role.TRAINER].rss_bytes == 100 * PAGE_BYTES
+    assert rank.usage[Role.TRAINER].pss_bytes == 50 * 1024
+    assert rank.usage[Role.WORKERS].rss_bytes == 90 * PAGE_BYTES
+    assert rank.usage[Role.WORKERS].pss_bytes == 18 * 1024
+    assert cpu(rank, Role.TRAINER) == (3.0, 0.0)
+    assert cpu(rank, Role.WORKERS) == (1.0, 1.0)
+    assert rank.workers_alive == 2
+
+
+def test_no_group_means_no_ranks_and_no_error(fake: FakeProc) -> None:
+    reading = ProcessSampler(lambda: None, Ledger(), proc=fake.root).read(time.monotonic())
+    assert reading.values == ()
+    assert reading.errors == ()
+
+
+def test_cpu_seconds_of_workers_that_ended_stay(fake: FakeProc) -> None:
+    """Every epoch starts new workers; the counter must not fall when the old ones go."""
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root)
+    fake.put(10, children=(11,))
+    fake.put(11, user=5 * TICKS_PER_S)
+    assert cpu(sampler.read(0.0).values[0], Role.WORKERS) == (5.0, 0.0)
+
+    fake.remove(11)
+    fake.put(10)
+    gone = sampler.read(1.0)
+    assert gone.errors == ()
+    assert cpu(gone.values[0], Role.WORKERS) == (5.0, 0.0)
+    assert gone.values[0].usage[Role.WORKERS].rss_bytes == 0
+
+    fake.put(10, children=(12,))
+    fake.put(12, user=2 * TICKS_PER_S)
+    assert cpu(sampler.read(2.0).values[0], Role.WORKERS) == (7.0, 0.0)
+
+
+def test_a_worker_that_the_children_file_leaves_out_for_a_moment_is_not_counted_twice(fake: FakeProc) -> None:
+    """proc(5): `children` is reliable only if all of them stand still."""
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root)
+    fake.put(11, user=5 * TICKS_PER_S)
+    seen: list[tuple[float, float]] = []
+    for children in ((11,), (), (11,)):
+        fake.put(10, children=children)
+        seen.append(cpu(sampler.read(0.0).values[0], Role.WORKERS))
+
+    assert seen == [(5.0, 0.0)] * 3
+
+
+def test_a_pid_given_to_a_stranger_is_not_the_rank(fake: FakeProc) -> None:
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root)
+    fake.put(10, start=100, user=4 * TICKS_PER_S)
+    sampler.read(0.0)
+    fake.put(10, start=999, user=50 * TICKS_PER_S, pages=1000)
+    for moment in (1.0, 2.0):
+        (rank,) = sampler.read(moment).values
+        assert cpu(rank, Role.TRAINER) == (4.0, 0.0)
+        assert rank.usage[Role.TRAINER].rss_bytes == 0
+
+
+def test_the_same_pid_in_a_new_attempt_is_the_rank(fake: FakeProc) -> None:
+    attempts = [group(10, attempt=0), group(10, attempt=1)]
+    sampler = ProcessSampler(lambda: attempts[0], Ledger(), proc=fake.root)
+    fake.put(10, start=100, user=4 * TICKS_PER_S)
+    sampler.read(0.0)
+    attempts.pop(0)
+    fake.put(10, start=999, user=1 * TICKS_PER_S)
+
+    assert cpu(sampler.read(1.0).values[0], Role.TRAINER) == (5.0, 0.0)
+
+
+def test_an_orphaned_worker_is_followed_until_it_ends(fake: FakeProc) -> None:
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root)
+    fake.put(10, children=(11,))
+    fake.put(11, comm="pt_data_worker", pages=8)
+    sampler.read(0.0)
+    fake.remove(10)
+
+    (rank,) = sampler.read(1.0).values
+    assert rank.usage[Role.WORKERS].rss_bytes == 8 * PAGE_BYTES
+    assert rank.workers_alive == 1
+
+
+def test_a_zombie_worker_is_not_alive_and_holds_nothing(fake: FakeProc) -> None:
+    fake.put(10, children=(11,))
+    fake.put(11, comm="pt_data_worker", state="Z", pages=0, pss_kb=None)
+    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root).read(time.monotonic()).values
+
+    assert rank.workers_alive == 0
+    assert rank.usage[Role.WORKERS].pss_bytes == 0
+
+
+def test_where_the_kernel_has_no_proportional_size_it_is_unknown(fake: FakeProc) -> None:
+    fake.put(10, pss_kb=None)
+    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root).read(time.monotonic()).values
+
+    assert rank.usage[Role.TRAINER].pss_bytes is None
+
+
+def test_proportional_sizes_are_asked_one_after_another(fake: FakeProc) -> None:
+    """A look costs 5 ms per process and holds a lock of the rank: never all at once, each again after the period only."""
+    for pid in (10, 11, 12):
+        fake.put(pid, pss_kb=1)
+    clock = Clock(step_s=0.004)  # each look at the clock takes 4 ms: two looks fit into the budget
+    sampler = ProcessSampler(lambda: group(10, 11, 12), Ledger(), proc=fake.root, clock=clock, pss_period_s=30.0)
+    known: list[list[int | None]] = []
+    for moment in (0.0, 1.0, 2.0):
+        known.append([rank.usage[Role.TRAINER].pss_bytes for rank in sampler.read(moment).values])
+    assert known == [[1024, 1024, None], [1024, 1024, 1024], [1024, 1024, 1024]]
+
+    for pid in (10, 11, 12):
+        fake.put(pid, pss_kb=2)
+    before = [rank.usage[Role.TRAINER].pss_bytes for rank in sampler.read(29.0).values]
+    after = [rank.usage[Role.TRAINER].pss_bytes for rank in sampler.read(30.0).values]
+    assert before == [1024] * 3
+    assert after == [2048, 2048, 1024]
+
+
+def test_what_may_not_be_read_is_an_error_and_the_rest_goes_on(fake: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.put(10, user=TICKS_PER_S)
+    fake.put(11, user=TICKS_PER_S)
+    sampler = ProcessSampler(lambda: group(10, 11), Ledger(), proc=fake.root)
+    sampler.read(0.0)
+    shutil.rmtree(fake.root / "10/task")
+    (fake.root / "10/task").write_text("not a directory")  # any OSError that does not mean "gone"
+    fake.put(11, user=2 * TICKS_PER_S)
+    reading = sampler.read(1.0)
+
+    assert reading.errors == ("rank 0: Not a directory",)
+    assert [cpu(rank, Role.TRAINER) for rank in reading.values] == [(1.0, 0.0), (2.0, 0.0)]
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=15).map(lambda text: text.encode().replace(b"\0", b""))
+
+
+@given(names, st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63))
+def test_a_stat_is_read_whatever_the_process_calls_itself(comm: bytes, user: int, system: int, start: int) -> None:
+    line = b"7 (%b) R 1 7 7 0 -1 0 0 0 0 0 %d %d 0 0 20 0 1 0 %d 5124096 979 18446744073709551615\n"
+    stat = parse_stat(line % (comm, user, system, start))
+
+    assert stat == ProcessStat(
+        comm=comm.decode(), state="R", user_ticks=user, system_ticks=system, start_ticks=start
+    )
+
+
+@given(st.binary() | st.binary().map(lambda tail: b"7 (python) R " + tail))
+def test_anything_else_is_no_stat(text: bytes) -> None:
+    stat = parse_stat(text)
+    assert stat is None or isinstance(stat.start_ticks, int)
+    assert parse_resident_pages(text) >= 0
+    assert (parse_pss(text) or 0) >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "pss_bytes"),
+    [(b"Pss:    12 kB\n", 12288), (b"Pss_Anon: 3 kB\n", None), (b"Pss: x kB\n", None), (b"", None)],
+)
+def test_the_proportional_size_is_one_line_of_many(text: bytes, pss_bytes: int | None) -> None:
+    assert parse_pss(text) == pss_bytes
+
+
+WORKER_RANK = """
+import os, sys, time
+read, write = os.pipe()
+pid = os.fork()
+if pid == 0:
+    open("/proc/self/comm", "w").write("pt_data_worker")
+    until = time.process_time() + 0.1
+    while time.process_time() < until: pass
+    os.write(write, b"x")
+    sys.stdin.read()
+    os._exit(0)
+os.read(read, 1)
+print("ready", pid, flush=True)
+sys.stdin.readline()
+os.kill(pid, 9); os.waitpid(pid, 0)
+print("reaped", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_real_rank_and_a_real_worker() -> None:
+    """The kernel's own files: memory, CPU seconds, and the seconds of a worker that was killed."""
+    sampler_ledger = Ledger()
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER_RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        assert rank.stdin is not None and rank.stdout is not None
+        try:
+            sampler = ProcessSampler(lambda: group(rank.pid), sampler_ledger)
+            assert rank.stdout.readline().startswith("ready")
+            reading = sampler.read(time.monotonic())
+            (seen,) = reading.values
+            assert reading.errors == ()
+            assert seen.workers_alive == 1
+            trainer, workers = seen.usage[Role.TRAINER], seen.usage[Role.WORKERS]
+            assert trainer.rss_bytes > 1 << 20 and workers.rss_bytes > 1 << 20
+            assert trainer.pss_bytes is not None and 0 < trainer.pss_bytes <= trainer.rss_bytes + (1 << 20)
+            assert sum(cpu(seen, Role.WORKERS)) >= 0.09
+
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            assert rank.stdout.readline() == "reaped\n"
+            reading = sampler.read(time.monotonic())
+            (later,) = reading.values
+            assert reading.errors == ()
+            assert later.workers_alive == 0
+            assert later.usage[Role.WORKERS].rss_bytes == 0
+            assert sum(cpu(later, Role.WORKERS)) >= sum(cpu(seen, Role.WORKERS))
+        finally:
+            rank.kill()
+    (gone,) = sampler.read(time.monotonic()).values
+    assert gone.usage[Role.TRAINER].rss_bytes == 0

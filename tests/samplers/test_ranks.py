@@ -1,0 +1,277 @@
+"""Pages of ranks, written through the probe's own writer and read as the sidecar reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from gpulaunch.profiler.channel import layout, page
+from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.record import Group, TrainingState
+from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.ranks import RankSampler, parse_group
+from hypothesis import given
+from hypothesis import strategies as st
+
+MS = 1_000_000
+
+
+class Job:
+    """The agent's side and the ranks' side of a channel directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def start(self, ranks: int, *, attempt: int = 0) -> None:
+        for rank in range(ranks):
+            page.create(str(self.page(rank)), rank=rank, local_rank=rank, attempt=attempt)
+        self.tell(ranks, attempt=attempt)
+
+    def tell(self, ranks: int, *, attempt: int = 0, name: str = "toy") -> None:
+        document = {
+            "version": 1,
+            "run_id": "0123456789abcdef",
+            "name": name,
+            "attempt": attempt,
+            "world_size": ranks,
+            "node_rank": 0,
+            "ranks": [{"rank": rank, "local_rank": rank, "pid": os.getpid()} for rank in range(ranks)],
+        }
+        draft = self.directory / "group.json.new"
+        draft.write_text(json.dumps(document))
+        draft.rename(self.directory / "group.json")
+
+    def page(self, rank: int) -> Path:
+        return self.directory / f"rank-{rank}.bin"
+
+    @contextmanager
+    def writer(self, rank: int) -> Iterator[page.PageWriter]:
+        writer = page.PageWriter(str(self.page(rank)))
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+    def step(self, writer: page.PageWriter, count: int = 1) -> None:
+        """Make steps of 10 ms: 1 data wait, 2 forward, 3 backward, 1 optimizer, 3 other; 32 samples each."""
+        for _ in range(count):
+            steps, microsteps, skipped, samples, *times = writer.step_counters()
+            total, wait, forward, backward, optimizer, other, _last, _source, probe = times
+            counters = (steps + 1, microsteps + 2, skipped, samples + 32)
+            phases = (wait + MS, forward + 2 * MS, backward + 3 * MS, optimizer + MS, other + 3 * MS)
+            at_ns = 1000 * MS * (steps + 1)
+            writer.end_step(
+                (*counters, total + 10 * MS, *phases, at_ns, layout.StepSource.OPTIMIZER, probe + 5000),
+                layout.STEP_BOUNDS_S.index(0.01),
+                1,
+                (at_ns - 10 * MS, 10 * MS, MS, 2 * MS, 3 * MS, MS, 32),
+            )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.fixture
+def sampler(job: Job) -> Iterator[RankSampler]:
+    sampler = RankSampler(job.directory, Ledger())
+    yield sampler
+    sampler.close()
+
+
+def read(sampler: RankSampler) -> tuple[TrainingState, ...]:
+    reading = sampler.read(0.0)
+    assert reading.errors == ()
+    return reading.values
+
+
+def test_before_the_first_attempt_there_is_nothing_and_no_error(sampler: RankSampler) -> None:
+    assert read(sampler) == ()
+    assert sampler.group is None
+
+
+def test_a_rank_that_never_arms_is_there_with_zeros(job: Job, sampler: RankSampler) -> None:
+    """A program without torch writes no page; its rank is still one of the job."""
+    job.start(1)
+    (rank,) = read(sampler)
+    assert not rank.armed
+    assert rank.steps == 0
+    assert rank.step_source is None
+    assert rank.last_step_monotonic_ns is None
+    assert rank.loader is None
+    assert rank.gpu is None
+
+
+def test_what_a_rank_writes_is_read(job: Job, sampler: RankSampler) -> None:
+    job.start(2)
+    with job.writer(1) as writer:
+        job.step(writer, 3)
+        writer.words[Word.LOADER_BATCHES] = 6
+        writer.words[Word.LOADER_READY] = 1
+        writer.words[Word.LOADER_OUTSTANDING] = 4
+        writer.words[Word.LOADER_WORKERS_CONFIGURED] = 2
+        writer.words[Word.GPU_ALLOCATED_BYTES] = 1 << 20
+        writer.words[Word.GPU_RESERVED_BYTES] = 2 << 20
+        writer.words[Word.GPU_PEAK_ALLOCATED_BYTES] = 3 << 20
+        idle, busy = read(sampler)
+    assert (idle.rank, idle.armed, idle.steps) == (0, False, 0)
+    assert (busy.rank, busy.armed, busy.steps, busy.microsteps, busy.samples) == (1, True, 3, 6, 96)
+    assert busy.step_ns_total == 30 * MS
+    assert busy.phase_ns == {
+        "data_wait": 3 * MS,
+        "forward": 6 * MS,
+        "backward": 9 * MS,
+        "optimizer": 3 * MS,
+        "other": 9 * MS,
+    }
+    assert busy.step_counts == tuple(3 if bound == 0.01 else 0 for bound in (*layout.STEP_BOUNDS_S, None))
+    assert busy.probe_ns_total == 15_000
+    assert busy.step_source == "optimizer"
+    assert busy.last_step_monotonic_ns == 3000 * MS
+    assert busy.loader is not None
+    assert (busy.loader.batches, busy.loader.ready, busy.loader.outstanding) == (6, 1, 4)
+    assert busy.gpu is not None
+    assert busy.gpu.peak_allocated_bytes == 3 << 20
+
+
+def test_counters_go_on_over_attempts_and_gauges_start_anew(job: Job, sampler: RankSampler) -> None:
+    job.start(1, attempt=0)
+    with job.writer(0) as writer:
+        job.step(writer, 5)
+        writer.words[Word.LOADER_READY] = 3
+        writer.words[Word.LOADER_BATCHES] = 5
+        read(sampler)
+        job.step(writer, 2)  # after the last reading, and then the rank dies
+    job.start(1, attempt=1)
+    (rank,) = read(sampler)
+    assert rank.steps == 7
+    assert not rank.armed
+    assert rank.last_step_monotonic_ns is None
+    assert rank.loader is not None
+    assert (rank.loader.batches, rank.loader.ready) == (5, 0)
+
+    with job.writer(0) as writer:
+        job.step(writer, 1)
+        (rank,) = read(sampler)
+    assert rank.steps == 8
+    assert rank.step_ns_total == 80 * MS
+    assert sum(rank.step_counts) == 8
+    assert sampler.group is not None
+    assert sampler.group.attempt == 1
+
+
+def test_a_rank_that_left_the_group_is_gone(job: Job, sampler: RankSampler) -> None:
+    job.start(2)
+    assert len(read(sampler)) == 2
+    job.tell(1)
+    assert [rank.rank for rank in read(sampler)] == [0]
+    job.tell(2)
+    assert len(read(sampler)) == 2
+
+
+def test_a_successor_with_the_ledger_gives_the_same_totals(job: Job, sampler: RankSampler) -> None:
+    """The sidecar was killed in the second attempt: no counter falls."""
+    ledger = Ledger()
+    first = RankSampler(job.directory, ledger)
+    job.start(1, attempt=0)
+    with job.writer(0) as writer:
+        job.step(writer, 5)
+    read(first)
+    job.start(1, attempt=1)
+    with job.writer(0) as writer:
+        job.step(writer, 2)
+        before = read(first)
+        ledger.save(job.directory / "sidecar.json")
+        first.close()
+        job.step(writer, 1)
+
+    successor_ledger = Ledger()
+    assert successor_ledger.load(job.directory / "sidecar.json")
+    second = RankSampler(job.directory, successor_ledger)
+    after = read(second)
+    second.close()
+    assert (before[0].steps, after[0].steps) == (7, 8)
+
+
+def test_a_successor_without_a_ledger_reads_the_same_pages(job: Job) -> None:
+    job.start(1)
+    with job.writer(0) as writer:
+        job.step(writer, 5)
+    for _ in range(2):
+        sampler = RankSampler(job.directory, Ledger())
+        assert read(sampler)[0].steps == 5
+        sampler.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 16384, b"short"])
+def test_a_damaged_page_is_an_error_of_that_rank_only(job: Job, sampler: RankSampler, damage: bytes) -> None:
+    job.start(2)
+    job.page(0).write_bytes(damage)
+    reading = sampler.read(0.0)
+    assert [rank.rank for rank in reading.values] == [1]
+    assert reading.errors == ("page of rank 0: PageError",)
+
+    page.create(str(job.page(0)), rank=0, local_rank=0, attempt=0)
+    assert len(read(sampler)) == 2
+
+
+def test_a_missing_page_is_an_error_of_that_rank_only(job: Job, sampler: RankSampler) -> None:
+    job.start(2)
+    read(sampler)
+    job.page(1).unlink()
+    reading = sampler.read(0.0)
+    assert [rank.rank for rank in reading.values] == [0]
+    assert reading.errors == ("page of rank 1: No such file or directory",)
+
+
+def test_a_group_that_cannot_be_read_leaves_the_old_one(job: Job, sampler: RankSampler) -> None:
+    job.start(1)
+    read(sampler)
+    (job.directory / "group.json").write_text('{"version": 99}')
+    reading = sampler.read(0.0)
+    assert len(reading.values) == 1
+    assert reading.errors == ("group.json: version 99, this sidecar knows 1",)
+    assert sampler.read(1.0).errors == ()  # told once, not every second
+    (job.directory / "group.json").unlink()
+    assert read(sampler) == ()
+
+
+def test_a_name_is_made_fit_for_a_label(job: Job, sampler: RankSampler) -> None:
+    job.start(1)
+    job.tell(1, name='/home/me/secret project/train"\n.py')
+    read(sampler)
+    assert sampler.group is not None
+    assert sampler.group.name == "train_.py"
+
+
+documents = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+groups = st.fixed_dictionaries(
+    {
+        "version": st.just(1),
+        "run_id": st.text() | documents,
+        "name": st.text(),
+        "attempt": st.integers() | documents,
+        "world_size": st.integers(),
+        "node_rank": st.integers(0, 9),
+        "ranks": st.lists(st.fixed_dictionaries({"rank": st.integers(), "local_rank": st.integers(), "pid": documents}))
+        | documents,
+    }
+)
+
+
+@given(st.binary() | (documents | groups).map(lambda document: json.dumps(document).encode()))
+def test_a_group_is_read_whole_or_refused(text: bytes) -> None:
+    try:
+        group = parse_group(text)
+    except ValueError:
+        return
+    assert isinstance(group, Group)
+    assert all(place.pid >= 0 for place in group.ranks)
