@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -109,8 +110,6 @@ writes = st.lists(st.tuples(st.integers(0, 2), pieces.map(b"".join)), max_size=2
 def test_any_bytes_in_any_chunks_off_a_terminal(
     tmp_path_factory: pytest.TempPathFactory, said: list[tuple[int, bytes]]
 ) -> None:
-    import re
-
     from gpulaunch.launcher.loop.loop import Loop
 
     loop = Loop()
@@ -268,9 +267,9 @@ def test_the_tail_is_there_while_the_rank_lives(job: Job, loop: Any) -> None:
 
 
 def test_a_slow_console_makes_ranks_wait_and_loses_nothing(job: Job, pipe: Any, loop: Any) -> None:
-    total = 3 * CONGESTED_BYTES
+    num_lines = 3 * CONGESTED_BYTES // 100
     end, quiet = job.open(0), job.open(1, show=False)
-    code = "import os\nfor n in range(%d): os.write(1, b'%%099d\\n' %% n)" % (total // 100)
+    code = f"import os\nfor n in range({num_lines}): os.write(1, b'%099d\\n' % n)"
     with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=end) as rank:
         job.hand_over(end)
         loop.until(job.console.congested, "congestion")
@@ -285,13 +284,11 @@ def test_a_slow_console_makes_ranks_wait_and_loses_nothing(job: Job, pipe: Any, 
         loop.settle()
         assert job.file("2-OUT.log") == b""
 
-        pipe.until(
-            lambda _: not job.console.congested() and rank.poll() == 0 and pipe.data.count(b"[0]") == total // 100
-        )
+        pipe.until(lambda _: not job.console.congested() and rank.poll() == 0 and pipe.data.count(b"[0]") == num_lines)
 
     shown = [int(line[4:]) for line in pipe.data.splitlines() if line.startswith(b"[0] ")]
-    assert shown == list(range(total // 100))
-    assert len(job.file("0-OUT.log")) == total
+    assert shown == list(range(num_lines))
+    assert len(job.file("0-OUT.log")) == num_lines * 100
     assert b"[2] late\n" in pipe.now()
 
 
@@ -429,17 +426,10 @@ def test_ranks_fold_on_a_terminal_and_the_dead_are_not_waited_for(terminal_job: 
     loop.settle()
     assert terminal.screen() == ["[0-3] same", ""]
 
-    os.write(ends[0], b"again\n")
-    os.write(ends[2], b"again\n")
-    loop.settle()
-    assert terminal.screen() == ["[0-3] same", ""]
     terminal_job.hub.finish(1)
-    os.write(ends[3], b"again\n")
-    os.write(ends[0], b"all three\n")
-    os.write(ends[2], b"all three\n")
-    os.write(ends[3], b"all three\n")
-    loop.settle()
-    assert terminal.screen()[-2:] == ["[0,2-3] all three", ""]
+    for end in (ends[0], ends[2], ends[3]):
+        os.write(end, b"we three\n")
+    assert terminal.screen() == ["[0-3] same", "[0,2-3] we three", ""]
 
 
 # -- the whole of it

@@ -55,7 +55,9 @@ def training_run(console: Console, loop: Any) -> None:
 def readable(page: bytes) -> str:
     """Control characters and odd bytes by name, so that a golden page can be read anywhere."""
     text = page.decode("utf-8", "surrogateescape")
-    return re.sub(r"[^\n\x20-\x7e\u2588]", lambda odd: f"<{ord(odd[0]) & 0xFF:02X}>", text).replace("<1B>", "<ESC>")
+    return (
+        re.sub(r"[^\n\x20-\x7e]", lambda odd: f"<{ord(odd[0]):02X}>", text).replace("<1B>", "<ESC>").replace("<DC", "<")
+    )
 
 
 def test_golden_page_of_pipes(loop: Any, pipe: Any, err_pipe: Any, on_pipes: Console) -> None:
@@ -206,6 +208,12 @@ def test_congestion_ends_when_the_reader_leaves(loop: Any, pipe: Any, on_pipes: 
     loop.until(lambda: calls)
 
     assert not on_pipes.congested()
+
+
+def test_our_own_lines_need_no_loop(pipe: Any, err_pipe: Any, on_pipes: Console) -> None:
+    on_pipes.say("usage")
+
+    assert err_pipe.read() == b"[gpulaunch] usage\n"
 
 
 def test_without_stderr_we_are_silent(loop: Any, pipe: Any, consoles: list[Console]) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -42,7 +44,7 @@ def test_lines_do_not_depend_on_how_the_stream_was_cut(data: bytes, cuts: list[i
         patch.setattr(lines, "PIECE_BYTES", 8)
         splitter = LineSplitter()
         edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-        blocks = [splitter.feed(data[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+        blocks = [splitter.feed(data[start:end]) for start, end in itertools.pairwise(edges)]
 
     done, state = reference(data, 8)
     assert b"".join(line + b"\n" for line in done) == b"".join(blocks)

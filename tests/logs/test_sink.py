@@ -160,6 +160,7 @@ def test_flush_waits_for_the_reader_but_not_for_ever(loop: Any, pipe: Any, make_
     assert sink.waiting_bytes == len(TEXT), "its time was up before it began"
 
     take = f"import os\nleft = {len(TEXT)}\nwhile left: left -= len(os.read(0, left))"
+    os.set_blocking(pipe.read_fd, True)
     with subprocess.Popen([sys.executable, "-S", "-c", take], stdin=pipe.read_fd) as reader:
         sink.flush(time.monotonic() + 30)
         assert sink.waiting_bytes == 0

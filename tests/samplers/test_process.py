@@ -246,13 +246,15 @@ def test_the_proportional_size_is_one_line_of_many(text: bytes, pss_bytes: int |
 WORKER_RANK = """
 import os, sys, time
 read, write = os.pipe()
+lifeline, end = os.pipe()
 pid = os.fork()
 if pid == 0:
+    os.close(end)
     open("/proc/self/comm", "w").write("pt_data_worker")
     until = time.process_time() + 0.1
     while time.process_time() < until: pass
     os.write(write, b"x")
-    sys.stdin.read()
+    os.read(lifeline, 1)  # until the rank is gone
     os._exit(0)
 os.read(read, 1)
 print("ready", pid, flush=True)

@@ -105,6 +105,7 @@ class Agent:
 
     def run(self) -> Ended:
         """Turn the loop until the job has ended."""
+        self._loop.watch_pid(self._keeper.pid, self._keeper_lost)
         self._do(self._first)
         self._show_progress_at(0)
         self._loop.run()
@@ -143,6 +144,11 @@ class Agent:
         until_s = self._loop.now() + 10.0
         while not done and self._loop.now() < until_s:
             self._loop.turn(until_s - self._loop.now())
+
+    def _keeper_lost(self, exit_: Exit) -> None:
+        self._around.rundir.event("keeper_lost", pid=exit_.pid)
+        self._keeper.start()
+        self._loop.watch_pid(self._keeper.pid, self._keeper_lost)
 
     # -- events
 
@@ -206,6 +212,7 @@ class Agent:
         self.totals.setdefault(end.rank, summary.RankTotals()).add(page, exit_.max_rss_bytes)
         self._around.rundir.event(
             "rank_ended",
+            seen_s=end.at_s,
             rank=end.rank,
             pid=end.pid,
             code=end.code,

@@ -6,18 +6,20 @@ thread that is not waited for beyond its deadline.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from gpulaunch.launcher.job.place import look
+from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.spec import METRICS_HOST, METRICS_PORT_BASE, STATIC_MASTER_PORT
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+_SHM = "/dev/shm"  # noqa: S108 - the tmpfs itself, by its fixed name
 
 
 class Status(Enum):
@@ -61,15 +63,11 @@ _PACKAGES = (
 )
 
 
-def versions(environ: Mapping[str, str]) -> Iterator[Finding]:
+def versions() -> Iterator[Finding]:
     """Python and the packages, by their metadata: torch is not imported."""
     from importlib import metadata
 
-    python = ".".join(str(part) for part in sys.version_info[:3])
-    if sys.version_info < (3, 11):
-        yield _fail("python", python, "gpulaunch needs Python 3.11 or newer")
-    else:
-        yield _ok("python", f"{python} ({sys.executable})")
+    yield _ok("python", f"{sys.version.split()[0]} ({sys.executable})")
     for package, status, advice in _PACKAGES:
         try:
             yield _ok(package, metadata.version(package))
@@ -95,9 +93,8 @@ def entry_point(environ: Mapping[str, str]) -> Iterator[Finding]:
 # -- what the machine offers
 
 
-def gpus(environ: Mapping[str, str]) -> Iterator[Finding]:
+def gpus(place: Place) -> Iterator[Finding]:
     """GPUs and driver through NVML."""
-    place = look(environ)
     if place.gpus:
         names = ", ".join(sorted({gpu.name for gpu in place.gpus}))
         yield _ok("GPUs", f"{len(place.gpus)}: {names} ({place.gpus_why})")
@@ -122,9 +119,8 @@ def _driver() -> str:
     return f"{text}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
 
 
-def cores_and_memory(environ: Mapping[str, str]) -> Iterator[Finding]:
+def cores_and_memory(place: Place) -> Iterator[Finding]:
     """Cores and the limits of the control group."""
-    place = look(environ)
     yield _ok("cores", f"{place.cores} ({place.cores_why})")
     if place.memory_limit_bytes is None:
         yield _ok("memory limit", place.memory_why)
@@ -138,17 +134,17 @@ def cores_and_memory(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _ok("memory limit", value)
 
 
-def shared_memory(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """/dev/shm holds the profiler's pages and everything that dataloader workers hand over."""
-    name, path = "/dev/shm", "/dev/shm"  # noqa: S108 - the tmpfs itself, by its fixed name
+def shared_memory() -> Iterator[Finding]:
+    """The tmpfs of the profiler's pages and of everything that dataloader workers hand over."""
+    name = _SHM
     try:
-        stat = os.statvfs(path)
+        stat = os.statvfs(_SHM)
     except OSError as err:
         yield _fail(name, str(err.strerror), "mount a tmpfs there: dataloader workers and profiler pages need it")
         return
     size, free = stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
     value = f"{size / _MIB:.0f} MiB, {free / _MIB:.0f} MiB free"
-    if not os.access(path, os.W_OK):
+    if not os.access(_SHM, os.W_OK):
         yield _fail(name, f"{value}, not writable", "chmod 1777 /dev/shm, or run without --read-only")
     elif free < 16 * _MIB:
         yield _fail(name, value, "full: remove what is left there, or mount it larger (docker run --shm-size=8g)")
@@ -161,7 +157,7 @@ def shared_memory(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _ok(name, value)
 
 
-def limits(environ: Mapping[str, str]) -> Iterator[Finding]:
+def limits() -> Iterator[Finding]:
     """Resource limits that training runs into."""
     import resource
 
@@ -174,12 +170,9 @@ def limits(environ: Mapping[str, str]) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     value = f"{text(soft)} (hard {text(hard)})"
     if below(soft, 1024):
-        yield _fail(
-            "open files", value, f"too few for several ranks: ulimit -n {min(65536, hard) if hard > 0 else 65536}"
-        )
+        yield _fail("open files", value, "too few for several ranks: ulimit -n 65536")
     elif below(soft, 4096):
-        advice = f"dataloaders that share by file descriptor run out: ulimit -n {text(min(65536, hard) if hard > 0 else 65536)}"
-        yield _warn("open files", value, advice)
+        yield _warn("open files", value, "dataloader workers that share by file descriptor run out: ulimit -n 65536")
     else:
         yield _ok("open files", value)
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -198,11 +191,11 @@ def limits(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _ok("core dumps", "off" if soft == 0 else f"{text(soft)} (hard {text(hard)})")
 
 
-def run_directory(environ: Mapping[str, str]) -> Iterator[Finding]:
+def run_directory() -> Iterator[Finding]:
     """The default run directory is made in the current one."""
     import tempfile
 
-    here = os.getcwd()  # noqa: PTH109 - a string is what is shown
+    here = os.getcwd()
     try:
         with tempfile.TemporaryDirectory(prefix=".gpulaunch-doctor-", dir=here):
             pass
@@ -221,7 +214,7 @@ def run_directory(environ: Mapping[str, str]) -> Iterator[Finding]:
 # -- kernel
 
 
-def kernel(environ: Mapping[str, str]) -> Iterator[Finding]:
+def kernel() -> Iterator[Finding]:
     """The calls that the launcher is built on."""
     import ctypes
 
@@ -250,14 +243,15 @@ _CAP_SYS_PTRACE = 19
 _PTRACE_SCOPES = {"0": "any process of the user", "1": "descendants only", "2": "root only", "3": "nobody"}
 
 
-def tracing(environ: Mapping[str, str], root: str = "/") -> Iterator[Finding]:
+def tracing(root: str = "/") -> Iterator[Finding]:
     """Stacks are read from outside: who may do that is Yama's and the capability's to say."""
-    status = dict(line.partition(":")[::2] for line in _read(os.path.join(root, "proc/self/status")).splitlines())
-    capable = int(status.get("CapEff", "0").strip() or "0", 16) >> _CAP_SYS_PTRACE & 1
+    fields = (line.partition(":") for line in _read(os.path.join(root, "proc/self/status")).splitlines())
+    status = {name: value.strip() for name, _, value in fields}
+    capable = int(status.get("CapEff", "0"), 16) >> _CAP_SYS_PTRACE & 1
     scope = _read(os.path.join(root, "proc/sys/kernel/yama/ptrace_scope"))
     value = "no Yama" if not scope else f"Yama scope {scope} ({_PTRACE_SCOPES.get(scope, 'unknown')})"
     value += ", CAP_SYS_PTRACE" if capable else ", no CAP_SYS_PTRACE"
-    if status.get("Seccomp", "").strip() == "2":
+    if status.get("Seccomp") == "2":
         value += ", seccomp filter"
     if scope == "3" or (scope in ("1", "2") and not capable):
         advice = "no stacks of other processes: sysctl kernel.yama.ptrace_scope=0, or docker run --cap-add SYS_PTRACE"
@@ -274,7 +268,7 @@ def tracing(environ: Mapping[str, str], root: str = "/") -> Iterator[Finding]:
 _FAST_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen")
 
 
-def clock(environ: Mapping[str, str], root: str = "/") -> Iterator[Finding]:
+def clock(root: str = "/") -> Iterator[Finding]:
     """The probe reads the clock several times per step."""
     rounds = 2000
     begin = time.perf_counter_ns()
@@ -294,7 +288,7 @@ def clock(environ: Mapping[str, str], root: str = "/") -> Iterator[Finding]:
 # -- network
 
 
-def ports(environ: Mapping[str, str]) -> Iterator[Finding]:
+def ports() -> Iterator[Finding]:
     """Whether the default ports are free now."""
     if _is_free(METRICS_HOST, METRICS_PORT_BASE):
         yield _ok("metrics port", f"{METRICS_HOST}:{METRICS_PORT_BASE} is free")
@@ -327,7 +321,7 @@ _DNS_TIMEOUT_S = 2.0
 _DNS_SLOW_S = 0.5
 
 
-def names(environ: Mapping[str, str]) -> Iterator[Finding]:
+def names() -> Iterator[Finding]:
     """localhost must mean this machine; the hostname should resolve, and fast: gloo asks for it."""
     addresses, took_s = resolve("localhost", _DNS_TIMEOUT_S)
     loopback = all(each.startswith("127.") or each == "::1" for each in addresses)
@@ -358,10 +352,8 @@ def resolve(name: str, timeout_s: float) -> tuple[list[str], float]:
     addresses: list[str] = []
 
     def ask() -> None:
-        try:
+        with contextlib.suppress(OSError):  # does not resolve: the list stays empty
             addresses.extend({str(info[4][0]): None for info in socket.getaddrinfo(name, None)})
-        except OSError:
-            pass  # does not resolve: the list stays empty
 
     # getaddrinfo cannot be interrupted; a daemon thread is left to itself when it takes too long.
     thread = threading.Thread(target=ask, name="resolve", daemon=True)
@@ -379,17 +371,19 @@ def _read(path: str) -> str:
         return ""  # not there on this kernel
 
 
-CHECKS: tuple[Callable[[Mapping[str, str]], Iterator[Finding]], ...] = (
-    versions,
-    entry_point,
-    gpus,
-    cores_and_memory,
-    shared_memory,
-    limits,
-    run_directory,
-    kernel,
-    tracing,
-    clock,
-    ports,
-    names,
-)
+def checks(environ: Mapping[str, str], place: Place) -> dict[str, Callable[[], Iterable[Finding]]]:
+    """Every check by name, ready to be called, in the order of the report."""
+    return {
+        "versions": versions,
+        "entry point": lambda: entry_point(environ),
+        "GPUs": lambda: gpus(place),
+        "cores and memory": lambda: cores_and_memory(place),
+        "shared memory": shared_memory,
+        "limits": limits,
+        "run directory": run_directory,
+        "kernel": kernel,
+        "tracing": tracing,
+        "clock": clock,
+        "ports": ports,
+        "names": names,
+    }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gpulaunch.launcher.cli.checks import CHECKS, Finding, Status
+from gpulaunch.launcher.cli.checks import Finding, Status, checks
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.job.place import look
 
 _HELP = """\
 usage: gpulaunch doctor [--json]
@@ -34,11 +35,10 @@ def run(argv: Sequence[str]) -> int:
 def examine() -> list[Finding]:
     """All findings; a check that itself breaks is one of them, and never the end of the others."""
     findings: list[Finding] = []
-    for check in CHECKS:
+    for name, check in checks(os.environ, look(os.environ)).items():
         try:
-            findings.extend(check(os.environ))
+            findings.extend(check())
         except Exception as err:  # a machine strange enough to break a check is what a doctor is for
-            name = check.__name__.replace("_", " ")
             advice = "this check could not be made; please report it"
             findings.append(Finding(name=name, status=Status.WARN, value=f"{type(err).__name__}: {err}", advice=advice))
     return findings

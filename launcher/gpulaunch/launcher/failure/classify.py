@@ -44,7 +44,7 @@ ADVICE: dict[Kind, str] = {
     Kind.EXCEPTION: "the program itself raised this; the traceback above names the line.",
     Kind.SYNTAX: "Python cannot parse the program; a restart would fail the same way.",
     Kind.IMPORT: "a module is missing or broken in this Python environment; a restart would fail the same way.",
-    Kind.PEER: "it only lost its peers; look for the first failure on the other nodes, or for a rank that never got here.",
+    Kind.PEER: "it only lost its peers; look for the first failure on other nodes, or for a rank that never got here.",
     Kind.LOADER_WORKER: "a DataLoader worker process died; num_workers=0 shows its own error, and a killed one often "
     "means too little host memory.",
     Kind.GPU_OOM: "the GPU's memory is full; try a smaller batch, activation checkpointing or FSDP sharding, and "
@@ -59,13 +59,13 @@ ADVICE: dict[Kind, str] = {
     Kind.PORT_IN_USE: "the program binds a port that is taken; let it use MASTER_PORT, or a free port.",
     Kind.SEGFAULT: "native code touched memory that is not its own; the stack above shows which Python line called it, "
     "and so which extension to suspect.",
-    Kind.BUS_ERROR: f"memory without a page behind it was touched; see df -h {SHM}, and look for a mapped file that was "
-    "cut short.",
+    Kind.BUS_ERROR: f"memory without a page behind it was touched; see df -h {SHM}, and look for a mapped file "
+    "that was cut short.",
     Kind.ABORT: "native code gave up; its last lines above say why.",
     Kind.SIGNAL: "somebody outside this job sent the signal; the job manager's log or dmesg may say who and why.",
     Kind.INTERRUPT: "somebody interrupted this rank, by Ctrl-C or another SIGINT.",
     Kind.EXIT_CODE: "the program, or a library in it, chose this code by sys.exit or os._exit.",
-    Kind.EARLY_EXIT_0: "it ended with success while others still needed it; all ranks must make the same number of steps.",
+    Kind.EARLY_EXIT_0: "it ended with success while others still needed it; all ranks must make equally many steps.",
     Kind.STOPPED: "the launcher stopped this rank; it did not fail by itself.",
 }
 
@@ -89,6 +89,10 @@ class Rule:
 _ABORTS = frozenset({signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 _ANY_SIGNAL = frozenset(range(1, signal.NSIG))
 _LOADER = r"DataLoader worker \(pid"
+
+# Said by a pipe or socket when the process behind it is gone: never the beginning of a story. DataLoader reports a dead
+# worker in the middle of one of these, so they stand first in its chain.
+_GONE = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|_?queue\.Empty)\b")
 
 RULES: tuple[Rule, ...] = (
     Rule(Kind.STOPPED, stopped=True),
@@ -182,7 +186,7 @@ def _fits(rule: Rule, end: RankEnd, text: str) -> bool:
 
 
 def _chain(traceback: str) -> list[str]:
-    """Split a printed chain into the texts of its exceptions, without their frames."""
+    """Split a printed chain into the texts of its exceptions, oldest first, without their frames."""
     parts = re.split(
         r"\n(?:During handling of the above exception, another exception occurred"
         r"|The above exception was the direct cause of the following exception):\n",
@@ -197,4 +201,6 @@ def _chain(traceback: str) -> list[str]:
         )
         if start is not None:
             texts.append("\n".join(lines[start:]))
+    while len(texts) > 1 and _GONE.match(texts[0]):
+        texts.pop(0)
     return texts

@@ -1,4 +1,4 @@
-"""Inside a rank: write down the exception that ends it, in torch's `error.json`, with no decorator in the user's script.
+"""Inside a rank: write down the exception that ends it, in torch's `error.json`; the user's script needs no decorator.
 
 Standard library only. Nothing here may raise into the user's program, and nothing here changes what the user sees:
 the traceback on stderr is still printed by whoever would have printed it.
@@ -77,7 +77,9 @@ def exit_status(exc: BaseException) -> int:
         return 1
     if exc.code is None:
         return 0
-    return exc.code & 0xFF if isinstance(exc.code, int) else 1
+    if not isinstance(exc.code, int):
+        return 1
+    return exc.code & 0xFF if -(1 << 63) <= exc.code < 1 << 63 else 255  # what does not fit a C long becomes -1
 
 
 def user_traceback(exc: BaseException) -> TracebackType | None:

@@ -149,9 +149,8 @@ def tell_parent(first: RankEnd, error_file: str, parent_file: str) -> str | None
     if not isinstance(document, dict) or "message" not in document:
         extra = {"py_callstack": "\n".join(first.tail), "timestamp": str(int(first.wall_time_s))}
         document = {"message": {"message": _headline(first, classify(first)), "extraInfo": extra}}
-    message: object = document["message"]
-    if isinstance(message, dict):
-        document["message"] = {**message, "errorCode": _torch_exitcode(first)}
+    if isinstance(document["message"], dict):
+        document = {**document, "message": {**document["message"], "errorCode": _torch_exitcode(first)}}
     return _write_json(parent_file, redact_all(document))
 
 

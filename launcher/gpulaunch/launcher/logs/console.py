@@ -71,7 +71,7 @@ class Console:
     # -- lines
 
     def say(self, text: str) -> None:
-        """Write lines of the launcher's own to stderr, behind everything that was written there before."""
+        """Write lines of the launcher's own to stderr, behind all that was said there, at once if there is room."""
         block = text.encode("utf-8", "backslashreplace").rstrip(b"\n") + b"\n"
         self._stderr.say(block)
 
@@ -163,6 +163,7 @@ class _Out:
     def say(self, block: bytes) -> None:
         self.settle()
         self._put(_prefixed(bold(_OWN_PREFIX) if self._color else _OWN_PREFIX, inert(block) if self._tty else block))
+        self.sink.push()
 
     def block(self, local_rank: int, prefix: bytes, block: bytes) -> None:
         if self._tty:

@@ -285,7 +285,7 @@ def _middle(
             pid = os.fork()
             if pid == 0:
                 others = [fd for fd in fds if fd not in mine]
-                _run_child(lambda: _rank(rank, mine), [pids_write, sock_fd, *others], go_read, request)  # noqa: B023
+                _run_child(lambda: _rank(rank, mine, request), [pids_write, sock_fd, *others], go_read, request)  # noqa: B023
             told["pids"].append(pid)
     except OSError as err:
         told["error"] = f"fork: {err.strerror}"
@@ -313,7 +313,7 @@ def _run_child(work: Any, close: list[int], go_read: int, request: dict[str, Any
         os._exit(1)
 
 
-def _rank(rank: dict[str, Any], stdio: list[int]) -> NoReturn:
+def _rank(rank: dict[str, Any], stdio: list[int], request: dict[str, Any]) -> NoReturn:
     """Become one rank: its environment, stdio, CPUs, name, randomness; then the user's program."""
     from gpulaunch.launcher.loop import linux, rank_main
 
@@ -325,6 +325,7 @@ def _rank(rank: dict[str, Any], stdio: list[int]) -> NoReturn:
     if rank["affinity"]:
         os.sched_setaffinity(0, rank["affinity"])
     linux.allow_ptrace_by_anyone_of_same_user()
+    linux.set_comm(request["comm"])
     linux.set_cmdline(rank["title"])
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -371,6 +372,7 @@ def serve(setup: dict[str, Any]) -> None:
     from gpulaunch.launcher.loop import linux
 
     _die_with(setup["agent_pid"])
+    comm = linux.comm_of(os.getpid())
     linux.set_comm("gpulaunch-fork")
     # Ctrl-C in the terminal is the agent's business; the ranks get back what this process was started with.
     sigint_ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) == signal.SIG_IGN
@@ -405,7 +407,7 @@ def serve(setup: dict[str, Any]) -> None:
         request = receive(sock)
         if request is None:
             os._exit(0)
-        request["sigint_ignored"] = sigint_ignored
+        request |= {"sigint_ignored": sigint_ignored, "comm": comm}
         _start(request, receive_fds(sock, request["num_fds"]), sock)
 
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from gpulaunch.launcher.loop import linux
 
+_DISMISS_S = 1.0
 _MAX_ROUNDS = 50  # a fork bomb is not ours to win against
 
 
@@ -25,10 +26,20 @@ class Keeper:
 
     def __init__(self, mark: bytes, directories: list[str]) -> None:
         """`mark`: b"NAME=value" found in the environment of every process of the run; `directories`: removed."""
+        self._mark = mark
+        self._directories = directories
+        self._write = -1
+        self.pid = -1
+        self.start()
+
+    def start(self) -> None:
+        """Start the process; again, when somebody has killed it."""
+        if self._write >= 0:
+            os.close(self._write)
         read, self._write = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
-            _keep(read, mark, directories)
+            _keep(read, self._mark, self._directories)
         os.close(read)
 
     def dismiss(self) -> None:
@@ -36,6 +47,14 @@ class Keeper:
         with contextlib.suppress(OSError):
             os.write(self._write, b"d")
         os.close(self._write)
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                if not select.select([pidfd], [], [], _DISMISS_S)[0]:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+            finally:
+                os.close(pidfd)
 
 
 def _keep(read: int, mark: bytes, directories: list[str]) -> NoReturn:

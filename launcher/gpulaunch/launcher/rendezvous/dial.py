@@ -75,10 +75,12 @@ class Dialer:
             return
         family, address = self._addresses.pop(0)
         try:
-            self._sock = sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            failed = sock.connect_ex(address)
-        except OSError as err:
-            failed = err.errno or errno.EINVAL
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as err:  # no IPv6 in this kernel, say
+            self._failed(err.strerror or str(err))
+            return
+        self._sock = sock
+        failed = sock.connect_ex(address)
         if failed not in (0, errno.EINPROGRESS):
             self._failed(os.strerror(failed))
             return

@@ -21,9 +21,8 @@ def resolve(host: str, port: int, *, numeric: bool = False) -> list[Address]:
     # Given as bytes, an ASCII name does not make Python load its tables for international names.
     name = host.encode("ascii") if host.isascii() else host
     try:
-        found = socket.getaddrinfo(
-            name, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST if numeric else socket.AI_ADDRCONFIG
-        )
+        flags = socket.AI_NUMERICHOST if numeric else 0
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as err:
         raise OSError(errno.EINVAL, "not a host name") from err
     # dict.fromkeys: a name listed twice in /etc/hosts comes twice.

@@ -89,8 +89,6 @@ def refusal(group: Group, hello: Hello) -> str | None:
         return f"{who} has no place in --nnodes {group.nnodes}; --node-rank counts from 0 to {group.nnodes - 1}"
     if hello.node_rank in group.nodes:
         return f"--node-rank {hello.node_rank} given twice: on {group.nodes[hello.node_rank].host} and {hello.host}"
-    if group.stage is not Stage.GATHERING:
-        return f"{who} comes too late: all nodes of the job are there"
     if hello.nproc < 1:
         return f"{who} has no ranks; check --nproc-per-node"
     return None

@@ -29,6 +29,18 @@ _MAX_UNSENT_BYTES = 256 * 1024
 _MAX_INT = 2**31 - 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How often the two ends of a connection hear of each other."""
+
+    beat_s: float = 2.0
+    lost_s: float = 10.0
+    """Silence after which a node counts as gone. Not lower than 6 s outside tests: TCP rides out a link that flaps for
+    5 s, and a training job should too (measured)."""
+    note_s: float = 10.0
+    """How long the user is left without a word while nodes are waited for; then once in six times that."""
+
+
 class WireError(Exception):
     """What came is no message of ours."""
 

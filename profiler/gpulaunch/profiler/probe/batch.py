@@ -12,8 +12,10 @@ _LOOK_DEEP: Final = 4
 _LOOK_WIDE: Final = 4
 
 
-def samples_in(batch: object, tensor: type[Any]) -> int:
+def samples_in(batch: Any, tensor: type[Any]) -> int:
     """The first tensor's leading dimension, looking a few levels into lists, tuples and mappings; 0 if none."""
+    if type(batch) in (list, tuple) and batch and type(batch[0]) is tensor:  # what default_collate makes of pairs
+        return batch[0].size(0) if batch[0].ndim else 0
     return _samples_in(batch, tensor, _LOOK_DEEP)
 
 

@@ -14,11 +14,11 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import PHASES, Hook, TextSlot, Word
+from gpulaunch.profiler.channel.layout import Hook, TextSlot, Word
 from gpulaunch.profiler.channel.page import PageWriter
 from gpulaunch.profiler.probe.batch import queue_of, samples_in
 from gpulaunch.profiler.probe.device import memory_of
-from gpulaunch.profiler.probe.step import ClosedStep, StepMachine, bucket_of
+from gpulaunch.profiler.probe.step import StepMachine, bucket_of
 
 __all__ = ["Probe"]
 
@@ -39,13 +39,15 @@ class Probe:
     """
 
     __slots__ = (
+        "_counts_samples",
         "_gpu_due_ns",
         "_grad_enabled",
         "_loader_thread",
         "_machine",
         "_off",
-        "_parts",
         "_price_ns",
+        "_reads_gpu",
+        "_reads_queue",
         "_tensor",
         "_thread",
         "_torch",
@@ -59,12 +61,12 @@ class Probe:
         self._grad_enabled = torch.is_grad_enabled
         self._machine = StepMachine(self._publish)
         self._off = False
-        self._parts = Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.GPU_MEMORY
+        self._reads_queue = self._counts_samples = self._reads_gpu = True
         self._thread = _NO_THREAD
         self._loader_thread = _NO_THREAD
         self._gpu_due_ns = 0
         self._price_ns = 0
-        self.armed(self._parts)
+        self.armed(Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.GPU_MEMORY)
 
     def off(self) -> None:
         """Do nothing any more; the hooks fall straight through. For forked children, which must not write the page."""
@@ -77,7 +79,6 @@ class Probe:
 
     def unavailable(self, hook: Hook, why: str) -> None:
         """Put it in the page that `hook` is out of service, and why."""
-        self._parts &= ~hook
         self._writer.words[Word.HOOKS_ARMED] &= ~hook
         self._writer.words[Word.HOOKS_UNAVAILABLE] |= hook
         self._writer.write_text(TextSlot.FAULT, f"{hook.name or hook}: {why}")
@@ -88,9 +89,9 @@ class Probe:
             return
         try:
             now_ns = monotonic_ns()
-            if self._reads_for_training():
+            if self._reads_for_training(now_ns):
                 self._machine.loader_enter(now_ns)
-            if self._parts & Hook.LOADER_QUEUE:
+            if self._reads_queue and iterator._num_workers:
                 self._write_queue(iterator)
             self._price_ns += monotonic_ns() - now_ns
         except Exception as error:
@@ -105,7 +106,7 @@ class Probe:
             self._writer.words[_BATCHES] += 1
             trains = self._grad_enabled()
             samples = self._count_samples(batch) if trains else 0
-            if self._reads_for_training():
+            if self._reads_for_training(now_ns):
                 self._machine.loader_exit(now_ns, samples, trains=trains)
             else:
                 self._machine.add_samples(samples)
@@ -118,8 +119,9 @@ class Probe:
         if self._off:
             return
         try:
-            if self._reads_for_training():
-                self._machine.loader_end(monotonic_ns())
+            now_ns = monotonic_ns()
+            if self._reads_for_training(now_ns):
+                self._machine.loader_end(now_ns)
         except Exception as error:
             self._fail(error)
 
@@ -129,7 +131,7 @@ class Probe:
             return
         try:
             now_ns = monotonic_ns()
-            if self._trains():
+            if get_ident() == self._thread or self._adopts(now_ns):
                 self._machine.backward_enter(now_ns)
                 self._price_ns += monotonic_ns() - now_ns
         except Exception as error:
@@ -141,7 +143,7 @@ class Probe:
             return
         try:
             now_ns = monotonic_ns()
-            if self._trains():
+            if get_ident() == self._thread or self._adopts(now_ns):
                 self._machine.backward_exit(now_ns, accumulates=accumulates)
                 self._price_ns += monotonic_ns() - now_ns
         except Exception as error:
@@ -153,7 +155,7 @@ class Probe:
             return
         try:
             now_ns = monotonic_ns()
-            if self._trains():
+            if get_ident() == self._thread or self._adopts(now_ns):
                 self._machine.optimizer_enter(now_ns, identity)
                 self._price_ns += monotonic_ns() - now_ns
         except Exception as error:
@@ -165,7 +167,7 @@ class Probe:
             return
         try:
             now_ns = monotonic_ns()
-            if self._trains():
+            if get_ident() == self._thread or self._adopts(now_ns):
                 self._machine.optimizer_exit(now_ns, identity)
                 self._price_ns += monotonic_ns() - now_ns
         except Exception as error:
@@ -176,24 +178,27 @@ class Probe:
         if self._off:
             return
         try:
-            if self._trains():
-                self._machine.mark_step(monotonic_ns())
+            now_ns = monotonic_ns()
+            if get_ident() == self._thread or self._adopts(now_ns):
+                self._machine.mark_step(now_ns)
         except Exception as error:
             self._fail(error)
 
     def mark_phase(self, phase: int) -> int:
-        """The user says which phase the time from here on belongs to (an index into PHASES, or -1: as the edges say).
+        """The user says which phase the time from here on belongs to (1 + its index in PHASES, or 0: as the edges say).
 
         Returns:
             What to set again when the user's block ends.
         """
         if self._off:
-            return -1
+            return 0
         try:
-            return self._machine.mark_phase(monotonic_ns(), phase) if self._trains() else -1
+            now_ns = monotonic_ns()
+            if get_ident() == self._thread or self._adopts(now_ns):
+                return self._machine.mark_phase(now_ns, phase)
         except Exception as error:
             self._fail(error)
-            return -1
+        return 0
 
     def note(self, text: str) -> None:
         """Put the user's words in the page."""
@@ -204,31 +209,30 @@ class Probe:
         except Exception as error:
             self._fail(error)
 
-    def _trains(self) -> bool:
-        """True in the training thread; the first to ask becomes it."""
-        thread = get_ident()
-        if thread == self._thread:
-            return True
+    def _adopts(self, now_ns: int) -> bool:
+        """True if this thread, which is not the training thread, becomes it: the first to ask does."""
         if self._thread:
             return False
-        self._thread = thread
-        if self._loader_thread not in (_NO_THREAD, thread):
-            self._machine.restart()  # a helper thread reads the batches; its edges were not the training's
+        self._thread = get_ident()
+        if self._loader_thread != self._thread:  # else its steps have begun with its first batch
+            self._machine.begin(now_ns)
         return True
 
-    def _reads_for_training(self) -> bool:
+    def _reads_for_training(self, now_ns: int) -> bool:
         """True in the training thread, or in the one that stands in for it."""
         thread = get_ident()
         if self._thread:
             return thread == self._thread
         if not self._loader_thread:
             self._loader_thread = thread
+            self._machine.begin(now_ns)
         return thread == self._loader_thread
 
     def _write_queue(self, iterator: Any) -> None:
         try:
             queue = queue_of(iterator)
         except Exception as error:
+            self._reads_queue = False
             self.unavailable(Hook.LOADER_QUEUE, repr(error))
             return
         if queue is not None:
@@ -239,18 +243,29 @@ class Probe:
             words[_BLOCKED] = queue.reorder_blocked
 
     def _count_samples(self, batch: object) -> int:
-        if not self._parts & Hook.SAMPLES:
+        if not self._counts_samples:
             return 0
         try:
             return samples_in(batch, self._tensor)
         except Exception as error:  # a batch type of the user's own may do anything when it is looked into
+            self._counts_samples = False
             self.unavailable(Hook.SAMPLES, repr(error))
             return 0
 
-    def _publish(self, step: ClosedStep) -> None:
+    def _publish(
+        self,
+        count: int,
+        start_ns: int,
+        duration_ns: int,
+        data_wait_ns: int,
+        forward_ns: int,
+        backward_ns: int,
+        optimizer_ns: int,
+        samples: int,
+    ) -> None:
         """A step has ended: everything that is published once per step."""
         machine = self._machine
-        now_ns = step.start_ns + step.duration_ns
+        now_ns = start_ns + duration_ns
         self._writer.end_step(
             (
                 machine.steps,
@@ -258,33 +273,30 @@ class Probe:
                 machine.skipped_steps,
                 machine.samples,
                 machine.step_ns_total,
-                *machine.phase_ns,
+                machine.data_wait_ns,
+                machine.forward_ns,
+                machine.backward_ns,
+                machine.optimizer_ns,
+                machine.other_ns,
                 now_ns,
                 machine.source,
                 self._price_ns,
             ),
-            bucket_of(step.duration_ns),
-            step.count,
-            (
-                step.start_ns,
-                step.duration_ns,
-                step.data_wait_ns,
-                step.forward_ns,
-                step.backward_ns,
-                step.optimizer_ns,
-                step.samples,
-            ),
+            bucket_of(duration_ns),
+            count,
+            (start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples),
         )
         if now_ns >= self._gpu_due_ns:
             self._gpu_due_ns = now_ns + _GPU_MEMORY_EVERY_NS
             self._write_gpu_memory()
 
     def _write_gpu_memory(self) -> None:
-        if not self._parts & Hook.GPU_MEMORY:
+        if not self._reads_gpu:
             return
         try:
             memory = memory_of(self._torch.cuda)
         except Exception as error:
+            self._reads_gpu = False
             self.unavailable(Hook.GPU_MEMORY, repr(error))
             return
         if memory is not None:
@@ -298,6 +310,3 @@ class Probe:
         self._off = True
         with suppress(Exception):  # if the page itself is what failed, there is nobody left to tell
             self.unavailable(Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER, repr(error))
-
-
-assert len(PHASES) == 5, "the counters of end_step list five phases"

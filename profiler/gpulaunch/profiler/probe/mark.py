@@ -32,7 +32,7 @@ def phase(name: Phase) -> Generator[None]:
     if probe is None:
         yield
         return
-    before = probe.mark_phase(PHASES.index(name) if name in PHASES else PHASES.index("other"))
+    before = probe.mark_phase(1 + PHASES.index(name if name in PHASES else "other"))
     try:
         yield
     finally:

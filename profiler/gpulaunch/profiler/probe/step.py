@@ -19,20 +19,25 @@ step). What was waited through until then is entered as that many steps of equal
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from gpulaunch.profiler.channel.layout import PHASES, STEP_BOUNDS_S, StepSource
 
-__all__ = ["PATIENCE", "ClosedStep", "StepMachine", "bucket_of"]
+__all__ = ["PATIENCE", "OnStep", "StepMachine", "bucket_of"]
 
 PATIENCE: Final = 64
 """Micro-steps (or batches) without the better edge after which the next worse one ends the steps. Gradients are rarely
 accumulated over more; to be wrong costs a few short steps in the count, once."""
 
 _BOUNDS_NS: Final = tuple(round(bound_s * 1e9) for bound_s in STEP_BOUNDS_S)
-_DATA_WAIT, _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = range(len(PHASES))
+_NO_PHASE, _DATA_WAIT, _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = range(1 + len(PHASES))
+
+# To look a member up in its enum costs as much as an edge; these names do not.
+_UNKNOWN: Final = StepSource.NONE
+_BY_OPTIMIZER: Final = StepSource.OPTIMIZER
+_BY_BACKWARD: Final = StepSource.BACKWARD
+_BY_DATALOADER: Final = StepSource.DATALOADER
+_BY_MARK: Final = StepSource.MARK
 
 
 def bucket_of(duration_ns: int) -> int:
@@ -40,24 +45,28 @@ def bucket_of(duration_ns: int) -> int:
     return bisect_left(_BOUNDS_NS, duration_ns)
 
 
-@dataclass(slots=True)  # not frozen: that costs a microsecond per step in the user's loop
-class ClosedStep:
-    """One step that has ended; or `count` of them, each with these (mean) values."""
+class OnStep(Protocol):
+    """Is told of a step that has ended, or of `count` of them, each with these (mean) values."""
 
-    count: int
-    start_ns: int
-    duration_ns: int
-    data_wait_ns: int
-    forward_ns: int
-    backward_ns: int
-    optimizer_ns: int
-    samples: int
+    def __call__(  # positional: this runs in the user's loop
+        self,
+        count: int,
+        start_ns: int,
+        duration_ns: int,
+        data_wait_ns: int,
+        forward_ns: int,
+        backward_ns: int,
+        optimizer_ns: int,
+        samples: int,
+        /,
+    ) -> None: ...
 
 
 class StepMachine:
     """Counts one thread's steps.
 
-    Times are nanoseconds of any one monotonic clock. The totals cover finished steps; they only grow.
+    Times are nanoseconds of any one monotonic clock. The totals cover finished steps; they only grow. `begin` comes before
+    any edge.
     """
 
     __slots__ = (
@@ -73,14 +82,18 @@ class StepMachine:
         "_on_step",
         "_optimizer",
         "_others",
-        "_part",
+        "_parts",
         "_pivot",
         "_samples",
         "_samples_waiting",
         "_start_ns",
         "_wait_pending",
+        "backward_ns",
+        "data_wait_ns",
+        "forward_ns",
         "microsteps",
-        "phase_ns",
+        "optimizer_ns",
+        "other_ns",
         "samples",
         "skipped_steps",
         "source",
@@ -88,20 +101,24 @@ class StepMachine:
         "steps",
     )
 
-    def __init__(self, on_step: Callable[[ClosedStep], None]) -> None:
+    def __init__(self, on_step: OnStep) -> None:
         self._on_step = on_step
-        self.source = StepSource.NONE
+        self.source = _UNKNOWN
         self.steps = 0
         self.microsteps = 0
         self.skipped_steps = 0
         self.samples = 0
         self.step_ns_total = 0
-        self.phase_ns = [0] * len(PHASES)
+        self.data_wait_ns = 0
+        self.forward_ns = 0
+        self.backward_ns = 0
+        self.optimizer_ns = 0
+        self.other_ns = 0
 
         # the step that is under way
-        self._start_ns = 0  # 0: nothing seen yet
+        self._start_ns = 0
         self._edge_ns = 0
-        self._part = [0] * len(PHASES)
+        self._parts = [0] * (1 + len(PHASES))  # indexed by phase; what nobody named stays in "other" by subtraction
         self._samples = 0
         self._micro = 0  # backwards that accumulate gradients, outside an optimizer's closure
         self._calls_grad = False
@@ -116,11 +133,17 @@ class StepMachine:
         self._optimizer = 0  # the outermost optimizer that is stepping, or 0
         self._pivot = 0  # the optimizer whose step ends the step
         self._others: set[int] = set()  # the others that stepped since
-        self._forced = -1  # phase that the user has named, or -1
+        self._forced = _NO_PHASE  # the phase that the user has named
 
         # micro-steps of the last two steps, 0: there was none
         self._last_micro = 0
         self._before_last_micro = 0
+
+    def begin(self, now_ns: int) -> None:
+        """The first step starts here; what was seen before does not count."""
+        self._start_ns = self._edge_ns = now_ns
+        self._parts = [0] * (1 + len(PHASES))
+        self._wait_pending = 0
 
     def loader_enter(self, now_ns: int) -> None:
         """A batch is asked for."""
@@ -129,12 +152,12 @@ class StepMachine:
             self._forget_batches()  # an evaluation ran to its end, and the next thing is not a backward
         self._pass(now_ns, _OTHER)
         if self._batches_waiting:
-            if self.source is StepSource.DATALOADER:
+            if self.source is _BY_DATALOADER:
                 self._use_batches()
                 self._close(now_ns, 1)
             elif self._batches_waiting >= PATIENCE:
-                if self.source is StepSource.NONE:
-                    self.source = StepSource.DATALOADER
+                if self.source is _UNKNOWN:
+                    self.source = _BY_DATALOADER
                     batches = self._batches_waiting
                     self._use_batches()
                     self._close(now_ns, batches)
@@ -146,9 +169,11 @@ class StepMachine:
         if not trains:
             self._pass(now_ns, _OTHER)
             return
-        if self._forced < 0:
+        if self._forced:
+            self._pass(now_ns, _OTHER)
+        else:
             self._wait_pending += now_ns - self._edge_ns
-        self._pass(now_ns, _OTHER)
+            self._edge_ns = now_ns
         self._samples_waiting += samples
         self._batches_waiting += 1
 
@@ -166,8 +191,8 @@ class StepMachine:
         if self._batches_waiting:
             self._use_batches()
         self._exhausted = False
-        if self.source is StepSource.DATALOADER:
-            self.source = StepSource.NONE
+        if self.source is _BY_DATALOADER:
+            self.source = _UNKNOWN
 
     def backward_exit(self, now_ns: int, *, accumulates: bool) -> None:
         """Autograd is done; `accumulates` tells `backward`, which fills gradients for a step, from `grad`."""
@@ -183,10 +208,10 @@ class StepMachine:
         if self._optimizer:
             return  # a closure (LBFGS) evaluates as often as it likes
         self._micro += 1
-        if self.source is StepSource.BACKWARD:
+        if self.source is _BY_BACKWARD:
             self._close(now_ns, 1)
-        elif self._micro >= PATIENCE and self._micro >= 4 * self._last_micro and self.source is not StepSource.MARK:
-            self.source = StepSource.BACKWARD
+        elif self._micro >= PATIENCE and self._micro >= 4 * self._last_micro and self.source is not _BY_MARK:
+            self.source = _BY_BACKWARD
             self._close(now_ns, self._micro)
 
     def optimizer_enter(self, now_ns: int, identity: int) -> None:
@@ -202,10 +227,10 @@ class StepMachine:
             return
         self._optimizer = 0
         self._pass(now_ns, _OPTIMIZER)
-        if self.source is StepSource.MARK:
+        if self.source is _BY_MARK:
             return
-        if self.source is not StepSource.OPTIMIZER:
-            self.source = StepSource.OPTIMIZER
+        if self.source is not _BY_OPTIMIZER:
+            self.source = _BY_OPTIMIZER
             self._pivot = identity
         # Of several optimizers (a GAN's two, one per layer), one is counted: the first seen, or, when another steps
         # twice in its absence, that one.
@@ -223,13 +248,13 @@ class StepMachine:
 
     def mark_step(self, now_ns: int) -> None:
         """The user says that a step ends here; from now on nothing else ends one."""
-        self.source = StepSource.MARK
+        self.source = _BY_MARK
         self._pass(now_ns, _OTHER)
         self._use_batches()
         self._close(now_ns, 1)
 
     def mark_phase(self, now_ns: int, phase: int) -> int:
-        """From here on the time belongs to `phase` (index into PHASES), or by its edges again (-1).
+        """From here on the time belongs to `phase` (1 + its index in PHASES), or again to what the edges say (0).
 
         Returns:
             What held before, to be handed back when the user's block ends.
@@ -243,24 +268,14 @@ class StepMachine:
         """A helper thread of the user's fetched a batch; its wait is not the training thread's."""
         self._samples_waiting += samples
 
-    def restart(self) -> None:
-        """Drop the step that is under way: what was seen of it came from another thread."""
-        self._start_ns = 0
-        self._part = [0] * len(PHASES)
-        self._wait_pending = 0
-
     def _pass(self, now_ns: int, phase: int) -> None:
         """The time since the last edge belongs to `phase`, unless the user has named another."""
-        if self._start_ns:
-            self._part[phase if self._forced < 0 else self._forced] += now_ns - self._edge_ns
-        else:
-            self._start_ns = now_ns
-            self._wait_pending = 0
+        self._parts[self._forced or phase] += now_ns - self._edge_ns
         self._edge_ns = now_ns
 
     def _use_batches(self) -> None:
         """The batches that wait are trained on."""
-        self._part[_DATA_WAIT] += self._wait_pending
+        self._parts[_DATA_WAIT] += self._wait_pending
         self._samples += self._samples_waiting
         self._wait_pending = self._samples_waiting = self._batches_waiting = 0
 
@@ -284,32 +299,32 @@ class StepMachine:
 
     def _close(self, now_ns: int, count: int) -> None:
         """End the step that is under way, as `count` steps of equal length."""
-        part = self._part
-        part[_DATA_WAIT] += self._wait_pending  # fetched ahead, for the next step, but in this one's time
+        parts = self._parts
+        data_wait_ns = parts[_DATA_WAIT] + self._wait_pending  # pending: fetched ahead, but in this step's time
+        forward_ns = parts[_FORWARD]
+        backward_ns = parts[_BACKWARD]
+        optimizer_ns = parts[_OPTIMIZER]
+        samples = self._samples
         duration_ns = now_ns - self._start_ns
-        named_ns = part[_DATA_WAIT] + part[_FORWARD] + part[_BACKWARD] + part[_OPTIMIZER]
-        part[_OTHER] = duration_ns - named_ns
 
         self.steps += count
-        self.samples += self._samples
+        self.samples += samples
         self.step_ns_total += duration_ns
-        self.phase_ns = [total + ns for total, ns in zip(self.phase_ns, part, strict=True)]
-        each_ns = duration_ns // count
-        closed = ClosedStep(
-            count,
-            now_ns - each_ns,
-            each_ns,
-            part[_DATA_WAIT] // count,
-            part[_FORWARD] // count,
-            part[_BACKWARD] // count,
-            part[_OPTIMIZER] // count,
-            self._samples // count,
-        )
+        self.data_wait_ns += data_wait_ns
+        self.forward_ns += forward_ns
+        self.backward_ns += backward_ns
+        self.optimizer_ns += optimizer_ns
+        self.other_ns += duration_ns - data_wait_ns - forward_ns - backward_ns - optimizer_ns
 
         self._start_ns = now_ns
-        self._part = [0] * len(PHASES)
-        self._wait_pending = 0
-        self._samples = 0
-        self._micro = 0
+        self._parts = [0] * (1 + len(PHASES))
+        self._wait_pending = self._samples = self._micro = 0
         self._calls_grad = False
-        self._on_step(closed)
+        if count == 1:
+            self._on_step(
+                1, now_ns - duration_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples
+            )
+        else:
+            whole = (duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples)
+            each = [value // count for value in whole]
+            self._on_step(count, now_ns - each[0], *each)

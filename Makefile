@@ -1,0 +1,64 @@
+# make demo    see it work: a virtual environment, an install, and a training run
+# make test    everything that must hold: lint, types, and the whole test suite
+# make lint    the first part of it
+# make bench   measure start, restart, memory and probe cost beside torchrun
+# make clean   remove what these made
+#
+# PYTHON=python3.12   which Python (3.11 or newer) makes the virtual environment
+# RANKS=8             how many ranks the demo starts
+# PIP_ARGS=...        more arguments for pip: another index, say
+# PYTEST_ARGS=...     more arguments for pytest
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
+
+# Four ranks where there are four cores; on a machine with GPUs no more than one each, but two to have company.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
+RANKS ?= $(shell n=2; [ $(CORES) -ge 4 ] && n=4; \
+	[ $(GPUS) -gt 0 ] && [ $(GPUS) -lt $$n ] && n=$(GPUS); [ $$n -lt 2 ] && n=2; echo $$n)
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@sed -n '/^# /s/^# //p;/^$$/q' Makefile
+
+demo: $(VENV)/.examples
+	$(BIN)/gpulaunch --nproc $(RANKS) examples/digits_ddp.py
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/codespell
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: $(VENV)/.examples
+	$(BIN)/python benchmarks/launch.py
+
+clean:
+	rm -rf $(VENV) build dist gpulaunch-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find launcher profiler exporters tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# Each stamp is touched when its step has succeeded, and is out of date when what it was made from changes.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpulaunch needs Python 3.11 or newer, and \
+	$(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e '.[examples]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e '.[test,examples]'
+	@touch $@

@@ -1,0 +1,277 @@
+"""Launch, memory and recovery, side by side with torchrun: `python benchmarks/launch.py`.
+
+Every comparison alternates the launchers in one run and gives medians, so that a slow spell of the machine hits all.
+torchrun gets its best settings: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (a new store per restart, without which its
+restarts mostly fail on torch 2.13) and --monitor-interval 0.01 (it polls its workers; 0.1 s by default).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+BOUND_S = 180.0
+LAUNCHERS = ("gpulaunch", "torchrun")
+
+
+def command(launcher: str, ranks: int, work: Path, *program: str, restarts: int = 0) -> list[str]:
+    if launcher == "gpulaunch":
+        return [str(BIN / "gpulaunch"), "--nproc", str(ranks), "--max-restarts", str(restarts),
+                "--job-dir", str(work / "run"), *program]  # fmt: skip
+    return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts),
+            "--monitor-interval", "0.01", *program]  # fmt: skip
+
+
+def environment(launcher: str) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "GPULAUNCH_"))}
+    env["OMP_NUM_THREADS"] = "1"  # the same for both
+    if launcher == "torchrun":
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return env
+
+
+class Job:
+    """One launcher over benchmarks/ddp_job.py."""
+
+    def __init__(self, launcher: str, ranks: int, work: Path, *, restarts: int) -> None:
+        self.launcher = launcher
+        self.ranks = ranks
+        self.work = work
+        self.notes = work / "notes"
+        self.stop = work / "stop"
+        self.log = open(work / "log", "wb")  # noqa: SIM115 (closed in close)
+        program = (str(HERE / "ddp_job.py"), str(self.notes), str(self.stop))
+        self.started_s = time.monotonic()
+        self.process = subprocess.Popen(
+            command(launcher, ranks, work, *program, restarts=restarts),
+            env=environment(launcher),
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def stepping(self, beyond: frozenset[int] = frozenset()) -> tuple[float, dict[int, int]] | None:
+        """When the last of all ranks, none of them a pid of `beyond`, took its first step, and their pids; None: never.
+
+        Only ranks of one attempt count.
+        """
+        until_s = time.monotonic() + BOUND_S
+        while time.monotonic() < until_s and self.process.poll() is None:
+            attempts: dict[str, dict[int, tuple[float, int]]] = {}
+            with contextlib.suppress(FileNotFoundError):
+                for line in self.notes.read_text().splitlines():
+                    attempt, rank, pid, when_s = line.split()
+                    if int(pid) not in beyond:
+                        attempts.setdefault(attempt, {})[int(rank)] = (float(when_s), int(pid))
+            for ranks in attempts.values():
+                if len(ranks) == self.ranks:
+                    return max(when for when, _ in ranks.values()), {rank: pid for rank, (_, pid) in ranks.items()}
+            time.sleep(0.005)
+        return None
+
+    def close(self) -> int | None:
+        """End it well, or kill what is left of it; the exit code if it ended by itself."""
+        self.stop.touch()
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(60)
+        if code is None:
+            self.process.kill()
+            self.process.wait()
+        with contextlib.suppress(FileNotFoundError):
+            for line in self.notes.read_text().splitlines():  # a killed torchrun leaves its workers behind
+                pid = int(line.split()[2])
+                with contextlib.suppress(OSError):
+                    if b"ddp_job.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+        self.log.close()
+        return code
+
+
+@contextlib.contextmanager
+def job(launcher: str, ranks: int, *, restarts: int) -> Iterator[Job]:
+    with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-") as work:
+        one = Job(launcher, ranks, Path(work), restarts=restarts)
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+def kib(pid: int, file: str, field: str) -> int:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    raise LookupError(f"no {field} in /proc/{pid}/{file}")
+
+
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def one_start_and_recovery(launcher: str, ranks: int) -> dict[str, float]:
+    """Start a job, weigh it, kill its rank 1, wait until all ranks step again."""
+    seen: dict[str, float] = {}
+    with job(launcher, ranks, restarts=3) as one:
+        first = one.stepping()
+        if first is None:
+            return seen
+        seen["start_s"] = first[0] - one.started_s
+        pids = first[1]
+        time.sleep(1.0)  # warm: the job has been stepping
+        seen["ranks_pss_mib"] = sum(kib(pid, "smaps_rollup", "Pss:") for pid in pids.values()) / 1024
+        seen["agent_rss_mib"] = kib(one.process.pid, "status", "VmRSS:") / 1024
+        for child in children(one.process.pid):
+            if comm(child) == "gpulaunch-side":
+                seen["sidecar_rss_mib"] = kib(child, "status", "VmRSS:") / 1024
+        victim = pids[1]
+        pidfd = os.pidfd_open(victim)
+        killed_s = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        select.select([pidfd], [], [], 10)
+        reported_s = time.monotonic()  # the kernel has told us; when did it tell the agent?
+        os.close(pidfd)
+        again = one.stepping(beyond=frozenset(pids.values()))
+        seen["recovered"] = float(again is not None)
+        if again is not None:
+            seen["recover_s"] = again[0] - killed_s
+        if launcher == "gpulaunch":
+            for line in (one.work / "run" / "events.jsonl").read_text().splitlines():
+                event = json.loads(line)
+                if event["event"] == "rank_ended" and event["pid"] == victim:
+                    seen["death_seen_ms"] = max(0.0, (event["seen_s"] - reported_s) * 1e3)
+    return seen
+
+
+def one_import() -> float:
+    started_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch, torch._dynamo"], check=True, env=environment("python"))
+    return time.monotonic() - started_s
+
+
+def one_exit(launcher: str, ranks: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-") as work:
+        return subprocess.run(
+            command(launcher, ranks, Path(work), str(HERE / "exit_job.py")),
+            env=environment(launcher),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=BOUND_S,
+        ).returncode
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--runs", type=int, default=10, help="alternating runs of each launcher")
+    parser.add_argument("--exits", type=int, default=100, help="gpulaunch jobs of 4 ranks that must exit 0")
+    parser.add_argument("--torchrun-exits", type=int, default=12, help="the same under torchrun (slower)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+
+    runs: dict[str, list[dict[str, float]]] = {launcher: [] for launcher in LAUNCHERS}
+    imports: list[float] = []
+    one_import()  # bytecode and page cache
+    for number in range(options.runs):
+        imports.append(one_import())
+        for launcher in LAUNCHERS:
+            runs[launcher].append(one_start_and_recovery(launcher, options.ranks))
+            print(f"run {number + 1}/{options.runs} {launcher}: {runs[launcher][-1]}", file=sys.stderr, flush=True)
+    exits = {
+        "gpulaunch": [one_exit("gpulaunch", 4) for _ in range(options.exits)],
+        "torchrun": [one_exit("torchrun", 4) for _ in range(options.torchrun_exits)],
+    }
+    figures = summarise(runs, imports, exits, options.ranks)
+    print(table(figures))
+    if options.json:
+        options.json.write_text(json.dumps({"figures": figures, "runs": runs, "imports_s": imports}, indent=1) + "\n")
+
+
+def summarise(
+    runs: dict[str, list[dict[str, float]]], imports: list[float], exits: dict[str, list[int]], ranks: int
+) -> dict[str, object]:
+    def of(launcher: str, key: str) -> float:
+        return median([run[key] for run in runs[launcher] if key in run])
+
+    import torch
+
+    return {
+        "ranks": ranks,
+        "runs": len(imports),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "import_s": median(imports),
+        **{
+            f"{launcher}_{key}": of(launcher, key)
+            for launcher in LAUNCHERS
+            for key in ("start_s", "recover_s", "ranks_pss_mib", "agent_rss_mib")
+        },
+        "start_ratio": median([b["start_s"] / a["start_s"] for a, b in pairs(runs, "start_s")]),
+        "start_over_import": median(
+            [run["start_s"] / own for run, own in zip(runs["gpulaunch"], imports, strict=True) if "start_s" in run]
+        ),
+        "recover_ratio": median([b["recover_s"] / a["recover_s"] for a, b in pairs(runs, "recover_s")]),
+        "pss_ratio": median([b["ranks_pss_mib"] / a["ranks_pss_mib"] for a, b in pairs(runs, "ranks_pss_mib")]),
+        **{
+            f"{launcher}_recovered": f"{sum(int(run.get('recovered', 0)) for run in runs[launcher])} of {len(runs[launcher])}"
+            for launcher in LAUNCHERS
+        },
+        "sidecar_rss_mib": of("gpulaunch", "sidecar_rss_mib"),
+        "death_seen_ms": of("gpulaunch", "death_seen_ms"),
+        **{
+            f"{launcher}_exit_0": f"{sum(code == 0 for code in codes)} of {len(codes)}"
+            for launcher, codes in exits.items()
+        },
+    }
+
+
+def pairs(runs: dict[str, list[dict[str, float]]], key: str) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """(gpulaunch, torchrun) of each alternation in which both have the figure."""
+    both = zip(runs["gpulaunch"], runs["torchrun"], strict=True)
+    return [(ours, theirs) for ours, theirs in both if key in ours and key in theirs]
+
+
+def table(f: dict[str, object]) -> str:
+    n = f["ranks"]
+    rows = [
+        ("", "gpulaunch", "torchrun", "ratio"),
+        (f"command -> first DDP step on all of {n} ranks", f"{f['gpulaunch_start_s']:.2f} s", f"{f['torchrun_start_s']:.2f} s", f"{f['start_ratio']:.1f}x"),
+        ("the same, over one `import torch, torch._dynamo`", f"{f['start_over_import']:.2f}x", "", f"(import {f['import_s']:.2f} s)"),
+        (f"SIGKILL of a rank -> all {n} stepping again", f"{f['gpulaunch_recover_s']:.2f} s", f"{f['torchrun_recover_s']:.2f} s", f"{f['recover_ratio']:.0f}x"),
+        ("recovered", f["gpulaunch_recovered"], f["torchrun_recovered"], ""),
+        (f"host memory of {n} ranks (sum of PSS)", f"{f['gpulaunch_ranks_pss_mib']:.0f} MiB", f"{f['torchrun_ranks_pss_mib']:.0f} MiB", f"{f['pss_ratio']:.1f}x"),
+        ("a script that ran to its end exits 0, 4 ranks", f["gpulaunch_exit_0"], f["torchrun_exit_0"], ""),
+        ("agent RSS", f"{f['gpulaunch_agent_rss_mib']:.0f} MiB", f"{f['torchrun_agent_rss_mib']:.0f} MiB", ""),
+        ("sidecar RSS", f"{f['sidecar_rss_mib']:.0f} MiB", "", ""),
+        ("death of a rank seen by the agent after the kernel's report", f"{f['death_seen_ms']:.2f} ms", "", ""),
+    ]  # fmt: skip
+    lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    lines.insert(1, "|---|---|---|---|")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The leader's side of the wire: lets the followers in, carries the group's decisions to them, notices who is gone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from gpulaunch.launcher.loop.loop import Loop, Timer
+from gpulaunch.launcher.rendezvous import rounds
+from gpulaunch.launcher.rendezvous.base import unset
+from gpulaunch.launcher.rendezvous.listen import listen
+from gpulaunch.launcher.rendezvous.wire import Beat, Ended, Hello, Message, Pace, Ready, Refused, Welcome, Wire
+
+_MAX_NOTES = 50
+_ACCEPT_AGAIN_S = 1.0
+
+
+class Hub:
+    """Listens where the ranks will meet later, and gathers the nodes there first."""
+
+    def __init__(self, loop: Loop, hello: Hello, *, addr: str, port: int, timeout_s: float, pace: Pace) -> None:
+        self.on_message: Callable[[Message], None] = unset
+        self.on_failed: Callable[[str], None] = unset
+        self.on_note: Callable[[str], None] = unset
+        self._loop = loop
+        self._hello = hello
+        self._timeout_s = timeout_s
+        self._pace = pace
+        self._group = rounds.gather(
+            run_id=hello.run_id, nnodes=hello.nnodes, leader=rounds.Node(nproc=hello.nproc, host=hello.host)
+        )
+        self._listener = listen(addr, port, others=hello.nnodes > 1)
+        self.port: int = self._listener.getsockname()[1]
+        self._where = f"{addr}:{self.port}"
+        # Strangers may come in any number; the followers must still get in.
+        self._max_guests = 64 + hello.nnodes
+        self._guests: dict[Wire, Timer] = {}  # connected, but not presented yet; oldest first
+        self._followers: dict[Wire, int] = {}
+        self._wires: dict[int, Wire] = {}
+        self._waiting: list[Timer] = []  # only while nodes are gathered
+        self._leaving: Timer | None = None
+        self._refused: dict[str, None] = {}
+        self._closed = False
+
+    @property
+    def store_fd(self) -> int | None:
+        """The listening socket: the store's, once the nodes are there."""
+        return self._listener.fileno()
+
+    def open(self) -> None:
+        """Begin to gather."""
+        if self._group.stage is not rounds.Stage.GATHERING:
+            return
+        now = self._loop.now()
+        self._waiting = [
+            self._loop.call_at(now + self._timeout_s, self._give_up),
+            self._loop.call_at(now + self._pace.note_s, self._note_waiting),
+        ]
+        self._loop.watch_read(self._listener.fileno(), self._accept)
+        self._loop.call_at(now + self._pace.beat_s, self._beat)
+
+    def send(self, message: Ready | Ended) -> None:
+        """What node 0 itself says; never answers from within this call."""
+        self._apply(rounds.hear(self._group, rounds.LEADER, message))
+
+    def close(self) -> None:
+        """Leave; what was said before still arrives."""
+        self._closed = True
+        self._stop_gathering()
+        for wire in list(self._followers):
+            wire.close()
+        self._followers.clear()
+        self._wires.clear()
+        self._listener.close()
+
+    # -- who comes
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as err:
+            # Out of descriptors, say. The listener stays readable, so look away for a moment instead of spinning.
+            self._note(f"cannot accept a connection: {err.strerror}")
+            self._loop.unwatch_read(self._listener.fileno())
+            self._waiting.append(self._loop.call_at(self._loop.now() + _ACCEPT_AGAIN_S, self._accept_again))
+            return
+        if len(self._guests) >= self._max_guests:
+            self._dismiss(next(iter(self._guests)))
+        self._admit(sock, str(address[0]))
+
+    def _accept_again(self) -> None:
+        self._loop.watch_read(self._listener.fileno(), self._accept)
+
+    def _admit(self, sock: socket.socket, address: str) -> None:
+        def heard(message: Message) -> None:
+            self._heard(wire, message)
+
+        def ended(why: str) -> None:
+            self._ended(wire, why, address)
+
+        wire = Wire(self._loop, sock, on_message=heard, on_end=ended)
+        # Whoever says nothing, or says it too slowly, is shown out.
+        patience_s = self._loop.now() + self._pace.lost_s
+        self._guests[wire] = self._loop.call_at(patience_s, lambda: self._dismiss(wire))
+
+    def _dismiss(self, wire: Wire) -> None:
+        self._guests.pop(wire).cancel()
+        wire.close()
+
+    def _heard(self, wire: Wire, message: Message) -> None:
+        rank = self._followers.get(wire)
+        if rank is not None:
+            if not isinstance(message, Beat):
+                self._apply(rounds.hear(self._group, rank, message))
+        elif isinstance(message, Hello):
+            self._greet(wire, message)
+        else:
+            self._dismiss(wire)
+
+    def _greet(self, wire: Wire, hello: Hello) -> None:
+        why = rounds.refusal(self._group, hello)
+        if why is not None:
+            self._refuse(wire, why)
+            self._dismiss(wire)
+            return
+        self._guests.pop(wire).cancel()
+        self._followers[wire] = hello.node_rank
+        self._wires[hello.node_rank] = wire
+        wire.send(Welcome(host=self._hello.host))
+        if hello.max_restarts != self._hello.max_restarts:
+            least = min(hello.max_restarts, self._hello.max_restarts)
+            self._note(f"--max-restarts differs between node 0 and node {hello.node_rank}; the least rules ({least})")
+        self._apply(rounds.arrive(self._group, hello.node_rank, rounds.Node(nproc=hello.nproc, host=hello.host)))
+        if self._group.stage is not rounds.Stage.GATHERING:
+            self._stop_gathering()
+
+    def _refuse(self, wire: Wire, why: str) -> None:
+        wire.send(Refused(why=why))
+        self._note(f"refused: {why}")
+
+    def _ended(self, wire: Wire, why: str, address: str) -> None:
+        rank = self._followers.pop(wire, None)
+        if rank is not None:
+            del self._wires[rank]
+            self._apply(rounds.gone(self._group, rank, why))
+            return
+        guest = self._guests.pop(wire, None)
+        if guest is None:
+            return
+        guest.cancel()
+        if wire.version_error is not None:
+            self._refuse(wire, f"{address} {wire.version_error}; install the same gpulaunch on all nodes")
+        elif why == "not gpulaunch":
+            self._note(f"refused: what connected from {address} is not gpulaunch; start gpulaunch on every node")
+
+    def _stop_gathering(self) -> None:
+        """From now on the listening socket belongs to the stores of the attempts."""
+        if not self._waiting:
+            return
+        for timer in self._waiting:
+            timer.cancel()
+        self._waiting.clear()
+        self._loop.unwatch_read(self._listener.fileno())
+        for wire in list(self._guests):
+            self._dismiss(wire)
+
+    # -- what is decided
+
+    def _apply(self, result: rounds.Result) -> None:
+        self._group, sends = result
+        for rank, message in sends:
+            if rank == rounds.LEADER:
+                self._deliver(message)
+            else:
+                self._wires[rank].send(message)
+        if self._group.stage is rounds.Stage.LEAVING and self._leaving is None:
+            # The others leave at once when they have read that all is done; one that does not is not waited for long.
+            self._leaving = self._loop.call_at(
+                self._loop.now() + self._pace.lost_s, lambda: self._apply(rounds.leave(self._group))
+            )
+
+    def _deliver(self, message: Message) -> None:
+        self._loop.call_at(self._loop.now(), lambda: None if self._closed else self.on_message(message))
+
+    def _give_up(self) -> None:
+        """Nodes are missing at the end of the rendezvous timeout."""
+        why = f"waited {self._timeout_s:g} s for {self._missing()} at {self._where}"
+        advice = "start gpulaunch there with this --master-addr and --master-port, or give --rdzv-conf timeout=SECONDS"
+        self._stop_gathering()
+        for wire in list(self._followers):
+            wire.send(Refused(why=f"node 0 ({self._hello.host}) gave up: {why}"))
+            wire.close()
+        self._followers.clear()
+        self._wires.clear()
+        seen = "".join(f"; {note}" for note in list(self._refused)[:3])
+        self.on_failed(f"{why}{seen}; {advice}")
+
+    # -- time
+
+    def _beat(self) -> None:
+        if self._closed:
+            return
+        now = self._loop.now()
+        for wire in list(self._followers):
+            if now - wire.heard_s > self._pace.lost_s:
+                wire.read()  # its word may lie here: it was this process that was not running
+                if wire in self._followers and self._loop.now() - wire.heard_s > self._pace.lost_s:
+                    wire.close()
+                    self._ended(wire, f"no word from it for {self._pace.lost_s:g} s", "")
+            wire.send(Beat())
+        self._loop.call_at(now + self._pace.beat_s, self._beat)
+
+    def _note_waiting(self) -> None:
+        self.on_note(f"waiting for {self._missing()} at {self._where}")
+        self._waiting.append(self._loop.call_at(self._loop.now() + 6 * self._pace.note_s, self._note_waiting))
+
+    def _missing(self) -> str:
+        missing = self._group.missing
+        ranks = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        return f"node{'s' if len(missing) > 1 else ''} {ranks} of {self._group.nnodes}"
+
+    def _note(self, text: str) -> None:
+        """Tell the user, each thing once: whatever knocks every second must not fill the screen."""
+        if text not in self._refused and len(self._refused) < _MAX_NOTES:
+            self._refused[text] = None
+            self.on_note(text)

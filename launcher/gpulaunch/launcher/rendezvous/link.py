@@ -1,0 +1,161 @@
+"""A follower's side of the wire: finds the leader, presents the node, notices when the leader is gone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from gpulaunch.launcher.loop.loop import Loop, Timer
+from gpulaunch.launcher.rendezvous.base import unset
+from gpulaunch.launcher.rendezvous.dial import Dialer
+from gpulaunch.launcher.rendezvous.wire import (
+    Beat,
+    Done,
+    Ended,
+    Failed,
+    Go,
+    Hello,
+    Message,
+    Pace,
+    Ready,
+    Refused,
+    Welcome,
+    Wire,
+)
+
+
+class Link:
+    """The one connection to the leader: made anew as often as needed until the first `go`, and never after it."""
+
+    def __init__(self, loop: Loop, hello: Hello, *, addr: str, port: int, timeout_s: float, pace: Pace) -> None:
+        self.on_message: Callable[[Message], None] = unset
+        self.on_failed: Callable[[str], None] = unset
+        self.on_note: Callable[[str], None] = unset
+        self.port = port
+        self.store_fd: int | None = None
+        self._loop = loop
+        self._hello = hello
+        self._where = f"{addr}:{port}"
+        self._timeout_s = timeout_s
+        self._deadline_s = 0.0
+        self._pace = pace
+        self._dialer = Dialer(loop, addr, port, try_s=pace.lost_s, on_connected=self._connected)
+        self._wire: Wire | None = None
+        self._leader = "node 0"
+        self._welcome = False
+        self._settled = False  # all nodes were there, or the job was given up: no more new connections
+        self._ready: Ready | None = None
+        self._giving_up: Timer | None = None
+        self._showing_out: Timer | None = None
+        self._closed = False
+
+    def open(self) -> None:
+        """Begin to look for the leader."""
+        now = self._loop.now()
+        self._deadline_s = now + self._timeout_s
+        self._giving_up = self._loop.call_at(self._deadline_s, self._give_up)
+        self._loop.call_at(now + self._pace.note_s, self._note_waiting)
+        self._loop.call_at(now + self._pace.beat_s, self._beat)
+        self._dialer.start()
+
+    def send(self, message: Ready | Ended) -> None:
+        """Say it to the leader; readiness is kept until there is one."""
+        if isinstance(message, Ready):
+            self._ready = message
+        if self._wire is not None:
+            self._wire.send(message)
+
+    def close(self) -> None:
+        """Leave; what was said before still arrives."""
+        self._closed = True
+        self._dialer.stop()
+        for timer in (self._giving_up, self._showing_out):
+            if timer is not None:
+                timer.cancel()
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def _connected(self, sock: socket.socket) -> None:
+        self._wire = wire = Wire(self._loop, sock, on_message=self._heard, on_end=self._ended)
+        self._welcome = False
+        wire.send(self._hello)
+        if self._ready is not None:
+            wire.send(self._ready)
+        self._showing_out = self._loop.call_at(
+            self._loop.now() + self._pace.lost_s, lambda: self._lost("connected, but no word of gpulaunch came back")
+        )
+
+    def _heard(self, message: Message) -> None:
+        if isinstance(message, Beat):
+            return
+        if isinstance(message, Welcome):
+            self._welcome = True
+            self._leader = f"node 0 ({message.host})"
+            # From here on the leader decides how long the others are waited for, and its heartbeat tells that it does.
+            for timer in (self._giving_up, self._showing_out):
+                if timer is not None:
+                    timer.cancel()
+        elif isinstance(message, Refused):
+            self._fail(message.why)
+        else:
+            self._settled = self._settled or isinstance(message, Go | Failed)
+            if isinstance(message, Done):
+                self.close()  # which the leader waits for
+            self.on_message(message)
+
+    def _ended(self, why: str) -> None:
+        if self._wire is not None and self._wire.version_error is not None:
+            self._fail(f"node 0 at {self._where} {self._wire.version_error}; install the same gpulaunch on all nodes")
+        elif self._welcome or why != "connection closed":
+            self._lost(f"what answers there is {why}" if why == "not gpulaunch" else why)
+        else:
+            self._lost("it closes the connection: the job runs already, or another program listens there")
+
+    def _lost(self, why: str) -> None:
+        """No leader at the other end, or not any more."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        if self._showing_out is not None:
+            self._showing_out.cancel()
+        if self._settled:
+            self.on_message(Failed(attempt=0, final=True, why=f"{self._leader} is gone: {why}"))
+            return
+        if self._welcome:  # it was there: give it time to come back, as before
+            self._welcome = False
+            again_until_s = max(self._deadline_s, self._loop.now() + self._pace.lost_s)
+            self._giving_up = self._loop.call_at(again_until_s, self._give_up)
+        self._dialer.again(why)
+
+    def _give_up(self) -> None:
+        trouble = self._dialer.trouble
+        self._fail(
+            f"could not reach node 0 at {self._where} in {self._timeout_s:g} s ({trouble}); check that gpulaunch runs "
+            "there, --master-addr and --master-port, and the firewall"
+        )
+
+    def _fail(self, why: str) -> None:
+        self.close()
+        self.on_failed(why)
+
+    def _beat(self) -> None:
+        if self._closed:
+            return
+        wire = self._wire
+        if wire is not None and self._welcome:
+            if self._loop.now() - wire.heard_s > self._pace.lost_s:
+                wire.read()  # its word may lie here: it was this process that was not running
+            if self._wire is wire and self._loop.now() - wire.heard_s > self._pace.lost_s:
+                self._lost(f"no word from it for {self._pace.lost_s:g} s")
+            wire.send(Beat())
+        self._loop.call_at(self._loop.now() + self._pace.beat_s, self._beat)
+
+    def _note_waiting(self) -> None:
+        if self._closed or self._settled:
+            return
+        if self._welcome:
+            self.on_note(f"connected to {self._leader}; waiting for the other nodes")
+        else:
+            self.on_note(f"waiting for node 0 at {self._where} ({self._dialer.trouble})")
+        self._loop.call_at(self._loop.now() + 6 * self._pace.note_s, self._note_waiting)

@@ -1,0 +1,42 @@
+"""The documents say what the program has: every option, every exit code; nothing that does not exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpulaunch.launcher.job.options import OPTIONS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+# Options of our verbs and of the examples, and those of other programs that the documents mention.
+ELSEWHERE = {
+    *("--help", "--version", "--epochs", "--steps", "--require-accuracy", "--out", "--extra-index-url"),
+    *("--use-env", "--local-rank", "--kill-on-bad-exit"),
+}
+
+
+def test_every_option_is_in_the_table_for_people_who_come_from_torchrun() -> None:
+    table = (DOCS / "from-torchrun.md").read_text()
+
+    assert [option.name for option in OPTIONS if not re.search(rf"--{option.name}\b(?!-)", table)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_names_an_option_that_does_not_exist(page: Path) -> None:
+    known = {string for option in OPTIONS for string in option.option_strings} | ELSEWHERE
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]", page.read_text()))
+
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
+    missing = [link for link in links if link and "://" not in link and not (page.parent / link).exists()]
+
+    assert missing == []

@@ -1,0 +1,121 @@
+"""What must hold for the files of the house, whoever adds one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SLICES = ("launcher", "profiler", "exporters")
+FOLDERS = (*SLICES, "tests", "deploy", "examples", "benchmarks", "docs", ".ci")
+
+
+def files() -> Iterator[Path]:
+    """Every file of the project that is text: the agreed folders and what lies beside them."""
+    for top in [*(ROOT / folder for folder in FOLDERS), *(path for path in ROOT.iterdir() if path.is_file())]:
+        for path in top.rglob("*") if top.is_dir() else [top]:
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".png", ".bin", ".gz"):
+                yield path
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this tree without network."""
+    target = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = target.glob("gpulaunch-*.whl")
+    return built
+
+
+def test_the_wheel_has_every_module_of_the_three_slices(wheel: Path) -> None:
+    """A folder that an unanchored .gitignore pattern or a packaging slip drops would be missed here."""
+    in_tree = {
+        path.relative_to(ROOT / slice_).as_posix()
+        for slice_ in SLICES
+        for path in (ROOT / slice_ / "gpulaunch").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = {name for name in archive.namelist() if ".dist-info/" not in name}
+
+    assert in_wheel == in_tree
+    assert {f"gpulaunch/{slice_}/py.typed" for slice_ in SLICES} <= in_wheel
+
+
+def test_the_wheel_declares_the_command_and_the_torch_entry_point(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        entry_points = archive.read(name).decode()
+
+    assert "gpulaunch = gpulaunch.launcher.cli.main:main" in entry_points
+    assert "[torch.backends]\ngpulaunch = gpulaunch.profiler.probe.inject:arm" in entry_points
+
+
+def test_the_installed_wheel_runs_alone(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked (a pure wheel is installed so), it answers without this tree and without any other package."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "site")!r})
+from gpulaunch.launcher.cli.main import main
+import gpulaunch.profiler.probe.inject, gpulaunch.exporters.prometheus.catalogue, gpulaunch.mark
+assert all(m.__file__.startswith(sys.path[0]) for n, m in sys.modules.items()
+           if n.startswith("gpulaunch.") and getattr(m, "__file__", None))
+sys.exit(main(["--help"]))
+"""
+
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--nproc" in done.stdout
+
+
+def test_no_init_file_hides_the_other_slices() -> None:
+    assert [shown(path) for slice_ in SLICES for path in ROOT.glob(f"{slice_}/gpulaunch/__init__.py")] == []
+
+
+def test_every_gitignore_pattern_that_could_hide_a_room_is_anchored() -> None:
+    """`logs/` without a leading slash silently drops a room of that name from the wheel."""
+    rooms = {path.name for slice_ in SLICES for path in (ROOT / slice_).rglob("*") if path.is_dir()}
+    patterns = {line.strip() for line in (ROOT / ".gitignore").read_text().splitlines() if line.strip()}
+
+    unanchored = {pattern.strip("/") for pattern in patterns if not pattern.startswith("/")}
+    assert unanchored & rooms <= {"__pycache__"}
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    places = [f"{place}/".encode() for place in (ROOT, ROOT.parent, Path.home()) if len(place.parts) > 1]
+
+    assert [shown(path) for path in files() if any(place in path.read_bytes() for place in places)] == []
+
+
+def test_the_source_is_ascii() -> None:
+    found = [shown(path) for path in files() if path.suffix == ".py" and not path.read_bytes().isascii()]
+
+    assert found == []
+
+
+def test_torch_is_pinned_in_the_constraints_file_only() -> None:
+    pins = [shown(path) for path in files() if b"torch" + b"==" in path.read_bytes()]
+
+    assert pins == ["constraints.txt"]

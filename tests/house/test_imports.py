@@ -1,0 +1,225 @@
+"""The import direction of the house: launcher -> exporters -> profiler, and which room may know which.
+
+Read from the source with `ast`: an import inside a function, below TYPE_CHECKING or by importlib counts like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SLICES = ("launcher", "profiler", "exporters")
+
+# room: the rooms that it may import (its own always). A room that is not named here may not exist.
+MAY_IMPORT: dict[str, set[str]] = {
+    "profiler.channel": set(),
+    "profiler.record": set(),
+    "profiler.probe": {"profiler.channel"},
+    "profiler.samplers": {"profiler.channel", "profiler.record"},
+    "profiler.analysis": {"profiler.channel", "profiler.record"},
+    "profiler.daemon": {"profiler.samplers", "profiler.analysis", "profiler.channel", "profiler.record"},
+    "mark": {"profiler.probe"},
+    "exporters.prometheus": {"profiler.record", "profiler.channel", "profiler.daemon"},
+    "launcher.job": set(),
+    "launcher.loop": set(),
+    "launcher.rendezvous": {"launcher.loop", "launcher.job"},
+    "launcher.failure": {"launcher.loop", "launcher.job"},
+    "launcher.checkpoint": {"launcher.loop", "launcher.job"},
+    "launcher.logs": {"launcher.loop", "launcher.job"},
+    "launcher.agent": {
+        *("launcher.rendezvous", "launcher.failure", "launcher.checkpoint", "launcher.logs"),
+        *("launcher.loop", "launcher.job", "profiler.channel", "profiler.record"),
+    },
+    # The composition roots.
+    "launcher.cli": {"*"},
+    "compat": {"*"},
+}
+
+# One process, the rank, is put together below the agent: by name, these two modules and no other.
+BY_NAME: dict[str, set[str]] = {
+    "launcher.loop.rank_main": {"launcher.failure.inside", "profiler.probe.inject", "compat._callable"},
+    "launcher.loop.forkserver_main": {"launcher.failure.inside", "profiler.probe.inject"},
+}
+
+# Importing torch, once for all ranks, is what the fork server is for.
+IMPORTS_TORCH = "launcher.loop.forkserver_main"
+
+# What runs inside the user's process: nothing but the standard library, and each other.
+IN_RANK = (
+    *("profiler.channel", "profiler.probe", "mark"),
+    *("launcher.failure.inside", "launcher.loop.rank_main", "launcher.loop.forkserver_main", "launcher.loop.linux"),
+    *("compat._callable",),
+)
+
+
+def room_of(module: str) -> str:
+    """`launcher.loop` for `launcher.loop.child`; `mark` for `mark`."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] in SLICES else parts[0]
+
+
+def inside(module: str, places: tuple[str, ...] | set[str]) -> bool:
+    return any(module == place or module.startswith(f"{place}.") for place in places)
+
+
+def imports(module: str, source: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of everything that the module imports."""
+    package = f"gpulaunch.{module}".split(".") if is_package else f"gpulaunch.{module}".split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in ("import_module", "__import__") and str(node.args[0].value).startswith("gpulaunch"):
+                yield node.lineno, str(node.args[0].value)
+
+
+def violations(sources: Mapping[str, str]) -> list[str]:
+    """Every import that the rules above forbid, as `module:line imports name`."""
+    found: list[str] = []
+    for module, source in sources.items():
+        room = room_of(module)
+        if len(room.split(".")) == 1 and room in SLICES:
+            allowed: set[str] = set()  # the __init__.py of a slice
+        elif room in MAY_IMPORT:
+            allowed = MAY_IMPORT[room] | {room}
+        else:
+            found.append(f"{module}: a room without a rule; add it to MAY_IMPORT")
+            continue
+        for line, name in imports(module, source):
+            if not name.startswith("gpulaunch."):
+                top = name.split(".")[0]
+                known = top in sys.stdlib_module_names or (module == IMPORTS_TORCH and top == "torch")
+                if inside(module, IN_RANK) and not known:
+                    found.append(f"{module}:{line} imports {name} inside a rank")
+                continue
+            target = name.removeprefix("gpulaunch.")
+            if inside(target, BY_NAME.get(module, set())):
+                continue
+            if not inside(target, allowed) and "*" not in allowed:
+                found.append(f"{module}:{line} imports {name}")
+            elif inside(module, IN_RANK) and not inside(target, IN_RANK) and not inside_of_package(target):
+                found.append(f"{module}:{line} imports {name} inside a rank")
+    return found
+
+
+def inside_of_package(target: str) -> bool:
+    """Whether `from package import target` names a package in which in-rank modules lie, and not another module."""
+    return any(place.startswith(f"{target}.") for place in IN_RANK)
+
+
+def the_house() -> dict[str, str]:
+    """Module name (without `gpulaunch.`) -> source, of all three slices."""
+    sources: dict[str, str] = {}
+    for slice_ in SLICES:
+        root = ROOT / slice_ / "gpulaunch"
+        for path in sorted(root.rglob("*.py")):
+            name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+            sources[name] = path.read_text()
+    return sources
+
+
+def test_every_import_goes_down() -> None:
+    sources = the_house()
+
+    assert len(sources) > 40
+    assert violations(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("profiler.channel.page", "from gpulaunch.launcher.job import spec"),
+        ("profiler.channel.page", "import gpulaunch.launcher.job.spec"),
+        ("profiler.samplers.host", "from ...exporters.prometheus import render"),
+        ("profiler.samplers.host", "from gpulaunch.exporters import prometheus"),
+        ("profiler.record", "def f():\n    from gpulaunch.profiler.daemon import sidecar"),
+        ("profiler.probe.step", "from gpulaunch.profiler import record"),
+        ("exporters.prometheus.render", "import importlib\nimportlib.import_module('gpulaunch.launcher.job')"),
+        ("launcher.job.load", "from gpulaunch.launcher.loop import linux"),
+        ("launcher.loop.child", "from gpulaunch.launcher.failure import inside"),
+        ("launcher.logs.console", "from gpulaunch.launcher.agent.state import step"),
+        ("launcher.agent.agent", "from gpulaunch.profiler.samplers import host"),
+        ("launcher.agent.agent", "from gpulaunch.exporters.prometheus import serve"),
+        ("launcher.agent.agent", "from gpulaunch.launcher import cli"),
+        ("launcher.newroom.thing", "import os"),
+    ],
+)
+def test_a_planted_back_import_is_found(module: str, source: str) -> None:
+    assert len(violations({module: source})) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("profiler.probe.step", "import torch"),
+        ("profiler.channel.page", "def f():\n    import psutil"),
+        ("launcher.failure.inside", "from numpy import random"),
+        ("launcher.failure.inside", "from gpulaunch.launcher.failure import report"),
+        ("launcher.loop.rank_main", "from gpulaunch.launcher.loop import loop"),
+    ],
+)
+def test_a_planted_import_inside_a_rank_is_found(module: str, source: str) -> None:
+    assert len(violations({module: source})) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("launcher.cli.sidecar", "from gpulaunch.exporters.prometheus import serve"),
+        ("launcher.agent.agent", "from gpulaunch.profiler.channel import page"),
+        ("launcher.loop.rank_main", "from gpulaunch.launcher.failure import inside"),
+        ("launcher.job.place", "import pynvml"),
+        ("profiler.probe.step", "from ..channel import layout"),
+    ],
+)
+def test_a_permitted_import_is_not(module: str, source: str) -> None:
+    assert violations({module: source}) == []
+
+
+def test_in_rank_modules_do_nothing_when_imported() -> None:
+    """Without site-packages they import, load only the standard library and themselves, and change no hook."""
+    names = [f"gpulaunch.{module}" for module in the_house() if inside(module, IN_RANK)]
+    program = f"""
+import importlib, signal, sys, threading
+sys.path[:0] = {[str(ROOT / slice_) for slice_ in SLICES]!r}
+handlers = [signal.getsignal(s) for s in signal.valid_signals()]
+for name in {names!r}:
+    importlib.import_module(name)
+assert sys.excepthook is sys.__excepthook__, "excepthook replaced"
+assert threading.excepthook is threading.__excepthook__, "threading.excepthook replaced"
+assert handlers == [signal.getsignal(s) for s in signal.valid_signals()], "signal handler set"
+assert threading.active_count() == 1, "thread started"
+foreign = {{n.split(".")[0] for n in sys.modules}} - set(sys.stdlib_module_names) - {{"gpulaunch", "__main__"}}
+assert not foreign, foreign
+"""
+
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_agent_imports_nothing_heavy() -> None:
+    """The agent lives beside the ranks for days: its memory is what it imports (30 MB is all it may have)."""
+    program = f"""
+import sys
+sys.path[:0] = {[str(ROOT / slice_) for slice_ in SLICES]!r}
+import gpulaunch.launcher.cli.main, gpulaunch.launcher.cli.run
+heavy = {{"asyncio", "email", "http", "logging", "multiprocessing", "numpy", "psutil", "pynvml", "sqlite3", "torch",
+         "unittest", "urllib", "xml"}}
+print(" ".join(sorted(heavy & set(sys.modules))))
+"""
+
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

@@ -1,0 +1,225 @@
+"""Lines between agents: whatever comes, it is one of our messages or it is refused, and nothing blocks or grows."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulaunch.launcher.rendezvous.wire import (
+    MAX_LINE_BYTES,
+    Beat,
+    Done,
+    Ended,
+    Failed,
+    Go,
+    Hello,
+    Ready,
+    Refused,
+    VersionError,
+    Welcome,
+    Wire,
+    WireError,
+    clean,
+    decode,
+    encode,
+)
+
+number = st.integers(0, 2**31 - 1)
+text = st.text(max_size=700).map(clean)
+messages = st.one_of(
+    st.builds(
+        Hello, run_id=text, nnodes=number, node_rank=number, nproc=number, host=text, max_restarts=number
+    ),
+    st.builds(Welcome, host=text),
+    st.builds(Refused, why=text),
+    st.builds(Ready, attempt=number),
+    st.builds(Go, attempt=number, first_rank=number, world_size=number),
+    st.builds(Ended, attempt=number, ok=st.booleans(), final=st.booleans(), why=text),
+    st.builds(Failed, attempt=number, final=st.booleans(), why=text),
+    st.builds(Done, attempt=number),
+    st.builds(Beat),
+)  # fmt: skip
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+
+
+@given(messages)
+def test_what_is_said_is_what_is_heard(message: Any) -> None:
+    line = encode(message)
+
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert len(line) <= MAX_LINE_BYTES
+    assert decode(line) == message
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(line: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(line)
+
+
+@given(messages, st.data())
+def test_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -> None:
+    said = json.loads(encode(message))
+    field = data.draw(st.sampled_from(sorted(said)))
+    value = data.draw(json_values)
+    said[field] = value
+    try:
+        heard = decode(json.dumps(said).encode())
+    except WireError:
+        return
+    for name, kept in vars(heard).items():
+        assert type(kept) is type(vars(message)[name]), "only a value of the same type gets through"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 12_000,
+        b'{"gpulaunch": 1, "say": "ready", "attempt": ' + b"9" * 5_000 + b"}",
+        b'{"gpulaunch": 1, "say": "ready", "attempt": -1}',
+        b'{"gpulaunch": 1, "say": "ready", "attempt": true}',
+        b'{"gpulaunch": 1, "say": "ready", "attempt": NaN}',
+        b'{"gpulaunch": 1, "say": "ready"}',
+        b'{"gpulaunch": 1, "say": ["ready"]}',
+        b'{"gpulaunch": 1, "say": "format_disk"}',
+        b"null",
+        b"",
+    ],
+    ids=["deep", "long number", "negative", "bool", "nan", "missing", "list", "unknown", "null", "empty"],
+)
+def test_hostile_lines_are_refused(line: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(line)
+
+
+def test_another_version_is_named() -> None:
+    with pytest.raises(VersionError, match="speaks version 2 of the protocol, not 1"):
+        decode(b'{"gpulaunch": 2, "say": "hello", "token": "x"}')
+
+
+def test_fields_of_a_later_release_are_left_alone() -> None:
+    assert decode(b'{"gpulaunch": 1, "say": "ready", "attempt": 3, "more": [1]}') == Ready(attempt=3)
+
+
+def test_text_from_outside_cannot_move_the_cursor() -> None:
+    why = "\x1b[2J\x07gone\r\n\ud800"
+
+    heard = decode(json.dumps({"gpulaunch": 1, "say": "refused", "why": why}).encode())
+
+    assert isinstance(heard, Refused)
+    assert heard.why == "?[2J?gone???"
+    heard.why.encode("utf-8")
+
+
+class End:
+    """One end of a connection, with what came in."""
+
+    def __init__(self, turning: Any) -> None:
+        self.far, near = socket.socketpair()
+        self.messages: list[Any] = []
+        self.ends: list[str] = []
+        self.wire = Wire(turning.loop, near, on_message=self.messages.append, on_end=self.ends.append)
+
+    def close(self) -> None:
+        self.wire.close()
+        self.far.close()
+
+
+@pytest.fixture
+def end(turning: Any) -> Iterator[End]:
+    end = End(turning)
+    yield end
+    end.close()
+
+
+def test_lines_may_come_in_any_pieces(turning: Any, end: End) -> None:
+    said = encode(Ready(attempt=1)) + encode(Done(attempt=1)) + encode(Beat())
+    for byte in said:
+        end.far.send(bytes([byte]))
+        turning.loop.turn(0.01)
+
+    turning.until(lambda: len(end.messages) == 3)
+    assert end.messages == [Ready(attempt=1), Done(attempt=1), Beat()]
+    assert end.ends == []
+
+
+def test_words_said_before_the_end_are_heard_before_it(turning: Any, end: End) -> None:
+    end.far.sendall(encode(Failed(attempt=0, final=True, why="rank 5 failed")))
+    end.far.close()
+
+    turning.until(lambda: end.ends)
+    assert end.messages == [Failed(attempt=0, final=True, why="rank 5 failed")]
+    assert end.ends == ["connection closed"]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\x09\x00\x00\x00", b"GET / HTTP/1.1\r\n\r\n", b"{" + b"x" * 2 * MAX_LINE_BYTES, b"{}\n", b"\n"],
+    ids=["torch store", "http", "endless line", "empty object", "empty line"],
+)
+def test_a_stranger_is_recognised_without_waiting(turning: Any, end: End, garbage: bytes) -> None:
+    end.far.sendall(garbage)
+
+    turning.until(lambda: end.ends)
+    assert end.ends == ["not gpulaunch"]
+    assert end.messages == []
+
+
+def test_one_who_reads_nothing_costs_bounded_memory(turning: Any, end: End) -> None:
+    for _ in range(20_000):
+        end.wire.send(Refused(why="x" * 500))
+
+    assert len(end.wire._unsent) < 1024 * 1024
+    assert end.ends == []
+
+
+def test_a_full_pipe_is_continued_when_it_drains(turning: Any, end: End) -> None:
+    """Control: nothing is lost or doubled while the bound is not reached."""
+    end.wire._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    said = [Ready(attempt=attempt) for attempt in range(2_000)]
+    for message in said:
+        end.wire.send(message)
+    assert end.wire._unsent, "the pipe should have filled up"
+    end.far.setblocking(False)
+    heard = b""
+
+    def drained() -> bool:
+        nonlocal heard
+        try:
+            heard += end.far.recv(65536)
+        except BlockingIOError:
+            pass
+        return heard.count(b"\n") == len(said)
+
+    turning.until(drained)
+    assert [decode(line) for line in heard.splitlines()] == said
+
+
+def test_an_owner_may_close_while_being_called(turning: Any) -> None:
+    far, near = socket.socketpair()
+    heard: list[Any] = []
+    ends: list[str] = []
+    wire: Wire
+
+    def take(message: Any) -> None:
+        heard.append(message)
+        wire.close()
+
+    wire = Wire(turning.loop, near, on_message=take, on_end=ends.append)
+    with far:
+        far.sendall(encode(Beat()) + encode(Beat()))
+        turning.until(lambda: heard)
+        turning.for_s(0.05)
+
+    assert heard == [Beat()]
+    assert ends == []
