@@ -13,7 +13,9 @@ from gpulaunch.launcher.failure.blame import blame, exit_code
 from gpulaunch.launcher.failure.classify import Kind
 
 
-def test_a_rank_that_raised_is_named_though_its_peers_died_before_it(make_end: Any, make_echo: Any, make_error: Any) -> None:
+def test_a_rank_that_raised_is_named_though_its_peers_died_before_it(
+    make_end: Any, make_echo: Any, make_error: Any
+) -> None:
     slow_to_die = make_end(1, at_s=115.0, error=make_error("ValueError", "x", at=110.2))
 
     verdict = blame([make_echo(0, at=110.0), slow_to_die, make_echo(2, at=110.3)])
@@ -24,7 +26,9 @@ def test_a_rank_that_raised_is_named_though_its_peers_died_before_it(make_end: A
     assert verdict.why == "the other failed ranks only lost a peer"
 
 
-def test_of_two_own_failures_the_earlier_exception_counts_and_not_the_earlier_death(make_end: Any, make_error: Any) -> None:
+def test_of_two_own_failures_the_earlier_exception_counts_and_not_the_earlier_death(
+    make_end: Any, make_error: Any
+) -> None:
     earlier = make_end(3, at_s=112.0, error=make_error("ValueError", "x", at=110.0))
     later = make_end(0, at_s=111.0, error=make_error("TypeError", "y", at=110.5))
 
@@ -51,7 +55,9 @@ def test_ranks_that_the_launcher_stopped_are_never_the_cause(make_end: Any, make
     assert blame(stopped).kind is Kind.STOPPED
 
 
-def test_a_rank_that_raised_and_was_stopped_in_its_clean_up_is_the_cause(make_end: Any, make_echo: Any, make_error: Any) -> None:
+def test_a_rank_that_raised_and_was_stopped_in_its_clean_up_is_the_cause(
+    make_end: Any, make_echo: Any, make_error: Any
+) -> None:
     hung = make_end(1, stopped=True, signal=signal.SIGKILL, at_s=140.0, error=make_error("ValueError", "x", at=110.0))
 
     verdict = blame([make_echo(0, at=110.1), hung, make_echo(2, at=110.2)])
@@ -60,7 +66,9 @@ def test_a_rank_that_raised_and_was_stopped_in_its_clean_up_is_the_cause(make_en
     assert verdict.kind is Kind.EXCEPTION
 
 
-def test_a_rank_that_raised_because_it_was_stopped_is_not_the_cause(make_end: Any, make_echo: Any, make_error: Any) -> None:
+def test_a_rank_that_raised_because_it_was_stopped_is_not_the_cause(
+    make_end: Any, make_echo: Any, make_error: Any
+) -> None:
     told = make_end(1, stopped=True, at_s=112.0, error=make_error("Shutdown", "SIGTERM", at=111.0))
 
     assert blame([make_echo(0, at=110.1), told]).first.rank == 0
@@ -93,7 +101,9 @@ FRAME = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g(
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1\n"
 
 
-def test_an_exception_whose_clean_up_lost_its_peers_yields_to_a_plain_one(make_end: Any, make_echo: Any, make_error: Any) -> None:
+def test_an_exception_whose_clean_up_lost_its_peers_yields_to_a_plain_one(
+    make_end: Any, make_echo: Any, make_error: Any
+) -> None:
     """A handled KeyError before a lost peer, or a ValueError whose clean-up lost it: only the other ranks can tell."""
     text = f"{FRAME}KeyError: 'x'\n{HANDLING}{FRAME}{LOST}"
     unclear = make_end(0, at_s=110.0, error=make_error("RuntimeError", "lost", traceback=text, at=109.9))
@@ -129,7 +139,13 @@ TIME = st.integers(100_000, 130_000).map(lambda ms: ms / 1000)
 
 @given(cause_at=TIME, echoes_at=st.lists(TIME, min_size=1, max_size=7), stopped=st.integers(0, 3), data=st.data())
 def test_the_root_is_the_same_whatever_order_the_echoes_arrive_in(
-    make_end: Any, make_echo: Any, make_error: Any, cause_at: float, echoes_at: list[float], stopped: int, data: st.DataObject
+    make_end: Any,
+    make_echo: Any,
+    make_error: Any,
+    cause_at: float,
+    echoes_at: list[float],
+    stopped: int,
+    data: st.DataObject,
 ) -> None:
     cause = data.draw(
         st.sampled_from(
@@ -151,7 +167,9 @@ def test_the_root_is_the_same_whatever_order_the_echoes_arrive_in(
 
 
 @given(data=st.data())
-def test_the_verdict_is_a_function_of_the_set_of_ends(make_end: Any, make_echo: Any, make_error: Any, data: st.DataObject) -> None:
+def test_the_verdict_is_a_function_of_the_set_of_ends(
+    make_end: Any, make_echo: Any, make_error: Any, data: st.DataObject
+) -> None:
     makers = [
         lambda rank, at: make_echo(rank, at=at),
         lambda rank, at: make_end(rank, at_s=at, code=0),

@@ -1,4 +1,6 @@
-"""The rule table: what torch really said when a peer died, and for each rule one end that it names and one that it must not."""
+"""The rule table: what torch really said when a peer died; for each rule an end that it names and one that it must not."""
+
+# ruff: noqa: E501 - what a library said stays in one piece
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpulaunch.launcher.failure import classify as table
 from gpulaunch.launcher.failure.classify import ADVICE, RULES, Kind, classify, mentions_peer, root_exception
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())["samples"]
@@ -46,6 +49,10 @@ SAID = [
     (Kind.PEER, "torch.distributed.DistStoreError: Socket Timeout"),
     (Kind.EXCEPTION, "torch.distributed.DistStoreError: key not found"),
     (Kind.PEER, "RuntimeError: sendBytes failed on SocketImpl(fd=3): Broken pipe"),
+    (Kind.PEER, "RuntimeError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"),
+    (Kind.PEER, "RuntimeError: The client socket has failed to connect to any network address of (node0, 29500)."),
+    (Kind.PEER, "RuntimeError: Some NCCL operations have failed or timed out."),
+    (Kind.PEER, "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms"),
     (Kind.EXCEPTION, "RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 400 vs 40"),
     (Kind.PORT_IN_USE, "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),
     (Kind.PORT_IN_USE, "OSError: [Errno 98] Address already in use"),
@@ -79,32 +86,32 @@ def test_what_it_said(make_end: Any, make_error: Any, kind: Kind, text: str) -> 
     assert classify(make_end(error=make_error(name, message, traceback=""))) is kind, "a writer without a traceback"
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        (Kind.STOPPED, {"stopped": True, "signal": signal.SIGTERM}),
-        (Kind.SIGNAL, {"signal": signal.SIGTERM}),
-        (Kind.STOPPED, {"stopped": True, "signal": signal.SIGKILL, "evidence": (OOM,)}),
-        (Kind.HOST_OOM, {"signal": signal.SIGKILL, "evidence": (OOM,)}),
-        (Kind.SIGNAL, {"signal": signal.SIGKILL}),
-        (Kind.SIGNAL, {"signal": signal.SIGTERM, "evidence": (OOM,)}),
-        (Kind.SIGNAL, {"signal": signal.SIGKILL, "tail": ("torch.OutOfMemoryError: CUDA out of memory.",)}),
-        (Kind.SEGFAULT, {"signal": signal.SIGSEGV, "evidence": (SHM,)}),
-        (Kind.SHM_FULL, {"signal": signal.SIGBUS, "evidence": (SHM,)}),
-        (Kind.BUS_ERROR, {"signal": signal.SIGBUS}),
-        (Kind.ABORT, {"signal": signal.SIGABRT, "tail": ("Assertion `x > 0' failed.",)}),
-        (Kind.ABORT, {"signal": signal.SIGILL}),
-        (Kind.SIGNAL, {"signal": 40}),
-        (Kind.INTERRUPT, {"signal": signal.SIGINT}),
-        (Kind.EARLY_EXIT_0, {"code": 0}),
-        (Kind.STOPPED, {"code": 0, "stopped": True}),
-        (Kind.EXIT_CODE, {"code": 3}),
-        (Kind.EXIT_CODE, {"code": 3, "tail": ("all is well",)}),
-        (Kind.EXIT_CODE, {"code": None}),
-        (Kind.EXCEPTION, {"code": 1, "tail": ("Traceback (most recent call last):", "  File ...", "ValueError: x")}),
-        (Kind.IMPORT, {"code": 1, "tail": ("Traceback (most recent call last):", "ModuleNotFoundError: no 'x'")}),
-    ],
-)
+ENDED: list[tuple[Kind, dict[str, Any]]] = [
+    (Kind.STOPPED, {"stopped": True, "signal": signal.SIGTERM}),
+    (Kind.SIGNAL, {"signal": signal.SIGTERM}),
+    (Kind.STOPPED, {"stopped": True, "signal": signal.SIGKILL, "evidence": (OOM,)}),
+    (Kind.HOST_OOM, {"signal": signal.SIGKILL, "evidence": (OOM,)}),
+    (Kind.SIGNAL, {"signal": signal.SIGKILL}),
+    (Kind.SIGNAL, {"signal": signal.SIGTERM, "evidence": (OOM,)}),
+    (Kind.SIGNAL, {"signal": signal.SIGKILL, "tail": ("torch.OutOfMemoryError: CUDA out of memory.",)}),
+    (Kind.SEGFAULT, {"signal": signal.SIGSEGV, "evidence": (SHM,)}),
+    (Kind.SHM_FULL, {"signal": signal.SIGBUS, "evidence": (SHM,)}),
+    (Kind.BUS_ERROR, {"signal": signal.SIGBUS}),
+    (Kind.ABORT, {"signal": signal.SIGABRT, "tail": ("Assertion `x > 0' failed.",)}),
+    (Kind.ABORT, {"signal": signal.SIGILL}),
+    (Kind.SIGNAL, {"signal": 40}),
+    (Kind.INTERRUPT, {"signal": signal.SIGINT}),
+    (Kind.EARLY_EXIT_0, {"code": 0}),
+    (Kind.STOPPED, {"code": 0, "stopped": True}),
+    (Kind.EXIT_CODE, {"code": 3}),
+    (Kind.EXIT_CODE, {"code": 3, "tail": ("all is well",)}),
+    (Kind.EXIT_CODE, {"code": None}),
+    (Kind.EXCEPTION, {"code": 1, "tail": ("Traceback (most recent call last):", "  File ...", "ValueError: x")}),
+    (Kind.IMPORT, {"code": 1, "tail": ("Traceback (most recent call last):", "ModuleNotFoundError: no 'x'")}),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields"), ENDED)
 def test_how_it_ended(make_end: Any, kind: Kind, fields: dict[str, Any]) -> None:
     assert classify(make_end(**fields)) is kind
 
@@ -113,8 +120,7 @@ def test_an_abort_of_ncclls_watchdog_is_an_echo(make_end: Any) -> None:
     """From github.com/instructlab/training/pull/520: the watchdog throws in C++, and the runtime aborts the process."""
     tail = (
         "terminate called after throwing an instance of 'c10::DistBackendError'",
-        "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated with exception: "
-        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600090 ms",
+        "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated with exception: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600090 ms",
     )
 
     assert classify(make_end(signal=signal.SIGABRT, tail=tail)) is Kind.PEER
@@ -135,7 +141,9 @@ ECHO = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
 
 
 def chain(*texts: str, link: str) -> str:
-    return link.join(f'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\n{text}' for text in texts)
+    return link.join(
+        f'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\n{text}' for text in texts
+    )
 
 
 def test_of_a_chain_the_oldest_decides_whether_it_is_an_echo(make_end: Any, make_error: Any) -> None:
@@ -150,14 +158,41 @@ def test_of_a_chain_the_oldest_decides_whether_it_is_an_echo(make_end: Any, make
 def test_out_of_memory_while_handling_something_else_is_out_of_memory(make_end: Any, make_error: Any) -> None:
     oom = "torch.OutOfMemoryError: CUDA out of memory.\n"
 
-    assert classify(make_end(error=make_error("E", "", traceback=chain("KeyError: 3\n", oom, link=HANDLING)))) is Kind.GPU_OOM
-    assert classify(make_end(error=make_error("E", "", traceback=chain(oom, "MyError: x\n", link=CAUSE)))) is Kind.GPU_OOM
-    assert classify(make_end(error=make_error("E", "", traceback=chain("KeyError: 3\n", "MyError: x\n", link=CAUSE)))) is Kind.EXCEPTION
+    assert (
+        classify(make_end(error=make_error("E", "", traceback=chain("KeyError: 3\n", oom, link=HANDLING))))
+        is Kind.GPU_OOM
+    )
+    assert (
+        classify(make_end(error=make_error("E", "", traceback=chain(oom, "MyError: x\n", link=CAUSE)))) is Kind.GPU_OOM
+    )
+    assert (
+        classify(make_end(error=make_error("E", "", traceback=chain("KeyError: 3\n", "MyError: x\n", link=CAUSE))))
+        is Kind.EXCEPTION
+    )
 
 
 def test_an_exception_that_aborts_in_teardown_is_still_the_exception(make_end: Any, make_error: Any) -> None:
     """torch 2.13 over gloo aborts in interpreter teardown: the signal comes after the last words."""
     assert classify(make_end(signal=signal.SIGABRT, error=make_error("ValueError", "x"))) is Kind.EXCEPTION
+
+
+def test_every_line_of_the_table_is_needed(monkeypatch: pytest.MonkeyPatch, make_end: Any, make_error: Any) -> None:
+    """Without any one rule, at least one of the ends of this file would get another name."""
+    ends = [make_end(**fields) for _, fields in ENDED]
+    ends += [make_end(error=make_error("E", "", traceback=f"{text}\n")) for _, text in SAID]
+    ends += [make_end(error=make_error("E", "", traceback=sample["traceback"])) for sample in RECORDED]
+    loader_killed = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"
+    ends.append(make_end(error=make_error("E", "", traceback=loader_killed), evidence=(OOM,)))
+    names = [classify(end) for end in ends]
+
+    def needed(index: int) -> bool:
+        monkeypatch.setattr(table, "RULES", RULES[:index] + RULES[index + 1 :])
+        try:
+            return [classify(end) for end in ends] != names
+        except StopIteration:  # no rule fits any more
+            return True
+
+    assert [RULES[index] for index in range(len(RULES)) if not needed(index)] == []
 
 
 def test_every_kind_has_one_sentence_of_advice_and_a_rule() -> None:

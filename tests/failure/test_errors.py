@@ -108,13 +108,17 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-EXTRA = st.fixed_dictionaries({}, optional=dict.fromkeys(["timestamp", "py_callstack", "type", "monotonic_ns", "wall_ns"], JSON))
+EXTRA = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(["timestamp", "py_callstack", "type", "monotonic_ns", "wall_ns"], JSON)
+)
 MESSAGE = st.fixed_dictionaries({}, optional={"message": JSON | st.text(), "extraInfo": JSON | EXTRA})
 DOCUMENT = JSON | st.fixed_dictionaries({}, optional={"message": JSON | MESSAGE, "timestamp": JSON})
 
 
 @given(document=DOCUMENT, cut=st.none() | st.integers(0, 200))
-def test_no_document_makes_the_reader_raise(tmp_path_factory: pytest.TempPathFactory, document: object, cut: int | None) -> None:
+def test_no_document_makes_the_reader_raise(
+    tmp_path_factory: pytest.TempPathFactory, document: object, cut: int | None
+) -> None:
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(json.dumps(document)[:cut], encoding="utf-8")
 

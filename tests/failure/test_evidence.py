@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.failure import evidence, inside
 from gpulaunch.launcher.failure.evidence import OomWatch, read_last_words, shm_evidence, shm_sentence
 
 
@@ -116,6 +117,10 @@ def test_an_empty_fault_log_is_none_and_a_broken_error_file_is_told(tmp_path: Pa
     assert words.error is None
     assert words.fault is None
     assert words.evidence == ('error.json is not a complete error file; it begins: {"mess',)
+
+
+def test_the_rank_writes_where_the_agent_reads() -> None:
+    assert (evidence.FAULT_FILE, evidence.THREAD_ERROR_FILE) == (inside.FAULT_FILE, inside.THREAD_ERROR_FILE)
 
 
 def test_a_rank_without_a_directory_left_no_words(tmp_path: Path) -> None:

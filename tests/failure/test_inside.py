@@ -322,8 +322,8 @@ def test_arming_twice_does_no_harm(toy: Toy) -> None:
 def test_the_module_imports_the_standard_library_only() -> None:
     program = (
         "import sys; from gpulaunch.launcher.failure import inside;"
-        "print([m for m in sys.modules if m.partition('.')[0] not in sys.stdlib_module_names | {'gpulaunch', '__main__'}"
-        " and not m.startswith(('_', 'sitecustomize'))])"
+        "known = sys.stdlib_module_names | {'gpulaunch', '__main__', 'sitecustomize'};"
+        "print([name for name in sys.modules if name.partition('.')[0] not in known and not name.startswith('_')])"
     )
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, env=_path_env())
 

@@ -9,21 +9,19 @@ from gpulaunch.launcher.job.load import load
 from gpulaunch.launcher.job.place import Gpu, Place
 from gpulaunch.launcher.job.spec import Request
 
-Load = Callable[..., Request]
 
-
-def gpu(index: int, *, bus: int | None = None) -> Gpu:
+def _gpu(index: int) -> Gpu:
     return Gpu(
         index=index,
         uuid=f"GPU-{index:08x}-aaaa",
         name="NVIDIA H200",
         memory_bytes=139 << 30,
-        pci_bus_id=f"0000:{bus if bus is not None else 0x10 + index:02x}:00.0",
+        pci_bus_id=f"0000:{0x10 + index:02x}:00.0",
     )
 
 
-def place(*, cores: int = 8, gpus: int | tuple[Gpu, ...] = 0, root: str = "/") -> Place:
-    found = tuple(gpu(i) for i in range(gpus)) if isinstance(gpus, int) else gpus
+def _place(*, cores: int = 8, gpus: int | tuple[Gpu, ...] = 0, root: str = "/") -> Place:
+    found = tuple(_gpu(i) for i in range(gpus)) if isinstance(gpus, int) else gpus
     return Place(
         cores=cores,
         cores_why=f"all {cores}",
@@ -38,20 +36,32 @@ def place(*, cores: int = 8, gpus: int | tuple[Gpu, ...] = 0, root: str = "/") -
 
 
 @pytest.fixture
+def gpu() -> Callable[[int], Gpu]:
+    """Makes a GPU with this index."""
+    return _gpu
+
+
+@pytest.fixture
+def place() -> Callable[..., Place]:
+    """Makes a machine: 8 cores, no GPU, unless told otherwise."""
+    return _place
+
+
+@pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A directory of its own with a script train.py in it."""
+    """We are in a directory of our own, and there is a script train.py in it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     return "train.py"
 
 
 @pytest.fixture
-def job(script: str) -> Load:
-    """Load `gpulaunch <words> train.py` on a machine with 8 cores and no GPU, unless told otherwise."""
+def job(script: str) -> Callable[..., Request]:
+    """Loads `gpulaunch <words> train.py` on such a machine."""
 
     def run(
         *words: str, environ: Mapping[str, str] | None = None, on: Place | None = None, program: bool = True
     ) -> Request:
-        return load([*words, *([script] if program else [])], environ or {}, on or place())
+        return load([*words, *([script] if program else [])], environ or {}, on or _place())
 
     return run

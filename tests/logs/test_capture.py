@@ -217,18 +217,18 @@ def test_a_second_attempt_starts_anew(job: Job, pipe: Any) -> None:
 
 def test_a_dead_rank_is_heard_out_though_its_child_holds_the_pipe(job: Job, pipe: Any, loop: Any) -> None:
     end = job.open(0)
-    script = "sleep 1000 & echo $!; echo said; printf 'last words'"
+    script = "sleep 300 & echo $!; echo said; printf 'last words'"
     with subprocess.Popen(["sh", "-c", script], stdout=end) as rank:
         job.hand_over(end)
     assert rank.returncode == 0
 
-    job.hub.finish(0)  # without a turn of the loop: all of it is in the pipe
-    child, *said = job.hub.tail(0, Std.OUT)
-    assert said == ["said", "last words"]
-    assert pipe.now().endswith(b"[0] said\n[0] last words\n")
-    assert job.hub._reading, "somebody holds it still"
-
-    os.kill(int(child), signal.SIGKILL)
+    try:
+        job.hub.finish(0)  # without a turn of the loop: all of it is in the pipe
+        assert job.hub.tail(0, Std.OUT)[1:] == ["said", "last words"]
+        assert pipe.now().endswith(b"[0] said\n[0] last words\n")
+        assert job.hub._reading, "somebody holds it still"
+    finally:
+        os.kill(int(job.file("0-OUT.log").split()[0]), signal.SIGKILL)
     loop.until(lambda: not job.hub._reading, "end of the pipe")
 
 

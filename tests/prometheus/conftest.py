@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.record import (
     Collector,
@@ -83,9 +84,7 @@ def node() -> NodeState:
     return NodeState(
         taken_monotonic_ns=6_000 * MS,
         taken_wall_ns=1_790_000_000_000 * MS,
-        group=Group(
-            run_id="0123456789abcdef", name="digits_ddp", attempt=1, world_size=2, node_rank=0, ranks=places
-        ),
+        group=Group(run_id="0123456789abcdef", name="digits_ddp", attempt=1, world_size=2, node_rank=0, ranks=places),
         training=(busy(0), idle(1)),
         processes=(processes(0),),
         host=HostState(

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from gpulaunch.exporters.prometheus import catalogue
 from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
 from gpulaunch.profiler.channel import layout

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
-from gpulaunch.profiler.samplers.ledger import Ledger
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gpulaunch.profiler.samplers.ledger import Ledger
 
 
 def test_a_total_keeps_what_a_source_that_is_gone_had_reached() -> None:
@@ -37,7 +39,7 @@ def test_accounts_do_not_mix() -> None:
     assert ledger.total("1/page", {"attempt 0": (1,)}, width=1) == (1,)
 
 
-# A history: per moment, how much each living source has grown. A source that ends never comes back (that is its contract).
+# A history: per moment, how much each living source has grown. A source that has ended comes back under a new name.
 histories = st.lists(st.dictionaries(st.integers(0, 4), st.integers(0, 100), max_size=5), min_size=1, max_size=20)
 
 
@@ -65,8 +67,6 @@ def test_totals_never_fall_and_are_what_all_sources_reached(history: list[dict[i
 
 
 def reloaded(ledger: Ledger) -> Ledger:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "ledger.json"
         ledger.save(path)
@@ -106,10 +106,12 @@ def test_a_missing_ledger_is_no_trouble(tmp_path: Path) -> None:
     assert not Ledger().load(tmp_path / "none")
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
 def test_no_document_can_upset_the_loader(document: object) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "ledger.json"
         path.write_text(json.dumps({"version": 1, "accounts": document}))

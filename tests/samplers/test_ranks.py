@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpulaunch.profiler.channel import layout, page
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.record import Group, TrainingState
 from gpulaunch.profiler.samplers.ledger import Ledger
 from gpulaunch.profiler.samplers.ranks import RankSampler, parse_group
-from hypothesis import given
-from hypothesis import strategies as st
 
 MS = 1_000_000
 
@@ -59,7 +60,7 @@ class Job:
     def step(self, writer: page.PageWriter, count: int = 1) -> None:
         """Make steps of 10 ms: 1 data wait, 2 forward, 3 backward, 1 optimizer, 3 other; 32 samples each."""
         for _ in range(count):
-            steps, microsteps, skipped, samples, *times = writer.step_counters()
+            steps, microsteps, skipped, samples, *times = writer.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
             total, wait, forward, backward, optimizer, other, _last, _source, probe = times
             counters = (steps + 1, microsteps + 2, skipped, samples + 32)
             phases = (wait + MS, forward + 2 * MS, backward + 3 * MS, optimizer + MS, other + 3 * MS)
@@ -163,6 +164,17 @@ def test_counters_go_on_over_attempts_and_gauges_start_anew(job: Job, sampler: R
     assert sum(rank.step_counts) == 8
     assert sampler.group is not None
     assert sampler.group.attempt == 1
+
+
+def test_two_programs_after_each_other_in_one_rank_are_added_up(job: Job, sampler: RankSampler) -> None:
+    """A rank may be a shell script; its second program claims the same page and counts from zero."""
+    job.start(1)
+    seen: list[int] = []
+    for steps in (5, 2):
+        with job.writer(0) as writer:
+            job.step(writer, steps)
+            seen.append(read(sampler)[0].steps)
+    assert seen == [5, 7]
 
 
 def test_a_rank_that_left_the_group_is_gone(job: Job, sampler: RankSampler) -> None:

@@ -189,7 +189,7 @@ CATALOGUE: tuple[Metric, ...] = (
         kind=Kind.GAUGE,
         unit="bytes",
         labels=(_one_of("state", "used", "size"),),
-        help="Shared memory of the node (/dev/shm), which carries the workers' batches to the ranks; full: a bus error.",
+        help="Shared memory of the node (/dev/shm), which carries batches from workers to ranks; full: a bus error.",
     ),
     Metric(
         name="gpulaunch_node_memory_bytes",

@@ -176,7 +176,9 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving and drop all connections; the listening socket stays open (it is not ours)."""
+        """Stop serving and drop all connections; the listening socket stays open (it is not ours). Idempotent."""
+        if self._stopping:
+            return
         self._stopping = True
         os.eventfd_write(self._wakeup, 1)
         self._thread.join()

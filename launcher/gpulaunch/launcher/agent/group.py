@@ -227,6 +227,7 @@ class Group:
             "target": program.target,
             "args": plan.rank_args(self._around.spec, local_rank),
             "python": program.python,
+            "call_dir": program.call_dir,
             "error_file": os.path.join(self._dirs[local_rank], "error.json"),
         }
 
@@ -297,14 +298,11 @@ class Group:
         self._on_rank_ended(local_rank, end, exit_)
 
     def _evidence_from_outside(self, exit_: Exit) -> tuple[str, ...]:
-        if self._stopping:
+        if self._stopping or exit_.code == 0:
             return ()
-        fact = None
-        if exit_.signal == signal.SIGKILL:
-            fact = self._around.oom.evidence()
-        elif exit_.signal == signal.SIGBUS:
-            fact = shm_evidence()
-        return (fact,) if fact else ()
+        # A dataloader worker may be what the kernel killed: then its rank ends by an exception.
+        facts = [self._around.oom.evidence(), shm_evidence() if exit_.signal == signal.SIGBUS else None]
+        return tuple(fact for fact in facts if fact)
 
     def _store_ended(self, exit_: Exit) -> None:
         self._store_pid = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.checks import Finding, Status, checks
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.job.place import look
@@ -25,10 +26,10 @@ def run(argv: Sequence[str]) -> int:
         near = did_you_mean(unknown[0], ("--json", "--help"))
         raise UsageError(f"doctor: unknown argument {unknown[0]}{near}")
     if "-h" in argv or "--help" in argv:
-        print(_HELP, end="")
+        answer(_HELP)
         return 0
     findings = examine()
-    print(as_json(findings) if "--json" in argv else as_text(findings), flush=True)
+    answer((as_json(findings) if "--json" in argv else as_text(findings)) + "\n")
     return 1 if any(finding.status is Status.FAIL for finding in findings) else 0
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.job.options import UsageError
 
 USAGE_ERROR = 2
@@ -21,12 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as err:
         _complain(f"gpulaunch: error: {err}")
         return USAGE_ERROR
-    except SystemExit as end:  # argparse has answered --help or --version
-        return end.code if isinstance(end.code, int) else 0
-    except BrokenPipeError:
-        # The reader of our output went away (`gpulaunch --help | head -1`): nothing to say, nobody to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except KeyboardInterrupt:  # before the agent has taken over its signals
+        return 130
     except Exception as err:
         if os.environ.get("GPULAUNCH_DEBUG") == "1":
             raise
@@ -52,7 +49,11 @@ def _dispatch(argv: Sequence[str]) -> int:
 
     from gpulaunch.launcher.job.parse import parse
 
-    given = parse(argv)  # before looking at the machine: --help and typing mistakes need not wait for NVML
+    try:
+        given = parse(argv)  # before looking at the machine: --help and typing mistakes need not wait for NVML
+    except SystemExit:  # argparse has answered --help or --version, into the buffer
+        answer("")
+        return 0
     from gpulaunch.launcher.job.load import resolve
     from gpulaunch.launcher.job.place import look
 
@@ -62,7 +63,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         from gpulaunch.launcher.agent.preload import packages_for, recall
         from gpulaunch.launcher.job.describe import describe
 
-        print(describe(request.spec, place, refused=recall(packages_for(request.spec))), end="", flush=True)
+        answer(describe(request.spec, place, refused=recall(packages_for(request.spec))))
         return 0
     from gpulaunch.launcher.cli.run import run
 

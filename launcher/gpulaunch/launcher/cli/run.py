@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from gpulaunch.launcher.agent import summary
 from gpulaunch.launcher.agent.agent import Agent, Ended
@@ -34,8 +35,8 @@ _FLUSH_S = 30.0
 """How long the console may take for what it still has to show, once everything has ended."""
 
 
-def run(request: Request, place: Place) -> int:
-    """Run the job; return the exit code."""
+def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
+    """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
     spec = request.spec
     foreign = frozenset(linux.children_of(os.getpid()))
     linux.become_subreaper()
@@ -44,7 +45,7 @@ def run(request: Request, place: Place) -> int:
     try:
         rendezvous = _rendezvous(loop, spec)
         rundir = _open(spec)
-        return _Job(spec, place, loop, rendezvous, rundir, run_id, foreign).run()
+        return _Job(spec, place, loop, rendezvous, rundir, run_id, foreign).run(told)
     except (RendezvousError, RunDirError) as err:
         raise UsageError(str(err)) from err
     finally:
@@ -100,13 +101,14 @@ class _Job:
         self._started_wall_s = time.time()
         self._oom = OomWatch()
 
-    def run(self) -> int:
+    def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
         spec, loop, rundir = self._spec, self._loop, self._rundir
         console = Console(loop)
         has_torch = spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
         base_env = self._base_env()
         pages = self._pages(console) if spec.profile else None
-        keeper = Keeper(f"GPULAUNCH_RUN_ID={self._run_id}".encode(), [pages.directory] if pages else [])
+        directories = [path for path in (pages.directory if pages else "", spec.program.call_dir) if path]
+        keeper = Keeper(f"GPULAUNCH_RUN_ID={self._run_id}".encode(), directories)
         hub = LogHub(
             loop,
             console,
@@ -146,6 +148,8 @@ class _Job:
             self._greet(console, sidecar_url=url_of(self._metrics) if sidecar is not None else "")
             ended = agent.run()
             self._sum_up(console, agent, ended)
+            if told is not None:
+                told(rundir, agent, ended)
             return ended.code
         finally:
             if agent is not None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from gpulaunch.launcher.failure.ends import SHM
 from gpulaunch.launcher.failure.errors import RankError, examine, read_bounded
-from gpulaunch.launcher.failure.inside import FAULT_FILE, THREAD_ERROR_FILE
+
+FAULT_FILE = "fault.log"  # as in `inside.py`, which the agent does not import: it is made for the rank
+THREAD_ERROR_FILE = "thread-error.json"
 
 _FAULT_CAP_BYTES = 65_536
 _SHM_SMALL_BYTES = 64 << 20  # what a container runtime gives when nobody asks for more

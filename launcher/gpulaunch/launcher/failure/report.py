@@ -2,7 +2,7 @@
 
 The console text keeps the lines that log scrapers know from torchrun (`train.py FAILED`, `Root Cause (first observed
 failure):`, `rank      : 3 (local_rank: 3)`, `exitcode  : -9 (pid: 123) (SIGKILL)`). It is written to be read from its
-end: the last three lines are the first cause, what to do, and where the whole report is.
+end: the last lines are the first cause, why it is the one, what to do, and where the whole report is.
 
 failure.json, version 1:
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Iterable, Iterator
 
@@ -87,7 +86,8 @@ def render(blame: Blame, *, script: str, report_path: str, started_s: float, att
         *_fault(first),
         *(f"  evidence  : {fact}" for fact in first.evidence),
         "-" * _WIDTH,
-        f"first cause: {_headline(first, blame.kind)}, {after} ({blame.why})",
+        f"first cause, {after}: {_headline(first, blame.kind)}",
+        f"why this one: {blame.why}",
         f"what to do: {ADVICE[blame.kind]}",
         f"report: {report_path}",
         "=" * _WIDTH,
@@ -121,7 +121,7 @@ def write_report(
         "world_size": world_size,
         "exit_code": exit_code(blame.first),
         "started_wall_s": started_wall_s,
-        "host": socket.gethostname(),
+        "host": blame.first.host,
         "torch": torch_version,
         "first": {
             "rank": blame.first.rank,
@@ -185,7 +185,7 @@ def _headline(end: RankEnd, kind: Kind) -> str:
 
 def _what(end: RankEnd, kind: Kind) -> str:
     """Say in one line what happened to a rank: its exception, else how the process ended and what that means."""
-    if end.error is not None and kind is not Kind.STOPPED:
+    if end.error is not None and kind not in (Kind.STOPPED, Kind.EARLY_EXIT_0):
         root = _first_line(root_exception(end.error.traceback))
         said = _first_line(end.error.headline)
         return f"raised {said}" if root.endswith(said) or not root else f"raised {said} (after {root})"

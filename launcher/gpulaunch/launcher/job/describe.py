@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
-from .imports import imports_of
-from .place import Place
-from .plan import rank_argv, rank_environment
-from .spec import METRICS_PORT_BASE, JobSpec
+from gpulaunch.launcher.job.imports import imports_of
+from gpulaunch.launcher.job.place import Place
+from gpulaunch.launcher.job.plan import rank_argv, rank_environment
+from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
 
 HIDDEN = "<hidden>"
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ast
 
 # Already loaded by the fork server, or not a package of anybody else's.
 _NOT_WORTH_NAMING = frozenset({"torch", "gpulaunch", "__future__", "__main__"})
@@ -22,20 +27,29 @@ def imports_of(script_path: str) -> list[str]:
             tree = ast.parse(file.read(), script_path)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []  # the parser gives up with the last two on sources that are deeply nested
-    names: dict[str, None] = {}
-    statements: list[ast.stmt] = list(reversed(tree.body))
-    while statements:
-        statement = statements.pop()
-        if isinstance(statement, ast.Import):
-            names.update((alias.name.partition(".")[0], None) for alias in statement.names)
-        elif isinstance(statement, ast.ImportFrom) and statement.level == 0 and statement.module:
-            names[statement.module.partition(".")[0]] = None
-        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
-            statements.extend(reversed(statement.orelse))
-        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            inner = [child for child in ast.walk(statement) if isinstance(child, (ast.Import, ast.ImportFrom))]
-            statements.extend(reversed(inner))
+    names = dict.fromkeys(name.partition(".")[0] for name in _imported(tree.body))
     return [name for name in names if _is_third_party(name)]
+
+
+def _imported(statements: list[ast.stmt]) -> Iterator[str]:
+    import ast
+
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            if statement.level == 0 and statement.module:
+                yield statement.module
+        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            yield from _imported(statement.orelse)
+        else:  # if, try, with, for, match: whatever holds statements
+            for child in ast.iter_child_nodes(statement):
+                inner = getattr(child, "body", None)  # of an `except` or a `case`
+                yield from _imported(
+                    [child] if isinstance(child, ast.stmt) else inner if isinstance(inner, list) else []
+                )
 
 
 def _is_third_party(name: str) -> bool:

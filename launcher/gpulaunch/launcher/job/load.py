@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from . import jobfile, values
-from .network import metrics_address, rendezvous
-from .options import OPTIONS, Option, UsageError, did_you_mean
-from .parse import parse
-from .place import Gpu, Place, cpus_allowed
-from .spec import LINE_PREFIX, JobSpec, Program, Request
+from gpulaunch.launcher.job import jobfile, values
+from gpulaunch.launcher.job.network import metrics_address, rendezvous
+from gpulaunch.launcher.job.options import OPTIONS, Option, UsageError, did_you_mean
+from gpulaunch.launcher.job.parse import parse
+from gpulaunch.launcher.job.place import Gpu, Place, cpus_allowed, select
+from gpulaunch.launcher.job.spec import LINE_PREFIX, JobSpec, Program, Request
 
 __all__ = ["Settings", "UsageError", "load", "resolve"]
 
@@ -87,7 +87,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         event_log_handler=settings["event-log-handler"],
         logs_specs=settings["logs-specs"],
         env=settings.file.env,
-        options=settings.values,
+        options=settings.merged,
         origins=settings.origins,
     )
     return Request(spec=spec, dry_run=settings["dry-run"])
@@ -97,18 +97,18 @@ class Settings:
     """The merged values of all options by name, with their origins, and the program that was named."""
 
     def __init__(self, given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-        self.values: dict[str, Any] = {}
+        self.merged: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self._given = given
         self._environ = environ
         path = given.get("config") or environ.get("GPULAUNCH_CONFIG")
         self.file = jobfile.read(path) if path else jobfile.JobFile()
         for option in OPTIONS:
-            self.values[option.name], self.origins[option.name] = self._merge(option)
+            self.merged[option.name], self.origins[option.name] = self._merge(option)
         self.script, self.args = self._script()
 
     def __getitem__(self, name: str) -> Any:
-        return self.values[name]
+        return self.merged[name]
 
     def label(self, name: str) -> str:
         """How to name the option in a complaint: as its source spells it."""
@@ -120,13 +120,13 @@ class Settings:
     def read(self, name: str, convert: Callable[[Any], T]) -> T:
         """The value, converted; a complaint gets the option's name in front."""
         try:
-            return convert(self.values[name])
+            return convert(self.merged[name])
         except UsageError as err:
             raise UsageError(f"{self.label(name)}: {err}") from None
 
     def settle(self, name: str, value: T, origin: str) -> T:
         """Note a value that nobody gave as such, and where it came from."""
-        self.values[name], self.origins[name] = value, origin
+        self.merged[name], self.origins[name] = value, origin
         return value
 
     def _merge(self, option: Option) -> tuple[Any, str]:
@@ -232,11 +232,14 @@ def _gpus(
     """--gpus as CUDA_VISIBLE_DEVICES entries, all that the ranks may see, and those of them that NVML knows."""
     inherited_text = environ.get("CUDA_VISIBLE_DEVICES")
     inherited = None if inherited_text is None else tuple(each.strip() for each in inherited_text.split(","))
+    # The place has applied our own variable; the job file may have another one for the ranks.
+    in_file = settings.file.env.get("CUDA_VISIBLE_DEVICES")
+    seen = place.gpus if in_file is None else select(place.gpus, in_file)
     if settings["gpus"] is None:
-        return None, inherited, place.gpus
-    if not place.gpus:
+        return None, inherited, seen
+    if not seen:
         raise UsageError(f"{settings.label('gpus')}: there is no GPU here: {place.gpus_why}")
-    chosen = settings.read("gpus", lambda text: values.gpu_entries(text, inherited, place.gpus))
+    chosen = settings.read("gpus", lambda text: values.gpu_entries(text, inherited, seen))
     return tuple(chosen), tuple(chosen), tuple(chosen.values())
 
 
@@ -290,7 +293,7 @@ def _cpu_sets(settings: Settings, place: Place, gpus: tuple[Gpu, ...], nproc: in
     mode = settings["numa-binding"]
     if mode is None:
         return None
-    from . import numa  # rarely asked for
+    from gpulaunch.launcher.job import numa  # rarely asked for
 
     label = f"{settings.label('numa-binding')} {mode}"
     if not gpus:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .options import UsageError, did_you_mean
-from .spec import METRICS_HOST, STATIC_MASTER_PORT
+from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.job.spec import METRICS_HOST, STATIC_MASTER_PORT
 
 if TYPE_CHECKING:
-    from .load import Settings
+    from gpulaunch.launcher.job.load import Settings
 
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _WHAT_WORKS = "--nnodes N --node-rank R --master-addr A --master-port P, the same on every node but R"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from .options import BY_KEY, OPTIONS, SECTIONS, Option, UsageError, did_you_mean
+from gpulaunch.launcher.job.options import BY_KEY, OPTIONS, SECTIONS, Option, UsageError, did_you_mean
 
 _TORCHRUN = frozenset(s for option in OPTIONS for s in option.torchrun_strings)
 _SPECIAL = ("help", "version")
@@ -47,7 +47,8 @@ class Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        parser.exit(0, version_text() + "\n")
+        sys.stdout.write(version_text() + "\n")  # parser.exit would write to stderr
+        parser.exit()
 
 
 def build_parser() -> argparse.ArgumentParser:

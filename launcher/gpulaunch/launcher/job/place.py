@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .cgroup import cpu_quota, memory_limit_bytes
+from gpulaunch.launcher.job.cgroup import cpu_quota, memory_limit_bytes
 
 # Slurm numbers the steps that are not a user's srun from the top: batch, extern, interactive and pending. A batch
 # script also has SLURM_PROCID=0 and SLURM_NTASKS=N, so only a step id below these proves that srun started us.

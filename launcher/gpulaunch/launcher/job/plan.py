@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .spec import JobSpec, Std
+from gpulaunch.launcher.job.spec import JobSpec, Std
 
 
 def rank_environment(

@@ -36,12 +36,15 @@ class Std(IntFlag):
 class Program:
     """The user's program: what kind of thing it is, what to run, and with which arguments."""
 
-    kind: Literal["script", "module", "run_path", "exec"]
-    """script: `python FILE`; module: `python -m NAME`; run_path: runpy.run_path(FILE); exec: a command, no Python."""
+    kind: Literal["script", "module", "run_path", "exec", "function"]
+    """script: `python FILE`; module: `python -m NAME`; run_path: runpy.run_path(FILE); exec: a command, no Python;
+    function: a call that a library user sends to the ranks (gpulaunch.compat), never from the command line."""
     target: str
     args: tuple[str, ...]
     python: str
     """The interpreter of the ranks: PYTHON_EXEC, or the one that runs gpulaunch."""
+    call_dir: str = ""
+    """function: the caller's private directory with the call, where the ranks leave their return values."""
 
 
 @dataclass(frozen=True, kw_only=True)

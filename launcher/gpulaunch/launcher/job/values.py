@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from .options import UsageError, did_you_mean
-from .place import Gpu, find
-from .spec import Std
+from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.job.place import Gpu, find
+from gpulaunch.launcher.job.spec import Std
 
 N = TypeVar("N", int, float)
 

@@ -22,7 +22,6 @@ _READ_BYTES = 64 * 1024  # what a pipe holds by default, pipe(7)
 class _Capture:
     """One stream of one rank in one attempt."""
 
-    rank: int
     local_rank: int
     stream: Std
     fd: int
@@ -108,7 +107,6 @@ class LogHub:
             raise
         os.set_blocking(read_fd, False)  # this end only: each has a description of its own
         capture = _Capture(
-            rank=rank,
             local_rank=local_rank,
             stream=stream,
             fd=read_fd,

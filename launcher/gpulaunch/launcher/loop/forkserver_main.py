@@ -209,7 +209,7 @@ def _wait_until_orphaned(parent: int) -> None:
 def _preload_torch(with_dynamo: bool) -> str:
     """Import torch (and what DDP imports lazily); return why not, or ""."""
     # With this torch asks NVML instead of the driver whether there are GPUs, so that no cuInit happens here.
-    had = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+    before = dict(os.environ)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
         import torch
@@ -222,8 +222,10 @@ def _preload_torch(with_dynamo: bool) -> str:
     except BaseException as problem:  # a broken torch is the ranks' story to tell, with their own traceback
         return f"importing torch raised {type(problem).__name__}: {problem}"
     finally:
-        if had is None:
-            del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+        # Dynamo's import sets TORCHINDUCTOR_CACHE_DIR; a rank that never compiles should not inherit it.
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
     return ""
 
 
@@ -327,11 +329,17 @@ def _rank(rank: dict[str, Any], stdio: list[int], request: dict[str, Any]) -> No
     linux.allow_ptrace_by_anyone_of_same_user()
     linux.set_comm(request["comm"])
     linux.set_cmdline(rank["title"])
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        # Each rank of a spawned job has its own entropy; Python's own `random` reseeds itself after a fork.
-        numpy_random.seed()
+    _reseed()
     rank_main.run(rank["program"])
+
+
+def _reseed() -> None:
+    """Give the rank entropy of its own, as a program started by itself has; Python's `random` does it after a fork."""
+    with contextlib.suppress(Exception):
+        sys.modules["numpy.random"].seed()
+    with contextlib.suppress(Exception):
+        # torch seeds its CPU generator from the system when it is loaded (CUDA's has a constant).
+        sys.modules["torch"].default_generator.seed()
 
 
 def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 def run(program: dict[str, Any]) -> NoReturn:
     """Run one program as `__main__` and end the process.
 
-    `program`: kind ("script", "module", "run_path" or "function"), target, args (list), python, error_file ("" for
-    none).
+    `program`: kind ("script", "module", "run_path" or "function"), target, args (list), python, call_dir (of a
+    function), error_file ("" for none).
     """
     _arm(program["error_file"])
     code = 1
@@ -78,7 +78,11 @@ def _run_as_main(program: dict[str, Any]) -> None:
     if kind == "function":
         from gpulaunch.compat import _callable
 
-        _callable.call(target)
+        rank = int(os.environ["RANK"])
+        _fresh_main()
+        call = _callable.load(program["call_dir"], local_rank=int(args[0]))
+        # Called from here, so that the traceback of what the function raises begins with the function.
+        _callable.keep(program["call_dir"], rank, call())
         return
     sys.argv = [target, *args]
     if kind == "run_path":
@@ -93,7 +97,7 @@ def _run_as_main(program: dict[str, Any]) -> None:
         return
     sys.orig_argv = [program["python"], "-u", target, *args]
     if os.path.isdir(target) or _is_zip(target):
-        _put_first_on_path(target)
+        _put_first_on_path(os.path.abspath(target))
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
     # As CPython does for `python script.py`: the script's real directory first, an absolute __file__.
@@ -185,12 +189,15 @@ def _tell(problem: BaseException, error_file: str) -> None:
         sys.__excepthook__(type(problem), problem, problem.__traceback__)
 
 
+_LOADERS = ("/gpulaunch/compat/_callable.py", "/multiprocessing/spawn.py")
+
+
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Cut the leading frames of this file and of runpy and importlib, which the user did not write."""
+    """Cut the leading frames of this file and of those that load the program, which the user did not write."""
     cut = trace
     while cut is not None:
         name = cut.tb_frame.f_code.co_filename
-        if name != __file__ and "runpy" not in name:
+        if name != __file__ and "runpy" not in name and not name.endswith(_LOADERS):
             return cut
         cut = cut.tb_next
     # A SyntaxError of the script itself has no frame of the user's; it needs none.
@@ -206,27 +213,26 @@ def _flush_open_files() -> None:
     import gc
     import io
 
-    buffered = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     std = {id(sys.stdout), id(sys.stderr), id(sys.stdin)}
-    rest: list[Any] = []
-    flushable: list[Any] = []
+    text: list[Any] = []
+    other: list[Any] = []
+    buffers: list[Any] = []
     for thing in gc.get_objects():
         kind = type(thing)  # not isinstance(): a proxy may run user code when asked for its __class__
-        if id(thing) in std:
+        if not issubclass(kind, io.IOBase) or id(thing) in std:
             continue
-        if issubclass(kind, buffered):
-            flushable.append(thing)
-        elif issubclass(kind, io.IOBase) and kind is not io.FileIO and kind.__module__ not in ("io", "_io", "socket"):
-            rest.append(thing)
-    for thing in rest:
-        with contextlib.suppress(Exception):
-            if not thing.closed and thing.writable():
-                thing.close()
-    # Text layers before the byte buffers below them.
-    for thing in sorted(flushable, key=lambda one: not isinstance(one, io.TextIOWrapper)):
-        with contextlib.suppress(Exception):
-            if not thing.closed and thing.writable():
-                thing.flush()
+        if issubclass(kind, io.TextIOWrapper):
+            text.append(thing)
+        elif issubclass(kind, (io.BufferedWriter, io.BufferedRandom)):
+            buffers.append(thing)
+        elif kind.__module__ not in ("io", "_io", "socket"):
+            other.append(thing)
+    # From the top layer down: text into a gzip file, the gzip file into its buffer, the buffer into the file.
+    for things, end in ((text, "flush"), (other, "close"), (buffers, "flush")):
+        for thing in things:
+            with contextlib.suppress(Exception):
+                if not thing.closed and thing.writable():
+                    getattr(thing, end)()
 
 
 def _flush_std() -> None:

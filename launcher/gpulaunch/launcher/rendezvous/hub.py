@@ -57,7 +57,7 @@ class Hub:
             self._loop.call_at(now + self._pace.note_s, self._note_waiting),
         ]
         self._loop.watch_read(self._listener.fileno(), self._accept)
-        self._loop.call_at(now + self._pace.beat_s, self._beat)
+        self._beat_at(now + self._pace.beat_s)
 
     def send(self, message: Ready | Ended) -> None:
         """What node 0 itself says; never answers from within this call."""
@@ -199,18 +199,20 @@ class Hub:
 
     # -- time
 
-    def _beat(self) -> None:
+    def _beat_at(self, due_s: float) -> None:
+        self._loop.call_at(due_s, lambda: self._beat(due_s))
+
+    def _beat(self, due_s: float) -> None:
         if self._closed:
             return
         now = self._loop.now()
         for wire in list(self._followers):
+            wire.excuse(now - due_s)
             if now - wire.heard_s > self._pace.lost_s:
-                wire.read()  # its word may lie here: it was this process that was not running
-                if wire in self._followers and self._loop.now() - wire.heard_s > self._pace.lost_s:
-                    wire.close()
-                    self._ended(wire, f"no word from it for {self._pace.lost_s:g} s", "")
+                wire.close()
+                self._ended(wire, f"no word from it for {self._pace.lost_s:g} s", "")
             wire.send(Beat())
-        self._loop.call_at(now + self._pace.beat_s, self._beat)
+        self._beat_at(now + self._pace.beat_s)
 
     def _note_waiting(self) -> None:
         self.on_note(f"waiting for {self._missing()} at {self._where}")

@@ -23,6 +23,8 @@ from gpulaunch.launcher.rendezvous.wire import (
     Wire,
 )
 
+_MUTE = "it takes connections, but does not answer as gpulaunch; the job may run already"
+
 
 class Link:
     """The one connection to the leader: made anew as often as needed until the first `go`, and never after it."""
@@ -55,7 +57,7 @@ class Link:
         self._deadline_s = now + self._timeout_s
         self._giving_up = self._loop.call_at(self._deadline_s, self._give_up)
         self._loop.call_at(now + self._pace.note_s, self._note_waiting)
-        self._loop.call_at(now + self._pace.beat_s, self._beat)
+        self._beat_at(now + self._pace.beat_s)
         self._dialer.start()
 
     def send(self, message: Ready | Ended) -> None:
@@ -82,9 +84,8 @@ class Link:
         wire.send(self._hello)
         if self._ready is not None:
             wire.send(self._ready)
-        self._showing_out = self._loop.call_at(
-            self._loop.now() + self._pace.lost_s, lambda: self._lost("connected, but no word of gpulaunch came back")
-        )
+        self._dialer.trouble = _MUTE  # until it has: torch's store, for one, takes what we say and waits for more
+        self._showing_out = self._loop.call_at(self._loop.now() + self._pace.lost_s, lambda: self._lost(_MUTE))
 
     def _heard(self, message: Message) -> None:
         if isinstance(message, Beat):
@@ -139,17 +140,20 @@ class Link:
         self.close()
         self.on_failed(why)
 
-    def _beat(self) -> None:
+    def _beat_at(self, due_s: float) -> None:
+        self._loop.call_at(due_s, lambda: self._beat(due_s))
+
+    def _beat(self, due_s: float) -> None:
         if self._closed:
             return
+        now = self._loop.now()
         wire = self._wire
         if wire is not None and self._welcome:
-            if self._loop.now() - wire.heard_s > self._pace.lost_s:
-                wire.read()  # its word may lie here: it was this process that was not running
-            if self._wire is wire and self._loop.now() - wire.heard_s > self._pace.lost_s:
+            wire.excuse(now - due_s)
+            if now - wire.heard_s > self._pace.lost_s:
                 self._lost(f"no word from it for {self._pace.lost_s:g} s")
             wire.send(Beat())
-        self._loop.call_at(self._loop.now() + self._pace.beat_s, self._beat)
+        self._beat_at(now + self._pace.beat_s)
 
     def _note_waiting(self) -> None:
         if self._closed or self._settled:

@@ -192,7 +192,7 @@ class Wire:
         self._unsent = b""
         self._open = True
         self.heard_s = loop.now()
-        """When something last arrived."""
+        """When something last arrived, but see `excuse`."""
         self.version_error: str | None = None
         """Set when the other side is gpulaunch, but another version."""
         sock.setblocking(False)
@@ -203,7 +203,12 @@ class Wire:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        loop.watch_read(sock.fileno(), self.read)
+        loop.watch_read(sock.fileno(), self._read)
+
+    def excuse(self, late_s: float) -> None:
+        """Do not count as the other's silence `late_s` seconds in which this process itself was held up (SIGSTOP, a
+        paused virtual machine): its words may lie in the buffer, or it was held up as well."""
+        self.heard_s += late_s
 
     def send(self, message: Message) -> None:
         """Send now or as soon as the other side reads."""
@@ -224,10 +229,7 @@ class Wire:
         else:
             self._loop.unwatch_write(self._sock.fileno())
 
-    def read(self) -> None:
-        """Take what has arrived; also for looking once more before this connection is given up as silent."""
-        if not self._open:
-            return
+    def _read(self) -> None:
         try:
             chunk = self._sock.recv(64 * 1024)
         except BlockingIOError:

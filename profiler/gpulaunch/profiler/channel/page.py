@@ -109,14 +109,13 @@ class PageWriter:
         self._bytes = memoryview(self._map)
         self.words = self._bytes.cast("Q")
         """Every u64 of the page, to be indexed with `Word`; for single gauges and counters."""
-        # An earlier writer of this page (a wrapper script runs several programs) may have died in the middle of a step.
-        self.words[_SEQUENCE] &= ~1
+        if self.words[Word.PID]:
+            # The rank is a script that runs several programs, and an earlier one wrote here: counters start again.
+            cleared = 8 * Word.SEQUENCE
+            self._bytes[cleared:] = bytes(PAGE_BYTES - cleared)
+            self.words[Word.HOOKS_ARMED] = self.words[Word.HOOKS_UNAVAILABLE] = 0
         self.words[Word.STARTED_NS] = clock.monotonic_ns()
         self.words[Word.PID] = os.getpid()
-
-    def step_counters(self) -> tuple[int, ...]:
-        """The words STEPS..PROBE_NS_TOTAL as they are: what an earlier writer of this page left."""
-        return _STEP_COUNTERS.unpack_from(self._bytes, _STEPS_BYTE)
 
     def end_step(self, counters: tuple[int, ...], bucket: int, closed: int, record: tuple[int, ...]) -> None:
         """Publish the end of a step.

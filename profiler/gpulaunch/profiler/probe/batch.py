@@ -14,8 +14,9 @@ _LOOK_WIDE: Final = 4
 
 def samples_in(batch: Any, tensor: type[Any]) -> int:
     """The first tensor's leading dimension, looking a few levels into lists, tuples and mappings; 0 if none."""
-    if type(batch) in (list, tuple) and batch and type(batch[0]) is tensor:  # what default_collate makes of pairs
-        return batch[0].size(0) if batch[0].ndim else 0
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if type(first) is tensor and first.shape:  # what default_collate makes; four times as fast as to look around
+        return int(first.shape[0])
     return _samples_in(batch, tensor, _LOOK_DEEP)
 
 

@@ -108,7 +108,7 @@ class Probe:
             samples = self._count_samples(batch) if trains else 0
             if self._reads_for_training(now_ns):
                 self._machine.loader_exit(now_ns, samples, trains=trains)
-            else:
+            elif trains:
                 self._machine.add_samples(samples)
             self._price_ns += monotonic_ns() - now_ns
         except Exception as error:

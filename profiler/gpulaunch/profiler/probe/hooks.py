@@ -137,15 +137,21 @@ class Hooks:
         self._undo.append(undo)
 
     def _keep_out(self, tap: Any) -> None:
-        """Have torch.compile run this function as it is, and not compile it, when it meets it outside a graph.
+        """Have torch.compile run this tap as it is, and not compile it, when it meets it outside a graph.
 
-        It does so with torch's own files by their path. The switch is in torch's C part, which is there without the
-        1.4 s of importing torch._dynamo. Where it is missing, the tap is compiled away: silent in such programs.
+        Only the tap: what it wraps calls code of the user's (an autograd.Function, a dataset) that is to be compiled as
+        ever. What the probe does at an edge is kept out with all that it calls.
+
+        torch does so with its own files, by their path. The switch is in torch's C part, which is there without the
+        1.4 s of importing torch._dynamo. Where it is missing, taps are compiled away: silent in such programs.
         """
         try:
             eval_frame = self._torch._C._dynamo.eval_frame
             skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
             eval_frame.set_code_exec_strategy(tap.__code__, eval_frame._FrameExecStrategy(skip, default))
+            for edge in vars(Probe).values():
+                if isinstance(edge, FunctionType):
+                    eval_frame.set_code_exec_strategy(edge.__code__, eval_frame._FrameExecStrategy(skip, skip))
         except AttributeError:
             pass
 

@@ -46,9 +46,9 @@ def bucket_of(duration_ns: int) -> int:
 
 
 class OnStep(Protocol):
-    """Is told of a step that has ended, or of `count` of them, each with these (mean) values."""
+    """Is told of a step that has ended."""
 
-    def __call__(  # positional: this runs in the user's loop
+    def __call__(
         self,
         count: int,
         start_ns: int,
@@ -59,14 +59,15 @@ class OnStep(Protocol):
         optimizer_ns: int,
         samples: int,
         /,
-    ) -> None: ...
+    ) -> None:
+        """Take one step, or `count` of them with these mean values. By position: this runs in the user's loop."""
 
 
 class StepMachine:
     """Counts one thread's steps.
 
-    Times are nanoseconds of any one monotonic clock. The totals cover finished steps; they only grow. `begin` comes before
-    any edge.
+    Times are nanoseconds of any one monotonic clock. The totals cover finished steps; they only grow. `begin` comes
+    before any edge.
     """
 
     __slots__ = (
@@ -267,6 +268,7 @@ class StepMachine:
     def add_samples(self, samples: int) -> None:
         """A helper thread of the user's fetched a batch; its wait is not the training thread's."""
         self._samples_waiting += samples
+        self._batches_waiting += 1
 
     def _pass(self, now_ns: int, phase: int) -> None:
         """The time since the last edge belongs to `phase`, unless the user has named another."""

@@ -104,8 +104,8 @@ class RankSampler:
 
     def _totals(self, rank: int, page: PageSnapshot) -> tuple[int, ...]:
         counters = _counters(page)
-        # The moment when the page was made tells two pages apart for good.
-        source = f"{page.attempt}:{page.anchor.monotonic_ns}"
+        # When the page was made tells attempts apart; when it was claimed, programs that follow each other in one rank.
+        source = f"{page.anchor.monotonic_ns}:{page.started_ns}"
         return self._ledger.total(f"{rank}/page", {source: counters}, width=len(counters))
 
 

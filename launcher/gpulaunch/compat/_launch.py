@@ -1,0 +1,241 @@
+"""elastic_launch on gpulaunch's engine, the caller's side: start an agent, wait for it, tell what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from types import FrameType
+from typing import Any
+
+from gpulaunch.compat import _callable
+from gpulaunch.compat._agent import VERSION, read_all
+from gpulaunch.compat._config import LaunchConfig, options_of
+
+Entrypoint = Callable[..., Any] | str
+
+
+class elastic_launch:  # noqa: N801 (torch's name)
+    """Run a function or a command on all ranks of this node: `elastic_launch(config, train)(arg)`.
+
+    Gives {global rank: return value} of this node's ranks (None each for a command). Raises torch's ChildFailedError
+    when ranks fail, its SignalException when a signal ended the job, and ValueError for a job that cannot be.
+    """
+
+    def __init__(self, config: LaunchConfig, entrypoint: Entrypoint | None, health_check_server: object = None) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script from within this interpreter, as `--run-path` has each rank do."""
+    import runpy
+
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def launch_agent(
+    config: LaunchConfig, entrypoint: Entrypoint | None, args: Sequence[Any], health_check_server: object = None
+) -> dict[int, Any]:
+    """Run `entrypoint(*args)` on all ranks of this node; see `elastic_launch`."""
+    if health_check_server is not None:
+        raise ValueError("health_check_server is not supported: ask the metrics address, or wait for this call")
+    if entrypoint is None:
+        raise ValueError("nothing to run: the entrypoint is None; give a function or a command")
+    if not config.run_id:
+        config.run_id = str(uuid.uuid4().int)
+    with _call_dir(entrypoint) as call_dir:
+        if call_dir:
+            assert not isinstance(entrypoint, str), "a command needs no directory"
+            _callable.pack(call_dir, entrypoint, args)
+        request = {
+            "version": VERSION,
+            "options": {**options_of(config), **_program(entrypoint, args)},
+            "call_dir": call_dir,
+            "line_prefix": config.log_line_prefix_template,
+            "argv": sys.argv,
+            "main": str(getattr(sys.modules["__main__"], "__file__", None) or ""),
+        }
+        answer = _ask_agent(request, config.signals_to_handle.split(","))
+        _raise_for(answer, _entrypoint_name(entrypoint, args))
+        return {rank: _callable.value(call_dir, rank) if call_dir else None for rank in answer["ranks"]}
+
+
+@contextlib.contextmanager
+def _call_dir(entrypoint: Entrypoint) -> Generator[str]:
+    """A private directory for the call of a function; "" for a command."""
+    if isinstance(entrypoint, str) or entrypoint is run_script_path:
+        yield ""
+        return
+    call_dir = tempfile.mkdtemp(prefix="gpulaunch-call-")
+    try:
+        yield call_dir
+    finally:
+        shutil.rmtree(call_dir, ignore_errors=True)
+
+
+def _program(entrypoint: Entrypoint, args: Sequence[Any]) -> dict[str, Any]:
+    """What to run, as options. `python -u [-m] PROGRAM` is known for what it is, and so starts as fast as any."""
+    words = [str(arg) for arg in args]
+    if entrypoint is run_script_path:
+        return _command(words[0], words[1:], run_path=True)
+    if not isinstance(entrypoint, str):
+        return _command(_callable.name_of(entrypoint), [], module=True)  # a name to import, and no file to look for
+    if _is_our_python(entrypoint):
+        rest = words
+        while rest[:1] == ["-u"]:  # ranks never buffer
+            rest = rest[1:]
+        if rest[:1] == ["-m"] and len(rest) > 1:
+            return _command(rest[1], rest[2:], module=True)
+        if rest and not rest[0].startswith("-"):
+            return _command(rest[0], rest[1:])
+    return _command(entrypoint, words, no_python=True)
+
+
+def _command(
+    program: str, args: list[str], *, module: bool = False, no_python: bool = False, run_path: bool = False
+) -> dict[str, Any]:
+    return {
+        "training_script": program,
+        "training_script_args": args,
+        "module": module,
+        "no_python": no_python,
+        "run_path": run_path,
+    }
+
+
+def _is_our_python(command: str) -> bool:
+    python = os.environ.get("PYTHON_EXEC", sys.executable)
+    return command == python or shutil.which(command) == python
+
+
+def _entrypoint_name(entrypoint: Entrypoint, args: Sequence[Any]) -> str:
+    """As torch names it: the function, the script that a Python runs, or the command."""
+    if not isinstance(entrypoint, str):
+        return str(args[0]) if entrypoint is run_script_path else _callable.name_of(entrypoint)
+    if _is_our_python(entrypoint):
+        return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
+    return entrypoint
+
+
+# -- the agent
+
+
+def _ask_agent(request: dict[str, Any], signal_names: Sequence[str]) -> dict[str, Any]:
+    """Have an agent run the job; see `_agent` for what is said. Returns, or raises, only when the agent has ended."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            agent = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gpulaunch.compat._agent", str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                # A session of its own: Ctrl-C comes to the caller, and from there once.
+                start_new_session=True,
+            )
+        try:
+            with _forwarded(agent, signal_names) as received:
+                with contextlib.suppress(OSError):  # it is gone, as the end of the stream will tell
+                    ours.sendall(json.dumps(request).encode())
+                    ours.shutdown(socket.SHUT_WR)
+                said = read_all(ours)
+                code = agent.wait()
+        except BaseException as interruption:  # KeyboardInterrupt, or what a signal handler of the caller raises
+            _end(agent, signal.SIGINT if isinstance(interruption, KeyboardInterrupt) else signal.SIGTERM)
+            raise
+    if received:
+        return {"code": 128 + received[0]}
+    if not said:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return {"code": 1, "error": f"the process that runs the job {how}; its ranks have been ended"}
+    answer: dict[str, Any] = json.loads(said)
+    return answer
+
+
+def _end(agent: subprocess.Popen[bytes], signum: int) -> None:
+    """Ask the agent to end and see it out; it takes no longer than its grace, and a second interruption ends that."""
+    while agent.returncode is None:
+        try:
+            agent.send_signal(signum)
+            agent.wait()
+        except BaseException:  # noqa: S112 (the first interruption is raised again when the ranks are gone)
+            continue
+
+
+@contextlib.contextmanager
+def _forwarded(agent: subprocess.Popen[bytes], signal_names: Sequence[str]) -> Generator[list[int]]:
+    """Pass on the signals that would end this process, and collect them. The caller's own handlers stay as they are."""
+    received: list[int] = []
+
+    def forward(signum: int, _: FrameType | None) -> None:
+        received.append(signum)
+        agent.send_signal(signum)
+
+    ours: list[signal.Signals] = []
+    try:
+        if threading.current_thread() is threading.main_thread():  # only there Python can set handlers
+            known = signal.Signals.__members__
+            for signum in (known[name.strip()] for name in signal_names if name.strip() in known):
+                if signal.getsignal(signum) is signal.SIG_DFL and signum not in (signal.SIGKILL, signal.SIGSTOP):
+                    signal.signal(signum, forward)
+                    ours.append(signum)
+        yield received
+    finally:
+        for signum in ours:
+            signal.signal(signum, signal.SIG_DFL)
+
+
+# -- the end
+
+
+def _raise_for(answer: dict[str, Any], name: str) -> None:
+    """Raise what torch would raise for a job that ended like this; nothing for a good end."""
+    if answer.get("refused"):
+        raise ValueError(answer["refused"])
+    if answer.get("broken"):
+        raise RuntimeError(f"gpulaunch: internal error: {answer['broken']}; please report")
+    code, failures = answer["code"], answer.get("failures", [])
+    if code == 0 and "ranks" in answer:
+        return
+    if code > 128 and not failures:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+
+        sigval = signal.Signals(code - 128)
+        raise SignalException(f"Process {os.getpid()} got signal: {sigval.name}; all ranks have ended", sigval=sigval)
+    if failures:
+        raise _child_failed(failures, name)
+    raise RuntimeError(answer.get("error") or f"the job ended with code {code}")
+
+
+def _child_failed(failures: Sequence[dict[str, Any]], name: str) -> Exception:
+    """torch's ChildFailedError, in which the first cause is the first failure."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    found: dict[int, Any] = {}
+    for each in failures:
+        facts = {key: each[key] for key in ("local_rank", "pid", "exitcode")}
+        try:
+            failure = ProcessFailure(**facts, error_file=each["error_file"])
+        except Exception:  # torch cannot read the error file that the program wrote
+            failure = ProcessFailure(**facts, error_file="")
+        if failure.error_file != each["error_file"]:
+            failure.timestamp = int(each["wall_time_s"])
+        found[each["rank"]] = failure
+    # torch takes the lowest timestamp, of whole seconds, for the first cause: the agent knows better.
+    first = found[failures[0]["rank"]]
+    first.timestamp = min(failure.timestamp for failure in found.values())
+    error: Exception = ChildFailedError(name, found)
+    return error

@@ -1,0 +1,180 @@
+"""Bad input: one clear line and the right exit code, or correct output all the same. Never a traceback of ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HELLO = "import os; print('hello', os.environ['RANK'])"
+
+
+@pytest.fixture
+def hello(tmp_path: Path) -> Path:
+    program = tmp_path / "hello.py"
+    program.write_text(HELLO)
+    return program
+
+
+def one_line(ended, *words: str) -> None:
+    """It was refused before anything started, in one line that says these words."""
+    assert ended.code == 2, ended
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("gpulaunch: error: ")
+    for word in words:
+        assert word in line
+
+
+def test_missing_script(gpulaunch, hello: Path) -> None:
+    one_line(gpulaunch("--nproc", "2", "helo.py"), "helo.py", "did you mean hello.py?")
+
+
+def test_no_script_at_all(gpulaunch) -> None:
+    one_line(gpulaunch("--nproc", "2"), "no program to run")
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", ""])
+def test_nproc_that_is_no_number_of_ranks(gpulaunch, hello: Path, number: str) -> None:
+    one_line(gpulaunch(f"--nproc={number}", hello), "--nproc")
+
+
+def test_unknown_option(gpulaunch, hello: Path) -> None:
+    one_line(gpulaunch("--nprocc", "2", hello), "--nprocc", "did you mean --nproc")
+
+
+@pytest.mark.parametrize("option", ["--master-port", "--metrics-addr"])
+def test_port_in_use(gpulaunch, hello: Path, option: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        value = f"127.0.0.1:{port}" if option == "--metrics-addr" else str(port)
+
+        one_line(gpulaunch("--nproc", "2", option, value, hello), str(port), "in use")
+
+
+def test_a_taken_default_metrics_port_is_no_trouble(gpulaunch, hello: Path) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", 9464))
+            taken.listen()
+        except OSError:
+            pass  # somebody else has it: as good
+        ended = gpulaunch("--nproc", "1", "--start-method", "spawn", hello)
+
+    assert ended.code == 0
+    assert "metrics http://127.0.0.1:" in ended.stderr
+    assert "127.0.0.1:9464/" not in ended.stderr
+
+
+def test_job_dir_that_is_a_file(gpulaunch, hello: Path) -> None:
+    one_line(gpulaunch("--job-dir", hello / "below", hello), "--job-dir")
+
+
+def test_job_dir_that_cannot_be_written(gpulaunch, hello: Path, tmp_path: Path) -> None:
+    # Root may write everywhere but into /proc.
+    one_line(gpulaunch("--job-dir", "/proc/gpulaunch", hello), "--job-dir /proc/gpulaunch", "name a directory")
+
+
+def test_no_memory_for_shared_pages_costs_the_profile_and_not_the_job(gpulaunch, hello: Path) -> None:
+    ended = gpulaunch("--nproc", "2", "--start-method", "spawn", hello, env={"GPULAUNCH_SHM_DIR": "/proc/nowhere"})
+
+    assert ended.code == 0, ended
+    (line,) = [line for line in ended.stderr.splitlines() if "profiling is off" in line]
+    assert "/proc/nowhere" in line
+    assert sorted(ended.stdout.split()) == ["0", "1", "[0]", "[1]", "hello", "hello"]
+
+
+@pytest.mark.root
+def test_a_full_dev_shm_costs_the_profile_and_not_the_job(gpulaunch, hello: Path, tmp_path: Path) -> None:
+    small = tmp_path / "shm"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", small], check=True)
+    try:
+        (small / "ballast").write_bytes(bytes(4096))
+        ended = gpulaunch("--nproc", "2", "--start-method", "spawn", hello, env={"GPULAUNCH_SHM_DIR": str(small)})
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+    assert ended.code == 0, ended
+    assert "No space left on device" in ended.stderr
+    assert ended.stdout.count("hello") == 2
+
+
+def test_malformed_toml(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("nproc = \n")
+    one_line(gpulaunch("--config", "job.toml"), "job.toml", "line 1")
+
+
+def test_unknown_key_in_the_job_file(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('script = "x.py"\nnprok = 2\n')
+    one_line(gpulaunch("--config", "job.toml"), "job.toml", "nprok", "did you mean")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_script_with_a_syntax_error(gpulaunch, tmp_path: Path, method: str) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n    pass\n")
+    ended = gpulaunch("--nproc", "2", "--start-method", method, "broken.py")
+
+    assert ended.code == 1
+    assert "SyntaxError" in ended.stderr
+    (cause,) = [line for line in ended.stderr.splitlines() if "first cause" in line]
+    assert "SyntaxError" in cause
+    assert "gpulaunch/launcher" not in ended.stderr, "a frame of ours in the user's traceback"
+
+
+@pytest.mark.torch
+def test_a_program_that_fails_on_import_fails_with_its_own_traceback(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nimport no_such_package\n")
+    ended = gpulaunch("--nproc", "1", "train.py")
+
+    log = (ended.run_dir / "attempts/0/rank-0/stderr.log").read_text()
+    assert log.count("Traceback") == 1
+    assert log.endswith("ModuleNotFoundError: No module named 'no_such_package'\n")
+    assert ended.code == 1
+
+
+def test_long_lines_without_newline(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text("import sys; sys.stdout.write('x' * 300)")
+    ended = gpulaunch("--nproc", "2", "--start-method", "spawn", "long.py")
+
+    assert sorted(ended.stdout.splitlines()) == [f"[{rank}] " + "x" * 300 for rank in range(2)]
+
+
+def test_binary_output(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "binary.py").write_text("import os; os.write(1, bytes(range(256)) * 1000)")
+    ended = gpulaunch("--nproc", "1", "--start-method", "spawn", "binary.py")
+
+    assert ended.code == 0
+    assert (ended.run_dir / "attempts/0/rank-0/stdout.log").read_bytes() == bytes(range(256)) * 1000
+
+
+def test_a_command_that_is_not_there(gpulaunch) -> None:
+    one_line(gpulaunch("--no-python", "no-such-command"), "no-such-command", "not found in PATH")
+
+
+def test_elastic_nodes_are_refused_and_what_works_is_named(gpulaunch, hello: Path) -> None:
+    one_line(gpulaunch("--nnodes", "1:2", hello), "--nnodes", "--node-rank")
+    one_line(gpulaunch("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1", hello), "--master-addr")
+
+
+def test_stdout_that_is_closed_does_not_end_the_job(gpulaunch, hello: Path, tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("import time; print('a'); time.sleep(1); print('b'); open('done', 'w')")
+    import sysconfig
+
+    command = Path(sysconfig.get_path("scripts"), "gpulaunch")
+    with open(os.devnull, "w") as null:
+        run = subprocess.Popen(
+            [command, "--start-method", "spawn", "late.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=null
+        )
+        assert run.stdout is not None
+        run.stdout.close()
+
+        assert run.wait(60) == 0
+    assert (tmp_path / "done").exists()

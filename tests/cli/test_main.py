@@ -1,0 +1,96 @@
+"""The console entry: exit codes, and one line for whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulaunch.launcher.cli import main as entry
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPULAUNCH_DEBUG", raising=False)
+    Path("train.py").write_text("")
+
+
+def gpulaunch(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--nprocc", "2", "train.py"], "gpulaunch: error: unknown option --nprocc; did you mean --nproc?"),
+        (["--nproc", "0", "train.py"], "gpulaunch: error: --nproc: a job needs at least 1 rank per node, got 0"),
+        (["tarin.py"], "gpulaunch: error: no such script: tarin.py; did you mean train.py?"),
+        (["--config", "no.toml"], "gpulaunch: error: cannot read the job file no.toml: No such file or directory"),
+        (["doctor", "--jsn"], "gpulaunch: error: doctor: unknown argument --jsn; did you mean --json?"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_2(words: list[str], line: str) -> None:
+    done = gpulaunch(*words)
+
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line + "\n")
+
+
+def test_no_words_at_all_says_what_is_missing() -> None:
+    assert gpulaunch().stderr.startswith("gpulaunch: error: no program to run: ")
+
+
+@pytest.mark.parametrize(("word", "first"), [("--help", "usage: gpulaunch"), ("--version", "gpulaunch ")])
+def test_questions_are_answered_with_exit_0(word: str, first: str) -> None:
+    done = gpulaunch(word)
+
+    assert (done.returncode, done.stdout[: len(first)], done.stderr) == (0, first, "")
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing() -> None:
+    Path("train.py").write_text("open('started', 'w')")
+    done = gpulaunch("--dry-run", "--nproc", "2", "train.py")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Rank 1" in done.stdout
+    assert sorted(path.name for path in Path().iterdir()) == ["train.py"]
+
+
+def test_a_verb_wins_over_a_file_of_its_name() -> None:
+    Path("doctor").write_text("")
+
+    assert gpulaunch("doctor", "--help").stdout.startswith("usage: gpulaunch doctor")
+    assert "./doctor" in gpulaunch("--dry-run", "./doctor").stdout
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for words in (["--help"], ["--version"], ["--dry-run", "train.py"], ["doctor", "--help"]):
+        read_fd, write_fd = os.pipe()
+        os.close(read_fd)
+        command = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *words]
+        done = subprocess.run(command, stdout=write_fd, stderr=subprocess.PIPE, env=buffered, check=False, timeout=60)
+        os.close(write_fd)
+
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_fault_of_ours_is_one_line_and_exit_70(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(argv: object) -> int:
+        raise KeyError("two\nlines")
+
+    monkeypatch.setattr(entry, "_dispatch", broken)
+
+    assert entry.main([]) == 70
+    assert capsys.readouterr().err == (
+        "gpulaunch: internal error: KeyError: 'two\\nlines'; please report; for details set GPULAUNCH_DEBUG=1\n"
+    )
+    monkeypatch.setenv("GPULAUNCH_DEBUG", "1")
+    with pytest.raises(KeyError):
+        entry.main([])

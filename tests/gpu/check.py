@@ -1,0 +1,473 @@
+"""What only a machine with an NVIDIA GPU can show: `python tests/gpu/check.py --out result.json`.
+
+Runs from the source tree, with torch, psutil, pynvml and prometheus-client installed and gpulaunch not. Each check is a
+function that gives {"ok": ..., and what it measured}; one that breaks does not stop the others. Without a GPU it
+writes {"skipped": why} and exits 0; else it exits 0 if all checks are ok, and 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+TRAIN = str(HERE / "train.py")
+MARKER = "CHECK_OF_GPULAUNCH"
+BUDGET_S = 300.0
+RUN_TIMEOUT_S = 90.0
+MIB = 1 << 20
+GIB = 1 << 30
+
+Result = dict[str, Any]
+
+
+class Bench:
+    """One check's surroundings: a directory of its own, the environment, and the runs it makes there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.reports = directory / "reports"
+        self.reports.mkdir()
+        self.python_path = [str(ROOT / slice_) for slice_ in ("launcher", "profiler", "exporters")]
+
+    def install_entry_point(self) -> None:
+        """Make torch find our entry point, as an installed gpulaunch would: spawned ranks are armed by it."""
+        info = self.directory / "site" / "gpulaunch-0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gpulaunch\nVersion: 0\n")
+        (info / "entry_points.txt").write_text("[torch.backends]\ngpulaunch = gpulaunch.profiler.probe.inject:arm\n")
+        self.python_path.append(str(self.directory / "site"))
+
+    def program(self, source: str) -> str:
+        """Write a rank's program."""
+        path = self.directory / "program.py"
+        path.write_text(source)
+        return str(path)
+
+    @contextmanager
+    def started(self, *args: str) -> Iterator[subprocess.Popen[str]]:
+        """`gpulaunch *args`, under way; output in `out` and `err`; killed if it outlives the block."""
+        env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        env |= {"PYTHONPATH": os.pathsep.join(self.python_path), "REPORT_DIR": str(self.reports), MARKER: "1"}
+        command = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *args]
+        with (self.directory / "out").open("w") as out, (self.directory / "err").open("w") as err:
+            process = subprocess.Popen(
+                command, cwd=self.directory, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def run(self, *args: str) -> tuple[int, float]:
+        """`gpulaunch *args` to its end: exit code, and when it was started (monotonic)."""
+        begin = time.monotonic()
+        with self.started(*args) as process:
+            try:
+                return process.wait(RUN_TIMEOUT_S), begin
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"still running after {RUN_TIMEOUT_S:.0f} s: {self.output()}") from None
+
+    def output(self) -> str:
+        """The end of what the run said."""
+        return "\n".join((self.directory / name).read_text()[-2000:] for name in ("out", "err"))
+
+    def report(self, rank: int) -> Result:
+        """What train.py's rank wrote."""
+        path = self.reports / f"rank-{rank}.json"
+        if not path.exists():
+            raise RuntimeError(f"rank {rank} wrote no report: {self.output()}")
+        content: Result = json.loads(path.read_text())
+        return content
+
+    def wait_for_reports(self, process: subprocess.Popen[str], count: int) -> None:
+        """Wait until all ranks have trained."""
+        until(lambda: len(list(self.reports.glob("rank-*.json"))) == count or process.poll() is not None)
+        for rank in range(count):
+            self.report(rank)
+
+    def failure(self) -> Result:
+        """failure.json of the last attempt."""
+        path = sorted(self.directory.glob("gpulaunch-runs/*/attempts/*/failure.json"))[-1]
+        content: Result = json.loads(path.read_text())
+        return content
+
+
+def until(condition: Callable[[], bool], timeout_s: float = RUN_TIMEOUT_S) -> float:
+    """Wait for something outside our control; give the seconds it took."""
+    begin = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin > timeout_s:
+            raise RuntimeError(f"waited {timeout_s:.0f} s in vain")
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def ours() -> list[int]:
+    """Processes of the runs of this check."""
+    wanted = f"{MARKER}=1".encode()
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # gone, or not ours to read
+    return found
+
+
+def gpu_used_bytes() -> int:
+    """Memory in use on GPU 0, by anybody, as NVML says."""
+    import pynvml
+
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+
+
+def gpu_total_bytes() -> int:
+    """Memory of GPU 0."""
+    import pynvml
+
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total)
+
+
+# --- the checks ---------------------------------------------------------------------------------------------------
+
+
+def nccl_on_one_gpu(bench: Bench) -> Result:
+    """DDP over NCCL in a forked rank; the fork server, which imported torch, has not opened the GPU driver."""
+    hold = bench.directory / "go"
+    begin = time.monotonic()
+    with bench.started("--nproc", "1", TRAIN, "--backend", "nccl", "--hold", str(hold)) as process:
+        bench.wait_for_reports(process, 1)
+        servers = [pid for pid in ours() if Path(f"/proc/{pid}/comm").read_text().startswith("gpulaunch-fork")]
+        links = [os.readlink(fd) for pid in servers for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        hold.touch()
+        code = process.wait(RUN_TIMEOUT_S)
+    report = bench.report(0)
+    nvidia_files = [link for link in links if link.startswith("/dev/nvidia")]
+    return {
+        "ok": code == 0
+        and report["forked"]
+        and not report["cuda_initialized_at_start"]
+        and report["last_loss"] < report["first_loss"]
+        and len(servers) == 1
+        and not nvidia_files,
+        "code": code,
+        "command_to_first_step_s": report["first_step_at_s"] - begin,
+        "fork_servers": len(servers),
+        "nvidia_files_of_fork_server": nvidia_files,
+        **report,
+    }
+
+
+def two_ranks_share_a_gpu(bench: Bench) -> Result:
+    """Two forked ranks on one GPU agree on the weights, over gloo."""
+    return _two_ranks(bench, "fork")
+
+
+def two_spawned_ranks_share_a_gpu(bench: Bench) -> Result:
+    """The same with ranks that are started as fresh interpreters."""
+    return _two_ranks(bench, "spawn")
+
+
+def _two_ranks(bench: Bench, start_method: str) -> Result:
+    options = ["--nproc", "2", "--gpus", "0", "--start-method", start_method]
+    code, begin = bench.run(*options, TRAIN, "--backend", "gloo")
+    reports = [bench.report(rank) for rank in (0, 1)]
+    return {
+        "ok": code == 0
+        and all(each["forked"] == (start_method == "fork") for each in reports)
+        and all(each["weights_equal_rank_0"] for each in reports)
+        and all(each["last_loss"] < each["first_loss"] for each in reports),
+        "code": code,
+        "command_to_first_step_s": max(each["first_step_at_s"] for each in reports) - begin,
+        "ranks": reports,
+    }
+
+
+MEMORY_PROGRAM = """
+import json, os, torch
+total = torch.cuda.get_device_properties(0).total_memory
+below = torch.empty(int(0.02 * total), dtype=torch.uint8, device="cuda")
+try:
+    above = torch.empty(int(0.06 * total), dtype=torch.uint8, device="cuda")
+    stopped = ""
+except torch.OutOfMemoryError as error:
+    stopped = str(error).splitlines()[0]
+with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
+    json.dump({"total_bytes": total, "stopped": stopped}, file)
+"""
+
+
+def memory_fraction_caps(bench: Bench) -> Result:
+    """--gpu-memory-fraction 0.05: 2 % of the memory can be had, 6 % more cannot, forked and spawned."""
+    bench.install_entry_point()
+    program = bench.program(MEMORY_PROGRAM)
+    result: Result = {"ok": True}
+    for method in ("fork", "spawn"):
+        code, _ = bench.run("--nproc", "1", "--gpu-memory-fraction", "0.05", "--start-method", method, program)
+        report = bench.report(0)
+        result[method] = {"code": code, **report}
+        result["ok"] = result["ok"] and code == 0 and "out of memory" in report["stopped"]
+        (bench.reports / "rank-0.json").unlink()
+    code, _ = bench.run("--nproc", "1", program)
+    result["without"] = {"code": code, **bench.report(0)}
+    result["ok"] = result["ok"] and bench.report(0)["stopped"] == ""
+    return result
+
+
+def gpus_selects(bench: Bench) -> Result:
+    """--gpus with the last GPU: the rank sees that one only. A GPU that is not there is a usage error."""
+    import pynvml
+
+    last = pynvml.nvmlDeviceGetCount() - 1
+    code, _ = bench.run("--nproc", "1", "--gpus", str(last), TRAIN, "--backend", "nccl", "--steps", "3")
+    report = bench.report(0)
+    wrong_code, _ = bench.run("--nproc", "1", "--gpus", str(last + 1), TRAIN, "--backend", "nccl")
+    said = (bench.directory / "err").read_text().strip()
+    return {
+        "ok": (code, report["device_count"], report["visible_devices"]) == (0, 1, str(last))
+        and wrong_code == 2
+        and len(said.splitlines()) == 1,
+        "code": code,
+        "visible_devices": report["visible_devices"],
+        "device_count": report["device_count"],
+        "code_for_a_missing_gpu": wrong_code,
+        "said_for_a_missing_gpu": said,
+    }
+
+
+def killed_rank_gives_its_memory_back(bench: Bench) -> Result:
+    """A rank with 4 GiB is SIGKILLed in its first attempt; the second trains, and NVML shows the memory free again."""
+    ballast_bytes = 4 * GIB
+    before_bytes = gpu_used_bytes()
+    hold = bench.directory / "go"
+    options = ["--nproc", "1", "--max-restarts", "1"]
+    train = [TRAIN, "--backend", "nccl", "--die-in-attempt-0", str(ballast_bytes), "--hold", str(hold)]
+    with bench.started(*options, *train) as process:
+        bench.wait_for_reports(process, 1)
+        restarted_bytes = gpu_used_bytes()
+        hold.touch()
+        code = process.wait(RUN_TIMEOUT_S)
+    given_back_s = until(lambda: gpu_used_bytes() <= before_bytes + 64 * MIB, timeout_s=10)
+    report = bench.report(0)
+    killed_at_s = float(re.findall(r"killed at ([\d.]+)", (bench.directory / "out").read_text())[0])
+    return {
+        "ok": code == 0 and report["attempt"] == 1 and restarted_bytes < before_bytes + ballast_bytes,
+        "code": code,
+        "kill_to_first_step_s": report["first_step_at_s"] - killed_at_s,
+        "used_before_bytes": before_bytes,
+        "used_in_attempt_1_bytes": restarted_bytes,
+        "given_back_after_the_end_s": given_back_s,
+        "forked": report["forked"],
+    }
+
+
+def out_of_memory_is_named(bench: Bench) -> Result:
+    """A rank that asks for more than the GPU has: failure.json and the console name the exception and its kind."""
+    program = bench.program(
+        'import torch\ndef too_much():\n    return torch.empty(1 << 46, dtype=torch.uint8, device="cuda")\ntoo_much()\n'
+    )
+    code, _ = bench.run("--nproc", "1", program)
+    failure = bench.failure()
+    console = (bench.directory / "err").read_text()
+    return {
+        "ok": code == 1
+        and failure["first"]["kind"] == "gpu_oom"
+        and "OutOfMemoryError" in console
+        and "in too_much" in console,
+        "code": code,
+        "first": failure["first"],
+    }
+
+
+def metrics_have_gpu_memory(bench: Bench) -> Result:
+    """While a forked rank trains, from the source tree, /metrics has its steps and its GPU memory."""
+    hold = bench.directory / "go"
+    with bench.started("--nproc", "1", TRAIN, "--backend", "nccl", "--steps", "200", "--hold", str(hold)) as process:
+        bench.wait_for_reports(process, 1)
+        url = re.findall(r"metrics (http://\S+)", (bench.directory / "err").read_text())[0]
+        until(lambda: (sample(scrape(url), "gpulaunch_steps_total") or 0) >= 200, timeout_s=20)
+        page = scrape(url)
+        hold.touch()
+        code = process.wait(RUN_TIMEOUT_S)
+    states = ("allocated", "reserved", "peak_allocated")
+    memory = {state: sample(page, "gpulaunch_gpu_memory_bytes", f'state="{state}"') for state in states}
+    cost_s = sample(page, "gpulaunch_profiler_overhead_seconds_total", 'where="trainer"')
+    steps = sample(page, "gpulaunch_steps_total")
+    return {
+        "ok": code == 0 and steps == 200 and all(value and value > 0 for value in memory.values()),
+        "code": code,
+        "steps": steps,
+        "gpu_memory_bytes": memory,
+        "probe_us_per_step": None if cost_s is None or not steps else 1e6 * cost_s / steps,
+    }
+
+
+def scrape(url: str) -> str:
+    """The metrics page."""
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def sample(page: str, name: str, label: str = "") -> float | None:
+    """The first sample of this name that has this label."""
+    for line in page.splitlines():
+        if line.startswith((f"{name}{{", f"{name} ")) and label in line:
+            return float(line.rpartition(" ")[2])
+    return None
+
+
+def doctor_sees_the_gpu(bench: Bench) -> Result:
+    """`gpulaunch doctor --json` names the GPU that NVML names, and finds nothing that fails."""
+    import pynvml
+
+    name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    name = name if isinstance(name, str) else name.decode()
+    code, _ = bench.run("doctor", "--json")
+    checks = json.loads((bench.directory / "out").read_text())["checks"]
+    about_gpus = [each["value"] for each in checks if "gpu" in each["name"].lower()]
+    failed = [f"{each['name']}: {each['value']}" for each in checks if each["status"] == "fail"]
+    return {
+        "ok": any(name in value for value in about_gpus),
+        "code": code,
+        "name": name,
+        "about_gpus": about_gpus,
+        "failed": failed,
+    }
+
+
+def probe_cost(bench: Bench) -> Result:
+    """Median step with and without the probe, in pairs of runs, the order alternating. Target: 20 us per step."""
+    train = [TRAIN, "--backend", "nccl", "--steps", "1500", "--width", "64"]
+    pairs: list[dict[str, float]] = []
+    for turn in range(4):
+        pair: dict[str, float] = {}
+        for label, options in [("with", []), ("without", ["--no-profile"])][:: 1 if turn % 2 else -1]:
+            code, _ = bench.run("--nproc", "1", *options, *train)
+            if code:
+                raise RuntimeError(f"exit {code}: {bench.output()}")
+            pair[label] = bench.report(0)["step_us"]
+            (bench.reports / "rank-0.json").unlink()
+        pairs.append(pair)
+    added = [pair["with"] - pair["without"] for pair in pairs]
+    return {
+        "ok": statistics.median(added) <= 20.0,
+        "added_us_per_step": statistics.median(added),
+        "added_us_per_pair": added,
+        "step_us_with": statistics.median(pair["with"] for pair in pairs),
+        "step_us_without": statistics.median(pair["without"] for pair in pairs),
+    }
+
+
+CHECKS: tuple[Callable[[Bench], Result], ...] = (
+    nccl_on_one_gpu,
+    two_ranks_share_a_gpu,
+    two_spawned_ranks_share_a_gpu,
+    memory_fraction_caps,
+    gpus_selects,
+    killed_rank_gives_its_memory_back,
+    out_of_memory_is_named,
+    metrics_have_gpu_memory,
+    doctor_sees_the_gpu,
+    probe_cost,
+)
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+
+def make(check: Callable[[Bench], Result]) -> Result:
+    """One check; whatever goes wrong in it is its result. Nothing of it may be left running."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True) as directory:
+        try:
+            result = check(Bench(Path(directory)))
+        except Exception:
+            result = {"ok": False, "error": traceback.format_exc(limit=-3)}
+    try:
+        until(lambda: not ours(), timeout_s=5)
+    except RuntimeError:
+        left = ours()
+        result |= {"ok": False, "left_behind": len(left)}
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    return {**result, "took_s": time.monotonic() - begin}
+
+
+def why_no_gpu() -> str:
+    """Why there is nothing to check here, or ""."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+    except Exception as error:  # no library, no driver, no permission: all the same here
+        return f"no GPU: {error}"
+    return "" if count else "no GPU: NVML finds none"
+
+
+def machine() -> Result:
+    """What the figures were measured on."""
+    import pynvml
+
+    versions = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
+    torch = json.loads(subprocess.run([sys.executable, "-c", versions], capture_output=True, check=True).stdout)
+    return {
+        "gpu": str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))),
+        "gpus": pynvml.nvmlDeviceGetCount(),
+        "gpu_memory_bytes": gpu_total_bytes(),
+        "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+        "torch": torch[0],
+        "cuda": torch[1],
+        "python": sys.version.split()[0],
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def main() -> int:
+    """Make all checks that fit the time, write the result, and give the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("result.json"))
+    parser.add_argument("--only", help="names of checks, separated by commas")
+    args = parser.parse_args()
+    reason = why_no_gpu()
+    if reason:
+        print(f"skipped: {reason}")
+        args.out.write_text(json.dumps({"version": 1, "skipped": reason}) + "\n")
+        return 0
+    wanted = [check for check in CHECKS if not args.only or check.__name__ in args.only.split(",")]
+    deadline_s = time.monotonic() + BUDGET_S
+    results: dict[str, Result] = {}
+    content: Result = {"version": 1, "machine": machine(), "checks": results}
+    for check in wanted:
+        late = time.monotonic() > deadline_s
+        result = {"ok": False, "error": "not made: out of time"} if late else make(check)
+        results[check.__name__] = result
+        print(f"{'ok  ' if result['ok'] else 'FAIL'} {check.__name__}: {json.dumps(result)}", flush=True)
+        content["ok"] = all(each["ok"] for each in results.values())
+        args.out.write_text(json.dumps(content, indent=1) + "\n")  # after each: a run that is cut short leaves the rest
+    return 0 if content.get("ok") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

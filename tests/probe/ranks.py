@@ -1,0 +1,265 @@
+"""Training programs to observe, and the nursery that runs them: torch is imported once, each program is a forked rank.
+
+The ranks come into being as gpulaunch's own do: torch is there before the fork, the environment is set after it, then `arm`.
+Not a test module: `python ranks.py` reads "program directory" lines and answers each with the program's exit code.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+DATA = TensorDataset(torch.randn(96, 8), torch.randint(0, 3, (96,)))
+LOSS = nn.CrossEntropyLoss()
+
+
+def a_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def train(model: nn.Module, loader: Any, optimizer: Any = None, epochs: int = 1) -> None:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(epochs):
+        for inputs, targets in loader:
+            loss = LOSS(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def plain() -> None:
+    """12 steps of 8 samples."""
+    train(a_model(), DataLoader(DATA, batch_size=8))
+
+
+def fork_workers() -> None:
+    train(a_model(), DataLoader(DATA, batch_size=8, num_workers=2, multiprocessing_context="fork"))
+
+
+def spawn_workers() -> None:
+    """Spawned workers import torch in the rank's environment, and so call `arm`."""
+    train(a_model(), DataLoader(DATA, batch_size=8, num_workers=2, multiprocessing_context="spawn"))
+
+
+def late_batch() -> None:
+    """The third batch is late: the fourth is there, and waits for it while the loop asks for it."""
+    may_go_on = multiprocessing.get_context("fork").Event()
+
+    class Late(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 2:
+                may_go_on.wait(60)
+            return torch.zeros(4)
+
+    loader = DataLoader(Late(), batch_size=1, num_workers=2, multiprocessing_context="fork", prefetch_factor=3, timeout=2)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    try:
+        next(iterator)  # receives the fourth, which it cannot hand out
+    except RuntimeError as error:
+        assert "timed out" in str(error)
+    may_go_on.set()
+    next(iterator)
+
+
+def ddp() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    train(nn.parallel.DistributedDataParallel(a_model()), DataLoader(DATA, batch_size=8))
+
+
+def accumulation_and_validation() -> None:
+    """6 steps of 2 micro-steps; a validation pass of 12 batches in between."""
+    model, loader = a_model(), DataLoader(DATA, batch_size=8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for index, (inputs, targets) in enumerate(loader):
+        (LOSS(model(inputs), targets) / 2).backward()
+        if index % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        if index == 5:
+            with torch.no_grad():
+                for validation_inputs, _ in loader:
+                    model(validation_inputs)
+
+
+def checkpoint_and_penalty() -> None:
+    """Autograd within autograd, and a gradient within the forward: 5 steps, 5 micro-steps."""
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        inputs = torch.randn(8, 8, requires_grad=True)
+        outputs = torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=True)
+        (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+        (outputs.sum() + slope.pow(2).sum()).backward()
+        optimizer.step()
+
+
+def lbfgs() -> None:
+    """3 steps, each with many evaluations."""
+    model = a_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    inputs, targets = DATA[:]
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = LOSS(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+def dataset_raises() -> None:
+    """An exception of the user's goes through the tap as it is; the loop goes on and 12 more steps are counted."""
+
+    class Broken(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            raise KeyError("sample 0 is broken")
+
+    try:
+        next(iter(DataLoader(Broken())))
+    except KeyError as error:
+        assert error.args == ("sample 0 is broken",)
+    else:
+        raise AssertionError("the exception was swallowed")
+    plain()
+
+
+def two_threads() -> None:
+    """Two loops at once: the first one counts, the other's 12 steps do not."""
+    plain()
+    thread = threading.Thread(target=plain)
+    thread.start()
+    thread.join()
+
+
+def helper_thread_reads() -> None:
+    """A background prefetcher reads the loader; the main thread trains."""
+    batches: list[Any] = []
+    thread = threading.Thread(target=lambda: batches.extend(DataLoader(DATA, batch_size=8)))
+    thread.start()
+    thread.join()
+    train(a_model(), batches)
+
+
+def forked_child_trains() -> None:
+    """24 steps here; what a child that the user forks does is not the rank's."""
+    model, loader = a_model(), DataLoader(DATA, batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, loader, optimizer)
+    child = os.fork()
+    if child == 0:
+        plain()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    train(model, loader, optimizer)
+
+
+def subprocess_trains() -> None:
+    """12 steps here; a program that the rank starts has its environment, and is not the rank."""
+    plain()
+    subprocess.run([sys.executable, __file__, "plain"], check=True)
+
+
+def armed_again() -> None:
+    """Calling `arm` once more, as a second import of torch would, changes nothing."""
+    from gpulaunch.profiler.probe.inject import arm
+
+    arm()
+    plain()
+
+
+def marks() -> None:
+    """4 steps as the user sees them, each with 10 ms of reading by hand."""
+    import time
+
+    from gpulaunch import mark
+
+    model = a_model()
+    for index in range(4):
+        with mark.phase("data_wait"):
+            time.sleep(0.01)
+        LOSS(model(torch.randn(8, 8)), torch.zeros(8, dtype=torch.long)).backward()
+        mark.note(f"step {index}")
+        mark.step()
+
+
+def looks_in_vain() -> None:
+    """A batch that cannot be looked into: samples are not counted, everything else is."""
+
+    class Stubborn(list[Any]):
+        def __iter__(self) -> Any:
+            raise RuntimeError("do not look")
+
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(DATA, batch_size=8, collate_fn=Stubborn):
+        inputs, targets = (torch.stack([batch[index][part] for index in range(8)]) for part in (0, 1))
+        LOSS(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def probe_breaks() -> None:
+    """Our own fault, after 6 steps: training goes on."""
+    from gpulaunch.profiler.probe import inject
+
+    model, loader = a_model(), DataLoader(DATA, batch_size=16)
+    train(model, loader)
+    probe: Any = inject.current()
+    probe._machine = None
+    train(model, loader)
+
+
+def run(program: str) -> int:
+    """Run a program as the rank that the environment names; its exit code."""
+    from gpulaunch.profiler.probe.inject import arm
+
+    try:
+        arm()
+        globals()[program]()
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def nursery() -> None:
+    for line in sys.stdin:
+        program, directory, extra = line.rstrip("\n").split("\t")
+        pid = os.fork()
+        if pid == 0:
+            out = os.open(f"{directory}/out", os.O_WRONLY | os.O_CREAT)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            os.environ.update(RANK="3", LOCAL_RANK="1", GPULAUNCH_CHANNEL_DIR=directory)
+            os.environ.update(pair.split("=", 1) for pair in extra.split())
+            code = run(program)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if len(sys.argv) > 1:
+        sys.exit(run(sys.argv[1]))
+    nursery()

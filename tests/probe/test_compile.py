@@ -1,0 +1,59 @@
+"""torch.compile does the same with and without the probe: same graphs, same breaks, same recompiles, same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel.layout import Hook, StepSource
+
+pytestmark = pytest.mark.torch
+
+COMPILED = str(Path(__file__).with_name("compiled.py"))
+
+
+def compile_all(backend: str, directory: Path, **environ: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, COMPILED, backend],
+        env=os.environ
+        | {"TORCHINDUCTOR_CACHE_DIR": str(directory / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        | environ,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_compiled_programs_are_left_as_they_are(backend, tmp_path):
+    if backend == "inductor" and not (shutil.which("cc") and shutil.which("g++")):
+        pytest.skip("inductor needs a C++ compiler, and there is none here")
+    page.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    # Each with its own cache: a warm one would spare the second run its compilations.
+    without = compile_all(backend, tmp_path / "without")
+    observed = compile_all(backend, tmp_path / "with", RANK="0", GPULAUNCH_CHANNEL_DIR=str(tmp_path))
+    seen = page.read(str(tmp_path / "rank-0.bin"))
+
+    for program in ("fullgraph_model", "fullgraph_loss"):
+        assert without[program]["graph_breaks"] == {}
+        assert without[program]["graphs"] == 1
+    assert without["whole_step"]["graph_breaks"] != {}, "no break: this program shows nothing"
+    assert observed == without
+
+    # 80 steps each. Where the optimizer is compiled too, backward ends the steps once the optimizer has been missed.
+    assert seen.hooks_unavailable == Hook(0)
+    assert seen.microsteps >= 4 * 80 - 1
+    assert seen.steps >= 4 * 80 - 4
+    assert seen.step_source is StepSource.BACKWARD
+    assert min(seen.phase_ns.values()) > 0

@@ -1,0 +1,95 @@
+"""The sidecar's loop with a clock of the test's: its pace, its guards, its ledger."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpulaunch.profiler.daemon.sidecar import LEDGER_FILE, Sidecar
+from gpulaunch.profiler.record import Collector, NodeState
+from gpulaunch.profiler.samplers.host import HostSampler
+
+
+class Pace:
+    """A clock and a wait that moves it; refreshes take as long as the test says."""
+
+    def __init__(self, refreshes_s: list[float]) -> None:
+        self.now_s = 100.0
+        self.refreshes_s = refreshes_s
+        self.began_s: list[float] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def stopped(self, wait_s: float) -> bool:
+        self.now_s += wait_s
+        return not self.refreshes_s
+
+    def publish(self, _: NodeState) -> None:
+        self.began_s.append(self.now_s - 100.0)
+        self.now_s += self.refreshes_s.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("refreshes_s", "began_s", "late"),
+    [
+        ([0.0, 0.0, 0.0], [0.0, 1.0, 2.0], 0),
+        ([0.25, 0.5, 0.25], [0.0, 1.0, 2.0], 0),  # how long a refresh takes does not move the next
+        ([1.5, 0.0, 0.0], [0.0, 1.5, 2.0], 0),  # a little late, then back on the beat
+        ([4.25, 0.0, 0.0], [0.0, 4.25, 5.0], 1),  # what was missed is not made up for
+    ],
+)
+def test_the_pace_is_steady(tmp_path: Path, refreshes_s: list[float], began_s: list[float], late: int) -> None:
+    pace = Pace(refreshes_s)
+    sidecar = Sidecar(tmp_path, pace.publish, clock=pace.clock)
+    sidecar.run(pace.stopped)
+    assert pace.began_s == began_s
+    pace.refreshes_s = [0.0]
+    assert sidecar.refresh().sidecar.late_refreshes == late
+
+
+def test_a_fault_in_one_collector_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[NodeState] = []
+    sidecar = Sidecar(tmp_path, states.append)
+    whole = sidecar.refresh()
+    assert all(collector.available for collector in whole.collectors.values())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostSampler, "read", lambda self, now: 1 / 0)
+        # The samplers are bound at construction, so the fault is in a new sidecar.
+        broken = Sidecar(tmp_path, states.append).refresh()
+    host = broken.collectors[Collector.HOST]
+    assert (host.available, host.reason, host.errors) == (False, "ZeroDivisionError", 1)
+    assert broken.host is None
+    assert broken.collectors[Collector.RANKS].available
+    assert states == [whole, broken]
+
+
+def test_a_ledger_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    channel = tmp_path / "channel"
+    channel.mkdir()
+    sidecar = Sidecar(channel, lambda _: None)
+    sidecar.refresh()
+    assert (channel / LEDGER_FILE).exists()
+    (channel / LEDGER_FILE).unlink()
+    channel.rmdir()
+    ledger = sidecar.refresh().collectors[Collector.LEDGER]
+    assert (ledger.available, ledger.reason) == (False, "No such file or directory")
+    channel.mkdir()
+    assert sidecar.refresh().collectors[Collector.LEDGER].available
+
+
+def test_a_state_tells_when_it_was_taken_on_both_clocks(tmp_path: Path) -> None:
+    before = time.monotonic_ns(), time.time_ns()
+    state = Sidecar(tmp_path, lambda _: None).refresh()
+    after = time.monotonic_ns(), time.time_ns()
+    assert before[0] <= state.taken_monotonic_ns <= after[0]
+    assert abs(state.taken_wall_ns - before[1]) <= after[1] - before[1] + 1_000_000
+
+
+def test_its_cpu_time_goes_on_where_the_sidecar_before_it_ended(tmp_path: Path) -> None:
+    first = Sidecar(tmp_path, lambda _: None).refresh().sidecar.cpu_s
+    second = Sidecar(tmp_path, lambda _: None).refresh().sidecar.cpu_s
+    assert second > first > 0

@@ -1,0 +1,359 @@
+"""The sidecar as the agent runs it: a real process beside toy ranks, killed, restarted, orphaned, starved."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from gpulaunch.profiler.channel import page
+
+WAIT_S = 30.0
+PYTHON = (sys.executable, "-P")
+SIDECAR = (*PYTHON, "-m", "gpulaunch.launcher.cli.sidecar")
+TOY = str(Path(__file__).with_name("toy_rank.py"))
+
+
+class Rank:
+    """A toy rank that does what it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = subprocess.Popen(
+            [*PYTHON, TOY, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.heard()
+
+    def heard(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ok\n"
+
+    def tell(self, order: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.flush()
+        self.heard()
+
+    def kill(self) -> None:
+        with self.process:
+            self.process.kill()
+
+
+class Node:
+    """The agent's part: pages, the group, the metrics socket, and the sidecar."""
+
+    def __init__(self, directory: Path, listener: socket.socket) -> None:
+        self.directory = directory
+        self.listener = listener
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.ranks: list[Rank] = []
+        self.sidecars: list[subprocess.Popen[bytes]] = []
+
+    def attempt(self, number: int, ranks: int = 1, *, armed: bool = True) -> None:
+        while self.ranks:
+            self.ranks.pop().kill()
+        for rank in range(ranks):
+            path = self.directory / f"rank-{rank}.bin"
+            page.create(str(path), rank=rank, local_rank=rank, attempt=number)
+            if armed:
+                self.ranks.append(Rank(path))
+        pids = [rank.process.pid for rank in self.ranks] or [os.getpid()] * ranks
+        places = [{"rank": rank, "local_rank": rank, "pid": pid} for rank, pid in enumerate(pids)]
+        group = {"version": 1, "run_id": "0123456789abcdef", "name": "toy", "attempt": number, "ranks": places}
+        draft = self.directory / "group.new"
+        draft.write_text(json.dumps({**group, "world_size": ranks, "node_rank": 0}))
+        draft.rename(self.directory / "group.json")
+
+    def start_sidecar(self, *, interval_s: float = 0.02, parent_pid: int | None = None) -> subprocess.Popen[bytes]:
+        sidecar = subprocess.Popen(
+            [
+                *SIDECAR,
+                *("--channel-dir", str(self.directory)),
+                *("--listen-fd", str(self.listener.fileno())),
+                *("--parent-pid", str(parent_pid or os.getpid())),
+                *("--interval", str(interval_s)),
+            ],
+            pass_fds=[self.listener.fileno()],
+            stderr=subprocess.PIPE,
+        )
+        self.sidecars.append(sidecar)
+        return sidecar
+
+    def samples(self) -> list[Sample]:
+        request = urllib.request.Request(f"{self.url}/metrics", headers={"Accept": "application/openmetrics-text"})
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+            text = response.read().decode()
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return total(self.samples(), name, **labels)
+
+    def wait_for(self, expected: float | None, name: str, **labels: str) -> list[Sample]:
+        """Scrape until the metric has this value; every scrape is a real one."""
+        deadline = time.monotonic() + WAIT_S
+        while total(samples := self.samples(), name, **labels) != expected:
+            assert time.monotonic() < deadline, f"{name} {labels}: {total(samples, name, **labels)}, not {expected}"
+            time.sleep(0.01)
+        return samples
+
+    def wait_until(self, at_least: float, name: str, **labels: str) -> list[Sample]:
+        """Scrape until the metric is at least that."""
+        deadline = time.monotonic() + WAIT_S
+        while (total(samples := self.samples(), name, **labels) or 0.0) < at_least:
+            assert time.monotonic() < deadline, f"{name} {labels} stays below {at_least}"
+            time.sleep(0.01)
+        return samples
+
+    def close(self) -> None:
+        for sidecar in self.sidecars:
+            with sidecar:
+                sidecar.kill()
+        while self.ranks:
+            self.ranks.pop().kill()
+
+
+def total(samples: list[Sample], name: str, **labels: str) -> float | None:
+    """The sum of all samples of that name and those labels; None if there is none."""
+    found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
+    return sum(found) if found else None
+
+
+def counters(samples: list[Sample]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """What a rank has counted: everything that must not fall, whoever measures it."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for sample in samples
+        if sample.labels.get("rank") and sample.name.endswith(("_total", "_bucket", "_count", "_sum"))
+    }
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.closing(Node(tmp_path, listener)) as node:
+        yield node
+
+
+def test_a_node_is_measured_from_the_first_attempt_to_a_restart(node: Node) -> None:
+    """Steps, workers, their CPU time after they are gone, and totals that go on in the next attempt."""
+    node.start_sidecar()
+    assert node.value("gpulaunch_attempt") is None
+
+    node.attempt(0, ranks=2)
+    node.ranks[0].tell("step 5")
+    samples = node.wait_for(5, "gpulaunch_steps_total", rank="0")
+    assert total(samples, "gpulaunch_steps_total", rank="1") == 0
+    assert total(samples, "gpulaunch_samples_total", rank="0") == 160
+    assert total(samples, "gpulaunch_phase_seconds_total", rank="0") == pytest.approx(0.05)
+    assert total(samples, "gpulaunch_step_duration_seconds_count", rank="0") == 5
+    assert total(samples, "gpulaunch_rank_info", pid=str(node.ranks[0].process.pid)) == 1
+    assert total(samples, "gpulaunch_gpu_memory_bytes") is None
+    last_step_s = total(samples, "gpulaunch_last_step_timestamp_seconds", rank="0")
+    assert last_step_s is not None
+    assert abs(last_step_s - time.time()) < WAIT_S
+
+    node.ranks[0].tell("worker")
+    node.wait_for(1, "gpulaunch_dataloader_workers", rank="0", state="alive")
+    samples = node.wait_until(0.04, "gpulaunch_process_cpu_seconds_total", rank="0", role="workers")
+    busy_s = total(samples, "gpulaunch_process_cpu_seconds_total", rank="0", role="workers") or 0.0
+    node.ranks[0].tell("end worker")
+    samples = node.wait_for(0, "gpulaunch_dataloader_workers", rank="0", state="alive")
+    after_s = total(samples, "gpulaunch_process_cpu_seconds_total", rank="0", role="workers")
+    assert after_s is not None
+    assert after_s >= busy_s
+    assert total(samples, "gpulaunch_host_memory_bytes", rank="0", role="workers", kind="rss") == 0
+
+    node.ranks[0].tell("step 2")
+    node.attempt(1, ranks=2)
+    samples = node.wait_for(1, "gpulaunch_attempt")
+    node.ranks[0].tell("step 1")
+    node.wait_for(8, "gpulaunch_steps_total", rank="0")
+    assert total(samples, "gpulaunch_collector_errors_total") == 0
+
+
+def test_a_killed_sidecar_is_replaced_and_no_counter_falls(node: Node) -> None:
+    """SIGKILL in the second attempt: the successor has the same socket, the same pages and the ledger."""
+    first = node.start_sidecar()
+    node.attempt(0)
+    node.ranks[0].tell("step 5")
+    node.ranks[0].tell("worker")
+    node.wait_for(5, "gpulaunch_steps_total")
+    node.attempt(1)
+    node.ranks[0].tell("step 2")
+    before = counters(node.wait_for(7, "gpulaunch_steps_total"))
+
+    first.kill()
+    first.wait(WAIT_S)
+    node.ranks[0].tell("step 1")
+    with socket.create_connection(node.listener.getsockname(), timeout=WAIT_S) as waiting:
+        waiting.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")  # asked while nobody serves
+        node.start_sidecar()
+        assert waiting.recv(12) == b"HTTP/1.1 200"
+    after = counters(node.wait_for(8, "gpulaunch_steps_total"))
+
+    assert before.keys() == after.keys()
+    assert {key: (value, after[key]) for key, value in before.items() if after[key] < value} == {}
+
+
+def test_a_successor_without_a_ledger_begins_with_the_pages(node: Node) -> None:
+    node.start_sidecar()
+    node.attempt(0)
+    node.ranks[0].tell("step 5")
+    node.wait_for(5, "gpulaunch_steps_total")
+    node.sidecars[0].kill()
+    node.sidecars[0].wait(WAIT_S)
+    (node.directory / "sidecar.json").write_text("{")
+    node.start_sidecar()
+    node.wait_for(5, "gpulaunch_steps_total")
+
+
+def test_a_rank_killed_with_sigkill_keeps_its_counters_on_the_page(node: Node) -> None:
+    node.start_sidecar()
+    node.attempt(0)
+    node.ranks[0].tell("step 5")
+    pid = node.ranks[0].process.pid
+    node.ranks[0].kill()
+    samples = node.wait_for(0, "gpulaunch_host_memory_bytes", role="trainer", kind="rss")
+    assert total(samples, "gpulaunch_steps_total") == 5
+    assert total(samples, "gpulaunch_rank_info", pid=str(pid)) == 1
+
+
+def test_a_program_without_torch_is_measured_too(node: Node) -> None:
+    """No rank ever arms: its processes are still seen, and nothing fails."""
+    node.attempt(0, armed=False)
+    node.start_sidecar()
+    samples = node.wait_for(0, "gpulaunch_probe_armed")
+    rss_bytes = total(samples, "gpulaunch_host_memory_bytes", rank="0", role="trainer", kind="rss")
+    assert rss_bytes is not None
+    assert rss_bytes > 1 << 20
+    assert total(samples, "gpulaunch_collector_errors_total") == 0
+    assert total(samples, "gpulaunch_collector_available") == 4
+
+
+def test_its_own_cost_is_on_the_page_and_small(node: Node) -> None:
+    node.attempt(0, ranks=8, armed=False)
+    sidecar = node.start_sidecar()
+    samples = node.samples()
+    rss_bytes = total(samples, "gpulaunch_sidecar_memory_bytes")
+    cpu_s = total(samples, "gpulaunch_profiler_overhead_seconds_total", where="sidecar")
+    assert rss_bytes is not None
+    assert 1 << 20 < rss_bytes < 60 << 20
+    assert cpu_s is not None
+    assert 0 < cpu_s < WAIT_S
+    status = Path(f"/proc/{sidecar.pid}/status").read_text()
+    assert status.startswith("Name:\tgpulaunch-side\n")
+    assert "Threads:\t2\n" in status
+    assert os.getpriority(os.PRIO_PROCESS, sidecar.pid) >= 10
+
+
+def test_it_never_loads_torch(node: Node) -> None:
+    node.attempt(0)
+    sidecar = node.start_sidecar()
+    node.samples()
+    maps = Path(f"/proc/{sidecar.pid}/maps").read_text()
+    assert "python" in maps
+    assert "/libtorch" not in maps
+    script = "import gpulaunch.launcher.cli.sidecar as s, sys; s.run(['--help'])"
+    probe = f"import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); {script}"
+    result = subprocess.run([*PYTHON, "-c", probe], capture_output=True, text=True, timeout=WAIT_S)
+    assert result.stdout.endswith("False\n")
+
+
+def test_sigterm_ends_it_with_0_and_without_a_word(node: Node) -> None:
+    sidecar = node.start_sidecar(interval_s=3600)  # in the middle of a long wait
+    node.samples()
+    sidecar.terminate()
+    _, stderr = sidecar.communicate(timeout=WAIT_S)
+    assert (sidecar.returncode, stderr) == (0, b"")
+
+
+def test_keys_pressed_and_terminals_closed_are_not_its_business(node: Node) -> None:
+    sidecar = node.start_sidecar()
+    node.samples()
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        sidecar.send_signal(signum)
+    refreshes = node.value("gpulaunch_sidecar_refreshes_total") or 0
+    node.wait_until(refreshes + 3, "gpulaunch_sidecar_refreshes_total")
+    assert sidecar.poll() is None
+
+
+AGENT = """
+import os, subprocess, sys
+sidecar = subprocess.Popen([*sys.argv[1:], "--parent-pid", str(os.getpid())], pass_fds=[int(sys.argv[-1])])
+print(sidecar.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_it_ends_when_the_agent_is_killed(node: Node) -> None:
+    arguments = ("--channel-dir", str(node.directory), "--listen-fd", str(node.listener.fileno()))
+    with subprocess.Popen(
+        [*PYTHON, "-c", AGENT, *SIDECAR, *arguments],
+        pass_fds=[node.listener.fileno()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as agent:
+        assert agent.stdout is not None
+        pidfd = os.pidfd_open(int(agent.stdout.readline()))
+        try:
+            assert node.samples()  # it serves, so it has asked the kernel by now
+            agent.kill()
+            assert select.select([pidfd], [], [], WAIT_S)[0]
+        finally:
+            os.close(pidfd)
+
+
+def test_it_does_not_start_for_an_agent_that_is_gone(node: Node) -> None:
+    sidecar = node.start_sidecar(parent_pid=1)
+    assert sidecar.wait(WAIT_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--listen-fd", "99"], "--listen-fd 99: Bad file descriptor"),
+        (["--listen-fd", "0"], "--listen-fd 0: "),
+        (["--listen-fd", "0", "--interval", "0"], "0 is not between"),
+        (["--listen-fd", "x"], "invalid int value"),
+        ([], "required: --listen-fd"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+    command = [*SIDECAR, "--channel-dir", str(tmp_path), "--parent-pid", str(os.getpid()), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, stdin=subprocess.DEVNULL)
+    assert result.returncode == 2
+    assert complaint in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+def test_a_socket_that_does_not_listen_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as unbound:
+        arguments = ["--channel-dir", str(tmp_path), "--listen-fd", str(unbound.fileno()), "--parent-pid", "1"]
+        result = subprocess.run(
+            [*SIDECAR, *arguments], capture_output=True, text=True, timeout=WAIT_S, pass_fds=[unbound.fileno()]
+        )
+    assert (result.returncode, "not listening" in result.stderr) == (2, True)
+
+
+def test_a_shortage_of_descriptors_is_survived(node: Node) -> None:
+    """Clients take every descriptor: the page is still served, because the oldest of them is let go."""
+    sidecar = node.start_sidecar()
+    node.samples()
+    resource.prlimit(sidecar.pid, resource.RLIMIT_NOFILE, (24, 24))
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(node.listener.getsockname(), timeout=WAIT_S))
+        assert node.samples()
+    node.wait_for(4, "gpulaunch_collector_available")
