@@ -44,8 +44,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def census(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail the test if a process that it started still lives, or a gpulaunch file is left in /tmp or /dev/shm."""
+def census(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail the test if a process that it started still lives, or a gpulaunch file is left in the temporary directory
+    (the test has its own, so that other runs on the machine do not count) or in /dev/shm."""
+    tmp_path_factory.getbasetemp()  # pytest's own is made at its first use: not inside ours, which goes with the test
+    with tempfile.TemporaryDirectory(prefix="test-of-gpulaunch-") as temporary:
+        monkeypatch.setenv("TMPDIR", temporary)
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        yield from _census(monkeypatch)
+
+
+def _census(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     marker = secrets.token_hex(8)
     monkeypatch.setenv(MARKER, marker)
     before = shared_files()
@@ -97,12 +106,8 @@ def wait_gone(pid: int, deadline: float) -> bool:
 
 def shared_files() -> set[str]:
     """Paths of ours in the places that outlive processes."""
-    return {
-        entry.path
-        for place in {"/dev/shm", "/tmp", tempfile.gettempdir()}
-        for entry in os.scandir(place)
-        if entry.name.startswith("gpulaunch")
-    }
+    pages = {entry.path for entry in os.scandir("/dev/shm") if entry.name.startswith(f"gpulaunch-{os.getuid()}-")}
+    return pages | {entry.path for entry in os.scandir(tempfile.gettempdir()) if entry.name.startswith("gpulaunch")}
 
 
 def in_use(path: str) -> bool:

@@ -63,7 +63,9 @@ def test_only_the_owner_may_read_a_page(path):
 
     assert status.st_mode & 0o777 == 0o600
     assert status.st_size == PAGE_BYTES
-    assert status.st_blocks * 512 >= PAGE_BYTES, "the page is not reserved: a full tmpfs would kill the rank with SIGBUS"
+    assert status.st_blocks * 512 >= PAGE_BYTES, (
+        "the page is not reserved: a full tmpfs would kill the rank with SIGBUS"
+    )
 
 
 def test_the_anchor_turns_a_monotonic_instant_into_wall_time(path):

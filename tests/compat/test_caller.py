@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +31,7 @@ def indent(source: str) -> str:
     return "".join(f"        {line}\n" for line in source.strip("\n").splitlines())
 
 
-def test_sigterm_ends_the_ranks_gently_and_raises_torchs_signal_exception(
-    start_caller: Callable[[str], object], here: Path
-) -> None:
+def test_sigterm_ends_the_ranks_gently_and_raises_torchs_signal_exception(start_caller: Any, here: Path) -> None:
     caller = start_caller(
         JOB
         + indent(f"""
@@ -44,17 +42,15 @@ except Exception as err:
     print(type(err).__name__, int(err.sigval))
 """)
     )
-    caller.until("training")  # type: ignore[attr-defined]
-    caller.signal(signal.SIGTERM)  # type: ignore[attr-defined]
-    code, stdout, _ = caller.wait()  # type: ignore[attr-defined]
+    caller.until("training")
+    caller.signal(signal.SIGTERM)
+    code, stdout, _ = caller.wait()
 
     assert (code, stdout) == (0, "SignalException 15\n")
     assert (here / "stopped-0").read_text() == "15"
 
 
-def test_ctrl_c_is_a_keyboard_interrupt_after_the_ranks_have_ended(
-    start_caller: Callable[[str], object], here: Path
-) -> None:
+def test_ctrl_c_is_a_keyboard_interrupt_after_the_ranks_have_ended(start_caller: Any, here: Path) -> None:
     caller = start_caller(
         JOB
         + indent(f"""
@@ -64,17 +60,15 @@ except KeyboardInterrupt:
     print("interrupted", os.path.exists("stopped-0"))
 """)
     )
-    caller.until("training")  # type: ignore[attr-defined]
-    caller.signal(signal.SIGINT)  # type: ignore[attr-defined]
-    code, stdout, _ = caller.wait()  # type: ignore[attr-defined]
+    caller.until("training")
+    caller.signal(signal.SIGINT)
+    code, stdout, _ = caller.wait()
 
     assert (code, stdout) == (0, "interrupted True\n")
 
 
 @pytest.mark.parametrize("raising", [False, True])
-def test_a_handler_of_the_callers_own_stays_and_decides(
-    start_caller: Callable[[str], object], here: Path, raising: bool
-) -> None:
+def test_a_handler_of_the_callers_own_stays_and_decides(start_caller: Any, here: Path, raising: bool) -> None:
     """One that raises ends the job; one that returns has only taken note."""
     caller = start_caller(
         JOB
@@ -93,29 +87,29 @@ except Exception as err:
     print(type(err).__name__)
 """)
     )
-    caller.until("training")  # type: ignore[attr-defined]
-    caller.signal(signal.SIGUSR1)  # type: ignore[attr-defined]
-    caller.until("handled")  # type: ignore[attr-defined]
+    caller.until("training")
+    caller.signal(signal.SIGUSR1)
+    caller.until("handled")
     if not raising:
         assert not (here / "stopped-0").exists()
-        caller.signal(signal.SIGTERM)  # type: ignore[attr-defined]
-    _, stdout, _ = caller.wait()  # type: ignore[attr-defined]
+        caller.signal(signal.SIGTERM)
+    _, stdout, _ = caller.wait()
 
     assert stdout == ("mine True\n" if raising else "SignalException\n")
 
 
-def test_a_caller_that_is_killed_takes_the_job_with_it(start_caller: Callable[[str], object], here: Path) -> None:
+def test_a_caller_that_is_killed_takes_the_job_with_it(start_caller: Any, here: Path) -> None:
     """Gently: the ranks are asked first. The census sees to it that no process and no directory of the call is left."""
     caller = start_caller(JOB + indent(LAUNCH))
-    caller.until("training")  # type: ignore[attr-defined]
-    caller.signal(signal.SIGKILL)  # type: ignore[attr-defined]
-    code, _, _ = caller.wait()  # type: ignore[attr-defined]
+    caller.until("training")
+    caller.signal(signal.SIGKILL)
+    code, _, _ = caller.wait()
 
     assert code == -signal.SIGKILL
     assert (here / "stopped-0").read_text() == "15"
 
 
-def test_an_agent_that_is_killed_is_an_error_and_leaves_nothing(start_caller: Callable[[str], object]) -> None:
+def test_an_agent_that_is_killed_is_an_error_and_leaves_nothing(start_caller: Any) -> None:
     caller = start_caller(
         JOB
         + indent(f"""
@@ -133,13 +127,13 @@ except Exception as err:
     print(type(err).__name__, err)
 """)
     )
-    code, stdout, _ = caller.wait()  # type: ignore[attr-defined]
+    code, stdout, _ = caller.wait()
 
     assert code == 0
     assert "RuntimeError the process that runs the job was killed by SIGKILL; its ranks have been ended\n" in stdout
 
 
-def test_the_callers_children_and_blocked_signals_are_its_own(start_caller: Callable[[str], object], here: Path) -> None:
+def test_the_callers_children_and_blocked_signals_are_its_own(start_caller: Any, here: Path) -> None:
     """A child of the caller outlives the job, and a mask of the calling thread does not reach the agent."""
     caller = start_caller(
         JOB
@@ -153,9 +147,9 @@ child.wait()
 {LAUNCH}
 """)
     )
-    caller.until("{0: None} None")  # type: ignore[attr-defined]
-    caller.until("training")  # type: ignore[attr-defined]
-    caller.signal(signal.SIGKILL)  # type: ignore[attr-defined]
-    caller.wait()  # type: ignore[attr-defined]
+    caller.until("{0: None} None")
+    caller.until("training")
+    caller.signal(signal.SIGKILL)
+    caller.wait()
 
     assert (here / "stopped-0").read_text() == "15"

@@ -33,8 +33,8 @@ def test_the_configuration_is_torchs(call: Callable[[str], str]) -> None:
         assert as_dict(mine) == as_dict(theirs)
 
         for line in (
-            "--nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint h:1 --rdzv-id 7 --rdzv-conf timeout=5,a=b train.py --x",
-            "--nnodes 2 --node-rank 1 --master-addr h --master-port 5 -r 3 -t 0:1,1:2 --local-ranks-filter 0,1 -m pkg a",
+            "--nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint h:1 --rdzv-id 7 --rdzv-conf timeout=5,a=b x.py --y",
+            "--nnodes 2 --node-rank 1 --master-addr h --master-port 5 -r 3 -t 0:1,1:2 --local-ranks-filter 0,1 -m pkg",
             "--nnodes 1:3 --rdzv-backend etcd --rdzv-endpoint e:1 --no-python ls -l",
             "--numa-binding node --master-port 1 --role x --max-restarts 2 --shutdown-timeout 3 train.py",
             "--signals-to-handle SIGTERM --duplicate-stdout-filters a,b --virtual-local-rank --master-port 1 train.py",

@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpulaunch.compat import _callable
 from gpulaunch.compat.torchrun import LaunchConfig, elastic_launch, launch_agent
-from gpulaunch.launcher.rendezvous.static import StaticRendezvous
 
 
 def free_port() -> int:
@@ -27,7 +28,7 @@ def free_port() -> int:
 
 @pytest.mark.torch
 def test_ranks_sum_over_gloo_and_their_results_come_back(call: Callable[[str], str]) -> None:
-    """The whole thing as a user has it: ranks forked, a static port, a function of the main file, one import of torch."""
+    """The whole thing as a user has it: ranks forked, a static port, a function of the main file."""
     printed = call(f"""
         import os, sys
         from gpulaunch.compat.torchrun import LaunchConfig, elastic_launch
@@ -39,17 +40,16 @@ def test_ranks_sum_over_gloo_and_their_results_come_back(call: Callable[[str], s
             value = torch.tensor(start + int(os.environ["RANK"]))
             dist.all_reduce(value)
             dist.destroy_process_group()
-            return value.item(), label, os.environ["MASTER_PORT"], os.getppid() == int(os.environ["AGENT"])
+            return value.item(), label, os.environ["MASTER_PORT"]
 
         if __name__ == "__main__":
             del os.environ["PET_START_METHOD"]
-            os.environ["AGENT"] = "0"
             config = LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint="127.0.0.1:{(port := free_port())}")
             print(elastic_launch(config, total)(10, "rank ${{local_rank}}"))
             assert "torch" not in sys.modules
     """)
 
-    assert printed.endswith(f"{{0: (21, 'rank 0', '{port}', False), 1: (21, 'rank 1', '{port}', False)}}\n")
+    assert printed.endswith(f"{{0: (21, 'rank 0', '{port}'), 1: (21, 'rank 1', '{port}')}}\n")
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
@@ -198,16 +198,27 @@ elastic_launch(LaunchConfig(1, 1, 1), train)()
     assert ended.stderr.splitlines()[-1].startswith("TypeError: cannot send train to the ranks: it, or one of its arg")
 
 
-def test_a_main_file_without_its_guard_fails_once_and_says_why(start_caller: Callable[[str], object]) -> None:
+def test_a_main_file_without_its_guard_fails_once_and_says_why(start_caller: Any) -> None:
     caller = start_caller("""
         from gpulaunch.compat.torchrun import LaunchConfig, elastic_launch
         def train(): pass
         elastic_launch(LaunchConfig(1, 1, 1, max_restarts=0), train)()
     """)
-    code, _, stderr = caller.wait()  # type: ignore[attr-defined]
+    code, _, stderr = caller.wait()
 
     assert code == 1
-    assert 'if __name__ == \'__main__\':' in stderr
+    assert "if __name__ == '__main__':" in stderr
+
+
+def test_the_call_and_its_values_are_private(here: Path) -> None:
+    _callable.pack(str(here), os.getcwd, [])
+    _callable.keep(str(here), 3, {"loss": 0.5})
+
+    assert {path.name: path.stat().st_mode & 0o777 for path in here.iterdir()} == {
+        "call.pickle": 0o600,
+        "value-3.pickle": 0o600,
+    }
+    assert _callable.value(str(here), 3) == {"loss": 0.5}
 
 
 def test_a_rank_that_exits_well_without_returning_gives_none(call: Callable[[str], str]) -> None:
@@ -233,7 +244,9 @@ def test_commands_give_none_for_each_rank(here: Path, capfd: pytest.CaptureFixtu
         return sorted(capfd.readouterr().out.splitlines())
 
     script = "['script.py', '--x', '{0}'] {0}"
-    assert shown(sys.executable, "-u", "script.py", "--x", "${local_rank}") == [f"[{r}] {script.format(r)}" for r in (0, 1)]
+    assert shown(sys.executable, "-u", "script.py", "--x", "${local_rank}") == [
+        f"[{r}] {script.format(r)}" for r in (0, 1)
+    ]
     assert shown(sys.executable, "-c", "print('code')") == ["[0] code", "[1] code"]
     assert shown(sys.executable, "-m", "this")[0].startswith("[0] ")
     assert shown("sh", "-c", "echo sh $RANK") == ["[0] sh 0", "[1] sh 1"]
@@ -265,8 +278,11 @@ def test_a_command_that_fails_is_named_as_torch_names_it(call: Callable[[str], s
     ]
 
 
-def test_logs_go_where_the_configuration_says(call: Callable[[str], str], here: Path) -> None:
+def test_files_go_where_the_configuration_and_our_own_variables_say(
+    call: Callable[[str], str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DefaultLogsSpecs of torch; the prefix template; the job's own files say who asked for it."""
+    monkeypatch.setenv("GPULAUNCH_JOB_DIR", "job")
     printed = call("""
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
         from gpulaunch.compat.torchrun import LaunchConfig, elastic_launch
@@ -277,7 +293,7 @@ def test_logs_go_where_the_configuration_says(call: Callable[[str], str], here: 
         elastic_launch(config, "sh")("-c", "echo out $RANK")
     """)
     (run,) = (here / "logs").iterdir()
-    job = json.loads(next((here / "gpulaunch-runs").glob("*/job.json")).read_text())
+    job = json.loads((here / "job" / "job.json").read_text())
 
     assert printed == "<0> out 0\n"
     assert run.name.startswith("mine_")
@@ -288,8 +304,7 @@ def test_logs_go_where_the_configuration_says(call: Callable[[str], str], here: 
 # --- nodes, threads -----------------------------------------------------------------------------------------------
 
 
-def test_two_nodes_get_their_own_global_ranks(start_caller: Callable[[str], object]) -> None:
-    assert StaticRendezvous
+def test_two_nodes_get_their_own_global_ranks(start_caller: Any) -> None:
     port = free_port()
     nodes = [
         start_caller(f"""
@@ -304,7 +319,7 @@ def test_two_nodes_get_their_own_global_ranks(start_caller: Callable[[str], obje
         """)
         for node in (0, 1)
     ]
-    printed = [node.wait()[1] for node in nodes]  # type: ignore[attr-defined]
+    printed = [node.wait()[1] for node in nodes]
 
     assert printed == [
         "{0: ['0', '0', '0', '4'], 1: ['1', '1', '0', '4']}\n",

@@ -14,7 +14,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gpulaunch.compat import torchrun as compat
 

@@ -64,7 +64,9 @@ def late_batch() -> None:
                 may_go_on.wait(60)
             return torch.zeros(4)
 
-    loader = DataLoader(Late(), batch_size=1, num_workers=2, multiprocessing_context="fork", prefetch_factor=3, timeout=2)
+    loader = DataLoader(
+        Late(), batch_size=1, num_workers=2, multiprocessing_context="fork", prefetch_factor=3, timeout=2
+    )
     iterator = iter(loader)
     next(iterator)
     next(iterator)

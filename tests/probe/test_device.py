@@ -52,9 +52,7 @@ class Cuda:
         return {"allocated_bytes": {"all": {"current": 10, "peak": 30}}, "reserved_bytes": {"all": {"current": 64}}}
 
 
-@pytest.mark.parametrize(
-    ("devices", "local_rank", "capped"), [(4, "2", 2), (1, "2", 0), (4, "0", 0), (2, "3", 1)]
-)
+@pytest.mark.parametrize(("devices", "local_rank", "capped"), [(4, "2", 2), (1, "2", 0), (4, "0", 0), (2, "3", 1)])
 def test_the_cap_is_set_on_the_ranks_own_device_when_cuda_is_initialised(devices, local_rank, capped):
     cuda = Cuda(devices)
     told: list[str] = []

@@ -452,9 +452,7 @@ EDGES = (
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(EDGES), st.integers(0, 10**9), st.integers(0, 3), st.booleans()), max_size=400
-    )
+    st.lists(st.tuples(st.sampled_from(EDGES), st.integers(0, 10**9), st.integers(0, 3), st.booleans()), max_size=400)
 )
 def test_any_sequence_of_edges_gives_parts_that_sum_to_the_step(edges):
     """Exceptions, threads and new torch versions may leave out or repeat any edge: numbers stay whole, and only grow."""

@@ -237,7 +237,9 @@ def test_many_scrapers_at_once_are_all_served(serve: Opener) -> None:
 def test_the_socket_outlives_the_server(serve: Opener) -> None:
     """A client that comes while the sidecar is being restarted waits in the backlog."""
     endpoint = serve()
+    assert endpoint.server.alive
     endpoint.server.close()
+    assert not endpoint.server.alive
     waiting = endpoint.client()
     waiting.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
     successor = MetricsServer(endpoint.listener, ROUTES)

@@ -175,6 +175,11 @@ class MetricsServer:
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still serves; if not, and nobody has closed it, a fault of ours has ended it."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Stop serving and drop all connections; the listening socket stays open (it is not ours). Idempotent."""
         if self._stopping:
@@ -205,8 +210,7 @@ class MetricsServer:
             sock, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # Without a free descriptor the listener would stay readable and this loop would spin: make room, or
-                # wait.
+                # Without a free descriptor the listener stays readable and this loop would spin: make room, or wait.
                 if self._connections:
                     self._drop(next(iter(self._connections)))
                 else:
@@ -278,8 +282,8 @@ class MetricsServer:
                 connection.out.pop(0)
             else:
                 connection.out[0] = part[sent:]
-        # Closing while the client still sends would reset the connection under the answer: say that this is all, then
-        # read on.
+        # Closing while the client still sends would reset the connection under its answer: say that this is all, and
+        # read on until it closes.
         connection.sock.shutdown(socket.SHUT_WR)
         connection.stage = _Stage.CLOSING
         self._selector.modify(connection.sock, selectors.EVENT_READ, connection)

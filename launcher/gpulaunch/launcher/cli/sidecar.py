@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the sidecar until SIGTERM (0); 2 for wrong arguments, 1 if the agent is already gone."""
+    """Run the sidecar until SIGTERM (0); 2 for wrong arguments, 1 if the agent is gone or the endpoint has failed."""
     options = _parser().parse_args(argv)
     try:
         listener = socket.socket(fileno=options.listen_fd)
@@ -55,10 +55,10 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     server = MetricsServer(listener, routes(board, stale_s=10 * max(1.0, options.interval)))
     server.start()
     try:
-        sidecar.run(lambda wait_s: signal.sigtimedwait({signal.SIGTERM}, wait_s) is not None)
+        sidecar.run(lambda wait_s: signal.sigtimedwait({signal.SIGTERM}, wait_s) is not None or not server.alive)
+        return 0 if server.alive else 1
     finally:
         server.close()
-    return 0
 
 
 def _die_with_parent(parent_pid: int) -> bool:

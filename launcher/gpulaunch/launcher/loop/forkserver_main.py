@@ -135,25 +135,29 @@ def unsafe_to_fork(sockets_before: set[str]) -> str:
     return ""
 
 
-def _import_all(names: list[str]) -> tuple[str, str]:
-    """Import each; return the name that failed and why, or two empty strings.
+def _import_all(names: list[str], tell: int) -> bool:
+    """Import each, telling on the pipe `tell` which one is next and, if one must not be shared, why. All may be?
 
     A package that cannot be imported is the ranks' business: the program's own traceback tells it better.
     """
     sockets_before = _sockets()
     for name in names:
+        os.write(tell, f"{name}\n".encode())
+        why = ""
         _Watched.asked.clear()
         os.environ.__class__ = _Watched
         try:
-            __import__(name)
+            importlib.import_module(name)
         except BaseException as problem:  # an import may raise anything, SystemExit included
-            return name, f"importing it raised {type(problem).__name__}"
+            why = f"importing it raised {type(problem).__name__}"
         finally:
             os.environ.__class__ = os._Environ
-        why = unsafe_to_fork(sockets_before)
+        why = why or unsafe_to_fork(sockets_before)
         if why:
-            return name, why
-    return "", ""
+            os.write(tell, f": {why}\n".encode())
+            return False
+    os.write(tell, b"all\n")
+    return True
 
 
 def _preload_third_party(names: list[str], agent_pid: int) -> tuple[list[str], dict[str, str]]:
@@ -166,31 +170,25 @@ def _preload_third_party(names: list[str], agent_pid: int) -> tuple[list[str], d
     while wanted:
         gc.collect()
         original = os.getpid()
-        verdict_read, verdict_write = os.pipe()
+        read, tell = os.pipe()
         trial = os.fork()
         if trial == 0:
-            os.close(verdict_read)
-            bad, why = _import_all(wanted)
-            os.write(verdict_write, json.dumps([bad, why]).encode())
-            if bad:
+            os.close(read)
+            if not _import_all(wanted, tell):
                 os._exit(0)
-            os.close(verdict_write)
+            os.close(tell)
             _wait_until_orphaned(original)
             _die_with(agent_pid)
             return wanted, refused
-        os.close(verdict_write)
-        with os.fdopen(verdict_read, "rb") as verdict:
-            said = verdict.read()
-        bad, why = json.loads(said) if said else (wanted[0], "importing it ended the process")
-        if not bad:
+        os.close(tell)
+        with os.fdopen(read, encoding="utf-8") as pipe:
+            *before, last = pipe.read().splitlines() or [wanted[0]]
+        if last == "all":
             os._exit(0)  # the trial goes on in our place
         os.waitpid(trial, 0)
+        bad, why = (before[-1], last[2:]) if last.startswith(": ") else (last, "importing it ended the process")
         refused[bad] = why
-        if not said:
-            # It died without a word: which of them it was is found one by one.
-            wanted = wanted[1:]
-        else:
-            wanted.remove(bad)
+        wanted.remove(bad)
     return [], refused
 
 

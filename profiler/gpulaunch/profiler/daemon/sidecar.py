@@ -21,8 +21,8 @@ from gpulaunch.profiler.record import (
     NodeState,
     RankProcesses,
     Reading,
+    Sampler,
     SidecarState,
-    TrainingState,
 )
 from gpulaunch.profiler.samplers.host import HostSampler
 from gpulaunch.profiler.samplers.ledger import Ledger
@@ -89,8 +89,10 @@ class Sidecar:
         self._ledger_path = channel_dir / LEDGER_FILE
         self._ledger.load(self._ledger_path)
         self._ranks = RankSampler(channel_dir, self._ledger, clock=clock)
-        self._processes = ProcessSampler(lambda: self._ranks.group, self._ledger, proc=proc, clock=clock)
-        self._host = HostSampler(root=root, clock=clock)
+        self._processes: Sampler[tuple[RankProcesses, ...]] = ProcessSampler(
+            lambda: self._ranks.group, self._ledger, proc=proc, clock=clock
+        )
+        self._host: Sampler[HostState] = HostSampler(root=root, clock=clock)
         self._guards = {collector: _Guard(clock) for collector in Collector}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
         self._refreshes = 0
@@ -117,9 +119,9 @@ class Sidecar:
         """Read everything once and publish it."""
         started = self._clock()
         at = clocks.anchor()
-        training: tuple[TrainingState, ...] | None = self._guards[Collector.RANKS].run(self._ranks.read)
-        processes: tuple[RankProcesses, ...] | None = self._guards[Collector.PROCESS].run(self._processes.read)
-        host: HostState | None = self._guards[Collector.HOST].run(self._host.read)
+        training = self._guards[Collector.RANKS].run(self._ranks.read)
+        processes = self._guards[Collector.PROCESS].run(self._processes.read)
+        host = self._guards[Collector.HOST].run(self._host.read)
         # Its own CPU time is in the ledger too: a restarted sidecar adds to what measuring has cost this run.
         (cpu_ns,) = self._ledger.total("sidecar", {self._source: (time.process_time_ns(),)}, width=1)
         self._guards[Collector.LEDGER].run(self._save)

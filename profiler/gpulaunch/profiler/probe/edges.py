@@ -89,7 +89,7 @@ class Probe:
             return
         try:
             now_ns = monotonic_ns()
-            if self._reads_for_training(now_ns):
+            if get_ident() == self._thread or self._stands_in(now_ns):
                 self._machine.loader_enter(now_ns)
             if self._reads_queue and iterator._num_workers:
                 self._write_queue(iterator)
@@ -105,8 +105,8 @@ class Probe:
             now_ns = monotonic_ns()
             self._writer.words[_BATCHES] += 1
             trains = self._grad_enabled()
-            samples = self._count_samples(batch) if trains else 0
-            if self._reads_for_training(now_ns):
+            samples = self._samples_in(batch) if trains and self._counts_samples else 0
+            if get_ident() == self._thread or self._stands_in(now_ns):
                 self._machine.loader_exit(now_ns, samples, trains=trains)
             elif trains:
                 self._machine.add_samples(samples)
@@ -120,7 +120,7 @@ class Probe:
             return
         try:
             now_ns = monotonic_ns()
-            if self._reads_for_training(now_ns):
+            if get_ident() == self._thread or self._stands_in(now_ns):
                 self._machine.loader_end(now_ns)
         except Exception as error:
             self._fail(error)
@@ -218,15 +218,14 @@ class Probe:
             self._machine.begin(now_ns)
         return True
 
-    def _reads_for_training(self, now_ns: int) -> bool:
-        """True in the training thread, or in the one that stands in for it."""
-        thread = get_ident()
+    def _stands_in(self, now_ns: int) -> bool:
+        """True if this thread's batches count although it is not the training thread: there is none yet."""
         if self._thread:
-            return thread == self._thread
+            return False
         if not self._loader_thread:
-            self._loader_thread = thread
+            self._loader_thread = get_ident()
             self._machine.begin(now_ns)
-        return thread == self._loader_thread
+        return self._loader_thread == get_ident()
 
     def _write_queue(self, iterator: Any) -> None:
         try:
@@ -242,9 +241,7 @@ class Probe:
             words[_READY] = queue.ready
             words[_BLOCKED] = queue.reorder_blocked
 
-    def _count_samples(self, batch: object) -> int:
-        if not self._counts_samples:
-            return 0
+    def _samples_in(self, batch: object) -> int:
         try:
             return samples_in(batch, self._tensor)
         except Exception as error:  # a batch type of the user's own may do anything when it is looked into

@@ -5,7 +5,7 @@
     optimizer   torch's own global step hooks
 
 No module is hooked: a hook on a module makes torch.compile break the graph, or fail with fullgraph=True. What is hooked
-here lies outside compiled regions; where torch.compile does trace one of the taps, `is_compiling()` folds it away, and
+here lies outside compiled regions; where torch.compile does trace a tap, `is_dynamo_compiling()` folds it away, and
 where it would compile the tap as a function of its own, `_keep_out` tells it not to.
 """
 
@@ -65,7 +65,7 @@ class Hooks:
         iterator_class = dataloader._BaseDataLoaderIter
         original = _function(iterator_class.__dict__["__next__"], parameters=("self",), variadic=False)
         probe = self._probe
-        is_compiling = self._torch.compiler.is_compiling
+        is_compiling = self._torch.compiler.is_dynamo_compiling
 
         @functools.wraps(original)
         def tapped_next(self: Any) -> Any:
@@ -92,7 +92,7 @@ class Hooks:
         if graph._engine_run_backward is not original:
             raise HookError("torch.autograd and torch.autograd.graph differ in _engine_run_backward")
         probe = self._probe
-        is_compiling = self._torch.compiler.is_compiling
+        is_compiling = self._torch.compiler.is_dynamo_compiling
 
         @functools.wraps(original)
         def tapped_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class Hooks:
     def _optimizer(self) -> None:
         optimizer = importlib.import_module("torch.optim.optimizer")
         probe = self._probe
-        is_compiling = self._torch.compiler.is_compiling
+        is_compiling = self._torch.compiler.is_dynamo_compiling
 
         def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not is_compiling():

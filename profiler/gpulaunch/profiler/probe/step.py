@@ -151,7 +151,8 @@ class StepMachine:
         self._optimizer = 0  # no optimizer reads data: one that is still open has raised
         if self._exhausted:
             self._forget_batches()  # an evaluation ran to its end, and the next thing is not a backward
-        self._pass(now_ns, _OTHER)
+        self._parts[self._forced or _OTHER] += now_ns - self._edge_ns
+        self._edge_ns = now_ns
         if self._batches_waiting:
             if self.source is _BY_DATALOADER:
                 self._use_batches()
@@ -188,7 +189,8 @@ class StepMachine:
         self._depth += 1
         if self._depth > 1:
             return  # a checkpoint recomputes inside the backward
-        self._pass(now_ns, _FORWARD)
+        self._parts[self._forced or _FORWARD] += now_ns - self._edge_ns
+        self._edge_ns = now_ns
         if self._batches_waiting:
             self._use_batches()
         self._exhausted = False
@@ -201,7 +203,8 @@ class StepMachine:
         if self._depth > 0:
             return
         self._depth = 0
-        self._pass(now_ns, _BACKWARD)
+        self._parts[self._forced or _BACKWARD] += now_ns - self._edge_ns
+        self._edge_ns = now_ns
         if not accumulates:
             self._calls_grad = True
             return
@@ -220,14 +223,17 @@ class StepMachine:
         if self._optimizer:
             return  # one optimizer wraps another
         self._optimizer = identity
-        self._pass(now_ns, _BACKWARD if self._depth else _OTHER)  # optimizers may step from gradient hooks
+        phase = _BACKWARD if self._depth else _OTHER  # optimizers may step from gradient hooks
+        self._parts[self._forced or phase] += now_ns - self._edge_ns
+        self._edge_ns = now_ns
 
     def optimizer_exit(self, now_ns: int, identity: int) -> None:
         """An optimizer has stepped."""
         if self._optimizer != identity:
             return
         self._optimizer = 0
-        self._pass(now_ns, _OPTIMIZER)
+        self._parts[self._forced or _OPTIMIZER] += now_ns - self._edge_ns
+        self._edge_ns = now_ns
         if self.source is _BY_MARK:
             return
         if self.source is not _BY_OPTIMIZER:
@@ -271,7 +277,10 @@ class StepMachine:
         self._batches_waiting += 1
 
     def _pass(self, now_ns: int, phase: int) -> None:
-        """The time since the last edge belongs to `phase`, unless the user has named another."""
+        """The time since the last edge belongs to `phase`, unless the user has named another.
+
+        The edges of every step have these two lines written out: six calls less, a microsecond.
+        """
         self._parts[self._forced or phase] += now_ns - self._edge_ns
         self._edge_ns = now_ns
 

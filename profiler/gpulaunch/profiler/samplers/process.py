@@ -130,8 +130,7 @@ class ProcessSampler:
             except OSError as error:
                 errors.append(f"proportional memory: {error.strerror}")
                 continue
-            # A zombie holds no memory and has no such file; neither has a kernel that cannot say (then it stays
-            # unknown).
+            # A zombie holds no memory. Any other process without this file: a kernel that cannot say.
             process.pss_bytes = 0 if process.stat.state == "Z" else parse_pss(text or b"")
         return errors
 
