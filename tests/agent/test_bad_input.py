@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.agent import sidecar
+
 HELLO = "import os; print('hello', os.environ['RANK'])"
 
 
@@ -57,19 +59,16 @@ def test_port_in_use(gpulaunch, hello: Path, option: str) -> None:
         one_line(gpulaunch("--nproc", "2", option, value, hello), str(port), "in use")
 
 
-def test_a_taken_default_metrics_port_is_no_trouble(gpulaunch, hello: Path) -> None:
+def test_a_taken_default_metrics_port_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            taken.bind(("127.0.0.1", 9464))
-            taken.listen()
-        except OSError:
-            pass  # somebody else has it: as good
-        ended = gpulaunch("--nproc", "1", "--start-method", "spawn", hello)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(sidecar, "METRICS_PORT_BASE", port)
 
-    assert ended.code == 0
-    assert "metrics http://127.0.0.1:" in ended.stderr
-    assert "127.0.0.1:9464/" not in ended.stderr
+        with sidecar.bind_metrics("127.0.0.1", None) as found:
+            assert found.getsockname()[1] > port
+            assert sidecar.url_of(found) == f"http://127.0.0.1:{found.getsockname()[1]}/metrics"
 
 
 def test_job_dir_that_is_a_file(gpulaunch, hello: Path) -> None:

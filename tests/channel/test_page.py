@@ -29,8 +29,8 @@ while True:
     step += 1
     # Every number of a step follows from the step: whatever does not fit together was read torn.
     phases = (step, 2 * step, 3 * step, 4 * step, 5 * step)
-    counters = (step, step, 0, 7 * step, sum(phases), *phases, step, 1, step)
-    writer.end_step(counters, step % 15, 1, (step, 15 * step, step, 2 * step, 3 * step, 4 * step, 7))
+    totals = (step, step, 0, 7 * step, sum(phases), *phases, step, 1)
+    writer.end_step(totals, step, step % 15, 1, (step, 15 * step, step, 2 * step, 3 * step, 4 * step, 7))
 """
 
 
@@ -43,8 +43,8 @@ def path(tmp_path: Path) -> str:
 
 def a_step(writer: page.PageWriter, steps: int, **more: int) -> None:
     """One more step of 100 ns, in a page that has had `steps - 1`."""
-    counters = (steps, steps, 0, 0, 100 * steps, 10 * steps, 20 * steps, 30 * steps, 5 * steps, 35 * steps, 0, 1, 0)
-    writer.end_step(counters, 0, 1, (1000 + steps, 100, 10, 20, 30, 5, more.get("samples", 8)))
+    totals = (steps, steps, 0, 0, 100 * steps, 10 * steps, 20 * steps, 30 * steps, 5 * steps, 35 * steps, 0, 1)
+    writer.end_step(totals, 9 * steps, 0, 1, (1000 + steps, 100, 10, 20, 30, 5, more.get("samples", 8)))
 
 
 def test_a_new_page_is_empty_and_says_whose_it_is(path):

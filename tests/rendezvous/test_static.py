@@ -274,7 +274,8 @@ def test_a_silent_leader_is_a_loss(turning: Any, node: Callable[..., Any]) -> No
 
 def test_a_loop_that_was_held_up_itself_does_not_blame_the_others(turning: Any, gathered: Nodes) -> None:
     """A process that was stopped wakes up and finds that time went by; the positive control is the silence above."""
-    leader, follower = gathered(1, 1, pace=Pace(beat_s=0.05, lost_s=1.0))
+    leader, follower = gathered(1, 1, pace=Pace(beat_s=1.0, lost_s=2.0))
+    turning.for_s(0.1)  # between two beats: nothing lies in a buffer
     real = turning.loop.now
     turning.loop.now = lambda: real() + 60.0
     turning.for_s(0.5)
@@ -394,6 +395,10 @@ def test_nobody_comes(turning: Any, node: Callable[..., Any]) -> None:
     assert follower.failed == [f"node 0 (host-0) gave up: waited 0.5 s for node 2 of 3 at {where}"]
     assert leader.notes[0].endswith(f"of 3 at {where}")
     assert "\n" not in leader.failed[0]
+    leader.tell(ok=False, final=True)
+    follower.tell(ok=False, final=True)
+    turning.for_s(0.1)
+    assert (leader.peer_failed, follower.peer_failed) == ([], []), "one answer to a join"
 
 
 def test_nobody_is_there(turning: Any, node: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -31,8 +32,8 @@ from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import Rendezvous, RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
 
-_FLUSH_S = 30.0
-"""How long the console may take for what it still has to show, once everything has ended."""
+_FLUSH_S = 24 * 3600.0
+"""How long the reader of our output may take for the rest of it, once everything has ended: somebody may be paging."""
 
 
 def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
@@ -158,6 +159,9 @@ class _Job:
             if pages is not None:
                 pages.close()
             hub.close()
+            # Nothing is left that a signal would have to end but this process, which may wait for its reader.
+            for name in spec.signals:
+                signal.signal(signal.Signals[name], signal.SIG_DFL)
             console.flush(_FLUSH_S)
             console.close()
             rundir.close()

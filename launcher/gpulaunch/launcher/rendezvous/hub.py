@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gpulaunch.launcher.loop.loop import Loop, Timer
 from gpulaunch.launcher.rendezvous import rounds
 from gpulaunch.launcher.rendezvous.base import unset
-from gpulaunch.launcher.rendezvous.listen import listen
+from gpulaunch.launcher.rendezvous.listen import listen, where
 from gpulaunch.launcher.rendezvous.wire import Beat, Ended, Hello, Message, Pace, Ready, Refused, Welcome, Wire
 
 _MAX_NOTES = 50
@@ -31,7 +31,7 @@ class Hub:
         )
         self._listener = listen(addr, port, others=hello.nnodes > 1)
         self.port: int = self._listener.getsockname()[1]
-        self._where = f"{addr}:{self.port}"
+        self._where = where(addr, self.port)
         # Strangers may come in any number; the followers must still get in.
         self._max_guests = 64 + hello.nnodes
         self._guests: dict[Wire, Timer] = {}  # connected, but not presented yet; oldest first
@@ -39,7 +39,7 @@ class Hub:
         self._wires: dict[int, Wire] = {}
         self._waiting: list[Timer] = []  # only while nodes are gathered
         self._leaving: Timer | None = None
-        self._refused: dict[str, None] = {}
+        self._noted: dict[str, None] = {}
         self._closed = False
 
     @property
@@ -67,10 +67,8 @@ class Hub:
         """Leave; what was said before still arrives."""
         self._closed = True
         self._stop_gathering()
-        for wire in list(self._followers):
+        for wire in self._followers:
             wire.close()
-        self._followers.clear()
-        self._wires.clear()
         self._listener.close()
 
     # -- who comes
@@ -189,12 +187,9 @@ class Hub:
         why = f"waited {self._timeout_s:g} s for {self._missing()} at {self._where}"
         advice = "start gpulaunch there with this --master-addr and --master-port, or give --rdzv-conf timeout=SECONDS"
         self._stop_gathering()
-        for wire in list(self._followers):
+        for wire in self._followers:
             wire.send(Refused(why=f"node 0 ({self._hello.host}) gave up: {why}"))
-            wire.close()
-        self._followers.clear()
-        self._wires.clear()
-        seen = "".join(f"; {note}" for note in list(self._refused)[:3])
+        seen = "".join(f"; {note}" for note in list(self._noted)[:3])
         self.on_failed(f"{why}{seen}; {advice}")
 
     # -- time
@@ -225,6 +220,6 @@ class Hub:
 
     def _note(self, text: str) -> None:
         """Tell the user, each thing once: whatever knocks every second must not fill the screen."""
-        if text not in self._refused and len(self._refused) < _MAX_NOTES:
-            self._refused[text] = None
+        if text not in self._noted and len(self._noted) < _MAX_NOTES:
+            self._noted[text] = None
             self.on_note(text)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from gpulaunch.launcher.loop.loop import Loop, Timer
 from gpulaunch.launcher.rendezvous.base import unset
 from gpulaunch.launcher.rendezvous.dial import Dialer
+from gpulaunch.launcher.rendezvous.listen import where
 from gpulaunch.launcher.rendezvous.wire import (
     Beat,
     Done,
@@ -37,7 +38,7 @@ class Link:
         self.store_fd: int | None = None
         self._loop = loop
         self._hello = hello
-        self._where = f"{addr}:{port}"
+        self._where = where(addr, port)
         self._timeout_s = timeout_s
         self._deadline_s = 0.0
         self._pace = pace

@@ -16,6 +16,11 @@ BACKLOG = 2048
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
 
 
+def where(host: str, port: int) -> str:
+    """An address as people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def resolve(host: str, port: int, *, numeric: bool = False) -> list[Address]:
     """Where `host` and `port` may be found, in the resolver's order; blocks, unless `numeric`. Raises OSError."""
     # Given as bytes, an ASCII name does not make Python load its tables for international names.
@@ -112,7 +117,7 @@ def _refused(host: str, port: int, refusal: OSError | None) -> str:
     if refusal is not None and refusal.errno == errno.EADDRNOTAVAIL:
         return f"master address {host} is not an address of this machine; check --master-addr"
     reason = os.strerror(refusal.errno or 0) if refusal is not None else "no address"
-    return f"cannot listen on {host}:{port}: {reason}"
+    return f"cannot listen on {where(host, port)}: {reason}"
 
 
 def holder_of(port: int) -> str | None:

@@ -82,7 +82,7 @@ class StaticRendezvous:
 
     def tell(self, *, ok: bool, final: bool, why: str = "") -> None:
         """Say how it went here. May be said again when it got worse: that there will be no restart after all."""
-        self._member, ended = rounds.tell(self._member, ok=ok, final=final, why=why or "it was told to end")
+        self._member, ended = rounds.tell(self._member, ok=ok, final=final, why=why or "gave up")
         if ended is not None:
             self._post.send(ended)
 

@@ -38,6 +38,7 @@ __all__ = [
     "RING_BYTE",
     "RING_RECORD_BYTES",
     "RING_SLOTS",
+    "STEP_BOUNDS_NS",
     "STEP_BOUNDS_S",
     "STEP_BUCKETS",
     "TEXT_BYTES",
@@ -103,6 +104,8 @@ class Word(IntEnum):
 
 STEP_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
 """Upper bounds of the step-duration buckets, inclusive; one more bucket takes what is longer."""
+
+STEP_BOUNDS_NS: Final = tuple(round(bound_s * 1e9) for bound_s in STEP_BOUNDS_S)
 
 STEP_BUCKETS: Final = len(STEP_BOUNDS_S) + 1
 

@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -117,11 +117,12 @@ class PageWriter:
         self.words[Word.STARTED_NS] = clock.monotonic_ns()
         self.words[Word.PID] = os.getpid()
 
-    def end_step(self, counters: tuple[int, ...], bucket: int, closed: int, record: tuple[int, ...]) -> None:
+    def end_step(self, totals: Sequence[int], probe_ns: int, bucket: int, closed: int, record: Sequence[int]) -> None:
         """Publish the end of a step.
 
         Args:
-            counters: new values of the words STEPS..PROBE_NS_TOTAL, in that order.
+            totals: new values of the words STEPS..STEP_SOURCE, in that order.
+            probe_ns: new value of PROBE_NS_TOTAL.
             bucket: index of the duration bucket that `closed` steps fall into.
             closed: how many steps ended, nearly always 1.
             record: the last of them: start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns,
@@ -131,9 +132,9 @@ class PageWriter:
         page = self._bytes
         sequence = words[_SEQUENCE] + 1
         words[_SEQUENCE] = sequence
-        _STEP_COUNTERS.pack_into(page, _STEPS_BYTE, *counters)
+        _STEP_COUNTERS.pack_into(page, _STEPS_BYTE, *totals, probe_ns)
         words[_HISTOGRAM + bucket] += closed
-        step = counters[0] - 1
+        step = totals[0] - 1
         slot = _RING + (step % RING_SLOTS) * _RECORD_WORDS
         words[slot] = 2 * step + 1
         _RECORD_BODY.pack_into(page, 8 * slot + 8, *record)

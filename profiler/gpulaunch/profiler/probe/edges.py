@@ -9,16 +9,17 @@ way out. Not in it: the call of the wrapper itself (about 0.1 us an edge), which
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from contextlib import suppress
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import Hook, TextSlot, Word
+from gpulaunch.profiler.channel.layout import STEP_BOUNDS_NS, Hook, TextSlot, Word
 from gpulaunch.profiler.channel.page import PageWriter
 from gpulaunch.profiler.probe.batch import queue_of, samples_in
 from gpulaunch.profiler.probe.device import memory_of
-from gpulaunch.profiler.probe.step import StepMachine, bucket_of
+from gpulaunch.profiler.probe.step import Record, StepMachine
 
 __all__ = ["Probe"]
 
@@ -249,40 +250,11 @@ class Probe:
             self.unavailable(Hook.SAMPLES, repr(error))
             return 0
 
-    def _publish(
-        self,
-        count: int,
-        start_ns: int,
-        duration_ns: int,
-        data_wait_ns: int,
-        forward_ns: int,
-        backward_ns: int,
-        optimizer_ns: int,
-        samples: int,
-    ) -> None:
-        """A step has ended: everything that is published once per step."""
-        machine = self._machine
-        now_ns = start_ns + duration_ns
-        self._writer.end_step(
-            (
-                machine.steps,
-                machine.microsteps,
-                machine.skipped_steps,
-                machine.samples,
-                machine.step_ns_total,
-                machine.data_wait_ns,
-                machine.forward_ns,
-                machine.backward_ns,
-                machine.optimizer_ns,
-                machine.other_ns,
-                now_ns,
-                machine.source,
-                self._price_ns,
-            ),
-            bucket_of(duration_ns),
-            count,
-            (start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples),
-        )
+    def _publish(self, count: int, record: Record) -> None:
+        """Steps have ended: everything that is published once per step."""
+        bucket = bisect_left(STEP_BOUNDS_NS, record[1])
+        self._writer.end_step(self._machine.totals, self._price_ns, bucket, count, record)
+        now_ns = record[0] + record[1]
         if now_ns >= self._gpu_due_ns:
             self._gpu_due_ns = now_ns + _GPU_MEMORY_EVERY_NS
             self._write_gpu_memory()

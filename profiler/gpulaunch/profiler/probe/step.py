@@ -18,18 +18,17 @@ step). What was waited through until then is entered as that many steps of equal
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
-from gpulaunch.profiler.channel.layout import PHASES, STEP_BOUNDS_S, StepSource
+from gpulaunch.profiler.channel.layout import PHASES, StepSource, Word
 
-__all__ = ["PATIENCE", "OnStep", "StepMachine", "bucket_of"]
+__all__ = ["PATIENCE", "Record", "StepMachine"]
 
 PATIENCE: Final = 64
 """Micro-steps (or batches) without the better edge after which the next worse one ends the steps. Gradients are rarely
 accumulated over more; to be wrong costs a few short steps in the count, once."""
 
-_BOUNDS_NS: Final = tuple(round(bound_s * 1e9) for bound_s in STEP_BOUNDS_S)
 _NO_PHASE, _DATA_WAIT, _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = range(1 + len(PHASES))
 
 # To look a member up in its enum costs as much as an edge; these names do not.
@@ -40,34 +39,15 @@ _BY_DATALOADER: Final = StepSource.DATALOADER
 _BY_MARK: Final = StepSource.MARK
 
 
-def bucket_of(duration_ns: int) -> int:
-    """Index of the histogram bucket of a step: the first whose bound is not below it."""
-    return bisect_left(_BOUNDS_NS, duration_ns)
-
-
-class OnStep(Protocol):
-    """Is told of a step that has ended."""
-
-    def __call__(
-        self,
-        count: int,
-        start_ns: int,
-        duration_ns: int,
-        data_wait_ns: int,
-        forward_ns: int,
-        backward_ns: int,
-        optimizer_ns: int,
-        samples: int,
-        /,
-    ) -> None:
-        """Take one step, or `count` of them with these mean values. By position: this runs in the user's loop."""
+Record = tuple[int, int, int, int, int, int, int]
+"""One step: start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples."""
 
 
 class StepMachine:
     """Counts one thread's steps.
 
-    Times are nanoseconds of any one monotonic clock. The totals cover finished steps; they only grow. `begin` comes
-    before any edge.
+    Times are nanoseconds of any one monotonic clock. `begin` comes before any edge. Whenever a step has ended, `on_step`
+    is told how many (1, but for the first ones without a better edge) and the record of one, the mean if there are more.
     """
 
     __slots__ = (
@@ -89,32 +69,19 @@ class StepMachine:
         "_samples_waiting",
         "_start_ns",
         "_wait_pending",
-        "backward_ns",
-        "data_wait_ns",
-        "forward_ns",
         "microsteps",
-        "optimizer_ns",
-        "other_ns",
-        "samples",
         "skipped_steps",
         "source",
-        "step_ns_total",
-        "steps",
+        "totals",
     )
 
-    def __init__(self, on_step: OnStep) -> None:
+    def __init__(self, on_step: Callable[[int, Record], None]) -> None:
         self._on_step = on_step
         self.source = _UNKNOWN
-        self.steps = 0
         self.microsteps = 0
         self.skipped_steps = 0
-        self.samples = 0
-        self.step_ns_total = 0
-        self.data_wait_ns = 0
-        self.forward_ns = 0
-        self.backward_ns = 0
-        self.optimizer_ns = 0
-        self.other_ns = 0
+        self.totals: tuple[int, ...] = (0,) * (Word.STEP_SOURCE - Word.STEPS + 1)
+        """The page's words STEPS..STEP_SOURCE as of the last step that has ended."""
 
         # the step that is under way
         self._start_ns = 0
@@ -310,32 +277,37 @@ class StepMachine:
 
     def _close(self, now_ns: int, count: int) -> None:
         """End the step that is under way, as `count` steps of equal length."""
-        parts = self._parts
-        data_wait_ns = parts[_DATA_WAIT] + self._wait_pending  # pending: fetched ahead, but in this step's time
-        forward_ns = parts[_FORWARD]
-        backward_ns = parts[_BACKWARD]
-        optimizer_ns = parts[_OPTIMIZER]
-        samples = self._samples
+        _, data_wait_ns, forward_ns, backward_ns, optimizer_ns, _ = self._parts
+        data_wait_ns += self._wait_pending  # fetched ahead, for the next step, but in this one's time
         duration_ns = now_ns - self._start_ns
-
-        self.steps += count
-        self.samples += samples
-        self.step_ns_total += duration_ns
-        self.data_wait_ns += data_wait_ns
-        self.forward_ns += forward_ns
-        self.backward_ns += backward_ns
-        self.optimizer_ns += optimizer_ns
-        self.other_ns += duration_ns - data_wait_ns - forward_ns - backward_ns - optimizer_ns
-
+        samples = self._samples
+        steps, _, _, all_samples, total, data_wait, forward, backward, optimizer, other, _, _ = self.totals
+        self.totals = (
+            steps + count,
+            self.microsteps,
+            self.skipped_steps,
+            all_samples + samples,
+            total + duration_ns,
+            data_wait + data_wait_ns,
+            forward + forward_ns,
+            backward + backward_ns,
+            optimizer + optimizer_ns,
+            other + duration_ns - data_wait_ns - forward_ns - backward_ns - optimizer_ns,
+            now_ns,
+            self.source,
+        )
         self._start_ns = now_ns
         self._parts = [0] * (1 + len(PHASES))
         self._wait_pending = self._samples = self._micro = 0
         self._calls_grad = False
-        if count == 1:
-            self._on_step(
-                1, now_ns - duration_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples
-            )
-        else:
-            whole = (duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples)
-            each = [value // count for value in whole]
-            self._on_step(count, now_ns - each[0], *each)
+        if count > 1:
+            duration_ns //= count
+            data_wait_ns //= count
+            forward_ns //= count
+            backward_ns //= count
+            optimizer_ns //= count
+            samples //= count
+        self._on_step(
+            count,
+            (now_ns - duration_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples),
+        )

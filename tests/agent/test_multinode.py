@@ -1,0 +1,121 @@
+"""Two nodes, which here are two launchers on one machine: one world, one fresh store per attempt, one end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+
+def free_port() -> str:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
+
+
+def start_both(gpulaunch, tmp_path: Path, text: str, *options: str, nprocs: tuple[int, int] = (2, 2)):
+    program = tmp_path / "train.py"
+    program.write_text(textwrap.dedent(text))
+    port = free_port()
+    return [
+        gpulaunch.start(
+            *("--nnodes", "2", "--node-rank", str(node), "--nproc", str(nprocs[node])),
+            *("--master-addr", "127.0.0.1", "--master-port", port, "--job-dir", tmp_path / f"node-{node}"),
+            *options,
+            program,
+        )
+        for node in (1, 0)
+    ][::-1]
+
+
+SUM = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    env = os.environ
+    print("SUM", int(total), "OF", env["WORLD_SIZE"], env["RANK"], env["GROUP_RANK"], env["LOCAL_RANK"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("nprocs", [(2, 2), (1, 2)])
+def test_all_ranks_of_both_nodes_meet(gpulaunch, tmp_path: Path, nprocs: tuple[int, int]) -> None:
+    """Nodes may run different numbers of ranks, as under torchrun."""
+    nodes = [run.wait() for run in start_both(gpulaunch, tmp_path, SUM, nprocs=nprocs)]
+
+    assert [0, 0] == [node.code for node in nodes], nodes
+    world = sum(nprocs)
+    said = sorted(line.split("SUM ")[1] for node in nodes for line in node.stdout.splitlines() if "SUM" in line)
+    expected = [f"{sum(range(world))} OF {world} {rank} 0 {rank}" for rank in range(nprocs[0])]
+    expected += [f"{sum(range(world))} OF {world} {nprocs[0] + rank} 1 {rank}" for rank in range(nprocs[1])]
+    assert expected == said
+
+
+DYING = """
+    import os, signal, torch, torch.distributed as dist
+    attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    if attempt < 4 and rank == attempt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print("ATTEMPT", attempt, "TOTAL", int(total), flush=True)
+"""
+
+
+def test_whichever_rank_of_whichever_node_dies_all_restart_together(gpulaunch, tmp_path: Path) -> None:
+    nodes = [run.wait() for run in start_both(gpulaunch, tmp_path, DYING, "--max-restarts", "4")]
+
+    assert [0, 0] == [node.code for node in nodes], nodes
+    for node in nodes:
+        assert node.stdout.count("ATTEMPT 4 TOTAL 4") == 2
+
+
+def test_when_the_budget_is_spent_both_nodes_end_and_the_failing_one_names_the_cause(gpulaunch, tmp_path: Path) -> None:
+    failing = """
+        import os, time
+        if os.environ["RANK"] == "3":
+            raise ValueError("only I know")
+        time.sleep(600)
+    """
+    here, there = (run.wait() for run in start_both(gpulaunch, tmp_path, failing, "--max-restarts", "1"))
+
+    assert there.code == 1
+    report = json.loads((tmp_path / "node-1/attempts/1/failure.json").read_text())
+    assert report["first"]["rank"] == 3
+    assert here.code != 0
+    assert "rank 3" in here.stderr
+
+
+def test_when_a_node_is_gone_the_other_ends_its_ranks(gpulaunch, tmp_path: Path) -> None:
+    waiting = "import os, time; print('READY', os.environ['RANK'], flush=True); time.sleep(600)"
+    here, there = start_both(gpulaunch, tmp_path, waiting, "--max-restarts", "3")
+    for run in (here, there):
+        run.wait_until(lambda run: run.stdout.count("READY") == 2)
+
+    os.kill(there.pid, signal.SIGKILL)
+    there.wait()
+    ended = here.wait()
+
+    assert ended.code != 0
+    assert "node 1" in ended.stderr
+
+
+def test_ctrl_c_on_one_node_ends_both(gpulaunch, tmp_path: Path) -> None:
+    waiting = "import os, time; print('READY', os.environ['RANK'], flush=True); time.sleep(600)"
+    here, there = start_both(gpulaunch, tmp_path, waiting)
+    for run in (here, there):
+        run.wait_until(lambda run: run.stdout.count("READY") == 2)
+
+    there.signal(signal.SIGINT)
+
+    assert there.wait().code == 130
+    assert here.wait().code != 0
