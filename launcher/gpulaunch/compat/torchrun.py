@@ -26,7 +26,8 @@ from typing import Any
 
 from gpulaunch.compat._config import LaunchConfig, LogSettings
 from gpulaunch.compat._launch import Entrypoint, elastic_launch, launch_agent, run_script_path
-from gpulaunch.launcher.job.options import OPTIONS, Converter, Option, integer, number, text
+from gpulaunch.launcher.job import values
+from gpulaunch.launcher.job.options import OPTIONS, Converter, Option, UsageError, integer, number, text
 
 __all__ = [
     "LaunchConfig",
@@ -50,7 +51,6 @@ _CHOICES = {
 }
 # As a plain argparse user has them, so that argparse's own messages and spellings (1e3, inf) hold.
 _TYPES: dict[Converter, Converter] = {text: str, integer: int, number: float}
-_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
 
 
 # -- the command line
@@ -159,7 +159,10 @@ def _read(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]
     if args.rdzv_backend == "static":
         rdzv_configs["rank"] = args.node_rank
         rdzv_endpoint = rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
-    _check_logs_specs(args.logs_specs)
+    try:
+        values.logs_specs(args.logs_specs)
+    except UsageError as err:
+        raise ValueError(f"--logs-specs: {err}") from None
     config = LaunchConfig(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -247,19 +250,6 @@ def _rdzv_configs(conf: str) -> dict[str, Any]:
             raise ValueError(f"--rdzv-conf: expected KEY=VALUE,KEY=VALUE, got {conf!r}")
         configs[key] = value
     return configs
-
-
-def _check_logs_specs(name: str | None) -> None:
-    """--logs-specs names an entry point; torch registers its own as `default`, and no other can be honoured."""
-    if name is None:
-        return
-    from importlib import metadata
-
-    found = {entry.value for entry in metadata.entry_points(group="torchrun.logs_specs", name=name)}
-    if not found:
-        raise ValueError(f"--logs-specs {name}: no installed package has an entry point torchrun.logs_specs[{name}]")
-    if found != {_LOGS_SPECS}:
-        raise ValueError(f"--logs-specs {name}: {found.pop()} decides by itself where output goes: not supported here")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulaunch.launcher.agent import preload, state, summary
-from gpulaunch.launcher.agent.group import Group, Surroundings
+from gpulaunch.launcher.agent.group import CLEAR_S, Group, GroupEvents, Surroundings
 from gpulaunch.launcher.agent.sidecar import SidecarProcess
 from gpulaunch.launcher.failure.blame import Blame, blame, exit_code
 from gpulaunch.launcher.failure.classify import Kind, classify
@@ -18,6 +18,8 @@ from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Exit, Timer
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
 
+_HELPERS_S = 1.0
+"""How long sidecar and fork server may take to end by themselves at the end of the job."""
 _MAX_LOST_SERVERS = 3
 """After so many fork servers that died before they were ready, ranks are spawned."""
 _PROGRESS_S = (10.0, 30.0, 60.0)
@@ -120,29 +122,17 @@ class Agent:
         self._rendezvous.close()
         if self._sidecar is not None:
             self._sidecar.close()
-        done = False
-
-        def cleared(_: object) -> None:
-            nonlocal done
-            done = True
-
         # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover.
-        until_s = self._loop.now() + 1.0
-        while self._sidecar is not None and self._sidecar.pid is not None and self._loop.now() < until_s:
-            self._loop.turn(until_s - self._loop.now())
-        group = self._group or Group(
-            self._around,
-            _NO_WORLD,
-            on_started=cleared,
-            on_start_failed=lambda *_: None,
-            on_rank_ended=lambda *_: None,
-            on_cleared=cleared,
-            on_store_lost=lambda _: None,
-        )
-        group.when_cleared(cleared)
+        self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, _HELPERS_S)
+        cleared: list[list[int]] = []
+        group = self._group or Group(self._around, _NO_WORLD, self._group_events())
+        group.when_cleared(cleared.append)
         group.clear(frozenset({self._keeper.pid}), gently=False)
-        until_s = self._loop.now() + 10.0
-        while not done and self._loop.now() < until_s:
+        self._turn_until(lambda: bool(cleared), 2 * CLEAR_S)
+
+    def _turn_until(self, done: Callable[[], bool], within_s: float) -> None:
+        until_s = self._loop.now() + within_s
+        while not done() and self._loop.now() < until_s:
             self._loop.turn(until_s - self._loop.now())
 
     def _keeper_lost(self, exit_: Exit) -> None:
@@ -233,26 +223,36 @@ class Agent:
 
     def _do(self, actions: tuple[state.Action, ...]) -> None:
         for action in actions:
-            self._deeds()[type(action)](action)
-
-    def _deeds(self) -> Mapping[type, Callable[..., None]]:
-        return {
-            state.Join: lambda action: self._rendezvous.join(action.attempt),
-            state.Start: lambda _: self._start(),
-            state.Stop: lambda action: self._group.stop(action.signum) if self._group else None,
-            state.Kill: lambda _: self._group.kill() if self._group else None,
-            state.Arm: self._arm,
-            state.Disarm: lambda _: self._disarm(),
-            state.Clear: self._clear,
-            state.TellPeers: self._tell_peers,
-            state.Report: self._report_failure,
-            state.Finish: self._finish,
-        }
+            match action:
+                case state.Join():
+                    self._rendezvous.join(action.attempt)
+                case state.Start():
+                    self._start()
+                case state.Stop():
+                    if self._group is not None:
+                        self._group.stop(action.signum)
+                case state.Kill():
+                    if self._group is not None:
+                        self._group.kill()
+                case state.Arm():
+                    self._arm(action)
+                case state.Disarm():
+                    self._disarm()
+                case state.Clear():
+                    self._clear(gently=action.gently)
+                case state.TellPeers():
+                    self._tell_peers(action)
+                case state.Report():
+                    self._report_failure(restarting=action.restarting)
+                case state.Finish():
+                    self._outcome = action.outcome
+                    self._loop.stop()
 
     def _start(self) -> None:
         assert self._world is not None, "started before it was joined"
         spec, around, world = self._spec, self._around, self._world
         self._error = self._peer_error = ""
+        self._blame = None
         if around.pages is not None:
             try:
                 around.pages.prepare(
@@ -260,18 +260,19 @@ class Agent:
                 )
             except OSError as err:
                 self._console.say(f"no profile of this attempt: no room for shared pages: {err.strerror}")
-        self._group = Group(
-            around,
-            world,
-            on_started=self._ranks_started,
-            on_start_failed=self._start_failed,
-            on_rank_ended=self._rank_ended,
-            on_cleared=self._group_cleared,
-            on_store_lost=self._store_lost,
-        )
+        self._group = Group(around, world, self._group_events())
         if self._server is None and not (self._spawn_because and not around.use_agent_store):
             self.start_server()
         self._start_with(self._group)
+
+    def _group_events(self) -> GroupEvents:
+        return GroupEvents(
+            started=self._ranks_started,
+            start_failed=self._start_failed,
+            rank_ended=self._rank_ended,
+            cleared=self._group_cleared,
+            store_lost=self._store_lost,
+        )
 
     def _start_with(self, group: Group) -> None:
         """Start what can be started now; called again when the fork server is ready."""
@@ -300,7 +301,7 @@ class Agent:
             self._deadline.cancel()
             self._deadline = None
 
-    def _clear(self, action: state.Clear) -> None:
+    def _clear(self, *, gently: bool) -> None:
         if self._group is None:
             self._loop.call_at(self._loop.now(), lambda: self._happened(state.Cleared()))
             return
@@ -309,7 +310,7 @@ class Agent:
             helpers.add(self._server.pid)
         if self._sidecar is not None and self._sidecar.pid is not None:
             helpers.add(self._sidecar.pid)
-        self._group.clear(frozenset(helpers), gently=action.gently)
+        self._group.clear(frozenset(helpers), gently=gently)
 
     def _group_cleared(self, left: list[int]) -> None:
         if left:
@@ -325,20 +326,14 @@ class Agent:
             why = f"rank {first.rank} on {first.host} {how(first)}"
         self._rendezvous.tell(ok=action.ok, final=action.final, why=why or self._error)
 
-    def _report_failure(self, action: state.Report) -> None:
+    def _report_failure(self, *, restarting: bool) -> None:
         if self._group is None or not any(end.code != 0 for end in self._group.ends):
             return
-        if self._state.outcome is state.Outcome.SIGNAL and all(
-            end.stopped for end in self._group.ends if end.code != 0
-        ):
-            return  # they ended because they were told to: nothing failed
+        if all(end.stopped for end in self._group.ends if end.code != 0):
+            return  # they ended because they were told to, by a person or for another node: nothing failed here
         self._blame = blame(self._group.ends)
-        attempt = self._state.attempt - (1 if action.restarting else 0)
-        self._report(self._blame, attempt, action.restarting)
-
-    def _finish(self, action: state.Finish) -> None:
-        self._outcome = action.outcome
-        self._loop.stop()
+        attempt = self._state.attempt - (1 if restarting else 0)
+        self._report(self._blame, attempt, restarting)
 
     def _exit_code(self) -> int:
         if self._outcome is state.Outcome.SUCCESS:

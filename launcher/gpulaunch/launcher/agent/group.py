@@ -45,27 +45,30 @@ class Surroundings:
     oom: OomWatch
 
 
-class Group:
-    """One attempt. `on_rank_ended` is called for each rank; `on_cleared` once, after `clear()`."""
+@dataclass(frozen=True, kw_only=True)
+class GroupEvents:
+    """What a group calls back."""
 
-    def __init__(
-        self,
-        around: Surroundings,
-        world: World,
-        *,
-        on_started: Callable[[frozenset[int]], None],
-        on_start_failed: Callable[[frozenset[int], str, bool], None],
-        on_rank_ended: Callable[[int, RankEnd, Exit], None],
-        on_cleared: Callable[[list[int]], None],
-        on_store_lost: Callable[[Exit], None],
-    ) -> None:
+    started: Callable[[frozenset[int]], None]
+    """The local ranks that run now."""
+    start_failed: Callable[[frozenset[int], str, bool], None]
+    """Those that run although others could not be started, why, and whether trying again would be in vain."""
+    rank_ended: Callable[[int, RankEnd, Exit], None]
+    """One local rank has ended."""
+    cleared: Callable[[list[int]], None]
+    """Once after `clear()`: nothing is left but these pids, which the kernel does not let go."""
+    store_lost: Callable[[Exit], None]
+    """The store ended, and nobody had asked it to."""
+
+
+class Group:
+    """One attempt of a job on this node."""
+
+    def __init__(self, around: Surroundings, world: World, events: GroupEvents) -> None:
         self._around = around
         self._world = world
-        self._on_started = on_started
-        self._on_start_failed = on_start_failed
-        self._on_rank_ended = on_rank_ended
-        self._on_cleared = on_cleared
-        self._on_store_lost = on_store_lost
+        self._events = events
+        self._on_cleared = events.cleared
         self.live: dict[int, int] = {}  # local rank -> pid
         self.ends: list[RankEnd] = []
         self.asked = False
@@ -113,7 +116,7 @@ class Group:
                 )
             server.fork(ranks, store=self._store())
         except OSError as err:
-            self._on_start_failed(frozenset(), f"cannot start the ranks: {err.strerror or err}", True)
+            self._events.start_failed(frozenset(), f"cannot start the ranks: {err.strerror or err}", True)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -126,10 +129,10 @@ class Group:
             self._watch_rank(local_rank, pid)
         ranks = frozenset(self.live)
         if started.error:
-            self._on_start_failed(ranks, f"cannot start all ranks: {started.error}", False)
+            self._events.start_failed(ranks, f"cannot start all ranks: {started.error}", False)
         elif started.pids:
             self._announce()
-            self._on_started(ranks)
+            self._events.started(ranks)
 
     def start_spawned(self) -> None:
         """Start every rank as a program of its own, once."""
@@ -158,10 +161,10 @@ class Group:
                 self._watch_rank(local_rank, pid)
         except OSError as err:
             # A command that is not there will not be there for the next attempt.
-            self._on_start_failed(frozenset(self.live), str(err.strerror or err), err.errno in (2, 8, 13))
+            self._events.start_failed(frozenset(self.live), str(err.strerror or err), err.errno in (2, 8, 13))
             return
         self._announce()
-        self._on_started(frozenset(self.live))
+        self._events.started(frozenset(self.live))
 
     def start_store(self, server: ForkServer) -> None:
         """For spawned ranks, once: they wait in the listening socket's queue until the store answers."""
@@ -295,7 +298,7 @@ class Group:
         self.ends.append(end)
         if self._around.pages is not None and exit_.code != 0:
             self._around.pages.keep(rank, directory)
-        self._on_rank_ended(local_rank, end, exit_)
+        self._events.rank_ended(local_rank, end, exit_)
 
     def _evidence_from_outside(self, exit_: Exit) -> tuple[str, ...]:
         if self._stopping or exit_.code == 0:
@@ -309,7 +312,7 @@ class Group:
         if self._clearing:
             self._check_cleared()
         else:
-            self._on_store_lost(exit_)
+            self._events.store_lost(exit_)
 
     def stop(self, signum: int) -> None:
         """Ask every live rank to end, once: the rank and what it started, but not its dataloader workers.

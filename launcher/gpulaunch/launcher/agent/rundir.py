@@ -98,12 +98,14 @@ def open_run_dir(spec: JobSpec) -> RunDir:
     falls back to the temporary directory: torchrun runs in a read-only directory too.
     """
     log_dir = None
-    if spec.log_dir is not None:
-        log_dir = os.path.join(spec.log_dir, f"{spec.run_id}_{os.urandom(4).hex()}")
+    if spec.log_dir is not None and spec.log_dir != os.devnull:  # torchrun's way to say: no log files of yours
+        log_dir = os.path.abspath(os.path.join(spec.log_dir, f"{spec.run_id}_{os.urandom(4).hex()}"))
         _make(log_dir, "--log-dir")
     if spec.job_dir is not None:
         _make(spec.job_dir, "--job-dir")
         return RunDir(os.path.abspath(spec.job_dir), torchrun_log_dir=log_dir)
+    if log_dir is not None:
+        return RunDir(log_dir, torchrun_log_dir=log_dir)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     here = os.path.join(os.getcwd(), "gpulaunch-runs")
     try:

@@ -10,8 +10,6 @@ from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.job.options import UsageError
 
 USAGE_ERROR = 2
-INTERRUPTED = 130
-"""128 + SIGINT, as a shell reports it."""
 INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""
 
@@ -26,8 +24,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except KeyboardInterrupt:  # before the agent has taken over its signals
         return 130
-    except KeyboardInterrupt:  # before the loop took over the signals: nothing runs yet
-        return INTERRUPTED
     except Exception as err:
         if os.environ.get("GPULAUNCH_DEBUG") == "1":
             raise

@@ -44,21 +44,22 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
     run_id = os.urandom(8).hex()
     loop = Loop()
     try:
-        rendezvous = _rendezvous(loop, spec)
+        console = Console(loop)
+        rendezvous = _rendezvous(loop, spec, console)
         rundir = _open(spec)
-        return _Job(spec, place, loop, rendezvous, rundir, run_id, foreign).run(told)
+        return _Job(spec, place, loop, console, rendezvous, rundir, run_id, foreign).run(told)
     except (RendezvousError, RunDirError) as err:
         raise UsageError(str(err)) from err
     finally:
         loop.close()
 
 
-def _rendezvous(loop: Loop, spec: JobSpec) -> Rendezvous:
+def _rendezvous(loop: Loop, spec: JobSpec, console: Console) -> Rendezvous:
     if spec.nnodes == 1:
         return LocalRendezvous(loop, nproc=spec.nproc, master_addr=spec.master_addr, master_port=spec.master_port)
     from gpulaunch.launcher.rendezvous.static import StaticRendezvous
 
-    return StaticRendezvous(
+    rendezvous = StaticRendezvous(
         loop,
         run_id=spec.run_id,
         nnodes=spec.nnodes,
@@ -69,6 +70,8 @@ def _rendezvous(loop: Loop, spec: JobSpec) -> Rendezvous:
         master_port=spec.master_port or 29500,
         timeout_s=spec.rdzv_timeout_s,
     )
+    rendezvous.on_note = console.say
+    return rendezvous
 
 
 def _open(spec: JobSpec) -> RunDir:
@@ -86,6 +89,7 @@ class _Job:
         spec: JobSpec,
         place: Place,
         loop: Loop,
+        console: Console,
         rendezvous: Rendezvous,
         rundir: RunDir,
         run_id: str,
@@ -94,6 +98,7 @@ class _Job:
         self._spec = spec
         self._place = place
         self._loop = loop
+        self._console = console
         self._rendezvous = rendezvous
         self._rundir = rundir
         self._run_id = run_id
@@ -103,8 +108,7 @@ class _Job:
         self._oom = OomWatch()
 
     def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
-        spec, loop, rundir = self._spec, self._loop, self._rundir
-        console = Console(loop)
+        spec, loop, console, rundir = self._spec, self._loop, self._console, self._rundir
         has_torch = spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
         base_env = self._base_env()
         pages = self._pages(console) if spec.profile else None
@@ -262,7 +266,7 @@ class _Job:
         with contextlib.suppress(OSError):
             self._rundir.write_json("summary.json", content)
         self._rundir.event("run_ended", exit_code=ended.code)
-        if ended.blame is None:
+        if ended.code == 0 or ended.blame is None:  # the report of a failure stays the last thing to be read
             lines = summary.as_text(
                 agent.totals, elapsed_s=elapsed_s, restarts=agent.num_restarts, run_dir=_short(self._rundir.path)
             )

@@ -85,7 +85,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         omp_num_threads=_omp_num_threads(settings, environ, place, nproc),
         nccl_async_error_handling=environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         event_log_handler=settings["event-log-handler"],
-        logs_specs=settings["logs-specs"],
+        logs_specs=read("logs-specs", values.logs_specs),
         env=settings.file.env,
         options=settings.merged,
         origins=settings.origins,

@@ -11,6 +11,8 @@ from gpulaunch.launcher.job.spec import Std
 
 N = TypeVar("N", int, float)
 
+_TORCHS_LOGS_SPECS = "torch.distributed.elastic.multiprocessing:DefaultLogsSpecs"
+
 
 def at_least(least: int) -> Callable[[N], N]:
     """A check for a lower bound."""
@@ -100,6 +102,20 @@ def signal_names(text: str) -> tuple[str, ...]:
             wanted = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
             raise UsageError(f"unknown signal {name!r}{did_you_mean(wanted, known)}")
     return names
+
+
+def logs_specs(name: str | None) -> str | None:
+    """--logs-specs names an entry point; torch registers its own as `default`, and no other can be honoured."""
+    if name is None:
+        return None
+    from importlib import metadata
+
+    found = {entry.value for entry in metadata.entry_points(group="torchrun.logs_specs", name=name)}
+    if not found:
+        raise UsageError(f"{name}: no installed package has an entry point torchrun.logs_specs[{name}]")
+    if found != {_TORCHS_LOGS_SPECS}:
+        raise UsageError(f"{name}: {found.pop()} decides by itself where output goes: not supported here")
+    return name
 
 
 def gpu_entries(text: str, inherited: Sequence[str] | None, gpus: Sequence[Gpu]) -> dict[str, Gpu]:

@@ -145,13 +145,13 @@ def _import_all(names: list[str], tell: int) -> bool:
         os.write(tell, f"{name}\n".encode())
         why = ""
         _Watched.asked.clear()
-        os.environ.__class__ = _Watched
+        plain, os.environ.__class__ = os.environ.__class__, _Watched
         try:
             importlib.import_module(name)
         except BaseException as problem:  # an import may raise anything, SystemExit included
             why = f"importing it raised {type(problem).__name__}"
         finally:
-            os.environ.__class__ = os._Environ
+            os.environ.__class__ = plain
         why = why or unsafe_to_fork(sockets_before)
         if why:
             os.write(tell, f": {why}\n".encode())
@@ -210,13 +210,10 @@ def _preload_torch(with_dynamo: bool) -> str:
     before = dict(os.environ)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
-        import torch
-
-        if with_dynamo:
-            # DistributedDataParallel.__init__ imports torch._dynamo: 1.4 s once here, or in every rank at once.
-            import torch._dynamo
-            import torch.distributed
-            import torch.nn.parallel  # noqa: F401
+        importlib.import_module("torch")
+        # DistributedDataParallel.__init__ imports torch._dynamo: 1.4 s once here, or in every rank at once.
+        for name in ("torch._dynamo", "torch.distributed", "torch.nn.parallel") if with_dynamo else ():
+            importlib.import_module(name)
     except BaseException as problem:  # a broken torch is the ranks' story to tell, with their own traceback
         return f"importing torch raised {type(problem).__name__}: {problem}"
     finally:
@@ -346,9 +343,8 @@ def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
 
     linux.set_comm("gpulaunch-store")
     linux.set_cmdline(["gpulaunch: store"])
-    from torch.distributed import TCPStore
-
-    server = TCPStore(
+    distributed = importlib.import_module("torch.distributed")
+    server = distributed.TCPStore(
         store["host"],
         store["port"],
         is_master=True,
@@ -356,7 +352,7 @@ def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
         master_listen_fd=listen_fd,
         use_libuv=True,
     )
-    while server is not None:
+    while server.port:  # and so keep it
         signal.pause()
     os._exit(0)
 

@@ -49,7 +49,7 @@ def leave(code: int) -> NoReturn:
     ):  # as at interpreter exit: a failing thread or hook does not change the code
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # what Py_Finalize calls
     with contextlib.suppress(BaseException):
         _flush_open_files()
     _flush_std()
