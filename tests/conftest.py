@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -60,17 +59,18 @@ def _census(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = shared_files()
     yield
     deadline = time.monotonic() + SETTLE_S
-    left = processes_of(marker)
-    for pid in left:
-        wait_gone(pid, deadline)
-    left = processes_of(marker)
-    names = [f"{pid} {command_of(pid)}" for pid in left]
-    for pid in left:
+    while (left := left_behind(marker, before)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for pid in processes_of(marker):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    files = [path for path in sorted(shared_files() - before) if not in_use(path)]
-    assert not names, f"processes left behind: {names}"
-    assert not files, f"files left behind: {files}"
+    assert not left, f"left behind: {left}"
+
+
+def left_behind(marker: str, files_before: set[str]) -> list[str]:
+    """What is there that was not there before the test: processes and files."""
+    files = [path for path in sorted(shared_files() - files_before) if not in_use(path)]
+    return [f"process {pid} {command_of(pid)}" for pid in processes_of(marker)] + files
 
 
 def processes_of(marker: str) -> list[int]:
@@ -90,18 +90,6 @@ def command_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
-
-
-def wait_gone(pid: int, deadline: float) -> bool:
-    """Wait until a process has ended; False if it has not by `deadline` (monotonic)."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0])
-    finally:
-        os.close(pidfd)
 
 
 def shared_files() -> set[str]:

@@ -65,11 +65,6 @@ def an_iterator(tasks: dict, *, outstanding: int, received: int, queued: int) ->
     ids=["all at work", "some in the queue", "head of line is late", "next one is there", "drained"],
 )
 def test_the_queue_tells_what_is_ready_and_what_waits_for_an_earlier_batch(tasks, outstanding, queued, ready, blocked):
-    queue = queue_of(an_iterator(tasks, outstanding=outstanding, received=7, queued=queued))
+    iterator = an_iterator(tasks, outstanding=outstanding, received=7, queued=queued)
 
-    assert queue is not None
-    assert (queue.workers, queue.outstanding, queue.ready, queue.reorder_blocked) == (2, outstanding, ready, blocked)
-
-
-def test_without_workers_there_is_no_queue():
-    assert queue_of(SimpleNamespace(_num_workers=0)) is None
+    assert queue_of(iterator) == (2, outstanding, ready, blocked)

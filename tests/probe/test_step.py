@@ -41,7 +41,7 @@ class Loop:
     def fetch(self, ns: int, samples: int = 8, trains: bool = True) -> None:
         self.machine.loader_enter(self.now)
         self.now += ns
-        self.machine.loader_exit(self.now, samples, trains=trains)
+        self.machine.loader_exit(self.now, samples, trains)
 
     def exhaust(self) -> None:
         self.machine.loader_enter(self.now)
@@ -50,7 +50,7 @@ class Loop:
     def backward(self, ns: int, accumulates: bool = True) -> None:
         self.machine.backward_enter(self.now)
         self.now += ns
-        self.machine.backward_exit(self.now, accumulates=accumulates)
+        self.machine.backward_exit(self.now, accumulates)
 
     def optimize(self, ns: int, identity: int = 1) -> None:
         self.machine.optimizer_enter(self.now, identity)
@@ -189,7 +189,7 @@ def test_one_optimizer_per_layer_stepping_from_gradient_hooks(loop):
             loop.work(5)
             loop.optimize(2, identity=identity)
         loop.work(1)
-        loop.machine.backward_exit(loop.now, accumulates=True)
+        loop.machine.backward_exit(loop.now, True)
 
     assert (loop.steps, loop.machine.microsteps) == (3, 3)
     assert loop.ended[1] == Step(1, 1037, 59, 10, 20, 3 * 5 + 1 + 5, 8, 8)
@@ -305,7 +305,7 @@ def test_a_checkpointed_backward_enters_autograd_again(loop):
     loop.work(10)
     loop.backward(15)
     loop.work(5)
-    loop.machine.backward_exit(loop.now, accumulates=True)
+    loop.machine.backward_exit(loop.now, True)
     loop.optimize(3)
 
     assert loop.ended == [Step(1, 1000, 63, 10, 20, 30, 3, 8)]
@@ -461,9 +461,9 @@ def test_any_sequence_of_edges_gives_parts_that_sum_to_the_step(edges):
         loop.now += ns
         before = (loop.steps, machine.microsteps, machine.skipped_steps, loop.samples)
         if name == "loader_exit":
-            machine.loader_exit(loop.now, number, trains=flag)
+            machine.loader_exit(loop.now, number, flag)
         elif name == "backward_exit":
-            machine.backward_exit(loop.now, accumulates=flag)
+            machine.backward_exit(loop.now, flag)
         elif name.startswith("optimizer"):
             getattr(machine, name)(loop.now, 1 + number)
         elif name == "mark_phase":

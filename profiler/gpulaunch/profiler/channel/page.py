@@ -48,10 +48,12 @@ class PageBusyError(PageError):
 _WORD: Final = struct.Struct("@Q")
 _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
 _STEP_COUNTERS: Final = struct.Struct(f"@{Word.PROBE_NS_TOTAL - Word.STEPS + 1}Q")
+_QUEUE: Final = struct.Struct(f"@{Word.LOADER_REORDER_BLOCKED - Word.LOADER_WORKERS_CONFIGURED + 1}Q")
 _RECORD_BODY: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8 - 1}Q")
 
 _SEQUENCE: Final = int(Word.SEQUENCE)
 _STEPS_BYTE: Final = 8 * Word.STEPS
+_QUEUE_BYTE: Final = 8 * Word.LOADER_WORKERS_CONFIGURED
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
 _RING: Final = RING_BYTE // 8
 _RECORD_WORDS: Final = RING_RECORD_BYTES // 8
@@ -140,6 +142,10 @@ class PageWriter:
         _RECORD_BODY.pack_into(page, 8 * slot + 8, *record)
         words[slot] = 2 * step + 2
         words[_SEQUENCE] = sequence + 1
+
+    def write_queue(self, queue: Sequence[int]) -> None:
+        """Put new values into the words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED, in that order."""
+        _QUEUE.pack_into(self._bytes, _QUEUE_BYTE, *queue)
 
     def write_text(self, slot: TextSlot, text: str) -> None:
         """Put `text` into a slot, cut at 240 bytes."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["Queue", "queue_of", "samples_in"]
+__all__ = ["queue_of", "samples_in"]
 
 _LOOK_DEEP: Final = 4
 _LOOK_WIDE: Final = 4
@@ -35,36 +34,22 @@ def _samples_in(batch: Any, tensor: type[Any], depth: int) -> int:
     return 0
 
 
-@dataclass(slots=True)
-class Queue:
-    """The state of a dataloader with worker processes, at the moment a batch is asked for."""
+def queue_of(iterator: Any) -> tuple[int, int, int, int]:
+    """The queue behind the iterator of a dataloader with workers (torch 2.6 to 2.13 keep it in these fields).
 
-    workers: int
-    outstanding: int
-    """Batches asked of the workers and not yet received."""
-    ready: int
-    """Batches that could be handed out at once, or as soon as those before them are there."""
-    reorder_blocked: int
-    """Batches that have arrived and wait for an earlier one."""
-
-
-def queue_of(iterator: Any) -> Queue | None:
-    """The queue behind a dataloader's iterator (torch 2.6 to 2.13 keep it in these fields); None without workers.
+    Returns:
+        The page's words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED: worker processes; batches asked of them and not
+        yet received; batches that are there; and how many of those wait for an earlier one that is not.
 
     Raises:
         AttributeError, TypeError: this torch keeps it elsewhere.
         NotImplementedError: this system cannot tell the length of a queue.
     """
-    if not getattr(iterator, "_num_workers", 0):
-        return None
     tasks = iterator._task_info  # index -> (worker,), and (worker, data) once it has arrived out of order
     outstanding = iterator._tasks_outstanding
-    arrived: list[int] = []
-    if len(tasks) > outstanding:  # the usual case, nothing out of order, is spared the walk
-        arrived = [index for index, task in tasks.items() if len(task) == 2]
-    return Queue(
-        iterator._num_workers,
-        outstanding,
-        iterator._data_queue.qsize() + len(arrived),
-        0 if iterator._rcvd_idx in arrived else len(arrived),
-    )
+    queued = iterator._data_queue.qsize()
+    if len(tasks) <= outstanding:  # nothing out of order, as usual: spared the walk
+        return iterator._num_workers, outstanding, queued, 0
+    arrived = [index for index, task in tasks.items() if len(task) == 2]
+    blocked = 0 if iterator._rcvd_idx in arrived else len(arrived)
+    return iterator._num_workers, outstanding, queued + len(arrived), blocked

@@ -3,8 +3,10 @@
 Every method runs inside the user's training loop: it raises nothing, waits for nothing, takes about a microsecond. A
 fault takes the part it happened in out of service and says so in the page, once.
 
-The price is measured where it arises: each edge reads the clock on its way in, which the phases need anyway, and on its
-way out. Not in it: the call of the wrapper itself (about 0.1 us an edge), which `benchmarks/probe.py` does see.
+The price is measured where it arises, because between torch's kernels the same code is several times as slow as in a
+loop of its own (cold caches): each edge reads the clock on its way in, which the phases need anyway, and on its way out.
+Not in it: the call of the tap itself, and what torch loses of the caches; `benchmarks/probe.py` sees those too, as about
+the same again.
 """
 
 from __future__ import annotations
@@ -25,10 +27,6 @@ __all__ = ["Probe"]
 
 _GPU_MEMORY_EVERY_NS: Final = 1_000_000_000
 _BATCHES: Final = int(Word.LOADER_BATCHES)
-_WORKERS: Final = int(Word.LOADER_WORKERS_CONFIGURED)
-_OUTSTANDING: Final = int(Word.LOADER_OUTSTANDING)
-_READY: Final = int(Word.LOADER_READY)
-_BLOCKED: Final = int(Word.LOADER_REORDER_BLOCKED)
 _NO_THREAD: Final = 0  # get_ident is never 0
 
 
@@ -108,7 +106,7 @@ class Probe:
             trains = self._grad_enabled()
             samples = self._samples_in(batch) if trains and self._counts_samples else 0
             if get_ident() == self._thread or self._stands_in(now_ns):
-                self._machine.loader_exit(now_ns, samples, trains=trains)
+                self._machine.loader_exit(now_ns, samples, trains)
             elif trains:
                 self._machine.add_samples(samples)
             self._price_ns += monotonic_ns() - now_ns
@@ -145,7 +143,7 @@ class Probe:
         try:
             now_ns = monotonic_ns()
             if get_ident() == self._thread or self._adopts(now_ns):
-                self._machine.backward_exit(now_ns, accumulates=accumulates)
+                self._machine.backward_exit(now_ns, accumulates)
                 self._price_ns += monotonic_ns() - now_ns
         except Exception as error:
             self._fail(error)
@@ -235,12 +233,7 @@ class Probe:
             self._reads_queue = False
             self.unavailable(Hook.LOADER_QUEUE, repr(error))
             return
-        if queue is not None:
-            words = self._writer.words
-            words[_WORKERS] = queue.workers
-            words[_OUTSTANDING] = queue.outstanding
-            words[_READY] = queue.ready
-            words[_BLOCKED] = queue.reorder_blocked
+        self._writer.write_queue(queue)
 
     def _samples_in(self, batch: object) -> int:
         try:
