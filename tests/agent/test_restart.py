@@ -110,3 +110,24 @@ def test_a_killed_fork_server_is_replaced_for_the_next_attempt(gpulaunch, tmp_pa
 
     assert ended.code == 0, ended
     assert "recovered" in ended.stdout
+
+
+def test_when_the_store_is_killed_the_ranks_start_again_with_another(gpulaunch, tmp_path: Path) -> None:
+    killing = """
+        import os, signal, time, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if dist.get_rank() == 0:
+                agent = os.getppid()
+                for child in open(f"/proc/{agent}/task/{agent}/children").read().split():
+                    if open(f"/proc/{child}/comm").read().strip() == "gpulaunch-store":
+                        os.kill(int(child), signal.SIGKILL)
+            time.sleep(600)
+        dist.new_group([0, 1])  # asks the store
+        print("recovered")
+    """
+    ended = gpulaunch("--nproc", "2", "--max-restarts", "1", script(tmp_path, killing))
+
+    assert ended.code == 0, ended
+    assert ended.stdout.count("recovered") == 2
+    assert "store" in ended.stderr

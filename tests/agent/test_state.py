@@ -34,6 +34,7 @@ from gpulaunch.launcher.agent.state import (
     StartFailed,
     State,
     Stop,
+    StoreLost,
     TellPeers,
     first,
     step,
@@ -164,6 +165,13 @@ def test_when_a_peer_fails_our_ranks_are_stopped_and_all_try_again() -> None:
     assert (state.phase, done[-1]) == (Phase.JOINING, Join(attempt=1))
 
 
+def test_without_their_store_the_ranks_start_again() -> None:
+    _, done = play([*BEGUN, StoreLost(), *ended(0, 1, 2, ok=False), Cleared()], restarts=1)
+
+    assert Stop(signum=SIGTERM) in done
+    assert done[-1] == Join(attempt=1)
+
+
 def test_a_node_that_is_done_runs_again_when_another_fails() -> None:
     state, done = play([*BEGUN, *ended(0, 1, 2), PeerFailed(), Cleared()], restarts=1)
 
@@ -188,6 +196,7 @@ EVENTS = st.one_of(
     st.builds(RankEnded, local_rank=st.integers(0, 3), ok=st.booleans(), echo=st.booleans()),
     st.builds(PeerFailed, final=st.booleans()),
     st.just(PeersDone()),
+    st.just(StoreLost()),
     st.builds(Signalled, signum=st.sampled_from([2, 15])),
     st.builds(Expired, deadline=st.sampled_from(Deadline)),
     st.just(Cleared()),

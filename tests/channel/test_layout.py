@@ -12,7 +12,7 @@ def test_nothing_overlaps_and_everything_fits():
     """Regions in page order: each ends before the next begins, and the ring ends with the page."""
     regions = [(8 * word, 8 * (word + 1)) for word in Word if word is not Word.STEP_HISTOGRAM]
     regions.append((8 * Word.STEP_HISTOGRAM, 8 * (Word.STEP_HISTOGRAM + STEP_BUCKETS)))
-    regions.extend((slot, slot + 16 + layout.TEXT_BYTES) for slot in TextSlot)
+    regions.extend((slot, slot + 8 + 8 + layout.TEXT_BYTES + 8) for slot in TextSlot)
     regions.append((layout.RING_BYTE, layout.RING_BYTE + layout.RING_SLOTS * layout.RING_RECORD_BYTES))
     regions.sort()
 
@@ -36,7 +36,7 @@ def test_version_1_is_what_it_was():
         "STARTED_NS": 8,
         "HOOKS_ARMED": 9,
         "HOOKS_UNAVAILABLE": 10,
-        "SEQUENCE": 16,
+        "OPENING": 16,
         "STEPS": 17,
         "MICROSTEPS": 18,
         "SKIPPED_STEPS": 19,
@@ -50,6 +50,7 @@ def test_version_1_is_what_it_was():
         "LAST_STEP_MONOTONIC_NS": 27,
         "STEP_SOURCE": 28,
         "PROBE_NS_TOTAL": 29,
+        "CLOSING": 30,
         "LOADER_BATCHES": 40,
         "LOADER_WORKERS_CONFIGURED": 41,
         "LOADER_OUTSTANDING": 42,

@@ -286,3 +286,14 @@ def test_torchs_own_reader_understands_what_a_launcher_above_gets(tmp_path: Path
     )
 
     assert done.stdout == "1700000010 -11\n", done.stderr
+
+
+def test_last_lines_leave_out_the_traceback_also_where_torch_marks_it(make_end: Any, make_error: Any) -> None:
+    """torch's excepthook writes `[rank1]: ` in front of every line."""
+    error = make_error("ValueError", "boom")
+    tail = ("saving", *(f"[rank1]: {line}" for line in error.traceback.splitlines()))
+
+    text = page(blame([make_end(1, error=error, tail=tail)]))
+
+    assert "    saving\n" in text
+    assert "[rank1]:" not in text

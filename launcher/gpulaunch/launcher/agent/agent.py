@@ -11,7 +11,7 @@ from gpulaunch.launcher.agent.group import CLEAR_S, Group, GroupEvents, Surround
 from gpulaunch.launcher.agent.sidecar import SidecarProcess
 from gpulaunch.launcher.failure.blame import Blame, blame, exit_code
 from gpulaunch.launcher.failure.classify import Kind, classify
-from gpulaunch.launcher.failure.ends import RankEnd, how
+from gpulaunch.launcher.failure.ends import RankEnd, how, signal_name
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 from gpulaunch.launcher.loop.keeper import Keeper
@@ -215,9 +215,11 @@ class Agent:
         self._happened(state.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
 
     def _store_lost(self, exit_: Exit) -> None:
-        how_ended = f"signal {exit_.signal}" if exit_.signal is not None else f"code {exit_.code}"
-        self._around.rundir.event("store_lost", pid=exit_.pid, how=how_ended)
-        self._console.say(f"the ranks' store ended ({how_ended}); ranks that still need it will fail")
+        how_ended = f"was killed by {signal_name(exit_.signal)}" if exit_.signal else f"ended with code {exit_.code}"
+        self._around.rundir.event("store_lost", pid=exit_.pid, how=how_ended, attempt=self._state.attempt)
+        self._error = f"the ranks' store (pid {exit_.pid}) {how_ended}; ranks that ask it would wait for ever"
+        self._console.say(self._error)
+        self._happened(state.StoreLost())
 
     # -- actions
 

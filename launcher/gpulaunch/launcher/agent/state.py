@@ -113,6 +113,11 @@ class RankEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreLost:
+    """The ranks' store ended under them: whoever asks it next would wait for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PeerFailed:
     """A rank of another node failed, or a node is gone; `final`: the job is given up."""
 
@@ -143,9 +148,9 @@ class Cleared:
     """Nothing of the attempt is left."""
 
 
-Event = Joined | Started | StartFailed | RankEnded | PeerFailed | PeersDone | Signalled | Expired | Cleared
+Event = Joined | Started | StartFailed | RankEnded | StoreLost | PeerFailed | PeersDone | Signalled | Expired | Cleared
 EVENT_TYPES: tuple[type, ...] = (
-    Joined, Started, StartFailed, RankEnded, PeerFailed, PeersDone, Signalled, Expired, Cleared,
+    Joined, Started, StartFailed, RankEnded, StoreLost, PeerFailed, PeersDone, Signalled, Expired, Cleared,
 )  # fmt: skip
 
 
@@ -289,6 +294,15 @@ def _rank_ended_stopping(state: State, event: Event) -> Result:
     assert isinstance(event, RankEnded), "table: RankEnded"
     left = replace(state, live=state.live - {event.local_rank})
     return (left, ()) if left.live else _clearing(left)
+
+
+def _store_lost(state: State, event: Event) -> Result:
+    return _stopping(replace(state, outcome=_worse(state, Outcome.FAILURE)), SIGTERM)
+
+
+def _store_lost_starting(state: State, event: Event) -> Result:
+    """The ranks on their way are told when they are there."""
+    return replace(state, outcome=_worse(state, Outcome.FAILURE)), ()
 
 
 def _peer_failed(state: State, event: Event) -> Result:
@@ -441,12 +455,15 @@ TABLE: dict[tuple[Phase, type], _Cell] = {
     (_P.JOINING, Signalled): _join_over,
     (_P.STARTING, Started): _started,
     (_P.STARTING, StartFailed): _start_failed,
+    (_P.STARTING, StoreLost): _store_lost_starting,
     (_P.STARTING, PeerFailed): _starting_peer_failed,
     (_P.STARTING, Signalled): _signalled_starting,
     (_P.RUNNING, RankEnded): _rank_ended,
+    (_P.RUNNING, StoreLost): _store_lost,
     (_P.RUNNING, PeerFailed): _peer_failed,
     (_P.RUNNING, Signalled): _signalled,
     (_P.SETTLING, RankEnded): _rank_ended_settling,
+    (_P.SETTLING, StoreLost): _store_lost,
     (_P.SETTLING, PeerFailed): _peer_failed,
     (_P.SETTLING, Signalled): _signalled,
     (_P.SETTLING, Expired): _expired_settling,

@@ -36,6 +36,7 @@ _WIDTH = 60  # torchrun's
 _LINE_CAP = 2_000
 _FAULT_LINES = 20
 _MAX_GROUPS = 8
+_RANK_PREFIX = re.compile(r"^\s*\[rank\d+\]: ?")
 
 _ECHO_PHRASES = (
     "connection closed by peer",
@@ -228,7 +229,8 @@ def _user_frames(lines: Iterable[str]) -> Iterator[str]:
 def _tail(end: RankEnd) -> Iterator[str]:
     """Give the rank's last lines, without those that only repeat the traceback."""
     told = {line.strip() for line in end.error.traceback.splitlines()} if end.error else set[str]()
-    lines = [line for line in end.tail if line.strip() and line.strip() not in told]
+    # torch's own excepthook puts the rank in front of every line of a traceback.
+    lines = [line for line in end.tail if line.strip() and _RANK_PREFIX.sub("", line).strip() not in told]
     if lines:
         yield "  last lines:"
         yield from (f"    {line[:_LINE_CAP]}" for line in lines)

@@ -344,14 +344,12 @@ def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
     linux.set_comm("gpulaunch-store")
     linux.set_cmdline(["gpulaunch: store"])
     distributed = importlib.import_module("torch.distributed")
-    server = distributed.TCPStore(
-        store["host"],
-        store["port"],
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listen_fd,
-        use_libuv=True,
-    )
+    options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
+    try:
+        server = distributed.TCPStore(store["host"], store["port"], use_libuv=True, **options)
+    except NotImplementedError:
+        # Up to torch 2.6 the libuv server cannot take over a socket; the older server speaks the same protocol.
+        server = distributed.TCPStore(store["host"], store["port"], use_libuv=False, **options)
     while server.port:  # and so keep it
         signal.pause()
     os._exit(0)

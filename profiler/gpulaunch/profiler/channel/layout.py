@@ -12,16 +12,17 @@
 Words are in native byte order: a page never leaves its machine. Every counter only grows and has one writer, and an
 aligned 8-byte store is one move on x86-64 and aarch64, so a reader never sees half a number, nor after a SIGKILL.
 
-Three things span several words, and each has a sequence word that is odd while they are being written:
-- the step counters, `Word.SEQUENCE`: phases in a snapshot sum to the step total;
-- a ring record: `2 * n + 1` while step n is being written into it, `2 * n + 2` when it is whole (0: never written);
-- a text slot.
-A writer that died in the middle leaves the sequence odd; readers then take the counters as they are and skip the record
-or the text.
+Three things span several words and lie between two marks: the step counters (so that the phases of a snapshot sum to its
+step total), a ring record, and a text slot. The writer stores the opening mark, the words, the closing mark, in this
+order; the reader takes the closing mark, the words, the opening mark. If both marks are the same number, nothing was
+written meanwhile. A writer that died in the middle leaves them different for ever: readers then take the counters as they
+are, and skip the record or the text.
 
-    ring record  +0 sequence  +8 start_ns  +16 duration_ns  +24 data_wait_ns  +32 forward_ns  +40 backward_ns
-                 +48 optimizer_ns  +56 samples                           (other_ns is the rest of duration_ns)
-    text slot    +0 sequence  +8 length in bytes  +16 UTF-8, at most 240 bytes
+    step counters  OPENING  STEPS ... PROBE_NS_TOTAL  CLOSING             (mark: number of updates)
+    ring record    +0 mark  +8 start_ns  +16 duration_ns  +24 data_wait_ns  +32 forward_ns  +40 backward_ns
+                   +48 optimizer_ns  +56 samples << 32 | mark & 0xffffffff
+                   (mark of step n: n + 1, 0 means never written; other_ns is the rest of duration_ns)
+    text slot      +0 mark  +8 length in bytes  +16 UTF-8, at most 232 bytes  +248 mark
 
 A change to anything here is a new `VERSION`; readers refuse any other.
 """
@@ -70,8 +71,8 @@ class Word(IntEnum):
     HOOKS_ARMED = 9  # bits of Hook
     HOOKS_UNAVAILABLE = 10  # bits of Hook that could not be placed, or were taken out after a fault
 
-    # written together at the end of a step, under SEQUENCE
-    SEQUENCE = 16
+    # written together at the end of a step
+    OPENING = 16
     STEPS = 17  # also the head of the ring
     MICROSTEPS = 18
     SKIPPED_STEPS = 19
@@ -85,6 +86,7 @@ class Word(IntEnum):
     LAST_STEP_MONOTONIC_NS = 27
     STEP_SOURCE = 28
     PROBE_NS_TOTAL = 29
+    CLOSING = 30
 
     # written whenever a batch is asked for or handed out
     LOADER_BATCHES = 40
@@ -98,7 +100,7 @@ class Word(IntEnum):
     GPU_PEAK_ALLOCATED_BYTES = 57
     GPU_RESERVED_BYTES = 58
 
-    # STEP_BUCKETS words
+    # STEP_BUCKETS words; written just before the step counters, so for a microsecond one step ahead of them
     STEP_HISTOGRAM = 96
 
 
@@ -146,7 +148,7 @@ class TextSlot(IntEnum):
     FAULT = 1280
 
 
-TEXT_BYTES: Final = 240
+TEXT_BYTES: Final = 232
 
 RING_BYTE: Final = 4096
 RING_RECORD_BYTES: Final = 64

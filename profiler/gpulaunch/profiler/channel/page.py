@@ -47,19 +47,16 @@ class PageBusyError(PageError):
 # Native ("@") packs each number with one aligned 8-byte store; "<" would go byte by byte and could be read half done.
 _WORD: Final = struct.Struct("@Q")
 _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
-_STEP_COUNTERS: Final = struct.Struct(f"@{Word.PROBE_NS_TOTAL - Word.STEPS + 1}Q")
+_STEP_COUNTERS: Final = struct.Struct(f"@{Word.CLOSING - Word.OPENING + 1}Q")
 _QUEUE: Final = struct.Struct(f"@{Word.LOADER_REORDER_BLOCKED - Word.LOADER_WORKERS_CONFIGURED + 1}Q")
-_RECORD_BODY: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8 - 1}Q")
+_RECORD: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8}Q")
 
-_SEQUENCE: Final = int(Word.SEQUENCE)
-_STEPS_BYTE: Final = 8 * Word.STEPS
+_OPENING_BYTE: Final = 8 * Word.OPENING
 _QUEUE_BYTE: Final = 8 * Word.LOADER_WORKERS_CONFIGURED
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
-_RING: Final = RING_BYTE // 8
-_RECORD_WORDS: Final = RING_RECORD_BYTES // 8
 
 _READ_TRIES: Final = 64  # a writer is inside for about 2 us; more than a few tries mean that it died or sleeps in there
-_U64: Final = (1 << 64) - 1
+_U32: Final = (1 << 32) - 1
 
 
 def create(path: str, *, rank: int, local_rank: int, attempt: int) -> None:
@@ -113,9 +110,11 @@ class PageWriter:
         """Every u64 of the page, to be indexed with `Word`; for single gauges and counters."""
         if self.words[Word.PID]:
             # The rank is a script that runs several programs, and an earlier one wrote here: counters start again.
-            cleared = 8 * Word.SEQUENCE
+            cleared = 8 * Word.OPENING
             self._bytes[cleared:] = bytes(PAGE_BYTES - cleared)
             self.words[Word.HOOKS_ARMED] = self.words[Word.HOOKS_UNAVAILABLE] = 0
+        self._updates = 0
+        self._histogram = [0] * STEP_BUCKETS
         self.words[Word.STARTED_NS] = clock.monotonic_ns()
         self.words[Word.PID] = os.getpid()
 
@@ -130,32 +129,30 @@ class PageWriter:
             record: the last of them: start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns,
                 samples.
         """
-        words = self.words
-        page = self._bytes
-        sequence = words[_SEQUENCE] + 1
-        words[_SEQUENCE] = sequence
-        _STEP_COUNTERS.pack_into(page, _STEPS_BYTE, *totals, probe_ns)
-        words[_HISTOGRAM + bucket] += closed
-        step = totals[0] - 1
-        slot = _RING + (step % RING_SLOTS) * _RECORD_WORDS
-        words[slot] = 2 * step + 1
-        _RECORD_BODY.pack_into(page, 8 * slot + 8, *record)
-        words[slot] = 2 * step + 2
-        words[_SEQUENCE] = sequence + 1
+        # Three stores from Python's point of view: between torch's kernels each call here is a cache miss or two. `pack`
+        # stores its numbers one after the other, so the marks around them are in the order that readers rely on.
+        steps = totals[0]
+        update = self._updates = self._updates + 1
+        in_bucket = self._histogram[bucket] = self._histogram[bucket] + closed
+        self.words[_HISTOGRAM + bucket] = in_bucket
+        _STEP_COUNTERS.pack_into(self._bytes, _OPENING_BYTE, update, *totals, probe_ns, update)
+        *times, samples = record
+        offset = RING_BYTE + (steps - 1) % RING_SLOTS * RING_RECORD_BYTES
+        _RECORD.pack_into(self._bytes, offset, steps, *times, (samples & _U32) << 32 | steps & _U32)
 
     def write_queue(self, queue: Sequence[int]) -> None:
         """Put new values into the words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED, in that order."""
         _QUEUE.pack_into(self._bytes, _QUEUE_BYTE, *queue)
 
     def write_text(self, slot: TextSlot, text: str) -> None:
-        """Put `text` into a slot, cut at 240 bytes."""
+        """Put `text` into a slot, cut at 232 bytes."""
         data = text.encode("utf-8", "replace")[:TEXT_BYTES]
-        word = slot // 8
-        sequence = self.words[word] | 1
-        self.words[word] = sequence
-        self.words[word + 1] = len(data)
+        opening, closing = slot // 8, slot // 8 + 31
+        mark = self.words[opening] + 1
+        self.words[opening] = mark
+        self.words[opening + 1] = len(data)
         self._bytes[slot + 16 : slot + 16 + len(data)] = data
-        self.words[word] = sequence + 1
+        self.words[closing] = mark
 
     def close(self) -> None:
         """Let the page go; another process may then claim it."""
@@ -295,19 +292,19 @@ class PageReader:
         """All words below the ring, and whether no step was being published meanwhile."""
         words: tuple[int, ...] = ()
         for _ in range(_READ_TRIES):
-            before = self.word(_SEQUENCE)
+            closing = self.word(Word.CLOSING)
             words = _WORDS.unpack_from(self._map, 0)
-            if before % 2 == 0 and self.word(_SEQUENCE) == before:
+            if self.word(Word.OPENING) == closing == words[Word.CLOSING]:
                 return words, True
         return words, False
 
     def _text(self, slot: TextSlot) -> str:
+        opening, closing = slot // 8, slot // 8 + 31
         for _ in range(_READ_TRIES):
-            before = self.word(slot // 8)
-            size = min(self.word(slot // 8 + 1), TEXT_BYTES)
-            data = self.raw(slot + 16, size)
-            if before % 2 == 0 and self.word(slot // 8) == before:
-                return data.decode("utf-8", "ignore")  # "ignore": the cut at 240 bytes may split a character
+            mark = self.word(closing)
+            data = self.raw(slot + 16, min(self.word(opening + 1), TEXT_BYTES))
+            if self.word(opening) == mark:
+                return data.decode("utf-8", "ignore")  # "ignore": the cut at 232 bytes may split a character
         return ""
 
 

@@ -1,7 +1,7 @@
 """The last steps of a rank, one record each: they survive the rank, a SIGKILL included.
 
-The writer's side is `PageWriter.end_step`; a record's number is in its sequence word, so the reader knows a record of
-this round from one of the round before, and a whole one from one being written.
+The writer's side is `PageWriter.end_step`; a record's marks are its step's number, so the reader knows a record of this
+round from one of the round before, and a whole one from one being written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = ["StepEvent", "recent", "recent_from"]
 
 _RECORD: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8}Q")
 _TRIES: Final = 8
+_U32: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +63,17 @@ def _event(reader: PageReader, step: int) -> StepEvent | None:
     """The record of `step`, or None when it never was, is gone, or was left half written."""
     offset = RING_BYTE + (step % RING_SLOTS) * RING_RECORD_BYTES
     for _ in range(_TRIES):
-        before = reader.word(offset // 8)
+        closing = reader.word(offset // 8 + 7)
         record = reader.raw(offset, RING_RECORD_BYTES)
+        opening = reader.word(offset // 8)
         # The second copy is for CPUs that let stores pass each other (aarch64): a record in motion differs between
         # the two.
-        again = reader.raw(offset, RING_RECORD_BYTES)
-        if record == again and before % 2 == 0:
-            sequence, *body = _RECORD.unpack(record)
-            if sequence != before:
-                continue
-            if sequence != 2 * step + 2:
+        if opening & _U32 == closing & _U32 and record == reader.raw(offset, RING_RECORD_BYTES):
+            mark, start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, last = _RECORD.unpack(
+                record
+            )
+            if mark != step + 1:
                 return None
-            start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples = body
             return StepEvent(
                 step=step,
                 start_ns=start_ns,
@@ -82,6 +82,6 @@ def _event(reader: PageReader, step: int) -> StepEvent | None:
                 forward_ns=forward_ns,
                 backward_ns=backward_ns,
                 optimizer_ns=optimizer_ns,
-                samples=samples,
+                samples=last >> 32,
             )
     return None

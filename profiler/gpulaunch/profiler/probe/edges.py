@@ -38,6 +38,7 @@ class Probe:
     """
 
     __slots__ = (
+        "_batches",
         "_counts_samples",
         "_gpu_due_ns",
         "_grad_enabled",
@@ -50,11 +51,14 @@ class Probe:
         "_tensor",
         "_thread",
         "_torch",
+        "_words",
         "_writer",
     )
 
     def __init__(self, writer: PageWriter, torch: Any) -> None:
         self._writer = writer
+        self._words = writer.words
+        self._batches = 0
         self._torch = torch
         self._tensor = torch.Tensor
         self._grad_enabled = torch.is_grad_enabled
@@ -102,9 +106,16 @@ class Probe:
             return
         try:
             now_ns = monotonic_ns()
-            self._writer.words[_BATCHES] += 1
+            self._batches += 1
+            self._words[_BATCHES] = self._batches
+            samples = 0
             trains = self._grad_enabled()
-            samples = self._samples_in(batch) if trains and self._counts_samples else 0
+            if trains and self._counts_samples:
+                try:
+                    samples = samples_in(batch, self._tensor)
+                except Exception as error:  # a batch type of the user's own may do anything when it is looked into
+                    self._counts_samples = False
+                    self.unavailable(Hook.SAMPLES, repr(error))
             if get_ident() == self._thread or self._stands_in(now_ns):
                 self._machine.loader_exit(now_ns, samples, trains)
             elif trains:
@@ -234,14 +245,6 @@ class Probe:
             self.unavailable(Hook.LOADER_QUEUE, repr(error))
             return
         self._writer.write_queue(queue)
-
-    def _samples_in(self, batch: object) -> int:
-        try:
-            return samples_in(batch, self._tensor)
-        except Exception as error:  # a batch type of the user's own may do anything when it is looked into
-            self._counts_samples = False
-            self.unavailable(Hook.SAMPLES, repr(error))
-            return 0
 
     def _publish(self, count: int, record: Record) -> None:
         """Steps have ended: everything that is published once per step."""
