@@ -157,7 +157,7 @@ def one_start_and_recovery(launcher: str, ranks: int) -> dict[str, float]:
             for line in (one.work / "run" / "events.jsonl").read_text().splitlines():
                 event = json.loads(line)
                 if event["event"] == "rank_ended" and event["pid"] == victim:
-                    seen["death_seen_ms"] = max(0.0, (event["seen_s"] - reported_s) * 1e3)
+                    seen["death_seen_ms"] = (event["seen_s"] - reported_s) * 1e3
     return seen
 
 
@@ -266,7 +266,7 @@ def table(f: dict[str, object]) -> str:
         ("a script that ran to its end exits 0, 4 ranks", f["gpulaunch_exit_0"], f["torchrun_exit_0"], ""),
         ("agent RSS", f"{f['gpulaunch_agent_rss_mib']:.0f} MiB", f"{f['torchrun_agent_rss_mib']:.0f} MiB", ""),
         ("sidecar RSS", f"{f['sidecar_rss_mib']:.0f} MiB", "", ""),
-        ("death of a rank seen by the agent after the kernel's report", f"{f['death_seen_ms']:.2f} ms", "", ""),
+        ("death of a rank seen by the agent, after this benchmark saw it (negative: before)", f"{f['death_seen_ms']:.2f} ms", "", ""),
     ]  # fmt: skip
     lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     lines.insert(1, "|---|---|---|---|")
