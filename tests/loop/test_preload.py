@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,38 @@ def test_ranks_share_the_memory_of_what_was_preloaded(gpulaunch, tmp_path: Path,
         private[method] = min(int(line.split()[-1]) for line in ended.stdout.splitlines() if "PRIVATE" in line)
 
     assert private["fork"] * 2 < private["spawn"]
+
+
+def test_what_an_import_makes_for_its_process_outlives_the_first_rank_and_not_the_job(
+    gpulaunch, tmp_path: Path, packages: Path
+) -> None:
+    """A temporary directory made while a package is imported: one for all ranks, and not left behind."""
+    (packages / "tempy").mkdir()
+    (packages / "tempy/__init__.py").write_text("import tempfile; kept = tempfile.TemporaryDirectory()")
+    program = """
+        import os, tempy, time
+        if os.environ["RANK"] == "0":
+            raise SystemExit
+        while os.path.exists(f"/proc/{os.getppid()}") and not os.path.exists("go"):
+            time.sleep(0.01)
+        print("STILL", os.path.isdir(tempy.kept.name), tempy.kept.name, flush=True)
+    """
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(program))
+    env = {"PYTHONPATH": os.fspath(packages), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    run = gpulaunch.start("--nproc", "2", "--preload", "tempy", "--job-dir", tmp_path / "job", script, env=env)
+    until = time.monotonic() + 60
+    while "rank_ended" not in events(tmp_path):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    (tmp_path / "go").touch()
+    ended = run.wait()
+
+    (line,) = [line for line in ended.stdout.splitlines() if "STILL" in line]
+    assert "STILL True" in line
+    assert not os.path.exists(line.split()[-1]), "left behind"
+
+
+def events(tmp_path: Path) -> str:
+    path = tmp_path / "job/events.jsonl"
+    return path.read_text() if path.exists() else ""

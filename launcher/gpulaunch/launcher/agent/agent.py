@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from gpulaunch.launcher.failure.blame import Blame, blame, exit_code
 from gpulaunch.launcher.failure.classify import Kind, classify
 from gpulaunch.launcher.failure.ends import RankEnd, how, signal_name
 from gpulaunch.launcher.logs.console import Console
+from gpulaunch.launcher.loop import linux
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Exit, Timer
@@ -122,8 +124,11 @@ class Agent:
         self._rendezvous.close()
         if self._sidecar is not None:
             self._sidecar.close()
-        # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover.
-        self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, _HELPERS_S)
+        # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover. A fork server
+        # that still imports does not listen: it is not waited for.
+        if self._server is not None and self._server.ready is None:
+            self._server = None
+        self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
         cleared: list[list[int]] = []
         group = self._group or Group(self._around, _NO_WORLD, self._group_events())
         group.when_cleared(cleared.append)
@@ -307,12 +312,12 @@ class Agent:
         if self._group is None:
             self._loop.call_at(self._loop.now(), lambda: self._happened(state.Cleared()))
             return
-        helpers = {self._keeper.pid}
-        if self._server is not None:
-            helpers.add(self._server.pid)
-        if self._sidecar is not None and self._sidecar.pid is not None:
-            helpers.add(self._sidecar.pid)
-        self._group.clear(frozenset(helpers), gently=gently)
+        self._group.clear(self._helpers() | {self._keeper.pid}, gently=gently)
+
+    def _helpers(self) -> frozenset[int]:
+        """The fork server and the sidecar, as far as they run."""
+        pids = {self._server.pid if self._server else None, self._sidecar.pid if self._sidecar else None}
+        return frozenset(pid for pid in pids if pid is not None)
 
     def _group_cleared(self, left: list[int]) -> None:
         if left:

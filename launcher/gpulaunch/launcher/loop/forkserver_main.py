@@ -224,6 +224,23 @@ def _preload_torch(with_dynamo: bool) -> str:
     return ""
 
 
+def _take_finalizers() -> list[Any]:
+    """Keep the ranks from finalizing, at their end, what was made before the fork: the first would do it to all.
+
+    Return those that leave something on disk; the fork server runs them at its own end.
+    """
+    import weakref
+
+    taken: list[Any] = []
+    with contextlib.suppress(Exception):  # private, and without it ranks still end; see test_preload
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False
+            alive = finalizer.peek()
+            if alive is not None and alive[1].__module__ == "tempfile":
+                taken.append(finalizer)
+    return taken
+
+
 def _preload_ours() -> None:
     """Import what every rank needs of this package; a rank runs without what is missing."""
     rooms = ("launcher.loop.rank_main", "launcher.failure.inside", "profiler.probe.inject")
@@ -393,6 +410,7 @@ def serve(setup: dict[str, Any]) -> None:
     # takes 0.2 s of everybody's start and finds next to nothing among modules.
     gc.freeze()
     gc.enable()
+    mine = _take_finalizers()
     send(
         sock,
         {
@@ -408,6 +426,9 @@ def serve(setup: dict[str, Any]) -> None:
     while True:
         request = receive(sock)
         if request is None:
+            for finalizer in mine:
+                with contextlib.suppress(Exception):
+                    finalizer()
             os._exit(0)
         request |= {"sigint_ignored": sigint_ignored, "comm": comm}
         _start(request, receive_fds(sock, request["num_fds"]), sock)
