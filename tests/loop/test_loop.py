@@ -46,6 +46,18 @@ def test_timers_fire_in_order_and_a_cancelled_one_is_silent(loop: Loop) -> None:
     assert ["first", "second"] == seen
 
 
+def test_a_turn_waits_no_longer_than_its_bound_and_no_longer_than_a_timer(loop: Loop) -> None:
+    seen: list[str] = []
+    loop.call_at(loop.now() + 0.01, lambda: seen.append("timer"))
+
+    while not seen:
+        loop.turn(PATIENCE_S)  # would be all of our patience if the timer did not wake it
+    started_s = loop.now()
+    loop.turn(0.01)
+
+    assert loop.now() - started_s < PATIENCE_S / 2
+
+
 def test_a_pipe_is_read_until_its_end(loop: Loop) -> None:
     read, write = os.pipe()
     got: list[bytes] = []

@@ -214,16 +214,17 @@ class Loop:
         """Turn until `stop()`."""
         self._running = True
         while self._running:
-            self.turn(self._timeout_s())
+            self.turn()
 
     def stop(self) -> None:
         """Leave `run()` after the present callback."""
         self._running = False
 
-    def turn(self, timeout_s: float | None) -> None:
-        """Wait at most `timeout_s` seconds (None: until something happens) and run the callbacks that are due."""
+    def turn(self, at_most_s: float | None = None) -> None:
+        """Wait until something happens or a timer is due, at most `at_most_s` seconds, and run the callbacks."""
+        waits = [wait_s for wait_s in (self._timeout_s(), at_most_s) if wait_s is not None]
         try:
-            ready = self._epoll.poll(-1 if timeout_s is None else timeout_s)
+            ready = self._epoll.poll(min(waits, default=-1))
         except InterruptedError:
             ready = []
         for fd, mask in ready:
