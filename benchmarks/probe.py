@@ -2,10 +2,10 @@
 
     python benchmarks/probe.py [--steps 4000] [--json FILE]
 
-The step is small on purpose (a two-layer network on the CPU, a fraction of a millisecond), so that the probe's microseconds
-are not lost in it: they are the same for a step of any length. A pair is one block with the probe and one without, in
-alternating order; the cost is the median over the pairs of the difference of their median steps. With dataloader workers
-the step is longer and noisier, so only the loader's own edges are of interest there: they also read the queue.
+The step is small on purpose (a two-layer network on the CPU, a fraction of a millisecond), so that the probe's
+microseconds are not lost in it. A pair is one block with the probe and one without, in alternating order; the cost is
+the median over the pairs of the difference of their median steps. The second case has dataloader workers, whose queue
+is read too; its steps wait for another process and are noisy: look at the quartiles. "own price" is what the page says.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Training:
             yield from self.loader
 
 
-def measure(workers: int, steps: int, directory: str) -> dict[str, float]:
+def measure(workers: int, steps: int, directory: str) -> dict[str, Any]:
     """Alternate blocks of steps with and without the probe."""
     path = f"{directory}/rank-{workers}.bin"
     page.create(path, rank=workers, local_rank=0, attempt=0)
@@ -98,7 +98,7 @@ def measure(workers: int, steps: int, directory: str) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="What the probe costs a training step.")
     parser.add_argument("--steps", type=int, default=4000, help="steps with the probe, and as many without (per case)")
     parser.add_argument("--json", type=Path, help="write the result here too")
     arguments = parser.parse_args()
@@ -108,19 +108,27 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-", dir=shm) as directory:
         cases = [measure(workers, arguments.steps, directory) for workers in (0, 2)]
 
-    print(f"{'workers':>7} {'steps':>7} {'without':>10} {'with':>10} {'cost':>9} {'quartiles':>16} {'own price':>10}")
+    print(f"{'workers':>7} {'steps':>7} {'without':>10} {'with':>10} {'cost':>9} {'quartiles':>17} {'own price':>10}")
     for case in cases:
         low, high = case["cost_us_quartiles"]
         print(
-            f"{case['workers']:>7} {case['steps']:>7} {case['step_us_without']:>7.1f} us {case['step_us_with']:>7.1f} us"
-            f" {case['cost_us_per_step']:>6.2f} us {low:>6.2f} .. {high:>6.2f} {case['self_priced_us_per_step']:>7.2f} us"
+            f"{case['workers']:>7} {case['steps']:>7}"
+            f" {case['step_us_without']:>7.1f} us {case['step_us_with']:>7.1f} us {case['cost_us_per_step']:>6.2f} us"
+            f" {low:>7.2f} .. {high:>6.2f} {case['self_priced_us_per_step']:>7.2f} us"
         )
-    result = {"benchmark": "probe", "version": 1, "torch": torch.__version__, "target_us": TARGET_US, "cases": cases}
+    result = {
+        "benchmark": "probe",
+        "version": 1,
+        "torch": torch.__version__,
+        "target_us": TARGET_US,
+        "target_met": cases[0]["cost_us_per_step"] <= TARGET_US,
+        "cases": cases,
+    }
     text = json.dumps(result)
     print(text)
     if arguments.json:
         arguments.json.write_text(text + "\n", encoding="utf-8")
-    return 0 if cases[0]["cost_us_per_step"] <= TARGET_US else 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -5,11 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.agent.state import (
+from gpulaunch.launcher.agent.state import SIGTERM, TABLE, UNKILLABLE_S, first, step
+from gpulaunch.launcher.agent.words import (
     EVENT_TYPES,
-    SIGTERM,
-    TABLE,
-    UNKILLABLE_S,
     Action,
     Arm,
     Clear,
@@ -36,8 +34,6 @@ from gpulaunch.launcher.agent.state import (
     Stop,
     StoreLost,
     TellPeers,
-    first,
-    step,
 )
 
 RANKS = frozenset({0, 1, 2})

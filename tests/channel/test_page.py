@@ -29,8 +29,8 @@ while True:
     step += 1
     # Every number of a step follows from the step: whatever does not fit together was read torn.
     phases = (step, 2 * step, 3 * step, 4 * step, 5 * step)
-    totals = (step, step, 0, 7 * step, sum(phases), *phases, step, 1)
-    writer.end_step(totals, step, step % 15, 1, (step, 15 * step, step, 2 * step, 3 * step, 4 * step, 7))
+    totals = (step, step, 0, 7 * step, sum(phases), *phases, step, 1, step)
+    writer.end_step(totals, step % 15, 1, (step, 15 * step, step, 2 * step, 3 * step, 4 * step, 7))
 """
 
 
@@ -43,8 +43,8 @@ def path(tmp_path: Path) -> str:
 
 def a_step(writer: page.PageWriter, steps: int, **more: int) -> None:
     """One more step of 100 ns, in a page that has had `steps - 1`."""
-    totals = (steps, steps, 0, 0, 100 * steps, 10 * steps, 20 * steps, 30 * steps, 5 * steps, 35 * steps, 0, 1)
-    writer.end_step(totals, 9 * steps, 0, 1, (1000 + steps, 100, 10, 20, 30, 5, more.get("samples", 8)))
+    totals = (steps, steps, 0, 0, 100 * steps, 10 * steps, 20 * steps, 30 * steps, 5 * steps, 35 * steps, 0, 1, 0)
+    writer.end_step(totals, 0, 1, (1000 + steps, 100, 10, 20, 30, 5, more.get("samples", 8)))
 
 
 def test_a_new_page_is_empty_and_says_whose_it_is(path):
@@ -161,7 +161,7 @@ def test_a_full_tmpfs_is_told_when_the_page_is_made(tmp_path):
 
 
 def test_a_page_has_one_writer(path):
-    """A second program with the rank's environment is told so; when the first has ended it may have the page, cleared."""
+    """A second program with the rank's environment is told so; when the first has ended it may have it, cleared."""
     first = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
     assert first.stdout is not None
     first.stdout.readline()
@@ -202,22 +202,25 @@ def test_a_forked_child_does_not_hold_the_page(path):
 
 
 def test_a_reader_never_sees_half_a_step(path):
-    """A process writes as fast as it can while this one reads; then it is killed, and its last steps are still there."""
+    """A process writes as fast as it can while this one reads; it is killed, and its last steps are still there."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.readline()
     records = 0
     try:
         with page.PageReader(path) as reader:
-            last = 0
-            for _ in range(4000):
+            last = reads = 0
+            deadline = time.monotonic() + 60
+            while reads < 4000 or last < 4000:  # on a busy machine the two may take turns for a while
+                assert time.monotonic() < deadline, f"{reads} reads beside {last} steps"
+                reads += 1
                 seen = reader.read()
+                assert seen.steps >= last, "a counter went back"
+                last = seen.steps
                 if seen.consistent:
                     assert sum(seen.phase_ns.values()) == seen.step_ns_total == 15 * seen.steps
                     assert seen.samples == 7 * seen.steps
                     assert sum(seen.step_histogram_counts) - seen.steps in (0, 1)
-                    assert seen.steps >= last
-                    last = seen.steps
             for _ in range(20):
                 for event in ring.recent_from(reader):
                     records += 1
@@ -229,7 +232,6 @@ def test_a_reader_never_sees_half_a_step(path):
         writer.wait()
         writer.stdout.close()
 
-    assert last > 4000, "the writer did not run beside the reader"
     assert records > 20
     assert len(ring.recent(path)) >= RING_SLOTS - 1
 

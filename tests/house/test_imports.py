@@ -44,16 +44,17 @@ MAY_IMPORT: dict[str, set[str]] = {
 # One process, the rank, is put together below the agent: by name, these two modules and no other.
 BY_NAME: dict[str, set[str]] = {
     "launcher.loop.rank_main": {"launcher.failure.inside", "profiler.probe.inject", "compat._callable"},
-    "launcher.loop.forkserver_main": {"launcher.failure.inside", "profiler.probe.inject"},
+    "launcher.loop.preload": {"launcher.failure.inside", "profiler.probe.inject"},
 }
 
-# Importing torch, once for all ranks, is what the fork server is for.
-IMPORTS_TORCH = "launcher.loop.forkserver_main"
+# Importing torch, once for all ranks, is what the fork server is for; and its store is torch's.
+IMPORTS_TORCH = {"launcher.loop.preload", "launcher.loop.forkserver_main"}
 
 # What runs inside the user's process: nothing but the standard library, and each other.
 IN_RANK = (
     *("profiler.channel", "profiler.probe", "mark"),
-    *("launcher.failure.inside", "launcher.loop.rank_main", "launcher.loop.forkserver_main", "launcher.loop.linux"),
+    *("launcher.failure.inside", "launcher.loop.rank_main", "launcher.loop.linux"),
+    *("launcher.loop.forkserver_main", "launcher.loop.preload"),
     *("compat._callable",),
 )
 
@@ -99,7 +100,7 @@ def violations(sources: Mapping[str, str]) -> list[str]:
         for line, name in imports(module, source):
             if not name.startswith("gpulaunch."):
                 top = name.split(".")[0]
-                known = top in sys.stdlib_module_names or (module == IMPORTS_TORCH and top == "torch")
+                known = top in sys.stdlib_module_names or (module in IMPORTS_TORCH and top == "torch")
                 if inside(module, IN_RANK) and not known:
                     found.append(f"{module}:{line} imports {name} inside a rank")
                 continue

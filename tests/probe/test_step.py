@@ -111,7 +111,7 @@ def test_gradients_accumulated_over_four_batches_are_one_step(loop):
 
 
 def test_batches_fetched_in_advance_for_accumulation_are_waited_for(loop):
-    """As the Hugging Face Trainer does: all batches of a step first, also at the end of the epoch, where one is missing."""
+    """As the Hugging Face Trainer does: all batches of a step first, also at an epoch's end, where one is missing."""
     for batches in (4, 4, 3):
         for _ in range(batches):
             loop.fetch(10)
@@ -454,7 +454,7 @@ EDGES = (
     st.lists(st.tuples(st.sampled_from(EDGES), st.integers(0, 10**9), st.integers(0, 3), st.booleans()), max_size=400)
 )
 def test_any_sequence_of_edges_gives_parts_that_sum_to_the_step(edges):
-    """Exceptions, threads and new torch versions may leave out or repeat any edge: numbers stay whole, and only grow."""
+    """Exceptions, threads and new versions of torch may leave out or repeat any edge: numbers only grow, and add up."""
     loop = Loop()
     machine = loop.machine
     for name, ns, number, flag in edges:

@@ -142,7 +142,7 @@ def test_a_fault_of_the_probe_ends_the_observing_and_not_the_training(run):
 
     assert seen.steps == 6
     assert seen.hooks_unavailable == Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
-    assert "AttributeError" in seen.fault
+    assert "TypeError" in seen.fault
 
 
 def test_off_means_off(run):

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpulaunch.launcher.agent import preload, state, summary
+from gpulaunch.launcher.agent import packages, state, summary, words
 from gpulaunch.launcher.agent.group import CLEAR_S, Group, GroupEvents, Surroundings
 from gpulaunch.launcher.agent.sidecar import SidecarProcess
 from gpulaunch.launcher.failure.blame import Blame, blame, exit_code
@@ -73,14 +73,14 @@ class Agent:
         self._blame: Blame | None = None
         self._error = ""
         self._peer_error = ""
-        self._outcome = state.Outcome.OPEN
+        self._outcome = words.Outcome.OPEN
         self.totals: dict[int, summary.RankTotals] = {}
         rendezvous.on_joined = self._joined
         rendezvous.on_failed = self._join_failed
         rendezvous.on_peer_failed = self._peer_failed
-        rendezvous.on_peers_done = lambda: self._happened(state.PeersDone())
+        rendezvous.on_peers_done = lambda: self._happened(words.PeersDone())
         for name in around.spec.signals:
-            self._loop.on_signal(signal.Signals[name], lambda signum: self._happened(state.Signalled(signum=signum)))
+            self._loop.on_signal(signal.Signals[name], lambda signum: self._happened(words.Signalled(signum=signum)))
 
     @property
     def num_restarts(self) -> int:
@@ -94,14 +94,14 @@ class Agent:
             loop=self._loop, on_ready=self._server_ready, on_started=self._server_started, on_lost=self._server_lost
         )
         forking = not self._spawn_because
-        packages = preload.packages_for(spec) if forking else []
+        names = packages.packages_for(spec) if forking else []
         try:
             self._server.start(
                 self._around.base_env,
                 torch=True,
                 dynamo=forking,
-                packages=packages,
-                refused=preload.recall(packages),
+                packages=names,
+                refused=packages.recall(names),
             )
         except OSError as err:
             self._server = None
@@ -147,7 +147,7 @@ class Agent:
 
     # -- events
 
-    def _happened(self, event: state.Event) -> None:
+    def _happened(self, event: words.Event) -> None:
         before = self._state.phase
         self._state, actions = state.step(self._state, event)
         if self._state.phase is not before:
@@ -156,24 +156,24 @@ class Agent:
 
     def _joined(self, world: World) -> None:
         self._world = world
-        self._happened(state.Joined())
+        self._happened(words.Joined())
 
     def _join_failed(self, why: str) -> None:
         self._error = why
-        self._happened(state.StartFailed())
+        self._happened(words.StartFailed())
 
     def _peer_failed(self, final: bool, why: str) -> None:
         self._peer_error = why
         self._console.say(why)
-        self._happened(state.PeerFailed(final=final))
+        self._happened(words.PeerFailed(final=final))
 
     def _server_ready(self, ready: Ready) -> None:
-        preload.remember({name: why for name, why in ready.refused.items() if name not in preload.recall([name])})
+        packages.remember(ready.refused)
         self._around.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
         if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
             self._spawn_because = ready.problem
             self._console.say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")
-        if self._group is not None and self._state.phase is not state.Phase.CLEARING:
+        if self._group is not None and self._state.phase is not words.Phase.CLEARING:
             self._start_with(self._group)
 
     def _server_started(self, started: Started) -> None:
@@ -185,7 +185,7 @@ class Agent:
         was_ready = self._server is not None and self._server.ready is not None
         self._server = None
         self._around.rundir.event("fork_server_lost")
-        if self._state.phase is not state.Phase.STARTING or self._group is None:
+        if self._state.phase is not words.Phase.STARTING or self._group is None:
             return
         self._lost_servers += 1
         if was_ready and self._group.asked:
@@ -199,7 +199,7 @@ class Agent:
 
     def _start_failed(self, ranks: frozenset[int], why: str, final: bool) -> None:
         self._error = why
-        self._happened(state.StartFailed(ranks=ranks, final=final))
+        self._happened(words.StartFailed(ranks=ranks, final=final))
 
     def _rank_ended(self, local_rank: int, end: RankEnd, exit_: Exit) -> None:
         pages = self._around.pages
@@ -217,41 +217,41 @@ class Agent:
         )
         ok = end.code == 0
         echo = not ok and classify(end) is Kind.PEER
-        self._happened(state.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
+        self._happened(words.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
 
     def _store_lost(self, exit_: Exit) -> None:
         how_ended = f"was killed by {signal_name(exit_.signal)}" if exit_.signal else f"ended with code {exit_.code}"
         self._around.rundir.event("store_lost", pid=exit_.pid, how=how_ended, attempt=self._state.attempt)
         self._error = f"the ranks' store (pid {exit_.pid}) {how_ended}; ranks that ask it would wait for ever"
         self._console.say(self._error)
-        self._happened(state.StoreLost())
+        self._happened(words.StoreLost())
 
     # -- actions
 
-    def _do(self, actions: tuple[state.Action, ...]) -> None:
+    def _do(self, actions: tuple[words.Action, ...]) -> None:
         for action in actions:
             match action:
-                case state.Join():
+                case words.Join():
                     self._rendezvous.join(action.attempt)
-                case state.Start():
+                case words.Start():
                     self._start()
-                case state.Stop():
+                case words.Stop():
                     if self._group is not None:
                         self._group.stop(action.signum)
-                case state.Kill():
+                case words.Kill():
                     if self._group is not None:
                         self._group.kill()
-                case state.Arm():
+                case words.Arm():
                     self._arm(action)
-                case state.Disarm():
+                case words.Disarm():
                     self._disarm()
-                case state.Clear():
+                case words.Clear():
                     self._clear(gently=action.gently)
-                case state.TellPeers():
+                case words.TellPeers():
                     self._tell_peers(action)
-                case state.Report():
+                case words.Report():
                     self._report_failure(restarting=action.restarting)
-                case state.Finish():
+                case words.Finish():
                     self._outcome = action.outcome
                     self._loop.stop()
 
@@ -295,12 +295,12 @@ class Agent:
         self._around.rundir.event(
             "started", attempt=self._state.attempt, pids=dict(self._group.live) if self._group else {}
         )
-        self._happened(state.Started(ranks=ranks))
+        self._happened(words.Started(ranks=ranks))
 
-    def _arm(self, action: state.Arm) -> None:
+    def _arm(self, action: words.Arm) -> None:
         self._disarm()
         self._deadline = self._loop.call_at(
-            self._loop.now() + action.after_s, lambda: self._happened(state.Expired(deadline=action.deadline))
+            self._loop.now() + action.after_s, lambda: self._happened(words.Expired(deadline=action.deadline))
         )
 
     def _disarm(self) -> None:
@@ -310,7 +310,7 @@ class Agent:
 
     def _clear(self, *, gently: bool) -> None:
         if self._group is None:
-            self._loop.call_at(self._loop.now(), lambda: self._happened(state.Cleared()))
+            self._loop.call_at(self._loop.now(), lambda: self._happened(words.Cleared()))
             return
         self._group.clear(self._helpers() | {self._keeper.pid}, gently=gently)
 
@@ -324,9 +324,9 @@ class Agent:
             pids = ", ".join(map(str, left))
             self._console.say(f"cannot end {pids}: killed, but the kernel does not let go (state D?); see dmesg")
             self._around.rundir.event("unkillable", pids=left)
-        self._happened(state.Cleared())
+        self._happened(words.Cleared())
 
-    def _tell_peers(self, action: state.TellPeers) -> None:
+    def _tell_peers(self, action: words.TellPeers) -> None:
         why = ""
         if not action.ok and self._group is not None and self._group.ends:
             first = blame(self._group.ends).first
@@ -343,9 +343,9 @@ class Agent:
         self._report(self._blame, attempt, restarting)
 
     def _exit_code(self) -> int:
-        if self._outcome is state.Outcome.SUCCESS:
+        if self._outcome is words.Outcome.SUCCESS:
             return 0
-        if self._outcome is state.Outcome.SIGNAL:
+        if self._outcome is words.Outcome.SIGNAL:
             return 128 + self._state.signum
         if self._blame is not None:
             return exit_code(self._blame.first)

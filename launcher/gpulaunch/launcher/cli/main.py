@@ -60,7 +60,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     place = look(os.environ)
     request = resolve(given, os.environ, place)
     if request.dry_run:
-        from gpulaunch.launcher.agent.preload import packages_for, recall
+        from gpulaunch.launcher.agent.packages import packages_for, recall
         from gpulaunch.launcher.job.describe import describe
 
         answer(describe(request.spec, place, refused=recall(packages_for(request.spec))))

@@ -10,13 +10,13 @@
     4096      512..2047 ring: the last 192 steps, 64 bytes each, slot = step number % 192
 
 Words are in native byte order: a page never leaves its machine. Every counter only grows and has one writer, and an
-aligned 8-byte store is one move on x86-64 and aarch64, so a reader never sees half a number, nor after a SIGKILL.
+aligned 8-byte store is one move on x86-64 and aarch64, so a reader never sees half a number, not even after a SIGKILL.
 
-Three things span several words and lie between two marks: the step counters (so that the phases of a snapshot sum to its
-step total), a ring record, and a text slot. The writer stores the opening mark, the words, the closing mark, in this
-order; the reader takes the closing mark, the words, the opening mark. If both marks are the same number, nothing was
-written meanwhile. A writer that died in the middle leaves them different for ever: readers then take the counters as they
-are, and skip the record or the text.
+Three things span several words and lie between two marks: the step counters (so that the phases of a snapshot sum to
+its step total), a ring record, and a text slot. The writer stores the opening mark, the words, the closing mark, in
+this order; the reader takes the closing mark, the words, the opening mark. If both marks are the same number, nothing
+was written meanwhile. A writer that died in the middle leaves them different for ever: readers then take the counters
+as they are, and skip the record or the text.
 
     step counters  OPENING  STEPS ... PROBE_NS_TOTAL  CLOSING             (mark: number of updates)
     ring record    +0 mark  +8 start_ns  +16 duration_ns  +24 data_wait_ns  +32 forward_ns  +40 backward_ns

@@ -44,16 +44,18 @@ class PageBusyError(PageError):
     """Another live process is this page's writer."""
 
 
-# Native ("@") packs each number with one aligned 8-byte store; "<" would go byte by byte and could be read half done.
+# Readers use struct; the writer does not: pack_into clears its target before it fills it, and a reader or a SIGKILL may
+# come in between. An assignment to a word of a memoryview is one aligned 8-byte store.
 _WORD: Final = struct.Struct("@Q")
 _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
-_STEP_COUNTERS: Final = struct.Struct(f"@{Word.CLOSING - Word.OPENING + 1}Q")
-_QUEUE: Final = struct.Struct(f"@{Word.LOADER_REORDER_BLOCKED - Word.LOADER_WORKERS_CONFIGURED + 1}Q")
-_RECORD: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8}Q")
 
-_OPENING_BYTE: Final = 8 * Word.OPENING
-_QUEUE_BYTE: Final = 8 * Word.LOADER_WORKERS_CONFIGURED
+_OPENING: Final = int(Word.OPENING)
+_CLOSING: Final = int(Word.CLOSING)
+_STEP_COUNTERS: Final = range(Word.STEPS, Word.PROBE_NS_TOTAL + 1)
+_QUEUE: Final = range(Word.LOADER_WORKERS_CONFIGURED, Word.LOADER_REORDER_BLOCKED + 1)
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
+_RING: Final = RING_BYTE // 8
+_RECORD_WORDS: Final = RING_RECORD_BYTES // 8
 
 _READ_TRIES: Final = 64  # a writer is inside for about 2 us; more than a few tries mean that it died or sleeps in there
 _U32: Final = (1 << 32) - 1
@@ -113,36 +115,43 @@ class PageWriter:
             cleared = 8 * Word.OPENING
             self._bytes[cleared:] = bytes(PAGE_BYTES - cleared)
             self.words[Word.HOOKS_ARMED] = self.words[Word.HOOKS_UNAVAILABLE] = 0
-        self._updates = 0
-        self._histogram = [0] * STEP_BUCKETS
         self.words[Word.STARTED_NS] = clock.monotonic_ns()
         self.words[Word.PID] = os.getpid()
 
-    def end_step(self, totals: Sequence[int], probe_ns: int, bucket: int, closed: int, record: Sequence[int]) -> None:
+    def end_step(self, totals: Sequence[int], bucket: int, closed: int, record: Sequence[int]) -> None:
         """Publish the end of a step.
 
         Args:
-            totals: new values of the words STEPS..STEP_SOURCE, in that order.
-            probe_ns: new value of PROBE_NS_TOTAL.
+            totals: new values of the words STEPS..PROBE_NS_TOTAL, in that order.
             bucket: index of the duration bucket that `closed` steps fall into.
             closed: how many steps ended, nearly always 1.
             record: the last of them: start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns,
                 samples.
         """
-        # Three stores from Python's point of view: between torch's kernels each call here is a cache miss or two. `pack`
-        # stores its numbers one after the other, so the marks around them are in the order that readers rely on.
+        words = self.words
         steps = totals[0]
-        update = self._updates = self._updates + 1
-        in_bucket = self._histogram[bucket] = self._histogram[bucket] + closed
-        self.words[_HISTOGRAM + bucket] = in_bucket
-        _STEP_COUNTERS.pack_into(self._bytes, _OPENING_BYTE, update, *totals, probe_ns, update)
-        *times, samples = record
-        offset = RING_BYTE + (steps - 1) % RING_SLOTS * RING_RECORD_BYTES
-        _RECORD.pack_into(self._bytes, offset, steps, *times, (samples & _U32) << 32 | steps & _U32)
+        words[_HISTOGRAM + bucket] += closed
+        update = words[_OPENING] + 1
+        words[_OPENING] = update
+        for word, value in zip(_STEP_COUNTERS, totals, strict=True):
+            words[word] = value
+        words[_CLOSING] = update
+
+        start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples = record
+        slot = _RING + (steps - 1) % RING_SLOTS * _RECORD_WORDS
+        words[slot] = steps
+        words[slot + 1] = start_ns
+        words[slot + 2] = duration_ns
+        words[slot + 3] = data_wait_ns
+        words[slot + 4] = forward_ns
+        words[slot + 5] = backward_ns
+        words[slot + 6] = optimizer_ns
+        words[slot + 7] = (samples & _U32) << 32 | steps & _U32
 
     def write_queue(self, queue: Sequence[int]) -> None:
         """Put new values into the words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED, in that order."""
-        _QUEUE.pack_into(self._bytes, _QUEUE_BYTE, *queue)
+        for word, value in zip(_QUEUE, queue, strict=True):
+            self.words[word] = value
 
     def write_text(self, slot: TextSlot, text: str) -> None:
         """Put `text` into a slot, cut at 232 bytes."""

@@ -38,8 +38,8 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int]:
     """The queue behind the iterator of a dataloader with workers (torch 2.6 to 2.13 keep it in these fields).
 
     Returns:
-        The page's words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED: worker processes; batches asked of them and not
-        yet received; batches that are there; and how many of those wait for an earlier one that is not.
+        The page's words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED: worker processes; batches asked of them and
+        not yet received; batches that are there; and how many of those wait for an earlier one that is not.
 
     Raises:
         AttributeError, TypeError: this torch keeps it elsewhere.

@@ -11,14 +11,15 @@ where it would compile the tap as a function of its own, `_keep_out` tells it no
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.probe.edges import Probe
+from gpulaunch.profiler.probe.batch import samples_in
+from gpulaunch.profiler.probe.edges import Probe, tap_after_step, tap_backward, tap_before_step, tap_next
+from gpulaunch.profiler.probe.step import StepMachine
 
 __all__ = ["TORCH_FLOOR", "HookError", "Hooks"]
 
@@ -64,24 +65,9 @@ class Hooks:
         dataloader = importlib.import_module("torch.utils.data.dataloader")
         iterator_class = dataloader._BaseDataLoaderIter
         original = _function(iterator_class.__dict__["__next__"], parameters=("self",), variadic=False)
-        probe = self._probe
-        is_compiling = self._torch.compiler.is_dynamo_compiling
-
-        @functools.wraps(original)
-        def tapped_next(self: Any) -> Any:
-            if is_compiling():
-                return original(self)
-            probe.loader_enter(self)
-            try:
-                batch = original(self)
-            except StopIteration:
-                probe.loader_end()
-                raise
-            probe.loader_exit(batch)
-            return batch
-
-        self._keep_out(tapped_next)
-        self._set(iterator_class, "__next__", tapped_next)
+        tap = tap_next(self._probe, self._torch, original)
+        self._keep_out(tap)
+        self._set(iterator_class, "__next__", tap)
 
     def _backward(self) -> None:
         # autograd imports the name from autograd.graph; torch.compiler sets both to what graph has when it has traced.
@@ -91,40 +77,19 @@ class Hooks:
         original = _function(autograd._engine_run_backward, parameters=("t_outputs",), variadic=True)
         if graph._engine_run_backward is not original:
             raise HookError("torch.autograd and torch.autograd.graph differ in _engine_run_backward")
-        probe = self._probe
-        is_compiling = self._torch.compiler.is_dynamo_compiling
-
-        @functools.wraps(original)
-        def tapped_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(t_outputs, *args, **kwargs)
-            probe.backward_enter()
-            try:
-                return original(t_outputs, *args, **kwargs)
-            finally:
-                probe.backward_exit(kwargs.get("accumulate_grad", False))
-
-        self._keep_out(tapped_run_backward)
-        self._set(graph, "_engine_run_backward", tapped_run_backward)
-        self._set(autograd, "_engine_run_backward", tapped_run_backward)
+        tap = tap_backward(self._probe, self._torch, original)
+        self._keep_out(tap)
+        self._set(graph, "_engine_run_backward", tap)
+        self._set(autograd, "_engine_run_backward", tap)
 
     def _optimizer(self) -> None:
         optimizer = importlib.import_module("torch.optim.optimizer")
-        probe = self._probe
-        is_compiling = self._torch.compiler.is_dynamo_compiling
-
-        def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not is_compiling():
-                probe.optimizer_enter(id(optimizer))
-
-        def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            if not is_compiling():
-                probe.optimizer_exit(id(optimizer))
-
-        self._keep_out(before_step)
-        self._keep_out(after_step)
-        self._undo.append(optimizer.register_optimizer_step_pre_hook(before_step).remove)
-        self._undo.append(optimizer.register_optimizer_step_post_hook(after_step).remove)
+        before = tap_before_step(self._probe, self._torch)
+        after = tap_after_step(self._probe, self._torch)
+        self._keep_out(before)
+        self._keep_out(after)
+        self._undo.append(optimizer.register_optimizer_step_pre_hook(before).remove)
+        self._undo.append(optimizer.register_optimizer_step_post_hook(after).remove)
 
     def _set(self, owner: Any, name: str, tap: object) -> None:
         original = getattr(owner, name)
@@ -140,7 +105,7 @@ class Hooks:
         """Have torch.compile run this tap as it is, and not compile it, when it meets it outside a graph.
 
         Only the tap: what it wraps calls code of the user's (an autograd.Function, a dataset) that is to be compiled as
-        ever. What the probe does at an edge is kept out with all that it calls.
+        ever. What a tap calls of ours is kept out with all that it calls.
 
         torch does so with its own files, by their path. The switch is in torch's C part, which is there without the
         1.4 s of importing torch._dynamo. Where it is missing, taps are compiled away: silent in such programs.
@@ -149,9 +114,9 @@ class Hooks:
             eval_frame = self._torch._C._dynamo.eval_frame
             skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
             eval_frame.set_code_exec_strategy(tap.__code__, eval_frame._FrameExecStrategy(skip, default))
-            for edge in vars(Probe).values():
-                if isinstance(edge, FunctionType):
-                    eval_frame.set_code_exec_strategy(edge.__code__, eval_frame._FrameExecStrategy(skip, skip))
+            for ours in (samples_in, *vars(Probe).values(), *vars(StepMachine).values()):
+                if isinstance(ours, FunctionType):
+                    eval_frame.set_code_exec_strategy(ours.__code__, eval_frame._FrameExecStrategy(skip, skip))
         except AttributeError:
             pass
 

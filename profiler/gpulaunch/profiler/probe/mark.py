@@ -40,7 +40,7 @@ def phase(name: Phase) -> Generator[None]:
 
 
 def note(text: str) -> None:
-    """Keep `text` (up to 240 bytes) with the rank's figures. The last note counts; it survives the rank."""
+    """Keep `text` (up to 232 bytes) with the rank's figures. The last note counts; it survives the rank."""
     probe = current()
     if probe is not None:
         probe.note(text)

@@ -46,8 +46,9 @@ Record = tuple[int, int, int, int, int, int, int]
 class StepMachine:
     """Counts one thread's steps.
 
-    Times are nanoseconds of any one monotonic clock. `begin` comes before any edge. Whenever a step has ended, `on_step`
-    is told how many (1, but for the first ones without a better edge) and the record of one, the mean if more.
+    Times are nanoseconds of any one monotonic clock. `begin` comes before any edge. Whenever a step has ended,
+    `on_step` is told how many (1, but for the first ones of a loop without optimizer) and the record of one, or of
+    their mean.
     """
 
     __slots__ = (

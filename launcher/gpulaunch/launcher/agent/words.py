@@ -1,0 +1,211 @@
+"""The words of the agent's decisions: what state it is in, what can happen, what can be done. Values only.
+
+`state.py` says which follows from which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(Enum):
+    """Where an attempt is; see the module's docstring."""
+
+    JOINING = "joining"
+    STARTING = "starting"
+    RUNNING = "running"
+    SETTLING = "settling"
+    STOPPING = "stopping"
+    WAITING = "waiting"
+    CLEARING = "clearing"
+    DONE = "done"
+
+
+class Outcome(Enum):
+    """How an attempt, and at last the job, ended."""
+
+    OPEN = "open"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    """A rank of this node failed, or could not be started."""
+    PEER_FAILURE = "peer failure"
+    """A rank of another node failed."""
+    SIGNAL = "signal"
+    """The launcher was told to end."""
+
+
+class Deadline(Enum):
+    """The waits that are bounded."""
+
+    SETTLE = "settle"
+    GRACE = "grace"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """All that decisions depend on."""
+
+    phase: Phase
+    attempt: int = 0
+    """Attempts of this run, from 0: TORCHELASTIC_RESTART_COUNT."""
+    restarts_left: int = 0
+    grace_s: float = 30.0
+    live: frozenset[int] = frozenset()
+    """Local ranks that have not ended."""
+    outcome: Outcome = Outcome.OPEN
+    final: bool = False
+    """No restart after this, whatever is left of the budget."""
+    signum: int = 0
+    """The first signal the launcher was sent, 0 for none."""
+    told: bool = False
+    """The other nodes know that this attempt failed here."""
+
+
+# -- events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """Every node is there; this one may start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The ranks run."""
+
+    ranks: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFailed:
+    """The nodes did not find each other, or ranks could not be started; `final`: trying again would not help."""
+
+    ranks: frozenset[int] = frozenset()
+    final: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnded:
+    """A rank ended and was reaped; `echo`: it failed as ranks do when another one dies."""
+
+    local_rank: int
+    ok: bool
+    echo: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreLost:
+    """The ranks' store ended under them: whoever asks it next would wait for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerFailed:
+    """A rank of another node failed, or a node is gone; `final`: the job is given up."""
+
+    final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersDone:
+    """The ranks of every node have ended well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signalled:
+    """The launcher was sent a signal that means the end."""
+
+    signum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expired:
+    """A wait has reached its bound."""
+
+    deadline: Deadline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cleared:
+    """Nothing of the attempt is left."""
+
+
+Event = Joined | Started | StartFailed | RankEnded | StoreLost | PeerFailed | PeersDone | Signalled | Expired | Cleared
+EVENT_TYPES: tuple[type, ...] = (
+    Joined, Started, StartFailed, RankEnded, StoreLost, PeerFailed, PeersDone, Signalled, Expired, Cleared,
+)  # fmt: skip
+
+
+# -- actions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """Agree with the other nodes on this attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Start the store and the ranks of this attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Send the signal to every live rank."""
+
+    signum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """End every live rank at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """Expire this deadline after so many seconds; the one armed before is forgotten."""
+
+    deadline: Deadline
+    after_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disarm:
+    """Forget the armed deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clear:
+    """End what the ranks left behind; `gently`: with a moment to end by itself."""
+
+    gently: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellPeers:
+    """Tell the other nodes how it went here."""
+
+    ok: bool
+    final: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write and show what went wrong; `restarting`: in one line, because the job goes on."""
+
+    restarting: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """Leave the loop with this outcome."""
+
+    outcome: Outcome
+
+
+Action = Join | Start | Stop | Kill | Arm | Disarm | Clear | TellPeers | Report | Finish

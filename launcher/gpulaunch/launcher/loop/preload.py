@@ -1,0 +1,192 @@
+"""What the fork server imports before it forks, and whether its children can live with it. Standard library only.
+
+Third-party packages are imported in a fork of the fork server first ("trial"): if they pass the checks, the trial
+BECOMES the fork server and the untouched one ends; if not, the trial ends and nothing has happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+from typing import Any
+
+from gpulaunch.launcher.loop import linux
+
+# A package that reads one of these while it is imported has made itself one rank's, for all: lightning does.
+PER_RANK_VARIABLES = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "MASTER_PORT"),
+        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID"),
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    )
+)
+
+
+class _Watched(type(os.environ)):  # type: ignore[misc]
+    """os.environ that remembers which names were asked for."""
+
+    asked: set[str] = set()  # noqa: RUF012 (one recorder for the one os.environ)
+
+    def __getitem__(self, key: str) -> str:
+        _Watched.asked.add(key)
+        value: str = super().__getitem__(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, str):
+            _Watched.asked.add(key)
+        return bool(super().__contains__(key))
+
+
+def open_sockets() -> set[str]:
+    """The sockets this process holds, by the kernel's names for them."""
+    return {link for link in _open_links() if link.startswith("socket:")}
+
+
+def _open_links() -> list[str]:
+    links: list[str] = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    return links
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def unsafe_to_fork(sockets_before: set[str]) -> str:
+    """Why children of this process could not train, or "": the checks after an import."""
+    if any(link.startswith("/dev/nvidia") for link in _open_links()):
+        return "it opened the GPU driver, which a forked child cannot use"
+    opened = open_sockets() - sockets_before
+    if opened:
+        return f"it opened {len(opened)} socket(s), which all ranks would share"
+    if _num_threads() > 1:
+        # OpenBLAS and libgomp end their threads before a fork and start them again after: then one is left.
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        if _num_threads() > 1:
+            return f"it left {_num_threads() - 1} thread(s) running, which a forked child would lose"
+    read = sorted(_Watched.asked & PER_RANK_VARIABLES)
+    if read:
+        return f"it reads {', '.join(read)} while it is imported, so every rank would take itself for the same one"
+    return ""
+
+
+def _import_all(names: list[str], tell: int) -> bool:
+    """Import each, telling on the pipe `tell` which one is next and, if one must not be shared, why. All may be?
+
+    A package that cannot be imported is the ranks' business: the program's own traceback tells it better.
+    """
+    sockets_before = open_sockets()
+    for name in names:
+        os.write(tell, f"{name}\n".encode())
+        why = ""
+        _Watched.asked.clear()
+        plain, os.environ.__class__ = os.environ.__class__, _Watched
+        try:
+            importlib.import_module(name)
+        except BaseException as problem:  # an import may raise anything, SystemExit included
+            why = f"importing it raised {type(problem).__name__}"
+        finally:
+            os.environ.__class__ = plain
+        why = why or unsafe_to_fork(sockets_before)
+        if why:
+            os.write(tell, f": {why}\n".encode())
+            return False
+    os.write(tell, b"all\n")
+    return True
+
+
+def third_party(names: list[str], agent_pid: int) -> tuple[list[str], dict[str, str]]:
+    """Import `names` in trials until those left pass; return what is loaded and what was refused, with the reason.
+
+    When this returns, the process may be another one than the one that called it: a trial that passed.
+    """
+    refused: dict[str, str] = {}
+    wanted = list(names)
+    while wanted:
+        gc.freeze()
+        original = os.getpid()
+        read, tell = os.pipe()
+        trial = os.fork()
+        if trial == 0:
+            os.close(read)
+            if not _import_all(wanted, tell):
+                os._exit(0)
+            os.close(tell)
+            _wait_until_orphaned(original)
+            linux.die_with_parent(agent_pid)
+            return wanted, refused
+        os.close(tell)
+        with os.fdopen(read, encoding="utf-8") as pipe:
+            *before, last = pipe.read().splitlines() or [wanted[0]]
+        if last == "all":
+            os._exit(0)  # the trial goes on in our place
+        os.waitpid(trial, 0)
+        bad, why = (before[-1], last[2:]) if last.startswith(": ") else (last, "importing it ended the process")
+        refused[bad] = why
+        wanted.remove(bad)
+    return [], refused
+
+
+def _wait_until_orphaned(parent: int) -> None:
+    pidfd = os.pidfd_open(parent) if os.getppid() == parent else -1
+    if pidfd >= 0:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll(10_000)
+        os.close(pidfd)
+    # A pidfd is readable when its process has become a zombie, which is after its children were re-parented.
+
+
+def torch_itself(with_dynamo: bool) -> str:
+    """Import torch (and what DDP imports lazily); return why not, or ""."""
+    # With this torch asks NVML instead of the driver whether there are GPUs, so that no cuInit happens here.
+    before = dict(os.environ)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        importlib.import_module("torch")
+        # DistributedDataParallel.__init__ imports torch._dynamo: 1.4 s once here, or in every rank at once.
+        for name in ("torch._dynamo", "torch.distributed", "torch.nn.parallel") if with_dynamo else ():
+            importlib.import_module(name)
+    except BaseException as problem:  # a broken torch is the ranks' story to tell, with their own traceback
+        return f"importing torch raised {type(problem).__name__}: {problem}"
+    finally:
+        # Dynamo's import sets TORCHINDUCTOR_CACHE_DIR; a rank that never compiles should not inherit it.
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+    return ""
+
+
+def take_finalizers() -> list[Any]:
+    """Keep the ranks from finalizing, at their end, what was made before the fork: the first would do it to all.
+
+    Return those that leave something on disk; the fork server runs them at its own end.
+    """
+    import weakref
+
+    taken: list[Any] = []
+    with contextlib.suppress(Exception):  # private, and without it ranks still end; see test_preload
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False
+            alive = finalizer.peek()
+            if alive is not None and alive[1].__module__ == "tempfile":
+                taken.append(finalizer)
+    return taken
+
+
+def our_own() -> None:
+    """Import what every rank needs of this package; a rank runs without what is missing."""
+    rooms = ("launcher.loop.rank_main", "launcher.failure.inside", "profiler.probe.inject", "profiler.probe.hooks", "mark")
+    for name in (*(f"gpulaunch.{room}" for room in rooms), "atexit", "importlib.machinery", "runpy", "threading"):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
