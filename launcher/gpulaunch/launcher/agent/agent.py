@@ -13,6 +13,7 @@ from gpulaunch.launcher.agent.sidecar import SidecarProcess
 from gpulaunch.launcher.failure.blame import Blame, blame, exit_code
 from gpulaunch.launcher.failure.classify import Kind, classify
 from gpulaunch.launcher.failure.ends import RankEnd, how, signal_name
+from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop import linux
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
@@ -51,6 +52,7 @@ class Agent:
         sidecar: SidecarProcess | None,
         keeper: Keeper,
         report: Callable[[Blame, int, bool], None],
+        reading: Reading,
         spawn_because: str,
     ) -> None:
         """`report(blame, attempt, restarting)` writes and shows a failure; `spawn_because`: why not to fork, or ""."""
@@ -62,7 +64,9 @@ class Agent:
         self._sidecar = sidecar
         self._keeper = keeper
         self._report = report
+        self._reading = reading
         self._spawn_because = spawn_because
+        self._agent_store = around.use_agent_store
         self._state, self._first = state.first(restarts=around.spec.max_restarts, grace_s=around.spec.grace_s)
         self._group: Group | None = None
         self._server: ForkServer | None = None
@@ -89,19 +93,18 @@ class Agent:
 
     def start_server(self) -> None:
         """Start the fork server: first of all, because `import torch` is what everything waits for."""
-        spec = self._spec
         self._server = ForkServer(
             loop=self._loop, on_ready=self._server_ready, on_started=self._server_started, on_lost=self._server_lost
         )
         forking = not self._spawn_because
-        names = packages.packages_for(spec) if forking else []
+        names = list(self._reading.packages) if forking else []
         try:
             self._server.start(
                 self._around.base_env,
-                torch=True,
                 dynamo=forking,
                 packages=names,
                 refused=packages.recall(names),
+                environment=self._reading.environment if forking else {},
             )
         except OSError as err:
             self._server = None
@@ -130,7 +133,7 @@ class Agent:
             self._server = None
         self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
         cleared: list[list[int]] = []
-        group = self._group or Group(self._around, _NO_WORLD, self._group_events())
+        group = self._group or Group(self._around, _NO_WORLD, self._group_events(), agent_store=False)
         group.when_cleared(cleared.append)
         group.clear(frozenset({self._keeper.pid}), gently=False)
         self._turn_until(lambda: bool(cleared), 2 * CLEAR_S)
@@ -181,21 +184,32 @@ class Agent:
             self._group.adopt(started)
 
     def _server_lost(self) -> None:
-        """The fork server is gone. Ranks that run need it no more; the next attempt gets a new one."""
-        was_ready = self._server is not None and self._server.ready is not None
+        """The fork server is gone. Ranks that run and have their store need it no more; others get a new one."""
         self._server = None
-        self._around.rundir.event("fork_server_lost")
-        if self._state.phase is not words.Phase.STARTING or self._group is None:
+        self._around.rundir.event("fork_server_lost", phase=self._state.phase.value)
+        group, phase = self._group, self._state.phase
+        starting = phase is words.Phase.STARTING
+        if group is None or not (starting or (phase is words.Phase.RUNNING and group.awaits_store)):
             return
         self._lost_servers += 1
-        if was_ready and self._group.asked:
-            self._start_failed(frozenset(self._group.live), "the fork server died while it started the ranks", False)
+        if starting and group.asked:
+            self._start_failed(frozenset(group.live), "the fork server died while it started the ranks", False)
         elif self._lost_servers < _MAX_LOST_SERVERS:
             self.start_server()
         else:
-            self._spawn_because = f"the fork server died {self._lost_servers} times"
-            self._console.say(f"starting every rank as a program of its own, not as a fork: {self._spawn_because}")
-            self._start_with(self._group)
+            self._do_without_server(group, f"the fork server died {self._lost_servers} times")
+
+    def _do_without_server(self, group: Group, why: str) -> None:
+        """From now on ranks are spawned, and rank 0 hosts the store."""
+        self._agent_store = False
+        self._spawn_because = self._spawn_because or why
+        self._console.say(f"starting every rank as a program of its own, not as a fork: {why}")
+        if group.asked:
+            self._error = f"the ranks wait for a store that cannot be started: {why}"
+            self._happened(words.StoreLost())
+        else:
+            group.agent_store = False
+            group.start_spawned()
 
     def _start_failed(self, ranks: frozenset[int], why: str, final: bool) -> None:
         self._error = why
@@ -267,8 +281,8 @@ class Agent:
                 )
             except OSError as err:
                 self._console.say(f"no profile of this attempt: no room for shared pages: {err.strerror}")
-        self._group = Group(around, world, self._group_events())
-        if self._server is None and not (self._spawn_because and not around.use_agent_store):
+        self._group = Group(around, world, self._group_events(), agent_store=self._agent_store)
+        if self._server is None and (self._agent_store or not self._spawn_because):
             self.start_server()
         self._start_with(self._group)
 

@@ -20,6 +20,7 @@ from gpulaunch.launcher.job.spec import JobSpec, Std
 from gpulaunch.launcher.logs.capture import LogHub
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.forkserver import ForkedRank, ForkServer, Started
+from gpulaunch.launcher.loop.keeper import KEEPER_COMM
 from gpulaunch.launcher.loop.loop import Exit, Loop
 from gpulaunch.launcher.rendezvous.base import World
 
@@ -40,6 +41,7 @@ class Surroundings:
     pages: Pages | None
     base_env: Mapping[str, str]
     use_agent_store: bool
+    """Where torch is, to host the store with."""
     foreign_children: frozenset[int]
     """Children this process had before it became a launcher: not ours to end."""
     oom: OomWatch
@@ -64,16 +66,17 @@ class GroupEvents:
 class Group:
     """One attempt of a job on this node."""
 
-    def __init__(self, around: Surroundings, world: World, events: GroupEvents) -> None:
+    def __init__(self, around: Surroundings, world: World, events: GroupEvents, *, agent_store: bool) -> None:
+        """`agent_store`: the store is started here, beside the ranks; else rank 0 is left to host it."""
         self._around = around
         self._world = world
         self._events = events
         self._on_cleared = events.cleared
+        self.agent_store = agent_store
         self.live: dict[int, int] = {}  # local rank -> pid
         self.ends: list[RankEnd] = []
         self.asked = False
         """Its ranks were asked for: whoever asks again is late."""
-        self._store_asked = False
         self._dirs: dict[int, str] = {}
         self._store_pid: int | None = None
         self._stopping = False
@@ -85,6 +88,11 @@ class Group:
     def rank_of(self, local_rank: int) -> int:
         """The global rank of one of this node's ranks."""
         return self._world.first_rank + local_rank
+
+    @property
+    def awaits_store(self) -> bool:
+        """The store of this attempt has not been started."""
+        return self._store_pid is None and not self._clearing and self._store() is not None
 
     def when_cleared(self, callback: Callable[[list[int]], None]) -> None:
         """Call this instead when cleared."""
@@ -128,7 +136,9 @@ class Group:
         for local_rank, pid in enumerate(started.pids):
             self._watch_rank(local_rank, pid)
         ranks = frozenset(self.live)
-        if started.error:
+        if self._stopping:
+            self.kill()  # they were given up while they were on their way
+        elif started.error:
             self._events.start_failed(ranks, f"cannot start all ranks: {started.error}", False)
         elif started.pids:
             self._announce()
@@ -142,7 +152,7 @@ class Group:
         spec = self._around.spec
         try:
             self._prepare()
-            if not self._around.use_agent_store:
+            if not self.agent_store:
                 # Rank 0 hosts the store: the port must be free again for it.
                 self._release_port()
             for local_rank in range(spec.nproc):
@@ -167,10 +177,9 @@ class Group:
         self._events.started(frozenset(self.live))
 
     def start_store(self, server: ForkServer) -> None:
-        """For spawned ranks, once: they wait in the listening socket's queue until the store answers."""
+        """For spawned ranks: they wait in the listening socket's queue until the store answers."""
         store = self._store()
-        if store is not None and not self._store_asked and not self._clearing:
-            self._store_asked = True
+        if store is not None and self.awaits_store:
             server.fork([], store=store)
 
     def _prepare(self) -> None:
@@ -180,7 +189,7 @@ class Group:
             self._dirs[local_rank] = self._around.rundir.rank_dir(self._world.attempt, rank, local_rank)
 
     def _store(self) -> tuple[str, int, int] | None:
-        if self._world.store_fd is None or not self._around.use_agent_store:
+        if self._world.store_fd is None or not self.agent_store:
             return None
         return self._world.master_addr, self._world.master_port, self._world.store_fd
 
@@ -213,7 +222,7 @@ class Group:
             attempt=world.attempt,
             master_port=world.master_port,
             error_file=os.path.join(self._dirs[local_rank], "error.json"),
-            use_agent_store=around.use_agent_store,
+            use_agent_store=self.agent_store,
         )
         rank = str(self.rank_of(local_rank))
         # The nodes may run different numbers of ranks: what they agreed on wins over this node's arithmetic.
@@ -345,7 +354,7 @@ class Group:
         self._keep = keep | self._around.foreign_children
         self._gently = gently
         again = self._clearing
-        self._clearing = True
+        self._clearing = self._stopping = True
         if self._store_pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._store_pid, signal.SIGKILL)
@@ -355,6 +364,7 @@ class Group:
         self._signal_leftovers(signal.SIGTERM if gently else signal.SIGKILL)
         if gently:
             loop.call_at(loop.now() + GENTLE_S, lambda: self._signal_leftovers(signal.SIGKILL))
+        loop.call_at(self._deadline_s - CLEAR_S / 2 + 0.01, self._check_cleared)
         loop.call_at(self._deadline_s, self._check_cleared)
         loop.call_at(loop.now(), self._check_cleared)
 
@@ -363,17 +373,21 @@ class Group:
         return [pid for pid in mine if linux.state_of(pid) not in ("Z", "X", "")]
 
     def _signal_leftovers(self, signum: int) -> None:
+        """Signal what is left, but the keeper of a launcher that ran inside a rank: it cleans up and ends by itself."""
+        late = self._around.loop.now() > self._deadline_s - CLEAR_S / 2
         for pid in self._leftovers():
             for one in (pid, *linux.descendants_of(pid)):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(one, signum)
+                if late or linux.comm_of(one) != KEEPER_COMM:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(one, signum)
 
     def _check_cleared(self) -> None:
         if not self._clearing:
             return
         left = self._leftovers()
-        if (left or self._store_pid is not None) and self._around.loop.now() < self._deadline_s:
-            if left and not self._gently:
+        now_s = self._around.loop.now()
+        if (left or self._store_pid is not None) and now_s < self._deadline_s:
+            if left and (not self._gently or now_s > self._deadline_s - CLEAR_S):
                 # The orphans of the orphans just killed have become ours meanwhile.
                 self._signal_leftovers(signal.SIGKILL)
             return

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 from collections.abc import Mapping
 
 from gpulaunch.launcher.agent.rundir import write_json
-from gpulaunch.launcher.job.imports import imports_of
+from gpulaunch.launcher.job.imports import Reading, read_script
 from gpulaunch.launcher.job.spec import JobSpec
 
 
-def packages_for(spec: JobSpec) -> list[str]:
-    """The packages to preload beside torch: those the user named, else those the script imports."""
-    if spec.preload is not None:
-        return list(spec.preload)
-    if spec.program.kind in ("script", "run_path"):
-        return imports_of(spec.program.target)
-    return []
+def reading_of(spec: JobSpec) -> Reading:
+    """What must be known of the program before ranks are forked for it; a module is not looked for, nor read."""
+    found = read_script(spec.program.target) if spec.program.kind in ("script", "run_path") else Reading()
+    return found if spec.preload is None else dataclasses.replace(found, packages=spec.preload)
 
 
 def _memory_path() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import time
@@ -23,6 +24,13 @@ class RunDir:
         self.path = path
         self.fallback_from = fallback_from
         self._log_dir = torchrun_log_dir
+        # Two launchers in one directory would number the same attempts. The lock ends with the process.
+        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise RunDirError(f"another gpulaunch runs in {path}: wait for it, or name another --job-dir") from None
         attempts = os.path.join(path, "attempts")
         os.makedirs(attempts, mode=0o700, exist_ok=True)
         taken = [int(name) for name in os.listdir(attempts) if name.isdigit()]
@@ -68,10 +76,11 @@ class RunDir:
             os.write(self._events, line.encode() + b"\n")
 
     def close(self) -> None:
-        """Close events.jsonl."""
+        """Close events.jsonl, and let the directory go."""
         if self._events is not None:
             os.close(self._events)
             self._events = None
+        os.close(self._lock)
 
 
 def write_json(path: str, content: Any) -> None:

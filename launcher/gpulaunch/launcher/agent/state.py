@@ -163,11 +163,10 @@ def _signalled(state: State, event: Event) -> Result:
 
 
 def _signalled_starting(state: State, event: Event) -> Result:
-    """Ranks are on their way: they are told as soon as they are there. A second signal does not wait."""
+    """No rank has begun, and some may be on their way: what there is is ended at once."""
     assert isinstance(event, Signalled), "table: Signalled"
-    if state.signum:
-        return replace(state, phase=Phase.DONE), (Kill(), Finish(outcome=Outcome.SIGNAL))
-    return replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True), ()
+    after, actions = _clearing(replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True))
+    return after, (Kill(), *actions)
 
 
 def _signalled_stopping(state: State, event: Event) -> Result:

@@ -17,6 +17,7 @@ INTERNAL_ERROR = 70
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and give the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    _open_closed_stdio()
     try:
         return _dispatch(argv)
     except UsageError as err:
@@ -30,6 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = " ".join(f"{type(err).__name__}: {err}".split())
         _complain(f"gpulaunch: internal error: {what}; please report; for details set GPULAUNCH_DEBUG=1")
         return INTERNAL_ERROR
+
+
+def _open_closed_stdio() -> None:
+    """Put /dev/null where the caller closed stdin, stdout or stderr: else the next file opened gets its number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
 
 
 def _complain(line: str) -> None:
@@ -60,10 +70,10 @@ def _dispatch(argv: Sequence[str]) -> int:
     place = look(os.environ)
     request = resolve(given, os.environ, place)
     if request.dry_run:
-        from gpulaunch.launcher.agent.packages import packages_for, recall
+        from gpulaunch.launcher.agent.packages import reading_of, recall
         from gpulaunch.launcher.job.describe import describe
 
-        answer(describe(request.spec, place, refused=recall(packages_for(request.spec))))
+        answer(describe(request.spec, place, refused=recall(list(reading_of(request.spec).packages))))
         return 0
     from gpulaunch.launcher.cli.run import run
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from gpulaunch.launcher.agent import summary
 from gpulaunch.launcher.agent.agent import Agent, Ended
 from gpulaunch.launcher.agent.group import Surroundings
+from gpulaunch.launcher.agent.packages import reading_of
 from gpulaunch.launcher.agent.pages import Pages
 from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, open_run_dir
 from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_of
@@ -21,17 +22,21 @@ from gpulaunch.launcher.failure import report
 from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.failure.evidence import OomWatch
 from gpulaunch.launcher.job.describe import HIDDEN, is_secret
+from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.spec import JobSpec, Request
 from gpulaunch.launcher.logs.capture import LogHub
 from gpulaunch.launcher.logs.console import Console
-from gpulaunch.launcher.loop import linux
+from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import Rendezvous, RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
 
+_FILES_PER_RANK = 6
+_FILES_BESIDE = 40
+"""What the agent holds open: for each rank two pipes, two files, a pidfd and a moment's other ends, and its own."""
 _FLUSH_S = 24 * 3600.0
 """How long the reader of our output may take for the rest of it, once everything has ended: somebody may be paging."""
 
@@ -41,6 +46,11 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
     spec = request.spec
     foreign = frozenset(linux.children_of(os.getpid()))
     linux.become_subreaper()
+    needed, allowed = _FILES_PER_RANK * spec.nproc + _FILES_BESIDE, child.allow_many_files()
+    if allowed < needed:
+        raise UsageError(
+            f"{spec.nproc} ranks need {needed} open files, and the limit is {allowed}; raise it: ulimit -n"
+        )
     run_id = os.urandom(8).hex()
     loop = Loop()
     try:
@@ -113,7 +123,7 @@ class _Job:
         base_env = self._base_env()
         pages = self._pages(console) if spec.profile else None
         directories = [path for path in (pages.directory if pages else "", spec.program.call_dir) if path]
-        keeper = Keeper(f"GPULAUNCH_RUN_ID={self._run_id}".encode(), directories)
+        keeper = Keeper(self._run_id, directories)
         hub = LogHub(
             loop,
             console,
@@ -132,6 +142,8 @@ class _Job:
             foreign_children=self._foreign,
             oom=self._oom,
         )
+        reading = reading_of(spec)
+        spawn_because = _spawn_because(spec, reading, has_torch=has_torch)
         sidecar = None
         agent: Agent | None = None
         try:
@@ -143,14 +155,20 @@ class _Job:
                 sidecar=sidecar,
                 keeper=keeper,
                 report=lambda blame, attempt, restarting: self._report(console, blame, attempt, restarting),
-                spawn_because=_spawn_because(spec, has_torch=has_torch),
+                reading=reading,
+                spawn_because=spawn_because,
             )
             if has_torch:
                 agent.start_server()
             if sidecar is not None:
                 sidecar.start()
-            rundir.write_json("job.json", _job_document(spec))
+            try:
+                rundir.write_json("job.json", _job_document(spec))
+            except OSError as err:
+                console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job goes on")
             self._greet(console, sidecar_url=url_of(self._metrics) if sidecar is not None else "")
+            if spawn_because == reading.obstacle != "":
+                console.say(f"starting every rank as a program of its own, not as a fork: {spawn_because}")
             ended = agent.run()
             self._sum_up(console, agent, ended)
             if told is not None:
@@ -178,6 +196,7 @@ class _Job:
         for name in ("GPULAUNCH_CHANNEL_DIR", "GPULAUNCH_RUN_DIR", "GPULAUNCH_GPU_MEMORY_FRACTION"):
             env.pop(name, None)
         env["GPULAUNCH_RUN_ID"] = self._run_id
+        env[linux.RUNS_VARIABLE] = ":".join([*filter(None, [env.get(linux.RUNS_VARIABLE)]), self._run_id])
         if spec.omp_num_threads is not None:
             # Before torch is imported anywhere: libgomp and OpenBLAS read it when they are loaded.
             env["OMP_NUM_THREADS"] = str(spec.omp_num_threads)
@@ -281,7 +300,7 @@ def _job_document(spec: JobSpec) -> dict[str, object]:
     return {"version": 1, "gpulaunch_pid": os.getpid(), "command": sys.argv, **document}
 
 
-def _spawn_because(spec: JobSpec, *, has_torch: bool) -> str:
+def _spawn_because(spec: JobSpec, reading: Reading, *, has_torch: bool) -> str:
     """Why the ranks are not to be forked, or ""."""
     if spec.program.kind == "exec":
         return "the program is not run by Python"
@@ -289,10 +308,15 @@ def _spawn_because(spec: JobSpec, *, has_torch: bool) -> str:
         return "asked for"
     if spec.program.python != sys.executable:
         return "PYTHON_EXEC names another interpreter"
-    return "" if has_torch else "torch is not installed here"
+    if not has_torch:
+        return "torch is not installed here"
+    return reading.obstacle if spec.start_method == "auto" else ""
 
 
 def _short(path: str) -> str:
     """A path below the current directory as a person would type it."""
-    relative = os.path.relpath(path)
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the current directory is gone
+        return path
     return path if relative.startswith("..") else os.path.join(".", relative)

@@ -12,6 +12,7 @@ may hang in its clean-up until the launcher stops it. So the kind of the end dec
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -62,9 +63,13 @@ def blame(ends: Sequence[RankEnd]) -> Blame:
 
 
 def exit_code(first: RankEnd) -> int:
-    """Give the launcher's exit code: the first cause's own, 128+n for a signal, and never 0."""
+    """Give the launcher's exit code: the first cause's own, 128+n for a signal, and never 0.
+
+    A rank that had raised and was stopped by the launcher before it could end by itself would have ended with 1.
+    """
     if first.signal is not None:
-        return 128 + first.signal
+        raised = first.error is not None and first.signal in (signal.SIGTERM, signal.SIGKILL)
+        return 1 if raised else 128 + first.signal
     return first.code or 1
 
 

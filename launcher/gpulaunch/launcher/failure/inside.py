@@ -12,6 +12,7 @@ Files, all beside `error_file` in the rank's own directory:
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -126,18 +127,24 @@ def _start_fault_log(directory: str) -> None:
 
 
 def _write_words(exc: BaseException, path: str, thread: str = "") -> None:
-    global _spare_fd
     try:
         if not path or _armed_pid not in (None, os.getpid()):
             return
-        if _spare_fd >= 0:
-            os.close(_spare_fd)
-            _spare_fd = -1
+        _give_back_spare_fd()
         _write_once(path, json.dumps(_words(exc, thread)).encode("ascii"))
     except (
         BaseException
     ):  # even a second Ctrl-C or a MemoryError: the rank is ending, and its own way of ending must stand
         return
+
+
+def _give_back_spare_fd() -> None:
+    """Close it, unless the program has closed all descriptors and the number is a file of its own by now."""
+    global _spare_fd
+    fd, _spare_fd = _spare_fd, -1
+    with contextlib.suppress(OSError):
+        if fd >= 0 and os.path.samestat(os.fstat(fd), os.stat(os.devnull)):
+            os.close(fd)
 
 
 def _words(exc: BaseException, thread: str) -> dict[str, object]:

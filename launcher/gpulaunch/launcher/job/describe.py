@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
-from gpulaunch.launcher.job.imports import imports_of
+from gpulaunch.launcher.job.imports import read_script
 from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.plan import rank_argv, rank_environment
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
@@ -83,6 +83,9 @@ def _start(spec: JobSpec) -> str:
     if spec.program.kind == "exec":
         return "spawn (a command that is not Python is always spawned)"
     if spec.start_method == "auto":
+        obstacle = read_script(spec.program.target).obstacle if spec.program.kind != "module" else ""
+        if obstacle:
+            return f"spawn: {obstacle}"
         return "fork from a process that has loaded torch, or spawn where that is not safe"
     return spec.start_method
 
@@ -95,7 +98,7 @@ def _preload(spec: JobSpec, refused: Mapping[str, str]) -> str:
     elif spec.program.kind == "module":
         packages, source = [], "a module's imports are not read"
     else:
-        packages, source = imports_of(spec.program.target), "imports of the script"
+        packages, source = list(read_script(spec.program.target).packages), "imports of the script"
     kept = ", ".join(["torch", *(name for name in packages if name not in refused)])
     left = "".join(f"; not {name}: {refused[name]}" for name in packages if name in refused)
     return f"{kept} ({source}; each must pass the checks for forking){left}"

@@ -1,9 +1,17 @@
-"""The packages that a script names in its import statements, read from its syntax tree; nothing is run."""
+"""What a script does before it trains, as far as starting it from a warm process must know: read from its syntax tree.
+
+Nothing is run. The fork server has imported torch by the time the script begins, so three things must be looked for:
+which packages it imports (they can be loaded once for all ranks), what it puts into the environment before it imports
+torch (torch reads some of it while it is imported), and whether it has modules of its own that go by a known name.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,53 +19,169 @@ if TYPE_CHECKING:
 
 # Already loaded by the fork server, or not a package of anybody else's.
 _NOT_WORTH_NAMING = frozenset({"torch", "gpulaunch", "__future__", "__main__"})
+# Read while torch, or a library it loads, is imported; what is read later can be set later.
+_READ_AT_IMPORT = ("TORCH", "PYTORCH", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "NPY_", "KINETO_")
+_READ_LATER = ("TORCH_NCCL_", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST", "TORCHELASTIC_")
+# What the fork server holds and cannot let go for one program: a module of the user's of this name wins by spawning.
+_HELD = ("torch", "numpy")
 
 
-def imports_of(script_path: str) -> list[str]:
-    """Top-level third-party packages that the script imports when it is loaded, in the order of the statements.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What was found in a script."""
 
-    Imports inside functions count too late to be worth preloading, and those under `if TYPE_CHECKING` never happen;
-    both are left out. So are packages that are not installed and modules that lie beside the script: the user's own
-    code is never imported ahead. A script that cannot be read or parsed gives an empty list: the ranks will say why.
-    """
+    packages: tuple[str, ...] = ()
+    """Third-party packages that can be imported ahead, in the order of their statements."""
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    """What it sets, to fixed texts, before its first third-party import."""
+    obstacle: str = ""
+    """Why the ranks cannot start from a process that has imported torch already, or ""."""
+
+
+def read_script(path: str) -> Reading:
+    """Read a script; one that cannot be read or parsed, or is no regular file, gives nothing: the ranks will tell."""
     import ast  # only when a job is being prepared
 
     try:
-        with open(script_path, "rb") as file:
-            tree = ast.parse(file.read(), script_path)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return Reading()  # a pipe: who reads it takes it from the ranks
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read(), path)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # the parser gives up with the last two on sources that are deeply nested
-    names = dict.fromkeys(name.partition(".")[0] for name in _imported(tree.body))
-    return [name for name in names if _is_third_party(name)]
+        return Reading()  # the parser gives up with the last two on sources that are deeply nested
+    reader = _Reader(os.path.dirname(os.path.realpath(path)))
+    for statement in tree.body:
+        reader.read(statement)
+    own = [name for name in _HELD if _in(reader.directory, name)]
+    if own:
+        reader.obstacle = f"there is a module {own[0]} beside the script"
+    return Reading(
+        packages=tuple(dict.fromkeys(reader.packages)), environment=reader.environment, obstacle=reader.obstacle
+    )
 
 
-def _imported(statements: list[ast.stmt]) -> Iterator[str]:
+def imports_of(path: str) -> list[str]:
+    """The packages of `read_script`."""
+    return list(read_script(path).packages)
+
+
+class _Reader:
+    """Goes through the statements that run when the script is loaded, in order."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.packages: list[str] = []
+        self.environment: dict[str, str] = {}
+        self.obstacle = ""
+        self._imported = False  # something of a third party: torch among others
+        self._changed = False  # sys.path, or the environment after an import: what comes later is the ranks' business
+
+    def read(self, statement: ast.stmt, *, certain: bool = True) -> None:
+        """Read one statement; `certain`: it runs in any case, once."""
+        import ast
+
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            for name in _names(statement):
+                self._import(name)
+        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            pass  # imports inside come too late to be worth preloading
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            for inner in statement.orelse:
+                self.read(inner, certain=False)
+        elif inner_statements := list(_inside(statement)):
+            for inner in inner_statements:
+                self.read(inner, certain=certain and isinstance(statement, ast.With))
+        else:
+            self._settings(statement, certain)
+
+    def _import(self, name: str) -> None:
+        if name in sys.stdlib_module_names or name.startswith("_") or name == "gpulaunch":
+            return
+        third_party = name in _NOT_WORTH_NAMING or _is_third_party(name, self.directory)
+        # A module of the user's own may import torch.
+        self._imported = True
+        if third_party and not self._changed and name not in _NOT_WORTH_NAMING:
+            self.packages.append(name)
+
+    def _settings(self, statement: ast.stmt, certain: bool) -> None:
+        import ast
+
+        for variable, value in _environment_changes(statement):
+            if self._imported:
+                self._changed = True
+            elif value is not None and certain:
+                self.environment[variable] = value
+            elif variable.startswith(_READ_AT_IMPORT) and not variable.startswith(_READ_LATER):
+                self.obstacle = f"the script computes os.environ[{variable!r}] before it imports torch"
+        if any(
+            isinstance(node, ast.Attribute) and node.attr == "path" and ast.unparse(node.value) == "sys"
+            for node in ast.walk(statement)
+        ):
+            self._changed = True
+
+
+def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
     import ast
 
-    for statement in statements:
-        if isinstance(statement, ast.Import):
-            yield from (alias.name for alias in statement.names)
-        elif isinstance(statement, ast.ImportFrom):
-            if statement.level == 0 and statement.module:
-                yield statement.module
-        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            continue
-        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
-            yield from _imported(statement.orelse)
-        else:  # if, try, with, for, match: whatever holds statements
-            for child in ast.iter_child_nodes(statement):
-                inner = getattr(child, "body", None)  # of an `except` or a `case`
-                yield from _imported(
-                    [child] if isinstance(child, ast.stmt) else inner if isinstance(inner, list) else []
-                )
+    if isinstance(statement, ast.Import):
+        return [alias.name.partition(".")[0] for alias in statement.names]
+    return [statement.module.partition(".")[0]] if statement.level == 0 and statement.module else []
 
 
-def _is_third_party(name: str) -> bool:
-    """Installed in a site directory: neither the standard library nor the user's own tree."""
-    if name in sys.stdlib_module_names or name in _NOT_WORTH_NAMING or name.startswith("_"):
-        return False
+def _inside(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """The statements below an if, try, with, for or match."""
+    import ast
+
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.stmt):
+            yield child
+        else:
+            inner = getattr(child, "body", None)  # of an `except` or a `case`
+            yield from inner if isinstance(inner, list) else []
+
+
+def _environment_changes(statement: ast.stmt) -> Iterator[tuple[str, str | None]]:
+    """Each variable that a statement sets, with its value if that is a fixed text; "" where the name is not fixed."""
+    import ast
+
+    def is_environ(node: ast.expr) -> bool:
+        return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+            isinstance(node, ast.Name) and node.id == "environ"
+        )
+
+    def text(node: ast.expr | None) -> str | None:
+        return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+    def of_mapping(node: ast.expr) -> Iterator[tuple[str, str | None]]:
+        if isinstance(node, ast.Dict):
+            yield from ((text(key) or "", text(value)) for key, value in zip(node.keys, node.values, strict=True))
+        else:
+            yield "", None
+
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Subscript) and is_environ(target.value):
+                yield text(target.slice) or "", text(statement.value)
+    elif isinstance(statement, ast.AugAssign) and is_environ(statement.target):
+        yield from of_mapping(statement.value)
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        if isinstance(call.func, ast.Attribute) and (is_environ(call.func.value) or call.func.attr == "putenv"):
+            if call.func.attr in ("setdefault", "putenv") and len(call.args) == 2:
+                yield text(call.args[0]) or "", text(call.args[1])
+            elif call.func.attr == "update":
+                for argument in call.args:
+                    yield from of_mapping(argument)
+                yield from ((keyword.arg or "", text(keyword.value)) for keyword in call.keywords)
+
+
+def _is_third_party(name: str, directory: str) -> bool:
+    """Installed in a site directory, and not hidden by a module of the user's own."""
     from importlib.machinery import PathFinder
 
+    # What the program would find first: beside the script, then where PYTHONPATH points.
+    if _in(directory, name) or any(_in(path, name) for path in sys.path if path and not _is_python_own(path)):
+        return False
     try:
         # A plain path search over the site directories: nothing is imported, and sys.path[0] cannot interfere.
         spec = PathFinder.find_spec(name, [path for path in sys.path if _is_site(path)])
@@ -66,5 +190,16 @@ def _is_third_party(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
+def _in(directory: str, name: str) -> bool:
+    """Whether a directory holds a module or package of this name."""
+    base = os.path.join(directory, name)
+    return os.path.isfile(f"{base}.py") or os.path.isfile(os.path.join(base, "__init__.py"))
+
+
 def _is_site(path: str) -> bool:
     return path.rstrip("/").endswith(("site-packages", "dist-packages"))
+
+
+def _is_python_own(path: str) -> bool:
+    """Site directories, and what Python itself put on its path."""
+    return _is_site(path) or path.startswith((sys.base_prefix, sys.prefix))

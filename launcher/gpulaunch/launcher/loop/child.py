@@ -7,11 +7,27 @@ traps of `preexec_fn`, and the agent's loop, not a Popen object, waits for it.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from gpulaunch.launcher.loop import linux
+
+_users_open_files: tuple[int, int] | None = None
+
+
+def allow_many_files() -> int:
+    """Raise this process's own limit of open files as far as it goes; what is started keeps the user's. The new limit.
+
+    The agent holds a handful of descriptors for each rank, and the customary soft limit is 1024.
+    """
+    global _users_open_files
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _users_open_files is None and soft != hard:
+        _users_open_files = (soft, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def start(
@@ -35,7 +51,16 @@ def start(
     pid = os.fork()
     if pid == 0:
         _become(
-            argv, env, (stdin_fd, stdout_fd, stderr_fd), pass_fds, new_session, affinity, nice, agent_pid, told_write
+            argv,
+            env,
+            (stdin_fd, stdout_fd, stderr_fd),
+            pass_fds,
+            new_session,
+            affinity,
+            nice,
+            agent_pid,
+            told_write,
+            _users_open_files,
         )
     os.close(told_write)
     with os.fdopen(told_read, "rb") as told:
@@ -57,6 +82,7 @@ def _become(
     nice: int,
     agent_pid: int,
     told_write: int,
+    open_files: tuple[int, int] | None,
 ) -> NoReturn:
     number = 1
     try:
@@ -69,6 +95,7 @@ def _become(
                 os.dup2(fd, at)
         for fd in pass_fds:
             os.set_inheritable(fd, True)
+        _close_all_but({*range(3), *pass_fds, told_write})
         if new_session:
             os.setsid()
         if affinity:
@@ -78,6 +105,8 @@ def _become(
         # Python ignores these; a program expects the defaults (subprocess.Popen does the same).
         for name in ("SIGPIPE", "SIGXFSZ"):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
+        if open_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
         linux.die_with_parent(agent_pid)
         os.execvpe(argv[0], list(argv), dict(env))
     except OSError as err:
@@ -85,3 +114,13 @@ def _become(
     finally:
         os.write(told_write, str(number).encode())
         os._exit(127)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    """Close what the launcher's caller had left open for it, as subprocess does: it is not the ranks'."""
+    first = 0
+    for fd in sorted(kept):
+        if first < fd:  # an empty range reaches close_range(2) with -1 as its end, which means all (CPython 3.11)
+            os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, 1 << 20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -68,24 +67,24 @@ class ForkServer:
         self,
         env: Mapping[str, str],
         *,
-        torch: bool,
         dynamo: bool,
         packages: Sequence[str],
         refused: Mapping[str, str],
+        environment: Mapping[str, str],
     ) -> None:
-        """Start it; it begins to import at once. Raises OSError if the interpreter cannot be executed."""
+        """Start it; it begins to import at once. Raises OSError if the interpreter cannot be executed.
+
+        Args:
+            env: its environment, and what the ranks' start from.
+            dynamo: import what DistributedDataParallel imports, too.
+            packages: third-party packages to try.
+            refused: of those, the ones that an earlier run found unsafe, and why.
+            environment: what the program sets before it imports torch; in force during the imports only.
+        """
         from gpulaunch.launcher.loop import forkserver_main
 
         ours, theirs = socket.socketpair()
-        setup = {
-            "fd": theirs.fileno(),
-            "agent_pid": os.getpid(),
-            "torch": torch,
-            "dynamo": dynamo,
-            "packages": list(packages),
-            "refused": dict(refused),
-        }
-        argv = [sys.executable, "-u", forkserver_main.__file__, json.dumps(setup).ljust(_CMDLINE_BYTES)]
+        argv = [sys.executable, "-u", forkserver_main.__file__, str(theirs.fileno()).ljust(_CMDLINE_BYTES)]
         try:
             # Its output is what imports print; to stderr, so that the ranks' stdout stays theirs.
             self.pid = child.start(argv, env, stdout_fd=2, pass_fds=[theirs.fileno()])
@@ -94,6 +93,17 @@ class ForkServer:
             raise
         finally:
             theirs.close()
+        # Not in its arguments, which everybody can read: the environment may hold secrets.
+        send(
+            ours,
+            {
+                "agent_pid": os.getpid(),
+                "dynamo": dynamo,
+                "packages": list(packages),
+                "refused": dict(refused),
+                "environment": dict(environment),
+            },
+        )
         self._sock = ours
         self.loop.watch_read(ours.fileno(), self._hear)
 

@@ -1,8 +1,9 @@
-"""The fork server: imports torch once, then forks ranks from that warm image. `python -u forkserver_main.py <json>`.
+"""The fork server: imports torch once, then forks ranks from that warm image. `python -u forkserver_main.py <fd>`.
 
 It never touches CUDA, has one thread, and imports only the standard library itself. What it says and hears on its
 socket (inherited, one stream, each message a 4-byte length and JSON, descriptors by SCM_RIGHTS):
 
+    (setup)  agent -> it   what to import
     ready    it -> agent   what was preloaded, what was left to the ranks and why, this process's pid
     start    agent -> it   one message with the ranks of an attempt, then the descriptors of all, in order
     started  it -> agent   the pid of every rank, in order, and of the store
@@ -15,6 +16,10 @@ What is imported before, and how it is made sure that ranks can share it, is in 
 
 from __future__ import annotations
 
+import sys
+
+_AT_START = frozenset(sys.modules)  # what the interpreter itself has loaded, before anything below
+
 import contextlib
 import gc
 import importlib
@@ -23,7 +28,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 from typing import Any, NoReturn
 
 _HEADER = struct.Struct("<I")
@@ -36,6 +40,14 @@ def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = N
     sock.sendall(_HEADER.pack(len(body)) + body)
     for at in range(0, len(fds or []), _MAX_FDS):
         socket.send_fds(sock, [b"f"], (fds or [])[at : at + _MAX_FDS])
+
+
+def _answer(sock: socket.socket, message: dict[str, Any]) -> None:
+    """Send to the agent; without one there is nothing left to do here."""
+    try:
+        send(sock, message)
+    except OSError:
+        os._exit(0)
 
 
 def receive(sock: socket.socket) -> dict[str, Any] | None:
@@ -89,7 +101,7 @@ def _start(request: dict[str, Any], fds: list[int], sock: socket.socket) -> None
     # Only now are the ranks the agent's children; until now they waited to bind their lives to it.
     os.close(go_write)
     pids = json.loads(told) if told else {"error": "the middle process died before it could tell the pids"}
-    send(sock, {"op": "started", **pids})
+    _answer(sock, {"op": "started", **pids})
 
 
 def _middle(
@@ -162,7 +174,7 @@ def _rank(rank: dict[str, Any], stdio: list[int], request: dict[str, Any]) -> No
     linux.set_comm(request["comm"])
     linux.set_cmdline(rank["title"])
     _reseed()
-    rank_main.run(rank["program"])
+    rank_main.run(rank["program"], _AT_START)
 
 
 def _reseed() -> None:
@@ -201,37 +213,39 @@ def _die_with(agent_pid: int) -> None:
 # -- the server
 
 
-def serve(setup: dict[str, Any]) -> None:
-    """Preload, say so, then start attempts until the agent closes the socket.
+def serve(sock: socket.socket) -> None:
+    """Hear what to preload, do so, say so, then start attempts until the agent closes the socket.
 
-    `setup`: fd, agent_pid, torch (bool), dynamo (bool), packages (list), refused (package -> why, from earlier runs).
+    The first message: agent_pid, dynamo (bool), packages (list), refused (package -> why, from earlier runs),
+    environment (what the program sets before it imports torch).
     """
     from gpulaunch.launcher.loop import linux, preload
 
+    setup = receive(sock)
+    if setup is None:
+        return
     _die_with(setup["agent_pid"])
     comm = linux.comm_of(os.getpid())
     linux.set_comm("gpulaunch-fork")
     # Ctrl-C in the terminal is the agent's business; the ranks get back what this process was started with.
     sigint_ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) == signal.SIG_IGN
     gc.disable()  # nothing that an import makes is garbage; looking for it is a tenth of the time of importing torch
-    sock = socket.socket(fileno=setup["fd"])
     sockets_before = preload.open_sockets()
-    problem = preload.torch_itself(setup["dynamo"]) if setup["torch"] else "not wanted"
-    if setup["torch"] and not problem:
-        problem = preload.unsafe_to_fork(sockets_before)
     loaded: list[str] = []
     refused: dict[str, str] = dict(setup["refused"])
-    if not problem:
-        wanted = [name for name in setup["packages"] if name not in refused and name not in sys.modules]
-        loaded, newly = preload.third_party(wanted, setup["agent_pid"])
-        refused.update(newly)
+    with preload.environment(setup["environment"]):
+        problem = preload.torch_itself(setup["dynamo"]) or preload.unsafe_to_fork(sockets_before)
+        if not problem:
+            wanted = [name for name in setup["packages"] if name not in refused and name not in sys.modules]
+            loaded, newly = preload.third_party(wanted, setup["agent_pid"])
+            refused.update(newly)
     preload.our_own()
     # What lives now is shared with the ranks: keep the collector from writing to its pages. Not collected before: that
     # takes 0.2 s of everybody's start and finds next to nothing among modules.
     gc.freeze()
     gc.enable()
     mine = preload.take_finalizers()
-    send(
+    _answer(
         sock,
         {
             "op": "ready",
@@ -255,12 +269,12 @@ def serve(setup: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Entry: the one argument is JSON (padded with spaces, which makes room for the ranks' command lines)."""
-    setup = json.loads(sys.argv[1])
+    """Entry: the one argument is the socket's number, padded with spaces: room for the ranks' command lines."""
+    fd = int(sys.argv[1])
     if not sys.flags.safe_path:
         del sys.path[0]
     sys.argv = [""]
-    serve(setup)
+    serve(socket.socket(fileno=fd))
 
 
 if __name__ == "__main__":

@@ -17,15 +17,18 @@ from typing import NoReturn
 
 from gpulaunch.launcher.loop import linux
 
+KEEPER_COMM = "gpulaunch-keep"
 _DISMISS_S = 1.0
+_INNER_S = 2.0
+"""How long the keeper of a launcher that ran inside this job may take for its own sweep."""
 _MAX_ROUNDS = 50  # a fork bomb is not ours to win against
 
 
 class Keeper:
     """The agent's end of it."""
 
-    def __init__(self, mark: bytes, directories: list[str]) -> None:
-        """`mark`: b"NAME=value" found in the environment of every process of the run; `directories`: removed."""
+    def __init__(self, mark: str, directories: list[str]) -> None:
+        """`mark`: the run id that every process of the run carries in its environment; `directories`: removed."""
         self._mark = mark
         self._directories = directories
         self._write = -1
@@ -57,10 +60,10 @@ class Keeper:
                 os.close(pidfd)
 
 
-def _keep(read: int, mark: bytes, directories: list[str]) -> NoReturn:
+def _keep(read: int, mark: str, directories: list[str]) -> NoReturn:
     try:
         os.setsid()
-        linux.set_comm("gpulaunch-keep")
+        linux.set_comm(KEEPER_COMM)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, signal.SIG_IGN)
         # Whoever waits for the end of the launcher's output must not wait for the keeper.
@@ -77,31 +80,36 @@ def _keep(read: int, mark: bytes, directories: list[str]) -> NoReturn:
         os._exit(0)
 
 
-def sweep(mark: bytes) -> list[int]:
-    """Kill every process with `mark` in its environment, again until none is found; return the pids killed."""
-    killed: list[int] = []
+def sweep(mark: str) -> None:
+    """Kill every process whose environment names the run `mark`, again until none is found.
+
+    The keeper of a launcher that ran inside a rank is one of them. It has work to do, the same for its own run, and
+    comes last, when it has had time for it.
+    """
     for _ in range(_MAX_ROUNDS):
-        found = [pid for pid in linux.all_pids() if pid != os.getpid() and linux.has_environment(pid, mark)]
+        found = [pid for pid in linux.all_pids() if pid != os.getpid() and linux.is_of_run(pid, mark)]
         found = [pid for pid in found if linux.state_of(pid) not in ("Z", "X", "")]
+        others = [pid for pid in found if linux.comm_of(pid) != KEEPER_COMM]
         if not found:
             break
-        for pid in found:
-            _kill_and_wait(pid, mark)
-        killed += found
-    return killed
+        for pid in others:
+            _kill_and_wait(pid, mark, patience_s=0.0)
+        for pid in [] if others else found:
+            _kill_and_wait(pid, mark, patience_s=_INNER_S)
 
 
-def _kill_and_wait(pid: int, mark: bytes) -> None:
+def _kill_and_wait(pid: int, mark: str, *, patience_s: float) -> None:
+    """Give a process `patience_s` to end, kill it, and see it end."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return
     try:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
         # The pid may have been given to another process between the look and the open.
-        if linux.has_environment(pid, mark):
+        if linux.is_of_run(pid, mark) and not (patience_s and poller.poll(patience_s * 1000)):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            poller = select.poll()
-            poller.register(pidfd, select.POLLIN)
             poller.poll(1_000)
     except OSError:
         pass  # it ended by itself

@@ -131,10 +131,16 @@ def _stat_field(pid: int, index: int) -> int | None:
         return None
 
 
-def has_environment(pid: int, entry: bytes) -> bool:
-    """Whether the environment `pid` was started with holds `entry` (b"NAME=value"); False when it cannot be read."""
+RUNS_VARIABLE = "GPULAUNCH_RUNS"
+"""Names, separated by colons, the run that a process belongs to and those around it: a launcher can run in a rank."""
+
+
+def is_of_run(pid: int, run_id: str) -> bool:
+    """Whether the environment that `pid` was started with names this run; False when it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:
-            return entry in environ.read().split(b"\0")
+            entries = environ.read().split(b"\0")
     except OSError:
         return False
+    prefix = f"{RUNS_VARIABLE}=".encode()
+    return any(run_id.encode() in entry[len(prefix) :].split(b":") for entry in entries if entry.startswith(prefix))

@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import select
+from collections.abc import Generator
 from typing import Any
 
 from gpulaunch.launcher.loop import linux
@@ -147,6 +148,21 @@ def _wait_until_orphaned(parent: int) -> None:
     # A pidfd is readable when its process has become a zombie, which is after its children were re-parented.
 
 
+@contextlib.contextmanager
+def environment(settings: dict[str, str]) -> Generator[None]:
+    """What the program will set before its imports, in force while they are made for it; ranks set it themselves."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def torch_itself(with_dynamo: bool) -> str:
     """Import torch (and what DDP imports lazily); return why not, or ""."""
     # With this torch asks NVML instead of the driver whether there are GPUs, so that no cuInit happens here.
@@ -186,7 +202,13 @@ def take_finalizers() -> list[Any]:
 
 def our_own() -> None:
     """Import what every rank needs of this package; a rank runs without what is missing."""
-    rooms = ("launcher.loop.rank_main", "launcher.failure.inside", "profiler.probe.inject", "profiler.probe.hooks", "mark")
+    rooms = (
+        "launcher.loop.rank_main",
+        "launcher.failure.inside",
+        "profiler.probe.inject",
+        "profiler.probe.hooks",
+        "mark",
+    )
     for name in (*(f"gpulaunch.{room}" for room in rooms), "atexit", "importlib.machinery", "runpy", "threading"):
         with contextlib.suppress(Exception):
             importlib.import_module(name)

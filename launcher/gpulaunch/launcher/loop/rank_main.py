@@ -3,57 +3,49 @@
 Used in two ways that must look the same to the program: called by a child of the fork server, and executed as
 `python -u rank_main.py <json>` when ranks are spawned. Standard library only; nothing happens at import.
 
-How a rank ends: non-daemon threads are joined, atexit functions run, files are flushed, then `os._exit`. The
-interpreter is not torn down: in torch 2.13 `~ProcessGroupGloo` joins a thread that waits for the GIL, so a rank that
-clears its module globals can hang there for ever or abort ("terminate called without an active exception").
+How it ends is in `rank_end.py`.
 """
 
 from __future__ import annotations
 
+import sys
+
+_AT_START = frozenset(sys.modules)  # what the interpreter itself has loaded, before anything below
+
 import contextlib
 import os
-import sys
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING or "gpulaunch" in sys.modules:
+    from gpulaunch.launcher.loop import rank_end
+else:  # executed: this file's directory is first on the path, also for another interpreter that lacks this package
+    import rank_end
 
 
-def run(program: dict[str, Any]) -> NoReturn:
+# The user's own of these names would be no accident, and ranks that need them are spawned (agent.packages).
+_KEPT = frozenset({"__main__", "gpulaunch", "torch", "numpy"})
+
+
+def run(program: dict[str, Any], at_start: frozenset[str]) -> NoReturn:
     """Run one program as `__main__` and end the process.
 
     `program`: kind ("script", "module", "run_path" or "function"), target, args (list), python, call_dir (of a
-    function), error_file ("" for none).
+    function), error_file ("" for none). `at_start`: the modules that Python itself had loaded when it started.
     """
     _arm(program["error_file"])
     code = 1
     try:
-        _run_as_main(program)
+        _run_as_main(program, at_start)
         code = 0
     except SystemExit as stop:
         code = _code_of(stop, program["error_file"])
     except KeyboardInterrupt as stop:
         _tell(stop, program["error_file"])
-        _flush_std()
-        _die_of_sigint()
+        rank_end.leave_by_sigint()
     except BaseException as problem:  # the end of the user's program: its traceback is shown as Python would show it
-        _tell(problem, program["error_file"])
-    leave(code)
-
-
-def leave(code: int) -> NoReturn:
-    """What Py_Finalize does for a program's data, then `os._exit(code)`; see the module's docstring."""
-    import atexit
-    import threading
-
-    with contextlib.suppress(
-        BaseException
-    ):  # as at interpreter exit: a failing thread or hook does not change the code
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # what Py_Finalize calls
-    with contextlib.suppress(BaseException):
-        _flush_open_files()
-    _flush_std()
-    os._exit(code & 0xFF)
+        code = _tell(problem, program["error_file"])
+    rank_end.leave(code)
 
 
 def _arm(error_file: str) -> None:
@@ -71,7 +63,7 @@ def _arm(error_file: str) -> None:
             inject.arm()
 
 
-def _run_as_main(program: dict[str, Any]) -> None:
+def _run_as_main(program: dict[str, Any], at_start: frozenset[str]) -> None:
     import runpy
 
     kind, target, args = program["kind"], program["target"], list(program["args"])
@@ -92,21 +84,22 @@ def _run_as_main(program: dict[str, Any]) -> None:
     main = _fresh_main()
     if kind == "module":
         sys.orig_argv = [program["python"], "-u", "-m", target, *args]
-        _put_first_on_path(os.getcwd())
+        _put_first_on_path(os.getcwd(), at_start)
         runpy._run_module_as_main(target)  # type: ignore[attr-defined]
         return
     sys.orig_argv = [program["python"], "-u", target, *args]
     if os.path.isdir(target) or _is_zip(target):
-        _put_first_on_path(os.path.abspath(target))
+        _put_first_on_path(os.path.abspath(target), at_start)
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
     # As CPython does for `python script.py`: the script's real directory first, an absolute __file__.
-    _put_first_on_path(os.path.dirname(os.path.realpath(target)))
+    _put_first_on_path(os.path.dirname(os.path.realpath(target)), at_start)
     path = os.path.abspath(target)
     code = _compile(path, target)
     from importlib.machinery import SourceFileLoader
 
     main.__file__ = path
+    main.__cached__ = None  # type: ignore[attr-defined]
     main.__loader__ = SourceFileLoader("__main__", path)
     exec(code, main.__dict__)  # noqa: S102 (this is the user's own program)
 
@@ -118,12 +111,34 @@ def _fresh_main() -> ModuleType:
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:
+        # multiprocessing, which torch imported, made this a second name of the main module that there was then; what
+        # its children send back is pickled under it.
+        sys.modules["__mp_main__"] = main
     return main
 
 
-def _put_first_on_path(path: str) -> None:
-    if not sys.flags.safe_path:
-        sys.path.insert(0, path)
+def _put_first_on_path(path: str, at_start: frozenset[str]) -> None:
+    """As Python does; and what the program would have found there first must be found there, not what torch brought.
+
+    A module of the user's beside the script may have the name of one that the fork server has loaded (profile.py,
+    statistics.py): the loaded one is forgotten, so that the program's import finds its own. torch keeps the one it has.
+    """
+    if sys.flags.safe_path:
+        return
+    sys.path.insert(0, path)
+    with contextlib.suppress(OSError):
+        beside = {entry.partition(".")[0] for entry in os.listdir(path) if _is_module(path, entry)}
+        for name in beside & (sys.modules.keys() - at_start - _KEPT):
+            for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+                del sys.modules[loaded]
+
+
+def _is_module(directory: str, entry: str) -> bool:
+    """Whether an entry of a directory can be imported by its name."""
+    if entry.endswith((".py", ".so", ".pyc")):
+        return True
+    return "." not in entry and os.path.isfile(os.path.join(directory, entry, "__init__.py"))
 
 
 def _is_zip(path: str) -> bool:
@@ -162,7 +177,7 @@ def _code_of(stop: SystemExit, error_file: str) -> int:
     if isinstance(stop.code, int):
         code = stop.code
     else:
-        _flush_std()
+        rank_end.flush_std()
         with contextlib.suppress(Exception):
             sys.stderr.write(f"{stop.code}\n")
         code = 1
@@ -174,8 +189,8 @@ def _code_of(stop: SystemExit, error_file: str) -> int:
     return code
 
 
-def _tell(problem: BaseException, error_file: str) -> None:
-    """Write the last words, then show the traceback through the user's own excepthook, without our frames."""
+def _tell(problem: BaseException, error_file: str) -> int:
+    """Write the last words, show the traceback through the user's own excepthook, and give the exit code."""
     problem.__traceback__ = _without_ours(problem.__traceback__)
     with contextlib.suppress(Exception):
         from gpulaunch.launcher.failure import inside
@@ -184,9 +199,12 @@ def _tell(problem: BaseException, error_file: str) -> None:
             inside.last_words(problem, error_file)
     try:
         sys.excepthook(type(problem), problem, problem.__traceback__)
+    except SystemExit as stop:  # the hook decides the code, as in Python
+        return _code_of(stop, error_file)
     except BaseException:
         # A broken user hook: Python shows the original with its own; so do we.
         sys.__excepthook__(type(problem), problem, problem.__traceback__)
+    return 1
 
 
 _LOADERS = ("/gpulaunch/compat/_callable.py", "/multiprocessing/spawn.py")
@@ -204,52 +222,6 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def _flush_open_files() -> None:
-    """Give the files that the program left open the end that their destructors would have given them.
-
-    Buffers of io's own writers are flushed; other writable io objects (gzip, bz2, user classes) are closed, because
-    only their close() writes the end of the file.
-    """
-    import gc
-    import io
-
-    std = {id(sys.stdout), id(sys.stderr), id(sys.stdin)}
-    text: list[Any] = []
-    other: list[Any] = []
-    buffers: list[Any] = []
-    for thing in gc.get_objects():
-        kind = type(thing)  # not isinstance(): a proxy may run user code when asked for its __class__
-        if not issubclass(kind, io.IOBase) or id(thing) in std:
-            continue
-        if issubclass(kind, io.TextIOWrapper):
-            text.append(thing)
-        elif issubclass(kind, (io.BufferedWriter, io.BufferedRandom)):
-            buffers.append(thing)
-        elif kind.__module__ not in ("io", "_io", "socket"):
-            other.append(thing)
-    # From the top layer down: text into a gzip file, the gzip file into its buffer, the buffer into the file.
-    for things, end in ((text, "flush"), (other, "close"), (buffers, "flush")):
-        for thing in things:
-            with contextlib.suppress(Exception):
-                if not thing.closed and thing.writable():
-                    getattr(thing, end)()
-
-
-def _flush_std() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-
-
-def _die_of_sigint() -> NoReturn:
-    """End as Python does after an unhandled KeyboardInterrupt: by the signal itself, so that callers can tell."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
-    os._exit(130)
-
-
 def main() -> NoReturn:
     """`python -u rank_main.py <json>`: a spawned rank, in the environment and session that the agent gave it."""
     import json
@@ -257,7 +229,7 @@ def main() -> NoReturn:
     program = json.loads(sys.argv[1])
     if not sys.flags.safe_path:
         del sys.path[0]  # this file's directory, put there by Python
-    run(program)
+    run(program, _AT_START)
 
 
 if __name__ == "__main__":

@@ -44,18 +44,19 @@ class PageBusyError(PageError):
     """Another live process is this page's writer."""
 
 
-# Readers use struct; the writer does not: pack_into clears its target before it fills it, and a reader or a SIGKILL may
-# come in between. An assignment to a word of a memoryview is one aligned 8-byte store.
+# Readers use struct in place; the writer packs first and copies then: pack_into clears its target before it fills it,
+# and a reader or a SIGKILL may come in between. An assignment to a word of a memoryview is one aligned 8-byte store.
 _WORD: Final = struct.Struct("@Q")
 _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
 
 _OPENING: Final = int(Word.OPENING)
 _CLOSING: Final = int(Word.CLOSING)
-_STEP_COUNTERS: Final = range(Word.STEPS, Word.PROBE_NS_TOTAL + 1)
+_COUNTERS_FROM: Final = 8 * Word.STEPS
+_COUNTERS_TO: Final = 8 * (Word.PROBE_NS_TOTAL + 1)
+_pack_counters: Final = struct.Struct(f"@{Word.PROBE_NS_TOTAL + 1 - Word.STEPS}Q").pack
+_pack_record: Final = struct.Struct("@8Q").pack
 _QUEUE: Final = range(Word.LOADER_WORKERS_CONFIGURED, Word.LOADER_REORDER_BLOCKED + 1)
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
-_RING: Final = RING_BYTE // 8
-_RECORD_WORDS: Final = RING_RECORD_BYTES // 8
 
 _READ_TRIES: Final = 64  # a writer is inside for about 2 us; more than a few tries mean that it died or sleeps in there
 _U32: Final = (1 << 32) - 1
@@ -133,20 +134,15 @@ class PageWriter:
         words[_HISTOGRAM + bucket] += closed
         update = words[_OPENING] + 1
         words[_OPENING] = update
-        for word, value in zip(_STEP_COUNTERS, totals, strict=True):
-            words[word] = value
+        # Packed first, then copied by one memcpy; see above.
+        self._bytes[_COUNTERS_FROM:_COUNTERS_TO] = _pack_counters(*totals)
         words[_CLOSING] = update
 
-        start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples = record
-        slot = _RING + (steps - 1) % RING_SLOTS * _RECORD_WORDS
-        words[slot] = steps
-        words[slot + 1] = start_ns
-        words[slot + 2] = duration_ns
-        words[slot + 3] = data_wait_ns
-        words[slot + 4] = forward_ns
-        words[slot + 5] = backward_ns
-        words[slot + 6] = optimizer_ns
-        words[slot + 7] = (samples & _U32) << 32 | steps & _U32
+        slot = RING_BYTE + (steps - 1) % RING_SLOTS * RING_RECORD_BYTES
+        samples = record[6]
+        self._bytes[slot : slot + RING_RECORD_BYTES] = _pack_record(
+            steps, *record[:6], (samples & _U32) << 32 | steps & _U32
+        )
 
     def write_queue(self, queue: Sequence[int]) -> None:
         """Put new values into the words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED, in that order."""
