@@ -21,7 +21,7 @@ def hello(tmp_path: Path) -> Path:
     return program
 
 
-def one_line(ended, *words: str) -> None:
+def check_one_line(ended, *words: str) -> None:
     """It was refused before anything started, in one line that says these words."""
     assert ended.code == 2, ended
     assert ended.stdout == ""
@@ -32,20 +32,20 @@ def one_line(ended, *words: str) -> None:
 
 
 def test_missing_script(gpulaunch, hello: Path) -> None:
-    one_line(gpulaunch("--nproc", "2", "helo.py"), "helo.py", "did you mean hello.py?")
+    check_one_line(gpulaunch("--nproc", "2", "helo.py"), "helo.py", "did you mean hello.py?")
 
 
 def test_no_script_at_all(gpulaunch) -> None:
-    one_line(gpulaunch("--nproc", "2"), "no program to run")
+    check_one_line(gpulaunch("--nproc", "2"), "no program to run")
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two", ""])
 def test_nproc_that_is_no_number_of_ranks(gpulaunch, hello: Path, number: str) -> None:
-    one_line(gpulaunch(f"--nproc={number}", hello), "--nproc")
+    check_one_line(gpulaunch(f"--nproc={number}", hello), "--nproc")
 
 
 def test_unknown_option(gpulaunch, hello: Path) -> None:
-    one_line(gpulaunch("--nprocc", "2", hello), "--nprocc", "did you mean --nproc")
+    check_one_line(gpulaunch("--nprocc", "2", hello), "--nprocc", "did you mean --nproc")
 
 
 @pytest.mark.parametrize("option", ["--master-port", "--metrics-addr"])
@@ -56,7 +56,7 @@ def test_port_in_use(gpulaunch, hello: Path, option: str) -> None:
         port = taken.getsockname()[1]
         value = f"127.0.0.1:{port}" if option == "--metrics-addr" else str(port)
 
-        one_line(gpulaunch("--nproc", "2", option, value, hello), str(port), "in use")
+        check_one_line(gpulaunch("--nproc", "2", option, value, hello), str(port), "in use")
 
 
 def test_a_taken_default_metrics_port_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +72,12 @@ def test_a_taken_default_metrics_port_is_no_trouble(monkeypatch: pytest.MonkeyPa
 
 
 def test_job_dir_that_is_a_file(gpulaunch, hello: Path) -> None:
-    one_line(gpulaunch("--job-dir", hello / "below", hello), "--job-dir")
+    check_one_line(gpulaunch("--job-dir", hello / "below", hello), "--job-dir")
 
 
 def test_job_dir_that_cannot_be_written(gpulaunch, hello: Path, tmp_path: Path) -> None:
     # Root may write everywhere but into /proc.
-    one_line(gpulaunch("--job-dir", "/proc/gpulaunch", hello), "--job-dir /proc/gpulaunch", "name a directory")
+    check_one_line(gpulaunch("--job-dir", "/proc/gpulaunch", hello), "--job-dir /proc/gpulaunch", "name a directory")
 
 
 def test_no_memory_for_shared_pages_costs_the_profile_and_not_the_job(gpulaunch, hello: Path) -> None:
@@ -107,12 +107,12 @@ def test_a_full_dev_shm_costs_the_profile_and_not_the_job(gpulaunch, hello: Path
 
 def test_malformed_toml(gpulaunch, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("nproc = \n")
-    one_line(gpulaunch("--config", "job.toml"), "job.toml", "line 1")
+    check_one_line(gpulaunch("--config", "job.toml"), "job.toml", "line 1")
 
 
 def test_unknown_key_in_the_job_file(gpulaunch, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('script = "x.py"\nnprok = 2\n')
-    one_line(gpulaunch("--config", "job.toml"), "job.toml", "nprok", "did you mean")
+    check_one_line(gpulaunch("--config", "job.toml"), "job.toml", "nprok", "did you mean")
 
 
 @pytest.mark.torch
@@ -155,12 +155,12 @@ def test_binary_output(gpulaunch, tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_not_there(gpulaunch) -> None:
-    one_line(gpulaunch("--no-python", "no-such-command"), "no-such-command", "not found in PATH")
+    check_one_line(gpulaunch("--no-python", "no-such-command"), "no-such-command", "not found in PATH")
 
 
 def test_elastic_nodes_are_refused_and_what_works_is_named(gpulaunch, hello: Path) -> None:
-    one_line(gpulaunch("--nnodes", "1:2", hello), "--nnodes", "--node-rank")
-    one_line(gpulaunch("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1", hello), "--master-addr")
+    check_one_line(gpulaunch("--nnodes", "1:2", hello), "--nnodes", "--node-rank")
+    check_one_line(gpulaunch("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1", hello), "--master-addr")
 
 
 def test_stdout_that_is_closed_does_not_end_the_job(gpulaunch, hello: Path, tmp_path: Path) -> None:

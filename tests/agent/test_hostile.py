@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import textwrap
@@ -386,3 +387,22 @@ def test_it_runs_where_there_is_no_temporary_directory(gpulaunch, tmp_path: Path
 
     assert "RAN" in ended.stdout
     assert tempfile.gettempdir() != "/nonexistent"
+
+
+@pytest.mark.parametrize("surroundings", [{"PYTHONSAFEPATH": "1"}, {"PYTHONOPTIMIZE": "2"}, {"PYTHONDEVMODE": "1"}])
+def test_settings_of_the_interpreter(gpulaunch, tmp_path: Path, surroundings: dict[str, str]) -> None:
+    ended = gpulaunch("--nproc", "1", "--start-method", "spawn", script(tmp_path, "print('RAN')"), env=surroundings)
+
+    assert ended.code == 0, ended
+    assert "RAN" in ended.stdout
+
+
+def test_another_interpreter_that_has_no_gpulaunch(gpulaunch, tmp_path: Path) -> None:
+    """PYTHON_EXEC, as torchrun has it."""
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    ended = gpulaunch("--nproc", "2", script(tmp_path, "print('RAN')"), env={"PYTHON_EXEC": str(bare)})
+
+    assert ended.code == 0, ended
+    assert ended.stdout.count("RAN") == 2

@@ -1,14 +1,16 @@
-"""Which packages a script names: read, never run."""
+"""What a script does before it trains: read, never run."""
 
 from __future__ import annotations
 
+import os
+import textwrap
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.job.imports import imports_of
+from gpulaunch.launcher.job.imports import Reading, imports_of, read_script
 
 
 def imports(tmp_path: Path, source: str) -> list[str]:
@@ -63,3 +65,88 @@ def test_any_bytes_are_survived(tmp_path_factory: pytest.TempPathFactory, conten
     path.write_bytes(content)
 
     assert set(imports_of(str(path))) <= {"numpy"}
+
+
+# --- what else the fork server must know ---------------------------------------------------------------------------
+
+
+def reading(tmp_path: Path, source: str) -> Reading:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(source))
+    return read_script(str(script))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'os.environ["OMP_NUM_THREADS"] = "2"',
+        'environ["OMP_NUM_THREADS"] = "2"',
+        'os.environ.setdefault("OMP_NUM_THREADS", "2")',
+        'os.environ.update({"OMP_NUM_THREADS": "2"})',
+        'os.environ.update(OMP_NUM_THREADS="2")',
+        'os.environ |= {"OMP_NUM_THREADS": "2"}',
+        'os.putenv("OMP_NUM_THREADS", "2")',
+    ],
+)
+def test_fixed_settings_before_torch_are_known(tmp_path: Path, statement: str) -> None:
+    found = reading(tmp_path, f"import os\nfrom os import environ\n{statement}\nimport torch\n")
+
+    assert found.environment == {"OMP_NUM_THREADS": "2"}
+    assert found.obstacle == ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'import os, torch\nos.environ["OMP_NUM_THREADS"] = "2"',
+        'import torch\ndef main():\n    import os\n    os.environ["OMP_NUM_THREADS"] = str(2)',
+        'import os\nos.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]\nimport torch',
+        'import os\nos.environ["TORCH_NCCL_BLOCKING_WAIT"] = str(1)\nimport torch',
+        'import os\nname = os.environ["OMP_NUM_THREADS"]\nimport torch',
+        "import os\nos.environ.update(settings())\nimport torch",
+    ],
+    ids=["after torch", "in a function", "read later", "read by NCCL", "only read", "nobody knows"],
+)
+def test_what_torch_does_not_read_at_its_import_is_no_obstacle(tmp_path: Path, source: str) -> None:
+    found = reading(tmp_path, source)
+
+    assert found.environment == {}
+    assert found.obstacle == ""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ['os.environ["OMP_NUM_THREADS"] = str(n)', 'if n:\n    os.environ["OMP_NUM_THREADS"] = "2"'],
+    ids=["computed", "conditional"],
+)
+def test_what_torch_reads_at_its_import_and_nobody_knows_is_an_obstacle(tmp_path: Path, statement: str) -> None:
+    assert "OMP_NUM_THREADS" in reading(tmp_path, f"import os\nn = 1\n{statement}\nimport torch\n").obstacle
+
+
+def test_nothing_is_preloaded_that_comes_after_a_change_of_the_path_or_the_environment(tmp_path: Path) -> None:
+    by_path = "import numpy\nimport sys\nsys.path.insert(0, 'vendor')\nimport sklearn"
+    by_environment = "import numpy\nimport os\nos.environ['X'] = 'y'\nimport sklearn"
+
+    assert reading(tmp_path, by_path).packages == ("numpy",)
+    assert reading(tmp_path, by_environment).packages == ("numpy",)
+
+
+def test_a_module_beside_the_script_is_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").touch()
+
+    assert reading(tmp_path, "import numpy, sklearn").packages == ("numpy",)
+
+
+@pytest.mark.parametrize("name", ["torch.py", "numpy/__init__.py"])
+def test_the_users_own_torch_is_an_obstacle(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+
+    assert name.partition("/")[0].removesuffix(".py") in reading(tmp_path, "import torch").obstacle
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """Who reads it takes it from the rank; and nobody may ever write to it."""
+    os.mkfifo(tmp_path / "pipe")
+
+    assert read_script(str(tmp_path / "pipe")) == Reading()

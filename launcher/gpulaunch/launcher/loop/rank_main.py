@@ -17,10 +17,16 @@ import os
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-if TYPE_CHECKING or "gpulaunch" in sys.modules:
+if TYPE_CHECKING:
     from gpulaunch.launcher.loop import rank_end
-else:  # executed: this file's directory is first on the path, also for another interpreter that lacks this package
-    import rank_end
+else:
+    try:
+        from gpulaunch.launcher.loop import rank_end
+    except ImportError:  # executed by another interpreter (PYTHON_EXEC), which lacks this package
+        sys.path.insert(0, os.path.dirname(__file__))
+        import rank_end
+
+        del sys.path[0]
 
 
 # The user's own of these names would be no accident, and ranks that need them are spawned (agent.packages).
