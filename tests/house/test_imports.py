@@ -49,11 +49,13 @@ BY_NAME: dict[str, set[str]] = {
 
 # Importing torch, once for all ranks, is what the fork server is for; and its store is torch's.
 IMPORTS_TORCH = {"launcher.loop.preload", "launcher.loop.forkserver_main"}
+# An interpreter that lacks this package can still run a rank: the file beside it is found without the package.
+IMPORTS_ITS_NEIGHBOUR = {"launcher.loop.rank_main": "rank_end"}
 
 # What runs inside the user's process: nothing but the standard library, and each other.
 IN_RANK = (
     *("profiler.channel", "profiler.probe", "mark"),
-    *("launcher.failure.inside", "launcher.loop.rank_main", "launcher.loop.linux"),
+    *("launcher.failure.inside", "launcher.loop.rank_main", "launcher.loop.rank_end", "launcher.loop.linux"),
     *("launcher.loop.forkserver_main", "launcher.loop.preload"),
     *("compat._callable",),
 )
@@ -100,7 +102,8 @@ def violations(sources: Mapping[str, str]) -> list[str]:
         for line, name in imports(module, source):
             if not name.startswith("gpulaunch."):
                 top = name.split(".")[0]
-                known = top in sys.stdlib_module_names or (module in IMPORTS_TORCH and top == "torch")
+                known = top in sys.stdlib_module_names or top == IMPORTS_ITS_NEIGHBOUR.get(module)
+                known = known or (module in IMPORTS_TORCH and top == "torch")
                 if inside(module, IN_RANK) and not known:
                     found.append(f"{module}:{line} imports {name} inside a rank")
                 continue
