@@ -236,8 +236,8 @@ def summarise(
         "recover_ratio": median([b["recover_s"] / a["recover_s"] for a, b in pairs(runs, "recover_s")]),
         "pss_ratio": median([b["ranks_pss_mib"] / a["ranks_pss_mib"] for a, b in pairs(runs, "ranks_pss_mib")]),
         **{
-            f"{launcher}_recovered": f"{sum(int(run.get('recovered', 0)) for run in runs[launcher])} of {len(runs[launcher])}"
-            for launcher in LAUNCHERS
+            f"{launcher}_recovered": f"{sum(int(run.get('recovered', 0)) for run in of_one)} of {len(of_one)}"
+            for launcher, of_one in runs.items()
         },
         "sidecar_rss_mib": of("gpulaunch", "sidecar_rss_mib"),
         "death_seen_ms": of("gpulaunch", "death_seen_ms"),
@@ -256,18 +256,36 @@ def pairs(runs: dict[str, list[dict[str, float]]], key: str) -> list[tuple[dict[
 
 def table(f: dict[str, object]) -> str:
     n = f["ranks"]
+
+    def both(key: str, form: str) -> tuple[str, str]:
+        return form.format(f[f"gpulaunch_{key}"]), form.format(f[f"torchrun_{key}"])
+
     rows = [
         ("", "gpulaunch", "torchrun", "ratio"),
-        (f"command -> first DDP step on all of {n} ranks", f"{f['gpulaunch_start_s']:.2f} s", f"{f['torchrun_start_s']:.2f} s", f"{f['start_ratio']:.1f}x"),
-        ("the same, over one `import torch, torch._dynamo`", f"{f['start_over_import']:.2f}x", "", f"(import {f['import_s']:.2f} s)"),
-        (f"SIGKILL of a rank -> all {n} stepping again", f"{f['gpulaunch_recover_s']:.2f} s", f"{f['torchrun_recover_s']:.2f} s", f"{f['recover_ratio']:.0f}x"),
-        ("recovered", f["gpulaunch_recovered"], f["torchrun_recovered"], ""),
-        (f"host memory of {n} ranks (sum of PSS)", f"{f['gpulaunch_ranks_pss_mib']:.0f} MiB", f"{f['torchrun_ranks_pss_mib']:.0f} MiB", f"{f['pss_ratio']:.1f}x"),
-        ("a script that ran to its end exits 0, 4 ranks", f["gpulaunch_exit_0"], f["torchrun_exit_0"], ""),
-        ("agent RSS", f"{f['gpulaunch_agent_rss_mib']:.0f} MiB", f"{f['torchrun_agent_rss_mib']:.0f} MiB", ""),
+        (f"command -> first DDP step on all of {n} ranks", *both("start_s", "{:.2f} s"), f"{f['start_ratio']:.1f}x"),
+        (
+            "the same, over one `import torch, torch._dynamo`",
+            f"{f['start_over_import']:.2f}x",
+            "",
+            f"(import {f['import_s']:.2f} s)",
+        ),
+        (
+            f"SIGKILL of a rank -> all {n} stepping again",
+            *both("recover_s", "{:.2f} s"),
+            f"{f['recover_ratio']:.0f}x",
+        ),
+        ("recovered", *both("recovered", "{}"), ""),
+        (f"host memory of {n} ranks (sum of PSS)", *both("ranks_pss_mib", "{:.0f} MiB"), f"{f['pss_ratio']:.1f}x"),
+        ("a script that ran to its end exits 0, 4 ranks", *both("exit_0", "{}"), ""),
+        ("agent RSS", *both("agent_rss_mib", "{:.0f} MiB"), ""),
         ("sidecar RSS", f"{f['sidecar_rss_mib']:.0f} MiB", "", ""),
-        ("death of a rank seen by the agent, after this benchmark saw it (negative: before)", f"{f['death_seen_ms']:.2f} ms", "", ""),
-    ]  # fmt: skip
+        (
+            "death of a rank seen by the agent, after this benchmark saw it (negative: before)",
+            f"{f['death_seen_ms']:.2f} ms",
+            "",
+            "",
+        ),
+    ]
     lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     lines.insert(1, "|---|---|---|---|")
     return "\n".join(lines)

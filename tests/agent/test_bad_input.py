@@ -160,7 +160,8 @@ def test_a_command_that_is_not_there(gpulaunch) -> None:
 
 def test_elastic_nodes_are_refused_and_what_works_is_named(gpulaunch, hello: Path) -> None:
     check_one_line(gpulaunch("--nnodes", "1:2", hello), "--nnodes", "--node-rank")
-    check_one_line(gpulaunch("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1", hello), "--master-addr")
+    by_c10d = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1")
+    check_one_line(gpulaunch(*by_c10d, hello), "--master-addr")
 
 
 def test_stdout_that_is_closed_does_not_end_the_job(gpulaunch, hello: Path, tmp_path: Path) -> None:
