@@ -39,7 +39,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.examples
 	$(BIN)/python benchmarks/launch.py

@@ -340,9 +340,11 @@ class Group:
         """End every live rank and its process group at once."""
         self._stopping = True
         for pid in self.live.values():
-            # A rank is its group's leader and not yet reaped, so the number cannot be another group's.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            # A rank is its group's leader and not yet reaped, so the number cannot be another group's. One that was
+            # forked a moment ago may not lead it yet.
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    end(pid, signal.SIGKILL)
 
     def clear(self, keep: frozenset[int], *, gently: bool) -> None:
         """End what the ranks left behind, and the store; `keep`: the agent's own helpers.
