@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,3 +188,25 @@ def test_the_verdict_is_a_function_of_the_set_of_ends(
     assert len(verdict.ends) == len(ends)
     if verdict.kind is Kind.PEER:
         assert not any(end.signal == signal.SIGKILL and not end.stopped for end in ends), "an echo hid a kill"
+
+
+def test_a_rank_that_left_a_moment_before_or_after_the_first_echo_is_the_cause(make_end: Any, make_echo: Any) -> None:
+    """Its sockets close before its end is seen, so which of the two looks older is chance."""
+    echo = make_echo(0)
+
+    for at_s in (echo.at_s - 0.2, echo.at_s + 0.05):
+        verdict = blame([echo, make_end(1, code=0, at_s=at_s)])
+
+        assert verdict.first.rank == 1
+    long_after = blame([echo, make_end(1, code=0, at_s=echo.at_s + 60)])
+    assert long_after.first.rank == 0
+
+
+def test_a_rank_that_had_lost_its_peer_before_it_was_stopped_is_an_echo(make_end: Any, make_echo: Any) -> None:
+    killed = make_end(1, code=None, signal=9, at_s=100.0)
+    stopped = replace(make_echo(0), stopped=True, code=None, signal=15)
+
+    verdict = blame([stopped, killed])
+
+    assert verdict.first.rank == 1
+    assert [end.rank for end in verdict.echoes] == [0]

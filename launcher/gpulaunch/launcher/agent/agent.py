@@ -38,6 +38,8 @@ class Ended:
     blame: Blame | None
     error: str
     """Why it could not be started or went on no longer, where no rank is to blame."""
+    stopped_by: str
+    """The name of the signal that ended it, or ""."""
 
 
 class Agent:
@@ -84,7 +86,7 @@ class Agent:
         rendezvous.on_peer_failed = self._peer_failed
         rendezvous.on_peers_done = lambda: self._happened(words.PeersDone())
         for name in around.spec.signals:
-            self._loop.on_signal(signal.Signals[name], lambda signum: self._happened(words.Signalled(signum=signum)))
+            self._loop.on_signal(signal.Signals[name], self._signalled)
 
     @property
     def num_restarts(self) -> int:
@@ -116,7 +118,12 @@ class Agent:
         self._do(self._first)
         self._show_progress_at(0)
         self._loop.run()
-        return Ended(code=self._exit_code(), blame=self._blame, error=self._error or self._peer_error)
+        return Ended(
+            code=self._exit_code(),
+            blame=self._blame,
+            error=self._error or self._peer_error,
+            stopped_by=signal_name(self._state.signum) if self._outcome is words.Outcome.SIGNAL else "",
+        )
 
     def close(self) -> None:
         """End everything this agent started, whatever state it was in; bounded in time."""
@@ -157,6 +164,16 @@ class Agent:
             self._around.rundir.event("phase", phase=self._state.phase.value, attempt=self._state.attempt)
         self._do(actions)
 
+    def _signalled(self, signum: int) -> None:
+        name = signal_name(signum)
+        if self._state.signum:
+            self._console.say(f"{name} again: ending at once")
+        else:
+            self._console.say(
+                f"{name}: the ranks may end by themselves within {self._spec.grace_s:g} s; once more: at once"
+            )
+        self._happened(words.Signalled(signum=signum))
+
     def _joined(self, world: World) -> None:
         self._world = world
         self._happened(words.Joined())
@@ -173,6 +190,9 @@ class Agent:
     def _server_ready(self, ready: Ready) -> None:
         packages.remember(ready.refused)
         self._around.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
+        if ready.refused:
+            left = "; ".join(f"{name} ({why})" for name, why in ready.refused.items())
+            self._console.say(f"not preloaded, each rank imports it for itself: {left}")
         if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
             self._spawn_because = ready.problem
             self._console.say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")

@@ -76,19 +76,28 @@ def as_json(totals: Mapping[int, RankTotals], **more: Any) -> dict[str, Any]:
     return {"version": 1, **more, "samples_per_second": samples_per_second(totals.values()), "ranks": ranks}
 
 
-def as_text(totals: Mapping[int, RankTotals], *, elapsed_s: float, restarts: int, run_dir: str) -> list[str]:
-    """The lines shown at the end of a run."""
+def as_text(
+    totals: Mapping[int, RankTotals], *, elapsed_s: float, restarts: int, run_dir: str, stopped_by: str
+) -> list[str]:
+    """The lines shown at the end of a run; `stopped_by` names the signal that ended it, if one did."""
     lines: list[str] = []
     stepping = {rank: one for rank, one in sorted(totals.items()) if one.steps}
     if stepping:
         steps = max(one.steps for one in stepping.values())
         rate = samples_per_second(stepping.values())
-        lines.append(f"{steps} steps in {_duration(elapsed_s)}" + (f", {rate:,.0f} samples/s" if rate else ""))
+        attempts = f" in {restarts + 1} attempts" if restarts else ""
+        rates = f"{rate:,.0f} samples/s while stepping; " if rate else ""
+        lines.append(f"{steps} steps{attempts}; {rates}{_duration(elapsed_s)} in all")
         lines += _table(stepping)
     peak = max((one.max_rss_bytes for one in totals.values()), default=0)
     gpu = max((one.gpu_peak_bytes for one in totals.values()), default=0)
-    memory = f"peak memory of a rank {peak / _MIB:,.0f} MiB" + (f", on its GPU {gpu / _MIB:,.0f} MiB" if gpu else "")
-    lines.append(f"{memory}; {restarts} restart{'' if restarts == 1 else 's'}; files in {run_dir}")
+    facts = [f"stopped by {stopped_by}"] if stopped_by else []
+    if peak:
+        facts.append(f"peak host memory of a rank {peak / _MIB:,.0f} MiB (shared pages included)")
+    if gpu:
+        facts.append(f"on its GPU {gpu / _MIB:,.0f} MiB")
+    facts += [f"{restarts} restart{'' if restarts == 1 else 's'}", f"files in {run_dir}"]
+    lines.append("; ".join(facts))
     return lines
 
 

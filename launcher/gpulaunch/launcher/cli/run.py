@@ -116,6 +116,7 @@ class _Job:
         self._started_s = time.monotonic()
         self._started_wall_s = time.time()
         self._oom = OomWatch()
+        self._page = ""  # the report of the failure that ended the job
 
     def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
         spec, loop, console, rundir = self._spec, self._loop, self._console, self._rundir
@@ -232,7 +233,8 @@ class _Job:
         node = f"on node {spec.node_rank} of {spec.nnodes}" if spec.nnodes > 1 else f"on {place.hostname}"
         ranks = "1 rank" if spec.nproc == 1 else f"{spec.nproc} ranks"
         gpus = f"{len(place.gpus)} ({place.gpus_why})" if place.gpus else f"none: {place.gpus_why}"
-        console.say(f"{spec.name}: {ranks} {node}, launched by {place.launched_by}")
+        by = "" if place.launched_by == "one host" else f", launched by {place.launched_by}"
+        console.say(f"{spec.name}: {ranks} {node}{by}")
         threads = "" if spec.omp_num_threads is None else f"; OMP_NUM_THREADS={spec.omp_num_threads} (cores // ranks)"
         console.say(f"cores {place.cores} ({place.cores_why}){threads}; GPUs {gpus}")
         if sidecar_url:
@@ -258,39 +260,39 @@ class _Job:
         if complaint:
             console.say(complaint)
         if restarting:
-            left = spec.max_restarts - attempt - 1
             console.say(f"attempt {attempt} failed: {report.headline(blame)}")
-            console.say(
-                f"restarting all ranks, {left} more restart{'' if left == 1 else 's'} after this one; {_short(path)}"
-            )
+            console.say(f"restarting all ranks (restart {attempt + 1} of {spec.max_restarts}); why: {_short(path)}")
             return
         parent_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if parent_file:
             first = blame.first
             error_file = os.path.join(self._rundir.rank_path(attempt, first.rank), "error.json")
             report.tell_parent(first, error_file, parent_file)
-        text = report.render(
+        self._page = report.render(
             blame, script=spec.program.target, report_path=_short(path), started_s=started_s, attempt=attempt
         )
-        for line in text.splitlines():
-            console.say(line)
 
     def _sum_up(self, console: Console, agent: Agent, ended: Ended) -> None:
         elapsed_s = time.monotonic() - self._started_s
         if ended.error and ended.blame is None and ended.code:
             console.say(f"error: {ended.error}")
+        error = report.headline(ended.blame) if ended.blame is not None and ended.code else ended.error
         content = summary.as_json(
-            agent.totals, exit_code=ended.code, elapsed_s=elapsed_s, restarts=agent.num_restarts, error=ended.error
+            agent.totals, exit_code=ended.code, elapsed_s=elapsed_s, restarts=agent.num_restarts, error=error
         )
         with contextlib.suppress(OSError):
             self._rundir.write_json("summary.json", content)
         self._rundir.event("run_ended", exit_code=ended.code)
-        if ended.code == 0 or ended.blame is None:  # the report of a failure stays the last thing to be read
-            lines = summary.as_text(
-                agent.totals, elapsed_s=elapsed_s, restarts=agent.num_restarts, run_dir=_short(self._rundir.path)
-            )
-            for line in lines:
-                console.say(line)
+        lines = summary.as_text(
+            agent.totals,
+            elapsed_s=elapsed_s,
+            restarts=agent.num_restarts,
+            run_dir=_short(self._rundir.path),
+            stopped_by=ended.stopped_by,
+        )
+        # The report of a failure is the last thing to be read.
+        for line in [*lines, *self._page.splitlines()]:
+            console.say(line)
 
 
 def _job_document(spec: JobSpec) -> dict[str, object]:

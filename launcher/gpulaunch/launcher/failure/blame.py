@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from gpulaunch.launcher.failure.classify import Kind, classify, mentions_peer
 from gpulaunch.launcher.failure.ends import RankEnd
 
+_LEAVING_S = 0.5
 _OWN, _DOUBTFUL, _LEFT, _ECHO, _STOPPED, _FINISHED = range(6)
 
 
@@ -117,7 +118,8 @@ def _judge(ends: Sequence[RankEnd]) -> list[_Judged]:
         elif kind is Kind.PEER:
             tier = _ECHO
         elif kind is Kind.EARLY_EXIT_0:
-            tier = _FINISHED if echoes_s and at_s > min(echoes_s) else _LEFT
+            # Its sockets close before its end is seen: the first echo may be a little older than what it echoes.
+            tier = _FINISHED if echoes_s and at_s > min(echoes_s) + _LEAVING_S else _LEFT
         else:
             tier = _DOUBTFUL if mentions_peer(end) else _OWN
         judged.append(_Judged(tier=tier, at_s=at_s, end=end, kind=kind))

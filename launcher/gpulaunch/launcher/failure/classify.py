@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpulaunch.launcher.failure.ends import SHM, RankEnd
@@ -142,6 +142,8 @@ def classify(end: RankEnd) -> Kind:
     Of a chain of exceptions the oldest decides whether it is an echo: whatever a program makes of a lost peer, the peer
     was lost first. If it is none, the newest one with a kind of its own decides (out of memory in an `except` block).
     """
+    if end.stopped and end.error is not None and classify(replace(end, stopped=False)) is Kind.PEER:
+        return Kind.PEER  # it had lost its peer before it was told to stop
     kinds = _kinds(end)
     if kinds[0] is Kind.PEER:
         return Kind.PEER
