@@ -16,9 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpulaunch.launcher.loop import linux
+
 PROCESS_TITLE = "gpulaunch-side"  # at most 15 characters: the kernel's limit for a comm
 NICE = 10
-_PR_SET_PDEATHSIG = 1
 
 
 def run(argv: Sequence[str]) -> int:
@@ -39,7 +40,9 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # a key pressed or a terminal closed is the agent's business
-    if not _die_with_parent(options.parent_pid):
+    # SIGKILL: there is nothing to say goodbye to, and it works when a read from /proc hangs. What must survive is in
+    # the ledger.
+    if not linux.bind_to_parent(options.parent_pid, signal.SIGKILL):
         return 1
     _settle()
 
@@ -61,23 +64,12 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
         server.close()
 
 
-def _die_with_parent(parent_pid: int) -> bool:
-    """Ask the kernel to end this process with the agent; False if the agent was gone before that."""
-    import ctypes
-
-    # SIGKILL: there is nothing to say goodbye to, and it works when a read from /proc hangs. What must survive is in
-    # the ledger.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return os.getppid() == parent_pid
-
-
 def _settle() -> None:
     """Step back behind the ranks, and be known by name in `ps` and `top`."""
     with contextlib.suppress(OSError):  # a hardened container may forbid it; then we run as we are
         if os.getpriority(os.PRIO_PROCESS, 0) < NICE:
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(PROCESS_TITLE)
+    linux.set_comm(PROCESS_TITLE)
 
 
 def _version() -> str:

@@ -32,14 +32,19 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` when the parent dies; end at once if it already has.
+    """Have the kernel send `signum` when the parent dies; end at once if it already has."""
+    if not bind_to_parent(parent_pid, signum):
+        os._exit(128 + signum)
+
+
+def bind_to_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
+    """Have the kernel send `signum` when the parent dies; False if it already has.
 
     PR_SET_PDEATHSIG is bound to the parent at the moment of ITS death, so a process that is re-parented must call
     this after the re-parenting, and the check closes the gap in between.
     """
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signum))
-    if os.getppid() != parent_pid:
-        os._exit(128 + signum)
+    return os.getppid() == parent_pid
 
 
 def set_comm(name: str) -> None:

@@ -29,7 +29,7 @@ else:
         del sys.path[0]
 
 
-# The user's own of these names would be no accident, and ranks that need them are spawned (agent.packages).
+# The user's own of these names would be no accident, and ranks that need them are spawned (job.imports).
 _KEPT = frozenset({"__main__", "gpulaunch", "torch", "numpy"})
 
 
