@@ -67,11 +67,13 @@ class Recorder:
         self.worlds: list[World] = []
         self.failed: list[str] = []
         self.peer_failed: list[tuple[bool, str]] = []
+        self.peer_preempted: list[str] = []
         self.done = 0
         self.notes: list[str] = []
         rendezvous.on_joined = self.worlds.append
         rendezvous.on_failed = self.failed.append
         rendezvous.on_peer_failed = lambda final, why: self.peer_failed.append((final, why))
+        rendezvous.on_peer_preempted = lambda why: self.peer_preempted.append(why)
         rendezvous.on_peers_done = self._count_done
         if isinstance(rendezvous, StaticRendezvous):
             rendezvous.on_note = self.notes.append

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.rendezvous import rounds
 from gpulaunch.launcher.rendezvous.rounds import Group, Member, Node, Seat, Stage
-from gpulaunch.launcher.rendezvous.wire import Done, Ended, Failed, Go, Hello, Ready, Welcome
+from gpulaunch.launcher.rendezvous.wire import Done, Ended, Failed, Go, Hello, Ready, Welcome, decode, encode
 
 
 def hello(rank: int = 1, **changes: Any) -> Hello:
@@ -354,3 +354,68 @@ def test_a_node_that_is_gone_ends_the_job_everywhere(data: st.DataObject) -> Non
         job.move(*data.draw(st.sampled_from(moves)))
 
     assert {agent.ended for rank, agent in enumerate(job.agents) if rank != lost} == {"failure"}
+
+
+# -- checkpoints
+
+
+def readied(*offers: list[str]) -> Group:
+    """A group of so many nodes, of which all but the last are ready, each with its offers."""
+    group = rounds.gather(run_id="job", nnodes=len(offers), leader=Node(nproc=1, host="h0"))
+    for rank in range(1, len(offers)):
+        group, _ = rounds.arrive(group, rank, Node(nproc=1, host=f"h{rank}"))
+    for rank, keys in enumerate(offers[:-1]):
+        _, ready = rounds.join(Member(), 0, keys)
+        assert ready is not None
+        group, _ = rounds.hear(group, rank, ready)
+    return group
+
+
+def resumed_from(*offers: list[str]) -> set[str]:
+    """What the nodes are told to go on from."""
+    _, ready = rounds.join(Member(), 0, offers[-1])
+    assert ready is not None
+    _, sends = rounds.hear(readied(*offers), len(offers) - 1, ready)
+    return {message.resume for _, message in sends if isinstance(message, Go)}
+
+
+def test_all_nodes_go_on_from_the_same_checkpoint() -> None:
+    assert resumed_from(["step-3", "step-2"], ["step-3", "step-2"]) == {"step-3"}
+
+
+def test_a_checkpoint_that_one_node_cannot_read_is_passed_over() -> None:
+    assert resumed_from(["step-3", "step-2", "step-1"], ["step-2", "step-1"], ["step-1", "step-2"]) == {"step-2"}
+
+
+def test_with_none_in_common_all_begin_from_the_start() -> None:
+    assert resumed_from(["step-3"], ["step-2"]) == {""}
+    assert resumed_from(["step-3"], []) == {""}
+
+
+def test_a_name_that_the_wire_would_change_is_not_offered() -> None:
+    assert resumed_from(["a|b", "line\nbreak", "step-1"], ["a|b", "line\nbreak", "step-1"]) == {"step-1"}
+
+
+def test_offers_that_do_not_fit_are_cut_between_two_names() -> None:
+    long = [f"step-{n:0300d}" for n in (3, 2, 1)]
+
+    heard = decode(encode(Ready(attempt=0, offers="".join(f"{key}|" for key in long))))
+
+    assert isinstance(heard, Ready)
+    group, _ = rounds.hear(readied([], []), 0, heard)
+    _, sends = rounds.hear(group, 1, heard)
+    assert {message.resume for _, message in sends if isinstance(message, Go)} == {long[0]}
+
+
+def test_a_preempted_node_takes_the_others_with_it_and_says_that_nothing_failed() -> None:
+    group = readied(["x"], ["x"])
+    group, _ = rounds.hear(group, 1, Ready(attempt=0))
+    running = Member(seat=Seat.RUNNING, attempt=0)
+
+    _, ended = rounds.tell(running, ok=False, final=True, why="SIGUSR1", preempted=True)
+    assert ended is not None
+    _, sends = rounds.hear(group, 1, ended)
+
+    assert [(rank, message.preempted, message.final) for rank, message in sends if isinstance(message, Failed)] == [
+        (0, True, True)
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,8 @@ class World:
     store_fd: int | None
     """On the node that hosts it, the listening socket for this attempt's TCPStore: pass it on, do not close it; the
     rendezvous does, at the next `join` or at `close`."""
+    resume: str = ""
+    """Of the checkpoints that every node offered, the one that all go on from, by its key; "" for none."""
 
 
 class Rendezvous(Protocol):
@@ -37,18 +39,24 @@ class Rendezvous(Protocol):
     """The join could not be completed, and trying again would not help: one line why and what to do."""
     on_peer_failed: Callable[[bool, str], None]
     """Another node's part of this attempt failed: whether the job is given up, and why, as one line."""
+    on_peer_preempted: Callable[[str], None]
+    """Another node was told to save and end, and this one is to do the same; why, as one line."""
     on_peers_done: Callable[[], None]
     """The ranks of every node have ended well, and every node knows."""
 
-    def join(self, attempt: int) -> None:
+    def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
         """Say that no rank of an earlier attempt is alive here, and wait for all others to say so.
 
+        `offers`: keys of the complete checkpoints that this node can read, the best first.
         Answers by `on_joined` or `on_failed`, never from within this call.
         """
         ...
 
-    def tell(self, *, ok: bool, final: bool, why: str = "") -> None:
-        """Say how this node's part of the attempt ended; `final`: a failure after which nobody should try again."""
+    def tell(self, *, ok: bool, final: bool, why: str = "", preempted: bool = False) -> None:
+        """Say how this node's part of the attempt ended; `final`: a failure after which nobody should try again.
+
+        `preempted`: it has not failed, it was told to save and end, and the others are to do so with it.
+        """
         ...
 
     def close(self) -> None:

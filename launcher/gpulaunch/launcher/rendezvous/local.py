@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import RendezvousError, World, unset
@@ -21,6 +21,7 @@ class LocalRendezvous:
         self.on_joined: Callable[[World], None] = unset
         self.on_failed: Callable[[str], None] = unset
         self.on_peer_failed: Callable[[bool, str], None] = unset
+        self.on_peer_preempted: Callable[[str], None] = unset
         self.on_peers_done: Callable[[], None] = unset
         self._loop = loop
         self._nproc = nproc
@@ -30,11 +31,11 @@ class LocalRendezvous:
         self._served = False  # an attempt has had the socket
         self._closed = False
 
-    def join(self, attempt: int) -> None:
+    def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
         """Answer at the loop's next turn."""
-        self._soon(lambda: self._join(attempt))
+        self._soon(lambda: self._join(attempt, offers[0] if offers else ""))
 
-    def _join(self, attempt: int) -> None:
+    def _join(self, attempt: int, resume: str) -> None:
         if self._socket is None or (self._served and self._port == 0):
             self._release()
             try:
@@ -53,10 +54,18 @@ class LocalRendezvous:
                 master_addr=self._addr,
                 master_port=self._socket.getsockname()[1],
                 store_fd=self._socket.fileno(),
+                resume=resume,
             )
         )
 
-    def tell(self, *, ok: bool, final: bool, why: str = "") -> None:  # noqa: ARG002  # there is nobody else to tell
+    def tell(  # there is nobody else to tell
+        self,
+        *,
+        ok: bool,
+        final: bool,  # noqa: ARG002
+        why: str = "",  # noqa: ARG002
+        preempted: bool = False,  # noqa: ARG002
+    ) -> None:
         """A good end here is the good end of all."""
         if ok:
             self._soon(lambda: self.on_peers_done())

@@ -17,8 +17,8 @@ and a node says `ready k` when its ranks are dead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gpulaunch.launcher.rendezvous.wire import Done, Ended, Failed, Go, Hello, Message, Ready, clean
@@ -56,6 +56,8 @@ class Group:
     attempt: int = 0
     """The one that runs, or that is being made ready."""
     ready: frozenset[int] = frozenset()
+    offers: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    """By node rank: the checkpoints that a ready node can read, the best first."""
     ok: frozenset[int] = frozenset()
 
     @property
@@ -136,24 +138,41 @@ def _ready(group: Group, rank: int, message: Ready) -> Result:
         return _over(
             group, rank, f"{group.name(rank)} is ready for attempt {message.attempt} during attempt {group.attempt}"
         )
-    return _go_if_ready(replace(group, ready=group.ready | {rank}))
+    offers = {**group.offers, rank: _offers_of(message.offers)}
+    return _go_if_ready(replace(group, ready=group.ready | {rank}, offers=offers))
+
+
+def agreed(group: Group) -> str:
+    """The checkpoint that all go on from: of those that every node can read, the one that the leader likes best."""
+    every = [set(group.offers.get(rank, ())) for rank in range(group.nnodes)]
+    return next((key for key in group.offers.get(LEADER, ()) if all(key in offered for offered in every)), "")
+
+
+def _offers_of(text: str) -> tuple[str, ...]:
+    return tuple(key for key in text.split("|")[:-1] if key)
+
+
+def _offers_text(offers: Sequence[str]) -> str:
+    """As many as a message has room for; what it cuts off has no bar at its end, and does not count."""
+    return "".join(f"{key}|" for key in offers if "|" not in key and key.isprintable())
 
 
 def _go_if_ready(group: Group) -> Result:
     if group.stage is not Stage.READYING or len(group.ready) < group.nnodes:
         return group, ()
     world_size = sum(node.nproc for node in group.nodes.values())
+    resume = agreed(group)
     first_rank = 0
     sends: list[tuple[int, Message]] = []
     for rank in range(group.nnodes):
-        sends.append((rank, Go(attempt=group.attempt, first_rank=first_rank, world_size=world_size)))
+        sends.append((rank, Go(attempt=group.attempt, first_rank=first_rank, world_size=world_size, resume=resume)))
         first_rank += group.nodes[rank].nproc
-    return replace(group, stage=Stage.RUNNING, ok=frozenset()), tuple(sends)
+    return replace(group, stage=Stage.RUNNING, ok=frozenset(), offers={}), tuple(sends)
 
 
 def _ended(group: Group, rank: int, message: Ended) -> Result:
     if not message.ok and message.final:
-        return _over(group, rank, f"{group.name(rank)}: {message.why}")
+        return _over(group, rank, f"{group.name(rank)}: {message.why}", preempted=message.preempted)
     if group.stage is not Stage.RUNNING or message.attempt != group.attempt:
         return group, ()  # this attempt is known to have failed: another node was faster
     if message.ok:
@@ -172,8 +191,8 @@ def _leave_if_ok(group: Group) -> Result:
     return leaving, _to_others(group, LEADER, Done(attempt=group.attempt))
 
 
-def _over(group: Group, rank: int, why: str) -> Result:
-    failed = Failed(attempt=group.attempt, final=True, why=why)
+def _over(group: Group, rank: int, why: str, *, preempted: bool = False) -> Result:
+    failed = Failed(attempt=group.attempt, final=True, why=why, preempted=preempted)
     return replace(group, stage=Stage.OVER), _to_others(group, rank, failed)
 
 
@@ -205,19 +224,19 @@ class Member:
     attempt: int = 0
 
 
-def join(member: Member, attempt: int) -> tuple[Member, Ready | None]:
-    """The agent joins; what to say to the leader."""
+def join(member: Member, attempt: int, offers: Sequence[str] = ()) -> tuple[Member, Ready | None]:
+    """The agent joins, with the checkpoints that it can read; what to say to the leader."""
     if member.seat is Seat.OVER:
         return member, None
-    return Member(seat=Seat.JOINING, attempt=attempt), Ready(attempt=attempt)
+    return Member(seat=Seat.JOINING, attempt=attempt), Ready(attempt=attempt, offers=_offers_text(offers))
 
 
-def tell(member: Member, *, ok: bool, final: bool, why: str) -> tuple[Member, Ended | None]:
+def tell(member: Member, *, ok: bool, final: bool, why: str, preempted: bool = False) -> tuple[Member, Ended | None]:
     """The agent tells how it went here; what to say to the leader."""
     if member.seat in (Seat.IDLE, Seat.OVER) or (ok and member.seat is not Seat.RUNNING):
         return member, None
     seat = Seat.WAITING if ok else Seat.OVER if final else Seat.FAILED
-    return replace(member, seat=seat), Ended(attempt=member.attempt, ok=ok, final=final, why=why)
+    return replace(member, seat=seat), Ended(attempt=member.attempt, ok=ok, final=final, why=why, preempted=preempted)
 
 
 def heed(member: Member, message: Message) -> tuple[Member, bool]:

@@ -10,7 +10,7 @@ A node that is gone ends the job: there is no second chance to connect in a stat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous import rounds
@@ -42,6 +42,7 @@ class StaticRendezvous:
         self.on_joined: Callable[[World], None] = unset
         self.on_failed: Callable[[str], None] = unset
         self.on_peer_failed: Callable[[bool, str], None] = unset
+        self.on_peer_preempted: Callable[[str], None] = unset
         self.on_peers_done: Callable[[], None] = unset
         self.on_note: Callable[[str], None] = _nothing
         """A line for the user's eyes while nodes are gathered: who is waited for, who was refused."""
@@ -71,18 +72,18 @@ class StaticRendezvous:
         """Where the nodes meet; the one that the kernel chose if node 0 was given 0."""
         return self._post.port
 
-    def join(self, attempt: int) -> None:
+    def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
         """Wait for the other nodes; see `Rendezvous`."""
         first = self._member.seat is rounds.Seat.IDLE
-        self._member, ready = rounds.join(self._member, attempt)
+        self._member, ready = rounds.join(self._member, attempt, offers)
         if first:
             self._post.open()
         if ready is not None:
             self._post.send(ready)
 
-    def tell(self, *, ok: bool, final: bool, why: str = "") -> None:
+    def tell(self, *, ok: bool, final: bool, why: str = "", preempted: bool = False) -> None:
         """Say how it went here. May be said again when it got worse: that there will be no restart after all."""
-        self._member, ended = rounds.tell(self._member, ok=ok, final=final, why=why or "gave up")
+        self._member, ended = rounds.tell(self._member, ok=ok, final=final, why=why or "gave up", preempted=preempted)
         if ended is not None:
             self._post.send(ended)
 
@@ -107,8 +108,11 @@ class StaticRendezvous:
                     master_addr=self._addr,
                     master_port=self._post.port,
                     store_fd=self._post.store_fd,
+                    resume=message.resume,
                 )
             )
+        elif isinstance(message, Failed) and message.preempted:
+            self.on_peer_preempted(message.why)
         elif isinstance(message, Failed):
             self.on_peer_failed(message.final, message.why)
         else:

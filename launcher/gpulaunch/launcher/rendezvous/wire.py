@@ -80,6 +80,8 @@ class Ready:
     """No rank of an earlier attempt is alive here."""
 
     attempt: int
+    offers: str = ""
+    """Keys of the checkpoints that can be read here, the best first, each ended by a bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,8 @@ class Go:
     attempt: int
     first_rank: int
     world_size: int
+    resume: str = ""
+    """The key of the checkpoint that all go on from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,8 @@ class Ended:
     ok: bool
     final: bool
     why: str
+    preempted: bool = False
+    """Not a failure: it was told to save and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +114,7 @@ class Failed:
     attempt: int
     final: bool
     why: str
+    preempted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +161,9 @@ def decode(line: bytes) -> Message:
     kind = _WORDS.get(word) if isinstance(word, str) else None
     if kind is None:
         raise WireError("an unknown word")
-    values: dict[str, Any] = {field.name: _checked(said.get(field.name), str(field.type)) for field in fields(kind)}
+    values: dict[str, Any] = {
+        field.name: _checked(said.get(field.name, field.default), str(field.type)) for field in fields(kind)
+    }
     return kind(**values)
 
 
