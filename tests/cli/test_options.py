@@ -47,6 +47,19 @@ OURS = """
     --preload | GPULAUNCH_PRELOAD
     --no-profile --no_profile | GPULAUNCH_NO_PROFILE
     --metrics-addr --metrics_addr | GPULAUNCH_METRICS_ADDR
+    --restart-rate --restart_rate | GPULAUNCH_RESTART_RATE
+    --restart-backoff --restart_backoff | GPULAUNCH_RESTART_BACKOFF
+    --no-progress-limit --no_progress_limit | GPULAUNCH_NO_PROGRESS_LIMIT
+    --failure-grace --failure_grace | GPULAUNCH_FAILURE_GRACE
+    --resume | GPULAUNCH_RESUME
+    --resume-arg --resume_arg | GPULAUNCH_RESUME_ARG
+    --checkpoint-dir --checkpoint_dir | GPULAUNCH_CHECKPOINT_DIR
+    --checkpoint-pattern --checkpoint_pattern | GPULAUNCH_CHECKPOINT_PATTERN
+    --preempt-signals --preempt_signals | GPULAUNCH_PREEMPT_SIGNALS
+    --notify-signals --notify_signals | GPULAUNCH_NOTIFY_SIGNALS
+    --on-hang --on_hang | GPULAUNCH_ON_HANG
+    --hang-timeout --hang_timeout | GPULAUNCH_HANG_TIMEOUT
+    --first-step-timeout --first_step_timeout | GPULAUNCH_FIRST_STEP_TIMEOUT
 """
 
 

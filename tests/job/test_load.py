@@ -341,6 +341,40 @@ def test_signals_by_name(job: Load) -> None:
     assert "SIGKILL cannot be handled" in refused(job, "--signals-to-handle", "SIGKILL")
 
 
+def test_signals_that_ask_for_a_save(job: Load) -> None:
+    """SIGTERM and SIGUSR1 end the job after a save, SIGUSR2 saves and goes on; what the user says otherwise holds."""
+    spec = job().spec
+    assert (spec.preempt_signals, spec.notify_signals) == (("SIGTERM", "SIGUSR1"), ("SIGUSR2",))
+
+    # Taken out of torchrun's list, SIGTERM is not handled at all.
+    assert job("--signals-to-handle", "SIGINT").spec.preempt_signals == ("SIGUSR1",)
+    # A torchrun user for whom SIGUSR2 means the end.
+    assert job("--signals-to-handle", "SIGTERM,SIGUSR2").spec.notify_signals == ()
+    assert job("--preempt-signals", "SIGUSR2").spec.notify_signals == ()
+    assert job("--preempt-signals", "", "--notify-signals", "").spec.preempt_signals == ()
+    assert "SIGUSR1 already means the end" in refused(job, "--notify-signals", "SIGUSR1")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("5/10m", (5, 600.0)), ("1/90", (1, 90.0)), ("0/1.5h", (0, 5400.0)), ("3 / 1d", (3, 86400.0))]
+)
+def test_a_rate_of_restarts(job: Load, text: str, rate: tuple[int, float]) -> None:
+    assert job("--restart-rate", text).spec.restart_rate == rate
+
+
+@pytest.mark.parametrize("text", ["5", "5/", "/10m", "-1/10m", "5/0", "5/10w", "five/1h", "5/nan", "5/-1"])
+def test_what_is_no_rate(job: Load, text: str) -> None:
+    assert refused(job, f"--restart-rate={text}").startswith("--restart-rate: expected a ")
+
+
+def test_checkpoints(job: Load) -> None:
+    spec = job().spec
+    assert (spec.resume, spec.checkpoint_dirs, spec.resume_arg) == ("auto", (), None)
+    assert job("--checkpoint-dir", "a, s3://b/c").spec.checkpoint_dirs == ("a", "s3://b/c")
+    assert "must not be empty" in refused(job, "--checkpoint-dir", "a,,b,")
+    assert "must not be empty" in refused(job, "--resume", " ")
+
+
 def test_the_grace_period(job: Load) -> None:
     variable = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
 

@@ -47,6 +47,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         named = f"CUDA_VISIBLE_DEVICES={','.join(visible)} names {len(visible)} GPUs"
         raise UsageError(f"--virtual-local-rank gives each rank its own GPU: {nproc} ranks, but {named}")
     metrics_host, metrics_port = read("metrics-addr", metrics_address)
+    signals = read("signals-to-handle", values.signal_names)
     spec = JobSpec(
         program=program,
         name=_name(settings, program),
@@ -60,7 +61,20 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         role=settings["role"],
         max_restarts=read("max-restarts", values.at_least(0)),
         grace_s=_grace_s(settings, environ),
-        signals=read("signals-to-handle", values.signal_names),
+        failure_grace_s=read("failure-grace", values.at_least(0)),
+        signals=signals,
+        preempt_signals=_preempt_signals(settings, signals),
+        notify_signals=_notify_signals(settings, signals),
+        restart_rate=read("restart-rate", values.rate),
+        restart_backoff_s=read("restart-backoff", values.at_least(0)),
+        no_progress_limit=read("no-progress-limit", values.at_least(0)),
+        resume=read("resume", values.not_empty),
+        resume_arg=settings["resume-arg"],
+        checkpoint_dirs=read("checkpoint-dir", values.directories),
+        checkpoint_pattern=settings["checkpoint-pattern"],
+        on_hang=settings["on-hang"],
+        hang_timeout_s=read("hang-timeout", values.at_least(0)),
+        first_step_timeout_s=read("first-step-timeout", values.at_least(0)),
         monitor_interval_s=read("monitor-interval", values.at_least(0)),
         redirects=read("redirects", lambda text: values.std_by_rank(text, nproc)),
         tee=read("tee", lambda text: values.std_by_rank(text, nproc)),
@@ -73,6 +87,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         log_dir=settings["log-dir"],
         gpus=gpus,
         visible_devices=visible,
+        cards=seen,
         gpu_memory_fraction=read("gpu-memory-fraction", values.fraction),
         virtual_local_rank=virtual,
         numa_binding=settings["numa-binding"],
@@ -275,6 +290,26 @@ def _grace_s(settings: Settings, environ: Mapping[str, str]) -> float:
     if not text.strip().isdecimal():
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected a whole number of seconds, got {text!r}")
     return settings.settle("shutdown-timeout", float(text), "environment TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+
+
+def _preempt_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, ...]:
+    """By default, of SIGTERM and SIGUSR1 the ones that the user has not taken out of --signals-to-handle."""
+    names = settings.read("preempt-signals", values.signal_names)
+    if settings.origins["preempt-signals"] != "default":
+        return names
+    return tuple(name for name in names if name in signals or name != "SIGTERM")
+
+
+def _notify_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, ...]:
+    """By default SIGUSR2, unless the user has said that it means the end."""
+    names = settings.read("notify-signals", values.signal_names)
+    ends = {*signals, *_preempt_signals(settings, signals)}
+    if settings.origins["notify-signals"] == "default":
+        return tuple(name for name in names if name not in ends)
+    for name in names:
+        if name in ends:
+            raise UsageError(f"{settings.label('notify-signals')}: {name} already means the end; take it out of one")
+    return names
 
 
 def _omp_num_threads(settings: Settings, environ: Mapping[str, str], place: Place, nproc: int) -> int | None:

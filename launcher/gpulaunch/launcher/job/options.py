@@ -126,11 +126,13 @@ PROGRAM = "The program"
 DEVICES = "Devices and cores"
 OUTPUT = "Output"
 FAILURE = "Restart and shutdown"
+CHECKPOINTS = "Checkpoints and preemption"
+HANGS = "Hangs"
 START = "Start"
 METRICS = "Profiler and metrics"
 JOB = "The job"
 RENDEZVOUS = "Rendezvous (as in torchrun)"
-SECTIONS = (RANKS, PROGRAM, JOB, DEVICES, OUTPUT, FAILURE, START, METRICS, RENDEZVOUS)
+SECTIONS = (RANKS, PROGRAM, JOB, DEVICES, OUTPUT, FAILURE, CHECKPOINTS, HANGS, START, METRICS, RENDEZVOUS)
 
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
@@ -199,6 +201,17 @@ OPTIONS: tuple[Option, ...] = (
 
     Option(name="max-restarts", section=FAILURE, metavar="K", convert=integer, default=0, toml=INTEGER,
            help="restart all ranks at most K times after a failure"),
+    Option(name="restart-rate", section=FAILURE, metavar="N/TIME", ours=True,
+           help="and at most N times within any TIME, such as 5/10m (s, m, h, d); more is an error that will stay"),
+    Option(name="restart-backoff", section=FAILURE, metavar="SECONDS", convert=number, default=60.0, toml=NUMBER,
+           ours=True,
+           help="longest pause before a restart; there is none before the first, and it grows only without progress"),
+    Option(name="no-progress-limit", section=FAILURE, metavar="N", convert=integer, default=3, toml=INTEGER,
+           ours=True,
+           help="give up after N failures in a row without a step of progress; 0: never"),
+    Option(name="failure-grace", section=FAILURE, metavar="SECONDS", convert=number, default=1.5, toml=NUMBER,
+           ours=True,
+           help="time for the other ranks to end after one has failed, before SIGKILL"),
     Option(name="shutdown-timeout", section=FAILURE, metavar="SECONDS", convert=integer, toml=INTEGER,
            help="time for ranks to end after being asked to, before SIGKILL "
                 "(default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30)"),
@@ -207,6 +220,30 @@ OPTIONS: tuple[Option, ...] = (
            help="signals that end the job and are forwarded to the ranks"),
     Option(name="monitor-interval", section=FAILURE, metavar="SECONDS", convert=number, default=0.1, toml=NUMBER,
            help="accepted for torchrun; the agent is told by the kernel and does not poll"),
+
+    Option(name="resume", section=CHECKPOINTS, metavar="WHAT", default="auto", ours=True,
+           help="auto: from the newest complete checkpoint; never; or the path of one to begin with"),
+    Option(name="resume-arg", section=CHECKPOINTS, metavar="TEXT", ours=True,
+           help="arguments added when there is a checkpoint, such as '--resume {path}'; or transformers, lightning"),
+    Option(name="checkpoint-dir", section=CHECKPOINTS, metavar="DIRS", toml=STRINGS, ours=True,
+           help="where checkpoints are looked for: directories or fsspec URLs (default: <job-dir>/checkpoints)"),
+    Option(name="checkpoint-pattern", section=CHECKPOINTS, metavar="GLOB", ours=True,
+           help="what the program calls its checkpoints, such as 'model_{step}.pt', where no known format fits"),
+    Option(name="preempt-signals", section=CHECKPOINTS, metavar="NAMES", default="SIGTERM,SIGUSR1", toml=STRINGS,
+           ours=True,
+           help="signals after which the ranks save at the next step and the job ends with 75, to be run again"),
+    Option(name="notify-signals", section=CHECKPOINTS, metavar="NAMES", default="SIGUSR2", toml=STRINGS, ours=True,
+           help="signals after which the ranks save at the next step and go on"),
+
+    Option(name="on-hang", section=HANGS, metavar="WHAT", default="restart", ours=True,
+           convert=choice("restart", "stop", "report"),
+           help="what to do when the ranks hang: restart them (within --max-restarts), stop, or only report it"),
+    Option(name="hang-timeout", section=HANGS, metavar="SECONDS", convert=number, default=1800.0, toml=NUMBER,
+           ours=True,
+           help="no progress for so long is a hang whatever else is seen (0: hangs are not looked for)"),
+    Option(name="first-step-timeout", section=HANGS, metavar="SECONDS", convert=number, default=3600.0, toml=NUMBER,
+           ours=True,
+           help="the same before the first step has ended: compilation, first epoch's data"),
 
     Option(name="start-method", section=START, metavar="HOW", default="auto",
            convert=choice("auto", "fork", "spawn", "forkserver"),

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Literal
 
+from gpulaunch.launcher.job.place import Gpu
+
 METRICS_HOST = "127.0.0.1"
 """Where metrics are served unless the user names another address: this machine only."""
 
@@ -67,8 +69,29 @@ class JobSpec:
     max_restarts: int
     grace_s: float
     """Time between asking the ranks to stop and killing them."""
+    failure_grace_s: float
+    """The same after a failure, when what the others still do is lost anyway."""
     signals: tuple[str, ...]
     """Names of the signals that the agent handles and forwards."""
+    preempt_signals: tuple[str, ...]
+    """Those after which the ranks save and end, to be run again; not all of them need be in `signals`."""
+    notify_signals: tuple[str, ...]
+    """Those after which the ranks save and go on."""
+    restart_rate: tuple[int, float] | None
+    """So many restarts within so many seconds; None: only `max_restarts` counts."""
+    restart_backoff_s: float
+    no_progress_limit: int
+    """Failures in a row without progress after which the job is given up; 0: any number."""
+    resume: str
+    """`auto`, `never`, or the path or URL of a checkpoint."""
+    resume_arg: str | None
+    checkpoint_dirs: tuple[str, ...]
+    """Directories or fsspec URLs; empty: `checkpoints` in the run directory."""
+    checkpoint_pattern: str | None
+    on_hang: Literal["restart", "stop", "report"]
+    hang_timeout_s: float
+    """0: hangs are not looked for."""
+    first_step_timeout_s: float
     monitor_interval_s: float
     """Kept for callers that read it back: the agent waits for the kernel and never polls."""
 
@@ -89,6 +112,8 @@ class JobSpec:
     """--gpus as CUDA_VISIBLE_DEVICES entries, already mapped through the CUDA_VISIBLE_DEVICES that we were given."""
     visible_devices: tuple[str, ...] | None = None
     """What the ranks of this node may see: `gpus`, else the inherited CUDA_VISIBLE_DEVICES, else None (all)."""
+    cards: tuple[Gpu, ...]
+    """The GPUs that the ranks of this node may see, in their order, as far as NVML knows them."""
     gpu_memory_fraction: float | None
     virtual_local_rank: bool
     numa_binding: str | None

@@ -104,6 +104,46 @@ def signal_names(text: str) -> tuple[str, ...]:
     return names
 
 
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration_s(text: str) -> float:
+    """`90`, `90s`, `10m`, `2h` or `1d` in seconds."""
+    text = text.strip()
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    try:
+        seconds = float(number) * _UNITS_S[unit]
+    except ValueError:
+        seconds = float("nan")
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"expected a time such as 90, 30s, 10m or 2h, got {text!r}")
+    return seconds
+
+
+def rate(text: str | None) -> tuple[int, float] | None:
+    """`5/10m`: five within ten minutes."""
+    if text is None:
+        return None
+    count, slash, window = text.partition("/")
+    if not slash or not _is_number(count.strip()) or (window_s := duration_s(window)) <= 0:
+        raise UsageError(f"expected a number within a time, such as 5/10m, got {text!r}")
+    return int(count), window_s
+
+
+def not_empty(text: str) -> str:
+    """Anything but nothing."""
+    if not text.strip():
+        raise UsageError("must not be empty")
+    return text
+
+
+def directories(text: str | None) -> tuple[str, ...]:
+    """Paths or URLs separated by commas."""
+    if text is None:
+        return ()
+    return tuple(not_empty(part).strip() for part in text.split(","))
+
+
 def logs_specs(name: str | None) -> str | None:
     """--logs-specs names an entry point; torch registers its own as `default`, and no other can be honoured."""
     if name is None:
