@@ -115,6 +115,64 @@ def test_an_exception_whose_clean_up_lost_its_peers_yields_to_a_plain_one(
     assert blame([unclear, make_echo(2, at=100.0)]).first is unclear
 
 
+HUNG = "ranks 0, 2 wait in all_reduce, rank 1 is in train.py:88 open()"
+
+
+def test_a_hang_is_the_cause_and_what_the_others_raised_when_stopped_is_not(
+    make_end: Any, make_echo: Any, make_error: Any
+) -> None:
+    """The hung rank dies last: it was killed after the others had heard SIGTERM."""
+    hung = make_end(1, signal=signal.SIGKILL, at_s=141.5, hang=HUNG, hung_s=140.0)
+    told = make_end(0, stopped=True, at_s=140.2, error=make_error("Shutdown", "SIGTERM", at=140.1))
+    lost = replace(make_echo(2, at=140.3), stopped=True)
+
+    verdict = blame([told, hung, lost])
+
+    assert verdict.first is hung
+    assert verdict.kind is Kind.HANG
+    assert verdict.why == "it made no progress, and the others waited for it"
+    assert (verdict.also, verdict.echoes) == ((), (lost,))
+    assert exit_code(hung) == 124, "the signal was the launcher's"
+    # Where nobody knows since when, what stopped ranks say is not held against them.
+    assert blame([told, replace(hung, hung_s=None), lost]).first.rank == 1
+
+
+def test_an_exception_before_the_hang_is_the_cause_of_it(make_end: Any, make_error: Any) -> None:
+    hung = make_end(1, signal=signal.SIGKILL, at_s=141.5, hang=HUNG, hung_s=140.0)
+    raised = make_end(2, stopped=True, signal=signal.SIGKILL, at_s=141.5, error=make_error("ValueError", "x", at=110.0))
+
+    assert blame([hung, raised]).first.rank == 2
+    itself = replace(hung, error=make_error("ValueError", "x", at=110.0))
+    assert (blame([itself]).kind, exit_code(itself)) == (Kind.EXCEPTION, 1)
+
+
+def test_a_preempted_job_blames_nobody(make_end: Any, make_echo: Any, make_error: Any) -> None:
+    """Ranks that saved and ended, one that lost them as peers, one that was through already."""
+    saved = make_error("Preempted", "75", traceback=f"{FRAME}gpulaunch.checkpoint.save.Preempted: 75\n", at=110.0)
+    by_themselves = [make_end(rank, code=75, at_s=110.1, error=saved) for rank in (0, 1)]
+    through = make_end(3, code=0, at_s=109.0)
+
+    verdict = blame([*by_themselves, make_echo(2, at=109.9), through])
+
+    assert (verdict.kind, verdict.first.rank, verdict.why) == (
+        Kind.PREEMPTED,
+        0,
+        "no rank failed: the job was asked to end",
+    )
+    assert exit_code(verdict.first) == 75
+    assert [end.rank for end in verdict.echoes] == [2]
+    told = [replace(end, stopped=True) for end in (*by_themselves, make_echo(2))]
+    assert blame(told).kind is Kind.PREEMPTED
+    assert blame(told[2:]).kind is Kind.STOPPED, "it lost its peers because all were stopped"
+
+
+def test_a_failure_while_the_others_were_preempted_is_a_failure(make_end: Any, make_error: Any) -> None:
+    saved = make_error("Preempted", "75", traceback=f"{FRAME}gpulaunch.checkpoint.save.Preempted: 75\n", at=110.0)
+    failed = make_end(1, at_s=112.0, error=make_error("OSError", "[Errno 28] No space left on device", at=111.9))
+
+    assert blame([make_end(0, code=75, at_s=110.1, error=saved), failed]).first is failed
+
+
 def test_no_ends_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="at least one"):
         blame([])

@@ -17,6 +17,11 @@ from gpulaunch.launcher.failure.classify import ADVICE, RULES, Kind, classify, m
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())["samples"]
 OOM = "the kernel's OOM killer struck in this job's cgroup (limit 8.0 GiB, memory.events: oom_kill 0 -> 1)"
 SHM = "/dev/shm has 0 of 64 MiB free"
+OTHER_OOM = "the kernel's OOM killer killed another process (Out of memory: Killed process 7 (pt_data_worker))"
+XID = "GPU 3 (GPU-5a) reported Xid 79 (the GPU has fallen off the bus)"
+ECC = "GPU 3 (GPU-5a) reported 2 uncorrected ECC errors"
+PROGRAM_XID = "GPU 3 (GPU-5a) reported Xid 31"
+HUNG = "ranks 0-6 wait in all_reduce, rank 3 is in train.py:88 open()"
 
 
 @pytest.mark.parametrize("sample", RECORDED, ids=[sample["name"] for sample in RECORDED])
@@ -60,6 +65,7 @@ SAID = [
     (Kind.GPU_OOM, "RuntimeError: CUDA error: out of memory"),
     (Kind.GPU_FAULT, "RuntimeError: CUDA error: device-side assert triggered"),
     (Kind.GPU_FAULT, "RuntimeError: CUDA error: an illegal memory access was encountered"),
+    (Kind.GPU_HARDWARE, "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"),
     (Kind.EXCEPTION, "RuntimeError: no CUDA device"),
     (Kind.HOST_OOM, "MemoryError"),
     (Kind.HOST_OOM, "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 TiB"),
@@ -73,6 +79,8 @@ SAID = [
     (Kind.IMPORT, "ModuleNotFoundError: No module named 'nope'"),
     (Kind.EXCEPTION, "ValueError: ImportError: not really"),
     (Kind.EXIT_CODE, "SystemExit: no data"),
+    (Kind.PREEMPTED, "gpulaunch.checkpoint.save.Preempted: 75"),
+    (Kind.EXCEPTION, "__main__.Preempted: by my colleague"),
     (Kind.INTERRUPT, "KeyboardInterrupt"),
 ]  # fmt: skip
 
@@ -94,6 +102,18 @@ ENDED: list[tuple[Kind, dict[str, Any]]] = [
     (Kind.SIGNAL, {"signal": signal.SIGKILL}),
     (Kind.SIGNAL, {"signal": signal.SIGTERM, "evidence": (OOM,)}),
     (Kind.SIGNAL, {"signal": signal.SIGKILL, "tail": ("torch.OutOfMemoryError: CUDA out of memory.",)}),
+    (Kind.SIGNAL, {"signal": signal.SIGKILL, "evidence": (OTHER_OOM,)}),
+    (Kind.SIGNAL, {"signal": signal.SIGKILL, "evidence": (XID,)}),
+    (Kind.GPU_HARDWARE, {"signal": signal.SIGABRT, "evidence": (XID,)}),
+    (Kind.GPU_HARDWARE, {"signal": signal.SIGSEGV, "evidence": (ECC,)}),
+    (Kind.SEGFAULT, {"signal": signal.SIGSEGV, "evidence": (PROGRAM_XID,)}),
+    (Kind.HANG, {"signal": signal.SIGKILL, "hang": HUNG}),
+    (Kind.HANG, {"signal": signal.SIGTERM, "hang": HUNG, "evidence": (PROGRAM_XID,)}),
+    (Kind.HANG, {"code": 0, "hang": HUNG}),
+    (Kind.GPU_HARDWARE, {"signal": signal.SIGKILL, "hang": HUNG, "evidence": (ECC,)}),
+    (Kind.HOST_OOM, {"code": 137, "evidence": (OTHER_OOM,)}),
+    (Kind.EXIT_CODE, {"code": 137}),
+    (Kind.EXIT_CODE, {"code": 3, "tail": ("Preempted: a worker of mine",)}),
     (Kind.SEGFAULT, {"signal": signal.SIGSEGV, "evidence": (SHM,)}),
     (Kind.SHM_FULL, {"signal": signal.SIGBUS, "evidence": (SHM,)}),
     (Kind.BUS_ERROR, {"signal": signal.SIGBUS}),
@@ -133,6 +153,40 @@ def test_a_dead_loader_worker_with_an_oom_kill_is_out_of_memory(make_end: Any, m
 
     assert classify(make_end(error=error)) is Kind.LOADER_WORKER
     assert classify(make_end(error=error, evidence=(OOM,))) is Kind.HOST_OOM
+    assert classify(make_end(error=error, evidence=(OTHER_OOM,))) is Kind.HOST_OOM
+
+
+@pytest.mark.parametrize(
+    ("said", "evidence", "kind"),
+    [
+        ("RuntimeError: CUDA error: unspecified launch failure", XID, Kind.GPU_HARDWARE),
+        ("RuntimeError: CUDA error: unspecified launch failure", PROGRAM_XID, Kind.GPU_FAULT),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", ECC, Kind.GPU_HARDWARE),
+        (
+            "torch.distributed.DistBackendError: [Rank 3] Watchdog caught collective operation timeout",
+            XID,
+            Kind.GPU_HARDWARE,
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory.", XID, Kind.GPU_OOM),
+        ("ValueError: bad loss", XID, Kind.EXCEPTION),
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer", XID, Kind.PEER),
+    ],
+)
+def test_a_faulty_card_is_to_blame_for_what_only_a_card_can_do(
+    make_end: Any, make_error: Any, said: str, evidence: str, kind: Kind
+) -> None:
+    name, _, message = said.partition(": ")
+
+    assert classify(make_end(error=make_error(name, message, traceback=f"{said}\n"), evidence=(evidence,))) is kind
+
+
+def test_a_hung_rank_that_had_raised_before_failed_by_its_exception(make_end: Any, make_error: Any) -> None:
+    def hung(name: str, message: str, at: float) -> Kind:
+        return classify(make_end(signal=9, hang=HUNG, hung_s=120.0, error=make_error(name, message, at=at)))
+
+    assert hung("ValueError", "x", 110.0) is Kind.EXCEPTION
+    assert hung("KeyboardInterrupt", "", 121.0) is Kind.HANG, "it raised because it was told to end"
+    assert hung("RuntimeError", "[gloo/transport/tcp/pair.cc:553] Connection closed by peer", 110.0) is Kind.HANG
 
 
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -183,6 +237,8 @@ def test_every_line_of_the_table_is_needed(monkeypatch: pytest.MonkeyPatch, make
     ends += [make_end(error=make_error("E", "", traceback=sample["traceback"])) for sample in RECORDED]
     loader_killed = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"
     ends.append(make_end(error=make_error("E", "", traceback=loader_killed), evidence=(OOM,)))
+    cuda = "RuntimeError: CUDA error: unspecified launch failure\n"
+    ends.append(make_end(error=make_error("E", "", traceback=cuda), evidence=(XID,)))
     names = [classify(end) for end in ends]
 
     def needed(index: int) -> bool:
@@ -198,4 +254,4 @@ def test_every_line_of_the_table_is_needed(monkeypatch: pytest.MonkeyPatch, make
 def test_every_kind_has_one_sentence_of_advice_and_a_rule() -> None:
     assert set(ADVICE) == set(Kind)
     assert all(text.endswith(".") and "\n" not in text for text in ADVICE.values())
-    assert {rule.kind for rule in RULES} == set(Kind)
+    assert {rule.kind for rule in RULES} == set(Kind) - {Kind.NODE_LOSS}, "a node that is gone leaves no end to judge"

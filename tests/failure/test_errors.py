@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.failure.errors import READ_CAP_BYTES, examine, read_error
+from gpulaunch.launcher.failure.errors import READ_CAP_BYTES, examine
 
 
 def write(path: Path, document: object) -> str:
@@ -20,7 +20,7 @@ def write(path: Path, document: object) -> str:
 
 def test_torchs_own_layout(tmp_path: Path) -> None:
     extra = {"py_callstack": "Traceback ...", "timestamp": "1690000000"}
-    error = read_error(write(tmp_path / "e", {"message": {"message": "ValueError: x: y", "extraInfo": extra}}))
+    error = examine(write(tmp_path / "e", {"message": {"message": "ValueError: x: y", "extraInfo": extra}}))[0]
 
     assert error is not None
     assert (error.type, error.message) == ("ValueError", "x: y")
@@ -30,7 +30,7 @@ def test_torchs_own_layout(tmp_path: Path) -> None:
 
 
 def test_the_old_layout_with_a_plain_string(tmp_path: Path) -> None:
-    error = read_error(write(tmp_path / "e", {"message": "it broke: badly", "timestamp": 1690000000}))
+    error = examine(write(tmp_path / "e", {"message": "it broke: badly", "timestamp": 1690000000}))[0]
 
     assert error is not None
     assert (error.type, error.message, error.at_wall_s) == ("", "it broke: badly", 1_690_000_000)
@@ -38,7 +38,7 @@ def test_the_old_layout_with_a_plain_string(tmp_path: Path) -> None:
 
 def test_error_traits_and_unknown_keys_do_no_harm(tmp_path: Path) -> None:
     document = {"message": {"message": "KeyError: 'x'", "errorCode": 3}, "errorTraits": {"category": "user"}}
-    error = read_error(write(tmp_path / "e", document))
+    error = examine(write(tmp_path / "e", document))[0]
 
     assert error is not None
     assert error.headline == "KeyError: 'x'"
@@ -46,7 +46,7 @@ def test_error_traits_and_unknown_keys_do_no_harm(tmp_path: Path) -> None:
 
 def test_our_own_keys(tmp_path: Path) -> None:
     extra = {"timestamp": "1", "type": "my error", "monotonic_ns": 2_500_000_000, "wall_ns": 1_690_000_000_500_000_000}
-    error = read_error(write(tmp_path / "e", {"message": {"message": "my error: x", "extraInfo": extra}}))
+    error = examine(write(tmp_path / "e", {"message": {"message": "my error: x", "extraInfo": extra}}))[0]
 
     assert error is not None
     assert (error.type, error.message) == ("my error", "x")
@@ -98,9 +98,9 @@ def test_a_file_of_100_mb_is_not_read(tmp_path: Path) -> None:
 def test_what_is_not_a_file_neither_blocks_nor_raises(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
 
-    assert read_error(str(tmp_path / "fifo")) is None
-    assert read_error(str(tmp_path)) is None
-    assert read_error("/dev/zero") is None
+    assert examine(str(tmp_path / "fifo"))[0] is None
+    assert examine(str(tmp_path))[0] is None
+    assert examine("/dev/zero")[0] is None
 
 
 JSON = st.recursive(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.launcher.failure.errors import read_error
+from gpulaunch.launcher.failure.errors import examine
 from gpulaunch.launcher.failure.evidence import read_last_words
 from gpulaunch.launcher.failure.inside import exit_status
 
@@ -59,14 +59,14 @@ def test_a_plain_exception_is_written_in_torchs_layout(toy: Toy) -> None:
     assert extra["py_callstack"].startswith("Traceback (most recent call last):\n")
     assert "in step" in extra["py_callstack"]
     assert (toy.error_file.stat().st_mode & 0o777) == 0o600
-    leftovers = {path.name for path in toy.where.iterdir()} - {"toy.py", "error.json", "fault.log"}
+    leftovers = {path.name for path in toy.where.iterdir()} - {"toy.py", "error.json", "fault.log", "stacks.log"}
     assert leftovers == set()
 
 
 def test_a_chain_is_written_whole_and_oldest_first(toy: Toy) -> None:
     toy.run("try:\n    {}['x']\nexcept KeyError as err:\n    raise RuntimeError('no config') from err\n")
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert error is not None
     assert error.headline == "RuntimeError: no config"
@@ -76,7 +76,7 @@ def test_a_chain_is_written_whole_and_oldest_first(toy: Toy) -> None:
 def test_an_exception_group_keeps_its_members(toy: Toy) -> None:
     toy.run("raise ExceptionGroup('two things', [ValueError('a'), TypeError('b')])\n")
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert error is not None
     assert error.type == "ExceptionGroup"
@@ -102,7 +102,7 @@ def under_the_runner(program: str) -> str:
 def test_a_script_that_does_not_parse_shows_its_line_and_no_frame_of_the_runner(toy: Toy) -> None:
     done = toy.run("", arm=under_the_runner("x = = 1\n"))
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert done.returncode == 1
     assert error is not None
@@ -113,7 +113,7 @@ def test_a_script_that_does_not_parse_shows_its_line_and_no_frame_of_the_runner(
 def test_the_traceback_begins_in_the_users_program(toy: Toy) -> None:
     toy.run("", arm=under_the_runner("def step():\n    raise ValueError('x')\nstep()\n"))
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert error is not None
     frames = [line for line in error.traceback.splitlines() if line.startswith("  File ")]
@@ -134,7 +134,7 @@ def test_the_traceback_begins_in_the_users_program(toy: Toy) -> None:
 def test_the_runner_hears_every_kind_of_end(toy: Toy, program: str, code: int, headline: str | None) -> None:
     done = toy.run("", arm=under_the_runner(program))
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert done.returncode == code
     assert (error and error.headline) == headline
@@ -190,7 +190,7 @@ def test_a_faulthandler_of_the_users_own_wins(toy: Toy) -> None:
 def test_a_keyboard_interrupt_is_heard_and_python_still_dies_of_it(toy: Toy) -> None:
     done = toy.run("import os, signal; os.kill(os.getpid(), signal.SIGINT)\nimport time; time.sleep(60)\n")
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert done.returncode == -signal.SIGINT
     assert error is not None
@@ -230,7 +230,7 @@ def test_an_earlier_hook_of_the_users_own_is_still_called(toy: Toy) -> None:
     done = toy.run("raise ValueError('x')\n", arm=hook + ARM)
 
     assert done.stderr == "earlier hook\n"
-    assert read_error(str(toy.error_file)) is not None
+    assert examine(str(toy.error_file))[0] is not None
 
 
 def test_the_first_writer_wins(toy: Toy) -> None:
@@ -278,7 +278,7 @@ def test_without_an_error_file_there_is_nothing_to_do(toy: Toy) -> None:
 def test_odd_exceptions_are_written_all_the_same(toy: Toy, program: str, message: str) -> None:
     toy.run(program)
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert error is not None
     assert error.message == message
@@ -287,7 +287,7 @@ def test_odd_exceptions_are_written_all_the_same(toy: Toy, program: str, message
 def test_a_huge_message_is_capped_and_keeps_its_two_ends(toy: Toy) -> None:
     toy.run("raise ValueError('start' + '\\U0001f600' * 10_000_000 + 'finish')\n")
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert toy.error_file.stat().st_size < 1_000_000
     assert error is not None
@@ -298,7 +298,7 @@ def test_a_huge_message_is_capped_and_keeps_its_two_ends(toy: Toy) -> None:
 def test_a_rank_that_has_used_up_its_file_descriptors_can_still_speak(toy: Toy) -> None:
     toy.run("import os\nheld = []\nwhile True:\n    held.append(os.open('/dev/null', os.O_RDONLY))\n")
 
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
 
     assert error is not None
     assert "Too many open files" in error.message
@@ -316,7 +316,7 @@ def test_arming_twice_does_no_harm(toy: Toy) -> None:
     done = toy.run("inside.arm(sys.argv[1]); raise ValueError('x')\n")
 
     assert done.stderr.count("ValueError: x") == 1
-    assert read_error(str(toy.error_file)) is not None
+    assert examine(str(toy.error_file))[0] is not None
 
 
 def test_the_module_imports_the_standard_library_only() -> None:
@@ -357,6 +357,6 @@ except ValueError as exc:
 
     assert done.stdout == "RuntimeError: ours True\n", done.stderr
     assert "monotonic_ns" not in toy.extra(), "torch's file is untouched"
-    error = read_error(str(toy.error_file))
+    error = examine(str(toy.error_file))[0]
     assert error is not None
     assert error.headline == "ValueError: recorded"

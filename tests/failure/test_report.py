@@ -21,11 +21,11 @@ CANARY = "c4n4ry-s3cr3t-v4lue"
 
 
 @pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
+def utc() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:  # of its own: undoing the shared one would undo the census's, too
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
     time.tzset()
 
 
@@ -122,6 +122,37 @@ def test_an_early_exit(make_end: Any, make_echo: Any) -> None:
     check_golden(
         "early_exit", page(blame([make_end(2, code=0, at_s=105.0, tail=("done",)), make_echo(0), make_echo(1)]))
     )
+
+
+HUNG = "ranks 0 and 2 wait in all_reduce, rank 1 is in train.py:88 open()"
+XID = "GPU 1 (GPU-5a0c) reported Xid 79 (the GPU has fallen off the bus)"
+
+
+def test_a_hang(make_end: Any, make_error: Any) -> None:
+    """What it raised when it was told to end is in the traceback, and not in the verdict."""
+    told = make_error("KeyboardInterrupt", "", at=140.1)
+    first = make_end(1, signal=signal.SIGKILL, at_s=141.5, hang=HUNG, hung_s=140.0, error=told, tail=("step 118",))
+    stopped = [make_end(rank, stopped=True, signal=signal.SIGTERM, at_s=140.2) for rank in (0, 2)]
+
+    verdict = blame([stopped[0], first, stopped[1]])
+
+    check_golden("hang", page(verdict))
+    assert headline(verdict) == f"rank 1 (local rank 1, node1, pid 4001) hung: {HUNG}"
+
+
+def test_a_card_at_fault(make_end: Any, make_echo: Any, make_error: Any) -> None:
+    said = make_error("AcceleratorError", "CUDA error: unspecified launch failure", at=110.0)
+
+    check_golden("gpu_hardware", page(blame([make_end(1, error=said, evidence=(XID,)), make_echo(0)])))
+    hung = blame([make_end(1, signal=signal.SIGKILL, hang=HUNG, evidence=(XID,))])
+    assert headline(hung).endswith(f" hung: {HUNG}; {XID}")
+
+
+def test_a_preempted_job(make_end: Any, make_error: Any) -> None:
+    text = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    ckpt.step()\n'
+    saved = make_error("Preempted", "75", traceback=f"{text}gpulaunch.checkpoint.save.Preempted: 75\n")
+
+    check_golden("preempted", page(blame([make_end(rank, code=75, error=saved) for rank in (0, 1)])))
 
 
 def test_a_shells_exit_code_is_decoded(make_end: Any) -> None:

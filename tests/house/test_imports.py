@@ -31,11 +31,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launcher.rendezvous": {"launcher.loop", "launcher.job"},
     "launcher.failure": {"launcher.loop", "launcher.job"},
     "launcher.checkpoint": {"launcher.loop", "launcher.job"},
+    "launcher.hang": {"launcher.loop", "launcher.job", "profiler.channel"},
+    "launcher.policy": {"launcher.failure"},
+    "launcher.gpus": {"launcher.loop", "launcher.job"},
     "launcher.logs": {"launcher.loop", "launcher.job"},
     "launcher.agent": {
         *("launcher.rendezvous", "launcher.failure", "launcher.checkpoint", "launcher.logs"),
+        *("launcher.hang", "launcher.policy", "launcher.gpus"),
         *("launcher.loop", "launcher.job", "profiler.channel", "profiler.record"),
     },
+    # Faults on purpose: it looks at a run from outside, as its user does.
+    "launcher.chaos": {"launcher.checkpoint", "launcher.loop", "launcher.job", "profiler.channel"},
+    # What user programs save and resume with; they have torch.
+    "checkpoint": {"launcher.checkpoint", "profiler.channel", "profiler.probe"},
     # The composition roots.
     "launcher.cli": {"*"},
     "compat": {"*"},

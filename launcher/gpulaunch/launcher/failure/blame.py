@@ -3,8 +3,9 @@
 The order of deaths alone does not tell: a rank that raises needs longer to end than its peers need to notice, and it
 may hang in its clean-up until the launcher stops it. So the kind of the end decides first, and time only among equals:
 
-    a failure of its own                     by the time of its exception, or of its death
-    a failure of its own, then a lost peer   only if there is none of the first kind
+    a failure of its own, or a hang          by the time of its exception, of the verdict "hung", or of its death
+    preempted: it has saved and ended        then nobody failed, and whoever lost it as a peer is an echo
+    a failure of its own, then a lost peer   only if there is none of the kinds above
     an exit with success, too early          only before the first echo
     a lost peer (echo)                       then the origin is outside this node, or left no trace
     stopped by the launcher                  never, while there is another
@@ -16,11 +17,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpulaunch.launcher.failure.classify import Kind, classify, mentions_peer
+from gpulaunch.launcher.failure.classify import Kind, classify, mentions_peer, raised_before
 from gpulaunch.launcher.failure.ends import RankEnd
 
 _LEAVING_S = 0.5
-_OWN, _DOUBTFUL, _LEFT, _ECHO, _STOPPED, _FINISHED = range(6)
+_TIMED_OUT = 124
+_OWN, _PREEMPTED, _DOUBTFUL, _LEFT, _ECHO, _STOPPED, _FINISHED = range(7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,11 @@ def blame(ends: Sequence[RankEnd]) -> Blame:
 def exit_code(first: RankEnd) -> int:
     """Give the launcher's exit code: the first cause's own, 128+n for a signal, and never 0.
 
-    A rank that had raised and was stopped by the launcher before it could end by itself would have ended with 1.
+    A rank that had raised and was stopped by the launcher before it could end by itself would have ended with 1. One
+    that hung has no code of its own, since the signal was the launcher's: it gives what timeout(1) gives.
     """
+    if first.hang:
+        return 1 if raised_before(first, first.hung_s) else _TIMED_OUT
     if first.signal is not None:
         raised = first.error is not None and first.signal in (signal.SIGTERM, signal.SIGKILL)
         return 1 if raised else 128 + first.signal
@@ -75,27 +80,22 @@ def exit_code(first: RankEnd) -> int:
 
 
 def failed_at_s(end: RankEnd) -> float:
-    """Give the time of the failure: of the exception where that is known, else of the death."""
-    if end.error is None or end.error.at_monotonic_s is None:
-        return end.at_s
-    return min(end.error.at_monotonic_s, end.at_s)
+    """Give the time of the failure: of the exception or the verdict "hung" where that is known, else of the death."""
+    known_s = [end.at_s, end.hung_s, end.error.at_monotonic_s if end.error else None]
+    return min(when_s for when_s in known_s if when_s is not None)
 
 
 def _failed_before_the_stop(ends: Sequence[RankEnd]) -> list[RankEnd]:
     """Take back "stopped" from a rank whose exception is older than every death.
 
-    The launcher stops ranks only after a death. A rank that had raised by then, and was stopped while it waited for its
-    threads or for its process group, failed by itself.
+    The launcher stops ranks only after a death or a hang. A rank that had raised by then, and was stopped while it
+    waited for its threads or for its process group, failed by itself.
     """
-    deaths = [end.at_s for end in ends if not end.stopped and end.code != 0]
-    if not deaths:  # nobody died: a person stopped the job
+    since_s = [end.hung_s if end.hang else end.at_s for end in ends if not end.stopped and (end.hang or end.code != 0)]
+    known_s = [when_s for when_s in since_s if when_s is not None]
+    if not known_s:  # nobody died: a person stopped the job
         return list(ends)
-    return [replace(end, stopped=False) if end.stopped and _raised_before(end, min(deaths)) else end for end in ends]
-
-
-def _raised_before(end: RankEnd, when_s: float) -> bool:
-    error = end.error
-    return error is not None and error.at_monotonic_s is not None and error.at_monotonic_s < when_s
+    return [replace(end, stopped=False) if end.stopped and raised_before(end, min(known_s)) else end for end in ends]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +109,16 @@ class _Judged:
 def _judge(ends: Sequence[RankEnd]) -> list[_Judged]:
     """Put every end on its tier."""
     kinds = [classify(end) for end in ends]
+    if all(end.stopped or end.code == 0 for end in ends):  # what they said, they said because they were told to end
+        kinds = [Kind.STOPPED if kind is Kind.PEER else kind for kind in kinds]
     echoes_s = [failed_at_s(end) for end, kind in zip(ends, kinds, strict=True) if kind is Kind.PEER]
     judged: list[_Judged] = []
     for end, kind in zip(ends, kinds, strict=True):
         at_s = failed_at_s(end)
         if kind is Kind.STOPPED:
             tier = _STOPPED
+        elif kind is Kind.PREEMPTED:
+            tier = _PREEMPTED
         elif kind is Kind.PEER:
             tier = _ECHO
         elif kind is Kind.EARLY_EXIT_0:
@@ -133,6 +137,10 @@ def _by_rank(ends: list[RankEnd]) -> tuple[RankEnd, ...]:
 def _why(first: _Judged, echoes: list[RankEnd], also: list[RankEnd]) -> str:
     if first.tier == _STOPPED:
         return "no rank failed by itself: the launcher stopped them all"
+    if first.tier == _PREEMPTED:
+        return "no rank failed: the job was asked to end"
+    if first.kind is Kind.HANG:
+        return "it made no progress, and the others waited for it"
     if first.tier == _ECHO:
         return "every failed rank only lost a peer: the origin is outside this node, or left no trace"
     if first.tier == _LEFT:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpulaunch.launcher.failure.ends import SHM, RankEnd
+from gpulaunch.launcher.failure.kernel_log import PROGRAM_XIDS
 
 
 class Kind(Enum):
@@ -26,6 +27,7 @@ class Kind(Enum):
     LOADER_WORKER = "loader_worker"
     GPU_OOM = "gpu_oom"
     GPU_FAULT = "gpu_fault"
+    GPU_HARDWARE = "gpu_hardware"
     HOST_OOM = "host_oom"
     SHM_FULL = "shm_full"
     DISK_FULL = "disk_full"
@@ -37,7 +39,11 @@ class Kind(Enum):
     INTERRUPT = "interrupt"
     EXIT_CODE = "exit_code"
     EARLY_EXIT_0 = "early_exit_0"
+    HANG = "hang"
+    PREEMPTED = "preempted"
     STOPPED = "stopped"
+    NODE_LOSS = "node_loss"
+    """Never of a rank's end: a node that is gone says nothing, its peers miss it."""
 
 
 ADVICE: dict[Kind, str] = {
@@ -51,6 +57,8 @@ ADVICE: dict[Kind, str] = {
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.",
     Kind.GPU_FAULT: "the GPU or its driver reported an error; CUDA_LAUNCH_BLOCKING=1 names the true line, and an Xid "
     "line in dmesg means that the hardware or the driver is at fault.",
+    Kind.GPU_HARDWARE: "the card, its memory or its driver is at fault, not the program; run on another card or node, "
+    "have this one reset (nvidia-smi -r) and checked (dcgmi diag -r 3), and replace it if it does it again.",
     Kind.HOST_OOM: "the host, or this job's cgroup, ran out of memory; use fewer or leaner DataLoader workers, cache "
     "less, or raise the memory limit.",
     Kind.SHM_FULL: f"{SHM} is too small for the DataLoader workers; enlarge it (docker --shm-size, in Kubernetes an "
@@ -66,6 +74,10 @@ ADVICE: dict[Kind, str] = {
     Kind.INTERRUPT: "somebody interrupted this rank, by Ctrl-C or another SIGINT.",
     Kind.EXIT_CODE: "the program, or a library in it, chose this code by sys.exit or os._exit.",
     Kind.EARLY_EXIT_0: "it ended with success while others still needed it; all ranks must make equally many steps.",
+    Kind.HANG: "the stacks name the line it stood in; if it would have gone on by itself, --on-hang report only tells "
+    "of such a pause, and --hang-timeout 0 does not look for any.",
+    Kind.PREEMPTED: "the job was asked to end and has saved; start it again with the same --job-dir to go on.",
+    Kind.NODE_LOSS: "a node no longer answers; look at that machine, its network, and the job manager's log.",
     Kind.STOPPED: "the launcher stopped this rank; it did not fail by itself.",
 }
 
@@ -82,11 +94,13 @@ class Rule:
     signals: frozenset[int] = frozenset()
     """The rank was ended by one of these."""
     has_error: bool = False
+    hung: bool = False
     stopped: bool = False
     code: int | None = None
 
 
 _ABORTS = frozenset({signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
+_NATIVE = _ABORTS | {signal.SIGSEGV, signal.SIGBUS}
 _ANY_SIGNAL = frozenset(range(1, signal.NSIG))
 _LOADER = r"DataLoader worker \(pid"
 
@@ -94,16 +108,29 @@ _LOADER = r"DataLoader worker \(pid"
 # worker in the middle of one of these, so they stand first in its chain.
 _GONE = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|_?queue\.Empty)\b")
 
+# Xid numbers that programs cause do not count, see kernel_log.PROGRAM_XIDS.
+_CARD = rf"\bECC\b|\bXid (?!(?:{'|'.join(map(str, sorted(PROGRAM_XIDS)))})\b)"
+# What a program, or NCCL's watchdog, says when the card under it fails.
+_CARD_FAILED = (
+    r"\b(CUDA|HIP) error: |(CUBLAS|CUDNN)_STATUS_[A-Z]|[Uu]nhandled cuda error"
+    r"|Watchdog caught collective operation timeout|NCCL operations have failed or timed out"
+)
+
 RULES: tuple[Rule, ...] = (
+    Rule(Kind.GPU_HARDWARE, evidence=_CARD, hung=True),
+    Rule(Kind.HANG, hung=True),
+    Rule(Kind.PREEMPTED, r"^(gpulaunch\.checkpoint[\w.]*\.)?Preempted\b", has_error=True),
     Rule(Kind.STOPPED, stopped=True),
     Rule(Kind.EARLY_EXIT_0, code=0),
     # What it said. The order matters where one text holds the words of two rules.
     Rule(Kind.SHM_FULL, r"workers are out of shared memory|unable to (allocate|open|resize) shared memory"),
-    Rule(Kind.HOST_OOM, _LOADER + r".* killed by signal: Killed", evidence=r"\boom_kill\b"),
+    Rule(Kind.HOST_OOM, _LOADER + r".* killed by signal: Killed", evidence=r"\bOOM killer\b"),
     Rule(Kind.PEER, _LOADER + r".* killed by signal: Terminated"),  # the worker heard the end of the job first
     Rule(Kind.LOADER_WORKER, _LOADER),
+    Rule(Kind.GPU_HARDWARE, r"[Uu]ncorrectable ECC error|\bNVML_ERROR_GPU_IS_LOST\b|[Ff]allen off the bus"),
     Rule(Kind.GPU_OOM, r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( error:)? out of memory|Cuda failure.*out of memory"),
     Rule(Kind.HOST_OOM, r"^[\w.]*MemoryError\b|DefaultCPUAllocator: can't allocate memory|\[Errno 12\]"),
+    Rule(Kind.GPU_HARDWARE, _CARD_FAILED, evidence=_CARD),
     Rule(Kind.PORT_IN_USE, r"EADDRINUSE|\[Errno 98\]|Address already in use"),
     Rule(Kind.PEER, r"gloo/.*(Connection (closed|reset) by peer|Connection refused|Broken pipe)"),
     Rule(Kind.PEER, r"gloo/.*(Timed out waiting|[Tt]imeout|SO_ERROR)|Gloo connectFullMesh failed"),
@@ -123,7 +150,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.EXIT_CODE, r"^SystemExit\b"),
     Rule(Kind.EXCEPTION, has_error=True),
     # It said nothing, and a signal ended it.
-    Rule(Kind.HOST_OOM, evidence=r"\boom_kill\b", signals=frozenset({signal.SIGKILL})),
+    Rule(Kind.HOST_OOM, evidence=r"\bOOM killer struck\b", signals=frozenset({signal.SIGKILL})),
+    Rule(Kind.GPU_HARDWARE, evidence=_CARD, signals=_NATIVE),
     Rule(Kind.SHM_FULL, evidence=rf"{SHM}\b", signals=frozenset({signal.SIGBUS})),
     Rule(Kind.BUS_ERROR, signals=frozenset({signal.SIGBUS})),
     Rule(Kind.SEGFAULT, signals=frozenset({signal.SIGSEGV})),
@@ -132,6 +160,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.SIGNAL, signals=_ANY_SIGNAL),
     # A program that nobody armed (not Python, or in an interpreter of its own) may still have printed a traceback.
     Rule(Kind.EXCEPTION, r"^Traceback \(most recent call last\):"),
+    # A shell tells of its child's SIGKILL by this code.
+    Rule(Kind.HOST_OOM, evidence=r"\bOOM killer\b", code=128 + signal.SIGKILL),
     Rule(Kind.EXIT_CODE),
 )
 
@@ -142,12 +172,24 @@ def classify(end: RankEnd) -> Kind:
     Of a chain of exceptions the oldest decides whether it is an echo: whatever a program makes of a lost peer, the peer
     was lost first. If it is none, the newest one with a kind of its own decides (out of memory in an `except` block).
     """
+    if end.hang and raised_before(end, end.hung_s):
+        own = classify(replace(end, hang=""))  # it hung in its clean-up
+        if own is not Kind.PEER:
+            return own
     if end.stopped and end.error is not None and classify(replace(end, stopped=False)) is Kind.PEER:
         return Kind.PEER  # it had lost its peer before it was told to stop
     kinds = _kinds(end)
     if kinds[0] is Kind.PEER:
         return Kind.PEER
     return next((kind for kind in reversed(kinds) if kind not in (Kind.EXCEPTION, Kind.PEER)), kinds[0])
+
+
+def raised_before(end: RankEnd, when_s: float | None) -> bool:
+    """Tell whether its exception is older than a moment of the monotonic clock; not where either is unknown."""
+    error = end.error
+    return (
+        when_s is not None and error is not None and error.at_monotonic_s is not None and error.at_monotonic_s < when_s
+    )
 
 
 def mentions_peer(end: RankEnd) -> bool:
@@ -182,6 +224,7 @@ def _fits(rule: Rule, end: RankEnd, text: str) -> bool:
         and (rule.code is None or end.code == rule.code)
         and (not rule.signals or end.signal in rule.signals)
         and (not rule.has_error or end.error is not None)
+        and (not rule.hung or end.hang != "")
         and (not rule.evidence or any(re.search(rule.evidence, fact) for fact in end.evidence))
         and (not rule.says or re.search(rule.says, text, re.MULTILINE) is not None)
     )

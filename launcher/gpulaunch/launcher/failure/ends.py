@@ -49,6 +49,10 @@ class RankEnd:
     """What faulthandler wrote: the Python stacks at a deadly signal."""
     evidence: tuple[str, ...]
     """One sentence for each fact from outside the rank, such as a counter of the kernel's OOM killer."""
+    hang: str = ""
+    """Why the launcher judged that this rank held up the others, in one sentence; such an end is not `stopped`."""
+    hung_s: float | None = None
+    """When it judged so, monotonic: what other ranks raised later, they raised because they were told to end."""
 
 
 def signal_name(signum: int) -> str:

@@ -37,13 +37,8 @@ class RankError:
         return f"{self.type}: {self.message}" if self.type and self.message else self.type or self.message
 
 
-def read_error(path: str) -> RankError | None:
-    """Read an error file of any torch style; None when there is none that makes sense. Never raises."""
-    return examine(path)[0]
-
-
 def examine(path: str) -> tuple[RankError | None, str | None]:
-    """Read an error file; where it exists but makes no sense, say so in one line that can stand as evidence."""
+    """Read an error file of any torch style; where it exists but makes no sense, say so in one line. Never raises."""
     name = os.path.basename(path)
     data = read_bounded(path, READ_CAP_BYTES + 1)
     if data is None:

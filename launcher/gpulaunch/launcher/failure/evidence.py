@@ -1,6 +1,7 @@
-"""Facts beside the rank's own words: the kernel's OOM counters, the room in /dev/shm, the files next to error.json.
+"""Facts beside the rank's own words: the kernel's OOM killer, the room in /dev/shm, the files next to error.json.
 
-Each fact is one sentence. The rule table in `classify.py` looks for the words `oom_kill` and `/dev/shm` in them.
+Each fact is one sentence. The rule table in `classify.py` looks for words of them: `OOM killer struck`, `/dev/shm`,
+`Xid`, `ECC`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 from gpulaunch.launcher.failure.ends import SHM
 from gpulaunch.launcher.failure.errors import RankError, examine, read_bounded
+from gpulaunch.launcher.failure.kernel_log import KernelLog, victims
+from gpulaunch.launcher.loop import linux
 
 FAULT_FILE = "fault.log"  # as in `inside.py`, which the agent does not import: it is made for the rank
 THREAD_ERROR_FILE = "thread-error.json"
@@ -40,43 +43,76 @@ def read_last_words(rank_dir: str) -> LastWords:
 
 
 class OomWatch:
-    """Tell whether the kernel's OOM killer struck during an attempt: `start()` before it, `evidence()` after a death.
+    """Tell whether the kernel's OOM killer struck a rank: `start()` before an attempt, `evidence(pid)` after a death.
 
-    Reads the agent's own cgroup, in which the ranks live too (v2 `memory.events`, v1 `memory.oom_control`); where that
-    has no such counter (the root cgroup of v2), the counter of the whole host. The kernel counts before it sends
-    SIGKILL, so at the time of the death the counter is already up.
+    The kernel log names the victims, where it may be read. Else the counters speak: of the rank's own cgroup where
+    `watch(pid)` could see it, of the agent's otherwise (v2 `memory.events`, v1 `memory.oom_control`; a kill for the
+    limit of a cgroup further up counts here, too, because the victim's cgroup counts it); where that has no counter
+    (the root cgroup of v2), the counter of the whole host. The kernel counts before it sends SIGKILL, so at the time
+    of the death the counter is already up. One kill explains one death.
     """
 
-    def __init__(self, root: str = "/") -> None:
+    def __init__(self, root: str = "/", log: KernelLog | None = None) -> None:
         self._root = root
-        self._path = ""
-        self._before = 0
+        self.log = log or KernelLog()
+        self._own = ""
+        self._of_rank: dict[int, str] = {}  # pid -> the file with its counter
+        self._before: dict[str, int] = {}  # by file
 
     def start(self) -> None:
-        """Remember the counter; an attempt begins."""
-        for path in self._candidates():
-            count = _counter(path)
-            if count is not None:
-                self._path, self._before = path, count
-                return
-        self._path = ""
+        """Remember the counter and where the log stands; an attempt begins."""
+        self.log.start()
+        self._before.clear()
+        self._of_rank.clear()
+        self._own = self._find("self")
 
-    def evidence(self) -> str | None:
-        """Say how often the OOM killer struck since `start()`; None for not at all, or where no counter can be read."""
-        count = _counter(self._path) if self._path else None
-        if count is None or count <= self._before:
+    def watch(self, pid: int) -> None:
+        """Note the cgroup of a live rank, which may be a deeper one than the agent's. May be called again and again."""
+        if linux.state_of(pid) not in ("Z", "X"):  # version 1 says "/" of a dead process
+            path = self._find(str(pid))
+            if path and not path.endswith("vmstat"):
+                self._of_rank[pid] = path
+
+    def evidence(self, pid: int | None = None) -> str | None:
+        """Say that the OOM killer struck since `start()`; None for not at all, or where nothing can be known.
+
+        Args:
+            pid: the rank that died; without it the log, which speaks of pids, is not asked.
+        """
+        path = self._of_rank.get(pid, self._own) if pid is not None else self._own
+        before, count = self._before.get(path, 0), (_counter(path) if path else None) or 0
+        killed = victims(self.log.text()) if pid is not None and self.log.numbers_are_ours else ()
+        mine = [victim.said for victim in killed if victim.pid == pid]
+        others = [victim.said for victim in killed if victim.pid not in self._of_rank]
+        if not mine and (count <= before or (killed and not others)):
             return None
-        if self._path.endswith("vmstat"):
+        if count > before:
+            self._before[path] = before + 1
+        if mine:
+            return f"the kernel's OOM killer struck this rank ({mine[0]})"
+        if others:
+            return f"the kernel's OOM killer killed another process ({'; '.join(others[-4:])})"
+        if path.endswith("vmstat"):
             where = "somewhere on this host (/proc/vmstat"
         else:
-            where = f"in this job's cgroup ({self._limit()}{os.path.basename(self._path)}"
-        return f"the kernel's OOM killer struck {where}: oom_kill {self._before} -> {count})"
+            whose = "job" if path == self._own else "rank"
+            where = f"in this {whose}'s cgroup ({_limit(path)}{os.path.basename(path)}"
+        return f"the kernel's OOM killer struck {where}: oom_kill {before} -> {count})"
 
-    def _candidates(self) -> list[str]:
+    def _find(self, process: str) -> str:
+        """The file with the counter that holds for a process, noted as it stands when seen for the first time."""
+        for path in self._candidates(process):
+            count = _counter(path)
+            if count is not None:
+                self._before.setdefault(path, count)
+                return path
+        return ""
+
+    def _candidates(self, process: str) -> list[str]:
         cgroups = os.path.join(self._root, "sys/fs/cgroup")
         found: list[str] = []
         for line in (
-            (read_bounded(os.path.join(self._root, "proc/self/cgroup"), 65_536) or b"")
+            (read_bounded(os.path.join(self._root, f"proc/{process}/cgroup"), 65_536) or b"")
             .decode("utf-8", "replace")
             .splitlines()
         ):
@@ -90,13 +126,14 @@ class OomWatch:
                 found += [os.path.join(cgroups, place, "memory.events") for place in (path, "")]
         return [*found, os.path.join(self._root, "proc/vmstat")]
 
-    def _limit(self) -> str:
-        directory = os.path.dirname(self._path)
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = (read_bounded(os.path.join(directory, name), 64) or b"").strip()
-            if text.isdigit() and int(text) < 1 << 60:  # v1 says "no limit" by a number near 2^63
-                return f"limit {int(text) / (1 << 30):.1f} GiB, "
-        return ""
+
+def _limit(counter: str) -> str:
+    directory = os.path.dirname(counter)
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = (read_bounded(os.path.join(directory, name), 64) or b"").strip()
+        if text.isdigit() and int(text) < 1 << 60:  # v1 says "no limit" by a number near 2^63
+            return f"limit {int(text) / (1 << 30):.1f} GiB, "
+    return ""
 
 
 def shm_evidence(root: str = "/") -> str | None:

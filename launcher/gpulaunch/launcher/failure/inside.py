@@ -8,6 +8,7 @@ Files, all beside `error_file` in the rank's own directory:
     error.json         the exception that ends the rank; where torch's `@record` has written it already, that stays
     thread-error.json  the first exception that ended a thread: that does not end a rank, so it is evidence only
     fault.log          the Python stacks at a SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT (faulthandler)
+    stacks.log         the Python stacks at each STACKS_SIGNAL, which the launcher sends to a rank that seems hung
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -25,6 +27,9 @@ from types import TracebackType
 VERSION = 1
 THREAD_ERROR_FILE = "thread-error.json"
 FAULT_FILE = "fault.log"
+STACKS_FILE = "stacks.log"
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+"""A signal that nothing else is known to use; programs have their own plans for SIGUSR1 and SIGUSR2."""
 
 # Characters. An escaped one has at most 12 bytes, so a file stays under 1 MB and the agent can read it whole.
 _MESSAGE_CAP = 8_192
@@ -34,7 +39,7 @@ _OUR_FRAMES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 _RUNPY_FRAMES = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 
 _armed_pid: int | None = None
-_fault_fd = -1  # faulthandler keeps the number, not the file: it must stay open for the life of the process
+_fault_fd = _stacks_fd = -1  # faulthandler keeps the number, not the file: it must stay open as long as the process
 _spare_fd = (
     -1
 )  # given back just before the last words, so that a rank that died of "Too many open files" can still speak
@@ -56,6 +61,7 @@ def arm(error_file: str) -> None:
             _spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         _chain_hooks(error_file)
         _start_fault_log(os.path.dirname(error_file))
+        _start_stacks_log(os.path.dirname(error_file))
     except Exception:  # observing fails open: the program must run, armed or not
         return
 
@@ -118,12 +124,21 @@ def _start_fault_log(directory: str) -> None:
     global _fault_fd
     if faulthandler.is_enabled():  # the user's own, by PYTHONFAULTHANDLER or -X: its stack comes out on stderr
         return
-    _fault_fd = os.open(
-        os.path.join(directory, FAULT_FILE),
-        os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
-        0o600,
-    )
+    _fault_fd = _open_log(directory, FAULT_FILE)
     faulthandler.enable(file=_fault_fd, all_threads=True)
+
+
+def _start_stacks_log(directory: str) -> None:
+    """Let the launcher ask for the stacks: faulthandler's handler is C, and works while the GIL is held."""
+    global _stacks_fd
+    if _stacks_fd < 0:
+        _stacks_fd = _open_log(directory, STACKS_FILE)
+        faulthandler.register(STACKS_SIGNAL, file=_stacks_fd, all_threads=True, chain=False)
+
+
+def _open_log(directory: str, name: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(os.path.join(directory, name), flags, 0o600)
 
 
 def _write_words(exc: BaseException, path: str, thread: str = "") -> None:

@@ -11,15 +11,13 @@ failure.json, version 1:
      "ranks": [{"rank", "local_rank", "pid", "host", "kind", "part": "first" | "also" | "echo" | "stopped" | "finished",
                 "code", "signal", "signal_name", "failed_after_s", "wall_time_s", "stopped",
                 "error": {"type", "message", "traceback", "at_monotonic_s", "at_wall_s"} | null,
-                "tail": [...], "fault", "evidence": [...]}]}
+                "tail": [...], "fault", "evidence": [...], "hang"}]}
 
 Everything shown passes `redact`; nothing of the environment is written.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -29,6 +27,7 @@ from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify, root_exc
 from gpulaunch.launcher.failure.ends import RankEnd, how, meaning, signal_name
 from gpulaunch.launcher.failure.errors import READ_CAP_BYTES, load_json, read_bounded
 from gpulaunch.launcher.failure.redact import inert, redact, redact_all
+from gpulaunch.launcher.loop.files import write_json
 
 VERSION = 1
 
@@ -68,6 +67,9 @@ def render(blame: Blame, *, script: str, report_path: str, started_s: float, att
         attempt: its number.
     """
     first = blame.first
+    if blame.kind is Kind.PREEMPTED:
+        lines = [f"{script} was asked to end: {_headline(first, blame.kind)}", f"what to do: {ADVICE[blame.kind]}"]
+        return inert(redact("\n".join(lines)))
     after = f"{max(0.0, failed_at_s(first) - started_s):.1f} s after the start"
     moment = time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(first.wall_time_s))
     lines = [
@@ -85,6 +87,7 @@ def render(blame: Blame, *, script: str, report_path: str, started_s: float, att
         *_traceback(first),
         *_tail(first),
         *_fault(first),
+        *([f"  hang      : {first.hang}"] if first.hang else []),
         *(f"  evidence  : {fact}" for fact in first.evidence),
         "-" * _WIDTH,
         f"first cause, {after}: {_headline(first, blame.kind)}",
@@ -186,15 +189,22 @@ def _headline(end: RankEnd, kind: Kind) -> str:
 
 def _what(end: RankEnd, kind: Kind) -> str:
     """Say in one line what happened to a rank: its exception, else how the process ended and what that means."""
-    if end.error is not None and kind not in (Kind.STOPPED, Kind.EARLY_EXIT_0):
+    if kind is Kind.PREEMPTED:
+        return f"saved and ended, as it was asked to: {how(end)}"
+    what = how(end)
+    if end.hang and kind in (Kind.HANG, Kind.GPU_HARDWARE):
+        what = f"hung: {_first_line(end.hang)}"
+    elif end.error is not None and kind not in (Kind.STOPPED, Kind.EARLY_EXIT_0):
         root = _first_line(root_exception(end.error.traceback))
         said = _first_line(end.error.headline)
-        return f"raised {said}" if root.endswith(said) or not root else f"raised {said} (after {root})"
-    what = how(end)
-    if kind is Kind.HOST_OOM:
-        return f"{what}: out of memory"
-    explanation = meaning(end)
-    return f"{what}: {explanation}" if explanation else what
+        what = f"raised {said}" if root.endswith(said) or not root else f"raised {said} (after {root})"
+    elif kind is Kind.HOST_OOM:
+        what += ": out of memory"
+    elif explanation := meaning(end):
+        what += f": {explanation}"
+    if kind is Kind.GPU_HARDWARE:
+        what = "; ".join([what, *(_first_line(fact) for fact in end.evidence if "Xid" in fact or "ECC" in fact)])
+    return what
 
 
 def _first_line(text: str) -> str:
@@ -286,17 +296,13 @@ def _rank_document(end: RankEnd, part: str | None, started_s: float) -> dict[str
         "tail": [line[:_LINE_CAP] for line in end.tail],
         "fault": end.fault,
         "evidence": end.evidence,
+        "hang": end.hang,
     }
 
 
 def _write_json(path: str, document: object) -> str | None:
-    part = f"{path}.{os.getpid()}"
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            json.dump(document, file, indent=1)
-            file.write("\n")
-        os.replace(part, path)
+        write_json(path, document)
     except OSError as err:
         return f"could not write {path}: {err.strerror or err}"
     return None

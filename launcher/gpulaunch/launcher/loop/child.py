@@ -14,6 +14,10 @@ from typing import NoReturn
 
 from gpulaunch.launcher.loop import linux
 
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""A job manager that gives notice may send it to every process of the job (Slurm's --signal without B: does), and
+whoever does not handle these dies of them. They are the agent's to hear; its helpers and ranks start deaf to them."""
+
 _users_open_files: tuple[int, int] | None = None
 
 
@@ -41,10 +45,12 @@ def start(
     new_session: bool = True,
     affinity: Sequence[int] = (),
     nice: int = 0,
+    deaf_to: Sequence[int] = NOTICES,
 ) -> int:
     """Start `argv` and return its pid once exec has succeeded.
 
     Raises OSError with the program's name if it cannot be executed. Descriptors in `pass_fds` keep their numbers.
+    Signals in `deaf_to` are ignored until the program sets a handler.
     """
     told_read, told_write = os.pipe2(os.O_CLOEXEC)
     agent_pid = os.getpid()
@@ -58,6 +64,7 @@ def start(
             new_session,
             affinity,
             nice,
+            deaf_to,
             agent_pid,
             told_write,
             _users_open_files,
@@ -80,6 +87,7 @@ def _become(
     new_session: bool,
     affinity: Sequence[int],
     nice: int,
+    deaf_to: Sequence[int],
     agent_pid: int,
     told_write: int,
     open_files: tuple[int, int] | None,
@@ -105,6 +113,8 @@ def _become(
         # Python ignores these; a program expects the defaults (subprocess.Popen does the same).
         for name in ("SIGPIPE", "SIGXFSZ"):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
+        for signum in deaf_to:
+            signal.signal(signum, signal.SIG_IGN)
         if open_files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
         linux.die_with_parent(agent_pid)

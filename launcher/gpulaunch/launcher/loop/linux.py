@@ -127,6 +127,17 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler of its own for a signal (SigCgt of /proc/PID/status); False when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            lines = status.read().splitlines()
+    except OSError:
+        return False
+    caught = next((line for line in lines if line.startswith(b"SigCgt:")), b"SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
 def _stat_field(pid: int, index: int) -> int | None:
     """One number of /proc/PID/stat, counted after the command name: 0 state, 1 ppid, 2 pgrp, 3 session."""
     try:

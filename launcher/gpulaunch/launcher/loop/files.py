@@ -1,0 +1,27 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any
+
+
+def write_json(path: str, content: Any) -> None:
+    """Write `path` for its owner only: under a temporary name beside it, then renamed. Raises OSError."""
+    part = f"{path}.{os.getpid()}"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            json.dump(content, file, indent=1, default=_plain)
+            file.write("\n")
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)

@@ -1,0 +1,296 @@
+"""Restart, or stop? One pure question, asked after every failed attempt: `decide(limits, history, failure)`.
+
+Three limits hold at once. Only first causes on this node are charged to the first two:
+
+    lifetime     at most --max-restarts restarts, as with torchrun; 0 means never
+    rate         at most N restarts within any window (--restart-rate 5/10m), so that a run of a month may have many
+                 faults and a crash loop few
+    no progress  a program that fails without getting anywhere is stopped early (--no-progress-limit 3):
+                   the same exception of the user's own code at the same step, the second time that it comes: one
+                   restart tells a passing error from one that repeats;
+                   anything else that the program or its surroundings cause, after 3 failures in a row
+
+Progress is a step that no attempt before had reached, or a newer checkpoint to resume from. A program that resumes by
+itself, or is never seen to step, cannot show it; there a long life counts. What somebody outside does to the job (a
+signal, a lost node) is no evidence that the program is broken: it is restarted at once, within the first two limits.
+
+The first restart is immediate, because recovery in a fraction of a second is the point. The pause grows, 1, 2, 4 ... s,
+only over failures in a row without progress, and starts anew with progress.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from gpulaunch.launcher.failure.blame import Blame
+from gpulaunch.launcher.failure.classify import Kind
+from gpulaunch.launcher.failure.ends import signal_name
+
+REQUEUE = 75
+"""EX_TEMPFAIL of sysexits.h: the same job may succeed elsewhere, or later."""
+IN_VAIN = 93
+"""The code by which NVIDIA's ft_launcher asks not to be queued again; here it means the same."""
+
+LONG_LIFE_S = 600.0
+"""How long ranks must have run to have got somewhere, where it cannot be seen; Kubernetes resets its crash-loop
+back-off after as long."""
+
+_SAME_STEP = 1
+"""The ranks of one attempt stand a step apart, and it is chance whose is read: one more or less is the same step."""
+_AS_SET = 1 << 30
+"""A breaker of --no-progress-limit and nothing less."""
+_REMEMBERED = 8
+"""Failures without progress that are compared with."""
+
+
+class Action(Enum):
+    """What a kind of failure asks for, as long as the limits allow it."""
+
+    RESTART = "restart"
+    FOLLOW = "follow"
+    """Restart when the others do: the fault was another node's, and that node decides."""
+    GIVE_UP = "give up"
+    """Another attempt would fail the same way."""
+    END = "end"
+    """Nothing failed: the job was asked to end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """How one kind of failure is treated."""
+
+    action: Action = Action.RESTART
+    transient: bool = True
+    """Whether a restart alone often helps; else the same exception at the same step is stopped the second time."""
+    breaker: int | None = _AS_SET
+    """Failures in a row without progress after which it is given up, --no-progress-limit if that is less; None for
+    never: it does not speak against the program."""
+    pauses: bool = True
+    """Whether failures in a row without progress are paused after."""
+    stop_code: int | None = IN_VAIN
+    """The exit code when it is given up. 75 holds when the restarts are used up, too: another node would help."""
+
+    @property
+    def charged(self) -> bool:
+        """Whether it uses up the user's budget: a first cause on this node does."""
+        return self.action in (Action.RESTART, Action.GIVE_UP)
+
+
+_PROGRAM = Row(transient=False)
+_CIRCUMSTANCE = Row()
+_OUTSIDE = Row(breaker=None, pauses=False)
+
+TABLE: dict[Kind, Row] = {
+    # The program's own code said no: it says so again, or it was bad luck. One restart tells.
+    Kind.EXCEPTION: _PROGRAM,
+    Kind.IMPORT: _PROGRAM,
+    Kind.GPU_OOM: _PROGRAM,
+    Kind.GPU_FAULT: _PROGRAM,
+    Kind.SYNTAX: Row(action=Action.GIVE_UP),
+    # The program or what it runs in: may pass by itself.
+    Kind.LOADER_WORKER: _CIRCUMSTANCE,
+    Kind.HOST_OOM: _CIRCUMSTANCE,
+    Kind.SHM_FULL: _CIRCUMSTANCE,
+    Kind.DISK_FULL: _CIRCUMSTANCE,
+    Kind.PORT_IN_USE: _CIRCUMSTANCE,
+    Kind.SEGFAULT: _CIRCUMSTANCE,
+    Kind.BUS_ERROR: _CIRCUMSTANCE,
+    Kind.ABORT: _CIRCUMSTANCE,
+    Kind.EXIT_CODE: _CIRCUMSTANCE,
+    Kind.EARLY_EXIT_0: _CIRCUMSTANCE,
+    Kind.HANG: _CIRCUMSTANCE,
+    Kind.PEER: _CIRCUMSTANCE,  # with no other rank to blame, here or elsewhere: the network, or nobody knows
+    # A card may come back after a restart (a contained ECC error does), or the rank goes to another one. Once.
+    Kind.GPU_HARDWARE: Row(breaker=2, stop_code=REQUEUE),
+    # Somebody outside: no evidence against the program.
+    Kind.SIGNAL: _OUTSIDE,
+    Kind.INTERRUPT: _OUTSIDE,
+    Kind.NODE_LOSS: Row(action=Action.FOLLOW, stop_code=REQUEUE),
+    # Asked to end; a rank that says "preempted" has saved, and another job can go on from there.
+    Kind.PREEMPTED: Row(action=Action.END, stop_code=REQUEUE),
+    Kind.STOPPED: Row(action=Action.END, stop_code=None),
+}
+_ELSEWHERE = Row(action=Action.FOLLOW, stop_code=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user allows."""
+
+    max_restarts: int
+    """In the life of the run; 0 for never."""
+    rate: tuple[int, float] | None
+    """At most so many restarts within so many seconds."""
+    backoff_max_s: float
+    """The longest pause."""
+    no_progress: int
+    """Failures in a row without progress after which the run is given up; 0 for never, also for the same exception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What is known of one failed attempt."""
+
+    kind: Kind | None
+    """None: no rank of this node is to blame."""
+    elsewhere: bool
+    """Another node failed, and decides. False with kind None: something of this node but its ranks failed."""
+    signature: str
+    """As `signature` gives it; "" where no rank is to blame."""
+    at_s: float
+    """Monotonic."""
+    step: int | None
+    """The last step, counted from the beginning of the training; None where no rank was seen to step."""
+    resumed_step: int | None
+    """The step of the checkpoint that the attempt had resumed from."""
+    uptime_s: float
+    """From the start of its ranks to the failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What must be remembered of the failures so far; `History()` at the beginning of a run."""
+
+    restarts: int = 0
+    """Charged ones."""
+    recent_s: tuple[float, ...] = ()
+    """When the charged restarts of the last window were, or will be after their pause."""
+    furthest_step: int | None = None
+    resumed_step: int | None = None
+    in_a_row: int = 0
+    """Failures without progress that speak against the program."""
+    seen: tuple[tuple[str, int | None], ...] = ()
+    """Signature and step of the failures since the last progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do."""
+
+    again: bool
+    wait_s: float
+    """Before the next attempt."""
+    charged: bool
+    why: str
+    """One sentence for the user: why it stops, or what it waits for; "" for a plain restart or a plain end."""
+    code: int | None
+    """The exit code of a run that stops: 93 in vain, 75 elsewhere or later; None for the cause's own."""
+
+
+def decide(limits: Limits, history: History, failure: Failure) -> tuple[History, Decision]:
+    """Say whether there is another attempt, and when; the history is the one to ask with the next time."""
+    row = _row(failure)
+    known = _with_progress(history, failure)
+    if not row.charged:
+        again = row.action is Action.FOLLOW and limits.max_restarts > 0
+        code = None if again else row.stop_code
+        return known, Decision(again=again, wait_s=0.0, charged=False, why="", code=code)
+    repeats = _repeats(known, failure)
+    if row.breaker is not None:
+        seen = (*known.seen, (failure.signature, failure.step))[-_REMEMBERED:]
+        known = replace(known, in_a_row=known.in_a_row + 1, seen=seen)
+    wait_s = _pause_s(limits, known.in_a_row) if row.pauses else 0.0
+    restart_s = failure.at_s + wait_s
+
+    spent = _budget_spent(limits, known, restart_s)
+    if spent is not None:
+        return known, _stop(spent, REQUEUE if row.stop_code == REQUEUE else None)
+    in_vain = _in_vain(limits, row, known, failure, repeats=repeats)
+    if in_vain:
+        return known, _stop(in_vain, row.stop_code)
+    window_s = limits.rate[1] if limits.rate else 0.0
+    recent_s = (*(when_s for when_s in known.recent_s if when_s > restart_s - window_s), restart_s)
+    charged = replace(known, restarts=known.restarts + 1, recent_s=recent_s if limits.rate else ())
+    why = f"no progress in {known.in_a_row} attempts: waiting {wait_s:g} s before the next one" if wait_s else ""
+    return charged, Decision(again=True, wait_s=wait_s, charged=True, why=why, code=None)
+
+
+def signature(verdict: Blame) -> str:
+    """Name the first cause such that the same one has the same name in the next attempt.
+
+    An exception is its type, its message without the words that have digits in them (addresses, counts, file names
+    made up at run time) and its innermost line; what is killed is its signal, what exits its code.
+    """
+    end = verdict.first
+    how = signal_name(end.signal) if end.signal is not None else f"exit code {end.code}"
+    if end.error is not None and end.error.type != "SystemExit":
+        lines = re.findall(r'^ +File "([^"]+)", line (\d+)', end.error.traceback, re.MULTILINE)
+        place = " at {}:{}".format(*lines[-1]) if lines else ""
+        how = f"{end.error.type}: {_lasting(end.error.message)}{place}"
+    elif end.error is None and end.signal is None and end.tail:  # a program that nobody armed
+        how += f": {_lasting(end.tail[-1])}"
+    return f"{verdict.kind.value}: {how}"
+
+
+def _lasting(text: str) -> str:
+    return " ".join(word for word in text[:2_000].split() if not re.search(r"\d", word))
+
+
+def _row(failure: Failure) -> Row:
+    if failure.elsewhere and failure.kind is not Kind.NODE_LOSS:
+        return _ELSEWHERE
+    return _CIRCUMSTANCE if failure.kind is None else TABLE[failure.kind]
+
+
+def _with_progress(history: History, failure: Failure) -> History:
+    """Note how far the attempt came; progress makes the count of failures start anew."""
+    further = _greater(failure.step, history.furthest_step)
+    newer = _greater(failure.resumed_step, history.resumed_step)
+    unseen = failure.step is None or failure.resumed_step is None
+    known = replace(
+        history,
+        furthest_step=failure.step if further else history.furthest_step,
+        resumed_step=failure.resumed_step if newer else history.resumed_step,
+    )
+    if further or newer or (unseen and failure.uptime_s >= LONG_LIFE_S):
+        # The last failure may have come after that progress: at the same step, it is still the same one.
+        still = [one for one in known.seen[-1:] if one[1] is not None and _same(one[1], failure.step)]
+        return replace(known, in_a_row=0, seen=tuple(still))
+    return known
+
+
+def _greater(step: int | None, than: int | None) -> bool:
+    return step is not None and (than is None or step > than)
+
+
+def _repeats(known: History, failure: Failure) -> bool:
+    """Whether this failure was seen before, at this step, since the last progress."""
+    return any(seen == failure.signature and _same(step, failure.step) for seen, step in known.seen)
+
+
+def _same(one: int | None, other: int | None) -> bool:
+    return one == other if one is None or other is None else abs(one - other) <= _SAME_STEP
+
+
+def _pause_s(limits: Limits, in_a_row: int) -> float:
+    return min(2.0 ** min(in_a_row - 2, 32), limits.backoff_max_s) if in_a_row > 1 else 0.0
+
+
+def _budget_spent(limits: Limits, known: History, restart_s: float) -> str | None:
+    if known.restarts >= limits.max_restarts:
+        return f"all {limits.max_restarts} restarts of --max-restarts are used" if limits.max_restarts else ""
+    if limits.rate is not None:
+        most, window_s = limits.rate
+        if sum(when_s > restart_s - window_s for when_s in known.recent_s) >= most:
+            return f"--restart-rate allows {most} restarts within {window_s:g} s, and they are used"
+    return None
+
+
+def _in_vain(limits: Limits, row: Row, known: History, failure: Failure, *, repeats: bool) -> str:
+    """Say why another attempt would be in vain, or ""."""
+    where = "before the first step" if failure.step is None else f"at step {failure.step}"
+    if row.action is Action.GIVE_UP:
+        return "every attempt would fail the same way"
+    if not limits.no_progress or row.breaker is None:
+        return ""
+    if repeats and not row.transient:
+        return f"the same exception {where} as before: another attempt would repeat it"
+    if known.in_a_row >= min(row.breaker, limits.no_progress):
+        return f"{known.in_a_row} failures in a row without progress, the last one {where} (--no-progress-limit)"
+    return ""
+
+
+def _stop(why: str, code: int | None) -> Decision:
+    return Decision(again=False, wait_s=0.0, charged=False, why=why, code=code)
