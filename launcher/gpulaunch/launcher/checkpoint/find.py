@@ -1,0 +1,190 @@
+"""The newest complete checkpoint under given directories, by reading files only: never torch, never unpickle.
+
+Which one is the newest: within one series (one directory and one family of formats, or everything that one user's
+pattern matches but for the step) the higher step; between series the later time. A checkpoint counts as saved no
+earlier than those of lower steps in its series, so copying files does not reorder them. Bare weights (safetensors, a
+`pytorch_model.bin`) come after everything else: a model that was exported at the end has no optimizer to go on with.
+
+Candidates are verified from the newest on, until enough are complete. What was refused is said, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpulaunch.launcher.checkpoint.damaged import Damaged
+
+if TYPE_CHECKING:
+    from gpulaunch.launcher.checkpoint.memory import Memory
+    from gpulaunch.launcher.checkpoint.scan import Candidate
+
+__all__ = ["Checkpoint", "Damaged", "Search", "Skipped", "examine", "find"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    path: str
+    """Absolute path or URL, of a file or a directory."""
+    format: str
+    """gpulaunch, dcp, torch, safetensors, trainer, accelerate, lightning, deepspeed, megatron, or pattern."""
+    step: int | None
+    saved_s: float
+    """Wall clock; 0.0 where the storage does not say."""
+    size_bytes: int
+    key: str
+    """Its name relative to the directory that was searched ("." for that itself), the same on every node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """What was not taken, and why: one phrase."""
+
+    path: str
+    format: str
+    """Empty for a directory that could not be read."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a search found."""
+
+    found: tuple[Checkpoint, ...] = ()
+    """Complete ones, newest first."""
+    skipped: tuple[Skipped, ...] = ()
+    """Those newer than the last one found that are not complete, and directories that could not be read."""
+    error: str = ""
+    """Why a place could not be searched at all, one line; empty when all could."""
+
+
+def find(where: Sequence[str], *, pattern: str | None = None, limit: int = 1, memory: str | None = None) -> Search:
+    """Search directories or URLs for the `limit` newest complete checkpoints. Never raises.
+
+    `pattern`: a glob relative to each directory, with one optional `{step}`; only what it matches is a candidate.
+    `memory`: a JSON file that remembers what was verified in full, so that an unchanged file is not read again.
+    """
+    from gpulaunch.launcher.checkpoint import names, source
+    from gpulaunch.launcher.checkpoint.memory import Memory
+    from gpulaunch.launcher.checkpoint.scan import scan
+
+    trouble = names.check_pattern(pattern) if pattern is not None else None
+    if trouble:
+        return Search(error=trouble)
+    wanted = names.Pattern(pattern) if pattern is not None else None
+    candidates: dict[str, Candidate] = {}
+    skipped: list[Skipped] = []
+    errors: list[str] = []
+    for root in where:
+        try:
+            looked = scan(source.at(root), wanted)
+        except source.Unusable as err:
+            errors.append(str(err))
+            continue
+        for candidate in looked.candidates:
+            candidates.setdefault(candidate.source.where(candidate.entry.path), candidate)
+        skipped += [Skipped(path=path, format="", why=why) for path, why in looked.unread]
+    remembered = Memory(memory)
+    found: list[Checkpoint] = []
+    for candidate in newest_first(candidates.values()):
+        if len(found) >= limit:
+            break
+        try:
+            found.append(_verified(candidate, remembered))
+        except Damaged as why:
+            path = candidate.source.where(candidate.entry.path)
+            skipped.append(Skipped(path=path, format=candidate.family, why=str(why)))
+    remembered.save()
+    return Search(found=tuple(found), skipped=tuple(skipped), error="; ".join(errors))
+
+
+def examine(path: str, *, memory: str | None = None) -> Checkpoint:
+    """Verify one named checkpoint, a file or a directory. Raises Damaged, also for what is not there.
+
+    A directory in which `latest` or Megatron's tracker names a checkpoint is verified as that one. Any other directory
+    that is none itself stands for the newest complete one in it.
+    """
+    from gpulaunch.launcher.checkpoint import formats, names, scan, source
+    from gpulaunch.launcher.checkpoint.files import reason
+    from gpulaunch.launcher.checkpoint.memory import Memory
+
+    above, _, name = (path if source.is_remote(path) else os.path.abspath(path)).rstrip("/").rpartition("/")
+    try:
+        place = source.at(above or "/")
+        entry = place.entry(name)
+        if entry is None:
+            raise Damaged("there is no such file or directory")
+        beside = (
+            frozenset(one.name for one in place.listing("", scan.MAX_ENTRIES)) if entry.is_dir else frozenset[str]()
+        )
+        family, saved_s = scan.family_of(place, entry, beside)
+        verified_as = entry
+        if family is None and entry.is_dir:
+            family, verified_as = formats.of_container(place, entry)
+        holds_others = (
+            family is None
+            and entry.is_dir
+            and not any(names.format_of_file(one.name) for one in place.listing(name, scan.MAX_ENTRIES))
+        )
+    except source.Unusable as err:
+        raise Damaged(str(err)) from None
+    except OSError as err:
+        raise Damaged(f"cannot be read: {reason(err)}") from None
+    if holds_others:
+        inside = find([place.where(name)], memory=memory)
+        if inside.found:
+            return inside.found[0]
+        if inside.skipped:
+            raise Damaged(
+                f"nothing complete is in it: {os.path.basename(inside.skipped[0].path)}: {inside.skipped[0].why}"
+            )
+    remembered = Memory(memory)
+    candidate = scan.Candidate(
+        source=place, entry=verified_as, family=family or formats.ANY, number=None, series="", saved_s=saved_s
+    )
+    verified = _verified(candidate, remembered)
+    remembered.save()
+    return Checkpoint(
+        path=place.where(name),
+        format=verified.format,
+        step=verified.step,
+        saved_s=verified.saved_s,
+        size_bytes=verified.size_bytes,
+        key=name,
+    )
+
+
+def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Put candidates in the order that the module describes."""
+    series: dict[tuple[str, str], list[Candidate]] = {}
+    for one in candidates:
+        alone = one.entry.path if one.number is None else ""
+        series.setdefault((one.source.root, f"{one.series}:{alone}"), []).append(one)
+    ordered: list[tuple[bool, float, int, str, Candidate]] = []
+    for group in series.values():
+        counted_s = 0.0
+        for one in sorted(group, key=lambda member: (member.number or 0, member.saved_s)):
+            counted_s = max(counted_s, one.saved_s)
+            whole = one.family != "safetensors"
+            ordered.append((whole, counted_s, -1 if one.number is None else one.number, one.entry.path, one))
+    return [entry[-1] for entry in sorted(ordered, key=lambda entry: entry[:-1], reverse=True)]
+
+
+def _verified(candidate: Candidate, memory: Memory) -> Checkpoint:
+    from gpulaunch.launcher.checkpoint import formats
+    from gpulaunch.launcher.checkpoint.files import Files
+
+    files = Files(candidate.source, memory, candidate.entry.path)
+    verdict = formats.verify(files, candidate.entry, candidate.family)
+    return Checkpoint(
+        path=candidate.source.where(candidate.entry.path),
+        format=candidate.family,
+        step=candidate.number if verdict.step is None else verdict.step,
+        saved_s=candidate.saved_s if verdict.saved_s is None else verdict.saved_s,
+        size_bytes=sum(entry.size_bytes for entry in files.seen.values()),
+        key=candidate.entry.path or ".",
+    )

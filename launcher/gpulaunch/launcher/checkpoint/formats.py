@@ -1,0 +1,113 @@
+"""The families of formats: by which names each is recognised, and who verifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gpulaunch.launcher.checkpoint import (
+    dcp,
+    deepspeed,
+    huggingface,
+    lightning,
+    megatron,
+    names,
+    ours,
+    parts,
+    tensors,
+    torchfile,
+)
+from gpulaunch.launcher.checkpoint.damaged import Damaged
+from gpulaunch.launcher.checkpoint.files import Files
+from gpulaunch.launcher.checkpoint.source import Entry, Source, join
+
+ANY = "pattern"
+"""What a user's pattern names and no family recognises: whatever can be verified in it must be whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a complete checkpoint says of itself; None where it does not."""
+
+    step: int | None
+    saved_s: float | None = None
+
+
+def of_directory(name: str, inside: Collection[str], above: Collection[str]) -> str | None:
+    """Recognise a directory by its name, the names in it and those beside it; None: it may hold checkpoints.
+
+    In this order: who writes more of a checkpoint comes before whose format it uses.
+    """
+    if ours.is_one(name, inside):
+        return "gpulaunch"
+    if megatron.is_one(name, inside, above):
+        return "megatron"
+    if lightning.is_one(name, inside):
+        return "lightning"
+    if huggingface.is_trainer(name, inside):
+        return "trainer"
+    if huggingface.is_accelerate(inside):
+        return "accelerate"
+    if deepspeed.is_one(inside):
+        return "deepspeed"
+    return "dcp" if dcp.is_one(inside) else None
+
+
+def holds_index(inside: Collection[str]) -> bool:
+    """Whether a model lies here as an index and its shards; checkpoints may lie here as well."""
+    return any(name.endswith(tensors.INDEX_SUFFIXES) for name in inside)
+
+
+def of_container(source: Source, entry: Entry) -> tuple[str | None, Entry]:
+    """For a directory of no family: the checkpoint that DeepSpeed's or Megatron's tracker in it names.
+
+    (None, the directory itself) where there is no tracker. Raises OSError, and Damaged for one that names nothing.
+    """
+    for tracker, family in ((deepspeed.LATEST, "deepspeed"), (megatron.TRACKER, "megatron")):
+        path = join(entry.path, tracker)
+        found = source.entry(path)
+        if found is None or found.is_dir:
+            continue
+        with source.open(path) as file:
+            named = file.read(4096).decode("utf-8", "replace").strip()
+        if family == "megatron":
+            named = megatron.directory_of(named)
+        target = source.entry(join(entry.path, named)) if named and "/" not in named and "\0" not in named else None
+        if target is None or not target.is_dir:
+            raise Damaged(f"{tracker} names {named[:80]!r}, which is not there")
+        return family, target
+    return None, entry
+
+
+def verify(files: Files, entry: Entry, family: str) -> Verdict:
+    """Read a checkpoint of this family. Raises Damaged where it is not complete."""
+    path = entry.path
+    match family:
+        case "gpulaunch":
+            said = ours.check(files, path)
+            return Verdict(step=said.step, saved_s=said.saved_s)
+        case "megatron":
+            return Verdict(step=megatron.check(files, path))
+        case "lightning":
+            check = lightning.check_directory(files, path) if entry.is_dir else lightning.check_file(files, entry)
+            return Verdict(step=check)
+        case "trainer":
+            return Verdict(step=huggingface.check_trainer(files, path))
+        case "deepspeed":
+            return Verdict(step=deepspeed.check(files, path))
+        case "accelerate":
+            huggingface.check_accelerate(files, path)
+        case "dcp":
+            dcp.check(files, path)
+        case "safetensors" if entry.is_dir:
+            tensors.check_directory(files, path)
+        case "safetensors":
+            tensors.check_weights(files, entry)
+        case "torch":
+            torchfile.check(files, entry)
+        case _ if entry.is_dir:
+            if not parts.check_all(files, path):
+                raise Damaged("nothing in it is of a kind that can be verified")
+        case _:
+            torchfile.check(files, entry, any_archive=True)
+    return Verdict(step=names.step_of(entry.name))

@@ -1,0 +1,68 @@
+"""What was already verified in full, so that a restart does not read terabytes again.
+
+A file is known by its whole path and by a mark that changes with its content (size, times, inode, or what a remote
+storage says of it); what was established about it is a short text, so a file that must now be something else, such as
+another SHA-256, is read again. Data that rots on the disk without changing its times is not noticed a second time:
+whoever wants that read again removes the memory file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any
+
+from gpulaunch.launcher.checkpoint.source import Entry
+
+SETTLED_S = 2.0
+"""A file written within this time may be written again without its times changing (coarse clocks): not remembered."""
+
+_CAP_BYTES = 64 << 20
+_CAP_FILES = 100_000
+
+
+class Memory:
+    """The memory file; None as its path remembers nothing. A damaged one is as good as none. Never raises."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._known = _load(path) if path else {}
+        self._fresh: dict[str, tuple[str, str]] = {}
+
+    def knows(self, where: str, entry: Entry, fact: str) -> bool:
+        """Whether this was established of the file as it is now."""
+        known = bool(entry.mark) and self._known.get(where) == (entry.mark, fact)
+        if known:
+            self._fresh[where] = (entry.mark, fact)
+        return known
+
+    def learn(self, where: str, entry: Entry, fact: str) -> None:
+        """Remember what was established of the file as it was when `entry` was taken, before it was read."""
+        if entry.mark and time.time() - entry.changed_s > SETTLED_S:
+            self._fresh[where] = (entry.mark, fact)
+
+    def save(self) -> None:
+        """Write the file, atomically; first what this search saw, then what earlier ones did, bounded."""
+        if not self._path or not (self._fresh.items() - self._known.items()):
+            return
+        kept = {**self._fresh, **{where: known for where, known in self._known.items() if where not in self._fresh}}
+        document = {"version": 1, "files": dict(list(kept.items())[:_CAP_FILES])}
+        temporary = f"{self._path}.{os.urandom(4).hex()}.tmp"  # nodes may share the directory
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+            os.replace(temporary, self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _load(path: str) -> dict[str, tuple[str, str]]:
+    try:
+        with open(path, "rb") as file:
+            document: Any = json.loads(file.read(_CAP_BYTES))
+        return {str(where): (str(mark), str(fact)) for where, (mark, fact) in document["files"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}

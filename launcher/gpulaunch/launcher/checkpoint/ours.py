@@ -1,0 +1,39 @@
+"""Our own checkpoints: `step-<number>/` with a manifest of every file, its size and its SHA-256."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gpulaunch.launcher.checkpoint import manifest
+from gpulaunch.launcher.checkpoint.files import CHUNK_BYTES, Files
+from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest
+from gpulaunch.launcher.checkpoint.source import join
+
+_NAME = re.compile(r"step-\d{12}")
+_CAP_BYTES = 256 << 20
+
+
+def is_one(name: str, names: Iterable[str]) -> bool:
+    """Whether a directory is one of ours: by its manifest, or by a name that only ours have, should that be lost."""
+    return MANIFEST in names or _NAME.fullmatch(name) is not None
+
+
+def check(files: Files, directory: str) -> Manifest:
+    """Verify every file that the manifest names, like `manifest.verify`, on any storage. Raises Damaged."""
+    import hashlib
+
+    said = manifest.parse(files.content(join(directory, MANIFEST), _CAP_BYTES))
+    for one in said.files:
+        entry = files.entry(join(directory, one.name))
+        manifest.check_size(one, entry.size_bytes)
+        fact = f"sha256 {one.sha256}"
+        if files.knows(entry, fact):
+            continue
+        digest = hashlib.sha256()
+        with files.opened(entry) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+        manifest.check_digest(one, digest.hexdigest())
+        files.learn(entry, fact)
+    return said

@@ -1,0 +1,60 @@
+"""How an unmodified script is told where to go on from: `--resume-arg`, a template or the name of a preset."""
+
+from __future__ import annotations
+
+import re
+
+PRESETS = {
+    # transformers: TrainingArguments.resume_from_checkpoint, parsed by HfArgumentParser and read by the example scripts
+    "transformers": "--resume_from_checkpoint {path}",
+    # Lightning: `ckpt_path` of fit/validate/test, which LightningCLI offers for every subcommand
+    "lightning": "--ckpt_path {path}",
+    # Megatron-LM: --load is the directory above, --ckpt-step the iteration, so that its tracker file is not asked
+    "megatron": "--load {dir} --ckpt-step {step}",
+}
+
+FIELDS = ("path", "dir", "name", "step")
+"""{path}: the checkpoint; {dir} and {name}: its directory and its last part, such as DeepSpeed's tag; {step}: the
+number in that last part."""
+
+_FIELD = re.compile(r"\{(path|dir|name|step)\}")
+_LIKE_A_FIELD = re.compile(r"\{([A-Za-z_]*)\}")
+
+
+def resume_args(template: str, path: str) -> list[str]:
+    """Make the arguments that name this checkpoint: split as a shell would, then filled in, so that no path is split.
+
+    Raises ValueError, one line for the user, where the template asks for a step and the name has none.
+    """
+    import shlex
+
+    directory, _, name = path.rstrip("/").rpartition("/")
+    values = {"path": path, "dir": directory or ("/" if path.startswith("/") else "."), "name": name}
+    template = PRESETS.get(template, template)
+    if "{step}" in template:
+        from gpulaunch.launcher.checkpoint.names import step_of
+
+        step = step_of(name)
+        if step is None:
+            raise ValueError(f"--resume-arg asks for {{step}}, and {name!r} has none in its name")
+        values["step"] = str(step)
+    return [_FIELD.sub(lambda field: values[field[1]], part) for part in shlex.split(template)]
+
+
+def check_template(text: str) -> str | None:
+    """Say why a text cannot be a template; None when it can."""
+    import shlex
+
+    if text in PRESETS:
+        return None
+    presets = ", ".join(PRESETS)
+    unknown = [name for name in _LIKE_A_FIELD.findall(text) if name not in FIELDS]
+    if unknown:
+        return f"{text!r} has {{{unknown[0]}}}; there is {', '.join(f'{{{name}}}' for name in FIELDS)}"
+    if not _FIELD.search(text):
+        return f"{text!r} has no {{path}} in it and is no preset ({presets})"
+    try:
+        shlex.split(text)
+    except ValueError as err:
+        return f"{text!r} cannot be split into arguments: {err}"
+    return None
