@@ -16,7 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.profiler.channel import clock, page, ring
-from gpulaunch.profiler.channel.layout import PAGE_BYTES, RING_SLOTS, STEP_BUCKETS, StepSource, TextSlot, Word
+from gpulaunch.profiler.channel.layout import (
+    PAGE_BYTES,
+    RING_SLOTS,
+    STEP_BUCKETS,
+    VERSION,
+    Region,
+    StepSource,
+    TextSlot,
+    Word,
+)
 
 WRITER = """
 import sys
@@ -94,6 +103,33 @@ def test_what_the_writer_puts_in_the_reader_gets_out(path):
     ]
 
 
+def test_where_the_training_thread_is_is_one_word(path):
+    before = page.read(path)
+    writer = page.PageWriter(path)
+    writer.words[Word.LAST_EDGE] = 123_456_789 << 3 | Region.BACKWARD
+    after = page.read(path)
+    writer.words[Word.LAST_EDGE] = 123_456_789 << 3 | 7
+    damaged = page.read(path)
+    writer.close()
+
+    assert (before.region, before.last_edge_ns) == (Region.NONE, 0)
+    assert (after.region, after.last_edge_ns) == (Region.BACKWARD, 123_456_789)
+    assert (damaged.region, damaged.last_edge_ns) == (Region.NONE, 123_456_789)
+
+
+def test_every_word_of_progress_has_its_field(path):
+    words = [word for word in Word if word.name.startswith(("FIRST_STEP_", "CHECKPOINT_", "RESUMED_"))]
+    writer = page.PageWriter(path)
+    for word in words:
+        writer.words[word] = 1000 + word
+    writer.words[Word.LISTENS] = 1
+    snapshot = page.read(path)
+    writer.close()
+
+    assert {word: getattr(snapshot, word.name.lower()) for word in words} == {word: 1000 + word for word in words}
+    assert snapshot.listens
+
+
 def test_the_ring_keeps_the_last_steps(path):
     writer = page.PageWriter(path)
     for steps in range(1, RING_SLOTS + 51):
@@ -124,6 +160,7 @@ def test_any_text_is_kept_as_far_as_it_fits(text, tmp_path_factory):
         (b"x" * 100, "100 bytes, a page has 16384"),
         (bytes(PAGE_BYTES), "not a gpulaunch page"),
         (struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 99) + bytes(PAGE_BYTES - 16), "page version 99"),
+        (struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 1) + bytes(PAGE_BYTES - 16), "page version 1, "),
     ],
 )
 def test_a_reader_refuses_what_is_no_page_of_its_version(tmp_path, content, why):
@@ -141,7 +178,7 @@ def test_a_reader_refuses_what_is_no_page_of_its_version(tmp_path, content, why)
 @given(noise=st.integers(0, 2**32).map(lambda seed: random.Random(seed).randbytes(PAGE_BYTES - 16)))
 def test_a_damaged_page_can_be_read_to_its_end(noise, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "rank-0.bin"
-    path.write_bytes(struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 1) + noise)
+    path.write_bytes(struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), VERSION) + noise)
 
     assert len(page.read(str(path)).step_histogram_counts) == STEP_BUCKETS
     assert len(ring.recent(str(path))) <= RING_SLOTS

@@ -187,6 +187,54 @@ def armed_again() -> None:
     plain()
 
 
+def looks_where_it_is() -> None:
+    """Two steps and a validation batch that read their own page wherever user code runs."""
+    from gpulaunch.profiler.channel import page
+
+    path = f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-{os.environ['RANK']}.bin"
+    seen: list[str] = []
+
+    def look(*_: Any) -> None:
+        at = page.read(path)
+        assert 0 <= time.monotonic_ns() - at.last_edge_ns < 60 * 10**9
+        seen.append(at.region.name)
+
+    class Looking(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            look()
+            return torch.ones(8)
+
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs in DataLoader(Looking(), batch_size=1):
+        outputs = model(inputs)
+        look()
+        outputs.register_hook(look)
+        outputs.sum().backward()
+        look()
+        optimizer.step(look)  # as its closure
+        look()
+    with torch.no_grad():
+        next(iter(DataLoader(Looking(), batch_size=1)))
+        look()
+    step = ["LOADER", "FORWARD", "BACKWARD", "STEPPING", "OPTIMIZER", "OTHER"]
+    assert seen == [*step, *step, "LOADER", "OTHER"], seen
+
+
+def saves_and_resumes() -> None:
+    """What gpulaunch.checkpoint tells of itself."""
+    from gpulaunch.profiler.probe import progress
+
+    progress.listens()
+    progress.resumed(40)
+    plain()
+    progress.checkpoint_began()
+    progress.checkpoint_saved(step=52, captured_ns=time.monotonic_ns(), stall_ns=7_000, size_bytes=100)
+
+
 def marks() -> None:
     """4 steps as the user sees them, each with 10 ms of reading by hand."""
     from gpulaunch import mark

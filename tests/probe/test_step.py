@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.channel.layout import PHASES, StepSource, Word
+from gpulaunch.profiler.channel.layout import PHASES, Region, StepSource, Word
 from gpulaunch.profiler.probe.step import PATIENCE, StepMachine
 
 
@@ -32,30 +32,34 @@ class Loop:
     def __init__(self) -> None:
         self.now = 1_000
         self.ended: list[Step] = []
+        self.regions: list[int] = []
         self.machine = StepMachine(lambda count, record: self.ended.append(Step(count, *record)))
         self.machine.begin(self.now)
+
+    def pass_edge(self, region: int) -> None:
+        self.regions.append(region)
 
     def work(self, ns: int) -> None:
         self.now += ns
 
     def fetch(self, ns: int, samples: int = 8, trains: bool = True) -> None:
-        self.machine.loader_enter(self.now)
+        self.pass_edge(self.machine.loader_enter(self.now))
         self.now += ns
-        self.machine.loader_exit(self.now, samples, trains)
+        self.pass_edge(self.machine.loader_exit(self.now, samples, trains))
 
     def exhaust(self) -> None:
-        self.machine.loader_enter(self.now)
-        self.machine.loader_end(self.now)
+        self.pass_edge(self.machine.loader_enter(self.now))
+        self.pass_edge(self.machine.loader_end(self.now))
 
     def backward(self, ns: int, accumulates: bool = True) -> None:
-        self.machine.backward_enter(self.now)
+        self.pass_edge(self.machine.backward_enter(self.now))
         self.now += ns
-        self.machine.backward_exit(self.now, accumulates)
+        self.pass_edge(self.machine.backward_exit(self.now, accumulates))
 
     def optimize(self, ns: int, identity: int = 1) -> None:
-        self.machine.optimizer_enter(self.now, identity)
+        self.pass_edge(self.machine.optimizer_enter(self.now, identity))
         self.now += ns
-        self.machine.optimizer_exit(self.now, identity)
+        self.pass_edge(self.machine.optimizer_exit(self.now, identity))
 
     def step(self) -> None:
         """A plain step: 10 waiting, 20 forward, 30 backward, 5 clipping, 3 optimizer, 2 logging."""
@@ -437,6 +441,50 @@ def test_a_helper_threads_batches_count_as_samples_only(loop):
     assert loop.samples == 16
 
 
+REGIONS = {"L": "LOADER", "F": "FORWARD", "B": "BACKWARD", "S": "STEPPING", "O": "OPTIMIZER", ".": "OTHER"}
+
+
+def regions(loop: Loop) -> str:
+    """The region after each edge, one letter each."""
+    names = {Region[name]: letter for letter, name in REGIONS.items()}
+    return "".join(names[Region(region)] for region in loop.regions)
+
+
+def test_each_edge_tells_where_the_thread_is_from_there_on(loop):
+    loop.step()
+    loop.fetch(10, trains=False)  # validation
+    loop.exhaust()
+
+    assert regions(loop) == "LFBSO." + "L." + "L."
+
+
+def test_accumulated_gradients_leave_the_thread_before_the_optimizer(loop):
+    for _ in range(2):
+        loop.fetch(10)
+        loop.backward(30)
+    loop.optimize(3)
+
+    assert regions(loop) == "LFBS" + "LFBS" + "O."
+
+
+def test_an_edge_within_another_goes_back_to_where_it_came_from(loop):
+    """A checkpointed backward, optimizers that step from gradient hooks, one within another, and a closure."""
+    loop.pass_edge(loop.machine.backward_enter(loop.now))
+    loop.backward(5)
+    loop.optimize(2, identity=1)
+    loop.pass_edge(loop.machine.backward_exit(loop.now, True))
+    nested_backward, loop.regions = regions(loop), []
+
+    loop.pass_edge(loop.machine.optimizer_enter(loop.now, 1))
+    loop.optimize(2, identity=2)
+    loop.backward(5)
+    loop.backward(5, accumulates=False)
+    loop.pass_edge(loop.machine.optimizer_exit(loop.now, 1))
+
+    assert nested_backward == "B" + "BB" + "OB" + "S"
+    assert regions(loop) == "O" + "OO" + "BO" + "BO" + "."
+
+
 EDGES = (
     "loader_enter",
     "loader_exit",
@@ -461,18 +509,19 @@ def test_any_sequence_of_edges_gives_parts_that_sum_to_the_step(edges):
         loop.now += ns
         before = (loop.steps, machine.microsteps, machine.skipped_steps, loop.samples)
         if name == "loader_exit":
-            machine.loader_exit(loop.now, number, flag)
+            region = machine.loader_exit(loop.now, number, flag)
         elif name == "backward_exit":
-            machine.backward_exit(loop.now, flag)
+            region = machine.backward_exit(loop.now, flag)
         elif name.startswith("optimizer"):
-            getattr(machine, name)(loop.now, 1 + number)
+            region = getattr(machine, name)(loop.now, 1 + number)
         elif name == "mark_phase":
             machine.mark_phase(loop.now, number)
         else:
-            getattr(machine, name)(loop.now)
+            region = getattr(machine, name)(loop.now)  # None for a mark
 
         assert sum(loop.phases.values()) == loop.total(Word.STEP_NS_TOTAL)
         assert min(loop.phases.values()) >= 0
+        assert name.startswith("mark") or region in tuple(Region)[1:]
         after = (loop.steps, machine.microsteps, machine.skipped_steps, loop.samples)
         assert all(old <= new for old, new in zip(before, after, strict=True))
     for step in loop.ended:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.profiler.channel import page, ring
-from gpulaunch.profiler.channel.layout import Hook, StepSource
+from gpulaunch.profiler.channel.layout import Hook, Region, StepSource
 from gpulaunch.profiler.channel.page import PageSnapshot
 
 pytestmark = pytest.mark.torch
@@ -69,6 +69,10 @@ def test_a_plain_program_is_seen_step_by_step(run, tmp_path):
     assert events[-1].start_ns + events[-1].duration_ns == seen.last_step_monotonic_ns
     assert 0 < seen.probe_ns_total < seen.step_ns_total
     assert seen.fault == ""
+    assert seen.region is Region.OTHER, "the dataloader has ended"
+    assert seen.last_edge_ns >= seen.last_step_monotonic_ns
+    assert seen.first_step_start_ns == events[0].start_ns
+    assert seen.first_step_end_ns == events[0].start_ns + events[0].duration_ns
 
 
 @pytest.mark.parametrize("program", ["fork_workers", "spawn_workers"])
@@ -127,6 +131,19 @@ def test_what_the_user_says_is_in_the_page(run):
 
     assert (seen.step_source, seen.note) == (StepSource.MARK, "step 3")
     assert seen.phase_ns["data_wait"] > 4 * 10_000_000
+
+
+def test_the_page_tells_where_the_training_thread_is(run):
+    assert run("looks_where_it_is").steps == 2
+
+
+def test_what_is_saved_is_in_the_page(run):
+    seen = run("saves_and_resumes")
+
+    assert (seen.checkpoint_saves, seen.checkpoint_step, seen.checkpoint_bytes_total) == (1, 52, 100)
+    assert (seen.checkpoint_stall_ns_total, seen.checkpoint_blocking_since_ns) == (7_000, 0)
+    assert (seen.resumed_step, seen.listens) == (40, True)
+    assert seen.last_edge_ns < seen.checkpoint_captured_ns
 
 
 def test_a_batch_that_will_not_be_looked_into_costs_only_the_samples(run):

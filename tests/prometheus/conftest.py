@@ -6,8 +6,11 @@ import pytest
 
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.record import (
+    GOODPUT_BUCKETS,
+    CheckpointState,
     Collector,
     CollectorState,
+    GpuHealth,
     GpuMemory,
     Group,
     HostState,
@@ -16,6 +19,7 @@ from gpulaunch.profiler.record import (
     RankPlace,
     RankProcesses,
     Role,
+    RunState,
     SidecarState,
     TrainingState,
     Usage,
@@ -42,6 +46,7 @@ def idle(rank: int) -> TrainingState:
         last_step_monotonic_ns=None,
         loader=None,
         gpu=None,
+        checkpoint=None,
     )
 
 
@@ -64,6 +69,15 @@ def busy(rank: int) -> TrainingState:
         last_step_monotonic_ns=5_000 * MS,
         loader=LoaderState(ready=1, outstanding=4, reorder_blocked=2, workers_configured=2, batches=201),
         gpu=GpuMemory(allocated_bytes=1 << 30, reserved_bytes=2 << 30, peak_allocated_bytes=3 << 29),
+        checkpoint=CheckpointState(
+            saves=3,
+            failures=1,
+            stall_ns_total=1500 * MS,
+            bytes_total=3 << 20,
+            newest_step=90,
+            captured_monotonic_ns=4_500 * MS,
+            resumed_step=40,
+        ),
     )
 
 
@@ -90,6 +104,17 @@ def node() -> NodeState:
         host=HostState(
             shm_size_bytes=64 << 20, shm_used_bytes=1 << 20, memory_total_bytes=None, memory_available_bytes=None
         ),
+        run=RunState(
+            goodput_ns={bucket: (i + 1) * 1000 * MS for i, bucket in enumerate(GOODPUT_BUCKETS)},
+            restarts={"segfault": 2, "hang": 1},
+            hang_suspicions=2,
+            hangs=1,
+            preempted=False,
+        ),
+        gpus=(
+            GpuHealth(index=0, uuid="GPU-a", xids={79: 1, 48: 2}, ecc_uncorrected=2, recovery_action="node_reboot"),
+            GpuHealth(index=1, uuid="GPU-b", xids={}, ecc_uncorrected=None, recovery_action="unknown"),
+        ),
         collectors={
             Collector.RANKS: CollectorState(available=True, reason="", errors=0, spent_s=0.5),
             Collector.PROCESS: CollectorState(available=False, reason="<Permission denied>", errors=3, spent_s=0.25),
@@ -108,6 +133,8 @@ def empty_node() -> NodeState:
         training=(),
         processes=(),
         host=None,
+        run=None,
+        gpus=(),
         collectors={},
         sidecar=SidecarState(cpu_s=0.1, rss_bytes=None, refreshes=0, late_refreshes=0, refresh_s=0.0),
     )

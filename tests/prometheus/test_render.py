@@ -63,8 +63,43 @@ def test_what_is_not_known_is_absent(node: NodeState, empty_node: NodeState) -> 
     assert not [line for line in lines if line.startswith("gpulaunch_gpu_memory_bytes") and 'rank="1"' in line]
     assert not [line for line in lines if 'kind="pss"' in line and 'role="workers"' in line]
     assert not [line for line in lines if line.startswith("gpulaunch_node_memory")]
+    assert not [line for line in lines if line.startswith("gpulaunch_checkpoint_") and 'rank="1"' in line]
+    assert not [line for line in lines if line.startswith("gpulaunch_gpu_") and 'gpu="1"' in line]
+    without_run = page(dataclasses.replace(node, run=None))
+    assert "gpulaunch_goodput" not in without_run
+    assert "gpulaunch_preempted" not in without_run
     assert 'gpulaunch_steps_total{rank="1"} 0.0' in lines
     assert "rank=" not in page(empty_node).replace('rank=""', "")
+
+
+@pytest.mark.parametrize(
+    ("captured_s", "age"),
+    [
+        ([4], ["2.0"]),
+        ([4, 5, None], ["1.0"]),
+        ([7], ["0.0"]),  # saved since the refresh began
+        ([None], []),
+    ],
+)
+def test_the_age_of_the_newest_checkpoint_is_that_of_the_latest_rank(
+    node: NodeState, captured_s: list[int | None], age: list[str]
+) -> None:
+    busy = node.training[0]
+    assert busy.checkpoint is not None
+    ranks = tuple(
+        dataclasses.replace(
+            busy,
+            rank=rank,
+            checkpoint=dataclasses.replace(
+                busy.checkpoint, captured_monotonic_ns=None if at_s is None else at_s * 1_000_000_000
+            ),
+        )
+        for rank, at_s in enumerate(captured_s)
+    )
+    text = page(dataclasses.replace(node, training=ranks))
+    assert [
+        line.split()[1] for line in text.splitlines() if line.startswith("gpulaunch_checkpoint_age_seconds ")
+    ] == age
 
 
 def promtool() -> str:

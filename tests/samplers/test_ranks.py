@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.profiler.channel import layout, page
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.record import Group, TrainingState
+from gpulaunch.profiler.record import CheckpointState, Group, TrainingState
 from gpulaunch.profiler.samplers.ledger import Ledger
 from gpulaunch.profiler.samplers.ranks import RankSampler, parse_group
 
@@ -106,6 +106,7 @@ def test_a_rank_that_never_arms_is_there_with_zeros(job: Job, sampler: RankSampl
     assert rank.last_step_monotonic_ns is None
     assert rank.loader is None
     assert rank.gpu is None
+    assert rank.checkpoint is None
 
 
 def test_what_a_rank_writes_is_read(job: Job, sampler: RankSampler) -> None:
@@ -164,6 +165,70 @@ def test_counters_go_on_over_attempts_and_gauges_start_anew(job: Job, sampler: R
     assert sum(rank.step_counts) == 8
     assert sampler.group is not None
     assert sampler.group.attempt == 1
+
+
+def save(writer: page.PageWriter, *, step: int, at_ns: int) -> None:
+    """As `probe.progress` has it after a save: 2 ms of stall, 1000 bytes."""
+    writer.words[Word.CHECKPOINT_SAVES] += 1
+    writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] += 2 * MS
+    writer.words[Word.CHECKPOINT_BYTES_TOTAL] += 1000
+    writer.words[Word.CHECKPOINT_STEP] = step
+    writer.words[Word.CHECKPOINT_CAPTURED_NS] = at_ns
+
+
+def saved(sampler: RankSampler) -> CheckpointState:
+    checkpoint = read(sampler)[0].checkpoint
+    assert checkpoint is not None
+    return checkpoint
+
+
+def test_saves_are_counted_over_attempts_and_the_newest_is_remembered(job: Job, sampler: RankSampler) -> None:
+    job.start(1, attempt=0)
+    with job.writer(0) as writer:
+        writer.words[Word.LISTENS] = 1
+        before = saved(sampler)
+        save(writer, step=10, at_ns=100 * MS)
+        save(writer, step=20, at_ns=200 * MS)
+        writer.words[Word.CHECKPOINT_FAILURES] = 1
+        first = saved(sampler)
+        save(writer, step=30, at_ns=300 * MS)  # after the last reading, and then the rank dies
+    job.start(1, attempt=1)
+    restarted = saved(sampler)
+    with job.writer(0) as writer:
+        writer.words[Word.RESUMED_STEP] = 20  # the newest was damaged
+        resumed = saved(sampler)
+        save(writer, step=25, at_ns=400 * MS)
+        again = saved(sampler)
+
+    assert (before.saves, before.newest_step, before.captured_monotonic_ns, before.resumed_step) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    assert (first.saves, first.failures, first.stall_ns_total, first.bytes_total) == (2, 1, 4 * MS, 2000)
+    assert (first.newest_step, first.captured_monotonic_ns) == (20, 200 * MS)
+    assert (restarted.saves, restarted.newest_step, restarted.captured_monotonic_ns) == (3, 30, 300 * MS)
+    assert (resumed.saves, resumed.newest_step, resumed.resumed_step) == (3, 30, 20)
+    assert (again.saves, again.newest_step, again.captured_monotonic_ns) == (4, 25, 400 * MS)
+
+
+def test_the_newest_checkpoint_outlives_the_sidecar_that_saw_it(job: Job) -> None:
+    ledger, successor = Ledger(), Ledger()
+    first = RankSampler(job.directory, ledger)
+    job.start(1, attempt=0)
+    with job.writer(0) as writer:
+        save(writer, step=10, at_ns=100 * MS)
+    read(first)
+    first.close()
+    ledger.save(job.directory / "sidecar.json")
+    assert successor.load(job.directory / "sidecar.json")
+    job.start(1, attempt=1)
+    second = RankSampler(job.directory, successor)
+    found = saved(second)
+    second.close()
+
+    assert (found.saves, found.newest_step, found.captured_monotonic_ns) == (1, 10, 100 * MS)
 
 
 def test_two_programs_after_each_other_in_one_rank_are_added_up(job: Job, sampler: RankSampler) -> None:

@@ -50,11 +50,26 @@ def test_the_pace_is_steady(tmp_path: Path, refreshes_s: list[float], began_s: l
     assert sidecar.refresh().sidecar.late_refreshes == late
 
 
+def no_gpus(directory: Path) -> Path:
+    """The root of a node that has shared memory and no NVIDIA driver."""
+    (directory / "root/dev/shm").mkdir(parents=True)
+    (directory / "root/proc").mkdir()
+    (directory / "root/proc/meminfo").write_bytes(Path("/proc/meminfo").read_bytes())
+    return directory / "root"
+
+
+def test_what_is_not_on_this_node_is_told_and_is_no_error(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path, lambda _: None, root=no_gpus(tmp_path))
+    sidecar.refresh()
+    gpu = sidecar.refresh().collectors[Collector.GPU]
+    assert (gpu.available, gpu.reason, gpu.errors) == (False, "no NVIDIA driver on this node", 0)
+
+
 def test_a_fault_in_one_collector_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[NodeState] = []
-    sidecar = Sidecar(tmp_path, states.append)
+    sidecar = Sidecar(tmp_path, states.append, root=no_gpus(tmp_path))
     whole = sidecar.refresh()
-    assert all(collector.available for collector in whole.collectors.values())
+    assert [collector for collector, state in whole.collectors.items() if not state.available] == [Collector.GPU]
 
     with monkeypatch.context() as patch:
         patch.setattr(HostSampler, "read", lambda self, now: 1 / 0)

@@ -1,7 +1,7 @@
 """A rank without torch: writes its page through the probe's writer, and does what it is told, one line at a time.
 
-`step N` makes N steps; `worker` starts a child that calls itself a dataloader worker and uses some CPU; `end worker`
-kills it.
+`step N` makes N steps; `save N` commits a checkpoint of step N; `worker` starts a child that calls itself a dataloader
+worker and uses some CPU; `end worker` kills it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ def step(writer: PageWriter) -> None:
     at_ns = time.monotonic_ns()
     counters = (steps + 1, microsteps + 1, skipped, samples + 32, *times, at_ns, layout.StepSource.OPTIMIZER)
     writer.end_step((*counters, before[-1] + 5000), 3, 1, (at_ns - 10 * MS, 10 * MS, MS, 2 * MS, 3 * MS, MS, 32))
+
+
+def save(writer: PageWriter, step: int) -> None:
+    """As `probe.progress` tells it."""
+    writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] += 250 * MS
+    writer.words[Word.CHECKPOINT_BYTES_TOTAL] += 1 << 20
+    writer.words[Word.CHECKPOINT_STEP] = step
+    writer.words[Word.CHECKPOINT_CAPTURED_NS] = time.monotonic_ns()
+    writer.words[Word.CHECKPOINT_SAVES] += 1
 
 
 def start_worker() -> int:
@@ -54,6 +63,8 @@ def main(path: str) -> None:
             case ["step", count]:
                 for _ in range(int(count)):
                     step(writer)
+            case ["save", count]:
+                save(writer, int(count))
             case ["worker"]:
                 workers.append(start_worker())
             case ["end", "worker"]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -20,6 +20,8 @@ class Reading(Generic[T_co]):
     """What one sampler saw at one moment; trouble travels in the result, it does not break the loop."""
 
     values: T_co
+    absent: str = ""
+    """Why there is no such source on this node, if there is none: no error, but nothing that is delivered either."""
     errors: tuple[str, ...] = ()
     """What could not be read this time, one line each, without user data. A process that ended is no error."""
     late_s: float = 0.0
@@ -40,6 +42,8 @@ class Collector(Enum):
     RANKS = "ranks"
     PROCESS = "process"
     HOST = "host"
+    RUN = "run"
+    GPU = "gpu"
     LEDGER = "ledger"
 
 
@@ -92,6 +96,22 @@ class GpuMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointState:
+    """What a rank that uses gpulaunch.checkpoint tells of its saves. Counts and sums cover all attempts of the run."""
+
+    saves: int
+    failures: int
+    stall_ns_total: int
+    bytes_total: int
+    newest_step: int | None
+    """Of the newest checkpoint that it committed, in whichever attempt."""
+    captured_monotonic_ns: int | None
+    """When the state in that one was taken."""
+    resumed_step: int | None
+    """What the running attempt went on from; None: from nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingState:
     """One rank's training loop. Counts and sums cover all attempts of the run; gauges are the running attempt's."""
 
@@ -113,6 +133,7 @@ class TrainingState:
     last_step_monotonic_ns: int | None
     loader: LoaderState | None
     gpu: GpuMemory | None
+    checkpoint: CheckpointState | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +166,52 @@ class HostState:
     shm_used_bytes: int | None
     memory_total_bytes: int | None
     memory_available_bytes: int | None
+
+
+GOODPUT_BUCKETS: Final = (
+    "productive",
+    "checkpoint_stall",
+    "detection",
+    "teardown",
+    "restart",
+    "lost_work",
+    "startup",
+)
+"""Where the time of a run goes; every second is in one of them."""
+
+RESTART_KINDS: Final = (
+    *("exception", "syntax", "import", "peer", "loader_worker", "gpu_oom", "gpu_fault", "gpu_hardware", "host_oom"),
+    *("shm_full", "disk_full", "port_in_use", "segfault", "bus_error", "abort", "signal", "interrupt", "exit_code"),
+    *("early_exit_0", "hang", "preempted", "stopped", "node_loss", "other"),
+)
+"""What ends an attempt, as the agent names it; whatever has another name is "other"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """How the run goes, as its agent says in run.json. None of it falls, though the agent may think better of it."""
+
+    goodput_ns: Mapping[str, int]
+    """By bucket of GOODPUT_BUCKETS."""
+    restarts: Mapping[str, int]
+    """By kind of RESTART_KINDS; only what there was."""
+    hang_suspicions: int
+    hangs: int
+    preempted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuHealth:
+    """What the driver holds against one GPU of the node."""
+
+    index: int
+    uuid: str
+    xids: Mapping[int, int]
+    """How often each critical Xid was reported since this run began."""
+    ecc_uncorrected: int | None
+    """Since the driver was loaded; None where ECC is off or not there."""
+    recovery_action: str
+    """`none`, or what the driver says that the GPU needs; `unknown` where it cannot say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,5 +249,7 @@ class NodeState:
     training: tuple[TrainingState, ...]
     processes: tuple[RankProcesses, ...]
     host: HostState | None
+    run: RunState | None
+    gpus: tuple[GpuHealth, ...]
     collectors: Mapping[Collector, CollectorState]
     sidecar: SidecarState

@@ -1,9 +1,9 @@
 """Every metric once: name, type, unit, help and labels. The renderer refuses anything that is not written here.
 
 Rules (https://prometheus.io/docs/practices/naming/): base units, `_total` on counters, `_info` for facts that are
-joined, one quantity and one unit per metric, sums over labels make sense, and every label other than a rank or the
-description of the run has a closed set of values. What is not known is absent, never zero. No argument, environment
-value or path is a label.
+joined, one quantity and one unit per metric, sums over labels make sense, and every label other than a number (of a
+rank, a GPU, an Xid) or the description of the run has a closed set of values. What is not known is absent, never zero.
+No argument, environment value or path is a label.
 
 `docs/metrics.md` is written from this table: python -m gpulaunch.exporters.prometheus.catalogue > docs/metrics.md
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from enum import Enum
+
+from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS
 
 
 class Kind(Enum):
@@ -49,7 +51,8 @@ class Metric:
 
 
 RANK = Label(name="rank")
-COLLECTOR = _one_of("collector", "ranks", "process", "host", "ledger")
+GPU = Label(name="gpu")
+COLLECTOR = _one_of("collector", "ranks", "process", "host", "run", "gpu", "ledger")
 
 CATALOGUE: tuple[Metric, ...] = (
     Metric(
@@ -183,6 +186,92 @@ CATALOGUE: tuple[Metric, ...] = (
         unit="bytes",
         labels=(RANK, _one_of("state", "allocated", "reserved", "peak_allocated")),
         help="torch's caching allocator on the rank's GPU; absent where the rank uses none.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_saves_total",
+        kind=Kind.COUNTER,
+        labels=(RANK,),
+        help="Checkpoints committed; these and the next ones are from gpulaunch.checkpoint.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_failures_total",
+        kind=Kind.COUNTER,
+        labels=(RANK,),
+        help="Saves that came to nothing; training went on.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_stall_seconds_total",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=(RANK,),
+        help="Time that the training loop stood still for saves.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_bytes_total",
+        kind=Kind.COUNTER,
+        unit="bytes",
+        labels=(RANK,),
+        help="Written by this rank into checkpoints that were committed.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_step",
+        kind=Kind.GAUGE,
+        labels=(RANK,),
+        help="The step of the newest checkpoint committed, in this attempt or an earlier one.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_age_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        help="Since the state in the newest checkpoint of this node's ranks was taken: what a failure now would cost.",
+    ),
+    Metric(
+        name="gpulaunch_resumed_step",
+        kind=Kind.GAUGE,
+        labels=(RANK,),
+        help="The step that this rank went on from in the running attempt.",
+    ),
+    Metric(
+        name="gpulaunch_goodput_seconds_total",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=(_one_of("bucket", *GOODPUT_BUCKETS),),
+        help="Where the time of the run went, as its agent on this node sees it; every second is in one bucket. Steps"
+        " that must be done again are lost work, and productive stands still until they are made up for.",
+    ),
+    Metric(
+        name="gpulaunch_restarts_total",
+        kind=Kind.COUNTER,
+        labels=(_one_of("kind", *RESTART_KINDS),),
+        help="Times that the ranks were started again, by what ended the attempt before.",
+    ),
+    Metric(
+        name="gpulaunch_hang_suspicions_total",
+        kind=Kind.COUNTER,
+        help="Times that the ranks made no progress for so long that their stacks were taken.",
+    ),
+    Metric(
+        name="gpulaunch_hangs_total",
+        kind=Kind.COUNTER,
+        help="Suspicions that were found to be hangs.",
+    ),
+    Metric(
+        name="gpulaunch_preempted",
+        kind=Kind.GAUGE,
+        help="1 from the moment that the run was asked to save and to end.",
+    ),
+    Metric(
+        name="gpulaunch_gpu_xid_errors_total",
+        kind=Kind.COUNTER,
+        labels=(GPU, Label(name="xid")),
+        help="Critical errors that the driver reported for this GPU since the run began, by number in NVIDIA's"
+        " Xid catalogue; absent while there is none.",
+    ),
+    Metric(
+        name="gpulaunch_gpu_ecc_errors_total",
+        kind=Kind.COUNTER,
+        labels=(GPU, _one_of("severity", "uncorrected")),
+        help="Memory errors since the driver was loaded; absent where ECC is off or not there.",
     ),
     Metric(
         name="gpulaunch_shm_bytes",

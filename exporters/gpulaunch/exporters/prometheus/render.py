@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import generate_latest as write_openmetrics
 
 from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
-from gpulaunch.profiler.record import NodeState, RankProcesses, TrainingState
+from gpulaunch.profiler.record import CheckpointState, NodeState, RankProcesses, TrainingState
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -122,6 +122,7 @@ def families(state: NodeState, facts: Facts) -> Families:
         _put_training(out, training, wall_minus_monotonic_ns=state.taken_wall_ns - state.taken_monotonic_ns)
     for processes in state.processes:
         _put_processes(out, processes)
+    _put_run(out, state)
     _put_node(out, state)
     out.put("gpulaunch_sidecar_scrapes_total", facts.scrapes)
     out.put("gpulaunch_sidecar_render_duration_seconds", facts.render_s)
@@ -161,9 +162,20 @@ def _put_training(out: Families, training: TrainingState, *, wall_minus_monotoni
         out.put("gpulaunch_gpu_memory_bytes", gpu.allocated_bytes, rank=rank, state="allocated")
         out.put("gpulaunch_gpu_memory_bytes", gpu.reserved_bytes, rank=rank, state="reserved")
         out.put("gpulaunch_gpu_memory_bytes", gpu.peak_allocated_bytes, rank=rank, state="peak_allocated")
+    if training.checkpoint is not None:
+        _put_checkpoint(out, rank, training.checkpoint)
     out.put(
         "gpulaunch_profiler_overhead_seconds_total", training.probe_ns_total / _NS_PER_S, rank=rank, where="trainer"
     )
+
+
+def _put_checkpoint(out: Families, rank: str, checkpoint: CheckpointState) -> None:
+    out.put("gpulaunch_checkpoint_saves_total", checkpoint.saves, rank=rank)
+    out.put("gpulaunch_checkpoint_failures_total", checkpoint.failures, rank=rank)
+    out.put("gpulaunch_checkpoint_stall_seconds_total", checkpoint.stall_ns_total / _NS_PER_S, rank=rank)
+    out.put("gpulaunch_checkpoint_bytes_total", checkpoint.bytes_total, rank=rank)
+    out.put("gpulaunch_checkpoint_step", checkpoint.newest_step, rank=rank)
+    out.put("gpulaunch_resumed_step", checkpoint.resumed_step, rank=rank)
 
 
 def _put_processes(out: Families, processes: RankProcesses) -> None:
@@ -176,7 +188,31 @@ def _put_processes(out: Families, processes: RankProcesses) -> None:
         out.put("gpulaunch_process_cpu_seconds_total", usage.cpu_system_s, rank=rank, role=role.value, mode="system")
 
 
+def _put_run(out: Families, state: NodeState) -> None:
+    captured_ns = [
+        training.checkpoint.captured_monotonic_ns
+        for training in state.training
+        if training.checkpoint is not None and training.checkpoint.captured_monotonic_ns is not None
+    ]
+    if captured_ns:
+        age_ns = max(0, state.taken_monotonic_ns - max(captured_ns))  # it may have been taken since the refresh began
+        out.put("gpulaunch_checkpoint_age_seconds", age_ns / _NS_PER_S)
+    if (run := state.run) is None:
+        return
+    for bucket, goodput_ns in run.goodput_ns.items():
+        out.put("gpulaunch_goodput_seconds_total", goodput_ns / _NS_PER_S, bucket=bucket)
+    for kind, count in run.restarts.items():
+        out.put("gpulaunch_restarts_total", count, kind=kind)
+    out.put("gpulaunch_hang_suspicions_total", run.hang_suspicions)
+    out.put("gpulaunch_hangs_total", run.hangs)
+    out.put("gpulaunch_preempted", run.preempted)
+
+
 def _put_node(out: Families, state: NodeState) -> None:
+    for gpu in state.gpus:
+        for xid, count in gpu.xids.items():
+            out.put("gpulaunch_gpu_xid_errors_total", count, gpu=str(gpu.index), xid=str(xid))
+        out.put("gpulaunch_gpu_ecc_errors_total", gpu.ecc_uncorrected, gpu=str(gpu.index), severity="uncorrected")
     if (host := state.host) is not None:
         out.put("gpulaunch_shm_bytes", host.shm_used_bytes, state="used")
         out.put("gpulaunch_shm_bytes", host.shm_size_bytes, state="size")

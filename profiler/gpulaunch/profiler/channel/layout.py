@@ -2,7 +2,7 @@
 
     byte      word      what
     0         0..15     identity: written by `page.create` (agent) and once more when the rank claims the page
-    128       16..95    counters and gauges, one aligned native u64 each (`Word`)
+    128       16..95    counters and gauges, one aligned native u64 each (`Word`); 31 is where the training thread is
     768       96..127   step-duration histogram: one counter per bucket, the last one is +Inf, then room to grow
     1024      128..159  text slot "note": what the user said last (`mark.note`)
     1280      160..191  text slot "fault": why a part of the probe is off
@@ -18,7 +18,7 @@ this order; the reader takes the closing mark, the words, the opening mark. If b
 was written meanwhile. A writer that died in the middle leaves them different for ever: readers then take the counters
 as they are, and skip the record or the text.
 
-    step counters  OPENING  STEPS ... PROBE_NS_TOTAL  CLOSING             (mark: number of updates)
+    step counters  OPENING  STEPS ... PROBE_NS_TOTAL  CLOSING             (mark: number of steps)
     ring record    +0 mark  +8 start_ns  +16 duration_ns  +24 data_wait_ns  +32 forward_ns  +40 backward_ns
                    +48 optimizer_ns  +56 samples << 32 | mark & 0xffffffff
                    (mark of step n: n + 1, 0 means never written; other_ns is the rest of duration_ns)
@@ -36,6 +36,7 @@ __all__ = [
     "MAGIC",
     "PAGE_BYTES",
     "PHASES",
+    "REGION_BITS",
     "RING_BYTE",
     "RING_RECORD_BYTES",
     "RING_SLOTS",
@@ -45,6 +46,7 @@ __all__ = [
     "TEXT_BYTES",
     "VERSION",
     "Hook",
+    "Region",
     "StepSource",
     "TextSlot",
     "Word",
@@ -52,7 +54,7 @@ __all__ = [
 
 PAGE_BYTES: Final = 16384
 MAGIC: Final = int.from_bytes(b"gpulpage", "little")
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Word(IntEnum):
@@ -88,6 +90,13 @@ class Word(IntEnum):
     PROBE_NS_TOTAL = 29
     CLOSING = 30
 
+    # written at every edge that the training thread passes
+    LAST_EDGE = 31  # CLOCK_MONOTONIC in ns << 3 | Region
+
+    # written once each; 0 until then
+    FIRST_STEP_START_NS = 32
+    FIRST_STEP_END_NS = 33
+
     # written whenever a batch is asked for or handed out
     LOADER_BATCHES = 40
     LOADER_WORKERS_CONFIGURED = 41
@@ -99,6 +108,18 @@ class Word(IntEnum):
     GPU_ALLOCATED_BYTES = 56
     GPU_PEAK_ALLOCATED_BYTES = 57
     GPU_RESERVED_BYTES = 58
+
+    # written by whoever saves and resumes (`probe.progress`)
+    CHECKPOINT_SAVES = 64  # committed
+    CHECKPOINT_FAILURES = 65
+    CHECKPOINT_STALL_NS_TOTAL = 66
+    CHECKPOINT_LAST_STALL_NS = 67
+    CHECKPOINT_BYTES_TOTAL = 68
+    CHECKPOINT_STEP = 69  # of the newest one committed; means nothing before the first
+    CHECKPOINT_CAPTURED_NS = 70  # CLOCK_MONOTONIC when its state was taken
+    CHECKPOINT_BLOCKING_SINCE_NS = 71  # since when the training thread has been inside a save; 0: it is not
+    RESUMED_STEP = 72  # 0: from nothing
+    LISTENS = 73  # bit 0: ends by itself after a preemption notice
 
     # STEP_BUCKETS words; written just before the step counters, so for a microsecond one step ahead of them
     STEP_HISTOGRAM = 96
@@ -127,6 +148,33 @@ class StepSource(IntEnum):
     @classmethod
     def _missing_(cls, value: object) -> StepSource:  # noqa: ARG003 - the signature is the data model's
         return cls.NONE  # a damaged page must not cost the reader the rest of it
+
+
+class Region(IntEnum):
+    """Where the training thread is: what it has passed last."""
+
+    NONE = 0
+    """No edge yet."""
+    LOADER = 1
+    """Inside a dataloader's `next`."""
+    FORWARD = 2
+    """After a batch for training."""
+    BACKWARD = 3
+    """Inside autograd."""
+    STEPPING = 4
+    """After a backward, before the optimizer: gradient clipping, the next micro-step."""
+    OPTIMIZER = 5
+    """Inside an optimizer's step."""
+    OTHER = 6
+    """After an optimizer's step, the end of a dataloader, a batch without gradients, a mark: logging, validation."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Region:  # noqa: ARG003 - the signature is the data model's
+        return cls.NONE  # a damaged page must not cost the reader the rest of it
+
+
+REGION_BITS: Final = 3
+"""The low bits of LAST_EDGE that are the region."""
 
 
 class Hook(IntFlag):

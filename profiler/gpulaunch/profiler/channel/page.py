@@ -21,6 +21,7 @@ from gpulaunch.profiler.channel.layout import (
     MAGIC,
     PAGE_BYTES,
     PHASES,
+    REGION_BITS,
     RING_BYTE,
     RING_RECORD_BYTES,
     RING_SLOTS,
@@ -28,6 +29,7 @@ from gpulaunch.profiler.channel.layout import (
     TEXT_BYTES,
     VERSION,
     Hook,
+    Region,
     StepSource,
     TextSlot,
     Word,
@@ -44,21 +46,19 @@ class PageBusyError(PageError):
     """Another live process is this page's writer."""
 
 
-# Readers use struct in place; the writer packs first and copies then: pack_into clears its target before it fills it,
-# and a reader or a SIGKILL may come in between. An assignment to a word of a memoryview is one aligned 8-byte store.
+# Readers use struct in place. The writer never does: pack_into clears its target before it fills it, and a reader or a
+# SIGKILL may come in between. An assignment to a word of a memoryview is one aligned 8-byte store; twenty of them are
+# faster than to pack and to copy, too: between torch's kernels caches are cold, and this code is in use all the time.
 _WORD: Final = struct.Struct("@Q")
 _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
 
 _OPENING: Final = int(Word.OPENING)
 _CLOSING: Final = int(Word.CLOSING)
-_COUNTERS_FROM: Final = 8 * Word.STEPS
-_COUNTERS_TO: Final = 8 * (Word.PROBE_NS_TOTAL + 1)
-_pack_counters: Final = struct.Struct(f"@{Word.PROBE_NS_TOTAL + 1 - Word.STEPS}Q").pack
-_pack_record: Final = struct.Struct("@8Q").pack
 _QUEUE: Final = range(Word.LOADER_WORKERS_CONFIGURED, Word.LOADER_REORDER_BLOCKED + 1)
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
 
 _READ_TRIES: Final = 64  # a writer is inside for about 2 us; more than a few tries mean that it died or sleeps in there
+_RECORD_WORDS: Final = RING_RECORD_BYTES // 8
 _U32: Final = (1 << 32) - 1
 
 
@@ -111,6 +111,8 @@ class PageWriter:
         self._bytes = memoryview(self._map)
         self.words = self._bytes.cast("Q")
         """Every u64 of the page, to be indexed with `Word`; for single gauges and counters."""
+        self._counters = self.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
+        self._ring = self.words[RING_BYTE // 8 :]
         if self.words[Word.PID]:
             # The rank is a script that runs several programs, and an earlier one wrote here: counters start again.
             cleared = 8 * Word.OPENING
@@ -132,17 +134,16 @@ class PageWriter:
         words = self.words
         steps = totals[0]
         words[_HISTOGRAM + bucket] += closed
-        update = words[_OPENING] + 1
-        words[_OPENING] = update
-        # Packed first, then copied by one memcpy; see above.
-        self._bytes[_COUNTERS_FROM:_COUNTERS_TO] = _pack_counters(*totals)
-        words[_CLOSING] = update
+        words[_OPENING] = steps
+        to = self._counters
+        (to[0], to[1], to[2], to[3], to[4], to[5], to[6], to[7], to[8], to[9], to[10], to[11], to[12]) = totals
+        words[_CLOSING] = steps
 
-        slot = RING_BYTE + (steps - 1) % RING_SLOTS * RING_RECORD_BYTES
-        samples = record[6]
-        self._bytes[slot : slot + RING_RECORD_BYTES] = _pack_record(
-            steps, *record[:6], (samples & _U32) << 32 | steps & _U32
-        )
+        to = self._ring
+        at = (steps - 1) % RING_SLOTS * _RECORD_WORDS
+        to[at] = steps
+        to[at + 1], to[at + 2], to[at + 3], to[at + 4], to[at + 5], to[at + 6], samples = record
+        to[at + 7] = (samples & _U32) << 32 | steps & _U32
 
     def write_queue(self, queue: Sequence[int]) -> None:
         """Put new values into the words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED, in that order."""
@@ -161,8 +162,8 @@ class PageWriter:
 
     def close(self) -> None:
         """Let the page go; another process may then claim it."""
-        self.words.release()
-        self._bytes.release()
+        for view in (self._counters, self._ring, self.words, self._bytes):
+            view.release()
         self._map.close()
         os.close(self._fd)
 
@@ -197,6 +198,14 @@ class PageSnapshot:
     last_step_monotonic_ns: int
     step_source: StepSource
     probe_ns_total: int
+    region: Region
+    """Where the training thread is."""
+    last_edge_ns: int
+    """CLOCK_MONOTONIC when it got there; 0 before its first edge."""
+    first_step_start_ns: int
+    """CLOCK_MONOTONIC of the first edge; 0 before it."""
+    first_step_end_ns: int
+    """CLOCK_MONOTONIC when the first step was known to have ended; 0 before that."""
     loader_batches: int
     loader_workers_configured: int
     loader_outstanding: int
@@ -205,6 +214,23 @@ class PageSnapshot:
     gpu_allocated_bytes: int
     gpu_peak_allocated_bytes: int
     gpu_reserved_bytes: int
+    checkpoint_saves: int
+    """Checkpoints that this rank has committed."""
+    checkpoint_failures: int
+    checkpoint_stall_ns_total: int
+    """How long the training thread stood still for saves."""
+    checkpoint_last_stall_ns: int
+    checkpoint_bytes_total: int
+    checkpoint_step: int
+    """Step of the newest one committed; means nothing while `checkpoint_saves` is 0."""
+    checkpoint_captured_ns: int
+    """CLOCK_MONOTONIC when the state in it was taken."""
+    checkpoint_blocking_since_ns: int
+    """CLOCK_MONOTONIC since when the training thread has been inside a save; 0: it is not."""
+    resumed_step: int
+    """The step that this rank went on from; 0: from nothing."""
+    listens: bool
+    """Whether the rank will end by itself after a preemption notice."""
     note: str
     fault: str
 
@@ -255,6 +281,10 @@ class PageReader:
             last_step_monotonic_ns=words[Word.LAST_STEP_MONOTONIC_NS],
             step_source=StepSource(words[Word.STEP_SOURCE]),
             probe_ns_total=words[Word.PROBE_NS_TOTAL],
+            region=Region(words[Word.LAST_EDGE] & (1 << REGION_BITS) - 1),
+            last_edge_ns=words[Word.LAST_EDGE] >> REGION_BITS,
+            first_step_start_ns=words[Word.FIRST_STEP_START_NS],
+            first_step_end_ns=words[Word.FIRST_STEP_END_NS],
             loader_batches=words[Word.LOADER_BATCHES],
             loader_workers_configured=words[Word.LOADER_WORKERS_CONFIGURED],
             loader_outstanding=words[Word.LOADER_OUTSTANDING],
@@ -263,6 +293,16 @@ class PageReader:
             gpu_allocated_bytes=words[Word.GPU_ALLOCATED_BYTES],
             gpu_peak_allocated_bytes=words[Word.GPU_PEAK_ALLOCATED_BYTES],
             gpu_reserved_bytes=words[Word.GPU_RESERVED_BYTES],
+            checkpoint_saves=words[Word.CHECKPOINT_SAVES],
+            checkpoint_failures=words[Word.CHECKPOINT_FAILURES],
+            checkpoint_stall_ns_total=words[Word.CHECKPOINT_STALL_NS_TOTAL],
+            checkpoint_last_stall_ns=words[Word.CHECKPOINT_LAST_STALL_NS],
+            checkpoint_bytes_total=words[Word.CHECKPOINT_BYTES_TOTAL],
+            checkpoint_step=words[Word.CHECKPOINT_STEP],
+            checkpoint_captured_ns=words[Word.CHECKPOINT_CAPTURED_NS],
+            checkpoint_blocking_since_ns=words[Word.CHECKPOINT_BLOCKING_SINCE_NS],
+            resumed_step=words[Word.RESUMED_STEP],
+            listens=bool(words[Word.LISTENS] & 1),
             note=note,
             fault=fault,
         )

@@ -17,17 +17,21 @@ from gpulaunch.profiler.channel import clock as clocks
 from gpulaunch.profiler.record import (
     Collector,
     CollectorState,
+    GpuHealth,
     HostState,
     NodeState,
     RankProcesses,
     Reading,
+    RunState,
     Sampler,
     SidecarState,
 )
+from gpulaunch.profiler.samplers.gpu_health import GpuHealthSampler
 from gpulaunch.profiler.samplers.host import HostSampler
 from gpulaunch.profiler.samplers.ledger import Ledger
 from gpulaunch.profiler.samplers.process import ProcessSampler, parse_resident_pages
 from gpulaunch.profiler.samplers.ranks import RankSampler
+from gpulaunch.profiler.samplers.run import RunSampler
 
 T = TypeVar("T")
 LEDGER_FILE = "sidecar.json"
@@ -55,10 +59,9 @@ class _Guard:
             return None
         finally:
             self._spent_s += self._clock() - now
-        self._available = True
+        self._available = not reading.absent
         self._errors += len(reading.errors)
-        if reading.errors:
-            self._reason = reading.errors[-1]
+        self._reason = reading.errors[-1] if reading.errors else reading.absent or self._reason
         return reading.values
 
     @property
@@ -93,6 +96,8 @@ class Sidecar:
             lambda: self._ranks.group, self._ledger, proc=proc, clock=clock
         )
         self._host: Sampler[HostState] = HostSampler(root=root, clock=clock)
+        self._run: Sampler[RunState | None] = RunSampler(channel_dir, self._ledger, clock=clock)
+        self._gpus: Sampler[tuple[GpuHealth, ...]] = GpuHealthSampler(channel_dir, root=root, clock=clock)
         self._guards = {collector: _Guard(clock) for collector in Collector}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
         self._refreshes = 0
@@ -122,6 +127,8 @@ class Sidecar:
         training = self._guards[Collector.RANKS].run(self._ranks.read)
         processes = self._guards[Collector.PROCESS].run(self._processes.read)
         host = self._guards[Collector.HOST].run(self._host.read)
+        run = self._guards[Collector.RUN].run(self._run.read)
+        gpus = self._guards[Collector.GPU].run(self._gpus.read)
         # Its own CPU time is in the ledger too: a restarted sidecar adds to what measuring has cost this run.
         (cpu_ns,) = self._ledger.total("sidecar", {self._source: (time.process_time_ns(),)}, width=1)
         self._guards[Collector.LEDGER].run(self._save)
@@ -132,6 +139,8 @@ class Sidecar:
             training=training or (),
             processes=processes or (),
             host=host,
+            run=run,
+            gpus=gpus or (),
             collectors={collector: guard.state for collector, guard in self._guards.items()},
             sidecar=SidecarState(
                 cpu_s=cpu_ns / 1e9,

@@ -13,11 +13,13 @@ _LOOK_WIDE: Final = 4
 
 def samples_in(batch: Any, tensor: type[Any]) -> int:
     """The first tensor's leading dimension, looking a few levels into lists, tuples and mappings; 0 if none."""
-    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    kind = type(batch)
+    first = batch[0] if (kind is list or kind is tuple) and batch else batch
     if type(first) is tensor:  # what default_collate makes; four times as fast as to look around
         shape = first.shape
         if shape:
-            return int(shape[0])
+            samples: int = shape[0]
+            return samples
     return _samples_in(batch, tensor, _LOOK_DEEP)
 
 

@@ -7,9 +7,9 @@ page.
 They are closures, and call the machine themselves: between torch's kernels caches are cold, and each further Python
 call is about 0.3 us. Their first line is for torch.compile, which may trace a tap: there the rest does not exist.
 
-The price is measured where it arises: each edge reads the clock on its way in, which the phases need anyway, and on its
-way out. Not in it: the call of the tap itself, and what torch loses of the caches; `benchmarks/probe.py` sees those
-too, as about the same again.
+The price is measured where it arises, in one step of eight: there each edge reads the clock on its way in, which the
+phases need anyway, and on its way out. Not in it: the call of the tap itself, and what torch loses of the caches;
+`benchmarks/probe.py` sees those too, as about the same again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import STEP_BOUNDS_NS, Hook, TextSlot, Word
+from gpulaunch.profiler.channel.layout import REGION_BITS, STEP_BOUNDS_NS, Hook, Region, TextSlot, Word
 from gpulaunch.profiler.channel.page import PageWriter
 from gpulaunch.profiler.probe.batch import queue_of, samples_in
 from gpulaunch.profiler.probe.device import memory_of
@@ -33,7 +33,11 @@ __all__ = ["Probe", "tap_after_step", "tap_backward", "tap_before_step", "tap_ne
 _GPU_MEMORY_EVERY_NS: Final = 1_000_000_000
 _QUEUE_EVERY_NS: Final = 10_000_000  # readers come a few times a second; steps of a millisecond need not pay for each
 _NEVER: Final = 1 << 63
+_PRICED_EVERY: Final = 8  # steps of which one is priced; it stands for the others
 _BATCHES: Final = int(Word.LOADER_BATCHES)
+_LAST_EDGE: Final = int(Word.LAST_EDGE)
+_LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
+_OTHER: Final = int(Region.OTHER)
 _NO_THREAD: Final = 0  # get_ident is never 0
 _OFF: Final = -1  # no thread has this either: nobody is the training thread any more
 
@@ -52,7 +56,7 @@ class Probe:
         "batches",
         "counts_samples",
         "machine",
-        "price_ns",
+        "prices",
         "queue_due_ns",
         "thread",
         "writer",
@@ -61,12 +65,12 @@ class Probe:
     def __init__(self, writer: PageWriter, torch: Any) -> None:
         self.writer = writer
         self._torch = torch
-        self.machine = StepMachine(self._publish)
+        self.machine = StepMachine(self._publish_first)
         self.thread = _NO_THREAD
         self._loader_thread = _NO_THREAD
         self.batches = 0
         self.counts_samples = True
-        self.price_ns = 0
+        self.prices = False
         self._gpu_due_ns = self.queue_due_ns = 0
         self.armed(Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.GPU_MEMORY)
 
@@ -97,7 +101,7 @@ class Probe:
             return False
         self.thread = get_ident()
         if self._loader_thread != self.thread:  # else its steps have begun with its first batch
-            self.machine.begin(now_ns)
+            self._begin(now_ns)
         return True
 
     def stands_in(self, now_ns: int) -> bool:
@@ -106,7 +110,7 @@ class Probe:
             return False
         if not self._loader_thread:
             self._loader_thread = get_ident()
-            self.machine.begin(now_ns)
+            self._begin(now_ns)
         return self._loader_thread == get_ident()
 
     def loader_end(self) -> None:
@@ -114,7 +118,7 @@ class Probe:
         try:
             now_ns = monotonic_ns()
             if get_ident() == self.thread or self.stands_in(now_ns):
-                self.machine.loader_end(now_ns)
+                self._at(now_ns, self.machine.loader_end(now_ns))
         except Exception as error:
             self.fail(error)
 
@@ -138,6 +142,7 @@ class Probe:
             now_ns = monotonic_ns()
             if get_ident() == self.thread or self.adopts(now_ns):
                 self.machine.mark_step(now_ns)
+                self._at(now_ns, _OTHER)
         except Exception as error:
             self.fail(error)
 
@@ -150,6 +155,7 @@ class Probe:
         try:
             now_ns = monotonic_ns()
             if get_ident() == self.thread or self.adopts(now_ns):
+                self._at(now_ns, _OTHER)
                 return self.machine.mark_phase(now_ns, phase)
         except Exception as error:
             self.fail(error)
@@ -163,11 +169,26 @@ class Probe:
         except Exception as error:
             self.fail(error)
 
+    def _begin(self, now_ns: int) -> None:
+        self.machine.begin(now_ns)
+        self.writer.words[Word.FIRST_STEP_START_NS] = now_ns
+
+    def _at(self, now_ns: int, region: int) -> None:
+        """The training thread has passed an edge. The taps have this written out: `edge` is the word, 3 the bits."""
+        self.writer.words[_LAST_EDGE] = now_ns << REGION_BITS | region
+
+    def _publish_first(self, count: int, record: Record) -> None:
+        """The first step has ended."""
+        self.machine.on_step = self._publish
+        self.writer.words[Word.FIRST_STEP_END_NS] = self.machine.totals[_LAST_STEP]
+        self._publish(count, record)
+
     def _publish(self, count: int, record: Record) -> None:
         """Steps have ended: everything that is published once per step."""
-        bucket = bisect_left(STEP_BOUNDS_NS, record[1])
-        self.writer.end_step((*self.machine.totals, self.price_ns), bucket, count, record)
-        now_ns = record[0] + record[1]
+        totals = self.machine.totals
+        self.prices = totals[0] % _PRICED_EVERY == _PRICED_EVERY // 2  # not the first: it is like no other
+        self.writer.end_step(totals, bisect_left(STEP_BOUNDS_NS, record[1]), count, record)
+        now_ns = totals[_LAST_STEP]
         if now_ns >= self._gpu_due_ns:
             self._gpu_due_ns = now_ns + _GPU_MEMORY_EVERY_NS
             self._write_gpu_memory()
@@ -193,6 +214,7 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
     tensor = torch.Tensor
     machine = probe.machine
     words = probe.writer.words
+    edge = words[_LAST_EDGE : _LAST_EDGE + 1]
 
     @functools.wraps(original)
     def tapped_next(self: Any) -> Any:
@@ -201,10 +223,11 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
         try:
             now_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.stands_in(now_ns):
-                machine.loader_enter(now_ns)
+                edge[0] = now_ns << 3 | machine.loader_enter(now_ns)
             if now_ns >= probe.queue_due_ns and self._num_workers:
                 probe.write_queue(self, now_ns)
-            probe.price_ns += monotonic_ns() - now_ns
+            if probe.prices:
+                machine.price_ns += _PRICED_EVERY * (monotonic_ns() - now_ns)
         except Exception as error:
             probe.fail(error)
         try:
@@ -224,10 +247,11 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
                 except Exception as error:
                     probe.count_no_samples(error)
             if get_ident() == probe.thread or probe.stands_in(now_ns):
-                machine.loader_exit(now_ns, samples, trains)
+                edge[0] = now_ns << 3 | machine.loader_exit(now_ns, samples, trains)
             elif trains:
                 machine.add_samples(samples)
-            probe.price_ns += monotonic_ns() - now_ns
+            if probe.prices:
+                machine.price_ns += _PRICED_EVERY * (monotonic_ns() - now_ns)
         except Exception as error:
             probe.fail(error)
         return batch
@@ -239,6 +263,7 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
     """The entry to the autograd engine, telling when it starts and when it is done."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
+    edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     @functools.wraps(original)
     def tapped_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -247,8 +272,9 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
         try:
             now_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.adopts(now_ns):
-                machine.backward_enter(now_ns)
-                probe.price_ns += monotonic_ns() - now_ns
+                edge[0] = now_ns << 3 | machine.backward_enter(now_ns)
+                if probe.prices:
+                    machine.price_ns += _PRICED_EVERY * (monotonic_ns() - now_ns)
         except Exception as error:
             probe.fail(error)
         try:
@@ -258,8 +284,10 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
                 now_ns = monotonic_ns()
                 if get_ident() == probe.thread:
                     # `backward` accumulates gradients into parameters, `grad` does not.
-                    machine.backward_exit(now_ns, kwargs.get("accumulate_grad", False))
-                    probe.price_ns += monotonic_ns() - now_ns
+                    accumulates = kwargs.get("accumulate_grad", False)
+                    edge[0] = now_ns << 3 | machine.backward_exit(now_ns, accumulates)
+                    if probe.prices:
+                        machine.price_ns += _PRICED_EVERY * (monotonic_ns() - now_ns)
             except Exception as error:
                 probe.fail(error)
 
@@ -270,6 +298,7 @@ def tap_before_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]
     """An optimizer pre-hook."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
+    edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if is_compiling():
@@ -277,8 +306,9 @@ def tap_before_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]
         try:
             now_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.adopts(now_ns):
-                machine.optimizer_enter(now_ns, id(optimizer))
-                probe.price_ns += monotonic_ns() - now_ns
+                edge[0] = now_ns << 3 | machine.optimizer_enter(now_ns, id(optimizer))
+                if probe.prices:
+                    machine.price_ns += _PRICED_EVERY * (monotonic_ns() - now_ns)
         except Exception as error:
             probe.fail(error)
 
@@ -289,6 +319,7 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
     """An optimizer post-hook."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
+    edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if is_compiling():
@@ -296,8 +327,9 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
         try:
             now_ns = monotonic_ns()
             if get_ident() == probe.thread:
-                machine.optimizer_exit(now_ns, id(optimizer))
-                probe.price_ns += monotonic_ns() - now_ns
+                edge[0] = now_ns << 3 | machine.optimizer_exit(now_ns, id(optimizer))
+                if probe.prices:
+                    machine.price_ns += _PRICED_EVERY * (monotonic_ns() - now_ns)
         except Exception as error:
             probe.fail(error)
 

@@ -11,6 +11,8 @@ engine, and of an optimizer's step. The time between two edges belongs to one ph
 
 `other` is what the named phases leave of a step, so the parts always sum to the step.
 
+Each edge gives the region that the thread is in from there on (`layout.Region`).
+
 A step ends when its optimizer has stepped. Where no optimizer is seen for `PATIENCE` micro-steps (a compiled or
 home-made one) it ends with each backward, and where there is no backward either, with each batch (a wholly compiled
 step). What was waited through until then is entered as that many steps of equal length.
@@ -21,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gpulaunch.profiler.channel.layout import PHASES, StepSource, Word
+from gpulaunch.profiler.channel.layout import PHASES, Region, StepSource, Word
 
 __all__ = ["PATIENCE", "Record", "StepMachine"]
 
@@ -37,6 +39,14 @@ _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 _BY_BACKWARD: Final = StepSource.BACKWARD
 _BY_DATALOADER: Final = StepSource.DATALOADER
 _BY_MARK: Final = StepSource.MARK
+
+# Plain numbers, as the page has them.
+_IN_LOADER: Final = int(Region.LOADER)
+_IN_FORWARD: Final = int(Region.FORWARD)
+_IN_BACKWARD: Final = int(Region.BACKWARD)
+_IN_STEPPING: Final = int(Region.STEPPING)
+_IN_OPTIMIZER: Final = int(Region.OPTIMIZER)
+_IN_OTHER: Final = int(Region.OTHER)
 
 
 Record = tuple[int, int, int, int, int, int, int]
@@ -61,7 +71,6 @@ class StepMachine:
         "_forced",
         "_last_micro",
         "_micro",
-        "_on_step",
         "_optimizer",
         "_others",
         "_parts",
@@ -71,18 +80,22 @@ class StepMachine:
         "_start_ns",
         "_wait_pending",
         "microsteps",
+        "on_step",
+        "price_ns",
         "skipped_steps",
         "source",
         "totals",
     )
 
     def __init__(self, on_step: Callable[[int, Record], None]) -> None:
-        self._on_step = on_step
+        self.on_step = on_step
         self.source = _UNKNOWN
         self.microsteps = 0
         self.skipped_steps = 0
-        self.totals: tuple[int, ...] = (0,) * (Word.STEP_SOURCE - Word.STEPS + 1)
-        """The page's words STEPS..STEP_SOURCE as of the last step that has ended."""
+        self.price_ns = 0
+        """What observing has cost so far, as whoever observes says; it only goes along with the totals."""
+        self.totals: tuple[int, ...] = (0,) * (Word.PROBE_NS_TOTAL - Word.STEPS + 1)
+        """The page's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
 
         # the step that is under way
         self._start_ns = 0
@@ -114,7 +127,7 @@ class StepMachine:
         self._parts = [0] * (1 + len(PHASES))
         self._wait_pending = 0
 
-    def loader_enter(self, now_ns: int) -> None:
+    def loader_enter(self, now_ns: int) -> int:
         """A batch is asked for."""
         self._optimizer = 0  # no optimizer reads data: one that is still open has raised
         if self._exhausted:
@@ -134,12 +147,13 @@ class StepMachine:
                     self._close(now_ns, batches)
                 else:
                     self._forget_batches()
+        return _IN_LOADER
 
-    def loader_exit(self, now_ns: int, samples: int, trains: bool) -> None:
+    def loader_exit(self, now_ns: int, samples: int, trains: bool) -> int:
         """A batch is there; `trains` is False when gradients are off, so that it cannot be for training."""
         if not trains:
             self._pass(now_ns, _OTHER)
-            return
+            return _IN_OTHER
         if self._forced:
             self._pass(now_ns, _OTHER)
         else:
@@ -147,17 +161,19 @@ class StepMachine:
             self._edge_ns = now_ns
         self._samples_waiting += samples
         self._batches_waiting += 1
+        return _IN_FORWARD
 
-    def loader_end(self, now_ns: int) -> None:
+    def loader_end(self, now_ns: int) -> int:
         """The loader has no more batches."""
         self._pass(now_ns, _OTHER)
         self._exhausted = True
+        return _IN_OTHER
 
-    def backward_enter(self, now_ns: int) -> None:
+    def backward_enter(self, now_ns: int) -> int:
         """Autograd starts (`backward` or `grad`)."""
         self._depth += 1
         if self._depth > 1:
-            return  # a checkpoint recomputes inside the backward
+            return _IN_BACKWARD  # a checkpoint recomputes inside the backward
         self._parts[self._forced or _FORWARD] += now_ns - self._edge_ns
         self._edge_ns = now_ns
         if self._batches_waiting:  # they are trained on
@@ -167,46 +183,50 @@ class StepMachine:
         self._exhausted = False
         if self.source is _BY_DATALOADER:
             self.source = _UNKNOWN
+        return _IN_BACKWARD
 
-    def backward_exit(self, now_ns: int, accumulates: bool) -> None:
+    def backward_exit(self, now_ns: int, accumulates: bool) -> int:
         """Autograd is done; `accumulates` tells `backward`, which fills gradients for a step, from `grad`."""
         self._depth -= 1
         if self._depth > 0:
-            return
+            return _IN_BACKWARD
         self._depth = 0
         self._parts[self._forced or _BACKWARD] += now_ns - self._edge_ns
         self._edge_ns = now_ns
         if not accumulates:
             self._calls_grad = True
-            return
+            return _IN_OPTIMIZER if self._optimizer else _IN_STEPPING
         self.microsteps += 1
         if self._optimizer:
-            return  # a closure (LBFGS) evaluates as often as it likes
+            return _IN_OPTIMIZER  # a closure (LBFGS) evaluates as often as it likes
         self._micro += 1
         if self.source is _BY_BACKWARD:
             self._close(now_ns, 1)
         elif self._micro >= PATIENCE and self._micro >= 4 * self._last_micro and self.source is not _BY_MARK:
             self.source = _BY_BACKWARD
             self._close(now_ns, self._micro)
+        return _IN_STEPPING
 
-    def optimizer_enter(self, now_ns: int, identity: int) -> None:
+    def optimizer_enter(self, now_ns: int, identity: int) -> int:
         """An optimizer starts to step; `identity` is its `id`."""
         if self._optimizer:
-            return  # one optimizer wraps another
+            return _IN_OPTIMIZER  # one optimizer wraps another
         self._optimizer = identity
         if self._forced or self._depth:  # optimizers may step from gradient hooks, within a backward
             self._pass(now_ns, _BACKWARD if self._depth else _OTHER)
         self._edge_ns = now_ns
+        return _IN_OPTIMIZER
 
-    def optimizer_exit(self, now_ns: int, identity: int) -> None:
+    def optimizer_exit(self, now_ns: int, identity: int) -> int:
         """An optimizer has stepped."""
         if self._optimizer != identity:
-            return
+            return _IN_OPTIMIZER if self._optimizer else _IN_OTHER
         self._optimizer = 0
         self._parts[self._forced or _OPTIMIZER] += now_ns - self._edge_ns
         self._edge_ns = now_ns
+        region = _IN_BACKWARD if self._depth else _IN_OTHER
         if self.source is _BY_MARK:
-            return
+            return region
         if self.source is not _BY_OPTIMIZER:
             self.source = _BY_OPTIMIZER
             self._pivot = identity
@@ -215,15 +235,18 @@ class StepMachine:
         if identity != self._pivot:
             if identity not in self._others:
                 self._others.add(identity)
-                return
+                return region
             self._pivot = identity
-        self._others.clear()
-        if self._calls_grad and not self._micro:
+        if self._others:
+            self._others.clear()
+        micro = self._micro
+        if self._calls_grad and not micro:
             self.microsteps += 1
-            self._micro = 1
-        if self._micro and not self._micro == self._last_micro == self._before_last_micro:
-            self._note_skips(self._micro)
+            micro = 1
+        if micro and not micro == self._last_micro == self._before_last_micro:
+            self._note_skips(micro)
         self._close(now_ns, 1)
+        return region
 
     def mark_step(self, now_ns: int) -> None:
         """The user says that a step ends here; from now on nothing else ends one."""
@@ -285,7 +308,7 @@ class StepMachine:
         data_wait_ns += self._wait_pending  # fetched ahead, for the next step, but in this one's time
         duration_ns = now_ns - self._start_ns
         samples = self._samples
-        steps, _, _, all_samples, total, data_wait, forward, backward, optimizer, other, _, _ = self.totals
+        steps, _, _, all_samples, total, data_wait, forward, backward, optimizer, other, _, _, _ = self.totals
         self.totals = (
             steps + count,
             self.microsteps,
@@ -299,6 +322,7 @@ class StepMachine:
             other + duration_ns - data_wait_ns - forward_ns - backward_ns - optimizer_ns,
             now_ns,
             self.source,
+            self.price_ns,
         )
         self._start_ns = now_ns
         self._parts = [0, 0, 0, 0, 0, 0]
@@ -311,7 +335,7 @@ class StepMachine:
             backward_ns //= count
             optimizer_ns //= count
             samples //= count
-        self._on_step(
+        self.on_step(
             count,
             (now_ns - duration_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples),
         )

@@ -16,7 +16,15 @@ from typing import Any
 
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.page import PageReader, PageSnapshot
-from gpulaunch.profiler.record import GpuMemory, Group, LoaderState, RankPlace, Reading, TrainingState
+from gpulaunch.profiler.record import (
+    CheckpointState,
+    GpuMemory,
+    Group,
+    LoaderState,
+    RankPlace,
+    Reading,
+    TrainingState,
+)
 from gpulaunch.profiler.samplers.ledger import Ledger
 
 _GROUP_VERSION = 1
@@ -95,18 +103,28 @@ class RankSampler:
         if reader is not None and reader.replaced():
             del self._readers[rank]
             with reader:
-                self._totals(rank, reader.read())
+                self._state(rank, reader.read())
             reader = None
         if reader is None:
             reader = self._readers[rank] = PageReader(str(self._channel_dir / f"rank-{rank}.bin"))
-        page = reader.read()
-        return _training(rank, page, self._totals(rank, page))
+        return self._state(rank, reader.read())
 
-    def _totals(self, rank: int, page: PageSnapshot) -> tuple[int, ...]:
+    def _state(self, rank: int, page: PageSnapshot) -> TrainingState:
         counters = _counters(page)
         # When the page was made tells attempts apart; when it was claimed, programs that follow each other in one rank.
         source = f"{page.anchor.monotonic_ns}:{page.started_ns}"
-        return self._ledger.total(f"{rank}/page", {source: counters}, width=len(counters))
+        totals = self._ledger.total(f"{rank}/page", {source: counters}, width=len(counters))
+        return _training(rank, page, totals, newest=self._newest_checkpoint(rank, page))
+
+    def _newest_checkpoint(self, rank: int, page: PageSnapshot) -> tuple[int, int] | None:
+        """Give when the state of the rank's newest checkpoint was taken, and its step; None before the first.
+
+        The next attempt's page knows nothing of it, and neither does the next sidecar; the ledger does. It keeps the
+        highest number that it was ever told: here the time is the higher part.
+        """
+        told = page.checkpoint_captured_ns << 64 | page.checkpoint_step if page.checkpoint_saves else 0
+        (newest,) = self._ledger.total(f"{rank}/newest checkpoint", {"": (told,)}, width=1)
+        return divmod(newest, 1 << 64) if newest else None
 
 
 def _counters(page: PageSnapshot) -> tuple[int, ...]:
@@ -121,13 +139,20 @@ def _counters(page: PageSnapshot) -> tuple[int, ...]:
         page.loader_batches,
         *(page.phase_ns[phase] for phase in layout.PHASES),
         *page.step_histogram_counts,
+        page.checkpoint_saves,
+        page.checkpoint_failures,
+        page.checkpoint_stall_ns_total,
+        page.checkpoint_bytes_total,
     )
 
 
-def _training(rank: int, page: PageSnapshot, totals: tuple[int, ...]) -> TrainingState:
+def _training(
+    rank: int, page: PageSnapshot, totals: tuple[int, ...], *, newest: tuple[int, int] | None
+) -> TrainingState:
     steps, microsteps, samples, skipped_steps, step_ns, probe_ns, batches, *rest = totals
-    phases, histogram = rest[: len(layout.PHASES)], rest[len(layout.PHASES) :]
-    loader = gpu = None
+    phases, rest = rest[: len(layout.PHASES)], rest[len(layout.PHASES) :]
+    histogram, saving = rest[: layout.STEP_BUCKETS], rest[layout.STEP_BUCKETS :]
+    loader = gpu = checkpoint = None
     if batches or page.loader_outstanding or page.loader_workers_configured:
         loader = LoaderState(
             ready=page.loader_ready,
@@ -141,6 +166,18 @@ def _training(rank: int, page: PageSnapshot, totals: tuple[int, ...]) -> Trainin
             allocated_bytes=page.gpu_allocated_bytes,
             reserved_bytes=page.gpu_reserved_bytes,
             peak_allocated_bytes=page.gpu_peak_allocated_bytes,
+        )
+    if page.listens or page.resumed_step or any(saving):
+        saves, failures, stall_ns, size_bytes = saving
+        captured_ns, step = newest or (None, None)
+        checkpoint = CheckpointState(
+            saves=saves,
+            failures=failures,
+            stall_ns_total=stall_ns,
+            bytes_total=size_bytes,
+            newest_step=step,
+            captured_monotonic_ns=captured_ns,
+            resumed_step=page.resumed_step or None,
         )
     return TrainingState(
         rank=rank,
@@ -158,6 +195,7 @@ def _training(rank: int, page: PageSnapshot, totals: tuple[int, ...]) -> Trainin
         last_step_monotonic_ns=page.last_step_monotonic_ns or None,
         loader=loader,
         gpu=gpu,
+        checkpoint=checkpoint,
     )
 
 

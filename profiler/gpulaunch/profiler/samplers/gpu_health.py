@@ -1,0 +1,214 @@
+"""What the driver holds against the GPUs of this node: Xid events, uncorrected ECC errors, what a GPU asks for (NVML).
+
+Xids come as events: those from before the registration are never told, so the ones that were seen are kept in
+`gpu-health.json`, which the agent reads before it starts ranks again, and which the next sidecar takes them over from.
+Every call is guarded by itself: cards, drivers and bindings differ in what they can say, and a GPU that has fallen off
+the bus answers nothing. NVML is loaded only where there is a driver: its binding alone is several MB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gpulaunch.profiler.record import GpuHealth, Reading
+
+__all__ = ["HEALTH_FILE", "GpuHealthSampler"]
+
+HEALTH_FILE: Final = "gpu-health.json"
+_VERSION: Final = 1
+_DRIVER_FILES: Final = ("dev/nvidiactl", "dev/dxg")  # Linux, and Windows' subsystem for it
+_EVENTS_A_READING: Final = 64  # a GPU in trouble may report without end; the rest comes with the next reading
+_ACTION: Final = "NVML_GPU_RECOVERY_ACTION_"
+
+
+@dataclass(kw_only=True)
+class _Gpu:
+    """One GPU as NVML knows it, and what it has said so far."""
+
+    handle: Any
+    index: int
+    uuid: str
+    xids: Counter[int] = field(default_factory=Counter[int])
+    ecc_uncorrected: int | None = None
+    ecc_before: int | None = None
+    """What was counted when this run began: the driver counts since it was loaded."""
+    recovery_action: str = "unknown"
+    cannot: set[str] = field(default_factory=set[str])
+    """What it does not support, and is not asked again."""
+
+    def health(self) -> GpuHealth:
+        return GpuHealth(
+            index=self.index,
+            uuid=self.uuid,
+            xids=dict(self.xids),
+            ecc_uncorrected=self.ecc_uncorrected,
+            recovery_action=self.recovery_action,
+        )
+
+
+class GpuHealthSampler:
+    """Asks NVML about every GPU of the node and writes what it says to `gpu-health.json`."""
+
+    def __init__(
+        self,
+        channel_dir: Path,
+        *,
+        nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        root: Path = Path("/"),
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = channel_dir / HEALTH_FILE
+        self._load = nvml
+        self._root = root
+        self._clock = clock
+        self._wall = wall
+        self._nvml: Any = None
+        self._events: Any = None
+        self._gpus: list[_Gpu] = []
+        self._actions: dict[int, str] = {}
+        self._absent: str | None = None
+        self._errors: list[str] = []
+
+    def read(self, now: float) -> Reading[tuple[GpuHealth, ...]]:
+        """Give the health of every GPU; where there is no NVML, nothing and why. Never waits for an event."""
+        if self._absent is None:
+            self._absent = self._open()
+        if self._absent:
+            return Reading(values=(), absent=self._absent)
+        self._take_events()
+        for gpu in self._gpus:
+            self._ask(gpu)
+        values = tuple(gpu.health() for gpu in self._gpus)
+        try:
+            self._write()
+        except OSError as error:
+            self._errors.append(f"{HEALTH_FILE}: {error.strerror}")
+        errors, self._errors = tuple(self._errors), []
+        return Reading(values=values, errors=errors, late_s=self._clock() - now)
+
+    def _open(self) -> str:
+        """Find the GPUs and have their Xids reported; give the reason if there is no NVML here."""
+        if not any((self._root / file).exists() for file in _DRIVER_FILES):
+            return "no NVIDIA driver on this node"
+        try:
+            self._nvml = self._load()
+            self._nvml.nvmlInit()
+            num_gpus = self._nvml.nvmlDeviceGetCount()
+        except Exception as error:  # a binding and a driver that do not fit each other raise anything
+            return f"no NVML: {error}"
+        names = [name for name in dir(self._nvml) if name.startswith(_ACTION)]
+        self._actions = {getattr(self._nvml, name): name.removeprefix(_ACTION).lower() for name in names}
+        for index in range(num_gpus):
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                self._gpus.append(_Gpu(handle=handle, index=index, uuid=_text(self._nvml.nvmlDeviceGetUUID(handle))))
+            except Exception as error:
+                self._errors.append(f"GPU {index}: {error}")
+        self._take_over()
+        try:
+            self._events = self._nvml.nvmlEventSetCreate()
+        except Exception as error:
+            self._errors.append(f"no Xid events: {error}")
+            return ""
+        for gpu in self._gpus:
+            try:
+                self._nvml.nvmlDeviceRegisterEvents(gpu.handle, self._nvml.nvmlEventTypeXidCriticalError, self._events)
+            except Exception as error:
+                self._errors.append(f"GPU {gpu.index}: no Xid events: {error}")
+        return ""
+
+    def _take_events(self) -> None:
+        """Count the Xids that were reported since the last reading."""
+        if self._events is None:
+            return
+        for _ in range(_EVENTS_A_READING):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+            except Exception as error:
+                if not self._is(error, "NVML_ERROR_TIMEOUT"):  # which is how it says that there is none
+                    self._errors.append(f"Xid events: {error}")
+                return
+            # By its handle: of a GPU that has fallen off the bus even the index can no longer be asked.
+            address = _address(event.device)
+            for gpu in self._gpus:
+                if _address(gpu.handle) == address:
+                    gpu.xids[int(event.eventData)] += 1
+
+    def _ask(self, gpu: _Gpu) -> None:
+        for what, ask in (("ECC errors", self._ask_ecc), ("recovery action", self._ask_recovery)):
+            if what in gpu.cannot:
+                continue
+            try:
+                ask(gpu)
+            except Exception as error:
+                if self._is(error, "NVML_ERROR_NOT_SUPPORTED") or isinstance(error, AttributeError):
+                    gpu.cannot.add(what)  # told once: it will not learn it
+                self._errors.append(f"GPU {gpu.index}: {what}: {error}")
+
+    def _ask_ecc(self, gpu: _Gpu) -> None:
+        nvml = self._nvml
+        errors = nvml.nvmlDeviceGetTotalEccErrors(
+            gpu.handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        )
+        gpu.ecc_uncorrected = max(int(errors), gpu.ecc_uncorrected or 0)
+        if gpu.ecc_before is None:
+            gpu.ecc_before = gpu.ecc_uncorrected
+
+    def _ask_recovery(self, gpu: _Gpu) -> None:
+        nvml = self._nvml
+        (field_value,) = nvml.nvmlDeviceGetFieldValues(gpu.handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+        if field_value.nvmlReturn:
+            raise nvml.NVMLError(field_value.nvmlReturn)
+        gpu.recovery_action = self._actions.get(field_value.value.uiVal, "unknown")
+
+    def _is(self, error: Exception, code: str) -> bool:
+        return bool(getattr(error, "value", None) == getattr(self._nvml, code))
+
+    def _write(self) -> None:
+        gpus = [
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "xids": sorted(gpu.xids),
+                "xid_counts": {str(xid): count for xid, count in sorted(gpu.xids.items())},
+                "ecc_uncorrected": gpu.ecc_uncorrected,
+                "ecc_before": gpu.ecc_before,
+                "recovery_action": gpu.recovery_action,
+            }
+            for gpu in self._gpus
+        ]
+        draft = self._path.with_name(self._path.name + ".tmp")
+        draft.write_text(json.dumps({"version": _VERSION, "time_s": round(self._wall(), 3), "gpus": gpus}))
+        os.replace(draft, self._path)
+
+    def _take_over(self) -> None:
+        """Go on with what a sidecar before this one has seen; what is damaged is as good as not there."""
+        try:
+            document: Any = json.loads(self._path.read_bytes())
+            known = {gpu["uuid"]: gpu for gpu in document["gpus"]} if document["version"] == _VERSION else {}
+            for gpu in self._gpus:
+                before = known.get(gpu.uuid, {})
+                gpu.xids.update({int(xid): int(count) for xid, count in before.get("xid_counts", {}).items()})
+                if before.get("ecc_before") is not None:
+                    gpu.ecc_before = int(before["ecc_before"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return
+
+
+def _address(handle: Any) -> int | None:
+    """What a device handle of NVML points to; two handles of one GPU are two objects with the same address."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes

@@ -1,0 +1,96 @@
+"""How the run goes, as its agent says: where its time went, its restarts, its hangs (run.json beside the pages)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, Reading, RunState
+from gpulaunch.profiler.samplers.ledger import Ledger
+
+__all__ = ["RunSampler", "parse_run"]
+
+_VERSION: Final = 1
+_LONGEST_S: Final = 1e9  # thirty years; what is beyond is no time of a run
+
+
+class RunSampler:
+    """Reads run.json; without one, or with one that cannot be read, there is no state."""
+
+    def __init__(self, channel_dir: Path, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = channel_dir / "run.json"
+        self._ledger = ledger
+        self._clock = clock
+
+    def read(self, now: float) -> Reading[RunState | None]:
+        """Give the run's state; None before the agent has said anything."""
+        try:
+            said = parse_run(self._path.read_bytes())
+        except FileNotFoundError:
+            return Reading(values=None)
+        except OSError as error:
+            return Reading(values=None, errors=(f"run.json: {error.strerror}",))
+        except ValueError as error:
+            return Reading(values=None, errors=(f"run.json: {error}",))
+        return Reading(values=self._never_falling(said), late_s=self._clock() - now)
+
+    def _never_falling(self, said: RunState) -> RunState:
+        """Hold every count at the highest that was ever said.
+
+        Steps count as productive until it is known that they must be done again; then the agent takes them back, and a
+        counter must not. It stands still instead, until what is done again has made up for it.
+        """
+        goodput = self._highest("goodput", [said.goodput_ns[bucket] for bucket in GOODPUT_BUCKETS])
+        hang_suspicions, hangs = self._highest("hangs", [said.hang_suspicions, said.hangs])
+        return RunState(
+            goodput_ns=dict(zip(GOODPUT_BUCKETS, goodput, strict=True)),
+            restarts={kind: self._highest(f"restarts/{kind}", [count])[0] for kind, count in said.restarts.items()},
+            hang_suspicions=hang_suspicions,
+            hangs=hangs,
+            preempted=said.preempted,
+        )
+
+    def _highest(self, account: str, counters: list[int]) -> tuple[int, ...]:
+        return self._ledger.total(f"run/{account}", {"": counters}, width=len(counters))
+
+
+def parse_run(text: bytes) -> RunState:
+    """Read run.json. A bucket that is not there is 0, one that is unknown is left out; an unknown kind is "other".
+
+    Raises:
+        ValueError: it is not one, or of another version.
+    """
+    try:
+        document: Any = json.loads(text)
+        version = document["version"]
+        if version != _VERSION:
+            raise ValueError(f"version {version!r}, this sidecar knows {_VERSION}")
+        seconds: Mapping[str, Any] = document["goodput_seconds"]
+        restarts: dict[str, int] = {}
+        for kind, count in document["restarts"].items():
+            known = kind if kind in RESTART_KINDS else "other"
+            restarts[known] = restarts.get(known, 0) + _count(count)
+        return RunState(
+            goodput_ns={bucket: _ns(seconds.get(bucket, 0.0)) for bucket in GOODPUT_BUCKETS},
+            restarts=restarts,
+            hang_suspicions=_count(document["hang_suspicions"]),
+            hangs=_count(document["hangs"]),
+            preempted=_count(document["preempted"]) != 0,
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"damaged ({type(error).__name__})") from error
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError("damaged (not a count)")
+    return value
+
+
+def _ns(seconds: object) -> int:
+    if type(seconds) not in (int, float) or not 0 <= seconds < _LONGEST_S:  # type: ignore[operator]
+        raise ValueError("damaged (not a number of seconds)")
+    return round(seconds * 1e9)  # type: ignore[operator]

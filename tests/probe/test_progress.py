@@ -1,0 +1,142 @@
+"""What a program that saves tells through its page, with a page and no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.probe import inject, progress
+
+Read = Callable[[], PageSnapshot]
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch) -> Read:
+    """This process is an armed rank; what its page says."""
+    path = str(tmp_path / "rank-0.bin")
+    page.create(path, rank=0, local_rank=0, attempt=0)
+    monkeypatch.setattr(inject, "_probe", SimpleNamespace(writer=page.PageWriter(path)))
+    monkeypatch.setattr(inject, "_armed_pid", os.getpid())
+    monkeypatch.setattr(progress, "_stands_still", 0)
+    return lambda: page.read(path)
+
+
+def in_a_thread(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_a_save_that_training_waits_for(read):
+    before_ns = time.monotonic_ns()
+    progress.checkpoint_began()
+    during = read()
+    progress.checkpoint_saved(step=100, captured_ns=before_ns, stall_ns=2_000, size_bytes=4096)
+    after = read()
+
+    assert before_ns <= during.checkpoint_blocking_since_ns <= time.monotonic_ns()
+    assert (during.checkpoint_saves, after.checkpoint_saves) == (0, 1)
+    assert after.checkpoint_blocking_since_ns == 0
+    assert (after.checkpoint_step, after.checkpoint_captured_ns) == (100, before_ns)
+    assert (after.checkpoint_stall_ns_total, after.checkpoint_last_stall_ns) == (2_000, 2_000)
+    assert after.checkpoint_bytes_total == 4096
+
+
+def test_a_save_in_the_background(read):
+    """The training thread stands still while its state is copied, and again for the next one; the first one's commit
+    comes from another thread meanwhile and does not say that the training thread goes on."""
+    progress.checkpoint_began()
+    progress.checkpoint_stalled(300)
+    copied = read()
+    progress.checkpoint_began()
+    in_a_thread(lambda: progress.checkpoint_saved(step=100, captured_ns=7, stall_ns=0, size_bytes=10))
+    committed = read()
+    progress.checkpoint_stalled(500)
+    in_a_thread(progress.checkpoint_failed)
+    failed = read()
+
+    assert (copied.checkpoint_saves, copied.checkpoint_blocking_since_ns, copied.checkpoint_last_stall_ns) == (
+        0,
+        0,
+        300,
+    )
+    assert (committed.checkpoint_saves, committed.checkpoint_stall_ns_total) == (1, 300)
+    assert committed.checkpoint_blocking_since_ns > 0
+    assert (failed.checkpoint_stall_ns_total, failed.checkpoint_last_stall_ns) == (800, 500)
+    assert (failed.checkpoint_saves, failed.checkpoint_failures) == (1, 1)
+    assert (failed.checkpoint_step, failed.checkpoint_blocking_since_ns) == (100, 0)
+
+
+def test_a_save_that_fails_where_training_waits_for_it_lets_it_go_on(read):
+    progress.checkpoint_began()
+    progress.checkpoint_failed()
+
+    assert (read().checkpoint_failures, read().checkpoint_blocking_since_ns) == (1, 0)
+
+
+def test_what_it_resumed_from_and_that_it_listens(read):
+    before = read()
+    progress.resumed(100)
+    progress.listens()
+
+    assert (before.resumed_step, before.listens) == (0, False)
+    assert (read().resumed_step, read().listens) == (100, True)
+
+
+def test_threads_that_tell_at_once_lose_nothing(read):
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def save() -> None:
+        for _ in range(2000):
+            progress.checkpoint_saved(step=1, captured_ns=1, stall_ns=3, size_bytes=5)
+
+    threads = [threading.Thread(target=save) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval_s)
+
+    assert (read().checkpoint_saves, read().checkpoint_bytes_total) == (8000, 40_000)
+    assert read().checkpoint_stall_ns_total == 24_000
+
+
+@pytest.mark.parametrize("nonsense", [-1, 1 << 64, 1.5, None, "100"])
+def test_nonsense_is_not_raised_and_leaves_a_page_that_can_be_read(read, nonsense):
+    progress.checkpoint_saved(step=nonsense, captured_ns=nonsense, stall_ns=nonsense, size_bytes=nonsense)
+    progress.checkpoint_stalled(nonsense)
+    progress.resumed(nonsense)
+    seen = read()
+
+    assert (seen.checkpoint_step, seen.checkpoint_stall_ns_total, seen.resumed_step) == (0, 0, 0)
+    progress.checkpoint_saved(step=1, captured_ns=2, stall_ns=3, size_bytes=4)
+    assert read().checkpoint_step == 1
+
+
+def test_without_a_probe_nothing_happens():
+    assert inject.current() is None
+    progress.checkpoint_began()
+    progress.checkpoint_stalled(1)
+    progress.checkpoint_saved(step=1, captured_ns=1, stall_ns=1, size_bytes=1)
+    progress.checkpoint_failed()
+    progress.resumed(1)
+    progress.listens()
+
+
+def test_a_forked_child_leaves_the_page_alone(read):
+    child = os.fork()
+    if child == 0:
+        progress.resumed(7)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert read().resumed_step == 0
