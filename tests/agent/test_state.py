@@ -17,11 +17,14 @@ from gpulaunch.launcher.agent.words import (
     Event,
     Expired,
     Finish,
+    Hung,
     Join,
     Joined,
     Kill,
+    Notice,
     Outcome,
     PeerFailed,
+    PeerPreempted,
     PeersDone,
     Phase,
     RankEnded,
@@ -38,6 +41,7 @@ from gpulaunch.launcher.agent.words import (
 
 RANKS = frozenset({0, 1, 2})
 GRACE = Arm(deadline=Deadline.GRACE, after_s=30.0)
+FAILURE_GRACE = Arm(deadline=Deadline.GRACE, after_s=1.0)
 KILL = Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S)
 
 
@@ -79,10 +83,10 @@ def test_one_rank_that_ends_early_and_well_is_waited_on() -> None:
     assert done == [Join(attempt=0), Start(attempt=0)]
 
 
-def test_a_failed_rank_stops_the_others_at_once_under_the_one_grace_budget() -> None:
+def test_a_failed_rank_stops_the_others_at_once_and_what_they_still_do_is_lost_anyway() -> None:
     _, done = play([*BEGUN, *ended(1, ok=False)])
 
-    assert done[2:] == [Stop(signum=SIGTERM), TellPeers(ok=False, final=True), GRACE]
+    assert done[2:] == [Stop(signum=SIGTERM), TellPeers(ok=False, final=True), FAILURE_GRACE]
 
 
 def test_ranks_that_ignore_being_told_are_killed_when_the_grace_is_over() -> None:
@@ -130,6 +134,84 @@ def test_a_signal_is_passed_on_and_forbids_a_restart() -> None:
 
     assert Stop(signum=2) in done
     assert done[-1] == Finish(outcome=Outcome.SIGNAL)
+
+
+def test_a_job_that_is_told_to_end_has_the_long_grace() -> None:
+    _, done = play([*BEGUN, Signalled(signum=2)])
+
+    assert done[2:] == [Stop(signum=2), TellPeers(ok=False, final=True), GRACE]
+
+
+def test_the_grace_after_a_failure_is_never_the_longer_one() -> None:
+    state, _ = first(restarts=0, grace_s=0.5, failure_grace_s=1.0)
+
+    assert state.failure_grace_s == 0.5
+
+
+def test_a_preempted_job_is_told_to_save_before_it_is_told_to_end() -> None:
+    state, done = play([*BEGUN, Signalled(signum=10, preempted=True), *ended(0, 1, 2, ok=False), Cleared()], restarts=3)
+
+    assert done[2:6] == [
+        Notice(signum=10, within_s=30.0),
+        Stop(signum=10),
+        TellPeers(ok=False, final=True, preempted=True),
+        GRACE,
+    ]
+    assert (done[-1], state.preempted) == (Finish(outcome=Outcome.SIGNAL), True)
+
+
+def test_a_rank_that_died_of_the_signal_before_we_heard_it_is_no_failure() -> None:
+    """A job manager that signals every process of a step: the rank's end may be seen first."""
+    state, done = play([*BEGUN, *ended(1, ok=False, echo=True), Signalled(signum=15, preempted=True)], restarts=3)
+
+    assert state.outcome is Outcome.SIGNAL
+    assert Notice(signum=15, within_s=30.0) in done
+
+
+def test_another_nodes_preemption_is_ours_too() -> None:
+    state, done = play([*BEGUN, PeerPreempted(), *ended(0, 1, 2, ok=False), Cleared()], restarts=3)
+
+    assert done[2:5] == [Notice(signum=15, within_s=30.0), Stop(signum=15), GRACE]
+    assert not any(isinstance(action, TellPeers) for action in done)
+    assert (done[-1], state.preempted) == (Finish(outcome=Outcome.SIGNAL), True)
+
+
+def test_ranks_that_hang_are_stopped_with_a_failures_grace_and_started_again() -> None:
+    _, done = play([*BEGUN, Hung(), Expired(deadline=Deadline.GRACE), *ended(0, 1, 2, ok=False), Cleared()], restarts=1)
+
+    assert done[2:5] == [Stop(signum=SIGTERM), TellPeers(ok=False, final=False), FAILURE_GRACE]
+    assert done[-1] == Join(attempt=1)
+
+
+def test_a_hang_after_which_the_user_wants_no_restart() -> None:
+    _, done = play([*BEGUN, Hung(final=True), *ended(0, 1, 2, ok=False), Cleared()], restarts=1)
+
+    assert done[-1] == Finish(outcome=Outcome.FAILURE)
+
+
+FAILED_ONCE: list[Event] = [*BEGUN, *ended(0, ok=False), *ended(1, 2, ok=False)]
+
+
+def test_a_restart_may_have_to_wait() -> None:
+    state, done = play([*FAILED_ONCE, Cleared(pause_s=4.0)], restarts=1)
+
+    assert (state.phase, done[-1]) == (Phase.PAUSING, Arm(deadline=Deadline.PAUSE, after_s=4.0))
+
+    state, done = play([*FAILED_ONCE, Cleared(pause_s=4.0), Expired(deadline=Deadline.PAUSE)], restarts=1)
+
+    assert (state.phase, done[-1]) == (Phase.JOINING, Join(attempt=1))
+
+
+def test_a_signal_ends_the_pause() -> None:
+    _, done = play([*FAILED_ONCE, Cleared(pause_s=4.0), Signalled(signum=2), Cleared()], restarts=1)
+
+    assert done[-1] == Finish(outcome=Outcome.SIGNAL)
+
+
+def test_when_the_policy_gives_up_the_other_nodes_are_told_so() -> None:
+    _, done = play([*FAILED_ONCE, Cleared(again=False)], restarts=5)
+
+    assert done[-3:] == [TellPeers(ok=False, final=True), Report(restarting=False), Finish(outcome=Outcome.FAILURE)]
 
 
 def test_a_second_signal_ends_at_once() -> None:
@@ -194,9 +276,11 @@ EVENTS = st.one_of(
     st.builds(PeerFailed, final=st.booleans()),
     st.just(PeersDone()),
     st.just(StoreLost()),
-    st.builds(Signalled, signum=st.sampled_from([2, 15])),
+    st.builds(Hung, final=st.booleans()),
+    st.just(PeerPreempted()),
+    st.builds(Signalled, signum=st.sampled_from([2, 15]), preempted=st.booleans()),
     st.builds(Expired, deadline=st.sampled_from(Deadline)),
-    st.just(Cleared()),
+    st.builds(Cleared, again=st.booleans(), pause_s=st.sampled_from([0.0, 2.0])),
 )
 
 

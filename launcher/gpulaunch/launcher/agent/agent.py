@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpulaunch.launcher.agent import packages, state, summary, words
-from gpulaunch.launcher.agent.group import CLEAR_S, Group, GroupEvents, Surroundings
+from gpulaunch.launcher.agent import state, summary, words
+from gpulaunch.launcher.agent.account import Account
+from gpulaunch.launcher.agent.group import Group, GroupEvents, Surroundings
+from gpulaunch.launcher.agent.hangs import Hangs
+from gpulaunch.launcher.agent.leftovers import CLEAR_S
+from gpulaunch.launcher.agent.recovery import Recovery
 from gpulaunch.launcher.agent.sidecar import SidecarProcess
-from gpulaunch.launcher.failure.blame import Blame, blame, exit_code
+from gpulaunch.launcher.agent.starter import Starter, StarterEvents
+from gpulaunch.launcher.checkpoint.find import Checkpoint
+from gpulaunch.launcher.failure.blame import Blame, blame, exit_code, failed_at_s
 from gpulaunch.launcher.failure.classify import Kind, classify
 from gpulaunch.launcher.failure.ends import RankEnd, how, signal_name
 from gpulaunch.launcher.job.imports import Reading
+from gpulaunch.launcher.job.place import Gpu
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop import linux
-from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Exit, Timer
+from gpulaunch.launcher.policy.restart import REQUEUE, Decision
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
+from gpulaunch.profiler.channel.control import ControlWriter
+from gpulaunch.profiler.channel.page import PageSnapshot
 
 _HELPERS_S = 1.0
 """How long sidecar and fork server may take to end by themselves at the end of the job."""
-_MAX_LOST_SERVERS = 3
-"""After so many fork servers that died before they were ready, ranks are spawned."""
+_TICK_S = 1.0
 _PROGRESS_S = (10.0, 30.0, 60.0)
 """When progress is shown; then every `_PROGRESS_EVERY_S`."""
 _PROGRESS_EVERY_S = 60.0
@@ -53,11 +62,19 @@ class Agent:
         rendezvous: Rendezvous,
         sidecar: SidecarProcess | None,
         keeper: Keeper,
-        report: Callable[[Blame, int, bool], None],
+        report: Callable[[Blame, int, bool, str], None],
         reading: Reading,
         spawn_because: str,
+        gpus: tuple[Gpu, ...],
+        began_s: float,
+        control: ControlWriter,
     ) -> None:
-        """`report(blame, attempt, restarting)` writes and shows a failure; `spawn_because`: why not to fork, or ""."""
+        """What one job needs.
+
+        `report(blame, attempt, restarting, why)` writes and shows a failure; `spawn_because`: why not to fork, or "";
+        `gpus`: the cards that the ranks may see; `began_s`: when the launcher was called, by the loop's clock;
+        `control`: the page in which the ranks read what is asked of them.
+        """
         self._around = around
         self._loop = around.loop
         self._spec = around.spec
@@ -66,13 +83,27 @@ class Agent:
         self._sidecar = sidecar
         self._keeper = keeper
         self._report = report
-        self._reading = reading
-        self._spawn_because = spawn_because
-        self._agent_store = around.use_agent_store
-        self._state, self._first = state.first(restarts=around.spec.max_restarts, grace_s=around.spec.grace_s)
+        self._control = control
+        self._starter = Starter(
+            around,
+            say=console.say,
+            reading=reading,
+            spawn_because=spawn_because,
+            events=StarterEvents(
+                start_failed=lambda ranks, why: self._start_failed(ranks, why, False),
+                no_store=self._without_store,
+            ),
+        )
+        self._recovery = Recovery(around, gpus=gpus, say=console.say)
+        self._first_end_s = 0.0
+        self._decision: Decision | None = None
+        self._resumable = False
+        self._state, self._first = state.first(
+            restarts=self._spec.max_restarts,
+            grace_s=self._spec.grace_s,
+            failure_grace_s=self._spec.failure_grace_s,
+        )
         self._group: Group | None = None
-        self._server: ForkServer | None = None
-        self._lost_servers = 0
         self._world: World | None = None
         self._deadline: Timer | None = None
         self._started_s = self._loop.now()
@@ -80,13 +111,23 @@ class Agent:
         self._error = ""
         self._peer_error = ""
         self._outcome = words.Outcome.OPEN
+        self.account = Account(around, began_s=began_s)
+        self._hangs = Hangs(
+            around,
+            account=self.account,
+            say=console.say,
+            on_hang=lambda: self._happened(words.Hung(final=self._spec.on_hang == "stop")),
+        )
         self.totals: dict[int, summary.RankTotals] = {}
         rendezvous.on_joined = self._joined
         rendezvous.on_failed = self._join_failed
         rendezvous.on_peer_failed = self._peer_failed
         rendezvous.on_peers_done = lambda: self._happened(words.PeersDone())
-        for name in around.spec.signals:
+        rendezvous.on_peer_preempted = self._peer_preempted
+        for name in (*self._spec.signals, *self._spec.preempt_signals):
             self._loop.on_signal(signal.Signals[name], self._signalled)
+        for name in self._spec.notify_signals:
+            self._loop.on_signal(signal.Signals[name], self._notified)
 
     @property
     def num_restarts(self) -> int:
@@ -94,29 +135,15 @@ class Agent:
         return self._state.attempt
 
     def start_server(self) -> None:
-        """Start the fork server: first of all, because `import torch` is what everything waits for."""
-        self._server = ForkServer(
-            loop=self._loop, on_ready=self._server_ready, on_started=self._server_started, on_lost=self._server_lost
-        )
-        forking = not self._spawn_because
-        names = list(self._reading.packages) if forking else []
-        try:
-            self._server.start(
-                self._around.base_env,
-                dynamo=forking,
-                packages=names,
-                refused=packages.recall(names),
-                environment=self._reading.environment if forking else {},
-            )
-        except OSError as err:
-            self._server = None
-            self._spawn_because = self._spawn_because or f"the fork server cannot be started: {err.strerror}"
+        """Start the fork server, before anything else: `import torch` is what everything waits for."""
+        self._starter.start_server()
 
     def run(self) -> Ended:
         """Turn the loop until the job has ended."""
         self._loop.watch_pid(self._keeper.pid, self._keeper_lost)
         self._do(self._first)
         self._show_progress_at(0)
+        self._tick()
         self._loop.run()
         return Ended(
             code=self._exit_code(),
@@ -127,17 +154,14 @@ class Agent:
 
     def close(self) -> None:
         """End everything this agent started, whatever state it was in; bounded in time."""
-        if self._server is not None:
-            self._server.close()
+        self._starter.close()
         if self._group is not None:
             self._group.kill()
         self._rendezvous.close()
+        self._recovery.cancel()
         if self._sidecar is not None:
             self._sidecar.close()
-        # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover. A fork server
-        # that still imports does not listen: it is not waited for.
-        if self._server is not None and self._server.ready is None:
-            self._server = None
+        # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover.
         self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
         cleared: list[list[int]] = []
         group = self._group or Group(self._around, _NO_WORLD, self._group_events(), agent_store=False)
@@ -161,18 +185,41 @@ class Agent:
         before = self._state.phase
         self._state, actions = state.step(self._state, event)
         if self._state.phase is not before:
+            if self._state.phase not in (words.Phase.STARTING, words.Phase.RUNNING):
+                self._starter.let_go()
+                self._hangs.stop()
             self._around.rundir.event("phase", phase=self._state.phase.value, attempt=self._state.attempt)
         self._do(actions)
 
     def _signalled(self, signum: int) -> None:
         name = signal_name(signum)
+        preempted = name in self._spec.preempt_signals
         if self._state.signum:
             self._console.say(f"{name} again: ending at once")
         else:
-            self._console.say(
-                f"{name}: the ranks may end by themselves within {self._spec.grace_s:g} s; once more: at once"
-            )
-        self._happened(words.Signalled(signum=signum))
+            may = "save at their next step and end" if preempted and self._listening() else "end by themselves"
+            self._console.say(f"{name}: the ranks may {may} within {self._spec.grace_s:g} s; once more: at once")
+        self._around.rundir.event("signalled", signal=name, preempted=preempted)
+        self._happened(words.Signalled(signum=signum, preempted=preempted))
+
+    def _notified(self, signum: int) -> None:
+        """A signal that asks for a save and not for the end: no matter of state."""
+        self._console.say(f"{signal_name(signum)}: the ranks are asked to save at their next step and to go on")
+        self._around.rundir.event("save_requested", signal=signal_name(signum))
+        self._control.request_save()
+        if self._group is not None:
+            self._group.pass_on(signum)
+
+    def _listening(self) -> bool:
+        """Whether a rank uses `gpulaunch.checkpoint`: it ends by itself when it is told to."""
+        return any(page.listens for page in self._live_pages().values())
+
+    def _live_pages(self) -> dict[int, PageSnapshot]:
+        pages, group = self._around.pages, self._group
+        if pages is None or group is None:
+            return {}
+        read = {rank: pages.read(rank) for rank in map(group.rank_of, group.live)}
+        return {rank: page for rank, page in read.items() if page is not None}
 
     def _joined(self, world: World) -> None:
         self._world = world
@@ -187,49 +234,13 @@ class Agent:
         self._console.say(why)
         self._happened(words.PeerFailed(final=final))
 
-    def _server_ready(self, ready: Ready) -> None:
-        packages.remember(ready.refused)
-        self._around.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
-        if ready.refused:
-            left = "; ".join(f"{name} ({why})" for name, why in ready.refused.items())
-            self._console.say(f"not preloaded, each rank imports it for itself: {left}")
-        if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
-            self._spawn_because = ready.problem
-            self._console.say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")
-        if self._group is not None and self._state.phase is not words.Phase.CLEARING:
-            self._start_with(self._group)
+    def _peer_preempted(self, why: str) -> None:
+        self._console.say(f"{why}: the ranks here are asked to save and end, too")
+        self._happened(words.PeerPreempted())
 
-    def _server_started(self, started: Started) -> None:
-        if self._group is not None:
-            self._group.adopt(started)
-
-    def _server_lost(self) -> None:
-        """The fork server is gone. Ranks that run and have their store need it no more; others get a new one."""
-        self._server = None
-        self._around.rundir.event("fork_server_lost", phase=self._state.phase.value)
-        group, phase = self._group, self._state.phase
-        starting = phase is words.Phase.STARTING
-        if group is None or not (starting or (phase is words.Phase.RUNNING and group.awaits_store)):
-            return
-        self._lost_servers += 1
-        if starting and group.asked:
-            self._start_failed(frozenset(group.live), "the fork server died while it started the ranks", False)
-        elif self._lost_servers < _MAX_LOST_SERVERS:
-            self.start_server()
-        else:
-            self._do_without_server(group, f"the fork server died {self._lost_servers} times")
-
-    def _do_without_server(self, group: Group, why: str) -> None:
-        """From now on ranks are spawned, and rank 0 hosts the store."""
-        self._agent_store = False
-        self._spawn_because = self._spawn_because or why
-        self._console.say(f"starting every rank as a program of its own, not as a fork: {why}")
-        if group.asked:
-            self._error = f"the ranks wait for a store that cannot be started: {why}"
-            self._happened(words.StoreLost())
-        else:
-            group.agent_store = False
-            group.start_spawned()
+    def _without_store(self, why: str) -> None:
+        self._error = why
+        self._happened(words.StoreLost())
 
     def _start_failed(self, ranks: frozenset[int], why: str, final: bool) -> None:
         self._error = why
@@ -239,6 +250,11 @@ class Agent:
         pages = self._around.pages
         page = pages.read(end.rank) if pages is not None else None
         self.totals.setdefault(end.rank, summary.RankTotals()).add(page, exit_.max_rss_bytes)
+        self._recovery.rank_ended(end.pid, page)
+        self._hangs.ended(end.rank)
+        if page is not None:
+            self.account.looked([page])
+        self._first_end_s = self._first_end_s or end.at_s
         self._around.rundir.event(
             "rank_ended",
             seen_s=end.at_s,
@@ -250,7 +266,9 @@ class Agent:
             stopped=end.stopped,
         )
         ok = end.code == 0
-        echo = not ok and classify(end) is Kind.PEER
+        # A job manager may signal every process of the job: the ranks' end is then seen before our own signal.
+        notice = end.signal is not None and signal_name(end.signal) in self._spec.preempt_signals
+        echo = not ok and (notice or classify(end) is Kind.PEER)
         self._happened(words.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
 
     def _store_lost(self, exit_: Exit) -> None:
@@ -266,12 +284,13 @@ class Agent:
         for action in actions:
             match action:
                 case words.Join():
-                    self._rendezvous.join(action.attempt)
+                    self._prepare(action.attempt)
                 case words.Start():
                     self._start()
+                case words.Notice():
+                    self._control.preempt(action.signum, round((self._loop.now() + action.within_s) * 1e9))
                 case words.Stop():
-                    if self._group is not None:
-                        self._group.stop(action.signum)
+                    self._stop(action.signum)
                 case words.Kill():
                     if self._group is not None:
                         self._group.kill()
@@ -287,13 +306,45 @@ class Agent:
                     self._report_failure(restarting=action.restarting)
                 case words.Finish():
                     self._outcome = action.outcome
-                    self._loop.stop()
+                    self._finish()
+
+    def _prepare(self, attempt: int) -> None:
+        self._recovery.prepare(attempt, lambda offers: self._prepared(attempt, offers), self._join_failed)
+
+    def _prepared(self, attempt: int, offers: tuple[str, ...]) -> None:
+        if self._state.phase is words.Phase.JOINING and self._state.attempt == attempt:
+            self._rendezvous.join(attempt, offers)
+
+    def _stop(self, signum: int) -> None:
+        if self._group is None:
+            return
+        if self._state.preempted:
+            self._group.stop_gently(signum, told=self._listening())
+        else:
+            self._group.stop(signum)
+
+    def _finish(self) -> None:
+        """Leave the loop; a job that has not succeeded looks first from where it could go on another time."""
+        if self._outcome is words.Outcome.SUCCESS:
+            self._finished(None)
+        else:
+            self._recovery.look_again(self._finished)
+
+    def _finished(self, newest: Checkpoint | None) -> None:
+        self._resumable = newest is not None
+        self.account.ended(ok=self._outcome is words.Outcome.SUCCESS, newest=newest)
+        self._loop.stop()
 
     def _start(self) -> None:
         assert self._world is not None, "started before it was joined"
         spec, around, world = self._spec, self._around, self._world
         self._error = self._peer_error = ""
         self._blame = None
+        self._decision = None
+        self._recovery.began()
+        resume = self._recovery.choose(world.resume)
+        self._first_end_s = 0.0
+        self.account.attempt_began(world.attempt, self._recovery.resumed)
         if around.pages is not None:
             try:
                 around.pages.prepare(
@@ -301,10 +352,16 @@ class Agent:
                 )
             except OSError as err:
                 self._console.say(f"no profile of this attempt: no room for shared pages: {err.strerror}")
-        self._group = Group(around, world, self._group_events(), agent_store=self._agent_store)
-        if self._server is None and (self._agent_store or not self._spawn_because):
-            self.start_server()
-        self._start_with(self._group)
+        self._group = Group(
+            around,
+            world,
+            self._group_events(),
+            agent_store=self._starter.agent_store,
+            resume_from=resume.path,
+            resume_args=resume.args,
+            visible_devices=self._recovery.visible_devices,
+        )
+        self._starter.start(self._group)
 
     def _group_events(self) -> GroupEvents:
         return GroupEvents(
@@ -315,21 +372,34 @@ class Agent:
             store_lost=self._store_lost,
         )
 
-    def _start_with(self, group: Group) -> None:
-        """Start what can be started now; called again when the fork server is ready."""
-        server = self._server if self._server is not None and self._server.ready is not None else None
-        if self._spawn_because:
-            if server is not None:
-                group.start_store(server)
-            group.start_spawned()
-        elif server is not None:
-            group.start_forked(server)
-
     def _ranks_started(self, ranks: frozenset[int]) -> None:
         self._around.rundir.event(
             "started", attempt=self._state.attempt, pids=dict(self._group.live) if self._group else {}
         )
+        self._publish_group()
+        self.account.attempt_started()
         self._happened(words.Started(ranks=ranks))
+        if self._group is not None and self._state.phase is words.Phase.RUNNING:
+            self._hangs.begin(self._group, self._state.attempt)
+
+    def _publish_group(self) -> None:
+        """Write down who runs: for the sidecar, and in the run directory for people and `gpulaunch chaos`."""
+        assert self._group is not None, "ranks run"
+        group, around = self._group.describe(), self._around
+        if around.pages is not None:
+            around.pages.announce(group)
+        with contextlib.suppress(OSError):
+            around.rundir.write_json(
+                "group.json",
+                {
+                    **group,
+                    "agent_pid": os.getpid(),
+                    "store_pid": self._group.store_pid,
+                    "fork_server_pid": self._starter.pid,
+                    "sidecar_pid": self._sidecar.pid if self._sidecar is not None else None,
+                    "checkpoint_dirs": around.checkpoint_dirs,
+                },
+            )
 
     def _arm(self, action: words.Arm) -> None:
         self._disarm()
@@ -349,16 +419,41 @@ class Agent:
         self._group.clear(self._helpers() | {self._keeper.pid}, gently=gently)
 
     def _helpers(self) -> frozenset[int]:
-        """The fork server and the sidecar, as far as they run."""
-        pids = {self._server.pid if self._server else None, self._sidecar.pid if self._sidecar else None}
-        return frozenset(pid for pid in pids if pid is not None)
+        """Fork server, sidecar, and who looks for checkpoints: as far as they run."""
+        pids = {self._starter.pid, self._sidecar.pid if self._sidecar else None}
+        return frozenset(pid for pid in pids if pid is not None) | self._recovery.pids | self._hangs.pids
 
     def _group_cleared(self, left: list[int]) -> None:
         if left:
             pids = ", ".join(map(str, left))
             self._console.say(f"cannot end {pids}: killed, but the kernel does not let go (state D?); see dmesg")
             self._around.rundir.event("unkillable", pids=left)
-        self._happened(words.Cleared())
+        self._happened(self._cleared())
+
+    def _cleared(self) -> words.Cleared:
+        """Who is to blame for the attempt that is over, and whether there is to be another."""
+        outcome = self._state.outcome
+        if outcome in (words.Outcome.SUCCESS, words.Outcome.SIGNAL):
+            self.account.stopped()
+        self.account.cleared()
+        if outcome not in (words.Outcome.FAILURE, words.Outcome.PEER_FAILURE):
+            return words.Cleared()
+        self._blame = self._who_is_to_blame()
+        seen_s = self._first_end_s or self._loop.now()
+        cause_s = failed_at_s(self._blame.first) if self._blame is not None else seen_s
+        self.account.failed(*(self._hangs.times_s or (min(cause_s, seen_s), seen_s)))
+        if self._state.final:
+            return words.Cleared(again=False)
+        self._decision = self._recovery.judge(self._blame, elsewhere=outcome is words.Outcome.PEER_FAILURE)
+        if self._decision.again:
+            self.account.restarted(self._blame.kind.value if self._blame is not None else outcome.value)
+        return words.Cleared(again=self._decision.again, pause_s=self._decision.wait_s)
+
+    def _who_is_to_blame(self) -> Blame | None:
+        """Nobody, if all ended because they were told to, by a person or for another node: nothing failed here."""
+        ends = self._group.ends if self._group is not None else []
+        failed = [end for end in ends if end.code != 0]
+        return blame(ends) if any(not end.stopped for end in failed) else None
 
     def _tell_peers(self, action: words.TellPeers) -> None:
         why = ""
@@ -368,22 +463,31 @@ class Agent:
         self._rendezvous.tell(ok=action.ok, final=action.final, why=why or self._error)
 
     def _report_failure(self, *, restarting: bool) -> None:
-        if self._group is None or not any(end.code != 0 for end in self._group.ends):
+        if self._blame is None:
             return
-        if all(end.stopped for end in self._group.ends if end.code != 0):
-            return  # they ended because they were told to, by a person or for another node: nothing failed here
-        self._blame = blame(self._group.ends)
         attempt = self._state.attempt - (1 if restarting else 0)
-        self._report(self._blame, attempt, restarting)
+        self._report(self._blame, attempt, restarting, self._decision.why if self._decision is not None else "")
 
     def _exit_code(self) -> int:
         if self._outcome is words.Outcome.SUCCESS:
             return 0
         if self._outcome is words.Outcome.SIGNAL:
-            return 128 + self._state.signum
+            return REQUEUE if self._resumable and self._state.preempted else 128 + self._state.signum
+        if self._decision is not None and self._decision.code is not None:
+            return self._decision.code
         if self._blame is not None:
             return exit_code(self._blame.first)
         return 1
+
+    # -- once a second
+
+    def _tick(self) -> None:
+        """What nobody tells: how far the ranks are, and where the kernel would count their being killed."""
+        if self._group is not None:
+            self._group.look()
+        self.account.looked(self._live_pages().values())
+        self.account.write()
+        self._loop.call_at(self._loop.now() + _TICK_S, self._tick)
 
     # -- progress
 
@@ -396,14 +500,9 @@ class Agent:
         self._loop.call_at(self._started_s + after_s, lambda: self._show_progress(index))
 
     def _show_progress(self, index: int) -> None:
-        pages, group = self._around.pages, self._group
-        if pages is not None and group is not None:
-            read = {rank: pages.read(rank) for rank in map(group.rank_of, group.live)}
-            line = summary.progress(
-                {rank: page for rank, page in read.items() if page is not None}, self._loop.now() - self._started_s
-            )
-            if line:
-                self._console.say(line)
+        line = summary.progress(self._live_pages(), self._loop.now() - self._started_s)
+        if line:
+            self._console.say(line)
         self._show_progress_at(index + 1)
 
 

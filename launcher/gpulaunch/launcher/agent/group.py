@@ -8,26 +8,24 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from gpulaunch.launcher.agent.leftovers import Leftovers
 from gpulaunch.launcher.agent.pages import Pages
 from gpulaunch.launcher.agent.rundir import RunDir
 from gpulaunch.launcher.failure.ends import RankEnd
 from gpulaunch.launcher.failure.evidence import LastWords, OomWatch, read_last_words, shm_evidence
+from gpulaunch.launcher.failure.kernel_log import xid_evidence, xids
+from gpulaunch.launcher.gpus import health
 from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.spec import JobSpec, Std
 from gpulaunch.launcher.logs.capture import LogHub
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.forkserver import ForkedRank, ForkServer, Started
-from gpulaunch.launcher.loop.keeper import KEEPER_COMM
 from gpulaunch.launcher.loop.loop import Exit, Loop
 from gpulaunch.launcher.rendezvous.base import World
-
-GENTLE_S = 2.0
-"""How long what outlives its rank may take to end by itself after a run that went well."""
-CLEAR_S = 5.0
-"""How long killed leftovers are waited for before the job goes on without them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +43,10 @@ class Surroundings:
     foreign_children: frozenset[int]
     """Children this process had before it became a launcher: not ours to end."""
     oom: OomWatch
+    control_path: str
+    """The page in which ranks read what is asked of them."""
+    checkpoint_dirs: tuple[str, ...]
+    """Absolute paths or URLs; `gpulaunch.checkpoint` saves in the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,25 @@ class GroupEvents:
 class Group:
     """One attempt of a job on this node."""
 
-    def __init__(self, around: Surroundings, world: World, events: GroupEvents, *, agent_store: bool) -> None:
-        """`agent_store`: the store is started here, beside the ranks; else rank 0 is left to host it."""
+    def __init__(
+        self,
+        around: Surroundings,
+        world: World,
+        events: GroupEvents,
+        *,
+        agent_store: bool,
+        resume_from: str = "",
+        resume_args: Sequence[str] = (),
+        visible_devices: Sequence[str] = (),
+    ) -> None:
+        """`agent_store`: the store is started here, beside the ranks; else rank 0 is left to host it.
+
+        `resume_from`: the checkpoint to go on from, or ""; `resume_args`: what the program is told of it.
+        `visible_devices`: the cards, where they are not those that the job would see anyway.
+        """
+        self._resume_from = resume_from
+        self._resume_args = list(resume_args)
+        self._visible_devices = list(visible_devices)
         self._around = around
         self._world = world
         self._events = events
@@ -78,12 +97,11 @@ class Group:
         self.asked = False
         """Its ranks were asked for: whoever asks again is late."""
         self._dirs: dict[int, str] = {}
-        self._store_pid: int | None = None
+        self.store_pid: int | None = None
         self._stopping = False
-        self._clearing = False
-        self._deadline_s = 0.0
-        self._keep: frozenset[int] = frozenset()
-        self._gently = False
+        self._hung: dict[int, str] = {}  # rank -> why it is held to hang
+        self._hung_s: float | None = None
+        self._leftovers: Leftovers | None = None
 
     def rank_of(self, local_rank: int) -> int:
         """The global rank of one of this node's ranks."""
@@ -92,7 +110,7 @@ class Group:
     @property
     def awaits_store(self) -> bool:
         """The store of this attempt has not been started."""
-        return self._store_pid is None and not self._clearing and self._store() is not None
+        return self.store_pid is None and self._leftovers is None and self._store() is not None
 
     def when_cleared(self, callback: Callable[[list[int]], None]) -> None:
         """Call this instead when cleared."""
@@ -141,7 +159,6 @@ class Group:
         elif started.error:
             self._events.start_failed(ranks, f"cannot start all ranks: {started.error}", False)
         elif started.pids:
-            self._announce()
             self._events.started(ranks)
 
     def start_spawned(self) -> None:
@@ -164,6 +181,8 @@ class Group:
                         stdout_fd=out,
                         stderr_fd=err,
                         affinity=self._cpus(local_rank),
+                        # A shell cannot trap what was ignored when it started.
+                        deaf_to=() if spec.program.kind == "exec" else child.NOTICES,
                     )
                 finally:
                     os.close(out)
@@ -173,7 +192,6 @@ class Group:
             # A command that is not there will not be there for the next attempt.
             self._events.start_failed(frozenset(self.live), str(err.strerror or err), err.errno in (2, 8, 13))
             return
-        self._announce()
         self._events.started(frozenset(self.live))
 
     def start_store(self, server: ForkServer) -> None:
@@ -228,6 +246,16 @@ class Group:
         # The nodes may run different numbers of ranks: what they agreed on wins over this node's arithmetic.
         env.update(RANK=rank, ROLE_RANK=rank, WORLD_SIZE=str(world.world_size), ROLE_WORLD_SIZE=str(world.world_size))
         env["GPULAUNCH_RUN_DIR"] = around.rundir.path
+        env["GPULAUNCH_CONTROL"] = around.control_path
+        env["GPULAUNCH_CHECKPOINT_DIR"] = around.checkpoint_dirs[0]
+        env["GPULAUNCH_ATTEMPT"] = str(around.rundir.number_of(world.attempt))
+        if self._resume_from:
+            env["GPULAUNCH_RESUME_FROM"] = self._resume_from
+        if self._visible_devices:
+            virtual = around.spec.virtual_local_rank
+            env["CUDA_VISIBLE_DEVICES"] = (
+                self._visible_devices[local_rank] if virtual else ",".join(self._visible_devices)
+            )
         if around.pages is not None:
             env["GPULAUNCH_CHANNEL_DIR"] = around.pages.directory
         return env
@@ -237,7 +265,7 @@ class Group:
         return {
             "kind": program.kind,
             "target": program.target,
-            "args": plan.rank_args(self._around.spec, local_rank),
+            "args": [*plan.rank_args(self._around.spec, local_rank), *self._resume_args],
             "python": program.python,
             "call_dir": program.call_dir,
             "error_file": os.path.join(self._dirs[local_rank], "error.json"),
@@ -245,12 +273,12 @@ class Group:
 
     def _title(self, local_rank: int) -> list[str]:
         """The command line that `python` would have had."""
-        return plan.rank_argv(self._around.spec, local_rank)
+        return [*plan.rank_argv(self._around.spec, local_rank), *self._resume_args]
 
     def _command(self, local_rank: int) -> list[str]:
         program = self._around.spec.program
         if program.kind == "exec":
-            return plan.rank_argv(self._around.spec, local_rank)
+            return self._title(local_rank)
         from gpulaunch.launcher.loop import rank_main
 
         return [program.python, "-u", rank_main.__file__, json.dumps(self._program(local_rank))]
@@ -261,26 +289,28 @@ class Group:
 
     def _watch_rank(self, local_rank: int, pid: int) -> None:
         self.live[local_rank] = pid
+        self._around.oom.watch(pid)
         self._around.loop.watch_pid(pid, lambda exit_: self._rank_ended(local_rank, exit_))
 
     def _watch_store(self, pid: int) -> None:
-        self._store_pid = pid
+        self.store_pid = pid
         self._around.loop.watch_pid(pid, self._store_ended)
 
-    def _announce(self) -> None:
-        pages, world = self._around.pages, self._world
-        if pages is not None:
-            pages.announce(
-                run_id=self._around.base_env["GPULAUNCH_RUN_ID"],
-                name=self._around.spec.name,
-                attempt=world.attempt,
-                world_size=world.world_size,
-                node_rank=world.node_rank,
-                ranks=[
-                    {"rank": self.rank_of(local_rank), "local_rank": local_rank, "pid": pid}
-                    for local_rank, pid in self.live.items()
-                ],
-            )
+    def describe(self) -> dict[str, Any]:
+        """Who runs: the content of group.json."""
+        world = self._world
+        return {
+            "version": 1,
+            "run_id": self._around.base_env["GPULAUNCH_RUN_ID"],
+            "name": self._around.spec.name,
+            "attempt": world.attempt,
+            "world_size": world.world_size,
+            "node_rank": world.node_rank,
+            "ranks": [
+                {"rank": self.rank_of(local_rank), "local_rank": local_rank, "pid": pid}
+                for local_rank, pid in self.live.items()
+            ],
+        }
 
     # -- ending
 
@@ -298,28 +328,53 @@ class Group:
             signal=exit_.signal,
             at_s=exit_.at_s,
             wall_time_s=time.time(),
-            stopped=self._stopping,
+            stopped=self._stopping and rank not in self._hung,
             error=words.error,
             tail=tuple(self._around.hub.tail(rank, Std.ERR) or self._around.hub.tail(rank, Std.OUT)),
             fault=words.fault,
-            evidence=(*words.evidence, *self._evidence_from_outside(exit_)),
+            evidence=(*words.evidence, *self._evidence_from_outside(local_rank, exit_)),
+            hang=self._hung.get(rank, ""),
+            hung_s=self._hung_s if rank in self._hung else None,
         )
         self.ends.append(end)
         if self._around.pages is not None and exit_.code != 0:
             self._around.pages.keep(rank, directory)
         self._events.rank_ended(local_rank, end, exit_)
 
-    def _evidence_from_outside(self, exit_: Exit) -> tuple[str, ...]:
+    def _evidence_from_outside(self, local_rank: int, exit_: Exit) -> tuple[str, ...]:
         if self._stopping or exit_.code == 0:
             return ()
         # A dataloader worker may be what the kernel killed: then its rank ends by an exception.
-        facts = [self._around.oom.evidence(), shm_evidence() if exit_.signal == signal.SIGBUS else None]
+        facts = [
+            self._around.oom.evidence(exit_.pid),
+            shm_evidence() if exit_.signal == signal.SIGBUS else None,
+            xid_evidence(xids(self._around.oom.log.text())),
+            self._card_fault(local_rank),
+        ]
         return tuple(fact for fact in facts if fact)
 
+    def _card_fault(self, local_rank: int) -> str:
+        """What the sidecar has heard of this rank's card."""
+        cards, pages = self._around.spec.cards, self._around.pages
+        if local_rank >= len(cards) or pages is None:
+            return ""
+        index = cards[local_rank].index
+        return next((health.fault(card) for card in health.read(pages.directory) if card.index == index), "")
+
+    def mark_hung(self, ranks: Iterable[int], why: str) -> None:
+        """These ranks are held to hang: however they end now, that was the cause."""
+        self._hung = dict.fromkeys(ranks, why)
+        self._hung_s = self._around.loop.now()
+
+    def look(self) -> None:
+        """Note what must be known of a rank before it dies: the cgroup that it is in."""
+        for pid in self.live.values():
+            self._around.oom.watch(pid)
+
     def _store_ended(self, exit_: Exit) -> None:
-        self._store_pid = None
-        if self._clearing:
-            self._check_cleared()
+        self.store_pid = None
+        if self._leftovers is not None:
+            self._leftovers.store_ended()
         else:
             self._events.store_lost(exit_)
 
@@ -330,11 +385,40 @@ class Group:
         the step that it wanted to finish, and shell wrappers need the group, so: all of it but the workers.
         """
         self._stopping = True
-        leaders = set(self.live.values())
-        for pid in linux.all_pids():
-            if pid in leaders or (linux.group_of(pid) in leaders and linux.comm_of(pid) != "pt_data_worker"):
+        for pid in self._members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def stop_gently(self, signum: int, *, told: bool) -> None:
+        """Pass on a notice after which the ranks are to save and end by themselves.
+
+        SIGUSR1 and SIGUSR2 go only to processes that catch them. `told`: a rank reads the control page; where none
+        does, and none catches the signal either, the ranks are asked to end as torchrun would ask them.
+        """
+        catchers = [pid for pid in self._members() if linux.catches(pid, signum)] if signum in child.NOTICES else []
+        if catchers or (told and signum in child.NOTICES):
+            self._stopping = True
+            for pid in catchers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signum)
+        else:
+            self.stop(signal.SIGTERM if signum in child.NOTICES else signum)
+
+    def pass_on(self, signum: int) -> None:
+        """Pass on a signal that does not mean the end, to the processes that catch it."""
+        for pid in self._members():
+            if linux.catches(pid, signum):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+
+    def _members(self) -> list[int]:
+        """The ranks and what they started in their process groups, but no dataloader workers."""
+        leaders = set(self.live.values())
+        return [
+            pid
+            for pid in linux.all_pids()
+            if pid in leaders or (linux.group_of(pid) in leaders and linux.comm_of(pid) != "pt_data_worker")
+        ]
 
     def kill(self) -> None:
         """End every live rank and its process group at once."""
@@ -347,53 +431,14 @@ class Group:
                     end(pid, signal.SIGKILL)
 
     def clear(self, keep: frozenset[int], *, gently: bool) -> None:
-        """End what the ranks left behind, and the store; `keep`: the agent's own helpers.
+        """End what the ranks left behind, and the store; `keep`: the agent's own helpers."""
+        self._stopping = True
+        if self._leftovers is None:
+            self._leftovers = Leftovers(self._around.loop, store_pid=self.store_pid)
+        self._leftovers.clear(
+            keep | self._around.foreign_children, gently=gently, done=lambda left: self._cleared(left)
+        )
 
-        The agent is the subreaper of all of them: whatever outlived its rank, however it detached itself, is by now
-        a child of this process or a descendant of one.
-        """
-        loop = self._around.loop
-        self._keep = keep | self._around.foreign_children
-        self._gently = gently
-        again = self._clearing
-        self._clearing = self._stopping = True
-        if self._store_pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._store_pid, signal.SIGKILL)
-        self._deadline_s = loop.now() + (GENTLE_S if gently else 0.0) + CLEAR_S
-        if not again:
-            loop.on_orphan(lambda _: self._check_cleared())
-        self._signal_leftovers(signal.SIGTERM if gently else signal.SIGKILL)
-        if gently:
-            loop.call_at(loop.now() + GENTLE_S, lambda: self._signal_leftovers(signal.SIGKILL))
-        loop.call_at(self._deadline_s - CLEAR_S / 2 + 0.01, self._check_cleared)
-        loop.call_at(self._deadline_s, self._check_cleared)
-        loop.call_at(loop.now(), self._check_cleared)
-
-    def _leftovers(self) -> list[int]:
-        mine = [pid for pid in linux.children_of(os.getpid()) if pid not in self._keep and pid != self._store_pid]
-        return [pid for pid in mine if linux.state_of(pid) not in ("Z", "X", "")]
-
-    def _signal_leftovers(self, signum: int) -> None:
-        """Signal what is left, but the keeper of a launcher that ran inside a rank: it cleans up and ends by itself."""
-        late = self._around.loop.now() > self._deadline_s - CLEAR_S / 2
-        for pid in self._leftovers():
-            for one in (pid, *linux.descendants_of(pid)):
-                if late or linux.comm_of(one) != KEEPER_COMM:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(one, signum)
-
-    def _check_cleared(self) -> None:
-        if not self._clearing:
-            return
-        left = self._leftovers()
-        now_s = self._around.loop.now()
-        if (left or self._store_pid is not None) and now_s < self._deadline_s:
-            if left and (not self._gently or now_s > self._deadline_s - CLEAR_S):
-                # The orphans of the orphans just killed have become ours meanwhile.
-                self._signal_leftovers(signal.SIGKILL)
-            return
-        self._clearing = False
-        self._around.loop.on_orphan(lambda _: None)
-        self._around.loop.forget_unclaimed()
+    def _cleared(self, left: list[int]) -> None:
+        self._leftovers = None
         self._on_cleared(left)

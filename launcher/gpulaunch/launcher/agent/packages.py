@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Mapping
 
-from gpulaunch.launcher.agent.rundir import write_json
 from gpulaunch.launcher.job.imports import Reading, read_script
 from gpulaunch.launcher.job.spec import JobSpec
+from gpulaunch.launcher.loop.files import write_json
 
 
 def reading_of(spec: JobSpec) -> Reading:

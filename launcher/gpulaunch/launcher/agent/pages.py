@@ -7,8 +7,9 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable
+from typing import Any
 
-from gpulaunch.launcher.agent.rundir import write_json
+from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.channel import page
 
 _PREFIX = "gpulaunch"
@@ -17,8 +18,15 @@ _PREFIX = "gpulaunch"
 class Pages:
     """One directory on tmpfs, mode 0700, with a page per rank; locked while the agent lives."""
 
-    def __init__(self, run_id: str, *, root: str = "/dev/shm") -> None:  # noqa: S108 (tmpfs, private directory)
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        run_dir: str,
+        root: str = "/dev/shm",  # noqa: S108 (tmpfs, private directory)
+    ) -> None:
         """Make the directory and remove those of agents that were killed. Raises OSError."""
+        self._run_dir = run_dir
         self.directory = os.path.join(root, f"{_PREFIX}-{os.getuid()}-{run_id}")
         _remove_abandoned(root)
         os.mkdir(self.directory, 0o700)
@@ -35,21 +43,17 @@ class Pages:
         """The page of one rank."""
         return os.path.join(self.directory, f"rank-{rank}.bin")
 
-    def announce(
-        self, *, run_id: str, name: str, attempt: int, world_size: int, node_rank: int, ranks: list[dict[str, int]]
-    ) -> None:
+    def announce(self, group: dict[str, Any]) -> None:
         """Tell the sidecar who runs."""
-        group = {
-            "version": 1,
-            "run_id": run_id,
-            "name": name,
-            "attempt": attempt,
-            "world_size": world_size,
-            "node_rank": node_rank,
-            "ranks": ranks,
-        }
+        self._write("group.json", {**group, "run_dir": self._run_dir})
+
+    def account(self, run: dict[str, Any]) -> None:
+        """Tell the sidecar how the run goes."""
+        self._write("run.json", run)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # observing fails open: no room for this file is no reason to stop a job
-            write_json(os.path.join(self.directory, "group.json"), group)
+            write_json(os.path.join(self.directory, name), content)
 
     def read(self, rank: int) -> page.PageSnapshot | None:
         """What a rank's page says, or None if it cannot be read."""

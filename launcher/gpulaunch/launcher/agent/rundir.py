@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from gpulaunch.launcher.job.spec import JobSpec
+from gpulaunch.launcher.loop.files import write_json
 
 
 class RunDirError(Exception):
@@ -39,9 +40,13 @@ class RunDir:
 
     def attempt_dir(self, attempt: int) -> str:
         """The directory of this run's `attempt` (from 0), under a number never used before."""
-        path = os.path.join(self.path, "attempts", str(self._first_attempt + attempt))
+        path = os.path.join(self.path, "attempts", str(self.number_of(attempt)))
         os.makedirs(path, mode=0o700, exist_ok=True)
         return path
+
+    def number_of(self, attempt: int) -> int:
+        """The number, never used before in this directory, of this run's `attempt` (from 0)."""
+        return self._first_attempt + attempt
 
     def rank_path(self, attempt: int, rank: int) -> str:
         """Where one rank's files of one attempt are found."""
@@ -81,23 +86,6 @@ class RunDir:
             os.close(self._events)
             self._events = None
         os.close(self._lock)
-
-
-def write_json(path: str, content: Any) -> None:
-    """Write a file whole or not at all: a temporary name beside it, then rename."""
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w", opener=_private) as out:
-        json.dump(content, out, indent=1, default=_as_json)
-        out.write("\n")
-    os.rename(temporary, path)
-
-
-def _as_json(value: Any) -> Any:
-    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def open_run_dir(spec: JobSpec) -> RunDir:

@@ -1,7 +1,7 @@
 """What the agent does next: one pure table, (phase, event) -> (state, actions).
 
-No clock, no process, no file: time arrives as an event (`Expired`), deeds leave as actions. Restart policy, hang
-detection and checkpoints join here, as events and cells, and nowhere else.
+No clock, no process, no file: time arrives as an event (`Expired`), deeds leave as actions. What restart policy and
+hang detection have found arrives as events, too (`Cleared`, `Hung`).
 
     JOINING   the nodes agree on the attempt (one node: at once)
     STARTING  store and ranks are being started
@@ -10,6 +10,7 @@ detection and checkpoints join here, as events and cells, and nowhere else.
     STOPPING  the ranks still alive were told to end; at the end of the grace budget they are killed
     WAITING   all is well here; other nodes are still at work, and may need this node's store
     CLEARING  no rank is left; the store and what ranks left behind are being ended
+    PAUSING   nothing of the attempt is left; the next one waits, because the last ones came to nothing
     DONE      the outcome is known
 """
 
@@ -29,11 +30,14 @@ from gpulaunch.launcher.agent.words import (
     Event,
     Expired,
     Finish,
+    Hung,
     Join,
     Joined,
     Kill,
+    Notice,
     Outcome,
     PeerFailed,
+    PeerPreempted,
     PeersDone,
     Phase,
     RankEnded,
@@ -58,9 +62,15 @@ SIGTERM = 15
 Result = tuple[State, tuple[Action, ...]]
 
 
-def first(*, restarts: int, grace_s: float) -> Result:
-    """The beginning of a job."""
-    return State(phase=Phase.JOINING, restarts_left=restarts, grace_s=grace_s), (Join(attempt=0),)
+def first(*, restarts: int, grace_s: float, failure_grace_s: float = 1.0) -> Result:
+    """The beginning of a job. A failure's grace is never longer than the other."""
+    begun = State(
+        phase=Phase.JOINING,
+        restarts_left=restarts,
+        grace_s=grace_s,
+        failure_grace_s=min(failure_grace_s, grace_s),
+    )
+    return begun, (Join(attempt=0),)
 
 
 def step(state: State, event: Event) -> Result:
@@ -132,6 +142,13 @@ def _store_lost_starting(state: State, event: Event) -> Result:
     return replace(state, outcome=_worse(state, Outcome.FAILURE)), ()
 
 
+def _hung(state: State, event: Event) -> Result:
+    """Whoever waits in a collective does not hear a signal: the grace is a failure's."""
+    assert isinstance(event, Hung), "table: Hung"
+    failed = replace(state, outcome=_worse(state, Outcome.FAILURE), final=state.final or event.final)
+    return _stopping(failed, SIGTERM)
+
+
 def _peer_failed(state: State, event: Event) -> Result:
     assert isinstance(event, PeerFailed), "table: PeerFailed"
     failed = replace(state, outcome=_worse(state, Outcome.PEER_FAILURE), final=state.final or event.final)
@@ -151,6 +168,23 @@ def _peer_failed_waiting(state: State, event: Event) -> Result:
     return _clearing(replace(state, outcome=Outcome.PEER_FAILURE, final=state.final or event.final))
 
 
+def _peer_preempted(state: State, event: Event) -> Result:
+    """The ranks of all nodes save together: here as there, under the same budget."""
+    told = replace(state, outcome=Outcome.SIGNAL, signum=SIGTERM, final=True, preempted=True, told=True)
+    return _stopping(told, SIGTERM)
+
+
+def _peer_preempted_early(state: State, event: Event) -> Result:
+    """No rank of this node has anything to save."""
+    told = replace(state, outcome=Outcome.SIGNAL, signum=SIGTERM, final=True, preempted=True, told=True)
+    after, actions = _clearing(told)
+    return after, (Kill(), *actions)
+
+
+def _peer_preempted_late(state: State, event: Event) -> Result:
+    return replace(state, final=True), ()
+
+
 def _peers_done(state: State, event: Event) -> Result:
     return _clearing(state)
 
@@ -158,14 +192,13 @@ def _peers_done(state: State, event: Event) -> Result:
 def _signalled(state: State, event: Event) -> Result:
     """The first signal is passed on to the ranks; they have one grace budget."""
     assert isinstance(event, Signalled), "table: Signalled"
-    told = replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True)
-    return _stopping(told, event.signum)
+    return _stopping(_told(state, event), event.signum)
 
 
 def _signalled_starting(state: State, event: Event) -> Result:
     """No rank has begun, and some may be on their way: what there is is ended at once."""
     assert isinstance(event, Signalled), "table: Signalled"
-    after, actions = _clearing(replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True))
+    after, actions = _clearing(_told(state, event))
     return after, (Kill(), *actions)
 
 
@@ -196,7 +229,34 @@ def _expired_stopping(state: State, event: Event) -> Result:
 
 
 def _cleared(state: State, event: Event) -> Result:
-    return _next_or_end(state)
+    """After an attempt: end, or try again, at once or after a pause."""
+    assert isinstance(event, Cleared), "table: Cleared"
+    if state.outcome is Outcome.SUCCESS:
+        return replace(state, phase=Phase.DONE), (Finish(outcome=Outcome.SUCCESS),)
+    given_up = state if event.again else replace(state, final=True)
+    if not _again(given_up):
+        tell = (TellPeers(ok=False, final=True),) if _again(state) else ()
+        return replace(given_up, phase=Phase.DONE), (*tell, Report(restarting=False), Finish(outcome=state.outcome))
+    following = replace(
+        state,
+        phase=Phase.JOINING,
+        attempt=state.attempt + 1,
+        restarts_left=state.restarts_left - 1,
+        outcome=Outcome.OPEN,
+        live=frozenset(),
+        told=False,
+    )
+    if event.pause_s > 0:
+        pause = Arm(deadline=Deadline.PAUSE, after_s=event.pause_s)
+        return replace(following, phase=Phase.PAUSING), (Report(restarting=True), pause)
+    return following, (Report(restarting=True), Join(attempt=following.attempt))
+
+
+def _paused(state: State, event: Event) -> Result:
+    assert isinstance(event, Expired), "table: Expired"
+    if event.deadline is not Deadline.PAUSE:
+        return state, ()
+    return replace(state, phase=Phase.JOINING), (Join(attempt=state.attempt),)
 
 
 # -- what cells share
@@ -212,8 +272,10 @@ def _stopping(state: State, signum: int) -> Result:
     if not state.live:
         return _clearing(state)
     known, tell = _tell(state)
-    actions: tuple[Action, ...] = (Stop(signum=signum), *tell, Arm(deadline=Deadline.GRACE, after_s=state.grace_s))
-    return replace(known, phase=Phase.STOPPING), actions
+    asked = state.outcome is Outcome.SIGNAL
+    notice = (Notice(signum=signum, within_s=state.grace_s),) if state.preempted else ()
+    grace = Arm(deadline=Deadline.GRACE, after_s=state.grace_s if asked else state.failure_grace_s)
+    return replace(known, phase=Phase.STOPPING), (*notice, Stop(signum=signum), *tell, grace)
 
 
 def _clearing(state: State) -> Result:
@@ -225,7 +287,13 @@ def _tell(state: State) -> Result:
     """Tell the other nodes, once and at once, what ended the attempt here: their ranks wait for ours."""
     if state.told or state.outcome not in (Outcome.FAILURE, Outcome.SIGNAL):
         return state, ()
-    return replace(state, told=True), (TellPeers(ok=False, final=not _again(state)),)
+    told = TellPeers(ok=False, final=not _again(state), preempted=state.preempted)
+    return replace(state, told=True), (told,)
+
+
+def _told(state: State, event: Signalled) -> State:
+    """The launcher was told to end. A rank that died of the same signal a moment earlier is no failure."""
+    return replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True, preempted=event.preempted)
 
 
 def _waiting(state: State) -> Result:
@@ -236,29 +304,16 @@ def _again(state: State) -> bool:
     return not state.final and state.restarts_left > 0
 
 
-def _next_or_end(state: State) -> Result:
-    """After an attempt: try again, or end."""
-    if state.outcome is Outcome.SUCCESS:
-        return replace(state, phase=Phase.DONE), (Finish(outcome=Outcome.SUCCESS),)
-    if not _again(state):
-        return replace(state, phase=Phase.DONE), (Report(restarting=False), Finish(outcome=state.outcome))
-    following = replace(
-        state,
-        phase=Phase.JOINING,
-        attempt=state.attempt + 1,
-        restarts_left=state.restarts_left - 1,
-        outcome=Outcome.OPEN,
-        live=frozenset(),
-        told=False,
-    )
-    return following, (Report(restarting=True), Join(attempt=following.attempt))
-
-
 def _join_over(state: State, event: Event) -> Result:
     """Nothing runs yet: a signal or a peer's giving up ends the job here."""
     if isinstance(event, Signalled):
-        return _clearing(replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True))
+        return _clearing(_told(state, event))
     return _clearing(replace(state, outcome=Outcome.PEER_FAILURE, final=True))
+
+
+def _peer_failed_pausing(state: State, event: Event) -> Result:
+    assert isinstance(event, PeerFailed), "table: PeerFailed"
+    return _join_over(state, event) if event.final else (state, ())
 
 
 def _starting_peer_failed(state: State, event: Event) -> Result:
@@ -278,29 +333,42 @@ TABLE: dict[tuple[Phase, type], _Cell] = {
     (_P.JOINING, Joined): _start,
     (_P.JOINING, StartFailed): _start_failed,
     (_P.JOINING, PeerFailed): _join_over,
+    (_P.JOINING, PeerPreempted): _peer_preempted_early,
     (_P.JOINING, Signalled): _join_over,
     (_P.STARTING, Started): _started,
     (_P.STARTING, StartFailed): _start_failed,
     (_P.STARTING, StoreLost): _store_lost_starting,
     (_P.STARTING, PeerFailed): _starting_peer_failed,
+    (_P.STARTING, PeerPreempted): _peer_preempted_early,
     (_P.STARTING, Signalled): _signalled_starting,
     (_P.RUNNING, RankEnded): _rank_ended,
     (_P.RUNNING, StoreLost): _store_lost,
+    (_P.RUNNING, Hung): _hung,
     (_P.RUNNING, PeerFailed): _peer_failed,
+    (_P.RUNNING, PeerPreempted): _peer_preempted,
     (_P.RUNNING, Signalled): _signalled,
     (_P.SETTLING, RankEnded): _rank_ended_settling,
     (_P.SETTLING, StoreLost): _store_lost,
+    (_P.SETTLING, Hung): _hung,
     (_P.SETTLING, PeerFailed): _peer_failed,
+    (_P.SETTLING, PeerPreempted): _peer_preempted,
     (_P.SETTLING, Signalled): _signalled,
     (_P.SETTLING, Expired): _expired_settling,
     (_P.STOPPING, RankEnded): _rank_ended_stopping,
     (_P.STOPPING, PeerFailed): _peer_failed_late,
+    (_P.STOPPING, PeerPreempted): _peer_preempted_late,
     (_P.STOPPING, Signalled): _signalled_stopping,
     (_P.STOPPING, Expired): _expired_stopping,
     (_P.CLEARING, PeerFailed): _peer_failed_late,
+    (_P.CLEARING, PeerPreempted): _peer_preempted_late,
     (_P.CLEARING, Signalled): _signalled_clearing,
     (_P.CLEARING, Cleared): _cleared,
     (_P.WAITING, PeerFailed): _peer_failed_waiting,
+    (_P.WAITING, PeerPreempted): _peer_preempted,
     (_P.WAITING, PeersDone): _peers_done,
     (_P.WAITING, Signalled): _signalled,
+    (_P.PAUSING, PeerFailed): _peer_failed_pausing,
+    (_P.PAUSING, PeerPreempted): _peer_preempted_early,
+    (_P.PAUSING, Signalled): _join_over,
+    (_P.PAUSING, Expired): _paused,
 }

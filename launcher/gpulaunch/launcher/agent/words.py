@@ -19,6 +19,7 @@ class Phase(Enum):
     STOPPING = "stopping"
     WAITING = "waiting"
     CLEARING = "clearing"
+    PAUSING = "pausing"
     DONE = "done"
 
 
@@ -32,7 +33,7 @@ class Outcome(Enum):
     PEER_FAILURE = "peer failure"
     """A rank of another node failed."""
     SIGNAL = "signal"
-    """The launcher was told to end."""
+    """The launcher, or that of another node, was told to end."""
 
 
 class Deadline(Enum):
@@ -41,6 +42,7 @@ class Deadline(Enum):
     SETTLE = "settle"
     GRACE = "grace"
     KILL = "kill"
+    PAUSE = "pause"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class State:
     """Attempts of this run, from 0: TORCHELASTIC_RESTART_COUNT."""
     restarts_left: int = 0
     grace_s: float = 30.0
+    failure_grace_s: float = 1.0
     live: frozenset[int] = frozenset()
     """Local ranks that have not ended."""
     outcome: Outcome = Outcome.OPEN
@@ -59,6 +62,8 @@ class State:
     """No restart after this, whatever is left of the budget."""
     signum: int = 0
     """The first signal the launcher was sent, 0 for none."""
+    preempted: bool = False
+    """It means: save, and end to be run again."""
     told: bool = False
     """The other nodes know that this attempt failed here."""
 
@@ -101,10 +106,22 @@ class StoreLost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hung:
+    """The ranks make no progress, and will make none; `final`: the user wants no restart after that."""
+
+    final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class PeerFailed:
     """A rank of another node failed, or a node is gone; `final`: the job is given up."""
 
     final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerPreempted:
+    """Another node was told to save and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +131,10 @@ class PeersDone:
 
 @dataclass(frozen=True, kw_only=True)
 class Signalled:
-    """The launcher was sent a signal that means the end."""
+    """The launcher was sent a signal that means the end; `preempted`: after a save, and to be run again."""
 
     signum: int
+    preempted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +146,17 @@ class Expired:
 
 @dataclass(frozen=True, kw_only=True)
 class Cleared:
-    """Nothing of the attempt is left."""
+    """Nothing of the attempt is left; what the restart policy says of a failure: `again`, and after how long."""
+
+    again: bool = True
+    pause_s: float = 0.0
 
 
-Event = Joined | Started | StartFailed | RankEnded | StoreLost | PeerFailed | PeersDone | Signalled | Expired | Cleared
-EVENT_TYPES: tuple[type, ...] = (
-    Joined, Started, StartFailed, RankEnded, StoreLost, PeerFailed, PeersDone, Signalled, Expired, Cleared,
+Event = (
+    Joined | Started | StartFailed | RankEnded | StoreLost | Hung
+    | PeerFailed | PeerPreempted | PeersDone | Signalled | Expired | Cleared
 )  # fmt: skip
+EVENT_TYPES: tuple[type, ...] = Event.__args__
 
 
 # -- actions
@@ -152,6 +174,14 @@ class Start:
     """Start the store and the ranks of this attempt."""
 
     attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Tell the ranks to save at their next step and to end; they have so long for it."""
+
+    signum: int
+    within_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +222,7 @@ class TellPeers:
 
     ok: bool
     final: bool
+    preempted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,4 +239,4 @@ class Finish:
     outcome: Outcome
 
 
-Action = Join | Start | Stop | Kill | Arm | Disarm | Clear | TellPeers | Report | Finish
+Action = Join | Start | Notice | Stop | Kill | Arm | Disarm | Clear | TellPeers | Report | Finish

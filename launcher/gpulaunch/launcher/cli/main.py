@@ -14,6 +14,13 @@ INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""
 
 
+_VERBS = {
+    "doctor": "gpulaunch.launcher.cli.doctor",
+    "chaos": "gpulaunch.launcher.cli.chaos",
+    "_sidecar": "gpulaunch.launcher.cli.sidecar",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and give the exit code."""
     argv = sys.argv[1:] if argv is None else argv
@@ -48,14 +55,11 @@ def _complain(line: str) -> None:
 
 def _dispatch(argv: Sequence[str]) -> int:
     # A verb is the first word and wins over a file of that name, which runs as ./doctor.
-    if argv and argv[0] == "doctor":
-        from gpulaunch.launcher.cli.doctor import run as doctor
+    if argv and argv[0] in _VERBS:
+        from importlib import import_module
 
-        return doctor(argv[1:])
-    if argv and argv[0] == "_sidecar":
-        from gpulaunch.launcher.cli.sidecar import run as sidecar
-
-        return sidecar(argv[1:])
+        code: int = import_module(_VERBS[argv[0]]).run(argv[1:])
+        return code
 
     from gpulaunch.launcher.job.parse import parse
 

@@ -18,6 +18,8 @@ from gpulaunch.launcher.agent.packages import reading_of
 from gpulaunch.launcher.agent.pages import Pages
 from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, open_run_dir
 from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_of
+from gpulaunch.launcher.checkpoint.names import check_pattern
+from gpulaunch.launcher.checkpoint.resume import check_template
 from gpulaunch.launcher.failure import report
 from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.failure.evidence import OomWatch
@@ -33,10 +35,17 @@ from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import Rendezvous, RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
+from gpulaunch.profiler.channel import control
+from gpulaunch.profiler.channel.control import ControlWriter
 
 _FILES_PER_RANK = 6
 _FILES_BESIDE = 40
 """What the agent holds open: for each rank two pipes, two files, a pidfd and a moment's other ends, and its own."""
+_OF_A_RANK = (
+    *("GPULAUNCH_CHANNEL_DIR", "GPULAUNCH_RUN_DIR", "GPULAUNCH_GPU_MEMORY_FRACTION", "GPULAUNCH_CONTROL"),
+    *("GPULAUNCH_CHECKPOINT_DIR", "GPULAUNCH_RESUME_FROM", "GPULAUNCH_ATTEMPT"),
+)
+"""What a launcher around this one has told its rank, and ours must not hear."""
 _FLUSH_S = 24 * 3600.0
 """How long the reader of our output may take for the rest of it, once everything has ended: somebody may be paging."""
 
@@ -44,6 +53,7 @@ _FLUSH_S = 24 * 3600.0
 def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
     """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
     spec = request.spec
+    _check_resume(spec)
     foreign = frozenset(linux.children_of(os.getpid()))
     linux.become_subreaper()
     needed, allowed = _FILES_PER_RANK * spec.nproc + _FILES_BESIDE, child.allow_many_files()
@@ -62,6 +72,18 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
         raise UsageError(str(err)) from err
     finally:
         loop.close()
+
+
+def _check_resume(spec: JobSpec) -> None:
+    """What can be said of checkpoints before anything starts. Raises UsageError."""
+    complaint = check_template(spec.resume_arg) if spec.resume_arg is not None else None
+    if complaint:
+        raise UsageError(f"--resume-arg: {complaint}")
+    complaint = check_pattern(spec.checkpoint_pattern) if spec.checkpoint_pattern is not None else None
+    if complaint:
+        raise UsageError(f"--checkpoint-pattern: {complaint}")
+    if spec.resume not in ("auto", "never") and "://" not in spec.resume and not os.path.exists(spec.resume):
+        raise UsageError(f"--resume: there is no {spec.resume}; name a checkpoint, or auto, or never")
 
 
 def _rendezvous(loop: Loop, spec: JobSpec, console: Console) -> Rendezvous:
@@ -122,7 +144,8 @@ class _Job:
         spec, loop, console, rundir = self._spec, self._loop, self._console, self._rundir
         has_torch = spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
         base_env = self._base_env()
-        pages = self._pages(console) if spec.profile else None
+        pages = self._pages(console)
+        control_path = self._control(pages)
         directories = [path for path in (pages.directory if pages else "", spec.program.call_dir) if path]
         keeper = Keeper(self._run_id, directories)
         hub = LogHub(
@@ -137,27 +160,33 @@ class _Job:
             spec=spec,
             rundir=rundir,
             hub=hub,
-            pages=pages,
+            pages=pages if spec.profile else None,
             base_env=base_env,
             use_agent_store=has_torch,
             foreign_children=self._foreign,
             oom=self._oom,
+            control_path=control_path,
+            checkpoint_dirs=tuple(_absolute(each) for each in spec.checkpoint_dirs)
+            or (os.path.join(rundir.path, "checkpoints"),),
         )
         reading = reading_of(spec)
         spawn_because = _spawn_because(spec, reading, has_torch=has_torch)
         sidecar = None
         agent: Agent | None = None
         try:
-            sidecar = self._sidecar(console, pages, base_env)
+            sidecar = self._sidecar(console, around.pages, base_env)
             agent = Agent(
                 around,
                 console=console,
                 rendezvous=self._rendezvous,
                 sidecar=sidecar,
                 keeper=keeper,
-                report=lambda blame, attempt, restarting: self._report(console, blame, attempt, restarting),
+                report=lambda blame, attempt, restarting, why: self._report(console, blame, attempt, restarting, why),
                 reading=reading,
                 spawn_because=spawn_because,
+                gpus=spec.cards,
+                began_s=self._started_s,
+                control=ControlWriter(control_path),
             )
             if has_torch:
                 agent.start_server()
@@ -183,7 +212,7 @@ class _Job:
                 pages.close()
             hub.close()
             # Nothing is left that a signal would have to end but this process, which may wait for its reader.
-            for name in spec.signals:
+            for name in {*spec.signals, *spec.preempt_signals, *spec.notify_signals}:
                 signal.signal(signal.Signals[name], signal.SIG_DFL)
             console.flush(_FLUSH_S)
             console.close()
@@ -194,7 +223,7 @@ class _Job:
         spec = self._spec
         env = {**os.environ, **spec.env}
         # Of a launcher around this one: its pages are not ours.
-        for name in ("GPULAUNCH_CHANNEL_DIR", "GPULAUNCH_RUN_DIR", "GPULAUNCH_GPU_MEMORY_FRACTION"):
+        for name in _OF_A_RANK:
             env.pop(name, None)
         env["GPULAUNCH_RUN_ID"] = self._run_id
         env[linux.RUNS_VARIABLE] = ":".join([*filter(None, [env.get(linux.RUNS_VARIABLE)]), self._run_id])
@@ -206,10 +235,25 @@ class _Job:
     def _pages(self, console: Console) -> Pages | None:
         root = os.environ.get("GPULAUNCH_SHM_DIR", "/dev/shm")  # noqa: S108 (a private directory is made there)
         try:
-            return Pages(self._run_id, root=root)
+            return Pages(self._run_id, run_dir=self._rundir.path, root=root)
         except OSError as err:
-            console.say(f"profiling is off: cannot make shared pages in {root}: {err.strerror}; see gpulaunch doctor")
+            if self._spec.profile:
+                console.say(
+                    f"profiling is off: cannot make shared pages in {root}: {err.strerror}; see gpulaunch doctor"
+                )
             return None
+
+    def _control(self, pages: Pages | None) -> str:
+        """Make the page by which ranks are told to save: beside their own, or, without any, in the run directory."""
+        path = os.path.join(pages.directory if pages is not None else self._rundir.path, "control.bin")
+        try:
+            control.create(path)
+        except OSError as err:
+            path = os.path.join(self._rundir.path, "control.bin")
+            if pages is None:
+                raise RunDirError(f"cannot write {path}: {err.strerror}; name a directory with --job-dir") from err
+            control.create(path)
+        return path
 
     def _sidecar(self, console: Console, pages: Pages | None, base_env: dict[str, str]) -> SidecarProcess | None:
         if pages is None:
@@ -244,7 +288,7 @@ class _Job:
         console.say(f"files in {_short(self._rundir.path)}")
         self._rundir.event("run_started", run_id=self._run_id, metrics_url=sidecar_url, pid=os.getpid())
 
-    def _report(self, console: Console, blame: Blame, attempt: int, restarting: bool) -> None:
+    def _report(self, console: Console, blame: Blame, attempt: int, restarting: bool, why: str) -> None:
         spec = self._spec
         started_s = self._started_s
         path = os.path.join(self._rundir.attempt_dir(attempt), "failure.json")
@@ -262,7 +306,11 @@ class _Job:
         if restarting:
             console.say(f"attempt {attempt} failed: {report.headline(blame)}")
             console.say(f"restarting all ranks (restart {attempt + 1} of {spec.max_restarts}); why: {_short(path)}")
+            if why:
+                console.say(why)
             return
+        if why:
+            console.say(f"not restarted: {why}")
         parent_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if parent_file:
             first = blame.first
@@ -278,11 +326,16 @@ class _Job:
             console.say(f"error: {ended.error}")
         error = report.headline(ended.blame) if ended.blame is not None and ended.code else ended.error
         content = summary.as_json(
-            agent.totals, exit_code=ended.code, elapsed_s=elapsed_s, restarts=agent.num_restarts, error=error
+            agent.totals,
+            exit_code=ended.code,
+            elapsed_s=elapsed_s,
+            restarts=agent.num_restarts,
+            error=error,
+            goodput_seconds=agent.account.seconds(),
         )
         with contextlib.suppress(OSError):
             self._rundir.write_json("summary.json", content)
-        self._rundir.event("run_ended", exit_code=ended.code)
+        self._rundir.event("run_ended", exit_code=ended.code, **agent.account.as_json())
         lines = summary.as_text(
             agent.totals,
             elapsed_s=elapsed_s,
@@ -290,9 +343,15 @@ class _Job:
             run_dir=_short(self._rundir.path),
             stopped_by=ended.stopped_by,
         )
+        lines.append(agent.account.line())
         # The report of a failure is the last thing to be read.
         for line in [*lines, *self._page.splitlines()]:
             console.say(line)
+
+
+def _absolute(path: str) -> str:
+    """A directory as the ranks may need it, whatever directory they go to; a URL as it is."""
+    return path if "://" in path else os.path.abspath(path)
 
 
 def _job_document(spec: JobSpec) -> dict[str, object]:

@@ -1,0 +1,126 @@
+"""The account of a run: where its time went and how often it was restarted, kept while it runs and told at the end.
+
+Told to the sidecar through `run.json` among the shared pages, once a second and at every change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from gpulaunch.launcher.agent.group import Surroundings
+from gpulaunch.launcher.checkpoint.find import Checkpoint
+from gpulaunch.launcher.policy import goodput
+from gpulaunch.profiler.channel.page import PageSnapshot
+
+
+class Account:
+    """One run's."""
+
+    def __init__(self, around: Surroundings, *, began_s: float) -> None:
+        """`began_s`: when the launcher was called, by the loop's clock."""
+        self._around = around
+        self._loop = around.loop
+        self._ledger = goodput.Ledger(steps_are_seen=around.pages is not None)
+        self._ledger.run_started(began_s)
+        self._attempt = 0
+        self._first_step_known = False
+        self._knows_checkpoints = bool(around.spec.resume_arg or around.spec.checkpoint_dirs)
+        self._captured: tuple[int, float] | None = None
+        """Step of the newest checkpoint that a rank told of, and when its state was captured."""
+        self.restarts: dict[str, int] = {}
+        """How often, by kind of the first cause."""
+        self.hang_suspicions = 0
+        self.hangs = 0
+        self.resumed_step: int | None = None
+        self.preempted = False
+
+    # -- what happens
+
+    def attempt_began(self, attempt: int, resumed: Checkpoint | None) -> None:
+        """Its processes are asked for; it goes on from `resumed`."""
+        self._attempt = attempt
+        self._first_step_known = False
+        self.resumed_step = resumed.step if resumed is not None else None
+        if attempt and (resumed is not None or self._knows_checkpoints):
+            self._ledger.resumed(self._captured_s(resumed) if resumed is not None else None)
+        self._ledger.attempt_began(self._loop.now())
+        self.write()
+
+    def attempt_started(self) -> None:
+        """Its ranks run."""
+        self._ledger.attempt_started(self._loop.now())
+
+    def looked(self, pages: Iterable[PageSnapshot]) -> None:
+        """Take what the ranks' pages tell."""
+        pages = [page for page in pages if page.attempt == self._attempt]
+        firsts = [page.first_step_start_ns for page in pages]
+        if firsts and all(firsts):
+            self._ledger.first_step(max(firsts) / 1e9)
+            self._first_step_known = True
+        stalls = [page.checkpoint_stall_ns_total for page in pages]
+        if any(stalls):
+            self._ledger.stalled(max(stalls) / 1e9)
+        for page in pages:
+            self._knows_checkpoints = self._knows_checkpoints or bool(page.listens)
+            if page.checkpoint_captured_ns:
+                newest = (page.checkpoint_step, page.checkpoint_captured_ns / 1e9)
+                self._captured = max(self._captured or newest, newest)
+            if page.resumed_step:
+                self.resumed_step = page.resumed_step
+
+    def failed(self, cause_s: float, seen_s: float) -> None:
+        """The attempt failed."""
+        self._ledger.failed(cause_s, seen_s)
+
+    def stopped(self) -> None:
+        """The attempt is over, and nothing failed."""
+        self._ledger.stopped(self._loop.now())
+
+    def restarted(self, kind: str) -> None:
+        """There is to be another attempt; `kind`: of the first cause."""
+        self.restarts[kind] = self.restarts.get(kind, 0) + 1
+
+    def cleared(self) -> None:
+        """Nothing of it is left."""
+        self._ledger.cleared(self._loop.now())
+
+    def ended(self, *, ok: bool, newest: Checkpoint | None) -> None:
+        """The run is over; `newest` is what it could go on from."""
+        saved_s = self._captured_s(newest) if newest is not None else None
+        self._ledger.ended(self._loop.now(), ok=ok, saved_s=saved_s)
+        self.write()
+
+    # -- what is told of it
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by bucket."""
+        return self._ledger.seconds(self._loop.now())
+
+    def line(self) -> str:
+        """One line for the end of the run."""
+        return goodput.line(self.seconds())
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of run.json, but for the frame."""
+        return {
+            "goodput_seconds": self.seconds(),
+            "restarts": self.restarts,
+            "hang_suspicions": self.hang_suspicions,
+            "hangs": self.hangs,
+            "resumed_step": self.resumed_step,
+            "preempted": int(self.preempted),
+        }
+
+    def write(self) -> None:
+        """Tell the sidecar now."""
+        if self._around.pages is not None:
+            run_id = self._around.base_env["GPULAUNCH_RUN_ID"]
+            self._around.pages.account({"version": 1, "run_id": run_id, "attempt": self._attempt, **self.as_json()})
+
+    def _captured_s(self, checkpoint: Checkpoint) -> float:
+        """When its state was captured, by the loop's clock: by the rank that did, else from the files' wall clock."""
+        if self._captured is not None and self._captured[0] == checkpoint.step:
+            return self._captured[1]
+        return self._loop.now() - max(0.0, time.time() - checkpoint.saved_s)

@@ -1,0 +1,249 @@
+"""Between two attempts: whether there is another, on which cards, and from which checkpoint it goes on.
+
+It gathers what the rooms that decide need (policy, checkpoint, gpus), asks them, and tells the user what they said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpulaunch.launcher.agent.group import Surroundings
+from gpulaunch.launcher.checkpoint.find import Checkpoint, Search
+from gpulaunch.launcher.checkpoint.finder import Ask, Finder
+from gpulaunch.launcher.checkpoint.resume import resume_args
+from gpulaunch.launcher.failure.blame import Blame
+from gpulaunch.launcher.gpus import health, memory
+from gpulaunch.launcher.job.place import Gpu
+from gpulaunch.launcher.policy import restart
+from gpulaunch.profiler.channel.page import PageSnapshot
+
+_OFFERS = 4
+"""How many checkpoints a node of several offers to the others: the newest may still be invisible to one of them."""
+_MEMORY_BOUND_S = 30.0
+"""How long the memory of dead ranks may take to be given back before the next attempt is started all the same."""
+_BASELINE_BOUND_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """What the ranks of an attempt are told of the checkpoint to go on from."""
+
+    path: str = ""
+    args: tuple[str, ...] = ()
+
+
+class Recovery:
+    """What one run has learnt from its attempts."""
+
+    def __init__(self, around: Surroundings, *, gpus: tuple[Gpu, ...], say: Callable[[str], None]) -> None:
+        """`gpus`: the cards that the ranks may see, in their order."""
+        spec = around.spec
+        self._around = around
+        self._loop = around.loop
+        self._spec = spec
+        self._gpus = gpus
+        self._say = say
+        self._finder = Finder(around.loop)
+        self._memory = memory.MemoryWait(around.loop)
+        self._limits = restart.Limits(
+            max_restarts=spec.max_restarts,
+            rate=spec.restart_rate,
+            backoff_max_s=spec.restart_backoff_s,
+            no_progress=spec.no_progress_limit,
+        )
+        self._history = restart.History()
+        self._baseline: Mapping[str, int] = {}
+        self._dead_pids: set[int] = set()
+        self._offered: dict[str, Checkpoint] = {}
+        self._named: Checkpoint | None = None  # of --resume PATH
+        self._complained: set[tuple[str, str]] = set()
+        self._began_s = 0.0
+        self._run_began_wall_s = time.time()
+        self._steps: int | None = None
+        self._own_resumed_step: int | None = None
+        self.resumed: Checkpoint | None = None
+        """What the present attempt goes on from."""
+        self.visible_devices: tuple[str, ...] = ()
+        """Which cards the next attempt sees, and in which order; () for those it would see anyway."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The helpers at work."""
+        return frozenset(pid for pid in (self._finder.pid, self._memory.pid) if pid is not None)
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step that the present attempt began with, where it is known."""
+        if self._own_resumed_step is not None:
+            return self._own_resumed_step
+        return self.resumed.step if self.resumed is not None else None
+
+    # -- what happened
+
+    def began(self) -> None:
+        """The ranks of an attempt are being started."""
+        self._began_s = self._loop.now()
+        self._steps = self._own_resumed_step = None
+        self._dead_pids.clear()
+
+    def rank_ended(self, pid: int, page: PageSnapshot | None) -> None:
+        """One of them has ended, and this is how far it came."""
+        self._dead_pids.add(pid)
+        if page is None:
+            return
+        if page.steps:
+            self._steps = max(self._steps or 0, page.steps)
+        if page.resumed_step:
+            self._own_resumed_step = max(self._own_resumed_step or 0, page.resumed_step)
+
+    def judge(self, verdict: Blame | None, *, elsewhere: bool) -> restart.Decision:
+        """Ask the policy about the attempt that has just ended; `elsewhere`: it was another node that failed."""
+        now_s = self._loop.now()
+        step = None if self._steps is None else self._steps + (self.resumed_step or 0)
+        failure = restart.Failure(
+            kind=verdict.kind if verdict is not None else None,
+            elsewhere=elsewhere,
+            signature=restart.signature(verdict) if verdict is not None else "",
+            at_s=now_s,
+            step=step,
+            resumed_step=self.resumed_step,
+            uptime_s=now_s - self._began_s,
+        )
+        self._history, decision = restart.decide(self._limits, self._history, failure)
+        return decision
+
+    # -- what comes next
+
+    def prepare(self, attempt: int, ready: Callable[[tuple[str, ...]], None], refused: Callable[[str], None]) -> None:
+        """See that the cards are free, look for checkpoints, and give the keys of the best ones to `ready`.
+
+        `refused`: the one that the user has named cannot be used, and why.
+        """
+        waits = {"checkpoints", "cards"}
+        offers: list[str] = []
+
+        def done(what: str) -> None:
+            waits.discard(what)
+            if not waits:
+                ready(tuple(offers))
+
+        def found(search: Search) -> None:
+            named = self._spec.resume not in ("auto", "never")
+            if named and attempt == 0 and not search.found:
+                why = search.error or next((one.why for one in search.skipped), "it is not complete")
+                refused(f"--resume {self._spec.resume}: {why}; name another checkpoint, or auto, or never")
+                return
+            self._tell_of(search)
+            self._offered = {one.key: one for one in self._usable(search, attempt)}
+            offers.extend(self._offered)
+            done("checkpoints")
+
+        self._look_for_checkpoints(attempt, found)
+        if attempt == 0:
+            self._memory.measure(self._gpus, _BASELINE_BOUND_S, self._set_baseline)
+            done("cards")
+        else:
+            self._memory.start(
+                self._gpus, self._dead_pids, self._baseline, _MEMORY_BOUND_S, lambda why: done(self._cards_free(why))
+            )
+
+    def choose(self, key: str) -> Resume:
+        """All nodes have agreed on this one of the checkpoints offered ("" for none)."""
+        self.resumed = self._offered.get(key)
+        if self.resumed is None:
+            if self._offered:
+                self._say(
+                    f"beginning from the start: not every node can read {next(iter(self._offered))}; "
+                    "is the checkpoint directory shared?"
+                )
+            return Resume()
+        one, template = self.resumed, self._spec.resume_arg
+        at = "" if one.step is None else f" (step {one.step})"
+        self._say(f"going on from {_short(one.path)}{at}")
+        try:
+            args = resume_args(template, one.path) if template else []
+        except ValueError as err:
+            self._say(f"the program is not told: {err}")
+            args = []
+        return Resume(path=one.path, args=tuple(args))
+
+    def look_again(self, done: Callable[[Checkpoint | None], None]) -> None:
+        """At the end: give the checkpoint from which the job could go on another time."""
+
+        def found(search: Search) -> None:
+            self._tell_of(search)
+            done(next(iter(search.found), None))
+
+        if self._spec.resume == "never":
+            done(None)
+        else:
+            self._finder.start(self._ask(limit=1, path=""), found)
+
+    def cancel(self) -> None:
+        """Nobody waits for an answer any more."""
+        self._finder.cancel()
+        self._memory.cancel()
+
+    def _look_for_checkpoints(self, attempt: int, found: Callable[[Search], None]) -> None:
+        resume = self._spec.resume
+        if resume == "never":
+            found(Search(found=(), skipped=(), error=""))
+            return
+        path = resume if resume != "auto" and attempt == 0 else ""
+        self._finder.start(self._ask(limit=_OFFERS if self._spec.nnodes > 1 else 1, path=path), found)
+
+    def _ask(self, *, limit: int, path: str) -> Ask:
+        return Ask(
+            where=self._around.checkpoint_dirs,
+            named=path or None,
+            pattern=self._spec.checkpoint_pattern,
+            limit=limit,
+            memory=os.path.join(self._around.rundir.path, "verified.json"),
+        )
+
+    def _usable(self, search: Search, attempt: int) -> tuple[Checkpoint, ...]:
+        """After `--resume PATH`, what this run has saved since; before it has, PATH again."""
+        if self._spec.resume == "auto":
+            return search.found
+        if attempt == 0:
+            self._named = next(iter(search.found), None)
+            return search.found
+        own = tuple(one for one in search.found if one.saved_s >= self._run_began_wall_s)
+        return own or ((self._named,) if self._named is not None else ())
+
+    def _tell_of(self, search: Search) -> None:
+        if search.error:
+            self._say(f"looking for checkpoints: {search.error}")
+        for one in search.skipped:
+            if (one.path, one.why) not in self._complained:
+                self._complained.add((one.path, one.why))
+                self._say(f"checkpoint {_short(one.path)} is passed over: {one.why}")
+                self._around.rundir.event("checkpoint_skipped", path=one.path, format=one.format, why=one.why)
+
+    def _set_baseline(self, used: dict[str, int]) -> None:
+        self._baseline = used
+
+    def _cards_free(self, complaint: str) -> str:
+        """The wait for the cards is over; see whether a rank has to leave its own."""
+        if complaint:
+            self._say(complaint)
+        if self._gpus and self._around.pages is not None:
+            found = health.read(self._around.pages.directory)
+            placement = health.place(self._gpus, self._spec.nproc, found, busy=memory.busy(self._baseline))
+            for move in placement.moves:
+                self._say(health.sentence(move))
+            self.visible_devices = placement.visible
+        return "cards"
+
+
+def _short(path: str) -> str:
+    """A path as a person would type it; names of files may hold anything."""
+    if "://" not in path:
+        with contextlib.suppress(OSError):  # the current directory may be gone
+            relative = os.path.relpath(path)
+            path = path if relative.startswith("..") else os.path.join(".", relative)
+    return "".join(c if c.isprintable() else "?" for c in path)

@@ -1,0 +1,148 @@
+"""How the ranks of an attempt are started: forked from a server that has torch loaded, or spawned where that cannot be.
+
+Keeps the fork server: the next attempt starts from the same one, and a dead one is replaced while it is still needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpulaunch.launcher.agent import packages
+from gpulaunch.launcher.agent.group import Group, Surroundings
+from gpulaunch.launcher.job.imports import Reading
+from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
+
+_MAX_LOST_SERVERS = 3
+"""After so many fork servers that died before they were ready, ranks are spawned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StarterEvents:
+    """What a starter calls back."""
+
+    start_failed: Callable[[frozenset[int], str], None]
+    """The local ranks that run although the others cannot be started, and why."""
+    no_store: Callable[[str], None]
+    """Ranks wait for a store that cannot be started, and why."""
+
+
+class Starter:
+    """Starts one attempt after another."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        say: Callable[[str], None],
+        reading: Reading,
+        spawn_because: str,
+        events: StarterEvents,
+    ) -> None:
+        """`spawn_because`: why the ranks are not to be forked, or ""."""
+        self._around = around
+        self._spec = around.spec
+        self._say = say
+        self._reading = reading
+        self._spawn_because = spawn_because
+        self._events = events
+        self._server: ForkServer | None = None
+        self._lost_servers = 0
+        self._group: Group | None = None
+        self._over = False
+        self.agent_store = around.use_agent_store
+
+    @property
+    def pid(self) -> int | None:
+        """The fork server's, if there is one."""
+        return self._server.pid if self._server is not None else None
+
+    def start_server(self) -> None:
+        """Start the fork server: first of all, because `import torch` is what everything waits for."""
+        self._server = ForkServer(
+            loop=self._around.loop, on_ready=self._ready, on_started=self._started, on_lost=self._lost
+        )
+        forking = not self._spawn_because
+        names = list(self._reading.packages) if forking else []
+        try:
+            self._server.start(
+                self._around.base_env,
+                dynamo=forking,
+                packages=names,
+                refused=packages.recall(names),
+                environment=self._reading.environment if forking else {},
+            )
+        except OSError as err:
+            self._server = None
+            self._spawn_because = self._spawn_because or f"the fork server cannot be started: {err.strerror}"
+
+    def start(self, group: Group) -> None:
+        """Start this attempt's store and ranks, now or as soon as the fork server is ready."""
+        self._group = group
+        self._over = False
+        if self._server is None and (self.agent_store or not self._spawn_because):
+            self.start_server()
+        self._start_what_can_be()
+
+    def let_go(self) -> None:
+        """The attempt is being cleared: nothing more is started for it."""
+        self._over = True
+
+    def close(self) -> None:
+        """Ask the fork server to end; one that still imports does not listen, and is not waited for."""
+        if self._server is not None:
+            self._server.close()
+            if self._server.ready is None:
+                self._server = None
+
+    def _start_what_can_be(self) -> None:
+        assert self._group is not None, "an attempt is started"
+        server = self._server if self._server is not None and self._server.ready is not None else None
+        if self._spawn_because:
+            if server is not None:
+                self._group.start_store(server)
+            self._group.start_spawned()
+        elif server is not None:
+            self._group.start_forked(server)
+
+    def _ready(self, ready: Ready) -> None:
+        packages.remember(ready.refused)
+        self._around.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
+        if ready.refused:
+            left = "; ".join(f"{name} ({why})" for name, why in ready.refused.items())
+            self._say(f"not preloaded, each rank imports it for itself: {left}")
+        if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
+            self._spawn_because = ready.problem
+            self._say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")
+        if self._group is not None and not self._over:
+            self._start_what_can_be()
+
+    def _started(self, started: Started) -> None:
+        if self._group is not None:
+            self._group.adopt(started)
+
+    def _lost(self) -> None:
+        """The fork server is gone. Ranks that run and have their store need it no more; others get a new one."""
+        self._server = None
+        group = self._group
+        self._around.rundir.event("fork_server_lost", running=bool(group and group.live))
+        if group is None or self._over or (group.live and not group.awaits_store):
+            return
+        self._lost_servers += 1
+        if group.asked and not self._spawn_because:
+            self._events.start_failed(frozenset(group.live), "the fork server died while it started the ranks")
+        elif self._lost_servers < _MAX_LOST_SERVERS:
+            self.start_server()
+        else:
+            self._do_without_server(group, f"the fork server died {self._lost_servers} times")
+
+    def _do_without_server(self, group: Group, why: str) -> None:
+        """From now on ranks are spawned, and rank 0 hosts the store."""
+        self.agent_store = False
+        self._spawn_because = self._spawn_because or why
+        self._say(f"starting every rank as a program of its own, not as a fork: {why}")
+        if group.asked:
+            self._events.no_store(f"the ranks wait for a store that cannot be started: {why}")
+        else:
+            group.agent_store = False
+            group.start_spawned()

@@ -1,0 +1,266 @@
+"""`gpulaunch chaos`: make faults on a run that is under way on this node, to see it recover."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from gpulaunch.launcher.chaos import target
+from gpulaunch.launcher.chaos.faults import DAMAGES, OF_A_RANK, RANDOM, Fault, Verb, choose, seconds
+from gpulaunch.launcher.chaos.inject import Done, inject
+from gpulaunch.launcher.chaos.target import ChaosError, Group
+from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.job.options import UsageError, did_you_mean
+
+_HELP = """\
+usage: gpulaunch chaos FAULT [RANK] [options]
+
+Makes a fault on a run that is under way on this node, from outside: nothing is added to the ranks.
+
+  kill-rank RANK        send it a signal (SIGKILL, or --signal NAME)
+  hang-rank RANK        stop it where it is (SIGSTOP); it stays stopped
+  slow-rank RANK        stop and continue it by turns: --factor 4 times slower, --for 30s, then it goes on
+  oom-rank RANK         let it have no more memory than it has: its next allocation fails
+  kill-loader RANK      kill one of its DataLoader workers
+  corrupt-checkpoint    damage the newest checkpoint: --how truncate, flip (one bit) or remove (a file)
+  kill-agent, kill-store, kill-fork-server, kill-sidecar
+                        kill one of the processes beside the ranks
+  random                one of these, chosen by --seed; --faults LIST names those to choose from
+                        (default: all but kill-agent)
+
+RANK is a global rank of this node, or `any`: chosen by --seed.
+
+  --job-dir DIR         the run directory (default: the only run under way below ./gpulaunch-runs)
+  --after TIME          wait so long first (30s, 2m)
+  --every TIME          make it again and again, so far apart, until the run ends
+  --times N             but N times at most (default: once, with --every until the run ends)
+  --seed N              for what is left to chance (default: chosen, and told)
+
+Exit code 0 when a fault was made, 1 when none could be, 2 for wrong words.
+"""
+_ANY = "any"
+_ALIVE_S = 60.0
+"""How long a rank is waited for that is not there, because the job starts or restarts just now."""
+_LOOK_S = 0.05
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make the faults asked for, one line for each, and give the exit code."""
+    if not argv or "-h" in argv or "--help" in argv:
+        answer(_HELP)
+        return 0
+    options = _parse(argv)
+    try:
+        run_dir = target.find_run(options.job_dir, os.getcwd())
+    except ChaosError as err:
+        raise UsageError(f"chaos: {err}") from None
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 31)
+    return _Chaos(options, run_dir, seed).run()
+
+
+class _Chaos:
+    """One call of the command."""
+
+    def __init__(self, options: argparse.Namespace, run_dir: str, seed: int) -> None:
+        self._options = options
+        self._run_dir = run_dir
+        self._seed = seed
+        self._rng = random.Random(seed)  # noqa: S311 (chance that can be repeated is the point)
+        self._made = 0
+
+    def run(self) -> int:
+        agent_pid = target.agent_of(self._run_dir)
+        try:
+            agent = os.pidfd_open(agent_pid or 0)
+        except OSError:
+            raise UsageError(f"chaos: the run in {self._run_dir} has just ended") from None
+        try:
+            return self._make_all(agent)
+        finally:
+            os.close(agent)
+
+    def _make_all(self, agent: int) -> int:
+        options = self._options
+        every_s, times = options.every, options.times
+        pause_s = options.after
+        for number in range(times or sys.maxsize):
+            if _ended(agent, pause_s):
+                self._say(f"the run has ended; {number} of {times or 'any number of'} faults were tried")
+                break
+            pause_s = every_s or 0.0
+            try:
+                done = self._make(agent)
+            except ChaosError as err:
+                self._say(str(err))
+                continue
+            self._made += 1
+            self._say(f"{done.what} (attempt {done.attempt}, seed {self._seed})")
+            _record(self._run_dir, done, self._seed)
+            if done.interrupted_by:
+                return 128 + done.interrupted_by
+        return 0 if self._made else 1
+
+    def _make(self, agent: int) -> Done:
+        options = self._options
+        # Drawn from a generator of its own: what one fault leaves to chance must not change the next one's choice.
+        rng = random.Random(self._rng.random())  # noqa: S311
+        group = self._group(agent, lambda group: bool(group.ranks))
+        if options.verb is None:
+            fault = choose(rng, options.faults, list(group.ranks), for_s=options.for_s)
+        else:
+            any_rank = rng.choice(sorted(group.ranks))
+            fault = Fault(
+                verb=options.verb,
+                rank=any_rank if options.rank is None else options.rank,
+                signum=options.signal,
+                factor=options.factor,
+                for_s=options.for_s,
+                how=options.how,
+            )
+        if fault.verb in OF_A_RANK:
+            rank = fault.rank
+            group = self._group(agent, lambda group: rank not in group.ranks or _is_alive(group, rank))
+        return inject(fault, group, rng)
+
+    def _group(self, agent: int, fits: Callable[[Group], bool]) -> Group:
+        """The group as it is, once it fits: the job may be starting or restarting just now."""
+        until_s = time.monotonic() + _ALIVE_S
+        while True:
+            group = target.read_group(self._run_dir)
+            if group is not None and fits(group):
+                return group
+            if time.monotonic() > until_s or _ended(agent, _LOOK_S):
+                raise ChaosError("no ranks are running now: nothing was done")
+
+    def _say(self, what: str) -> None:
+        name = self._options.verb.value if self._options.verb else "random"
+        answer(f"{time.strftime('%H:%M:%S')} {name}: {what}\n")
+
+
+def _ended(agent: int, within_s: float) -> bool:
+    """Wait so long; whether the agent has ended."""
+    poller = select.poll()
+    poller.register(agent, select.POLLIN)
+    return bool(poller.poll(within_s * 1000))
+
+
+def _is_alive(group: Group, rank: int) -> bool:
+    try:
+        with target.take_rank(group, rank):
+            return True
+    except ChaosError:
+        return False
+
+
+def _record(run_dir: str, done: Done, seed: int) -> None:
+    """Write what was done into the run's own history, so that nobody takes it for an accident."""
+    event = {
+        "version": 1,
+        "time_s": time.time(),
+        "monotonic_s": time.monotonic(),
+        "event": "chaos",
+        "fault": done.fault.verb.value,
+        "what": done.what,
+        "pid": done.pid,
+        "attempt": done.attempt,
+        "seed": seed,
+    }
+    with contextlib.suppress(OSError):
+        history = os.open(os.path.join(run_dir, "events.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(history, json.dumps(event).encode() + b"\n")
+        finally:
+            os.close(history)
+
+
+# -- the words
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"chaos: {message}")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    verbs = {verb.value: verb for verb in Verb}
+    name = argv[0]
+    if name != "random" and name not in verbs:
+        raise UsageError(f"chaos: unknown fault {name}{did_you_mean(name, [*verbs, 'random'])}")
+    verb = verbs.get(name)
+    parser = _Parser(prog="gpulaunch chaos", add_help=False, allow_abbrev=False)
+    if verb in OF_A_RANK:
+        parser.add_argument("rank", type=_rank)
+    parser.add_argument("--job-dir")
+    parser.add_argument("--after", type=_seconds, default=0.0)
+    parser.add_argument("--every", type=_seconds)
+    parser.add_argument("--times", type=_count)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--for", dest="for_s", type=_seconds, default=30.0)
+    parser.add_argument("--factor", type=_factor, default=4.0)
+    parser.add_argument("--signal", type=_signal, default=signal.SIGKILL)
+    parser.add_argument("--how", choices=DAMAGES, default=DAMAGES[0])
+    parser.add_argument("--faults", type=_verbs, default=RANDOM)
+    given, unknown = parser.parse_known_args(argv[1:])
+    if unknown:
+        options = ["--help", *(string for action in parser._actions for string in action.option_strings)]
+        raise UsageError(f"chaos: unknown argument {unknown[0]}{did_you_mean(unknown[0], options)}")
+    if given.times is not None and given.times > 1 and given.every is None:
+        raise UsageError("chaos: --times needs --every: how far apart?")
+    if given.times is None and given.every is None:
+        given.times = 1
+    given.verb = verb
+    given.rank = getattr(given, "rank", None)
+    return given
+
+
+def _rank(text: str) -> int | None:
+    if text == _ANY:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a rank from 0, or `{_ANY}`, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from None
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
+    return int(text)
+
+
+def _factor(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 1 < float(text) <= 1000:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected a number more than 1 and at most 1000, got {text!r}")
+
+
+def _signal(text: str) -> int:
+    name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
+    names = [each.name for each in signal.Signals]
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"no signal is called {text}{did_you_mean(name, names)}")
+    return signal.Signals[name]
+
+
+def _verbs(text: str) -> tuple[Verb, ...]:
+    known = {verb.value: verb for verb in Verb}
+    wrong = [word for word in text.split(",") if word not in known]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"unknown fault {wrong[0] or repr(text)}{did_you_mean(wrong[0], known)}")
+    return tuple(known[word] for word in text.split(","))

@@ -1,0 +1,250 @@
+"""Wait, bounded, until the memory of dead ranks is given back: the next attempt must not find its cards full.
+
+The driver frees a process's memory when its last thread has left the kernel, which can be seconds after the death
+was reported. Memory that stays belongs to somebody: a process that outlived its rank, or another user's.
+
+NVML is asked in a short-lived child: its calls wait for the driver, for seconds just when a process is being torn down
+there, and the agent's loop must not. What the child says is one text; if it says nothing in time, it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gpulaunch.launcher.job.place import Gpu
+from gpulaunch.launcher.loop import linux
+from gpulaunch.launcher.loop.loop import Exit, Loop, Timer
+
+TOLERANCE_BYTES = 512 << 20
+"""A card counts as given back at its baseline plus this: a display, a monitor, other users' small change."""
+
+_POLL_S = (0.02, 0.5)
+"""Between two readings: at first, and, doubled each time, at most. Nothing tells when the driver has freed memory."""
+_ANSWER_S = 1.0
+"""After the bound, for the child's last words; then the driver is what holds it up."""
+_COMM = "gpulaunch-gpus"
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # linux/proc_ns.h PROC_PID_INIT_INO; NVML counts processes as this one does
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process with memory on a card."""
+
+    pid: int
+    used_bytes: int | None
+    """None where NVML does not know."""
+    command: str
+    """As /proc has it; "" when it is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One card at one moment."""
+
+    index: int
+    uuid: str
+    used_bytes: int
+    holders: tuple[Holder, ...]
+
+
+def busy(used: Mapping[str, int]) -> frozenset[str]:
+    """The UUIDs of the cards, as `measure` gives them, that somebody uses."""
+    return frozenset(uuid for uuid, used_bytes in used.items() if used_bytes > TOLERANCE_BYTES)
+
+
+def kept(readings: Iterable[Reading], baseline: Mapping[str, int]) -> list[Reading]:
+    """The cards whose memory has not been given back. One without a baseline is taken to have been empty."""
+    return [card for card in readings if card.used_bytes > baseline.get(card.uuid, 0) + TOLERANCE_BYTES]
+
+
+def complaint(held: Sequence[Reading], baseline: Mapping[str, int], dead: frozenset[int], waited_s: float) -> str:
+    """What to tell the user when the wait is over and these cards are still held; "" for none."""
+    return "; ".join(
+        f"GPU {card.index} still has {_gib(card.used_bytes - baseline.get(card.uuid, 0))} of memory in use "
+        f"{waited_s:.0f} s after the ranks ended: {_who(card, dead)}"
+        for card in held
+    )
+
+
+def _who(card: Reading, dead: frozenset[int]) -> str:
+    if not card.holders:
+        # Also in a container, where NVML tells the host's process numbers and they would name strangers.
+        return "no process that can be seen from here holds it; look with nvidia-smi on the host"
+    largest = max(card.holders, key=lambda holder: holder.used_bytes or 0)
+    size = "" if largest.used_bytes is None else f" with {_gib(largest.used_bytes)}"
+    if largest.pid in dead or not largest.command:
+        return f"the driver still counts process {largest.pid}{size}, which has ended"
+    return f"held by process {largest.pid} ({largest.command}){size}; end it if it is yours"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"
+
+
+class MemoryWait:
+    """The agent's door. One question at a time; `pid` is the child's while it is asked."""
+
+    def __init__(self, loop: Loop, *, control_device: str = "/dev/nvidiactl") -> None:
+        """`control_device`: what exists where there is an NVIDIA driver; a test has its own."""
+        self._loop = loop
+        self._control_device = control_device
+        self._timer: Timer | None = None
+        self._read_fd = -1
+        self.pid: int | None = None
+
+    def measure(self, cards: Sequence[Gpu], bound_s: float, done: Callable[[dict[str, int]], None]) -> None:
+        """Give what each card has in use now, by UUID, for a baseline; {} without NVML, or past the bound."""
+
+        def used() -> str:
+            return "\n".join(f"{card.uuid} {card.used_bytes}" for card in _read(cards))
+
+        def heard(text: str | None) -> None:
+            lines = [line.split() for line in (text or "").splitlines()]
+            done({line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()})
+
+        self._ask(cards, used, bound_s, heard)
+
+    def start(
+        self,
+        cards: Sequence[Gpu],
+        dead_pids: Iterable[int],
+        baseline: Mapping[str, int],
+        bound_s: float,
+        done: Callable[[str], None],
+    ) -> None:
+        """Call `done("")` when the cards are given back, or, at the bound, with the sentence for the user."""
+        dead = frozenset(dead_pids)
+
+        def heard(text: str | None) -> None:
+            silent = (
+                f"the GPU driver did not answer within {bound_s:g} s; it is not known whether memory was given back"
+            )
+            done(silent if text is None else text)
+
+        self._ask(cards, lambda: _wait(cards, dead, baseline, bound_s), bound_s, heard)
+
+    def cancel(self) -> None:
+        """Ask no longer; `done` will not be called."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._read_fd >= 0:
+            self._loop.unwatch_read(self._read_fd)
+            os.close(self._read_fd)
+            self._read_fd = -1
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _ask(
+        self, cards: Sequence[Gpu], question: Callable[[], str], bound_s: float, heard: Callable[[str | None], None]
+    ) -> None:
+        self.cancel()
+        if not cards or not os.path.exists(self._control_device):
+            self._timer = self._loop.call_at(self._loop.now(), lambda: heard(""))
+            return
+        said = bytearray()
+
+        def readable() -> None:
+            chunk = os.read(self._read_fd, 65_536)
+            said.extend(chunk)
+            if not chunk:
+                self.cancel()
+                heard(said.decode(errors="replace"))
+
+        def late() -> None:
+            self.cancel()
+            heard(None)
+
+        self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        agent_pid = os.getpid()
+        pid = os.fork()  # the agent has one thread, so the child can go on without exec
+        if pid == 0:
+            _answer(question, write_fd, agent_pid)
+        os.close(write_fd)
+        self.pid = pid
+        self._loop.watch_pid(pid, self._ended)
+        self._loop.watch_read(self._read_fd, readable)
+        self._timer = self._loop.call_at(self._loop.now() + bound_s + _ANSWER_S, late)
+
+    def _ended(self, exit_: Exit) -> None:
+        if self.pid == exit_.pid:  # a killed one may end when the next is already at work
+            self.pid = None
+
+
+# -- in the child
+
+
+def _answer(question: Callable[[], str], write_fd: int, agent_pid: int) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)  # it was the loop's
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(signum, signal.SIG_IGN)  # the terminal's Ctrl-C is the agent's business
+        linux.die_with_parent(agent_pid)
+        linux.set_comm(_COMM)
+        # No descriptor of the agent's may stay open here: a child that is stuck in the driver outlives even SIGKILL.
+        os.dup2(write_fd, 3)
+        os.closerange(4, 1 << 20)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+        os.close(null)
+        try:
+            text = question()
+        except Exception as err:  # NVML raises its own family of errors
+            text = f"it is not known whether GPU memory was given back: NVML: {err}"
+        os.write(3, text.encode())
+    finally:
+        os._exit(0)
+
+
+def _wait(cards: Sequence[Gpu], dead: frozenset[int], baseline: Mapping[str, int], bound_s: float) -> str:
+    started_s = time.monotonic()
+    pause_s = _POLL_S[0]
+    while True:
+        held = kept(_read(cards), baseline)
+        waited_s = time.monotonic() - started_s
+        if not held or waited_s + pause_s > bound_s:
+            return complaint(held, baseline, dead, waited_s)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _POLL_S[1])
+
+
+def _read(cards: Sequence[Gpu]) -> list[Reading]:
+    """Read the cards that answer; one that is lost has no memory to wait for."""
+    import pynvml
+
+    names_processes = os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
+    readings: list[Reading] = []
+    pynvml.nvmlInit()
+    try:
+        for card in cards:
+            with contextlib.suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByUUID(card.uuid)  # of a MIG instance, too
+                used_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+                holders: tuple[Holder, ...] = ()
+                if names_processes:
+                    with contextlib.suppress(pynvml.NVMLError):
+                        holders = tuple(
+                            Holder(pid=process.pid, used_bytes=process.usedGpuMemory, command=_command(process.pid))
+                            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                        )
+                readings.append(Reading(index=card.index, uuid=card.uuid, used_bytes=used_bytes, holders=holders))
+    finally:
+        pynvml.nvmlShutdown()
+    return readings
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(256).replace(b"\0", b" ").decode(errors="replace").split()
+    except OSError:
+        return ""
+    return " ".join(words)[:80] or linux.comm_of(pid)

@@ -1,0 +1,184 @@
+"""What a stack says: whether it waits for other ranks, whether it may take long, and the line to show to its owner.
+
+Told from names only, so it is an opinion. Each name errs to the side of patience: a rank that is taken for waiting or
+pausing is not blamed before the cap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import stat
+from collections.abc import Sequence
+
+from gpulaunch.launcher.hang.values import Frame
+
+__all__ = ["comparable", "describe", "is_leaving", "is_pause", "is_users", "user_frame", "waits_for_device", "waits_in"]
+
+# Where torch.distributed waits for the other ranks. Not all of it: `checkpoint` writes files, `rpc` serves,
+# `elastic` is another launcher.
+_COLLECTIVE = re.compile(
+    r"/torch/(distributed/(?!checkpoint/|rpc/|elastic/|launcher/|debug/|run\.py)|nn/parallel/distributed\.py)"
+)
+# DistributedDataParallel waits for its all-reduce inside the autograd engine, where there are no Python frames.
+_BACKWARD = ("/torch/autograd/", {"_engine_run_backward", "backward"})
+_WRAPPERS = frozenset({"wrapper", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner"})
+
+# Programs call by such words what may take minutes between two steps; `train_and_evaluate` is the whole program.
+_PAUSES = frozenset(
+    {
+        *("val", "valid", "validate", "validation", "eval", "evaluate", "evaluation", "test", "predict", "generate"),
+        *("save", "saving", "checkpoint", "checkpointing", "ckpt", "export", "upload", "push", "download", "sample"),
+        *("log", "logging", "report", "compile", "warmup", "profile"),
+    }
+)
+_WHOLE = frozenset({"train", "training", "trainer", "fit", "main"})
+_PAUSE_FILES = re.compile(
+    r"/torch/(serialization|distributed/checkpoint/|_dynamo/|_inductor/|utils/cpp_extension)"
+    r"|/(safetensors|fsspec|wandb|mlflow|tensorboard|huggingface_hub|boto\w*|triton|filelock)/"
+    r"|/(pdb|bdb|cmd|code)\.py$|/(IPython|ipdb|debugpy|_?pydevd\w*)/"  # somebody sits at a prompt
+)
+_LEAVING = "/gpulaunch/launcher/loop/rank_end.py"
+_DEVICE_CALLS = frozenset({"item", "cpu", "cuda", "to", "numpy", "tolist", "synchronize", "nonzero", "copy_", "wait"})
+
+_NOT_USERS = re.compile(
+    r"^<|/site-packages/|/dist-packages/|/lib/python3[^/]*/|/gpulaunch/(launcher|profiler|exporters)/"
+)
+# Between these and the fetch nothing but polling happens: being in another line of it is no progress.
+_POLLING = re.compile(r"/torch/utils/data/dataloader\.py$")
+
+_LINE_CAP = 60
+_SOURCE_CAP_BYTES = 2 << 20
+_SOURCE_S = 1.0
+
+
+def waits_in(frames: Sequence[Frame]) -> str:
+    """Give the name of the call in which this stack waits for other ranks, or ""."""
+    if not frames:
+        return ""
+    top = frames[0]
+    if top.file.find(_BACKWARD[0]) >= 0 and _short(top) in _BACKWARD[1]:
+        return "backward"
+    if not _COLLECTIVE.search(top.file):
+        return ""
+    return next((_short(frame) for frame in frames if _short(frame) not in _WRAPPERS), _short(top))
+
+
+def waits_for_device(frames: Sequence[Frame]) -> str:
+    """Give the name of the call with which this stack waits for its GPU, or ""."""
+    if not frames:
+        return ""
+    if "/torch/cuda/" in frames[0].file and _short(frames[0]) in _DEVICE_CALLS:
+        return _short(frames[0])
+    return next((call for call in calls_at(frames[0]) if call in _DEVICE_CALLS), "")
+
+
+def is_pause(frames: Sequence[Frame]) -> bool:
+    """Whether the stack goes through something that may rightly take minutes.
+
+    Names count outside of a dataloader only: what a dataset calls `sample` is no pause.
+    """
+    if any(_PAUSE_FILES.search(frame.file) for frame in frames):
+        return True
+    for frame in comparable(frames):
+        words = {word.lower() for word in re.findall("[A-Z]?[a-z]+", _short(frame))}
+        if is_users(frame) and words & _PAUSES and not words & _WHOLE:
+            return True
+    return False
+
+
+def is_leaving(frames: Sequence[Frame]) -> bool:
+    """Whether the program has run to its end, and waits for its threads or its exit functions."""
+    return any(frame.file.endswith(_LEAVING) or frame.name == "_shutdown" for frame in frames)
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether a frame is of the user's own files, and not of Python, of a package or of ours."""
+    return _NOT_USERS.search(frame.file) is None
+
+
+def comparable(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Give the part of a stack that changes only when there is progress."""
+    polling = [index for index, frame in enumerate(frames) if _POLLING.search(frame.file)]
+    return tuple(frames[polling[-1] :] if polling else frames)
+
+
+def user_frame(frames: Sequence[Frame]) -> tuple[Frame | None, str]:
+    """Give the deepest frame of the user's own, and the function that it called, if there is a frame of that."""
+    for index, frame in enumerate(frames):
+        if is_users(frame):
+            deeper = [_short(one) for one in reversed(frames[:index]) if _short(one) not in _WRAPPERS]
+            return frame, deeper[0] if deeper else ""
+    return None, ""
+
+
+def describe(frames: Sequence[Frame]) -> str:
+    """Say where a stack is, in the words of its owner: `train.py:88 open()`."""
+    frame, called = user_frame(frames)
+    if frame is None:
+        if not frames:
+            return "an unknown place"
+        return f"{_place(frames[0])} {_short(frames[0])}()"
+    if called:
+        return f"{_place(frame)} {called}()"
+    calls = calls_at(frame)
+    if len(calls) == 1:
+        return f"{_place(frame)} {calls[0]}()"
+    line = _line(frame)
+    return f"{_place(frame)} `{line}`" if line else f"{_place(frame)} in {_short(frame)}()"
+
+
+@functools.lru_cache(maxsize=256)
+def calls_at(frame: Frame) -> tuple[str, ...]:
+    """Give the names of what is called on the line of a frame, from its source; a C function has no frame to tell."""
+    import ast
+
+    try:
+        tree = ast.parse(_source(frame.file))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.lineno <= frame.line <= (node.end_lineno or node.lineno):
+            name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            if name:
+                found.append(((node.end_lineno or node.lineno) - node.lineno, str(name)))
+    smallest = min((span for span, _ in found), default=0)
+    return tuple(dict.fromkeys(name for span, name in found if span == smallest))
+
+
+@functools.lru_cache(maxsize=64)
+def _source(path: str) -> str:
+    """The text of a Python file, "" where it cannot be had at once: it may lie on what the rank hangs on."""
+    import threading
+
+    read: list[str] = []
+
+    def try_to_read() -> None:
+        with contextlib.suppress(OSError):
+            what = os.stat(path)
+            if stat.S_ISREG(what.st_mode) and what.st_size <= _SOURCE_CAP_BYTES:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    read.append(file.read(_SOURCE_CAP_BYTES))
+
+    reader = threading.Thread(target=try_to_read, daemon=True)
+    reader.start()
+    reader.join(_SOURCE_S)
+    return read[0] if read and path.endswith(".py") else ""
+
+
+def _line(frame: Frame) -> str:
+    lines = _source(frame.file).splitlines()
+    text = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+    return text if len(text) <= _LINE_CAP else f"{text[:_LINE_CAP]}..."
+
+
+def _place(frame: Frame) -> str:
+    return f"{os.path.basename(frame.file)}:{frame.line}"
+
+
+def _short(frame: Frame) -> str:
+    """The name without its class or enclosing function: py-spy gives qualified names, faulthandler plain ones."""
+    return frame.name.rpartition(".")[2]

@@ -1,0 +1,198 @@
+"""One suspicion, seen from the helper process: look at every rank, look again, judge, and write down the evidence.
+
+The helper lives from the first doubt until the ranks move again or a verdict is given; what it remembers of earlier
+looks is how "has not moved for 20 s" is known and not guessed. It reads one request a line and answers each with one
+line, both JSON:
+
+    first    {"limits": {...}, "whole": true, "path": "/.../hang.json"}
+    request  {"standings": [...], "dirs": {"0": "/.../rank-0", ...}}
+    answer   {"verdict": {...}} or {"error": "why not"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import IO, Any
+
+from gpulaunch.launcher.hang import proc, server, stacks
+from gpulaunch.launcher.hang.judge import judge
+from gpulaunch.launcher.hang.values import Frame, Limits, Sample, Standing, Verdict, standing_from, to_json
+from gpulaunch.profiler.channel.layout import Region
+
+__all__ = ["Session", "serve"]
+
+VERSION = 1
+_REMEMBERED = 64
+"""Samples per rank: more than the longest run that any rule asks for."""
+_WORKER_LOOP = "_worker_loop"
+_FETCH = "/torch/utils/data/_utils/fetch.py"
+_MAX_WORKERS = 8
+
+
+class Session:
+    """The looks of one suspicion."""
+
+    def __init__(self, limits: Limits, *, whole: bool, path: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._limits = limits
+        self._whole = whole
+        self._path = path
+        self._sleep = sleep
+        self._samples: dict[int, deque[Sample]] = {}
+        self._stacks: dict[int, stacks.Stacks] = {}
+        self._recorded: dict[int, server.Recorded] = {}
+
+    def look(self, standings: Sequence[Standing], dirs: Mapping[int, str]) -> Verdict:
+        """Take two samples of every rank and judge all that is known; a hang is written down."""
+        began_s = time.monotonic()
+        for rank in self._samples.keys() - {standing.rank for standing in standings}:
+            del self._samples[rank]
+        for standing in standings:
+            kept = self._samples.setdefault(standing.rank, deque(maxlen=_REMEMBERED))
+            while kept and kept[0].at_s < began_s - standing.quiet_s:  # it has moved since: those mean nothing now
+                kept.popleft()
+        self._sample(standings, dirs)
+        self._sleep(self._limits.sample_s)
+        # A signal disturbs the rank, so one in each look is all.
+        self._sample([one for one in standings if self._stacks[one.rank].source != "faulthandler"], dirs)
+        self._recorded = self._ask_recorders(standings)
+        late = server.behind(self._recorded)
+        verdict = judge(standings, self._samples, self._limits, whole=self._whole, behind=late)
+        verdict = replace(verdict, notes=(*self._sources(standings), *self._summary()))
+        if verdict.hung:
+            verdict = replace(verdict, path=self._path)
+            self._write(to_json(verdict), standings)
+        return verdict
+
+    def _sample(self, standings: Sequence[Standing], dirs: Mapping[int, str]) -> None:
+        readings = {standing.rank: proc.read(standing.pid) for standing in standings}
+        targets = [
+            stacks.Target(
+                rank=one.rank,
+                pid=one.pid,
+                rank_dir=dirs.get(one.rank, ""),
+                stopped=readings[one.rank].state == "T",
+                may_signal=one.quiet_s >= self._limits.floor_s,
+            )
+            for one in standings
+            if readings[one.rank].state not in ("", "Z", "X")
+        ]
+        taken = stacks.take(targets)
+        for standing in standings:
+            self._stacks[standing.rank] = taken.get(standing.rank, stacks.Stacks())
+            sample = self._joined(standing, readings[standing.rank])
+            self._samples[standing.rank].append(sample)
+
+    def _joined(self, standing: Standing, reading: proc.Reading) -> Sample:
+        taken = self._stacks[standing.rank]
+        holder = next((thread for thread in taken.threads if thread.owns_gil and thread.idle), None)
+        worker_pid, worker_frames = 0, tuple[Frame, ...]()
+        if standing.region is Region.LOADER and standing.quiet_s >= self._limits.floor_s:
+            worker_pid, worker_frames = _busy_worker(reading.workers)
+        return Sample(
+            at_s=time.monotonic(),
+            state=reading.state,
+            frames=taken.main,
+            main_ticks=reading.main_ticks,
+            own_ticks=reading.own_ticks,
+            tree_ticks=reading.tree_ticks,
+            io_bytes=reading.io_bytes,
+            gil_thread=holder.os_id if holder else 0,
+            gil_frames=holder.frames if holder else (),
+            worker_pid=worker_pid,
+            worker_frames=worker_frames,
+            gpu=reading.gpu,
+            traced=reading.traced,
+        )
+
+    def _ask_recorders(self, standings: Sequence[Standing]) -> dict[int, server.Recorded]:
+        answers = stacks.at_once(lambda standing: server.recorded_by(standing.pid), standings)
+        return {one.rank: answer for one, answer in zip(standings, answers, strict=True) if answer is not None}
+
+    def _sources(self, standings: Sequence[Standing]) -> list[str]:
+        """Say where the stacks came from, and why no better source was open."""
+        sources: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for standing in standings:
+            taken = self._stacks[standing.rank]
+            sources.setdefault((taken.source, taken.refused), []).append(standing.rank)
+        notes: list[str] = []
+        for (source, refused), ranks in sources.items():
+            who = "all ranks" if len(ranks) == len(standings) else f"ranks {','.join(map(str, ranks))}"
+            why = f" ({'; '.join(refused)})" if refused else ""
+            notes.append(f"stacks of {who}: {source or 'none'}{why}")
+        return notes
+
+    def _summary(self) -> list[str]:
+        said = server.summary(self._recorded)
+        return [said] if said else []
+
+    def _write(self, verdict: Mapping[str, Any], standings: Sequence[Standing]) -> None:
+        """Write the whole evidence, whole or not at all; a verdict stands without it."""
+        ranks: list[dict[str, Any]] = []
+        all_waits = stacks.at_once(lambda standing: server.waits_of(standing.pid), standings)
+        for standing, waits in zip(standings, all_waits, strict=True):
+            taken = self._stacks[standing.rank]
+            recorded = self._recorded.get(standing.rank)
+            ranks.append(
+                {
+                    **to_json(standing),
+                    "region": standing.region.name.lower(),
+                    "source": taken.source,
+                    "refused": taken.refused,
+                    "threads": [
+                        {**vars(thread), "frames": [vars(frame) for frame in thread.frames]} for thread in taken.threads
+                    ],
+                    "samples": [_numbers(sample) for sample in self._samples[standing.rank]],
+                    "collectives": None if recorded is None else {**vars(recorded)},
+                    "wait_counters": waits,
+                }
+            )
+        limits = to_json(self._limits)
+        document = {"version": VERSION, "found_wall_s": time.time(), **verdict, "limits": limits, "ranks": ranks}
+        part = f"{self._path}.{os.getpid()}"
+        with contextlib.suppress(OSError):
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w", encoding="ascii") as file:
+                json.dump(document, file, indent=1)
+                file.write("\n")
+            os.replace(part, self._path)
+
+
+def _busy_worker(pids: Sequence[int]) -> tuple[int, tuple[Frame, ...]]:
+    """Give the first loader worker that is in the middle of a fetch, and its stack inside of that."""
+    taken = stacks.take_workers(sorted(pids)[:_MAX_WORKERS])
+    for pid, one in sorted(taken.items()):
+        names = [frame.name for frame in one.main]
+        # A forked worker still has the frames of the program that forked it below.
+        inner = one.main[: names.index(_WORKER_LOOP)] if _WORKER_LOOP in names else ()
+        if any(frame.file.endswith(_FETCH) for frame in inner):
+            return pid, inner
+    return 0, ()
+
+
+def _numbers(sample: Sample) -> dict[str, Any]:
+    """A sample without its stacks: those of the last one are told in full."""
+    return {name: value for name, value in vars(sample).items() if not name.endswith("frames")}
+
+
+def serve(requests: IO[str], answers: IO[str]) -> None:
+    """Answer requests until there are no more."""
+    first = json.loads(requests.readline() or "null")
+    if not isinstance(first, dict):
+        return
+    session = Session(Limits(**first["limits"]), whole=first["whole"], path=first["path"])
+    for line in requests:
+        try:
+            request = json.loads(line)
+            standings = [standing_from(one) for one in request["standings"]]
+            dirs = {int(rank): path for rank, path in request["dirs"].items()}
+            answer: dict[str, Any] = {"verdict": to_json(session.look(standings, dirs))}
+        except Exception as error:  # the agent counts it, and judges by the clock alone
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()

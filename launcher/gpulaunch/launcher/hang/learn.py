@@ -1,0 +1,32 @@
+"""How long a training thread is usually between two edges: the longest interval seen, by region. Pure.
+
+What is learnt is the age of the last edge as seen once a second, so an interval is known to a second, and those under
+a second not at all: the floor of the allowance is far above both. The ranks of a node share what they learn: they run
+the same program.
+"""
+
+from __future__ import annotations
+
+from gpulaunch.launcher.hang.values import TRAINING, Limits
+from gpulaunch.profiler.channel.layout import Region
+
+__all__ = ["Learner"]
+
+
+class Learner:
+    """The longest interval of each region, and the allowance made from it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._longest_s: dict[Region, float] = {}
+
+    def learn(self, region: Region, interval_s: float) -> None:
+        """An interval in `region` has ended, by itself: so long is normal."""
+        if interval_s > self._longest_s.get(region, 0.0):
+            self._longest_s[region] = interval_s
+
+    def allowed_s(self, region: Region) -> float:
+        """How long a rank may be in `region` before it is looked at."""
+        limits = self._limits
+        least_s = limits.floor_s if region in TRAINING else limits.pause_s
+        return min(limits.cap_s, max(least_s, limits.safety * self._longest_s.get(region, 0.0)))

@@ -1,0 +1,127 @@
+"""torch's worker server: a unix socket per process, where the program runs one, and what it tells of collectives.
+
+A C++ thread answers, without the GIL for the flight recorder and the wait counters: it works on a hung rank. Started
+by `torch.distributed.elastic.control_plane.worker_main`, at TORCH_WORKER_SERVER_SOCKET of the rank's environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Recorded", "ask", "behind", "recorded_by", "socket_of", "summary", "waits_of"]
+
+SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+_ANSWER_S = 2.0
+_ANSWER_CAP_BYTES = 4 << 20
+_STATUS = "pg_status"
+_MAX_TOLD = 8
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("worker", timeout=_ANSWER_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_ANSWER_S)
+        self.sock.connect(self._path)
+
+
+def socket_of(pid: int) -> str:
+    """Give the path of a rank's worker server. Raises OSError with the reason where it runs none."""
+    with open(f"/proc/{pid}/environ", "rb") as environ:
+        entries = environ.read().split(b"\0")
+    prefix = f"{SOCKET_VARIABLE}=".encode()
+    path = next((entry[len(prefix) :].decode() for entry in entries if entry.startswith(prefix)), "")
+    if not path:
+        raise OSError(f"the program runs none ({SOCKET_VARIABLE} is not set)")
+    return path
+
+
+def ask(path: str, handler: str) -> bytes:
+    """Call one handler. Raises OSError with the reason."""
+    connection = _UnixConnection(path)
+    try:
+        connection.request("POST", f"/handler/{handler}")
+        answer = connection.getresponse()
+        body = answer.read(_ANSWER_CAP_BYTES)
+    except http.client.HTTPException as error:
+        raise OSError(f"it answered no HTTP: {error!r}") from None
+    except TimeoutError:
+        raise OSError("it did not answer in time") from None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise OSError(f"it has no {handler} (HTTP {answer.status})")
+    return body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The last collective of each process group that a rank has begun, by torch's flight recorder."""
+
+    enqueued: Mapping[str, int]
+    """Number of the last collective, by process group."""
+    last: str
+    """The name of the newest one: `gloo:all_reduce`."""
+
+
+def recorded_by(pid: int) -> Recorded | None:
+    """Ask a rank's flight recorder; None where there is none or it is empty."""
+    try:
+        document = json.loads(ask(socket_of(pid), "fr_trace_json"))
+        status = document.get(_STATUS) or {}
+        enqueued = {str(group): int(one["last_enqueued_collective"]) for group, one in status.items()}
+        entries = document.get("entries") or []
+        for entry in entries:  # a backend may keep no status; then its entries tell
+            group, number = str(entry["pg_id"]), int(entry["collective_seq_id"])
+            enqueued[group] = max(enqueued.get(group, -1), number)
+        last = str(entries[-1]["profiling_name"]) if entries else ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    enqueued = {group: number for group, number in enqueued.items() if number >= 0}
+    return Recorded(enqueued=enqueued, last=last) if enqueued else None
+
+
+def behind(all_recorded: Mapping[int, Recorded]) -> tuple[int, ...]:
+    """Give the ranks that have begun fewer collectives of a process group than others in it."""
+    late: set[int] = set()
+    for group in {group for one in all_recorded.values() for group in one.enqueued}:
+        numbers = {rank: one.enqueued[group] for rank, one in all_recorded.items() if group in one.enqueued}
+        late |= {rank for rank, number in numbers.items() if number < max(numbers.values())}
+    return tuple(sorted(late))
+
+
+def summary(all_recorded: Mapping[int, Recorded]) -> str:
+    """Say who is behind: `flight recorder: rank 3 is at collective 41 (gloo:all_reduce), the others at 42`."""
+    late = behind(all_recorded)
+    if not late:
+        last = {one.last for one in all_recorded.values() if one.last}
+        if not all_recorded:
+            return ""
+        return f"flight recorder: all ranks have begun equally many collectives, the last {' / '.join(sorted(last))}"
+    parts: list[str] = []
+    for rank in late[:_MAX_TOLD]:
+        one = all_recorded[rank]
+        for group, number in one.enqueued.items():
+            most = max(other.enqueued.get(group, number) for other in all_recorded.values())
+            if number < most:
+                parts.append(f"rank {rank} has begun {number} collectives (the last {one.last}), others {most}")
+    return "flight recorder: " + "; ".join(parts)
+
+
+def waits_of(pid: int) -> dict[str, Any]:
+    """Give those of a rank's wait counters that are active right now."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        counters = json.loads(ask(socket_of(pid), "wait_counter_values"))
+        return {name: one for name, one in counters.items() if one.get("active_count")}
+    return {}

@@ -1,0 +1,258 @@
+"""Stacks of ranks, from the best source that is open: py-spy, torch's worker server, faulthandler.
+
+    py-spy         reads the rank's memory from outside; --nonblocking, so that the rank is not paused for it and one
+                   that is stopped can be read too (the blocking way fails there). It alone tells who holds the GIL.
+                   Needs the right to ptrace: same user, and not forbidden by Yama or a container.
+    worker server  a C++ thread of torch that answers on a unix socket, where the program runs one
+                   (torch.distributed.elastic.control_plane); for a stack it needs the GIL.
+    faulthandler   a signal for which `failure.inside` has registered it; works while the GIL is held, but makes
+                   sleeping system calls of the rank return early, so it comes last. Sent only to a rank that catches
+                   it: it would end any other.
+
+Every refusal is kept in words: the report says why no better source was open. Only pids that the caller names are
+touched, and nothing is ever sent SIGCONT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpulaunch.launcher.hang import server
+from gpulaunch.launcher.hang.values import Frame
+from gpulaunch.launcher.loop import linux
+
+__all__ = [
+    "STACKS_FILE",
+    "STACKS_SIGNAL",
+    "Stacks",
+    "Target",
+    "Thread",
+    "at_once",
+    "parse_faulthandler",
+    "parse_pyspy",
+    "take",
+    "take_workers",
+]
+
+STACKS_FILE = "stacks.log"  # these two as in failure/inside.py, which is made for the rank
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+
+_PYSPY_S = 4.0
+_FAULTHANDLER_S = 1.5
+_QUIET_S = 0.1
+"""A dump has no end mark: it is taken for whole when nothing has followed for so long."""
+_AT_ONCE = 16
+_THREADS = 64
+_STACK_CAP_BYTES = 1 << 20
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One rank to look into."""
+
+    rank: int
+    pid: int
+    rank_dir: str
+    stopped: bool = False
+    may_signal: bool = True
+    """It is quiet for long enough to be disturbed a little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thread:
+    """One thread of Python."""
+
+    name: str
+    os_id: int
+    """0: unknown."""
+    idle: bool
+    owns_gil: bool
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacks:
+    """What one process was doing, and who said so."""
+
+    threads: tuple[Thread, ...] = ()
+    main: tuple[Frame, ...] = ()
+    """The stack of the main thread, deepest frame first."""
+    source: str = ""
+    refused: tuple[str, ...] = ()
+    """Why the better sources were not open."""
+
+
+def take(targets: Sequence[Target]) -> dict[int, Stacks]:
+    """Take the stacks of every target, by rank; bounded in time."""
+    spied, refused = _pyspy([target.pid for target in targets])
+    rest = [target for target in targets if target.pid not in spied]
+    others = at_once(lambda target: _other(target, (refused.get(target.pid, "py-spy: it gave no answer"),)), rest)
+    found = {target.rank: other for target, other in zip(rest, others, strict=True)}
+    return {target.rank: spied.get(target.pid) or found[target.rank] for target in targets}
+
+
+def take_workers(pids: Sequence[int]) -> dict[int, Stacks]:
+    """Take the stacks of dataloader workers, by pid: with py-spy or not at all."""
+    return _pyspy(pids)[0]
+
+
+def at_once(ask: Callable[[T], R], whom: Sequence[T]) -> list[R]:
+    """Ask all of them side by side: one that does not answer costs its own time and not the others'."""
+    if not whom:
+        return []
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=min(_THREADS, len(whom))) as pool:
+        return list(pool.map(ask, whom))
+
+
+def _other(target: Target, refused: tuple[str, ...]) -> Stacks:
+    text = ""
+    if target.stopped:
+        return Stacks(refused=(*refused, "worker server, faulthandler: a stopped process answers nobody"))
+    try:
+        text, source = server.ask(server.socket_of(target.pid), "dump_traceback").decode("utf-8", "replace"), "server"
+    except OSError as error:
+        refused = (*refused, f"torch's worker server: {error.strerror or error}")
+        try:
+            text, source = _faulthandler(target), "faulthandler"
+        except OSError as failed:
+            return Stacks(refused=(*refused, f"faulthandler: {failed.strerror or failed}"))
+    threads = parse_faulthandler(text)
+    name = "torch's worker server" if source == "server" else source
+    # The list of threads starts with the newest: the main thread is its last.
+    return Stacks(threads=threads, main=threads[-1].frames if threads else (), source=name, refused=refused)
+
+
+# -- py-spy
+
+
+def _pyspy(pids: Sequence[int]) -> tuple[dict[int, Stacks], dict[int, str]]:
+    """Stacks by pid; and for the others, why there are none."""
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    binary = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if binary is None:
+        return {}, dict.fromkeys(pids, "py-spy: it is not installed beside this Python, nor on PATH")
+    found: dict[int, Stacks] = {}
+    refused: dict[int, str] = {}
+    for at in range(0, len(pids), _AT_ONCE):
+        for pid, code, out, err in _run_all(binary, pids[at : at + _AT_ONCE]):
+            threads = parse_pyspy(out) if code == 0 else ()
+            if threads:
+                main = next((thread.frames for thread in threads if thread.os_id == pid), ())
+                found[pid] = Stacks(threads=threads, main=main, source="py-spy")
+            else:
+                refused[pid] = f"py-spy: {_reason(err) or 'it found no Python thread'}"
+    return found, refused
+
+
+def _run_all(binary: str, pids: Iterable[int]) -> Iterable[tuple[int, int, bytes, bytes]]:
+    running: list[tuple[int, subprocess.Popen[bytes]]] = []
+    for pid in pids:
+        argv = [binary, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+        with contextlib.suppress(OSError):
+            null, pipe = subprocess.DEVNULL, subprocess.PIPE
+            running.append((pid, subprocess.Popen(argv, stdin=null, stdout=pipe, stderr=pipe)))
+    until_s = time.monotonic() + _PYSPY_S
+    for pid, process in running:
+        with process:
+            try:
+                out, err = process.communicate(timeout=max(0.05, until_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+                err = err or b"Error: it did not answer in time"
+        yield pid, process.returncode, out, err
+
+
+def _reason(err: bytes) -> str:
+    """Give py-spy's error in one line: the last cause of the chain, without the stack of its own that follows."""
+    text = err.decode("utf-8", "replace").partition("Stack backtrace:")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Caused by")]
+    if any("ermission" in line for line in lines):
+        return "permission denied (ptrace: another user, Yama, or a container without SYS_PTRACE)"
+    return re.sub(r"^(Error|\d+): ", "", lines[-1]) if lines else ""
+
+
+def parse_pyspy(out: bytes) -> tuple[Thread, ...]:
+    """Read the output of `py-spy dump --json`; nothing for what is none."""
+    try:
+        return tuple(
+            Thread(
+                name=str(thread["thread_name"] or ""),
+                os_id=int(thread["os_thread_id"] or 0),
+                idle=not thread["active"],
+                owns_gil=bool(thread["owns_gil"]),
+                frames=tuple(
+                    Frame(name=str(frame["name"]), file=str(frame["filename"]), line=int(frame["line"]))
+                    for frame in thread["frames"]
+                ),
+            )
+            for thread in json.loads(out)
+        )
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+# -- faulthandler
+
+
+def _faulthandler(target: Target) -> str:
+    """Have the rank write its stacks to its file, and read what it wrote. Raises OSError with the reason."""
+    if not target.may_signal:
+        raise OSError("the rank moves, and a signal would disturb it")
+    if not linux.catches(target.pid, STACKS_SIGNAL):
+        raise OSError("the rank has no handler for it (not a Python program of this launcher)")
+    path = os.path.join(target.rank_dir, STACKS_FILE)
+    before = os.stat(path).st_size
+    os.kill(target.pid, STACKS_SIGNAL)
+    until_s = time.monotonic() + _FAULTHANDLER_S
+    size, since_s = before, time.monotonic()
+    while time.monotonic() < until_s:
+        time.sleep(0.02)
+        now = os.stat(path).st_size
+        if now != size:
+            size, since_s = now, time.monotonic()
+        elif size > before and time.monotonic() - since_s > _QUIET_S:
+            break
+    if size == before:
+        raise OSError("the rank did not write its stacks in time")
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, _STACK_CAP_BYTES, before).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+
+
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(?P<name>.*?)\])? \(most recent call first\):")
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
+
+
+def parse_faulthandler(text: str) -> tuple[Thread, ...]:
+    """Read what faulthandler writes for all threads; it does not tell which of them holds the GIL, or rests."""
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        head = _THREAD.match(line)
+        if head:
+            threads.append((head["name"] or "", []))
+            continue
+        frame = _FRAME.match(line)
+        if frame and threads:
+            threads[-1][1].append(Frame(name=frame["name"], file=frame["file"], line=int(frame["line"])))
+    return tuple(
+        Thread(name=name, os_id=0, idle=True, owns_gil=False, frames=tuple(frames)) for name, frames in threads
+    )

@@ -1,0 +1,298 @@
+"""The whole room on a real loop, over real processes and pages, with short limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulaunch.launcher.hang import door
+from gpulaunch.launcher.hang.door import HangWatch
+from gpulaunch.launcher.hang.stacks import Target
+from gpulaunch.launcher.hang.values import Limits, Verdict
+from gpulaunch.launcher.loop import linux
+from gpulaunch.launcher.loop.loop import Loop
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, Word
+
+LIMITS = Limits(floor_s=1.0, stopped_s=1.0, deadlock_s=1.0, idle_s=2.0, sample_s=0.3, again_s=0.3, rest_s=0.5)
+PATIENCE_S = 30.0
+CALM_S = 6.0
+"""More than every limit together: who is not called hung by then is not for a reason."""
+
+HOLDS_THE_GIL = "import ctypes\ndef in_c():\n    ctypes.PyDLL(None).sleep(600)\nREADY()\nin_c()\n"
+OPENS_A_PIPE = "import os\nos.mkfifo('pipe')\ndef load():\n    return open('pipe')\nREADY()\nload()\n"
+SLEEPS = "import time\ndef nap():\n    time.sleep(600)\nREADY()\nnap()\n"
+VALIDATES = "import time\ndef validate():\n    time.sleep(600)\nREADY()\nvalidate()\n"
+WORKS = "READY()\nx = 0\nwhile True:\n    x += 1\n"
+COMPILES = (
+    "import subprocess, sys\nREADY()\n"
+    "subprocess.run([sys.executable, '-c', 'import os\\nwhile os.getppid() != 1: pass'])\n"
+)
+WAITS = "import sys\nsys.path.insert(0, sys.argv[0])\nfrom distributed_c10d import all_reduce\nREADY()\nall_reduce()\n"
+
+
+class Job:
+    """Ranks with pages, a loop, a watch over them, and what it said."""
+
+    def __init__(self, toys: Any, where: Path) -> None:
+        self.toys = toys
+        self.where = where
+        self.loop = Loop()
+        self.ranks: dict[int, Target] = {}
+        self.writers: dict[int, page.PageWriter] = {}
+        self.suspicions: list[str] = []
+        self.verdicts: list[Verdict] = []
+        self.watch: HangWatch | None = None
+
+    def rank(self, source: str, region: Region | None = Region.FORWARD) -> None:
+        """One more rank; `region`: where its page says it is, None for a rank without a page."""
+        rank = len(self.ranks)
+        self.ranks[rank] = self.toys.start(source, rank=rank)
+        if region is not None:
+            path = str(self.where / f"rank-{rank}.bin")
+            page.create(path, rank=rank, local_rank=rank, attempt=0)
+            self.writers[rank] = page.PageWriter(path)
+            self.writers[rank].words[Word.FIRST_STEP_END_NS] = 1
+            self.move(rank, region)
+
+    def move(self, rank: int, region: Region) -> None:
+        """Its training thread passes an edge."""
+        self.writers[rank].words[Word.LAST_EDGE] = time.monotonic_ns() << REGION_BITS | region
+
+    def read(self, rank: int) -> page.PageSnapshot | None:
+        try:
+            return page.read(str(self.where / f"rank-{rank}.bin"))
+        except OSError:
+            return None
+
+    def start(self, limits: Limits = LIMITS) -> HangWatch:
+        self.watch = HangWatch(
+            self.loop,
+            limits,
+            {rank: target.pid for rank, target in self.ranks.items()},
+            self.read,
+            lambda rank: self.ranks[rank].rank_dir,
+            self.suspicions.append,
+            self.verdicts.append,
+            path=str(self.where / "hang.json"),
+            whole=True,
+        )
+        self.watch.start()
+        return self.watch
+
+    def turn(self, until: Callable[[], object], within_s: float = PATIENCE_S) -> bool:
+        """Turn the loop until something holds; whether it came to that."""
+        until_s = self.loop.now() + within_s
+        while not until() and self.loop.now() < until_s:
+            self.loop.turn(0.05)
+        return bool(until())
+
+    def verdict(self) -> Verdict:
+        self.start()
+        assert self.turn(lambda: self.verdicts), "no verdict"
+        return self.verdicts[0]
+
+    def evidence(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.where / "hang.json").read_text())
+        return document
+
+    def close(self) -> None:
+        if self.watch is not None:
+            self.watch.stop()
+            self.turn(lambda: self.watch is not None and not self.watch.helper_pids())
+            self.turn(lambda: not set(linux.children_of(os.getpid())) - {t.pid for t in self.ranks.values()})
+        for writer in self.writers.values():
+            writer.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def job(toys: Any, tmp_path: Path) -> Iterator[Job]:
+    job = Job(toys, tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def all_reduce(tmp_path: Path) -> str:
+    """A program that waits in what is named as torch's all_reduce is."""
+    library = tmp_path / "site-packages" / "torch" / "distributed"
+    library.mkdir(parents=True)
+    (library / "distributed_c10d.py").write_text("import time\ndef all_reduce():\n    time.sleep(600)\n")
+    return WAITS.replace("sys.argv[0]", repr(str(library)))
+
+
+# -- hung
+
+
+def test_the_rank_in_its_dataset_is_named_with_its_line(job: Job, all_reduce: str) -> None:
+    for _ in range(2):
+        job.rank(all_reduce, Region.BACKWARD)
+    job.rank(OPENS_A_PIPE, Region.LOADER)
+
+    verdict = job.verdict()
+
+    assert verdict.sentence == "ranks 0-1 wait in all_reduce, rank 2 is in train.py:5 open()"
+    assert (verdict.rule, verdict.odd) == ("stuck", (2,))
+    assert verdict.notes == ("stacks of all ranks: py-spy",)
+    assert len(job.suspicions) == 1
+    assert "rank 2 has not moved for 1 s (loader" in job.suspicions[0]
+
+
+def test_the_evidence_is_written_whole(job: Job) -> None:
+    job.rank(OPENS_A_PIPE, Region.LOADER)
+
+    verdict = job.verdict()
+
+    found = job.evidence()
+    assert verdict.path == str(job.where / "hang.json")
+    assert os.stat(verdict.path).st_mode & 0o777 == 0o600
+    assert (found["version"], found["sentence"], found["odd"]) == (1, verdict.sentence, [0])
+    (rank,) = found["ranks"]
+    assert (rank["rank"], rank["region"], rank["source"]) == (0, "loader", "py-spy")
+    assert [frame["name"] for frame in rank["threads"][-1]["frames"]][:2] == ["load", "<module>"]
+    assert len(rank["samples"]) >= 3
+
+
+def test_ranks_that_wait_for_each_other_are_a_deadlock(job: Job, all_reduce: str) -> None:
+    for _ in range(2):
+        job.rank(all_reduce, Region.OTHER)
+
+    verdict = job.verdict()
+
+    assert verdict.rule == "deadlock"
+    assert verdict.sentence.startswith("ranks 0-1 wait in all_reduce (train.py:")
+    assert job.suspicions == [], "nobody is beyond an allowance: it is the stacks that tell"
+
+
+def test_a_rank_that_sleeps_with_the_gil_is_hung_in_a_validation_too(job: Job) -> None:
+    job.rank(HOLDS_THE_GIL, Region.OTHER)
+
+    assert job.verdict().sentence == (
+        "rank 0 holds the GIL in train.py:4 `ctypes.PyDLL(None).sleep(600)` without using the CPU"
+    )
+
+
+@pytest.mark.parametrize("region", [Region.FORWARD, None])
+def test_a_stopped_rank_is_hung_even_without_a_page(job: Job, region: Region | None) -> None:
+    job.rank(SLEEPS, region)
+    os.kill(job.ranks[0].pid, signal.SIGSTOP)
+
+    verdict = job.verdict()
+
+    assert (verdict.rule, verdict.odd) == ("stopped", (0,))
+    assert linux.state_of(job.ranks[0].pid) == "T", "it is looked at as it is"
+    assert verdict.groups[0].frames[0].name == "nap", "and its stack is known"
+
+
+def test_at_the_cap_it_is_hung_whatever_it_does(job: Job) -> None:
+    job.rank(WORKS, Region.OTHER)
+    job.start(Limits(**{**vars(LIMITS), "cap_s": 4.0}))
+
+    assert job.turn(lambda: job.verdicts)
+    assert job.verdicts[0].rule == "cap"
+
+
+# -- not hung
+
+
+def test_a_validation_by_one_rank_while_the_others_wait_is_no_hang(job: Job, all_reduce: str) -> None:
+    job.rank(VALIDATES, Region.OTHER)
+    job.rank(all_reduce, Region.OTHER)
+    job.start()
+
+    assert not job.turn(lambda: job.verdicts, CALM_S)
+    assert job.suspicions == []
+
+
+@pytest.mark.parametrize("source", [WORKS, COMPILES, VALIDATES])
+def test_work_in_the_rank_or_below_it_and_a_named_pause_are_no_hang(job: Job, source: str) -> None:
+    job.rank(source, Region.FORWARD)
+    job.start()
+
+    assert not job.turn(lambda: job.verdicts, CALM_S)
+    assert len(job.suspicions) == 1, "it was suspected, looked at, and left alone"
+
+
+def test_a_rank_without_a_page_is_left_alone(job: Job) -> None:
+    job.rank(SLEEPS, None)
+    watch = job.start()
+
+    assert not job.turn(lambda: watch.helper_pids(), 4 * LIMITS.floor_s)
+
+
+def test_a_probe_that_gave_up_is_no_page(job: Job) -> None:
+    """Its edges have ended, and the training has not."""
+    job.rank(SLEEPS, Region.FORWARD)
+    job.writers[0].words[Word.HOOKS_UNAVAILABLE] = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
+    watch = job.start()
+
+    assert not job.turn(lambda: watch.helper_pids(), 4 * LIMITS.floor_s)
+
+
+# -- the helper
+
+
+def test_moving_again_ends_the_suspicion_and_the_helper_and_a_second_one_counts_again(job: Job) -> None:
+    job.rank(WORKS, Region.FORWARD)
+    watch = job.start()
+    assert job.turn(lambda: watch.helper_pids())
+    (helper,) = watch.helper_pids()
+
+    job.move(0, Region.FORWARD)
+    assert job.turn(lambda: not watch.helper_pids() and not linux.state_of(helper))
+    assert job.turn(lambda: watch.num_suspicions == 2)
+
+
+def test_a_killed_helper_is_replaced(job: Job) -> None:
+    job.rank(WORKS, Region.FORWARD)
+    watch = job.start()
+    assert job.turn(lambda: watch.helper_pids())
+    (helper,) = watch.helper_pids()
+
+    os.kill(helper, signal.SIGKILL)
+
+    assert job.turn(lambda: watch.trouble == "the helper ended")
+    watch._look_at_s = 0.0  # not to wait out the pause after trouble
+    assert job.turn(lambda: watch.helper_pids() - {helper})
+    assert job.verdicts == []
+
+
+def test_without_any_helper_what_the_clock_tells_still_holds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_ENTRY", "raise SystemExit(1)")
+    monkeypatch.setattr(door, "_AFTER_TROUBLE_S", 0.5)
+    job.rank(SLEEPS, Region.FORWARD)
+    job.start(Limits(**{**vars(LIMITS), "cap_s": 4.0}))
+
+    assert job.turn(lambda: job.verdicts)
+    assert job.verdicts[0].rule == "cap"
+    assert job.verdicts[0].notes[0].startswith("no stacks: ")
+
+
+def test_a_helper_that_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_ENTRY", "import time; time.sleep(600)")
+    monkeypatch.setattr(door, "_LOOK_S", 0.5)
+    job.rank(SLEEPS, Region.FORWARD)
+    watch = job.start()
+
+    assert job.turn(lambda: "did not answer within" in watch.trouble)
+
+
+def test_stopping_leaves_nothing(job: Job) -> None:
+    job.rank(WORKS, Region.FORWARD)
+    watch = job.start()
+    assert job.turn(lambda: watch.helper_pids())
+    (helper,) = watch.helper_pids()
+
+    watch.stop()
+
+    assert job.turn(lambda: not linux.state_of(helper))
+    assert watch.helper_pids() == frozenset()
+    assert not job.turn(lambda: watch.helper_pids(), 2.0)
