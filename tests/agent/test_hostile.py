@@ -215,8 +215,8 @@ def test_ranks_inherit_no_descriptors_of_the_launchers_caller(tmp_path: Path) ->
             cwd=tmp_path, close_fds=False, capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
 
-    # The two above are the rank's own: faulthandler's log and the spare for last words.
-    assert "FDS [0, 1, 2, 3, 4]" in said
+    # Those above are the rank's own: faulthandler's two logs and the spare for last words.
+    assert "FDS [0, 1, 2, 3, 4, 5]" in said
 
 
 # --- surroundings

@@ -96,6 +96,9 @@ def options_of(config: LaunchConfig) -> dict[str, Any]:
     # caller's state, and it never does. Only a variable of its own asks for ranks that are not forked.
     if "PET_START_METHOD" not in os.environ:
         options["start_method"] = "auto"
+    # A caller that counts on max_restarts attempts gets them, also where they look like repetitions.
+    if "GPULAUNCH_NO_PROGRESS_LIMIT" not in os.environ:
+        options["no_progress_limit"] = 0
     return options
 
 

@@ -209,7 +209,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="no-progress-limit", section=FAILURE, metavar="N", convert=integer, default=3, toml=INTEGER,
            ours=True,
            help="give up after N failures in a row without a step of progress; 0: never"),
-    Option(name="failure-grace", section=FAILURE, metavar="SECONDS", convert=number, default=1.5, toml=NUMBER,
+    Option(name="failure-grace", section=FAILURE, metavar="SECONDS", convert=number, default=1.0, toml=NUMBER,
            ours=True,
            help="time for the other ranks to end after one has failed, before SIGKILL"),
     Option(name="shutdown-timeout", section=FAILURE, metavar="SECONDS", convert=integer, toml=INTEGER,
