@@ -364,3 +364,13 @@ def test_examine_of_a_directory_of_checkpoints_takes_the_newest_in_it(put: Put) 
     (root / "empty").mkdir()
     with pytest.raises(Damaged, match="nothing in it is of a kind that can be verified"):
         examine(str(root / "empty"))
+
+
+def test_only_what_was_saved_since_a_time(put: Put, tmp_path: Path) -> None:
+    """A run that began with a named checkpoint goes on from its own, though others have higher steps."""
+    for step, when_s in ((9, 100), (3, 300)):
+        saved_at(put("new.pt", f"model_{step}.pt"), when_s)
+
+    assert keys(find([str(tmp_path)], limit=9)) == ["model_9.pt", "model_3.pt"]
+    assert keys(find([str(tmp_path)], limit=9, since_s=200)) == ["model_3.pt"]
+    assert keys(find([str(tmp_path)], since_s=301)) == []

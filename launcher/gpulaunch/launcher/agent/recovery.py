@@ -26,6 +26,8 @@ _OFFERS = 4
 _MEMORY_BOUND_S = 30.0
 """How long the memory of dead ranks may take to be given back before the next attempt is started all the same."""
 _BASELINE_BOUND_S = 5.0
+_WALL_SLACK_S = 1.0
+"""Files may carry a time that is a clock tick older than the moment in which they were made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class Recovery:
         self._named: Checkpoint | None = None  # of --resume PATH
         self._complained: set[tuple[str, str]] = set()
         self._began_s = 0.0
-        self._run_began_wall_s = time.time()
+        self._run_began_wall_s = time.time() - _WALL_SLACK_S
         self._steps: int | None = None
         self._own_resumed_step: int | None = None
         self.resumed: Checkpoint | None = None
@@ -203,17 +205,14 @@ class Recovery:
             pattern=self._spec.checkpoint_pattern,
             limit=limit,
             memory=os.path.join(self._around.rundir.path, "verified.json"),
+            since_s=None if self._spec.resume == "auto" or path else self._run_began_wall_s,
         )
 
     def _usable(self, search: Search, attempt: int) -> tuple[Checkpoint, ...]:
         """After `--resume PATH`, what this run has saved since; before it has, PATH again."""
-        if self._spec.resume == "auto":
-            return search.found
-        if attempt == 0:
+        if self._spec.resume != "auto" and attempt == 0:
             self._named = next(iter(search.found), None)
-            return search.found
-        own = tuple(one for one in search.found if one.saved_s >= self._run_began_wall_s)
-        return own or ((self._named,) if self._named is not None else ())
+        return search.found or ((self._named,) if self._named is not None else ())
 
     def _tell_of(self, search: Search) -> None:
         if search.error:

@@ -62,11 +62,19 @@ class Search:
     """Why a place could not be searched at all, one line; empty when all could."""
 
 
-def find(where: Sequence[str], *, pattern: str | None = None, limit: int = 1, memory: str | None = None) -> Search:
+def find(
+    where: Sequence[str],
+    *,
+    pattern: str | None = None,
+    limit: int = 1,
+    memory: str | None = None,
+    since_s: float | None = None,
+) -> Search:
     """Search directories or URLs for the `limit` newest complete checkpoints. Never raises.
 
     `pattern`: a glob relative to each directory, with one optional `{step}`; only what it matches is a candidate.
     `memory`: a JSON file that remembers what was verified in full, so that an unchanged file is not read again.
+    `since_s`: only what was saved at this wall-clock time or later; where the storage does not say when, nothing is.
     """
     from gpulaunch.launcher.checkpoint import names, source
     from gpulaunch.launcher.checkpoint.memory import Memory
@@ -86,6 +94,8 @@ def find(where: Sequence[str], *, pattern: str | None = None, limit: int = 1, me
             errors.append(str(err))
             continue
         for candidate in looked.candidates:
+            if since_s is not None and candidate.saved_s < since_s:
+                continue
             candidates.setdefault(candidate.source.where(candidate.entry.path), candidate)
         skipped += [Skipped(path=path, format="", why=why) for path, why in looked.unread]
     remembered = Memory(memory)

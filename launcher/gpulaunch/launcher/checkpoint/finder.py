@@ -36,6 +36,7 @@ class Ask:
     pattern: str | None = None
     limit: int = 1
     memory: str | None = None
+    since_s: float | None = None
     timeout_s: float = 600.0
 
 
@@ -186,7 +187,7 @@ def _search(ask: Ask) -> Search:
     from gpulaunch.launcher.checkpoint import find
 
     if ask.named is None:
-        return find.find(ask.where, pattern=ask.pattern, limit=ask.limit, memory=ask.memory)
+        return find.find(ask.where, pattern=ask.pattern, limit=ask.limit, memory=ask.memory, since_s=ask.since_s)
     try:
         return Search(found=(find.examine(ask.named, memory=ask.memory),))
     except find.Damaged as why:

@@ -1,0 +1,131 @@
+"""A job that is told to end saves first, and says by its exit code whether it can go on another time."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+# Saves when it is told to, by a handler of its own, as many scripts do.
+HANDLER = """
+    import os, signal, sys, time, torch
+    told = []
+    signal.signal(getattr(signal, "{name}"), lambda *_: told.append(1))
+    print("READY", flush=True)
+    for step in range(3000):
+        time.sleep(0.02)
+        if told:
+            torch.save({"step": step}, os.path.join(os.environ["GPULAUNCH_CHECKPOINT_DIR"], f"ckpt_{step}.pt"))
+            print("SAVED", flush=True)
+            told.clear()
+            if {ends}:
+                sys.exit(0)
+"""
+DEAF = """
+    import time
+    print("READY", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    return tmp_path / "job"
+
+
+def script(path: Path, text: str, **values: object) -> Path:
+    file = path / "train.py"
+    text = textwrap.dedent(text)
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    file.write_text(text)
+    return file
+
+
+def ready(ranks: int):
+    return lambda run: run.stdout.count("READY") == ranks
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_a_script_that_saves_in_its_handler_ends_with_75(gpulaunch, tmp_path: Path, job: Path, name: str) -> None:
+    run = gpulaunch.start("--nproc", "2", "--job-dir", job, script(tmp_path, HANDLER, name=name, ends=True))
+    run.wait_until(ready(2))
+
+    run.signal(getattr(signal, name))
+    ended = run.wait()
+
+    assert ended.code == 75, ended
+    assert ended.stdout.count("SAVED") == 2
+
+
+def test_without_a_checkpoint_the_signal_is_the_code(gpulaunch, tmp_path: Path) -> None:
+    run = gpulaunch.start("--nproc", "2", script(tmp_path, DEAF))
+    run.wait_until(ready(2))
+
+    run.signal(signal.SIGTERM)
+
+    assert run.wait().code == 143
+
+
+def test_ranks_that_know_nothing_of_sigusr1_are_asked_to_end_as_torchrun_would(gpulaunch, tmp_path: Path) -> None:
+    run = gpulaunch.start("--nproc", "2", script(tmp_path, DEAF))
+    run.wait_until(ready(2))
+
+    run.signal(signal.SIGUSR1)
+    ended = run.wait()
+
+    assert ended.code == 128 + signal.SIGUSR1
+    assert ended.wall_s < 30, "they were not waited for"
+
+
+def test_a_notice_is_passed_on_and_the_job_goes_on(gpulaunch, tmp_path: Path, job: Path) -> None:
+    run = gpulaunch.start("--nproc", "2", "--job-dir", job, script(tmp_path, HANDLER, name="SIGUSR2", ends=False))
+    run.wait_until(ready(2))
+
+    run.signal(signal.SIGUSR2)
+    run.wait_until(lambda run: run.stdout.count("SAVED") == 2)
+    run.signal(signal.SIGUSR2)
+    run.wait_until(lambda run: run.stdout.count("SAVED") == 4)
+    run.signal(signal.SIGINT)
+
+    assert run.wait().code == 130
+
+
+def test_a_notice_to_ranks_that_do_not_catch_it_kills_nobody(gpulaunch, tmp_path: Path) -> None:
+    """A job manager that signals every process of the step reaches ranks and helpers directly, too."""
+    from gpulaunch.launcher.loop import linux
+
+    run = gpulaunch.start("--nproc", "2", script(tmp_path, DEAF))
+    run.wait_until(ready(2))
+    family = linux.descendants_of(run.pid)
+    assert len(family) >= 4, "ranks, fork server, sidecar, keeper"
+
+    import os
+
+    for pid in family:
+        os.kill(pid, signal.SIGUSR2)
+    run.signal(signal.SIGUSR2)
+    run.wait_for("asked to save at their next step and to go on")
+
+    assert [pid for pid in family if linux.state_of(pid) in ("", "Z")] == []
+    run.signal(signal.SIGINT)
+    assert run.wait().code == 130
+
+
+def test_a_preempted_job_is_not_restarted(gpulaunch, tmp_path: Path, job: Path) -> None:
+    run = gpulaunch.start(
+        *("--nproc", "2", "--max-restarts", "5", "--job-dir", job),
+        script(tmp_path, HANDLER, name="SIGUSR1", ends=True),
+    )
+    run.wait_until(ready(2))
+
+    run.signal(signal.SIGUSR1)
+    ended = run.wait()
+
+    assert (ended.code, ended.stdout.count("READY")) == (75, 2)
+    assert "failed" not in ended.stderr

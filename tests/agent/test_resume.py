@@ -1,0 +1,182 @@
+"""Every attempt goes on from the newest complete checkpoint, and the program need not be changed for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+# Saves a step at a time, as any script does; the first attempt dies in the middle.
+PLAIN = """
+    import argparse, os, sys, torch
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--resume")
+    args = parser.parse_args()
+    print("RESUME", args.resume and os.path.basename(args.resume), os.environ.get("GPULAUNCH_RESUME_FROM"), flush=True)
+    start = torch.load(args.resume)["step"] if args.resume else 0
+    for step in range(start + 1, 6):
+        if os.environ["RANK"] == "0":
+            torch.save({"step": step}, os.path.join(os.environ["GPULAUNCH_CHECKPOINT_DIR"], f"ckpt_{step}.pt"))
+        if step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            {dying}
+    print("STEPS", start, step, flush=True)
+"""
+KILL = "os.kill(os.getpid(), 9)"
+
+
+def script(path: Path, text: str = PLAIN, *, dying: str = KILL) -> Path:
+    file = path / "train.py"
+    file.write_text(textwrap.dedent(text).replace("{dying}", dying))
+    return file
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    directory = tmp_path / "ckpt"
+    directory.mkdir()
+    return directory
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_unmodified_script_is_told_by_its_own_argument(
+    gpulaunch, tmp_path: Path, checkpoints: Path, method: str
+) -> None:
+    ended = gpulaunch(
+        *("--start-method", method, "--max-restarts", "1", "--checkpoint-dir", checkpoints),
+        *("--resume-arg", "--resume {path}", script(tmp_path)),
+    )
+
+    assert ended.code == 0, ended
+    assert "RESUME None None" in ended.stdout
+    assert f"RESUME ckpt_3.pt {checkpoints}/ckpt_3.pt" in ended.stdout
+    assert "STEPS 3 5" in ended.stdout
+    assert "going on from ./ckpt/ckpt_3.pt (step 3)" in ended.stderr
+
+
+def test_a_truncated_newest_checkpoint_is_passed_over_and_named(gpulaunch, tmp_path: Path, checkpoints: Path) -> None:
+    cut = 'os.truncate(os.path.join(os.environ["GPULAUNCH_CHECKPOINT_DIR"], "ckpt_3.pt"), 700); ' + KILL
+
+    ended = gpulaunch(
+        *("--max-restarts", "1", "--checkpoint-dir", checkpoints, "--resume-arg", "--resume {path}"),
+        script(tmp_path, dying=cut),
+    )
+
+    assert ended.code == 0, ended
+    assert "checkpoint ./ckpt/ckpt_3.pt is passed over: " in ended.stderr
+    assert f"RESUME ckpt_2.pt {checkpoints}/ckpt_2.pt" in ended.stdout
+
+
+def test_another_run_goes_on_from_the_same_job_directory(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    options = ["--job-dir", tmp_path / "job", "--resume-arg", "--resume {path}"]
+
+    first = gpulaunch(*options, script(tmp_path))
+    second = gpulaunch(*options, script(tmp_path, dying="pass"))
+    anew = gpulaunch(*options, "--resume", "never", script(tmp_path, dying="pass"))
+
+    assert first.code == 137, first
+    assert "STEPS 3 5" in second.stdout
+    assert "RESUME None None" in anew.stdout
+
+
+def test_a_named_checkpoint_is_the_first_attempts_and_then_our_own_newer_ones(
+    gpulaunch, tmp_path: Path, checkpoints: Path
+) -> None:
+    import torch
+
+    named = tmp_path / "pretrained.pt"
+    torch.save({"step": 1}, named)
+    torch.save({"step": 9}, checkpoints / "ckpt_9.pt")  # of another run, and newer than anything this one will save
+    os.utime(checkpoints / "ckpt_9.pt", (1e9, 1e9))
+
+    ended = gpulaunch(
+        *("--max-restarts", "1", "--checkpoint-dir", checkpoints, "--resume", named),
+        *("--resume-arg", "--resume {path}", script(tmp_path)),
+    )
+
+    assert ended.code == 0, ended
+    said = [line.split("RESUME ")[1].split()[0] for line in ended.stdout.splitlines() if "RESUME" in line]
+    assert said[0] == "pretrained.pt"
+    assert said[1] == "ckpt_3.pt"
+
+
+def test_a_named_checkpoint_that_is_damaged_is_refused_before_anything_runs(gpulaunch, tmp_path: Path) -> None:
+    import torch
+
+    named = tmp_path / "pretrained.pt"
+    torch.save({"step": 1}, named)
+    os.truncate(named, 500)
+
+    ended = gpulaunch("--resume", named, script(tmp_path))
+
+    assert ended.code == 1
+    assert f"--resume {named}: " in ended.stderr
+    assert "RESUME" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--resume", "nowhere.pt"], "--resume: there is no nowhere.pt"),
+        (["--resume-arg", "--resume"], "--resume-arg: "),
+        (["--checkpoint-pattern", "../{step}"], "--checkpoint-pattern: "),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(gpulaunch, tmp_path: Path, options: list[str], complaint: str) -> None:
+    ended = gpulaunch(*options, script(tmp_path))
+
+    assert ended.code == 2
+    assert complaint in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+# -- the restart policy, as a user sees it
+
+
+def test_the_same_exception_again_is_not_tried_a_third_time(gpulaunch, tmp_path: Path) -> None:
+    program = script(tmp_path, "import os; print('ATTEMPT', os.environ['TORCHELASTIC_RESTART_COUNT']); {}['lr']")
+
+    ended = gpulaunch("--max-restarts", "10", program)
+
+    assert ended.code == 93, ended
+    assert ended.stdout.count("ATTEMPT") == 2
+    assert "not restarted: the same exception before the first step as before" in ended.stderr
+    assert "KeyError: 'lr'" in ended.stderr
+
+
+def test_an_exception_that_passes_is_restarted(gpulaunch, tmp_path: Path) -> None:
+    program = script(
+        tmp_path, "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise OSError('network')\nprint('OK')"
+    )
+
+    ended = gpulaunch("--max-restarts", "10", program)
+
+    assert (ended.code, ended.stdout.strip()) == (0, "[0] OK" if "[0]" in ended.stdout else "OK")
+
+
+def test_so_many_restarts_within_a_time_and_no_more(gpulaunch, tmp_path: Path) -> None:
+    program = script(tmp_path, "import os; print('ATTEMPT', flush=True); os.kill(os.getpid(), 9)")
+
+    ended = gpulaunch("--max-restarts", "10", "--restart-rate", "3/1h", program)
+
+    assert ended.code == 137, ended
+    assert ended.stdout.count("ATTEMPT") == 4
+    assert "--restart-rate allows 3 restarts within 3600 s" in ended.stderr
+
+
+def test_every_second_of_a_run_is_accounted_for(gpulaunch, tmp_path: Path, checkpoints: Path) -> None:
+    ended = gpulaunch(
+        *("--max-restarts", "1", "--checkpoint-dir", checkpoints, "--resume-arg", "--resume {path}"), script(tmp_path)
+    )
+
+    summary = json.loads((ended.run_dir / "summary.json").read_text())
+    assert summary["elapsed_s"] == pytest.approx(sum(summary["goodput_seconds"].values()), abs=0.2)
+    last = json.loads((ended.run_dir / "events.jsonl").read_text().splitlines()[-1])
+    assert last["goodput_seconds"] == pytest.approx(summary["goodput_seconds"], abs=0.2)
+    assert last["restarts"] == {"signal": 1}
+    assert "goodput " in ended.stderr
