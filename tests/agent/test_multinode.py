@@ -27,7 +27,7 @@ def start_both(gpulaunch, tmp_path: Path, text: str, *options: str, nprocs: tupl
     return [
         gpulaunch.start(
             *("--nnodes", "2", "--node-rank", str(node), "--nproc", str(nprocs[node])),
-            *("--master-addr", "127.0.0.1", "--master-port", port, "--job-dir", tmp_path / f"node-{node}"),
+            *("--master-addr", "127.0.0.1", "--master-port", port, "--job-dir", tmp_path / "job"),
             *options,
             program,
         )
@@ -89,7 +89,7 @@ def test_when_the_budget_is_spent_both_nodes_end_and_the_failing_one_names_the_c
     here, there = (run.wait() for run in start_both(gpulaunch, tmp_path, failing, "--max-restarts", "1"))
 
     assert there.code == 1
-    report = json.loads((tmp_path / "node-1/attempts/1/failure.json").read_text())
+    report = json.loads((tmp_path / "job/node-1/attempts/1/failure.json").read_text())
     assert report["first"]["rank"] == 3
     assert here.code != 0
     assert "rank 3" in here.stderr
@@ -119,3 +119,60 @@ def test_ctrl_c_on_one_node_ends_both(gpulaunch, tmp_path: Path) -> None:
 
     assert there.wait().code == 130
     assert here.wait().code != 0
+
+
+# Saves a step at a time on rank 0; rank 3, on the other node, dies in the middle of the first attempt.
+RESUMING = """
+    import os, sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    start = torch.load(sys.argv[2])["step"] if len(sys.argv) > 2 else 0
+    for step in range(start + 1, 6):
+        if rank == 0:
+            torch.save({"step": step}, os.path.join(os.environ["GPULAUNCH_CHECKPOINT_DIR"], f"ckpt_{step}.pt"))
+        dist.barrier()
+        if step == 3 and rank == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os._exit(9)
+        dist.barrier()
+    print("FROM", os.path.basename(os.environ.get("GPULAUNCH_RESUME_FROM", "none")), start, flush=True)
+"""
+
+
+def test_both_nodes_go_on_from_the_same_checkpoint(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+
+    options = ["--max-restarts", "1", "--resume-arg", "--resume {path}"]
+    nodes = [run.wait() for run in start_both(gpulaunch, tmp_path, RESUMING, *options)]
+
+    assert [0, 0] == [node.code for node in nodes], nodes
+    for node in nodes:
+        assert node.stdout.count("FROM ckpt_3.pt 3") == 2, node
+
+
+SAVES_WHEN_TOLD = """
+    import os, signal, sys, time, torch
+    def save(*_):
+        path = os.path.join(os.environ["GPULAUNCH_CHECKPOINT_DIR"], f"ckpt_rank_{os.environ['RANK']}_1.pt")
+        torch.save({"step": 1}, path)
+        print("SAVED", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGUSR1, save)
+    print("READY", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_notice_to_one_node_makes_both_save_and_end_with_75(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    here, there = start_both(
+        gpulaunch, tmp_path, SAVES_WHEN_TOLD, "--max-restarts", "3", "--checkpoint-pattern", "*.pt"
+    )
+    for run in (here, there):
+        run.wait_until(lambda run: run.stdout.count("READY") == 2)
+
+    there.signal(signal.SIGUSR1)
+    ended = [here.wait(), there.wait()]
+
+    assert [75, 75] == [node.code for node in ended], "\n".join(map(str, ended))
+    assert [2, 2] == [node.stdout.count("SAVED") for node in ended]

@@ -247,7 +247,24 @@ def test_the_plan_as_text(job: Load, place: MakePlace) -> None:
         (["--start-method", "spawn"], "preload nothing (ranks are spawned)"),
         (["--preload", "none"], "preload torch (named; each must pass the checks for forking)"),
         (["--job-dir", "out"], "run directory out"),
-        (["--max-restarts", "2", "--shutdown-timeout", "5"], "restarts at most 2; 5 s for ranks to end before SIGKILL"),
+        (
+            ["--max-restarts", "2", "--shutdown-timeout", "5"],
+            "restarts at most 2; 5 s for ranks to end before SIGKILL, 1 s after a failure",
+        ),
+        (
+            ["--max-restarts", "9", "--restart-rate", "5/1h"],
+            "restarts at most 9, 5 within 3600 s; 30 s for ranks to end before SIGKILL, 1 s after a failure",
+        ),
+        (
+            ["--job-dir", "out"],
+            "checkpoints in out/checkpoints; begins with the newest complete one, told as GPULAUNCH_RESUME_FROM",
+        ),
+        (
+            ["--checkpoint-dir", "a,b", "--resume", "never"],
+            "checkpoints in a, b; none is gone on from (--resume never)",
+        ),
+        (["--hang-timeout", "0"], "hangs not looked for (--hang-timeout 0)"),
+        (["--on-hang", "stop"], "hangs stop; at the latest after 1800 s, 3600 s for the first step"),
     ],
 )
 def test_rows_of_the_plan(job: Load, place: MakePlace, words: list[str], row: str) -> None:

@@ -456,11 +456,11 @@ class Agent:
         return blame(ends) if any(not end.stopped for end in failed) else None
 
     def _tell_peers(self, action: words.TellPeers) -> None:
-        why = ""
-        if not action.ok and self._group is not None and self._group.ends:
+        why = f"told to end by {signal_name(self._state.signum)}" if self._state.signum else ""
+        if not action.ok and not why and self._group is not None and self._group.ends:
             first = blame(self._group.ends).first
             why = f"rank {first.rank} on {first.host} {how(first)}"
-        self._rendezvous.tell(ok=action.ok, final=action.final, why=why or self._error)
+        self._rendezvous.tell(ok=action.ok, final=action.final, why=why or self._error, preempted=action.preempted)
 
     def _report_failure(self, *, restarting: bool) -> None:
         if self._blame is None:

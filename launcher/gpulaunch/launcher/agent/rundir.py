@@ -99,8 +99,11 @@ def open_run_dir(spec: JobSpec) -> RunDir:
         log_dir = os.path.abspath(os.path.join(spec.log_dir, f"{spec.run_id}_{os.urandom(4).hex()}"))
         _make(log_dir, "--log-dir")
     if spec.job_dir is not None:
-        _make(spec.job_dir, "--job-dir")
-        return RunDir(os.path.abspath(spec.job_dir), torchrun_log_dir=log_dir)
+        path = os.path.abspath(spec.job_dir)
+        if spec.node_rank:  # all nodes of a job may name one directory, on a file system that they share
+            path = os.path.join(path, f"node-{spec.node_rank}")
+        _make(path, "--job-dir")
+        return RunDir(path, torchrun_log_dir=log_dir)
     if log_dir is not None:
         return RunDir(log_dir, torchrun_log_dir=log_dir)
     stamp = time.strftime("%Y%m%d-%H%M%S")

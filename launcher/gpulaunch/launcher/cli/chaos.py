@@ -55,7 +55,7 @@ _LOOK_S = 0.05
 
 def run(argv: Sequence[str]) -> int:
     """Make the faults asked for, one line for each, and give the exit code."""
-    if not argv or "-h" in argv or "--help" in argv:
+    if not argv or argv[0] == "help" or "-h" in argv or "--help" in argv:
         answer(_HELP)
         return 0
     options = _parse(argv)

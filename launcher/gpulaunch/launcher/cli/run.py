@@ -167,7 +167,7 @@ class _Job:
             oom=self._oom,
             control_path=control_path,
             checkpoint_dirs=tuple(_absolute(each) for each in spec.checkpoint_dirs)
-            or (os.path.join(rundir.path, "checkpoints"),),
+            or (os.path.join(os.path.abspath(spec.job_dir or rundir.path), "checkpoints"),),
         )
         reading = reading_of(spec)
         spawn_because = _spawn_because(spec, reading, has_torch=has_torch)

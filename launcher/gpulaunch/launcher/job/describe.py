@@ -70,13 +70,38 @@ def _plan(spec: JobSpec, refused: Mapping[str, str]) -> list[tuple[str, str]]:
         ("store", f"{spec.master_addr}, port {where}"),
         ("start", _start(spec)),
         ("preload", _preload(spec, refused)),
-        ("restarts", f"at most {spec.max_restarts}; {spec.grace_s:g} s for ranks to end before SIGKILL"),
+        ("restarts", _restarts(spec)),
         ("metrics", metrics if spec.profile else "off (--no-profile)"),
+        ("checkpoints", _checkpoints(spec)),
+        ("hangs", _hangs(spec)),
         ("run directory", spec.job_dir or spec.log_dir or f"./gpulaunch-runs/{spec.name}-<time>"),
     ]
     for local_rank, cpus in enumerate(spec.cpu_sets or ()):
         rows.append((f"cores of rank {local_rank}", f"{ranges(cpus)} ({spec.numa_binding})"))
     return rows
+
+
+def _restarts(spec: JobSpec) -> str:
+    rate = f", {spec.restart_rate[0]} within {spec.restart_rate[1]:g} s" if spec.restart_rate else ""
+    grace = f"{spec.grace_s:g} s for ranks to end before SIGKILL, {spec.failure_grace_s:g} s after a failure"
+    return f"at most {spec.max_restarts}{rate}; {grace}"
+
+
+def _checkpoints(spec: JobSpec) -> str:
+    where = ", ".join(spec.checkpoint_dirs) or f"{spec.job_dir or '<run directory>'}/checkpoints"
+    if spec.resume == "never":
+        return f"in {where}; none is gone on from (--resume never)"
+    first = "the newest complete one" if spec.resume == "auto" else spec.resume
+    return f"in {where}; begins with {first}, told as GPULAUNCH_RESUME_FROM" + (
+        f" and `{spec.resume_arg}`" if spec.resume_arg else ""
+    )
+
+
+def _hangs(spec: JobSpec) -> str:
+    if spec.hang_timeout_s <= 0:
+        return "not looked for (--hang-timeout 0)"
+    latest = f"{spec.hang_timeout_s:g} s, {spec.first_step_timeout_s:g} s for the first step"
+    return f"{spec.on_hang}; at the latest after {latest}"
 
 
 def _start(spec: JobSpec) -> str:

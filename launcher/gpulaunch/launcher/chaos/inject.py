@@ -1,0 +1,141 @@
+"""Make one fault, from outside, and say what was done.
+
+A stopped rank must not stay stopped when the fault is meant to pass, so `slow` takes the signals that would end this
+process as news that it waits for, and undoes what it did before it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import time
+from dataclasses import dataclass
+
+from gpulaunch.launcher.chaos import target
+from gpulaunch.launcher.chaos.damage import damage
+from gpulaunch.launcher.chaos.faults import Fault, Verb
+from gpulaunch.launcher.chaos.target import ChaosError, Group, Process
+
+_HELPER = {
+    Verb.KILL_STORE: target.STORE,
+    Verb.KILL_FORK_SERVER: target.FORK_SERVER,
+    Verb.KILL_SIDECAR: target.SIDECAR,
+    Verb.KILL_AGENT: target.AGENT,
+}
+_PERIOD_S = 0.1
+"""One turn of stopping and going on: short beside a step that a person would call slow."""
+_ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """One fault that was made."""
+
+    fault: Fault
+    pid: int | None
+    attempt: int
+    what: str
+    """What was done to whom, as a phrase."""
+    interrupted_by: int = 0
+    """The signal that ended this process's work before its time, or 0."""
+
+
+def inject(fault: Fault, group: Group, rng: random.Random) -> Done:
+    """Make `fault` on the run that `group` describes; where it leaves something open, `rng` decides.
+
+    Raises:
+        ChaosError: it cannot be made, and nothing was done.
+    """
+    if fault.verb is Verb.CORRUPT_CHECKPOINT:
+        return _done(fault, group, None, _corrupt(fault, group, rng))
+    if fault.verb in _HELPER:
+        name = _HELPER[fault.verb]
+        with target.take_helper(group, name) as helper:
+            helper.send(signal.SIGKILL)
+            return _done(fault, group, helper.pid, f"SIGKILL to the {name}, pid {helper.pid}")
+    rank = fault.rank
+    if fault.verb is Verb.KILL_LOADER:
+        return _kill_loader(fault, group, rank, rng)
+    with target.take_rank(group, rank) as process:
+        who = f"rank {rank}, pid {process.pid}"
+        if fault.verb is Verb.KILL_RANK:
+            process.send(fault.signum)
+            return _done(fault, group, process.pid, f"{signal.Signals(fault.signum).name} to {who}")
+        if fault.verb is Verb.HANG_RANK:
+            process.send(signal.SIGSTOP)
+            return _done(fault, group, process.pid, f"SIGSTOP to {who}")
+        if fault.verb is Verb.OOM_RANK:
+            size = _starve(process)
+            return _done(
+                fault, group, process.pid, f"no more memory for {who}: its address space may not grow ({size})"
+            )
+        signum = slow(process, factor=fault.factor, for_s=fault.for_s)
+        what = f"slowed {who}, by a factor of {fault.factor:g} for {fault.for_s:g} s"
+        return _done(fault, group, process.pid, what, interrupted_by=signum)
+
+
+def _done(fault: Fault, group: Group, pid: int | None, what: str, *, interrupted_by: int = 0) -> Done:
+    return Done(fault=fault, pid=pid, attempt=group.attempt, what=what, interrupted_by=interrupted_by)
+
+
+def _kill_loader(fault: Fault, group: Group, rank: int, rng: random.Random) -> Done:
+    workers = target.loaders_of(group, rank)
+    if not workers:
+        raise ChaosError(f"rank {rank} has no DataLoader worker now")
+    with Process(rng.choice(sorted(workers)), group) as worker:
+        worker.send(signal.SIGKILL)
+        return _done(fault, group, worker.pid, f"SIGKILL to a DataLoader worker of rank {rank}, pid {worker.pid}")
+
+
+def _starve(process: Process) -> str:
+    """Let a process have no more address space than it has, so that it fails where it next asks the kernel for some."""
+    try:
+        with open(f"/proc/{process.pid}/statm", "rb") as statm:
+            size = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)
+        # The hard limit stays: it could not be taken back.
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (size, hard))
+    except OSError as err:
+        raise ChaosError(f"cannot limit process {process.pid}: {err.strerror}") from None
+    return f"{size / (1 << 20):.0f} MiB"
+
+
+def slow(process: Process, *, factor: float, for_s: float) -> int:
+    """Stop and continue a process by turns for `for_s` seconds, so that it takes `factor` times as long.
+
+    Returns early when the process ends. The answer is the signal that this process was told to end by meanwhile, or 0;
+    whatever happens, the process goes on at the end.
+    """
+    process.send(signal.SIGCONT)  # it may be signalled, or this says why not
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    until_s = time.monotonic() + for_s
+    try:
+        while (left_s := until_s - time.monotonic()) > 0:
+            for signum, share in ((signal.SIGSTOP, 1 - 1 / factor), (signal.SIGCONT, 1 / factor)):
+                process.send(signum)
+                news = signal.sigtimedwait(_ENDING, min(_PERIOD_S, left_s) * share)
+                if news is not None:
+                    return news.si_signo
+    except ChaosError:
+        return 0  # it has ended
+    finally:
+        with contextlib.suppress(ChaosError):
+            process.send(signal.SIGCONT)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 0
+
+
+def _corrupt(fault: Fault, group: Group, rng: random.Random) -> str:
+    from gpulaunch.launcher.checkpoint.find import find
+
+    local = [place for place in group.checkpoint_dirs if "://" not in place]
+    if not local:
+        raise ChaosError("this run has no local checkpoint directory")
+    found = find(local).found
+    if not found:
+        raise ChaosError(f"no complete checkpoint yet in {', '.join(local)}")
+    newest = found[0]
+    return f"{damage(newest.path, fault.how, rng)} of checkpoint {newest.path}"

@@ -1,0 +1,173 @@
+"""Which run is meant, and who its processes are: read from its run directory, and checked before anything is done.
+
+A pid in a file may be stale, and the number may belong to another process by now. So a process is taken by a pidfd
+first and then asked for the run's mark in its environment; from then on the pidfd means this process and no other.
+The agent does not carry the mark (it is what it gives to others): it is known by the run directory that it holds open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpulaunch.launcher.loop import linux
+
+AGENT, STORE, FORK_SERVER, SIDECAR = "agent", "store", "fork server", "sidecar"
+_PID_FIELDS = {AGENT: "agent_pid", STORE: "store_pid", FORK_SERVER: "fork_server_pid", SIDECAR: "sidecar_pid"}
+LOADER_COMM = "pt_data_worker"
+"""What torch calls the worker processes of a DataLoader."""
+
+
+class ChaosError(Exception):
+    """The fault cannot be made; one line for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The processes of one attempt on this node, as the agent wrote them down."""
+
+    run_dir: str
+    run_id: str
+    attempt: int
+    ranks: Mapping[int, int]
+    """Pid by global rank, of the ranks of this node."""
+    helpers: Mapping[str, int]
+    """Pid by name, of those that there are."""
+    checkpoint_dirs: tuple[str, ...]
+
+
+class Process:
+    """One process of a run, held: a signal cannot reach another one that got its number."""
+
+    def __init__(self, pid: int, group: Group, *, is_agent: bool = False) -> None:
+        """Raises ChaosError if there is no such process, or it is not one of this run."""
+        self.pid = pid
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except OSError as err:
+            raise ChaosError(f"process {pid} is gone: {err.strerror}") from None
+        mine = _holds(pid, group.run_dir) if is_agent else linux.is_of_run(pid, group.run_id)
+        if not mine or linux.state_of(pid) in ("Z", "X", ""):
+            os.close(self.pidfd)
+            raise ChaosError(f"process {pid} is not of this run, or has ended: nothing was done to it")
+
+    def send(self, signum: int) -> None:
+        """Send a signal. Raises ChaosError if it has ended or is not ours to signal."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, signum)
+        except OSError as err:
+            raise ChaosError(f"cannot signal process {self.pid}: {err.strerror}") from None
+
+    def close(self) -> None:
+        """Let it go."""
+        os.close(self.pidfd)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def find_run(job_dir: str | None, cwd: str) -> str:
+    """The run directory of `job_dir`, or of the only run under way below `cwd`/gpulaunch-runs.
+
+    Raises:
+        ChaosError: there is none, or more than one, which the line then lists.
+    """
+    if job_dir is not None:
+        if agent_of(job_dir) is None:
+            raise ChaosError(f"no run of yours is under way in {job_dir}")
+        return os.path.abspath(job_dir)
+    below = os.path.join(cwd, "gpulaunch-runs")
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(os.listdir(below))
+    running = [path for path in (os.path.join(below, name) for name in names) if agent_of(path) is not None]
+    if not running:
+        raise ChaosError(f"no run is under way in {below}; name its run directory with --job-dir")
+    if len(running) > 1:
+        raise ChaosError(f"{len(running)} runs are under way; name one with --job-dir: {', '.join(running)}")
+    return running[0]
+
+
+def agent_of(run_dir: str) -> int | None:
+    """The pid of the agent that runs in this directory, or None.
+
+    Its lock is not tried for: whoever holds it, even for a moment, keeps an agent that starts just then from starting.
+    """
+    for name, field in (("group.json", "agent_pid"), ("job.json", "gpulaunch_pid")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            pid = int(_load(os.path.join(run_dir, name))[field])
+            if _holds(pid, run_dir):
+                return pid
+    return None
+
+
+def read_group(run_dir: str) -> Group | None:
+    """Who runs now; None when no attempt has been started.
+
+    Raises:
+        ChaosError: the file is there and says something else than this version understands.
+    """
+    path = os.path.join(run_dir, "group.json")
+    try:
+        content = _load(path)
+        pids = {name: content.get(field) for name, field in _PID_FIELDS.items()}
+        return Group(
+            run_dir=os.path.abspath(run_dir),
+            run_id=str(content["run_id"]),
+            attempt=int(content["attempt"]),
+            ranks={int(each["rank"]): int(each["pid"]) for each in content["ranks"]},
+            helpers={name: int(pid) for name, pid in pids.items() if pid},
+            checkpoint_dirs=tuple(map(str, content.get("checkpoint_dirs", ()))),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise ChaosError(f"cannot read {path}: {type(err).__name__}: {err}") from None
+
+
+def take_rank(group: Group, rank: int) -> Process:
+    """One rank of this node."""
+    if rank not in group.ranks:
+        known = ", ".join(map(str, sorted(group.ranks)))
+        raise ChaosError(f"rank {rank} is not on this node; its ranks are {known or 'not started'}")
+    return Process(group.ranks[rank], group)
+
+
+def take_helper(group: Group, name: str) -> Process:
+    """The agent, or one of the processes beside the ranks."""
+    if name not in group.helpers:
+        raise ChaosError(f"this run has no {name}")
+    return Process(group.helpers[name], group, is_agent=name == AGENT)
+
+
+def loaders_of(group: Group, rank: int) -> list[int]:
+    """The pids of the DataLoader workers of one rank."""
+    with take_rank(group, rank) as process:
+        return [pid for pid in linux.descendants_of(process.pid) if linux.comm_of(pid) == LOADER_COMM]
+
+
+def _holds(pid: int, directory: str) -> bool:
+    """Whether a process has this directory open, as an agent has its run directory, which it keeps locked."""
+    with contextlib.suppress(OSError):
+        wanted = os.stat(directory)
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                    return True
+    return False
+
+
+def _load(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        content: dict[str, Any] = json.load(file)
+    if not isinstance(content, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError("not an object")
+    return content
