@@ -3,7 +3,9 @@
     gpulaunch --nproc 2 examples/digits_ddp.py      # or torchrun, with the same arguments
     python examples/digits_ddp.py                   # alone, one process
 
-The 1,797 images (8 x 8 pixels) ship inside scikit-learn: nothing is downloaded.
+The 1,797 images (8 x 8 pixels) ship inside scikit-learn: nothing is downloaded. It saves every --save-every steps, and
+goes on from the newest checkpoint when it is started again: under gpulaunch, in the run's directory (--job-dir);
+otherwise in checkpoints/digits_ddp.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from gpulaunch.checkpoint import Checkpoint
 
 
 def join_the_others() -> torch.device:
@@ -64,17 +68,20 @@ def cnn() -> nn.Module:
     )
 
 
-def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, batches: DataLoader, device: torch.device) -> float:
-    """Go once through this rank's share; give the mean loss over all ranks."""
+def train_epoch(
+    ckpt: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, device: torch.device
+) -> float:
+    """Go once through this rank's share, or what is left of it; give the mean loss over all ranks."""
     model.train()
-    total = torch.zeros((), device=device)
-    for images, labels in batches:
+    total, before = torch.zeros((), device=device), ckpt.steps_done
+    for images, labels in ckpt.batches(loader):  # calls set_epoch: another order in every epoch
         loss = cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()  # DDP averages the gradients of all ranks while this runs
         optimizer.step()
         total += loss.detach()  # stays on the device: .item() here would wait for the GPU at every step
-    mean = total / len(batches) / dist.get_world_size()
+        ckpt.step()  # last: what happened so far belongs to this step
+    mean = total / max(ckpt.steps_done - before, 1) / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item()
 
@@ -99,6 +106,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="DataLoader workers per rank")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-every", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--require-accuracy", action="store_true", help="exit 1 under 95 %% test accuracy")
     return parser.parse_args()
 
@@ -111,7 +119,7 @@ def main() -> int:
 
     train, test = digits()
     sampler = DistributedSampler(train, seed=args.seed)  # another share of the images for every rank
-    batches = DataLoader(
+    loader = DataLoader(
         train,
         batch_size=args.batch_size,
         sampler=sampler,
@@ -123,14 +131,15 @@ def main() -> int:
     model = DistributedDataParallel(cnn().to(device))  # sends rank 0's weights to all
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
-    score = 0.0
-    for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # without this every epoch has the same order
-        loss = train_epoch(model, optimizer, batches, device)
+    ckpt = Checkpoint(model=model, optimizer=optimizer, every=args.save_every)
+    ckpt.resume()
+    for epoch in ckpt.epochs(args.epochs):
+        loss = train_epoch(ckpt, model, optimizer, loader, device)
         score = accuracy(model, test, device)
         if first:
-            print(f"epoch {epoch:2d}/{args.epochs}  loss {loss:.3f}  test accuracy {score:.1%}", flush=True)
+            print(f"epoch {epoch + 1:2d}/{args.epochs}  loss {loss:.3f}  test accuracy {score:.1%}", flush=True)
 
+    score = accuracy(model, test, device)
     if first:
         print(f"test accuracy {100 * score:.1f} %", flush=True)
     dist.destroy_process_group()

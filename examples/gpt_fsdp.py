@@ -3,7 +3,9 @@
     gpulaunch --nproc 2 examples/gpt_fsdp.py      # or torchrun, with the same arguments
     python examples/gpt_fsdp.py                   # alone, one process
 
-Real text that is on every machine: nothing is downloaded. At the end it writes a few lines of "Python" of its own.
+Real text that is on every machine: nothing is downloaded. At the end it writes a few lines of "Python" of its own. It
+saves every --save-every steps, and goes on from the newest checkpoint when it is started again, also on another number
+of ranks: under gpulaunch, in the run's directory (--job-dir); otherwise in checkpoints/gpt_fsdp.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from gpulaunch.checkpoint import Checkpoint
 
 VOCABULARY = 128  # ASCII: a token is a character
 
@@ -121,6 +125,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text-bytes", type=int, default=2_000_000)
     parser.add_argument("--sample", type=int, default=200, help="characters to write at the end")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save-every", type=int, default=100, help="steps between two checkpoints")
     return parser.parse_args()
 
 
@@ -144,8 +149,11 @@ def main() -> None:
     if rank == 0:
         print(f"{num_parameters:,} parameters over {world_size} ranks on {device.type}, {len(text):,} characters each")
 
+    # The generator decides which text comes next, on each rank another.
+    ckpt = Checkpoint(model=model, optimizer=optimizer, every=args.save_every, per_rank={"text": generator})
+    ckpt.resume()
     losses: list[torch.Tensor] = []
-    for step in range(1, args.steps + 1):
+    for step in ckpt.steps(args.steps):
         tokens, targets = (part.to(device) for part in windows(text, args.batch_size, args.context, generator))
         loss = cross_entropy(model(tokens), targets.flatten())
         optimizer.zero_grad()
@@ -158,6 +166,7 @@ def main() -> None:
             losses.clear()
             if rank == 0:
                 print(f"step {step:4d}/{args.steps}  loss {mean.item():.3f}", flush=True)
+        ckpt.step()  # last: what happened so far belongs to this step
 
     sample = write(model, "import ", args.sample, args.context, device)
     if rank == 0:

@@ -15,7 +15,7 @@ from gpulaunch.launcher.checkpoint.find import examine, find
 from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Damaged, Manifest, ManifestFile
 
 
-def save(root: Path, step: int, *, saved_s: float = 1000.0) -> Path:
+def save(root: Path, step: int, *, saved_s: float = 1000.0, generation: int = 7) -> Path:
     path = root / f"step-{step:012d}"
     (path / "sub").mkdir(parents=True)
     for name in ("__0_0.distcp", "sub/rng"):
@@ -24,7 +24,8 @@ def save(root: Path, step: int, *, saved_s: float = 1000.0) -> Path:
         ManifestFile(name=name, size_bytes=(path / name).stat().st_size, sha256=manifest.digest(str(path / name)))
         for name in ("__0_0.distcp", "sub/rng")
     )
-    manifest.write(str(path), Manifest(step=step, attempt=3, generation=7, world_size=4, saved_s=saved_s, files=files))
+    said = Manifest(step=step, attempt=3, generation=generation, world_size=4, saved_s=saved_s, files=files)
+    manifest.write(str(path), said)
     return path
 
 
@@ -120,3 +121,21 @@ def test_no_document_raises_anything_but_damaged(tmp_path: Path, field: str, val
             manifest.parse(data)
         except Damaged:
             continue
+
+
+def test_a_later_generation_is_newer_whatever_its_step(tmp_path: Path) -> None:
+    """A run that began from an older checkpoint again: what lies beyond it is an abandoned branch."""
+    for step, generation in ((100, 1), (200, 1), (120, 2)):
+        save(tmp_path, step, generation=generation)
+
+    assert [one.step for one in find([str(tmp_path)], limit=9).found] == [120, 200, 100]
+
+
+def test_a_manifest_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:
+    save(tmp_path, 200)
+    (save(tmp_path, 100) / MANIFEST).write_text("{")
+
+    search = find([str(tmp_path)])
+
+    assert [one.step for one in search.found] == [200]
+    assert [Path(one.path).name for one in search.skipped] == ["step-000000000100"]

@@ -82,6 +82,8 @@ class Agent:
         self._rendezvous = rendezvous
         self._sidecar = sidecar
         self._keeper = keeper
+        if sidecar is not None:
+            sidecar.on_pid = self._publish_group
         self._report = report
         self._control = control
         self._starter = Starter(
@@ -93,6 +95,7 @@ class Agent:
                 start_failed=lambda ranks, why: self._start_failed(ranks, why, False),
                 no_store=self._without_store,
             ),
+            on_pid=self._publish_group,
         )
         self._recovery = Recovery(around, gpus=gpus, say=console.say)
         self._first_end_s = 0.0
@@ -384,7 +387,8 @@ class Agent:
 
     def _publish_group(self) -> None:
         """Write down who runs: for the sidecar, and in the run directory for people and `gpulaunch chaos`."""
-        assert self._group is not None, "ranks run"
+        if self._group is None or not self._group.live:
+            return
         group, around = self._group.describe(), self._around
         if around.pages is not None:
             around.pages.announce(group)
@@ -393,6 +397,7 @@ class Agent:
                 "group.json",
                 {
                     **group,
+                    "attempt": around.rundir.number_of(self._state.attempt),
                     "agent_pid": os.getpid(),
                     "store_pid": self._group.store_pid,
                     "fork_server_pid": self._starter.pid,

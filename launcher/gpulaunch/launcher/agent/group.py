@@ -75,13 +75,14 @@ class Group:
         events: GroupEvents,
         *,
         agent_store: bool,
-        resume_from: str = "",
+        resume_from: str | None = None,
         resume_args: Sequence[str] = (),
         visible_devices: Sequence[str] = (),
     ) -> None:
         """`agent_store`: the store is started here, beside the ranks; else rank 0 is left to host it.
 
-        `resume_from`: the checkpoint to go on from, or ""; `resume_args`: what the program is told of it.
+        `resume_from`: the checkpoint to go on from, "" for none whatever there is, None where there is none known;
+        `resume_args`: what the program is told of it.
         `visible_devices`: the cards, where they are not those that the job would see anyway.
         """
         self._resume_from = resume_from
@@ -249,7 +250,7 @@ class Group:
         env["GPULAUNCH_CONTROL"] = around.control_path
         env["GPULAUNCH_CHECKPOINT_DIR"] = around.checkpoint_dirs[0]
         env["GPULAUNCH_ATTEMPT"] = str(around.rundir.number_of(world.attempt))
-        if self._resume_from:
+        if self._resume_from is not None:
             env["GPULAUNCH_RESUME_FROM"] = self._resume_from
         if self._visible_devices:
             virtual = around.spec.virtual_local_rank

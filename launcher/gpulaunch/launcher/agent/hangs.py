@@ -9,6 +9,17 @@ from gpulaunch.launcher.agent.account import Account
 from gpulaunch.launcher.agent.group import Group, Surroundings
 from gpulaunch.launcher.hang.door import HangWatch
 from gpulaunch.launcher.hang.values import Limits, Verdict
+from gpulaunch.launcher.job.spec import JobSpec
+
+
+def _limits(spec: JobSpec) -> Limits:
+    """A cap below what a look needs to be sure hurries the look: the verdict must not come before its evidence."""
+    usual = Limits()
+    return Limits(
+        cap_s=spec.hang_timeout_s,
+        first_step_s=spec.first_step_timeout_s,
+        floor_s=min(usual.floor_s, spec.hang_timeout_s / 2),
+    )
 
 
 class Hangs:
@@ -43,7 +54,7 @@ class Hangs:
         pages = around.pages
         self._watch = HangWatch(
             around.loop,
-            Limits(cap_s=spec.hang_timeout_s, first_step_s=spec.first_step_timeout_s),
+            _limits(spec),
             {group.rank_of(local_rank): pid for local_rank, pid in group.live.items()},
             pages.read if pages is not None else lambda _: None,
             lambda rank: around.rundir.rank_path(attempt, rank),

@@ -28,7 +28,7 @@ def _memory_path() -> str:
 def _key(package: str) -> str:
     """A package of one environment, as it is now: an upgrade makes a new key and so a new trial."""
     for directory in sys.path:
-        path = os.path.join(directory, package)
+        path = os.path.join(directory, *package.split("."))
         with contextlib.suppress(OSError):
             return f"{path}@{os.stat(path).st_mtime_ns}"
     return package

@@ -34,7 +34,8 @@ _WALL_SLACK_S = 1.0
 class Resume:
     """What the ranks of an attempt are told of the checkpoint to go on from."""
 
-    path: str = ""
+    path: str | None = None
+    """None: none is known; "": none is wanted."""
     args: tuple[str, ...] = ()
 
 
@@ -155,6 +156,8 @@ class Recovery:
 
     def choose(self, key: str) -> Resume:
         """All nodes have agreed on this one of the checkpoints offered ("" for none)."""
+        if self._spec.resume == "never":
+            return Resume(path="")
         self.resumed = self._offered.get(key)
         if self.resumed is None:
             if self._offered:

@@ -69,6 +69,8 @@ class SidecarProcess:
         self._timer: Timer | None = None
         self._closing = False
         self.pid: int | None = None
+        self.on_pid: Callable[[], None] = _nothing
+        """Called when `pid` has changed."""
         self.num_deaths = 0
         self.max_rss_bytes = 0
 
@@ -87,6 +89,7 @@ class SidecarProcess:
         finally:
             os.close(null)
         self._loop.watch_pid(self.pid, self._ended)
+        self.on_pid()
 
     def _ended(self, exit_: Exit) -> None:
         self.pid = None
@@ -115,3 +118,7 @@ class SidecarProcess:
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

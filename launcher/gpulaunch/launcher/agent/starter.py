@@ -38,14 +38,16 @@ class Starter:
         reading: Reading,
         spawn_because: str,
         events: StarterEvents,
+        on_pid: Callable[[], None],
     ) -> None:
-        """`spawn_because`: why the ranks are not to be forked, or ""."""
+        """`spawn_because`: why the ranks are not to be forked, or ""; `on_pid`: the fork server is another process."""
         self._around = around
         self._spec = around.spec
         self._say = say
         self._reading = reading
         self._spawn_because = spawn_because
         self._events = events
+        self._on_pid = on_pid
         self._server: ForkServer | None = None
         self._lost_servers = 0
         self._group: Group | None = None
@@ -114,6 +116,7 @@ class Starter:
         if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
             self._spawn_because = ready.problem
             self._say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")
+        self._on_pid()
         if self._group is not None and not self._over:
             self._start_what_can_be()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from gpulaunch.launcher.checkpoint import manifest
 from gpulaunch.launcher.checkpoint.files import CHUNK_BYTES, Files
 from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest
-from gpulaunch.launcher.checkpoint.source import join
+from gpulaunch.launcher.checkpoint.source import Source, join
 
 _NAME = re.compile(r"step-\d{12}")
 _CAP_BYTES = 256 << 20
@@ -17,6 +17,20 @@ _CAP_BYTES = 256 << 20
 def is_one(name: str, names: Iterable[str]) -> bool:
     """Whether a directory is one of ours: by its manifest, or by a name that only ours have, should that be lost."""
     return MANIFEST in names or _NAME.fullmatch(name) is not None
+
+
+def age(source: Source, directory: str) -> int:
+    """A number that grows with generation, then with step: the newer, the greater.
+
+    After `--resume` of an older checkpoint, the higher steps beside it are an abandoned branch. What has no readable
+    manifest counts as the newest, so that it is refused in words and not passed over in silence.
+    """
+    try:
+        with source.open(join(directory, MANIFEST)) as file:
+            said = manifest.parse(file.read(_CAP_BYTES))
+    except (OSError, manifest.Damaged):
+        return 1 << 128
+    return said.generation << 64 | said.step
 
 
 def check(files: Files, directory: str) -> Manifest:

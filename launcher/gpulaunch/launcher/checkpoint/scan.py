@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from gpulaunch.launcher.checkpoint import formats, names
+from gpulaunch.launcher.checkpoint import formats, names, ours
 from gpulaunch.launcher.checkpoint.files import reason
 from gpulaunch.launcher.checkpoint.source import Entry, Source
 
@@ -127,6 +127,8 @@ def _match(source: Source, inside: list[Entry], pattern: names.Pattern, candidat
 def _candidate(source: Source, entry: Entry, family: str, saved_s: float) -> Candidate:
     name = _name(source, entry)
     step, epoch = names.step_of(name), names.epoch_of(name)
+    if family == "gpulaunch":
+        step = ours.age(source, entry.path)
     return Candidate(
         source=source,
         entry=entry,

@@ -129,7 +129,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.LOADER_WORKER, _LOADER),
     Rule(Kind.GPU_HARDWARE, r"[Uu]ncorrectable ECC error|\bNVML_ERROR_GPU_IS_LOST\b|[Ff]allen off the bus"),
     Rule(Kind.GPU_OOM, r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( error:)? out of memory|Cuda failure.*out of memory"),
-    Rule(Kind.HOST_OOM, r"^[\w.]*MemoryError\b|DefaultCPUAllocator: can't allocate memory|\[Errno 12\]"),
+    Rule(Kind.HOST_OOM, r"^[\w.]*MemoryError\b|DefaultCPUAllocator: can't allocate memory|[Cc]annot allocate memory"),
     Rule(Kind.GPU_HARDWARE, _CARD_FAILED, evidence=_CARD),
     Rule(Kind.PORT_IN_USE, r"EADDRINUSE|\[Errno 98\]|Address already in use"),
     Rule(Kind.PEER, r"gloo/.*(Connection (closed|reset) by peer|Connection refused|Broken pipe)"),
@@ -181,6 +181,8 @@ def classify(end: RankEnd) -> Kind:
     kinds = _kinds(end)
     if kinds[0] is Kind.PEER:
         return Kind.PEER
+    if kinds[0] is Kind.EXCEPTION and _lost_a_loader_worker(end):
+        return Kind.LOADER_WORKER
     return next((kind for kind in reversed(kinds) if kind not in (Kind.EXCEPTION, Kind.PEER)), kinds[0])
 
 
@@ -189,6 +191,20 @@ def raised_before(end: RankEnd, when_s: float | None) -> bool:
     error = end.error
     return (
         when_s is not None and error is not None and error.at_monotonic_s is not None and error.at_monotonic_s < when_s
+    )
+
+
+def _lost_a_loader_worker(end: RankEnd) -> bool:
+    """Tell whether the training process was fetching a batch from a worker that was gone before it was missed.
+
+    A batch is handed over through a socket of the worker's: where the worker dies just then, that breaks first.
+    """
+    error = end.error
+    return (
+        error is not None
+        and error.type in ("ConnectionResetError", "ConnectionRefusedError", "EOFError", "FileNotFoundError")
+        and "/torch/multiprocessing/reductions.py" in error.traceback
+        and "/torch/utils/data/dataloader.py" in error.traceback
     )
 
 

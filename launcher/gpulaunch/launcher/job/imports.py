@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import ast
 
 # Already loaded by the fork server, or not a package of anybody else's.
+_OURS = "gpulaunch.checkpoint"
 _NOT_WORTH_NAMING = frozenset({"torch", "gpulaunch", "__future__", "__main__"})
 # Read while torch, or a library it loads, is imported; what is read later can be set later.
 _READ_AT_IMPORT = ("TORCH", "PYTORCH", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "NPY_", "KINETO_")
@@ -97,7 +98,7 @@ class _Reader:
     def _import(self, name: str) -> None:
         if name in sys.stdlib_module_names or name.startswith("_") or name == "gpulaunch":
             return
-        third_party = name in _NOT_WORTH_NAMING or _is_third_party(name, self.directory)
+        third_party = name in _NOT_WORTH_NAMING or name == _OURS or _is_third_party(name, self.directory)
         # A module of the user's own may import torch.
         self._imported = True
         if third_party and not self._changed and name not in _NOT_WORTH_NAMING:
@@ -124,8 +125,13 @@ def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
     import ast
 
     if isinstance(statement, ast.Import):
-        return [alias.name.partition(".")[0] for alias in statement.names]
-    return [statement.module.partition(".")[0]] if statement.level == 0 and statement.module else []
+        return [_to_preload(alias.name) for alias in statement.names]
+    return [_to_preload(statement.module)] if statement.level == 0 and statement.module else []
+
+
+def _to_preload(module: str) -> str:
+    """The package that a module is of; of our own, the part that brings the most of torch with it."""
+    return _OURS if module.startswith(_OURS) else module.partition(".")[0]
 
 
 def _inside(statement: ast.stmt) -> Iterator[ast.stmt]:

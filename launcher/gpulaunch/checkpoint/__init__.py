@@ -1,0 +1,18 @@
+"""Save while training, go on after anything: what a training program says in five lines, and nothing else.
+
+    ckpt = Checkpoint(model=model, optimizer=optimizer, every=100)
+    ckpt.resume()
+    for epoch in ckpt.epochs(10):
+        for batch in ckpt.batches(loader):
+            ...                 # forward, backward, optimizer.step()
+            ckpt.step()
+
+Under gpulaunch, under torchrun and under plain python. See docs/checkpoints.md.
+"""
+
+from __future__ import annotations
+
+from gpulaunch.checkpoint._api import Checkpoint
+from gpulaunch.checkpoint._words import CheckpointError, Preempted
+
+__all__ = ["Checkpoint", "CheckpointError", "Preempted"]

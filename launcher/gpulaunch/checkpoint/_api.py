@@ -1,0 +1,323 @@
+"""`Checkpoint`: the training loop's side. What it does at a step boundary, and in which order things are set again."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from time import monotonic_ns
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from gpulaunch.checkpoint import _loading, _rng
+from gpulaunch.checkpoint._copies import Copies, snapshot
+from gpulaunch.checkpoint._notice import Notice
+from gpulaunch.checkpoint._position import Feed, Position, Replay, check_loader
+from gpulaunch.checkpoint._ranks import Ranks
+from gpulaunch.checkpoint._saver import Saver, Snapshot
+from gpulaunch.checkpoint._state import Subject
+from gpulaunch.checkpoint._store import Keep, Store
+from gpulaunch.checkpoint._votes import Votes
+from gpulaunch.checkpoint._words import ENDED_BY_SIGTERM, REQUEUE, CheckpointError, Preempted, say, why
+from gpulaunch.profiler.probe import progress
+
+Batch = TypeVar("Batch")
+
+LAST_WAIT_S = 5.0
+"""How long a program that ends in the middle waits for a save that is under way; its peers may be gone."""
+LONG_WAIT_S = 1.0
+"""Waiting so long for storage is worth a word to the user."""
+
+
+class Checkpoint:
+    """Saves the state of a training program every so many steps, and brings the program back there.
+
+    Every rank makes one, with the same arguments, and calls the same methods at the same steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        scheduler: Any = None,
+        every: int | None = None,
+        keep: int | None = 3,
+        keep_every: int | None = None,
+        dir: str | os.PathLike[str] | None = None,  # noqa: A002 (what it is called everywhere)
+        extra: Mapping[str, Any] | None = None,
+        per_rank: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Nothing happens yet: `resume` begins.
+
+        Args:
+            model: as it is trained: wrapped in DDP or by `fully_shard`, compiled or not.
+            optimizer: one, or several; after `fully_shard`, as torch wants it.
+            scheduler: of the learning rate; one, or several.
+            every: save every so many steps. None: only on preemption, on request, and at the end.
+            keep: how many of the newest checkpoints stay; None: all.
+            keep_every: those of a step that is a multiple of this stay for good.
+            dir: where to save. Default: $GPULAUNCH_CHECKPOINT_DIR, which gpulaunch sets; else checkpoints/<program>.
+            extra: further objects with state_dict and load_state_dict that are the same on every rank (GradScaler, an
+                average of the weights), by name.
+            per_rank: such objects, or torch generators, of which each rank has its own, by name. They are not restored
+                on another number of ranks.
+        """
+        for name, value, least in (("every", every, 1), ("keep", keep, 1), ("keep_every", keep_every, 1)):
+            if value is not None and value < least:
+                raise CheckpointError(f"Checkpoint({name}={value}): it must be at least {least}, or None")
+        shared = {f"scheduler {i}": each for i, each in enumerate(_several(scheduler))} | dict(extra or {})
+        for name, thing in (shared | dict(per_rank or {})).items():
+            if not isinstance(thing, torch.Generator) and not hasattr(thing, "load_state_dict"):
+                raise CheckpointError(f"{name!r} has no state_dict and load_state_dict, so it cannot be saved")
+        self._subject = Subject(
+            model=model, optimizers=tuple(_several(optimizer)), shared=shared, own=dict(per_rank or {})
+        )
+        self._every = every
+        self._keep = Keep(newest=keep, every=keep_every)
+        directory = os.fspath(dir) if dir is not None else default_directory(os.environ)
+        if "://" in directory:
+            raise CheckpointError(f"cannot save to {directory}: gpulaunch.checkpoint writes directories; pass dir=...")
+        self._store = Store(directory)
+        self._copies = Copies()
+        self._notice = Notice(os.environ)
+        # Set by `resume`: they need the process group.
+        self._ranks: Ranks | None = None
+        self._votes: Votes | None = None
+        self._saver: Saver | None = None
+
+        self._step = 0
+        self._position = Position()
+        self._feed: Feed | None = None
+        self._in_loop = False
+        self._rng: _rng.States | None = None  # to be set where the saved run stood; None: nothing to set
+        self._told_to_save_less = False
+
+    @property
+    def directory(self) -> str:
+        """Where checkpoints are saved."""
+        return self._store.directory
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that lie behind, those of earlier lives included."""
+        return self._step
+
+    def resume(self) -> int | None:
+        """Load the newest checkpoint, if there is one, and give its step. Every rank calls it, before the loop.
+
+        Raises:
+            CheckpointError: there is one, but it is not of this program, or cannot be read.
+        """
+        if self._ranks is not None:
+            raise CheckpointError("resume() was called twice; once, before the training loop, is enough")
+        ranks = self._ranks = Ranks()
+        self._votes = Votes(self._notice, ranks.vote if ranks.size > 1 else None)
+        saver = self._saver = Saver(self._store, ranks, self._keep, int(os.environ.get("GPULAUNCH_ATTEMPT") or 0))
+        self._notice.listen()
+        progress.listens()
+        path = ranks.broadcast(self._claim_and_choose(saver) if ranks.first else "")
+        atexit.register(saver.wait, LAST_WAIT_S)
+        if not path:
+            return None
+        loaded = _loading.load(path, self._subject, ranks)
+        self._step = loaded.step
+        self._position = Position(**loaded.own["position"])
+        self._rng = loaded.own["rng"]
+        saver.spare = os.path.realpath(path)
+        saver.saved = self._mark()
+        if loaded.world_size != ranks.size:
+            _rng.reseed(loaded.step, ranks.rank, ranks.size)
+            self._rng = _rng.capture()
+        progress.resumed(loaded.step)
+        if ranks.first:
+            say(f"resumed from step {loaded.step} ({path})")
+        return loaded.step
+
+    def epochs(self, count: int) -> Generator[int]:
+        """The epochs from the one that the run stands in, up to `count`. At the end the state is saved once more."""
+        self._need_resume("epochs()")
+        with self._listening():
+            while self._position.epoch < count:
+                if self._position.rng is None:
+                    self._restore_rng()
+                yield self._position.epoch
+                feed, self._feed, self._in_loop = self._feed, None, False
+                self._position = feed.next_epoch() if feed else Position(epoch=self._position.epoch + 1)
+            self.finish()
+
+    def batches(self, loader: Iterable[Batch], sampler: Any = None, *, replay: Replay = "index") -> Generator[Batch]:
+        """One epoch's batches, from the one on that the run stands at.
+
+        Calls `set_epoch` of the loader's samplers, as DistributedSampler needs it.
+
+        Args:
+            loader: a DataLoader, or anything that can be iterated again and gives the same.
+            sampler: the sampler that decides on the order, where it is not the loader's own attribute.
+            replay: how the batches that the run has behind it are passed over. "index": without loading them. "load":
+                they are loaded and discarded, for augmentations that draw random numbers in workers.
+        """
+        ranks = self._need_resume("batches()")
+        check_loader(loader)
+        if self._feed is not None:
+            raise CheckpointError("batches() was called twice within an epoch; iterate over epochs() around it")
+        again = self._position.rng is not None
+        self._feed = Feed(loader, sampler, self._position, ranks.size)
+        self._feed.open(replay)
+        if again:
+            self._restore_rng()
+        self._in_loop = True
+        yield from self._feed
+
+    def steps(self, count: int) -> Generator[int]:
+        """The steps from the next one up to `count`, counted from 1, for programs without a loader or epochs."""
+        self._need_resume("steps()")
+        self._in_loop = True
+        self._restore_rng()
+        with self._listening():
+            while self._step < count:
+                before = self._step
+                yield before + 1
+                if self._step == before:
+                    raise CheckpointError("call step() at the end of each turn of the loop over steps()")
+            self.finish()
+
+    def step(self, *, save: bool = False) -> None:
+        """A training step is done: after `optimizer.step()`, last in the loop. Saves if it is time.
+
+        Args:
+            save: save now. The same on every rank.
+
+        Raises:
+            Preempted: the job was told to end, and the state is saved.
+        """
+        saver, votes = self._saver, self._votes
+        if saver is None or votes is None:
+            raise CheckpointError("step() was called before resume(); call resume() once, before the training loop")
+        if not self._in_loop:
+            raise CheckpointError("step() was called outside of the loop over batches() or steps()")
+        self._step += 1
+        end, asked = votes.at_boundary()
+        if end:
+            self._save(saver, wait=True)
+            raise self._preempted(saver)
+        if save or asked or (self._every is not None and self._step % self._every == 0):
+            self._save(saver)
+
+    def finish(self) -> None:
+        """Save where the loop stands, and be back when that is done. Only for a loop that was left early, by `break`:
+        `epochs` and `steps` do it at their end. All ranks call it."""
+        saver, votes = self._saver, self._votes
+        if saver is None or votes is None:
+            raise CheckpointError("finish() was called before resume()")
+        self._in_loop = False
+        votes.close()
+        if self._step:
+            self._save(saver, wait=True)
+
+    # -- parts
+
+    @contextmanager
+    def _listening(self) -> Generator[None]:
+        """Where there is a next step boundary to wait for, a SIGTERM waits for it; nowhere else."""
+        self._notice.listen()
+        try:
+            yield
+        finally:
+            self._notice.unlisten()
+
+    def _need_resume(self, what: str) -> Ranks:
+        if self._ranks is None:
+            raise CheckpointError(f"{what} was called before resume(); call resume() once, before the training loop")
+        return self._ranks
+
+    def _claim_and_choose(self, saver: Saver) -> str:
+        """On rank 0: take the directory over, then see what is in it: nobody else can add to it any more."""
+        try:
+            self._store.claim()
+        except OSError as err:
+            saver.failed(self._step, why(err, self.directory))
+        return _loading.choose(os.environ, self._store)
+
+    def _restore_rng(self) -> None:
+        """Set the random numbers to where the saved run stood, once."""
+        if self._rng is not None:
+            _rng.restore(self._rng)
+            self._rng = None
+
+    def _mark(self) -> tuple[int, bool]:
+        """What tells the states of one run apart."""
+        return self._step, self._position.rng is None and self._feed is None
+
+    def _save(self, saver: Saver, *, wait: bool = False) -> None:
+        """Copy the state and have it saved behind us; with `wait`, be back when that is over."""
+        began_ns = monotonic_ns()
+        progress.checkpoint_began()
+        try:
+            # A due save waits for the one before it, rather than to be left out: whether that is over differs from rank
+            # to rank, and to agree on it would take a vote; and storage that cannot keep up shows as a stall.
+            saver.wait()
+            waited_s = (monotonic_ns() - began_ns) / 1e9
+            if not saver.stale and saver.saved != self._mark():
+                saver.start(self._snapshot())
+            if wait:
+                saver.wait()
+        finally:
+            progress.checkpoint_stalled(monotonic_ns() - began_ns)
+        if waited_s > LONG_WAIT_S and not self._told_to_save_less:
+            self._told_to_save_less = True
+            if self._need_resume("step()").first:
+                say(f"step {self._step} waited {waited_s:.0f} s for the save before it; save less often (every=...)")
+
+    def _snapshot(self) -> Snapshot:
+        step, over = self._mark()
+        ranks = self._need_resume("step()")
+        skeleton, tensors = self._subject.take()
+        copies = self._copies.take(tensors)
+        position = self._feed.position() if self._feed else replace(self._position, world_size=ranks.size)
+        return Snapshot(
+            step=step,
+            over=over,
+            captured_ns=monotonic_ns(),
+            tensors=copies,
+            shared={"version": 1, "skeleton": skeleton},
+            own={
+                "version": 1,
+                "rng": _rng.capture(),
+                "position": snapshot(vars(position), "position"),
+                "own": snapshot(self._subject.take_own(), "per_rank"),
+                "buffers": snapshot(self._subject.buffers(tensors), "buffers") if ranks.size > 1 else {},
+            },
+            ready=self._copies.wait,
+        )
+
+    def _preempted(self, saver: Saver) -> Preempted:
+        """How to end, after the last save was tried."""
+        ranks = self._need_resume("step()")
+        if saver.saved == self._mark():
+            if ranks.first:
+                say(f"preempted: saved at step {self._step}, ending with {REQUEUE}")
+            return Preempted(REQUEUE)
+        older = ranks.broadcast(self._store.complete() if ranks.first else [])
+        code = REQUEUE if older else ENDED_BY_SIGTERM
+        if ranks.first:
+            left = f"the newest checkpoint is of step {older[0].step}" if older else "there is no checkpoint"
+            say(f"preempted, but step {self._step} could not be saved; {left}, ending with {code}")
+        return Preempted(code)
+
+
+def default_directory(environ: Mapping[str, str]) -> str:
+    """Where a program saves that does not say where."""
+    program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
+    return environ.get("GPULAUNCH_CHECKPOINT_DIR") or os.path.join("checkpoints", program or "program")
+
+
+def _several(one_or_more: Any) -> Sequence[Any]:
+    if one_or_more is None:
+        return ()
+    return tuple(one_or_more) if isinstance(one_or_more, (list, tuple)) else (one_or_more,)

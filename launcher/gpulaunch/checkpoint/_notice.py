@@ -1,0 +1,107 @@
+"""What this process is told from outside: to save and end, or to save and go on.
+
+Under gpulaunch the node's agent says it on the control page; elsewhere a SIGTERM means the end. A SIGTERM handler is
+set in both cases, if the program has none: without it a rank that is signalled dies before its next step boundary.
+
+But gpulaunch also sends SIGTERM to ranks that are to make place because another one has failed, and those should go at
+once. They mostly wait for the failed one, inside a collective, where Python runs no handler. So under gpulaunch a
+thread hears of the signal too, and ends the process unless the agent speaks of a preemption.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType
+
+from gpulaunch.profiler.channel.control import ControlReader
+
+TELL_S = 0.1
+"""How long after a SIGTERM the agent has to say that it is a preemption. It says so before it passes one on; but who
+signals all processes of a job, as Slurm does, signals agent and ranks at once."""
+
+
+class Notice:
+    """A few loads at each step boundary."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._control: ControlReader | None = None
+        if environ.get("GPULAUNCH_CONTROL"):
+            self._control = ControlReader(environ["GPULAUNCH_CONTROL"])
+        self._signalled = False
+        self._listens = False
+        self._registered = False
+        self._pipe: tuple[int, int] | None = None
+
+    @property
+    def preempted(self) -> bool:
+        """Whether to save and end."""
+        if self._control is not None:
+            return self._control.preempted
+        return self._signalled
+
+    @property
+    def save_requests(self) -> int:
+        """How often a save was asked for."""
+        return self._control.save_requests if self._control is not None else 0
+
+    def listen(self) -> None:
+        """From here on a SIGTERM does not end the process at once, if nobody else has decided on that."""
+        if self._listens or not _is_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._listens = True
+        if not self._registered:
+            # A dataloader worker is ended with SIGTERM, and its end is waited for: it must not inherit any of this.
+            os.register_at_fork(after_in_child=self._forget)
+            self._registered = True
+        if self._control is not None and self._pipe is None:
+            self._pipe = read, write = os.pipe()
+            os.set_blocking(write, False)
+            threading.Thread(target=self._hear, args=(read,), name="gpulaunch-notice", daemon=True).start()
+        if self._pipe is not None:
+            # The kernel's side of Python's handler writes the signal's number there, whatever the main thread does.
+            before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            if before != -1:  # asyncio's, say: then a rank that makes place is killed a moment later
+                signal.set_wakeup_fd(before)
+
+    def unlisten(self) -> None:
+        """From here on there is no next step boundary: a SIGTERM ends the process again."""
+        if not self._listens or not _is_main_thread():
+            return
+        self._listens = False
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._pipe is not None:
+            before = signal.set_wakeup_fd(-1)
+            if before not in (-1, self._pipe[1]):
+                signal.set_wakeup_fd(before)
+
+    def _on_sigterm(self, _signum: int, _frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def _hear(self, read: int) -> None:
+        """Wait for a SIGTERM; then for the agent's word; without it, for nothing."""
+        while numbers := os.read(read, 64):
+            if signal.SIGTERM not in numbers:
+                continue
+            threading.Event().wait(TELL_S)
+            if self._control is not None and not self._control.preempted:
+                # Python lets only its main thread set a handler, and that one waits for a rank that is gone.
+                ctypes.CDLL(None).signal(signal.SIGTERM, 0)  # SIG_DFL
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def _forget(self) -> None:
+        with contextlib.suppress(ValueError, OSError):
+            self.unlisten()
+        for end in self._pipe or ():
+            os.close(end)
+        self._pipe = None
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,199 @@
+"""One save at a time, behind the training: written by every rank, committed by rank 0 when all have succeeded.
+
+`torch.distributed.checkpoint.async_save` is not used: on torch 2.6 its copy is none where tensors are on the CPU or
+sharded, it takes a new thread and new memory each time, and whoever calls it too early has two saves at once. The
+planner, the file format and the writer below it are; they run in the thread below, over a process group of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from gpulaunch.checkpoint._ranks import Ranks
+from gpulaunch.checkpoint._store import Keep, StaleError, Store, sync_file
+from gpulaunch.checkpoint._words import say, why
+from gpulaunch.launcher.checkpoint.manifest import Manifest, ManifestFile, digest
+from gpulaunch.profiler.probe import progress
+
+SHARED_FILE = "gpulaunch-shared.pt"
+STALE = "stale"
+UNREACHABLE = "unreachable"
+
+
+def rank_file(rank: int) -> str:
+    """The name of the file with what one rank has for itself."""
+    return f"gpulaunch-rank-{rank:05d}.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What one rank saves: a copy, and when it was taken."""
+
+    step: int
+    over: bool
+    """Whether it stands between two epochs: one of the same step, but within the epoch, is another state."""
+    captured_ns: int
+    tensors: Mapping[str, torch.Tensor]
+    shared: Mapping[str, Any]
+    """Rank 0 writes it."""
+    own: Mapping[str, Any]
+    ready: Callable[[], None]
+    """Wait until the copy is complete."""
+
+
+class Saver:
+    """Saves snapshots. All ranks call `start` for the same steps."""
+
+    def __init__(self, store: Store, ranks: Ranks, keep: Keep, attempt: int) -> None:
+        self._store = store
+        self._ranks = ranks
+        self._keep = keep
+        self._attempt = attempt
+        self._thread: threading.Thread | None = None
+        self._told: set[str] = set()
+        self.spare: str | None = None
+        """A checkpoint that is never deleted: the one that this run goes on from."""
+        self.stale = False
+        """A newer run has taken the directory over: nothing is saved any more."""
+        self.saved: tuple[int, bool] | None = None
+        """(step, over) of the checkpoint that was committed last."""
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Save behind the training thread. A save that is under way is waited for first."""
+        self.wait()
+        self._thread = threading.Thread(target=self._save, args=(snapshot,), name="gpulaunch-checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until no save is under way."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    # -- in the thread
+
+    def _save(self, snapshot: Snapshot) -> None:
+        try:
+            size_bytes, problem = self._attempt_to(snapshot)
+        except Exception:  # of the collectives between the ranks; whoever has ended is reported elsewhere
+            size_bytes, problem = 0, UNREACHABLE
+        if problem:
+            self.failed(snapshot.step, problem)
+        else:
+            self._told.clear()
+            self.saved = (snapshot.step, snapshot.over)
+            progress.checkpoint_saved(
+                step=snapshot.step, captured_ns=snapshot.captured_ns, stall_ns=0, size_bytes=size_bytes
+            )
+
+    def _attempt_to(self, snapshot: Snapshot) -> tuple[int, str]:
+        """(bytes of this rank, "" or why nothing was committed); the same outcome on every rank."""
+        path, problem = self._ranks.broadcast(self._begin(snapshot.step) if self._ranks.first else ("", ""))
+        if problem:
+            return 0, problem
+        files: list[ManifestFile] = []
+        try:
+            snapshot.ready()
+            self._write_tensors(snapshot, path)
+            files = self._write_rest(snapshot, path)
+        except CheckpointException as err:  # torch's own, of one rank or several, told to all
+            rank, (cause, _) = min(err.failures.items())
+            problem = self._blame(rank, why(cause, path))
+        except Exception as err:
+            problem = self._blame(self._ranks.rank, why(err, path))
+        reports = self._ranks.gather((snapshot.step, problem, files))
+        outcome = self._ranks.broadcast(self._commit(path, reports) if self._ranks.first else "")
+        if outcome == STALE:
+            self.stale = True
+        return sum(file.size_bytes for file in files), outcome
+
+    def _begin(self, step: int) -> tuple[str, str]:
+        """On rank 0: (the directory to write into, "" or why there is none)."""
+        try:
+            if self._store.generation is None:
+                self._store.claim()
+            return self._store.begin(step), ""
+        except OSError as err:
+            return "", why(err, self._store.directory)
+
+    def _write_tensors(self, snapshot: Snapshot, path: str) -> None:
+        quiet()
+        save_tensors(
+            dict(snapshot.tensors),
+            storage_writer=FileSystemWriter(path, sync_files=True, per_thread_copy_ahead=0),
+            process_group=self._ranks.group,
+        )
+
+    def _write_rest(self, snapshot: Snapshot, path: str) -> list[ManifestFile]:
+        """Write this rank's other files, and give all that it has written."""
+        parts = {rank_file(self._ranks.rank): snapshot.own}
+        if self._ranks.first:
+            parts[SHARED_FILE] = snapshot.shared
+        for name, part in parts.items():
+            torch.save(dict(part), os.path.join(path, name))
+            sync_file(os.path.join(path, name))
+        ours = [name for name in os.listdir(path) if name in parts or name.startswith(f"__{self._ranks.rank}_")]
+        if self._ranks.first:
+            ours.append(".metadata")
+        return [
+            ManifestFile(name=name, size_bytes=os.path.getsize(each), sha256=digest(each))
+            for name, each in ((name, os.path.join(path, name)) for name in sorted(ours))
+        ]
+
+    def _commit(self, path: str, reports: list[tuple[int, str, list[ManifestFile]]]) -> str:
+        """On rank 0: commit what all ranks have written; "" or why not."""
+        problem = next((text for _, text, _ in reports if text), "")
+        steps = sorted({step for step, _, _ in reports})
+        if len(steps) > 1:
+            problem = f"the ranks stand at different steps, {steps[0]} to {steps[-1]}: each must call step() as often"
+        if not problem:
+            manifest = Manifest(
+                step=steps[0],
+                attempt=self._attempt,
+                generation=self._store.generation or 0,
+                world_size=self._ranks.size,
+                saved_s=time(),
+                files=tuple(file for _, _, files in reports for file in files),
+            )
+            try:
+                self._store.commit(path, manifest, self._keep, self.spare)
+            except StaleError:
+                problem = STALE
+            except OSError as err:
+                problem = why(err, path)
+        if problem:
+            self._store.abandon(path)
+        return problem
+
+    def _blame(self, rank: int, text: str) -> str:
+        return f"rank {rank}: {text}" if self._ranks.size > 1 else text
+
+    def failed(self, step: int, problem: str) -> None:
+        """Count it, and say it: once for each cause until a save succeeds again."""
+        progress.checkpoint_failed()
+        if not self._ranks.first or problem in self._told:
+            return
+        self._told.add(problem)
+        where = self._store.directory
+        if problem == STALE:
+            say(f"step {step} was not saved: a newer run has taken over {where}; this one saves nothing any more")
+        elif problem == UNREACHABLE:
+            say(f"step {step} was not saved: the other ranks cannot be reached")
+        else:
+            say(f"step {step} could not be saved in {where}: {problem}; training goes on, the next save tries again")
+
+
+def quiet() -> None:
+    """torch warns when it saves or loads without a process group, which a program may well do; 2.6 also of itself."""
+    warnings.filterwarnings("ignore", message="torch.distributed is .*unavailable or uninitialized")
+    warnings.filterwarnings("ignore", message="TypedStorage is deprecated", module=r"torch\.distributed\.checkpoint")

@@ -1,0 +1,208 @@
+"""The checkpoint directory: who may write it, how a save becomes a checkpoint, which ones are kept.
+
+    step-000000000120/            a checkpoint: complete, because it was renamed to this when it was
+    .saving-000000000240-g7/      a save under way, of generation 7
+    .replaced-000000000120/       what `step-...120` was while another takes its place
+    .deleting-000000000120-g7/    on its way out
+    .generation                   the newest generation that was claimed
+    .lock                         held (flock) to claim, to commit, and to choose what is deleted
+
+A generation is one life of the program. It is claimed by reading the number and writing the next one, under the lock;
+a save is renamed into place under the same lock, and only while the number is still ours. So a process that was held
+up, and goes on when a newer one has claimed, can commit nothing. Standard library only; one rank calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+from gpulaunch.launcher.checkpoint.manifest import Damaged, Manifest, read, write
+
+LOCK_WAIT_S = 30.0
+"""The lock is held for a few renames; who holds it for longer has been stopped."""
+
+_STEP = re.compile(r"step-(\d{12,})$")
+_TEMPORARY = re.compile(r"\.(?:saving|deleting)-\d+-g(\d+)$")
+_REPLACED = re.compile(r"\.replaced-(\d{12,})$")
+
+
+class StaleError(Exception):
+    """A newer generation has claimed the directory: this one may write nothing any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A complete checkpoint."""
+
+    path: str
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which checkpoints stay."""
+
+    newest: int | None
+    """So many of the newest; None: all."""
+    every: int | None
+    """And those of a step that is a multiple of this."""
+
+
+class Store:
+    """One checkpoint directory."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.realpath(directory)
+        self.generation: int | None = None
+        """Ours; None: not claimed yet."""
+
+    def claim(self) -> int:
+        """Become the newest generation, and clear away what older ones have left half done.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        os.makedirs(self.directory, exist_ok=True)
+        with self._locked():
+            generation = self._newest_generation() + 1
+            new = self._path(".generation.new")
+            with open(new, "w", encoding="ascii") as file:
+                file.write(f"{generation}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(new, self._path(".generation"))
+            _sync(self.directory)
+            for name in os.listdir(self.directory):
+                replaced = _REPLACED.match(name)
+                if replaced and not os.path.exists(self._path(f"step-{replaced[1]}")):
+                    os.rename(self._path(name), self._path(f"step-{replaced[1]}"))
+        self.generation = generation
+        for name in os.listdir(self.directory):
+            temporary = _TEMPORARY.match(name)
+            if _REPLACED.match(name) or (temporary and int(temporary[1]) < generation):
+                shutil.rmtree(self._path(name), ignore_errors=True)
+        return generation
+
+    def begin(self, step: int) -> str:
+        """Make the directory that a save of `step` is written into."""
+        path = self._path(f".saving-{step:012d}-g{self.generation}")
+        shutil.rmtree(path, ignore_errors=True)
+        os.mkdir(path)
+        return path
+
+    def abandon(self, path: str) -> None:
+        """Remove a save that came to nothing."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def commit(self, path: str, manifest: Manifest, keep: Keep, spare: str | None) -> None:
+        """Make a complete checkpoint of what was written to `path`, then delete the ones that are not kept.
+
+        Args:
+            path: what `begin` gave; all its files are on the disk.
+            manifest: names all its files.
+            keep: which checkpoints stay.
+            spare: one that stays in any case: the one that this run was resumed from.
+
+        Raises:
+            StaleError: a newer generation has claimed the directory.
+            OSError: the manifest cannot be written, or the directory not renamed.
+        """
+        write(path, manifest)
+        final = self._path(f"step-{manifest.step:012d}")
+        replaced = self._path(f".replaced-{manifest.step:012d}")
+        doomed: list[str] = []
+        with self._locked():
+            if self._newest_generation() != self.generation:
+                raise StaleError
+            if os.path.exists(final):
+                os.rename(final, replaced)
+                doomed.append(replaced)
+            os.rename(path, final)
+            _sync(self.directory)
+            for old in obsolete(self.complete(), keep, {final, spare}):
+                away = self._path(f".deleting-{old.step:012d}-g{self.generation}")
+                with contextlib.suppress(OSError):  # it stays; the next commit tries again
+                    os.rename(old.path, away)
+                    doomed.append(away)
+        for each in doomed:
+            shutil.rmtree(each, ignore_errors=True)
+
+    def complete(self) -> list[Saved]:
+        """All checkpoints that have a manifest, newest first: by generation, then by step."""
+        found: list[Saved] = []
+        with contextlib.suppress(OSError):  # not there, or not ours to read: then there is none
+            for name in os.listdir(self.directory):
+                if _STEP.match(name):
+                    with contextlib.suppress(Damaged):
+                        manifest = read(self._path(name))
+                        found.append(Saved(path=self._path(name), step=manifest.step, generation=manifest.generation))
+        return sorted(found, key=lambda saved: (saved.generation, saved.step), reverse=True)
+
+    def without_manifest(self) -> list[str]:
+        """Directories with a checkpoint's name that are none."""
+        named = {self._path(name) for name in os.listdir(self.directory) if _STEP.match(name)}
+        return sorted(named - {saved.path for saved in self.complete()})
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def _newest_generation(self) -> int:
+        try:
+            with open(self._path(".generation"), encoding="ascii") as file:
+                return int(file.read())
+        except FileNotFoundError:
+            pass
+        except ValueError:
+            pass  # damaged: what was committed still tells how far it was
+        return max((saved.generation for saved in self.complete()), default=0)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        descriptor = os.open(self._path(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            deadline_s = monotonic() + LOCK_WAIT_S
+            while True:  # flock knows no timeout, and whoever holds it may have been stopped
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if monotonic() > deadline_s:
+                        raise TimeoutError(errno.ETIMEDOUT, "another process holds its .lock") from None
+                    sleep(0.02)
+            yield
+        finally:
+            os.close(descriptor)  # and with it the lock
+
+
+def obsolete(saved: Iterable[Saved], keep: Keep, spared: set[str | None]) -> list[Saved]:
+    """Those of `saved` (newest first) that go."""
+    if keep.newest is None:
+        return []
+    return [
+        each
+        for position, each in enumerate(saved)
+        if position >= keep.newest and not (keep.every and each.step % keep.every == 0) and each.path not in spared
+    ]
+
+
+def sync_file(path: str) -> None:
+    """Have a file's bytes on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(directory: str) -> None:
+    """Have a directory's entries on the disk."""
+    sync_file(directory)

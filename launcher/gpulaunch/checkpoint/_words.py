@@ -1,0 +1,54 @@
+"""What is raised to the program, and what is said to its user. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+REQUEUE = 75
+"""EX_TEMPFAIL: there is a checkpoint, run this again."""
+ENDED_BY_SIGTERM = 143
+
+
+class CheckpointError(RuntimeError):
+    """The program and `gpulaunch.checkpoint` do not fit together; the text says what to change."""
+
+
+class Preempted(SystemExit):
+    """The job was told to end. Code 75: there is a checkpoint to go on from; 143: there is none."""
+
+
+def say(text: str) -> None:
+    """One line to the user, on stderr."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"[gpulaunch] {text}\n")
+        sys.stderr.flush()
+
+
+def why(error: BaseException, directory: str = "") -> str:
+    """The cause of a failed save in a few words: what the system said, wherever in the chain of exceptions it stands.
+
+    torch's own writer reports a short write as a complaint about positions; then a full disk is named by looking.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno:
+            return os.strerror(seen.errno)
+        seen = seen.__cause__ or seen.__context__
+    if directory and _is_full(directory):
+        return f"{os.strerror(28)} ({first_line(error)})"
+    return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    """The exception as one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _is_full(directory: str) -> bool:
+    try:
+        room = os.statvfs(directory)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize < 1 << 20
