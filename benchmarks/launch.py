@@ -1,115 +1,25 @@
 """Launch, memory and recovery, side by side with torchrun: `python benchmarks/launch.py`.
 
 Every comparison alternates the launchers in one run and gives medians, so that a slow spell of the machine hits all.
-torchrun gets its best settings: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (a new store per restart, without which its
-restarts mostly fail on torch 2.13) and --monitor-interval 0.01 (it polls its workers; 0.1 s by default).
+torchrun gets its best settings (_measure.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import platform
 import select
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-BIN = Path(sys.executable).parent
-BOUND_S = 180.0
-LAUNCHERS = ("gpulaunch", "torchrun")
+from _measure import BOUND_S, GPULAUNCH, HERE, TORCHRUN_BEST, environment, job, machine, markdown, median
 
-
-def command(launcher: str, ranks: int, work: Path, *program: str, restarts: int = 0) -> list[str]:
-    if launcher == "gpulaunch":
-        return [str(BIN / "gpulaunch"), "--nproc", str(ranks), "--max-restarts", str(restarts),
-                "--job-dir", str(work / "run"), *program]  # fmt: skip
-    return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts),
-            "--monitor-interval", "0.01", *program]  # fmt: skip
-
-
-def environment(launcher: str) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "GPULAUNCH_"))}
-    env["OMP_NUM_THREADS"] = "1"  # the same for both
-    if launcher == "torchrun":
-        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return env
-
-
-class Job:
-    """One launcher over benchmarks/ddp_job.py."""
-
-    def __init__(self, launcher: str, ranks: int, work: Path, *, restarts: int) -> None:
-        self.launcher = launcher
-        self.ranks = ranks
-        self.work = work
-        self.notes = work / "notes"
-        self.stop = work / "stop"
-        self.log = open(work / "log", "wb")  # noqa: SIM115 (closed in close)
-        program = (str(HERE / "ddp_job.py"), str(self.notes), str(self.stop))
-        self.started_s = time.monotonic()
-        self.process = subprocess.Popen(
-            command(launcher, ranks, work, *program, restarts=restarts),
-            env=environment(launcher),
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def stepping(self, beyond: frozenset[int] = frozenset()) -> tuple[float, dict[int, int]] | None:
-        """When the last of all ranks, none of them a pid of `beyond`, took its first step, and their pids; None: never.
-
-        Only ranks of one attempt count.
-        """
-        until_s = time.monotonic() + BOUND_S
-        while time.monotonic() < until_s and self.process.poll() is None:
-            attempts: dict[str, dict[int, tuple[float, int]]] = {}
-            with contextlib.suppress(FileNotFoundError):
-                for line in self.notes.read_text().splitlines():
-                    attempt, rank, pid, when_s = line.split()
-                    if int(pid) not in beyond:
-                        attempts.setdefault(attempt, {})[int(rank)] = (float(when_s), int(pid))
-            for ranks in attempts.values():
-                if len(ranks) == self.ranks:
-                    return max(when for when, _ in ranks.values()), {rank: pid for rank, (_, pid) in ranks.items()}
-            time.sleep(0.005)
-        return None
-
-    def close(self) -> int | None:
-        """End it well, or kill what is left of it; the exit code if it ended by itself."""
-        self.stop.touch()
-        code: int | None = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self.process.wait(60)
-        if code is None:
-            self.process.kill()
-            self.process.wait()
-        with contextlib.suppress(FileNotFoundError):
-            for line in self.notes.read_text().splitlines():  # a killed torchrun leaves its workers behind
-                pid = int(line.split()[2])
-                with contextlib.suppress(OSError):
-                    if b"ddp_job.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        os.kill(pid, signal.SIGKILL)
-        self.log.close()
-        return code
-
-
-@contextlib.contextmanager
-def job(launcher: str, ranks: int, *, restarts: int) -> Iterator[Job]:
-    with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-") as work:
-        one = Job(launcher, ranks, Path(work), restarts=restarts)
-        try:
-            yield one
-        finally:
-            one.close()
+LAUNCHERS = {"gpulaunch": GPULAUNCH, "torchrun": TORCHRUN_BEST}
 
 
 def kib(pid: int, file: str, field: str) -> int:
@@ -130,7 +40,7 @@ def children(pid: int) -> list[int]:
 def one_start_and_recovery(launcher: str, ranks: int) -> dict[str, float]:
     """Start a job, weigh it, kill its rank 1, wait until all ranks step again."""
     seen: dict[str, float] = {}
-    with job(launcher, ranks, restarts=3) as one:
+    with job(LAUNCHERS[launcher], ranks, "ddp_job.py", restarts=3) as one:
         first = one.stepping()
         if first is None:
             return seen
@@ -149,7 +59,7 @@ def one_start_and_recovery(launcher: str, ranks: int) -> dict[str, float]:
         select.select([pidfd], [], [], 10)
         reported_s = time.monotonic()  # the kernel has told us; when did it tell the agent?
         os.close(pidfd)
-        again = one.stepping(beyond=frozenset(pids.values()))
+        again = one.stepping(after=max(one.attempts()))
         seen["recovered"] = float(again is not None)
         if again is not None:
             seen["recover_s"] = again[0] - killed_s
@@ -163,23 +73,19 @@ def one_start_and_recovery(launcher: str, ranks: int) -> dict[str, float]:
 
 def one_import() -> float:
     started_s = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch, torch._dynamo"], check=True, env=environment("python"))
+    subprocess.run([sys.executable, "-c", "import torch, torch._dynamo"], check=True, env=environment(GPULAUNCH))
     return time.monotonic() - started_s
 
 
 def one_exit(launcher: str, ranks: int) -> int:
     with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-") as work:
         return subprocess.run(
-            command(launcher, ranks, Path(work), str(HERE / "exit_job.py")),
-            env=environment(launcher),
+            [*LAUNCHERS[launcher].command(ranks, 0, Path(work)), str(HERE / "exit_job.py")],
+            env=environment(LAUNCHERS[launcher]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=BOUND_S,
         ).returncode
-
-
-def median(values: list[float]) -> float:
-    return statistics.median(values) if values else float("nan")
 
 
 def main() -> None:
@@ -215,14 +121,10 @@ def summarise(
     def of(launcher: str, key: str) -> float:
         return median([run[key] for run in runs[launcher] if key in run])
 
-    import torch
-
     return {
         "ranks": ranks,
         "runs": len(imports),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **machine(),
         "import_s": median(imports),
         **{
             f"{launcher}_{key}": of(launcher, key)
@@ -286,9 +188,7 @@ def table(f: dict[str, object]) -> str:
             "",
         ),
     ]
-    lines = ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    lines.insert(1, "|---|---|---|---|")
-    return "\n".join(lines)
+    return markdown(rows)
 
 
 if __name__ == "__main__":

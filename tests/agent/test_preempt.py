@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,59 @@ def test_a_notice_to_ranks_that_do_not_catch_it_kills_nobody(gpulaunch, tmp_path
     assert [pid for pid in family if linux.state_of(pid) in ("", "Z")] == []
     run.signal(signal.SIGINT)
     assert run.wait().code == 130
+
+
+# Needs a second to save, as a checkpoint of some size does.
+SLOW = HANDLER.replace("    if told:\n", "    if told:\n            time.sleep(1)\n")
+
+
+@pytest.mark.parametrize("again", ["SIGTERM", "SIGUSR1"])
+def test_a_notice_that_is_given_twice_is_one_notice(gpulaunch, tmp_path: Path, job: Path, again: str) -> None:
+    """Slurm says SIGTERM twice within a second at the time limit: no reason to kill ranks that are saving."""
+    run = gpulaunch.start("--nproc", "2", "--job-dir", job, script(tmp_path, SLOW, name="SIGTERM", ends=True))
+    run.wait_until(ready(2))
+
+    run.signal(signal.SIGTERM)
+    run.wait_for("may end by themselves")
+    run.signal(getattr(signal, again))
+    ended = run.wait()
+
+    assert (ended.code, ended.stdout.count("SAVED")) == (75, 2), ended
+
+
+def test_ctrl_c_twice_means_now(gpulaunch, tmp_path: Path, job: Path) -> None:
+    run = gpulaunch.start("--nproc", "2", "--job-dir", job, script(tmp_path, SLOW, name="SIGINT", ends=True))
+    run.wait_until(ready(2))
+
+    run.signal(signal.SIGINT)
+    run.wait_for("may end by themselves")
+    run.signal(signal.SIGINT)
+    ended = run.wait()
+
+    assert (ended.code, ended.stdout.count("SAVED")) == (130, 0), ended
+
+
+def test_a_notice_before_anybody_can_hear_it_is_held(gpulaunch, tmp_path: Path) -> None:
+    """It came while Python was still starting: the process was killed by it, before."""
+    run = gpulaunch.start("--nproc", "2", script(tmp_path, DEAF))
+    wait_for_main(run.pid)
+    run.signal(signal.SIGUSR1)
+
+    ended = run.wait()
+
+    assert ended.code == 128 + signal.SIGUSR1, ended
+    assert "SIGUSR1: the ranks may end by themselves" in ended.stderr
+
+
+def wait_for_main(pid: int) -> None:
+    """Until `main` has run its first line: SIGUSR1 is blocked."""
+    until_s = time.monotonic() + 20
+    while time.monotonic() < until_s:
+        status = Path(f"/proc/{pid}/status").read_text()
+        blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+        if blocked >> (signal.SIGUSR1 - 1) & 1:
+            return
+    pytest.fail("SIGUSR1 is never held")
 
 
 def test_a_preempted_job_is_not_restarted(gpulaunch, tmp_path: Path, job: Path) -> None:

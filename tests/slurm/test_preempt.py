@@ -119,6 +119,7 @@ def test_the_ranks_save_and_the_next_run_goes_on_from_there(slurm, jobs, name: s
     slurm.wait_until(lambda: slurm.field(job, "JobState") == way.state, f"it is not {way.state}", job)
     code = slurm.field(job, "ExitCode")
     first = job.output
+    assert list(job.cwd.rglob("step-*/gpulaunch-manifest.json")), f"nothing was saved\n{first}"
     if way.state != "PENDING":  # the examples requeue themselves
         slurm.run("scontrol", "requeue", job.id)
     slurm.start_again(job)

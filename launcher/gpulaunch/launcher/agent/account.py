@@ -74,9 +74,14 @@ class Account:
         """The attempt failed."""
         self._ledger.failed(cause_s, seen_s)
 
-    def stopped(self) -> None:
-        """The attempt is over, and nothing failed."""
-        self._ledger.stopped(self._loop.now())
+    def stopped(self, signalled_s: float | None) -> None:
+        """The attempt is over, and nothing failed; `signalled_s`: when it was asked to end, if it was.
+
+        What follows a checkpoint that was made because of that is the end, and nobody's work.
+        """
+        at_s = self._loop.now()
+        captured_s = self._captured[1] if self._captured is not None else 0.0
+        self._ledger.stopped(captured_s if signalled_s is not None and captured_s > signalled_s else at_s)
 
     def restarted(self, kind: str) -> None:
         """There is to be another attempt; `kind`: of the first cause."""

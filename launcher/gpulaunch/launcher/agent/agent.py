@@ -23,7 +23,7 @@ from gpulaunch.launcher.failure.ends import RankEnd, how, signal_name
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.job.place import Gpu
 from gpulaunch.launcher.logs.console import Console
-from gpulaunch.launcher.loop import linux
+from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Exit, Timer
 from gpulaunch.launcher.policy.restart import REQUEUE, Decision
@@ -33,6 +33,8 @@ from gpulaunch.profiler.channel.page import PageSnapshot
 
 _HELPERS_S = 1.0
 """How long sidecar and fork server may take to end by themselves at the end of the job."""
+_ONE_NOTICE_S = 5.0
+"""Within so long the same kind of signal is the same notice: at the time limit Slurm sends SIGTERM twice."""
 _TICK_S = 1.0
 _PROGRESS_S = (10.0, 30.0, 60.0)
 """When progress is shown; then every `_PROGRESS_EVERY_S`."""
@@ -99,6 +101,7 @@ class Agent:
         )
         self._recovery = Recovery(around, gpus=gpus, say=console.say)
         self._first_end_s = 0.0
+        self._signalled_s: float | None = None
         self._decision: Decision | None = None
         self._resumable = False
         self._state, self._first = state.first(
@@ -131,6 +134,7 @@ class Agent:
             self._loop.on_signal(signal.Signals[name], self._signalled)
         for name in self._spec.notify_signals:
             self._loop.on_signal(signal.Signals[name], self._notified)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, child.NOTICES)  # held since the first line of main
 
     @property
     def num_restarts(self) -> int:
@@ -197,6 +201,12 @@ class Agent:
     def _signalled(self, signum: int) -> None:
         name = signal_name(signum)
         preempted = name in self._spec.preempt_signals
+        now_s, before_s = self._loop.now(), self._signalled_s
+        self._signalled_s = now_s if before_s is None else before_s
+        if preempted and self._state.preempted and (before_s is None or now_s - before_s < _ONE_NOTICE_S):
+            # A job manager that says it twice, or to two nodes of which the other was faster, means one notice.
+            self._around.rundir.event("signalled", signal=name, preempted=True, again=True)
+            return
         if self._state.signum:
             self._console.say(f"{name} again: ending at once")
         else:
@@ -439,7 +449,7 @@ class Agent:
         """Who is to blame for the attempt that is over, and whether there is to be another."""
         outcome = self._state.outcome
         if outcome in (words.Outcome.SUCCESS, words.Outcome.SIGNAL):
-            self.account.stopped()
+            self.account.stopped(self._signalled_s)
         self.account.cleared()
         if outcome not in (words.Outcome.FAILURE, words.Outcome.PEER_FAILURE):
             return words.Cleared()

@@ -147,8 +147,7 @@ class Recovery:
 
         self._look_for_checkpoints(attempt, found)
         if attempt == 0:
-            self._memory.measure(self._gpus, _BASELINE_BOUND_S, self._set_baseline)
-            done("cards")
+            self._memory.measure(self._gpus, _BASELINE_BOUND_S, lambda used: done(self._set_baseline(used)))
         else:
             self._memory.start(
                 self._gpus, self._dead_pids, self._baseline, _MEMORY_BOUND_S, lambda why: done(self._cards_free(why))
@@ -226,8 +225,9 @@ class Recovery:
                 self._say(f"checkpoint {_short(one.path)} is passed over: {one.why}")
                 self._around.rundir.event("checkpoint_skipped", path=one.path, format=one.format, why=one.why)
 
-    def _set_baseline(self, used: dict[str, int]) -> None:
+    def _set_baseline(self, used: dict[str, int]) -> str:
         self._baseline = used
+        return "cards"
 
     def _cards_free(self, complaint: str) -> str:
         """The wait for the cards is over; see whether a rank has to leave its own."""
@@ -236,8 +236,10 @@ class Recovery:
         if self._gpus and self._around.pages is not None:
             found = health.read(self._around.pages.directory)
             placement = health.place(self._gpus, self._spec.nproc, found, busy=memory.busy(self._baseline))
-            for move in placement.moves:
-                self._say(health.sentence(move))
+            for sentence in map(health.sentence, placement.moves):
+                if (sentence, "") not in self._complained:
+                    self._complained.add((sentence, ""))
+                    self._say(sentence)
             self.visible_devices = placement.visible
         return "cards"
 

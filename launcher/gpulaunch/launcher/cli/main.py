@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and give the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     _open_closed_stdio()
+    # A job manager's notice may come before anybody can hear it: it is held until the agent does.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
     try:
         return _dispatch(argv)
     except UsageError as err:
@@ -38,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = " ".join(f"{type(err).__name__}: {err}".split())
         _complain(f"gpulaunch: internal error: {what}; please report; for details set GPULAUNCH_DEBUG=1")
         return INTERNAL_ERROR
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _open_closed_stdio() -> None:

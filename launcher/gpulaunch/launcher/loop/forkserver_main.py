@@ -190,6 +190,7 @@ def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
     """Serve one attempt's TCPStore on the socket the agent bound, until the agent ends this process."""
     from gpulaunch.launcher.loop import linux
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a job manager may send it to all; the ranks still have to save
     linux.set_comm("gpulaunch-store")
     linux.set_cmdline(["gpulaunch: store"])
     distributed = importlib.import_module("torch.distributed")

@@ -1,0 +1,166 @@
+"""What benchmarks of whole jobs share: the launchers with their settings, one job of many ranks, medians."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+BOUND_S = 180.0
+MARK = "GPULAUNCH_BENCHMARK"
+"""In the environment of everything that a job starts: a killed torchrun leaves its workers behind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """How to start a program on so many ranks, with so many restarts; the path is a directory of the job's own."""
+
+    command: Callable[[int, int, Path], list[str]]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _gpulaunch(ranks: int, restarts: int, work: Path) -> list[str]:
+    return [str(BIN / "gpulaunch"), "--nproc", str(ranks), "--max-restarts", str(restarts),
+            "--job-dir", str(work / "run")]  # fmt: skip
+
+
+def _torchrun(*options: str) -> Callable[[int, int, Path], list[str]]:
+    def command(ranks: int, restarts: int, _: Path) -> list[str]:
+        return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks),
+                "--max-restarts", str(restarts), *options]  # fmt: skip
+
+    return command
+
+
+def ft_launcher(path: str) -> Launcher:
+    """NVIDIA's, of an environment of its own (nvidia-resiliency-ext; this torch).
+
+    Its best settings for a quick restart, by its --help and its guide: it polls its workers (0.1 s by default), and
+    gives the survivors of a failure 30 s between SIGTERM and SIGKILL. One of its own options must be there.
+    """
+
+    def command(ranks: int, restarts: int, _: Path) -> list[str]:
+        return [path, "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts),
+                "--monitor-interval", "0.01", "--workers-stop-timeout", "1",
+                "--ft-workload-check-interval", "0.1"]  # fmt: skip
+
+    return Launcher(command=command)
+
+
+GPULAUNCH = Launcher(command=_gpulaunch)
+TORCHRUN = Launcher(command=_torchrun())
+TORCHRUN_BEST = Launcher(
+    # A new store per restart, without which its restarts mostly fail on torch 2.13, and less time between its polls.
+    command=_torchrun("--monitor-interval", "0.01"),
+    environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+)
+
+
+def environment(launcher: Launcher) -> dict[str, str]:
+    """This environment, without what would change a launcher's settings; one thread per rank for all of them."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "GPULAUNCH_"))}
+    return {**env, "OMP_NUM_THREADS": "1", **launcher.environment}
+
+
+class Job:
+    """One launcher over a program that notes its first step in each attempt and ends when a file appears.
+
+    The program gets two arguments before its own: the file of notes and the file that ends it. A note is one line:
+    attempt, rank, pid, monotonic seconds after the first optimizer step.
+    """
+
+    def __init__(self, launcher: Launcher, ranks: int, work: Path, program: Sequence[str], *, restarts: int) -> None:
+        self.ranks = ranks
+        self.work = work
+        self.notes = work / "notes"
+        self.stop = work / "stop"
+        self._mark = secrets.token_hex(8)
+        self.log = work / "log"
+        script, *args = program
+        with open(self.log, "wb") as log:
+            self.started_s = time.monotonic()
+            self.process = subprocess.Popen(
+                [*launcher.command(ranks, restarts, work), str(HERE / script), str(self.notes), str(self.stop), *args],
+                cwd=work,
+                env={**environment(launcher), MARK: self._mark},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def attempts(self) -> dict[int, dict[int, tuple[int, float]]]:
+        """Attempt -> rank -> (pid, when it first stepped), as noted so far."""
+        found: dict[int, dict[int, tuple[int, float]]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for line in self.notes.read_text().splitlines():
+                attempt, rank, pid, when_s = line.split()
+                found.setdefault(int(attempt), {})[int(rank)] = (int(pid), float(when_s))
+        return found
+
+    def stepping(self, after: int = -1, within_s: float = BOUND_S) -> tuple[float, dict[int, int]] | None:
+        """When the last rank of an attempt later than `after` took its first step, and their pids; None: it never did.
+
+        Only ranks of one attempt count.
+        """
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s and self.process.poll() is None:
+            for attempt, ranks in self.attempts().items():
+                if len(ranks) == self.ranks and attempt > after:
+                    return max(when for _, when in ranks.values()), {rank: pid for rank, (pid, _) in ranks.items()}
+            time.sleep(0.005)
+        return None
+
+    def close(self) -> None:
+        """End it well, or kill it; then whatever is left of it."""
+        self.stop.touch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        mark = f"{MARK}={self._mark}".encode()
+        for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def job(launcher: Launcher, ranks: int, *program: str, restarts: int) -> Iterator[Job]:
+    """A job in a temporary directory; nothing of it is left afterwards."""
+    with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-", ignore_cleanup_errors=True) as work:
+        one = Job(launcher, ranks, Path(work), program, restarts=restarts)
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    import torch
+
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return "\n".join(lines)
