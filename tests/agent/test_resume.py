@@ -81,7 +81,7 @@ def test_another_run_goes_on_from_the_same_job_directory(gpulaunch, tmp_path: Pa
 
     assert first.code == 137, first
     assert "STEPS 3 5" in second.stdout
-    assert "RESUME None None" in anew.stdout
+    assert "RESUME None \n" in anew.stdout, "set, and empty: from none"
 
 
 def test_a_named_checkpoint_is_the_first_attempts_and_then_our_own_newer_ones(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from gpulaunch.launcher.agent.group import Surroundings
+from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.policy import goodput
 from gpulaunch.profiler.channel.page import PageSnapshot
@@ -25,6 +25,8 @@ class Account:
         self._ledger = goodput.Ledger(steps_are_seen=around.pages is not None)
         self._ledger.run_started(began_s)
         self._attempt = 0
+        self._open = False
+        """An attempt has begun, and is not over."""
         self._first_step_known = False
         self._knows_checkpoints = bool(around.spec.resume_arg or around.spec.checkpoint_dirs)
         self._captured: tuple[int, float] | None = None
@@ -46,6 +48,7 @@ class Account:
         if attempt and (resumed is not None or self._knows_checkpoints):
             self._ledger.resumed(self._captured_s(resumed) if resumed is not None else None)
         self._ledger.attempt_began(self._loop.now())
+        self._open = True
         self.write()
 
     def attempt_started(self) -> None:
@@ -71,24 +74,28 @@ class Account:
                 self.resumed_step = page.resumed_step
 
     def failed(self, cause_s: float, seen_s: float) -> None:
-        """The attempt failed."""
-        self._ledger.failed(cause_s, seen_s)
+        """The attempt failed, and nothing of it is left."""
+        if self._open:
+            self._ledger.failed(cause_s, seen_s)
+            self._cleared()
 
     def stopped(self, signalled_s: float | None) -> None:
-        """The attempt is over, and nothing failed; `signalled_s`: when it was asked to end, if it was.
+        """The attempt is over, nothing of it is left, and nothing failed; `signalled_s`: when it was asked to end.
 
         What follows a checkpoint that was made because of that is the end, and nobody's work.
         """
         at_s = self._loop.now()
         captured_s = self._captured[1] if self._captured is not None else 0.0
-        self._ledger.stopped(captured_s if signalled_s is not None and captured_s > signalled_s else at_s)
+        if self._open:
+            self._ledger.stopped(captured_s if signalled_s is not None and captured_s > signalled_s else at_s)
+            self._cleared()
 
     def restarted(self, kind: str) -> None:
         """There is to be another attempt; `kind`: of the first cause."""
         self.restarts[kind] = self.restarts.get(kind, 0) + 1
 
-    def cleared(self) -> None:
-        """Nothing of it is left."""
+    def _cleared(self) -> None:
+        self._open = False
         self._ledger.cleared(self._loop.now())
 
     def ended(self, *, ok: bool, newest: Checkpoint | None) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulaunch.launcher.agent import state, summary, words
 from gpulaunch.launcher.agent.account import Account
-from gpulaunch.launcher.agent.group import Group, GroupEvents, Surroundings
+from gpulaunch.launcher.agent.bulletin import Bulletin
+from gpulaunch.launcher.agent.group import Group, GroupEvents
 from gpulaunch.launcher.agent.hangs import Hangs
 from gpulaunch.launcher.agent.leftovers import CLEAR_S
 from gpulaunch.launcher.agent.recovery import Recovery
 from gpulaunch.launcher.agent.sidecar import SidecarProcess
+from gpulaunch.launcher.agent.signals import Signals
 from gpulaunch.launcher.agent.starter import Starter, StarterEvents
+from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.failure.blame import Blame, blame, exit_code, failed_at_s
 from gpulaunch.launcher.failure.classify import Kind, classify
@@ -23,22 +24,15 @@ from gpulaunch.launcher.failure.ends import RankEnd, how, signal_name
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.job.place import Gpu
 from gpulaunch.launcher.logs.console import Console
-from gpulaunch.launcher.loop import child, linux
+from gpulaunch.launcher.loop import linux
 from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Exit, Timer
 from gpulaunch.launcher.policy.restart import REQUEUE, Decision
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
 from gpulaunch.profiler.channel.control import ControlWriter
-from gpulaunch.profiler.channel.page import PageSnapshot
 
 _HELPERS_S = 1.0
 """How long sidecar and fork server may take to end by themselves at the end of the job."""
-_ONE_NOTICE_S = 5.0
-"""Within so long the same kind of signal is the same notice: at the time limit Slurm sends SIGTERM twice."""
-_TICK_S = 1.0
-_PROGRESS_S = (10.0, 30.0, 60.0)
-"""When progress is shown; then every `_PROGRESS_EVERY_S`."""
-_PROGRESS_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +78,7 @@ class Agent:
         self._rendezvous = rendezvous
         self._sidecar = sidecar
         self._keeper = keeper
-        if sidecar is not None:
-            sidecar.on_pid = self._publish_group
         self._report = report
-        self._control = control
         self._starter = Starter(
             around,
             say=console.say,
@@ -97,11 +88,10 @@ class Agent:
                 start_failed=lambda ranks, why: self._start_failed(ranks, why, False),
                 no_store=self._without_store,
             ),
-            on_pid=self._publish_group,
+            on_pid=lambda: self._bulletin.publish(),
         )
         self._recovery = Recovery(around, gpus=gpus, say=console.say)
         self._first_end_s = 0.0
-        self._signalled_s: float | None = None
         self._decision: Decision | None = None
         self._resumable = False
         self._state, self._first = state.first(
@@ -112,7 +102,6 @@ class Agent:
         self._group: Group | None = None
         self._world: World | None = None
         self._deadline: Timer | None = None
-        self._started_s = self._loop.now()
         self._blame: Blame | None = None
         self._error = ""
         self._peer_error = ""
@@ -124,17 +113,33 @@ class Agent:
             say=console.say,
             on_hang=lambda: self._happened(words.Hung(final=self._spec.on_hang == "stop")),
         )
+        self._bulletin = Bulletin(
+            around,
+            account=self.account,
+            say=console.say,
+            group=lambda: self._group,
+            helpers=lambda: {
+                "fork_server_pid": self._starter.pid,
+                "sidecar_pid": sidecar.pid if sidecar is not None else None,
+            },
+        )
+        if sidecar is not None:
+            sidecar.on_pid = self._bulletin.publish
+        self._signals = Signals(
+            around,
+            control=control,
+            say=console.say,
+            state=lambda: self._state,
+            group=lambda: self._group,
+            listening=self._bulletin.listening,
+            happened=self._happened,
+        )
         self.totals: dict[int, summary.RankTotals] = {}
         rendezvous.on_joined = self._joined
         rendezvous.on_failed = self._join_failed
         rendezvous.on_peer_failed = self._peer_failed
         rendezvous.on_peers_done = lambda: self._happened(words.PeersDone())
         rendezvous.on_peer_preempted = self._peer_preempted
-        for name in (*self._spec.signals, *self._spec.preempt_signals):
-            self._loop.on_signal(signal.Signals[name], self._signalled)
-        for name in self._spec.notify_signals:
-            self._loop.on_signal(signal.Signals[name], self._notified)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, child.NOTICES)  # held since the first line of main
 
     @property
     def num_restarts(self) -> int:
@@ -149,8 +154,7 @@ class Agent:
         """Turn the loop until the job has ended."""
         self._loop.watch_pid(self._keeper.pid, self._keeper_lost)
         self._do(self._first)
-        self._show_progress_at(0)
-        self._tick()
+        self._bulletin.begin()
         self._loop.run()
         return Ended(
             code=self._exit_code(),
@@ -197,42 +201,6 @@ class Agent:
                 self._hangs.stop()
             self._around.rundir.event("phase", phase=self._state.phase.value, attempt=self._state.attempt)
         self._do(actions)
-
-    def _signalled(self, signum: int) -> None:
-        name = signal_name(signum)
-        preempted = name in self._spec.preempt_signals
-        now_s, before_s = self._loop.now(), self._signalled_s
-        self._signalled_s = now_s if before_s is None else before_s
-        if preempted and self._state.preempted and (before_s is None or now_s - before_s < _ONE_NOTICE_S):
-            # A job manager that says it twice, or to two nodes of which the other was faster, means one notice.
-            self._around.rundir.event("signalled", signal=name, preempted=True, again=True)
-            return
-        if self._state.signum:
-            self._console.say(f"{name} again: ending at once")
-        else:
-            may = "save at their next step and end" if preempted and self._listening() else "end by themselves"
-            self._console.say(f"{name}: the ranks may {may} within {self._spec.grace_s:g} s; once more: at once")
-        self._around.rundir.event("signalled", signal=name, preempted=preempted)
-        self._happened(words.Signalled(signum=signum, preempted=preempted))
-
-    def _notified(self, signum: int) -> None:
-        """A signal that asks for a save and not for the end: no matter of state."""
-        self._console.say(f"{signal_name(signum)}: the ranks are asked to save at their next step and to go on")
-        self._around.rundir.event("save_requested", signal=signal_name(signum))
-        self._control.request_save()
-        if self._group is not None:
-            self._group.pass_on(signum)
-
-    def _listening(self) -> bool:
-        """Whether a rank uses `gpulaunch.checkpoint`: it ends by itself when it is told to."""
-        return any(page.listens for page in self._live_pages().values())
-
-    def _live_pages(self) -> dict[int, PageSnapshot]:
-        pages, group = self._around.pages, self._group
-        if pages is None or group is None:
-            return {}
-        read = {rank: pages.read(rank) for rank in map(group.rank_of, group.live)}
-        return {rank: page for rank, page in read.items() if page is not None}
 
     def _joined(self, world: World) -> None:
         self._world = world
@@ -301,9 +269,9 @@ class Agent:
                 case words.Start():
                     self._start()
                 case words.Notice():
-                    self._control.preempt(action.signum, round((self._loop.now() + action.within_s) * 1e9))
+                    self._signals.notice(action)
                 case words.Stop():
-                    self._stop(action.signum)
+                    self._signals.stop(action.signum)
                 case words.Kill():
                     if self._group is not None:
                         self._group.kill()
@@ -327,14 +295,6 @@ class Agent:
     def _prepared(self, attempt: int, offers: tuple[str, ...]) -> None:
         if self._state.phase is words.Phase.JOINING and self._state.attempt == attempt:
             self._rendezvous.join(attempt, offers)
-
-    def _stop(self, signum: int) -> None:
-        if self._group is None:
-            return
-        if self._state.preempted:
-            self._group.stop_gently(signum, told=self._listening())
-        else:
-            self._group.stop(signum)
 
     def _finish(self) -> None:
         """Leave the loop; a job that has not succeeded looks first from where it could go on another time."""
@@ -389,32 +349,11 @@ class Agent:
         self._around.rundir.event(
             "started", attempt=self._state.attempt, pids=dict(self._group.live) if self._group else {}
         )
-        self._publish_group()
+        self._bulletin.publish()
         self.account.attempt_started()
         self._happened(words.Started(ranks=ranks))
         if self._group is not None and self._state.phase is words.Phase.RUNNING:
             self._hangs.begin(self._group, self._state.attempt)
-
-    def _publish_group(self) -> None:
-        """Write down who runs: for the sidecar, and in the run directory for people and `gpulaunch chaos`."""
-        if self._group is None or not self._group.live:
-            return
-        group, around = self._group.describe(), self._around
-        if around.pages is not None:
-            around.pages.announce(group)
-        with contextlib.suppress(OSError):
-            around.rundir.write_json(
-                "group.json",
-                {
-                    **group,
-                    "attempt": around.rundir.number_of(self._state.attempt),
-                    "agent_pid": os.getpid(),
-                    "store_pid": self._group.store_pid,
-                    "fork_server_pid": self._starter.pid,
-                    "sidecar_pid": self._sidecar.pid if self._sidecar is not None else None,
-                    "checkpoint_dirs": around.checkpoint_dirs,
-                },
-            )
 
     def _arm(self, action: words.Arm) -> None:
         self._disarm()
@@ -448,10 +387,9 @@ class Agent:
     def _cleared(self) -> words.Cleared:
         """Who is to blame for the attempt that is over, and whether there is to be another."""
         outcome = self._state.outcome
-        if outcome in (words.Outcome.SUCCESS, words.Outcome.SIGNAL):
-            self.account.stopped(self._signalled_s)
-        self.account.cleared()
         if outcome not in (words.Outcome.FAILURE, words.Outcome.PEER_FAILURE):
+            self._blame = self._decision = None
+            self.account.stopped(self._signals.first_s)
             return words.Cleared()
         self._blame = self._who_is_to_blame()
         seen_s = self._first_end_s or self._loop.now()
@@ -493,32 +431,6 @@ class Agent:
         if self._blame is not None:
             return exit_code(self._blame.first)
         return 1
-
-    # -- once a second
-
-    def _tick(self) -> None:
-        """What nobody tells: how far the ranks are, and where the kernel would count their being killed."""
-        if self._group is not None:
-            self._group.look()
-        self.account.looked(self._live_pages().values())
-        self.account.write()
-        self._loop.call_at(self._loop.now() + _TICK_S, self._tick)
-
-    # -- progress
-
-    def _show_progress_at(self, index: int) -> None:
-        after_s = (
-            _PROGRESS_S[index]
-            if index < len(_PROGRESS_S)
-            else _PROGRESS_S[-1] + _PROGRESS_EVERY_S * (index - len(_PROGRESS_S) + 1)
-        )
-        self._loop.call_at(self._started_s + after_s, lambda: self._show_progress(index))
-
-    def _show_progress(self, index: int) -> None:
-        line = summary.progress(self._live_pages(), self._loop.now() - self._started_s)
-        if line:
-            self._console.say(line)
-        self._show_progress_at(index + 1)
 
 
 _NO_WORLD = World(

@@ -7,46 +7,20 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpulaunch.launcher.agent.endings import end_of
 from gpulaunch.launcher.agent.leftovers import Leftovers
-from gpulaunch.launcher.agent.pages import Pages
-from gpulaunch.launcher.agent.rundir import RunDir
+from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.failure.ends import RankEnd
-from gpulaunch.launcher.failure.evidence import LastWords, OomWatch, read_last_words, shm_evidence
-from gpulaunch.launcher.failure.kernel_log import xid_evidence, xids
-from gpulaunch.launcher.gpus import health
 from gpulaunch.launcher.job import plan
-from gpulaunch.launcher.job.spec import JobSpec, Std
-from gpulaunch.launcher.logs.capture import LogHub
+from gpulaunch.launcher.job.spec import Std
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.forkserver import ForkedRank, ForkServer, Started
-from gpulaunch.launcher.loop.loop import Exit, Loop
+from gpulaunch.launcher.loop.loop import Exit
 from gpulaunch.launcher.rendezvous.base import World
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What all attempts of a run share."""
-
-    loop: Loop
-    spec: JobSpec
-    rundir: RunDir
-    hub: LogHub
-    pages: Pages | None
-    base_env: Mapping[str, str]
-    use_agent_store: bool
-    """Where torch is, to host the store with."""
-    foreign_children: frozenset[int]
-    """Children this process had before it became a launcher: not ours to end."""
-    oom: OomWatch
-    control_path: str
-    """The page in which ranks read what is asked of them."""
-    checkpoint_dirs: tuple[str, ...]
-    """Absolute paths or URLs; `gpulaunch.checkpoint` saves in the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,48 +293,20 @@ class Group:
         rank, directory = self.rank_of(local_rank), self._dirs[local_rank]
         del self.live[local_rank]
         self._around.hub.finish(rank)
-        words = LastWords(error=None, fault=None, evidence=()) if exit_.code == 0 else read_last_words(directory)
-        end = RankEnd(
+        end = end_of(
+            self._around,
+            exit_,
             rank=rank,
             local_rank=local_rank,
-            pid=exit_.pid,
-            host=os.uname().nodename,
-            code=exit_.code,
-            signal=exit_.signal,
-            at_s=exit_.at_s,
-            wall_time_s=time.time(),
-            stopped=self._stopping and rank not in self._hung,
-            error=words.error,
-            tail=tuple(self._around.hub.tail(rank, Std.ERR) or self._around.hub.tail(rank, Std.OUT)),
-            fault=words.fault,
-            evidence=(*words.evidence, *self._evidence_from_outside(local_rank, exit_)),
+            directory=directory,
+            stopped=self._stopping,
             hang=self._hung.get(rank, ""),
-            hung_s=self._hung_s if rank in self._hung else None,
+            hung_s=self._hung_s,
         )
         self.ends.append(end)
         if self._around.pages is not None and exit_.code != 0:
             self._around.pages.keep(rank, directory)
         self._events.rank_ended(local_rank, end, exit_)
-
-    def _evidence_from_outside(self, local_rank: int, exit_: Exit) -> tuple[str, ...]:
-        if self._stopping or exit_.code == 0:
-            return ()
-        # A dataloader worker may be what the kernel killed: then its rank ends by an exception.
-        facts = [
-            self._around.oom.evidence(exit_.pid),
-            shm_evidence() if exit_.signal == signal.SIGBUS else None,
-            xid_evidence(xids(self._around.oom.log.text())),
-            self._card_fault(local_rank),
-        ]
-        return tuple(fact for fact in facts if fact)
-
-    def _card_fault(self, local_rank: int) -> str:
-        """What the sidecar has heard of this rank's card."""
-        cards, pages = self._around.spec.cards, self._around.pages
-        if local_rank >= len(cards) or pages is None:
-            return ""
-        index = cards[local_rank].index
-        return next((health.fault(card) for card in health.read(pages.directory) if card.index == index), "")
 
     def mark_hung(self, ranks: Iterable[int], why: str) -> None:
         """These ranks are held to hang: however they end now, that was the cause."""

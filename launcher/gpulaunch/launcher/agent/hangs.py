@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable
 
 from gpulaunch.launcher.agent.account import Account
-from gpulaunch.launcher.agent.group import Group, Surroundings
+from gpulaunch.launcher.agent.group import Group
+from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.hang.door import HangWatch
 from gpulaunch.launcher.hang.values import Limits, Verdict
 from gpulaunch.launcher.job.spec import JobSpec

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpulaunch.launcher.agent.group import Surroundings
+from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.find import Checkpoint, Search
 from gpulaunch.launcher.checkpoint.finder import Ask, Finder
 from gpulaunch.launcher.checkpoint.resume import resume_args

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpulaunch.launcher.agent import packages
-from gpulaunch.launcher.agent.group import Group, Surroundings
+from gpulaunch.launcher.agent.group import Group
+from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from gpulaunch.launcher.agent import summary
 from gpulaunch.launcher.agent.agent import Agent, Ended
-from gpulaunch.launcher.agent.group import Surroundings
 from gpulaunch.launcher.agent.packages import reading_of
 from gpulaunch.launcher.agent.pages import Pages
 from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, open_run_dir
 from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_of
+from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.names import check_pattern
 from gpulaunch.launcher.checkpoint.resume import check_template
 from gpulaunch.launcher.failure import report

@@ -1,0 +1,98 @@
+"""What the agent tells while ranks run: who they are, how the run goes, and a line of progress now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from gpulaunch.launcher.agent import summary
+from gpulaunch.launcher.agent.account import Account
+from gpulaunch.launcher.agent.group import Group
+from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.profiler.channel.page import PageSnapshot
+
+_TICK_S = 1.0
+_PROGRESS_S = (10.0, 30.0, 60.0)
+"""When progress is shown; then every `_PROGRESS_EVERY_S`."""
+_PROGRESS_EVERY_S = 60.0
+
+
+class Bulletin:
+    """Written for the sidecar (shared pages), for people and `gpulaunch chaos` (run directory), and on the console."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        account: Account,
+        say: Callable[[str], None],
+        group: Callable[[], Group | None],
+        helpers: Callable[[], dict[str, int | None]],
+    ) -> None:
+        """`helpers`: pids by name, such as `store_pid`, of the processes beside the ranks."""
+        self._around = around
+        self._loop = around.loop
+        self._account = account
+        self._say = say
+        self._group = group
+        self._helpers = helpers
+        self._began_s = self._loop.now()
+
+    def begin(self) -> None:
+        """Tell from now on."""
+        self._show_progress_at(0)
+        self._tick()
+
+    def pages(self) -> dict[int, PageSnapshot]:
+        """What the live ranks have published."""
+        pages, group = self._around.pages, self._group()
+        if pages is None or group is None:
+            return {}
+        read = {rank: pages.read(rank) for rank in map(group.rank_of, group.live)}
+        return {rank: page for rank, page in read.items() if page is not None}
+
+    def listening(self) -> bool:
+        """Whether a rank uses `gpulaunch.checkpoint`: it ends by itself when it is told to."""
+        return any(page.listens for page in self.pages().values())
+
+    def publish(self) -> None:
+        """Write down who runs."""
+        group, around = self._group(), self._around
+        if group is None or not group.live:
+            return
+        content = group.describe()
+        if around.pages is not None:
+            around.pages.announce(content)
+        with contextlib.suppress(OSError):
+            around.rundir.write_json(
+                "group.json",
+                {
+                    **content,
+                    "attempt": around.rundir.number_of(content["attempt"]),
+                    "agent_pid": os.getpid(),
+                    "store_pid": group.store_pid,
+                    **self._helpers(),
+                    "checkpoint_dirs": around.checkpoint_dirs,
+                },
+            )
+
+    def _tick(self) -> None:
+        """What nobody tells: how far the ranks are, and where the kernel would count their being killed."""
+        group = self._group()
+        if group is not None:
+            group.look()
+        self._account.looked(self.pages().values())
+        self._account.write()
+        self._loop.call_at(self._loop.now() + _TICK_S, self._tick)
+
+    def _show_progress_at(self, index: int) -> None:
+        more = index - len(_PROGRESS_S) + 1
+        after_s = _PROGRESS_S[index] if more <= 0 else _PROGRESS_S[-1] + _PROGRESS_EVERY_S * more
+        self._loop.call_at(self._began_s + after_s, lambda: self._show_progress(index))
+
+    def _show_progress(self, index: int) -> None:
+        line = summary.progress(self.pages(), self._loop.now() - self._began_s)
+        if line:
+            self._say(line)
+        self._show_progress_at(index + 1)

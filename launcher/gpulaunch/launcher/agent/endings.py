@@ -1,0 +1,73 @@
+"""The end of one rank: what the kernel says, what it left behind, and what can be seen from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.failure.ends import RankEnd
+from gpulaunch.launcher.failure.evidence import LastWords, read_last_words, shm_evidence
+from gpulaunch.launcher.failure.kernel_log import xid_evidence, xids
+from gpulaunch.launcher.gpus import health
+from gpulaunch.launcher.job.spec import Std
+from gpulaunch.launcher.loop.loop import Exit
+
+
+def end_of(
+    around: Surroundings,
+    exit_: Exit,
+    *,
+    rank: int,
+    local_rank: int,
+    directory: str,
+    stopped: bool,
+    hang: str,
+    hung_s: float | None,
+) -> RankEnd:
+    """Gather everything about a rank that has just been reaped.
+
+    `directory`: its own files; `stopped`: the attempt was being ended; `hang`, `hung_s`: why it was held to hang, and
+    since when, or "" and anything.
+    """
+    ok = exit_.code == 0
+    words = LastWords(error=None, fault=None, evidence=()) if ok else read_last_words(directory)
+    outside = () if stopped or ok else _evidence_from_outside(around, local_rank, exit_)
+    return RankEnd(
+        rank=rank,
+        local_rank=local_rank,
+        pid=exit_.pid,
+        host=os.uname().nodename,
+        code=exit_.code,
+        signal=exit_.signal,
+        at_s=exit_.at_s,
+        wall_time_s=time.time(),
+        stopped=stopped and not hang,
+        error=words.error,
+        tail=tuple(around.hub.tail(rank, Std.ERR) or around.hub.tail(rank, Std.OUT)),
+        fault=words.fault,
+        evidence=(*words.evidence, *outside),
+        hang=hang,
+        hung_s=hung_s if hang else None,
+    )
+
+
+def _evidence_from_outside(around: Surroundings, local_rank: int, exit_: Exit) -> tuple[str, ...]:
+    # A dataloader worker may be what the kernel killed: then its rank ends by an exception.
+    facts = (
+        around.oom.evidence(exit_.pid),
+        shm_evidence() if exit_.signal == signal.SIGBUS else None,
+        xid_evidence(xids(around.oom.log.text())),
+        _card_fault(around, local_rank),
+    )
+    return tuple(fact for fact in facts if fact)
+
+
+def _card_fault(around: Surroundings, local_rank: int) -> str:
+    """What the sidecar has heard of this rank's card."""
+    cards, pages = around.spec.cards, around.pages
+    if local_rank >= len(cards) or pages is None:
+        return ""
+    index = cards[local_rank].index
+    return next((health.fault(card) for card in health.read(pages.directory) if card.index == index), "")

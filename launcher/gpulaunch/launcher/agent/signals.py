@@ -1,0 +1,88 @@
+"""What a signal to the launcher means: the end, the end after a save, or a save and nothing else."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from gpulaunch.launcher.agent import words
+from gpulaunch.launcher.agent.group import Group
+from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.failure.ends import signal_name
+from gpulaunch.launcher.loop import child
+from gpulaunch.profiler.channel.control import ControlWriter
+
+_ONE_NOTICE_S = 5.0
+"""Within so long the same kind of signal is the same notice: at the time limit Slurm sends SIGTERM twice."""
+
+
+class Signals:
+    """Hears them from the construction on."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        control: ControlWriter,
+        say: Callable[[str], None],
+        state: Callable[[], words.State],
+        group: Callable[[], Group | None],
+        listening: Callable[[], bool],
+        happened: Callable[[words.Event], None],
+    ) -> None:
+        """`control`: the page in which ranks read what is asked of them; `listening`: whether a rank reads it."""
+        self._around = around
+        self._spec = around.spec
+        self._loop = around.loop
+        self._control = control
+        self._say = say
+        self._state = state
+        self._group = group
+        self._listening = listening
+        self._happened = happened
+        self.first_s: float | None = None
+        """When the first one came that means the end."""
+        for name in (*self._spec.signals, *self._spec.preempt_signals):
+            self._loop.on_signal(signal.Signals[name], self._end)
+        for name in self._spec.notify_signals:
+            self._loop.on_signal(signal.Signals[name], self._save)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, child.NOTICES)  # held since the first line of main
+
+    def notice(self, action: words.Notice) -> None:
+        """Tell the ranks, in their page, to save and to end."""
+        self._control.preempt(action.signum, round((self._loop.now() + action.within_s) * 1e9))
+
+    def stop(self, signum: int) -> None:
+        """Pass the signal on to the ranks."""
+        group = self._group()
+        if group is None:
+            return
+        if self._state().preempted:
+            group.stop_gently(signum, told=self._listening())
+        else:
+            group.stop(signum)
+
+    def _end(self, signum: int) -> None:
+        name, state, now_s = signal_name(signum), self._state(), self._loop.now()
+        preempted = name in self._spec.preempt_signals
+        before_s, self.first_s = self.first_s, now_s if self.first_s is None else self.first_s
+        if preempted and state.preempted and (before_s is None or now_s - before_s < _ONE_NOTICE_S):
+            # A job manager that says it twice, or to two nodes of which the other was faster, means one notice.
+            self._around.rundir.event("signalled", signal=name, preempted=True, again=True)
+            return
+        if state.signum:
+            self._say(f"{name} again: ending at once")
+        else:
+            may = "save at their next step and end" if preempted and self._listening() else "end by themselves"
+            self._say(f"{name}: the ranks may {may} within {self._spec.grace_s:g} s; once more: at once")
+        self._around.rundir.event("signalled", signal=name, preempted=preempted)
+        self._happened(words.Signalled(signum=signum, preempted=preempted))
+
+    def _save(self, signum: int) -> None:
+        """No matter of state: whatever runs may save, and goes on."""
+        self._say(f"{signal_name(signum)}: the ranks are asked to save at their next step and to go on")
+        self._around.rundir.event("save_requested", signal=signal_name(signum))
+        self._control.request_save()
+        group = self._group()
+        if group is not None:
+            group.pass_on(signum)

@@ -1,0 +1,34 @@
+"""What all attempts of a run share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpulaunch.launcher.agent.pages import Pages
+from gpulaunch.launcher.agent.rundir import RunDir
+from gpulaunch.launcher.failure.evidence import OomWatch
+from gpulaunch.launcher.job.spec import JobSpec
+from gpulaunch.launcher.logs.capture import LogHub
+from gpulaunch.launcher.loop.loop import Loop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What all attempts of a run share."""
+
+    loop: Loop
+    spec: JobSpec
+    rundir: RunDir
+    hub: LogHub
+    pages: Pages | None
+    base_env: Mapping[str, str]
+    use_agent_store: bool
+    """Where torch is, to host the store with."""
+    foreign_children: frozenset[int]
+    """Children this process had before it became a launcher: not ours to end."""
+    oom: OomWatch
+    control_path: str
+    """The page in which ranks read what is asked of them."""
+    checkpoint_dirs: tuple[str, ...]
+    """Absolute paths or URLs; `gpulaunch.checkpoint` saves in the first."""
