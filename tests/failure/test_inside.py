@@ -63,6 +63,37 @@ def test_a_plain_exception_is_written_in_torchs_layout(toy: Toy) -> None:
     assert leftovers == set()
 
 
+# As torch's: whenever a child ends, the handler raises, wherever the main thread is. A thread ends one all the time.
+SIGCHLD = """
+import os, signal, threading, time
+def died(*_):
+    raise RuntimeError("DataLoader worker is killed by signal: Killed.")
+def children():
+    while True:
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+def deep(n):
+    if n:
+        deep(n - 1)
+    raise ConnectionResetError("of the worker's socket")
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+threading.Thread(target=children, daemon=True).start()
+time.sleep(0.05)
+signal.signal(signal.SIGCHLD, died)
+deep(200)
+"""
+
+
+def test_a_handler_that_raises_at_any_moment_does_not_cost_the_words(toy: Toy) -> None:
+    """Seen with a killed dataloader worker: the traceback was empty, because the formatter had been cut off."""
+    for _ in range(5):
+        toy.error_file.unlink(missing_ok=True)
+        toy.run(SIGCHLD)
+
+        assert toy.extra()["py_callstack"].count("in deep") >= 1
+
+
 def test_a_chain_is_written_whole_and_oldest_first(toy: Toy) -> None:
     toy.run("try:\n    {}['x']\nexcept KeyError as err:\n    raise RuntimeError('no config') from err\n")
 

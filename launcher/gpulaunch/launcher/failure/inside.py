@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from types import TracebackType
+from typing import Any
 
 VERSION = 1
 THREAD_ERROR_FILE = "thread-error.json"
@@ -142,6 +143,7 @@ def _open_log(directory: str, name: str) -> int:
 
 
 def _write_words(exc: BaseException, path: str, thread: str = "") -> None:
+    before = _without_sigchld()
     try:
         if not path or _armed_pid not in (None, os.getpid()):
             return
@@ -151,6 +153,28 @@ def _write_words(exc: BaseException, path: str, thread: str = "") -> None:
         BaseException
     ):  # even a second Ctrl-C or a MemoryError: the rank is ending, and its own way of ending must stand
         return
+    finally:
+        if before is not None:
+            with contextlib.suppress(Exception):
+                signal.signal(signal.SIGCHLD, before)
+
+
+def _without_sigchld() -> Any:
+    """Take SIGCHLD's handler out for a moment; the handler, or None where there was none to take out.
+
+    torch's raises, between any two instructions of the main thread, when a dataloader worker has died: just when a
+    rank fails because of that, it would cut off the traceback or the whole file.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    for _ in range(8):  # setting a handler runs the old one first, if the signal is pending: it raises here
+        try:
+            if not callable(signal.getsignal(signal.SIGCHLD)):
+                return None
+            return signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        except Exception:  # noqa: S112 - see above
+            continue
+    return None
 
 
 def _give_back_spare_fd() -> None:
