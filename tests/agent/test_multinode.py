@@ -176,3 +176,40 @@ def test_a_notice_to_one_node_makes_both_save_and_end_with_75(gpulaunch, tmp_pat
 
     assert [75, 75] == [node.code for node in ended], "\n".join(map(str, ended))
     assert [2, 2] == [node.stdout.count("SAVED") for node in ended]
+
+
+def test_a_node_that_goes_during_a_pause_is_what_ended_the_job(gpulaunch, tmp_path: Path) -> None:
+    """And not the failure before the pause, whose report is written already."""
+    failing = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(60)"
+    here, there = start_both(gpulaunch, tmp_path, failing, "--max-restarts", "9", "--no-progress-limit", "0")
+    here.wait_for("waiting 2 s")
+
+    os.kill(there.pid, signal.SIGKILL)
+    there.wait()
+    ended = here.wait()
+
+    assert ended.code == 1, ended
+    assert "is gone" in ended.stderr
+    assert "FAILED" not in ended.stderr
+
+
+def test_a_node_that_goes_while_there_is_a_checkpoint_means_run_it_again(gpulaunch, tmp_path: Path) -> None:
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    here, there = start_both(gpulaunch, tmp_path, SAVES_AND_WAITS, "--max-restarts", "9")
+    for run in (here, there):
+        run.wait_until(lambda run: run.stdout.count("READY") == 2)
+
+    os.kill(there.pid, signal.SIGKILL)
+    there.wait()
+    ended = here.wait()
+
+    assert ended.code == 75, ended
+    assert "look at that machine" in ended.stderr
+
+
+SAVES_AND_WAITS = """
+    import os, time, torch
+    torch.save({"step": 1}, os.path.join(os.environ["GPULAUNCH_CHECKPOINT_DIR"], "ckpt_1.pt"))
+    print("READY", flush=True)
+    time.sleep(60)
+"""

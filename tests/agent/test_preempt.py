@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
+
+from gpulaunch.launcher.loop import linux
 
 pytestmark = pytest.mark.torch
 
@@ -99,14 +102,10 @@ def test_a_notice_is_passed_on_and_the_job_goes_on(gpulaunch, tmp_path: Path, jo
 
 def test_a_notice_to_ranks_that_do_not_catch_it_kills_nobody(gpulaunch, tmp_path: Path) -> None:
     """A job manager that signals every process of the step reaches ranks and helpers directly, too."""
-    from gpulaunch.launcher.loop import linux
-
     run = gpulaunch.start("--nproc", "2", script(tmp_path, DEAF))
     run.wait_until(ready(2))
     family = linux.descendants_of(run.pid)
     assert len(family) >= 4, "ranks, fork server, sidecar, keeper"
-
-    import os
 
     for pid in family:
         os.kill(pid, signal.SIGUSR2)
@@ -183,3 +182,33 @@ def test_a_preempted_job_is_not_restarted(gpulaunch, tmp_path: Path, job: Path) 
 
     assert (ended.code, ended.stdout.count("READY")) == (75, 2)
     assert "failed" not in ended.stderr
+
+
+# Rank 0 fails at once; rank 1 is still at its end of the grace when the signal comes.
+FAILING = """
+    import os, signal, sys, time, torch
+    torch.save({"step": 1}, os.path.join(os.environ["GPULAUNCH_CHECKPOINT_DIR"], f"ckpt_1.pt"))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.environ["RANK"] == "0":
+        os._exit(9)
+    time.sleep(60)
+"""
+
+
+def test_preempted_in_the_moment_of_a_failure_the_job_is_to_be_run_again(gpulaunch, tmp_path: Path, job: Path) -> None:
+    run = gpulaunch.start(
+        *("--nproc", "2", "--max-restarts", "3", "--failure-grace", "8", "--job-dir", job), script(tmp_path, FAILING)
+    )
+    events = job / "events.jsonl"
+    wait_until(lambda: events.exists() and '"stopping"' in events.read_text())
+
+    run.signal(signal.SIGTERM)
+
+    assert run.wait().code == 75
+
+
+def wait_until(condition, *, pause_s: float = 0.02, within_s: float = 30.0) -> None:
+    until_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until_s, "never came"
+        time.sleep(pause_s)

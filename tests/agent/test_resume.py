@@ -180,3 +180,24 @@ def test_every_second_of_a_run_is_accounted_for(gpulaunch, tmp_path: Path, check
     assert last["goodput_seconds"] == pytest.approx(summary["goodput_seconds"], abs=0.2)
     assert last["restarts"] == {"signal": 1}
     assert "goodput " in ended.stderr
+
+
+def test_the_time_of_a_failure_is_not_that_of_a_rank_that_had_ended_well(gpulaunch, tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(0)\ntime.sleep(3)\nos._exit(3)",
+    )
+
+    ended = gpulaunch("--nproc", "2", "--no-profile", program)
+
+    seconds = json.loads((ended.run_dir / "summary.json").read_text())["goodput_seconds"]
+    assert seconds["productive"] > seconds["teardown"] + seconds["detection"]
+
+
+def test_storage_that_cannot_be_searched_is_no_reason_to_begin_from_the_start(gpulaunch, tmp_path: Path) -> None:
+    ended = gpulaunch("--checkpoint-dir", "nonsense://bucket", script(tmp_path))
+
+    assert ended.code == 1, ended
+    assert "nonsense" in ended.stderr
+    assert "--resume never begins from the start" in ended.stderr
+    assert "STEPS" not in ended.stdout

@@ -168,6 +168,13 @@ def test_a_rank_that_died_of_the_signal_before_we_heard_it_is_no_failure() -> No
     assert Notice(signum=15, within_s=30.0) in done
 
 
+def test_a_job_that_is_preempted_while_it_fails_knows_both() -> None:
+    state, done = play([*BEGUN, *ended(0, ok=False), Signalled(signum=15, preempted=True)], restarts=3)
+
+    assert (state.outcome, state.preempted, state.final) == (Outcome.FAILURE, True, True)
+    assert done[-1] == TellPeers(ok=False, final=True)
+
+
 def test_another_nodes_preemption_is_ours_too() -> None:
     state, done = play([*BEGUN, PeerPreempted(), *ended(0, 1, 2, ok=False), Cleared()], restarts=3)
 

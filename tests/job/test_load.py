@@ -352,6 +352,7 @@ def test_signals_that_ask_for_a_save(job: Load) -> None:
     assert job("--signals-to-handle", "SIGTERM,SIGUSR2").spec.notify_signals == ()
     assert job("--preempt-signals", "SIGUSR2").spec.notify_signals == ()
     assert job("--preempt-signals", "", "--notify-signals", "").spec.preempt_signals == ()
+    assert "SIGCHLD is how the launcher hears" in refused(job, "--preempt-signals", "SIGCHLD")
     assert "SIGUSR1 already means the end" in refused(job, "--notify-signals", "SIGUSR1")
 
 
@@ -365,6 +366,13 @@ def test_a_rate_of_restarts(job: Load, text: str, rate: tuple[int, float]) -> No
 @pytest.mark.parametrize("text", ["5", "5/", "/10m", "-1/10m", "5/0", "5/10w", "five/1h", "5/nan", "5/-1"])
 def test_what_is_no_rate(job: Load, text: str) -> None:
     assert refused(job, f"--restart-rate={text}").startswith("--restart-rate: expected a ")
+
+
+def test_a_launcher_in_a_rank_does_not_take_over_the_outer_ones_checkpoints(job: Load) -> None:
+    told = {"GPULAUNCH_CHECKPOINT_DIR": "outer", "GPULAUNCH_CONTROL": "/dev/shm/x/control.bin"}
+
+    assert job(environ={"GPULAUNCH_CHECKPOINT_DIR": "mine"}).spec.checkpoint_dirs == ("mine",)
+    assert job(environ=told).spec.checkpoint_dirs == ()
 
 
 def test_checkpoints(job: Load) -> None:

@@ -73,6 +73,7 @@ class Recorder:
         rendezvous.on_joined = self.worlds.append
         rendezvous.on_failed = self.failed.append
         rendezvous.on_peer_failed = lambda final, why: self.peer_failed.append((final, why))
+        rendezvous.on_node_lost = lambda why: self.peer_failed.append((True, why))
         rendezvous.on_peer_preempted = lambda why: self.peer_preempted.append(why)
         rendezvous.on_peers_done = self._count_done
         if isinstance(rendezvous, StaticRendezvous):

@@ -129,7 +129,7 @@ def test_a_node_that_is_gone_ends_the_job_for_all_others(before: tuple[Any, ...]
     group, said = replay(group, ("gone", 1))
 
     why = "node 1 (host-1) is gone: connection closed"
-    assert said == [(rank, Failed(attempt=group.attempt, final=True, why=why)) for rank in (0, 2)]
+    assert said == [(rank, Failed(attempt=group.attempt, final=True, why=why, lost=True)) for rank in (0, 2)]
 
 
 def test_the_leader_leaves_last() -> None:

@@ -81,6 +81,22 @@ def test_followers_may_be_there_long_before_the_leader(turning: Any, node: Calla
     turning.until(lambda: leader.worlds and follower.worlds)
 
 
+def test_a_leader_that_still_looks_for_its_checkpoint_keeps_the_others_waiting_and_not_lost(
+    turning: Any, nodes: Nodes
+) -> None:
+    """A search can take minutes; a follower that hears nothing for `lost_s` hangs up."""
+    leader, follower = nodes(1, 1, pace=Pace(beat_s=0.05, lost_s=0.5, note_s=60.0))
+    leader.rendezvous.open()
+    follower.join()
+    late = turning.loop.now() + 1.5
+    turning.until(lambda: turning.loop.now() > late)
+    assert (leader.worlds, follower.failed, leader.peer_failed) == ([], [], [])
+
+    leader.join()
+
+    turning.until(lambda: leader.worlds and follower.worlds)
+
+
 def test_a_follower_that_was_started_again_takes_its_place(turning: Any, nodes: Nodes, node: Any) -> None:
     leader, first, second = nodes(1, 1, 1)
     leader.join()

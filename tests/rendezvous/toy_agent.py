@@ -28,6 +28,7 @@ def main() -> None:
     rendezvous.on_joined = lambda world: say("joined", world.attempt, world.first_rank, world.world_size)
     rendezvous.on_failed = lambda why: say("failed", why)
     rendezvous.on_peer_failed = lambda final, why: say("peer failed", final, why)
+    rendezvous.on_node_lost = lambda why: say("peer failed", True, why)
     rendezvous.on_peers_done = lambda: say("done")
 
     def obey() -> None:

@@ -27,7 +27,7 @@ class Account:
         self._attempt = 0
         self._open = False
         """An attempt has begun, and is not over."""
-        self._first_step_known = False
+        self._first_step_ns = self._stall_ns = 0
         self._knows_checkpoints = bool(around.spec.resume_arg or around.spec.checkpoint_dirs)
         self._captured: tuple[int, float] | None = None
         """Step of the newest checkpoint that a rank told of, and when its state was captured."""
@@ -43,7 +43,7 @@ class Account:
     def attempt_began(self, attempt: int, resumed: Checkpoint | None) -> None:
         """Its processes are asked for; it goes on from `resumed`."""
         self._attempt = attempt
-        self._first_step_known = False
+        self._first_step_ns = self._stall_ns = 0
         self.resumed_step = resumed.step if resumed is not None else None
         if attempt and (resumed is not None or self._knows_checkpoints):
             self._ledger.resumed(self._captured_s(resumed) if resumed is not None else None)
@@ -60,11 +60,11 @@ class Account:
         pages = [page for page in pages if page.attempt == self._attempt]
         firsts = [page.first_step_start_ns for page in pages]
         if firsts and all(firsts):
-            self._ledger.first_step(max(firsts) / 1e9)
-            self._first_step_known = True
-        stalls = [page.checkpoint_stall_ns_total for page in pages]
-        if any(stalls):
-            self._ledger.stalled(max(stalls) / 1e9)
+            self._first_step_ns = max(self._first_step_ns, *firsts)
+            self._ledger.first_step(self._first_step_ns / 1e9)
+        self._stall_ns = max(self._stall_ns, *(page.checkpoint_stall_ns_total for page in pages), 0)
+        if self._stall_ns and self._open:
+            self._ledger.stalled(self._stall_ns / 1e9)
         for page in pages:
             self._knows_checkpoints = self._knows_checkpoints or bool(page.listens)
             if page.checkpoint_captured_ns:

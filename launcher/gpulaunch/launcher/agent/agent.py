@@ -19,7 +19,7 @@ from gpulaunch.launcher.agent.starter import Starter, StarterEvents
 from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.failure.blame import Blame, blame, exit_code, failed_at_s
-from gpulaunch.launcher.failure.classify import Kind, classify
+from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify
 from gpulaunch.launcher.failure.ends import RankEnd, how, signal_name
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.job.place import Gpu
@@ -94,6 +94,9 @@ class Agent:
         self._first_end_s = 0.0
         self._decision: Decision | None = None
         self._resumable = False
+        self._node_lost = False
+        self._saved = False
+        """A rank has said by its code that it has saved."""
         self._state, self._first = state.first(
             restarts=self._spec.max_restarts,
             grace_s=self._spec.grace_s,
@@ -138,6 +141,7 @@ class Agent:
         rendezvous.on_joined = self._joined
         rendezvous.on_failed = self._join_failed
         rendezvous.on_peer_failed = self._peer_failed
+        rendezvous.on_node_lost = self._lose_node
         rendezvous.on_peers_done = lambda: self._happened(words.PeersDone())
         rendezvous.on_peer_preempted = self._peer_preempted
 
@@ -193,6 +197,10 @@ class Agent:
     # -- events
 
     def _happened(self, event: words.Event) -> None:
+        if isinstance(event, words.Signalled) and self._state.phase is words.Phase.DONE:
+            self._recovery.cancel()  # nothing runs any more: whoever signals does not want to wait for the last look
+            self._finished(None)
+            return
         before = self._state.phase
         self._state, actions = state.step(self._state, event)
         if self._state.phase is not before:
@@ -215,6 +223,10 @@ class Agent:
         self._console.say(why)
         self._happened(words.PeerFailed(final=final))
 
+    def _lose_node(self, why: str) -> None:
+        self._node_lost = True
+        self._peer_failed(True, f"{why}; {ADVICE[Kind.NODE_LOSS]}")
+
     def _peer_preempted(self, why: str) -> None:
         self._console.say(f"{why}: the ranks here are asked to save and end, too")
         self._happened(words.PeerPreempted())
@@ -235,7 +247,9 @@ class Agent:
         self._hangs.ended(end.rank)
         if page is not None:
             self.account.looked([page])
-        self._first_end_s = self._first_end_s or end.at_s
+        self._saved = self._saved or end.code == REQUEUE
+        if end.code != 0:
+            self._first_end_s = self._first_end_s or end.at_s
         self._around.rundir.event(
             "rank_ended",
             seen_s=end.at_s,
@@ -285,11 +299,14 @@ class Agent:
                     self._tell_peers(action)
                 case words.Report():
                     self._report_failure(restarting=action.restarting)
+                    if action.restarting:
+                        self._forget_attempt()
                 case words.Finish():
                     self._outcome = action.outcome
                     self._finish()
 
     def _prepare(self, attempt: int) -> None:
+        self._rendezvous.open()
         self._recovery.prepare(attempt, lambda offers: self._prepared(attempt, offers), self._join_failed)
 
     def _prepared(self, attempt: int, offers: tuple[str, ...]) -> None:
@@ -304,7 +321,7 @@ class Agent:
             self._recovery.look_again(self._finished)
 
     def _finished(self, newest: Checkpoint | None) -> None:
-        self._resumable = newest is not None
+        self._resumable = newest is not None or self._saved
         self.account.ended(ok=self._outcome is words.Outcome.SUCCESS, newest=newest)
         self._loop.stop()
 
@@ -317,6 +334,7 @@ class Agent:
         self._recovery.began()
         resume = self._recovery.choose(world.resume)
         self._first_end_s = 0.0
+        self._hangs.times_s = None
         self.account.attempt_began(world.attempt, self._recovery.resumed)
         if around.pages is not None:
             try:
@@ -395,10 +413,13 @@ class Agent:
         seen_s = self._first_end_s or self._loop.now()
         cause_s = failed_at_s(self._blame.first) if self._blame is not None else seen_s
         self.account.failed(*(self._hangs.times_s or (min(cause_s, seen_s), seen_s)))
-        if self._state.final:
+        if self._state.final and not self._state.preempted:
             return words.Cleared(again=False)
-        self._decision = self._recovery.judge(self._blame, elsewhere=outcome is words.Outcome.PEER_FAILURE)
-        if self._decision.again:
+        # Only echoes here, and other nodes: the cause is one of theirs, and charged there.
+        echo = self._blame is not None and self._blame.kind is Kind.PEER and self._spec.nnodes > 1
+        elsewhere = echo or outcome is words.Outcome.PEER_FAILURE
+        self._decision = self._recovery.judge(self._blame, elsewhere=elsewhere)
+        if self._decision.again and not self._state.preempted:
             self.account.restarted(self._blame.kind.value if self._blame is not None else outcome.value)
         return words.Cleared(again=self._decision.again, pause_s=self._decision.wait_s)
 
@@ -421,16 +442,23 @@ class Agent:
         attempt = self._state.attempt - (1 if restarting else 0)
         self._report(self._blame, attempt, restarting, self._decision.why if self._decision is not None else "")
 
+    def _forget_attempt(self) -> None:
+        """What ends the job from here on is not that one's failure."""
+        self._group = self._blame = self._decision = None
+        self._error = self._peer_error = ""
+
     def _exit_code(self) -> int:
         if self._outcome is words.Outcome.SUCCESS:
             return 0
         if self._outcome is words.Outcome.SIGNAL:
             return REQUEUE if self._resumable and self._state.preempted else 128 + self._state.signum
+        if self._state.preempted and self._decision is not None and self._decision.again:
+            return REQUEUE if self._resumable else 128 + self._state.signum
         if self._decision is not None and self._decision.code is not None:
             return self._decision.code
         if self._blame is not None:
             return exit_code(self._blame.first)
-        return 1
+        return REQUEUE if self._node_lost and self._resumable else 1
 
 
 _NO_WORLD = World(

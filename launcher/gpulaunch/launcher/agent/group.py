@@ -340,14 +340,12 @@ class Group:
         """Pass on a notice after which the ranks are to save and end by themselves.
 
         SIGUSR1 and SIGUSR2 go only to processes that catch them. `told`: a rank reads the control page; where none
-        does, and none catches the signal either, the ranks are asked to end as torchrun would ask them.
+        does, and no rank catches the signal either, the ranks are asked to end as torchrun would ask them.
         """
-        catchers = [pid for pid in self._members() if linux.catches(pid, signum)] if signum in child.NOTICES else []
-        if catchers or (told and signum in child.NOTICES):
+        ranks_hear = any(linux.catches(pid, signum) for pid in self.live.values())
+        if signum in child.NOTICES and (told or ranks_hear):
             self._stopping = True
-            for pid in catchers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signum)
+            self.pass_on(signum)
         else:
             self.stop(signal.SIGTERM if signum in child.NOTICES else signum)
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.find import Checkpoint, Search
@@ -26,6 +26,8 @@ _OFFERS = 4
 _MEMORY_BOUND_S = 30.0
 """How long the memory of dead ranks may take to be given back before the next attempt is started all the same."""
 _BASELINE_BOUND_S = 5.0
+_LAST_LOOK_S = 5.0
+"""At the end nobody waits long: a job manager has set a limit of its own. What was verified before is remembered."""
 _WALL_SLACK_S = 1.0
 """Files may carry a time that is a clock tick older than the moment in which they were made."""
 
@@ -140,6 +142,9 @@ class Recovery:
                 why = search.error or next((one.why for one in search.skipped), "it is not complete")
                 refused(f"--resume {self._spec.resume}: {why}; name another checkpoint, or auto, or never")
                 return
+            if attempt == 0 and search.error and not search.found and self._spec.checkpoint_dirs:
+                refused(f"{search.error}; --resume never begins from the start")
+                return
             self._tell_of(search)
             self._offered = {one.key: one for one in self._usable(search, attempt)}
             offers.extend(self._offered)
@@ -185,7 +190,7 @@ class Recovery:
         if self._spec.resume == "never":
             done(None)
         else:
-            self._finder.start(self._ask(limit=1, path=""), found)
+            self._finder.start(replace(self._ask(limit=1, path=""), timeout_s=_LAST_LOOK_S), found)
 
     def cancel(self) -> None:
         """Nobody waits for an answer any more."""
@@ -214,6 +219,8 @@ class Recovery:
         """After `--resume PATH`, what this run has saved since; before it has, PATH again."""
         if self._spec.resume != "auto" and attempt == 0:
             self._named = next(iter(search.found), None)
+        if search.error and not search.found and self.resumed is not None:
+            return (self.resumed,)  # it was there a moment ago: better than the beginning
         return search.found or ((self._named,) if self._named is not None else ())
 
     def _tell_of(self, search: Search) -> None:

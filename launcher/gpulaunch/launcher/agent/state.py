@@ -207,13 +207,15 @@ def _signalled_stopping(state: State, event: Event) -> Result:
     assert isinstance(event, Signalled), "table: Signalled"
     if state.signum:
         return state, (Kill(), Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S))
-    return replace(state, signum=event.signum, final=True), (TellPeers(ok=False, final=True),)
+    told = replace(state, signum=event.signum, final=True, preempted=event.preempted)
+    return told, (TellPeers(ok=False, final=True),)
 
 
 def _signalled_clearing(state: State, event: Event) -> Result:
     assert isinstance(event, Signalled), "table: Signalled"
     again = bool(state.signum)
-    told = replace(state, signum=state.signum or event.signum, final=True)
+    preempted = state.preempted if again else event.preempted
+    told = replace(state, signum=state.signum or event.signum, final=True, preempted=preempted)
     return told, ((Clear(gently=False),) if again else ())
 
 

@@ -212,8 +212,10 @@ class _Job:
                 pages.close()
             hub.close()
             # Nothing is left that a signal would have to end but this process, which may wait for its reader.
-            for name in {*spec.signals, *spec.preempt_signals, *spec.notify_signals}:
+            for name in {*spec.signals, *spec.preempt_signals}:
                 signal.signal(signal.Signals[name], signal.SIG_DFL)
+            for name in spec.notify_signals:  # there is nothing left to save, and that is no reason to die
+                signal.signal(signal.Signals[name], signal.SIG_IGN)
             console.flush(_FLUSH_S)
             console.close()
             rundir.close()

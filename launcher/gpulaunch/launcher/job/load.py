@@ -115,7 +115,9 @@ class Settings:
         self.merged: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self._given = given
-        self._environ = environ
+        # Inside a rank of another launcher this is what that one told its rank, and no option of ours.
+        told = {"GPULAUNCH_CHECKPOINT_DIR"} if "GPULAUNCH_CONTROL" in environ else set[str]()
+        self._environ = {name: value for name, value in environ.items() if name not in told}
         path = given.get("config") or environ.get("GPULAUNCH_CONFIG")
         self.file = jobfile.read(path) if path else jobfile.JobFile()
         for option in OPTIONS:

@@ -98,6 +98,8 @@ def signal_names(text: str) -> tuple[str, ...]:
     for name in names:
         if name in ("SIGKILL", "SIGSTOP"):
             raise UsageError(f"{name} cannot be handled by any process; leave it out")
+        if name == "SIGCHLD":
+            raise UsageError("SIGCHLD is how the launcher hears of its ranks; leave it out")
         if name not in known:
             wanted = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
             raise UsageError(f"unknown signal {name!r}{did_you_mean(wanted, known)}")

@@ -39,10 +39,16 @@ class Rendezvous(Protocol):
     """The join could not be completed, and trying again would not help: one line why and what to do."""
     on_peer_failed: Callable[[bool, str], None]
     """Another node's part of this attempt failed: whether the job is given up, and why, as one line."""
+    on_node_lost: Callable[[str], None]
+    """Another node is gone, and the job with it; why, as one line."""
     on_peer_preempted: Callable[[str], None]
     """Another node was told to save and end, and this one is to do the same; why, as one line."""
     on_peers_done: Callable[[], None]
     """The ranks of every node have ended well, and every node knows."""
+
+    def open(self) -> None:
+        """Let the nodes find each other, while this one still prepares to join. Idempotent."""
+        ...
 
     def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
         """Say that no rank of an earlier attempt is alive here, and wait for all others to say so.

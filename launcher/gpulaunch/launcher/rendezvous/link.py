@@ -122,7 +122,7 @@ class Link:
         if self._showing_out is not None:
             self._showing_out.cancel()
         if self._settled:
-            self.on_message(Failed(attempt=0, final=True, why=f"{self._leader} is gone: {why}"))
+            self.on_message(Failed(attempt=0, final=True, why=f"{self._leader} is gone: {why}", lost=True))
             return
         if self._welcome:  # it was there: give it time to come back, as before
             self._welcome = False

@@ -21,6 +21,7 @@ class LocalRendezvous:
         self.on_joined: Callable[[World], None] = unset
         self.on_failed: Callable[[str], None] = unset
         self.on_peer_failed: Callable[[bool, str], None] = unset
+        self.on_node_lost: Callable[[str], None] = unset
         self.on_peer_preempted: Callable[[str], None] = unset
         self.on_peers_done: Callable[[], None] = unset
         self._loop = loop
@@ -30,6 +31,9 @@ class LocalRendezvous:
         self._socket: socket.socket | None = listen(self._addr, self._port)
         self._served = False  # an attempt has had the socket
         self._closed = False
+
+    def open(self) -> None:
+        """There is nobody to find."""
 
     def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
         """Answer at the loop's next turn."""

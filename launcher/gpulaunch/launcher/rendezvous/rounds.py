@@ -119,7 +119,7 @@ def gone(group: Group, rank: int, why: str) -> Result:
         return rest, ()
     if group.stage is Stage.LEAVING:
         return (rest, ()) if len(rest.nodes) > 1 else leave(rest)
-    return _over(rest, rank, f"{group.name(rank)} is gone: {why}")
+    return _over(rest, rank, f"{group.name(rank)} is gone: {why}", lost=True)
 
 
 def leave(group: Group) -> Result:
@@ -191,8 +191,8 @@ def _leave_if_ok(group: Group) -> Result:
     return leaving, _to_others(group, LEADER, Done(attempt=group.attempt))
 
 
-def _over(group: Group, rank: int, why: str, *, preempted: bool = False) -> Result:
-    failed = Failed(attempt=group.attempt, final=True, why=why, preempted=preempted)
+def _over(group: Group, rank: int, why: str, *, preempted: bool = False, lost: bool = False) -> Result:
+    failed = Failed(attempt=group.attempt, final=True, why=why, preempted=preempted, lost=lost)
     return replace(group, stage=Stage.OVER), _to_others(group, rank, failed)
 
 

@@ -42,6 +42,7 @@ class StaticRendezvous:
         self.on_joined: Callable[[World], None] = unset
         self.on_failed: Callable[[str], None] = unset
         self.on_peer_failed: Callable[[bool, str], None] = unset
+        self.on_node_lost: Callable[[str], None] = unset
         self.on_peer_preempted: Callable[[str], None] = unset
         self.on_peers_done: Callable[[], None] = unset
         self.on_note: Callable[[str], None] = _nothing
@@ -72,12 +73,16 @@ class StaticRendezvous:
         """Where the nodes meet; the one that the kernel chose if node 0 was given 0."""
         return self._post.port
 
+    def open(self) -> None:
+        """Begin to gather: a search for checkpoints may take longer than the others wait for a word."""
+        if self._member.seat is rounds.Seat.IDLE:
+            self._member = rounds.Member(seat=rounds.Seat.JOINING)
+            self._post.open()
+
     def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
         """Wait for the other nodes; see `Rendezvous`."""
-        first = self._member.seat is rounds.Seat.IDLE
+        self.open()
         self._member, ready = rounds.join(self._member, attempt, offers)
-        if first:
-            self._post.open()
         if ready is not None:
             self._post.send(ready)
 
@@ -113,6 +118,8 @@ class StaticRendezvous:
             )
         elif isinstance(message, Failed) and message.preempted:
             self.on_peer_preempted(message.why)
+        elif isinstance(message, Failed) and message.lost:
+            self.on_node_lost(message.why)
         elif isinstance(message, Failed):
             self.on_peer_failed(message.final, message.why)
         else:

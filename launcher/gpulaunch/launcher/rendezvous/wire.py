@@ -115,6 +115,8 @@ class Failed:
     final: bool
     why: str
     preempted: bool = False
+    lost: bool = False
+    """A node is gone: nothing that this one could mend."""
 
 
 @dataclass(frozen=True, kw_only=True)
