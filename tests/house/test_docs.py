@@ -16,7 +16,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 # Options of our verbs and of the examples, and those of other programs that the documents mention.
 ELSEWHERE = {
     *("--help", "--version", "--epochs", "--steps", "--require-accuracy", "--out", "--extra-index-url"),
-    *("--use-env", "--local-rank", "--kill-on-bad-exit", "--signal", "--after"),
+    *("--use-env", "--local-rank", "--kill-on-bad-exit", "--signal", "--after", "--ckpt"),
 }
 
 
