@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="many kills: save every so many steps")
     parser.add_argument("--pause", type=float, default=0.02, help="many kills: seconds that a step sleeps")
     parser.add_argument("--ft-launcher", metavar="PATH", help="NVIDIA's, of an environment of its own")
+    parser.add_argument("--only", metavar="WORDS", help="the launchers whose names begin with one of these, by commas")
     parser.add_argument("--out", type=Path, help="write figures and raw rows here")
     parser.add_argument(
         "--check", action="store_true", help="end with 1 where gpulaunch is not as much better as meant"
@@ -123,11 +124,16 @@ def main() -> None:
     launchers = {OURS: GPULAUNCH, "torchrun": TORCHRUN, "torchrun, best settings": TORCHRUN_BEST}
     if options.ft_launcher:
         launchers["ft_launcher, best settings"] = ft_launcher(options.ft_launcher)
+    if options.only:
+        wanted = tuple(options.only.split(","))
+        launchers = {name: one for name, one in launchers.items() if name.startswith(wanted)}
     rows = measure(launchers, options)
     figures = {name: summarise(name, rows, options.duration) for name in launchers}
     print(table(figures, options))
     if options.out:
-        settings = {name: value for name, value in vars(options).items() if name not in ("out", "check", "ft_launcher")}
+        settings = {
+            name: value for name, value in vars(options).items() if name not in ("out", "check", "ft_launcher", "only")
+        }
         known = {name: {key: one if one == one else None for key, one in f.items()} for name, f in figures.items()}
         result = {"machine": machine(), "settings": settings, "figures": known, "rows": rows}
         options.out.write_text(json.dumps(result, indent=1) + "\n")
