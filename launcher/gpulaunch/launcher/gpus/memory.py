@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from gpulaunch.launcher.job.place import Gpu
 from gpulaunch.launcher.loop import linux
-from gpulaunch.launcher.loop.loop import Exit, Loop, Timer
+from gpulaunch.launcher.loop.aside import Aside
+from gpulaunch.launcher.loop.loop import Loop
 
 TOLERANCE_BYTES = 512 << 20
 """A card counts as given back at its baseline plus this: a display, a monitor, other users' small change."""
@@ -94,9 +93,13 @@ class MemoryWait:
         """`control_device`: what exists where there is an NVIDIA driver; a test has its own."""
         self._loop = loop
         self._control_device = control_device
-        self._timer: Timer | None = None
-        self._read_fd = -1
-        self.pid: int | None = None
+        self._aside = Aside(loop, comm=_COMM)
+        self._asked = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The child, while there is one."""
+        return self._aside.pid
 
     def measure(self, cards: Sequence[Gpu], bound_s: float, done: Callable[[dict[str, int]], None]) -> None:
         """Give what each card has in use now, by UUID, for a baseline; {} without NVML, or past the bound."""
@@ -131,77 +134,35 @@ class MemoryWait:
 
     def cancel(self) -> None:
         """Ask no longer; `done` will not be called."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._read_fd >= 0:
-            self._loop.unwatch_read(self._read_fd)
-            os.close(self._read_fd)
-            self._read_fd = -1
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        self._asked += 1
+        self._aside.cancel()
 
     def _ask(
         self, cards: Sequence[Gpu], question: Callable[[], str], bound_s: float, heard: Callable[[str | None], None]
     ) -> None:
         self.cancel()
+        mine = self._asked
         if not cards or not os.path.exists(self._control_device):
-            self._timer = self._loop.call_at(self._loop.now(), lambda: heard(""))
+            self._loop.call_at(self._loop.now(), lambda: heard("") if self._asked == mine else None)
             return
-        said = bytearray()
-
-        def readable() -> None:
-            chunk = os.read(self._read_fd, 65_536)
-            said.extend(chunk)
-            if not chunk:
-                self.cancel()
-                heard(said.decode(errors="replace"))
-
-        def late() -> None:
-            self.cancel()
-            heard(None)
-
-        self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        agent_pid = os.getpid()
-        pid = os.fork()  # the agent has one thread, so the child can go on without exec
-        if pid == 0:
-            _answer(question, write_fd, agent_pid)
-        os.close(write_fd)
-        self.pid = pid
-        self._loop.watch_pid(pid, self._ended)
-        self._loop.watch_read(self._read_fd, readable)
-        self._timer = self._loop.call_at(self._loop.now() + bound_s + _ANSWER_S, late)
-
-    def _ended(self, exit_: Exit) -> None:
-        if self.pid == exit_.pid:  # a killed one may end when the next is already at work
-            self.pid = None
+        try:
+            self._aside.ask(
+                lambda: _answer(question),
+                bound_s + _ANSWER_S,
+                lambda answer, _: heard(None if answer is None else answer.decode(errors="replace")),
+            )
+        except OSError:
+            self._loop.call_at(self._loop.now(), lambda: heard(None) if self._asked == mine else None)
 
 
 # -- in the child
 
 
-def _answer(question: Callable[[], str], write_fd: int, agent_pid: int) -> NoReturn:
+def _answer(question: Callable[[], str]) -> bytes:
     try:
-        signal.set_wakeup_fd(-1)  # it was the loop's
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(signum, signal.SIG_IGN)  # the terminal's Ctrl-C is the agent's business
-        linux.die_with_parent(agent_pid)
-        linux.set_comm(_COMM)
-        # No descriptor of the agent's may stay open here: a child that is stuck in the driver outlives even SIGKILL.
-        os.dup2(write_fd, 3)
-        os.closerange(4, 1 << 20)
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in range(3):
-            os.dup2(null, fd)
-        os.close(null)
-        try:
-            text = question()
-        except Exception as err:  # NVML raises its own family of errors
-            text = f"it is not known whether GPU memory was given back: NVML: {err}"
-        os.write(3, text.encode())
-    finally:
-        os._exit(0)
+        return question().encode()
+    except Exception as err:  # NVML raises its own family of errors
+        return f"it is not known whether GPU memory was given back: NVML: {err}".encode()
 
 
 def _wait(cards: Sequence[Gpu], dead: frozenset[int], baseline: Mapping[str, int], bound_s: float) -> str:
