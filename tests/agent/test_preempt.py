@@ -128,7 +128,7 @@ def test_a_notice_that_is_given_twice_is_one_notice(gpulaunch, tmp_path: Path, j
     run.wait_until(ready(2))
 
     run.signal(signal.SIGTERM)
-    run.wait_for("may end by themselves")
+    run.wait_for("asked the ranks to end")
     run.signal(getattr(signal, again))
     ended = run.wait()
 
@@ -140,7 +140,7 @@ def test_ctrl_c_twice_means_now(gpulaunch, tmp_path: Path, job: Path) -> None:
     run.wait_until(ready(2))
 
     run.signal(signal.SIGINT)
-    run.wait_for("may end by themselves")
+    run.wait_for("asked the ranks to end")
     run.signal(signal.SIGINT)
     ended = run.wait()
 
@@ -156,7 +156,7 @@ def test_a_notice_before_anybody_can_hear_it_is_held(gpulaunch, tmp_path: Path) 
     ended = run.wait()
 
     assert ended.code == 128 + signal.SIGUSR1, ended
-    assert "SIGUSR1: the ranks may end by themselves" in ended.stderr
+    assert "SIGUSR1: asked the ranks to end" in ended.stderr
 
 
 def wait_for_main(pid: int) -> None:

@@ -322,6 +322,8 @@ class Agent:
 
     def _finished(self, newest: Checkpoint | None) -> None:
         self._resumable = newest is not None or self._saved
+        if self._state.preempted:
+            self._console.say(_last_word(newest, 128 + self._state.signum, saved=self._resumable))
         self.account.ended(ok=self._outcome is words.Outcome.SUCCESS, newest=newest)
         self._loop.stop()
 
@@ -331,8 +333,8 @@ class Agent:
         self._error = self._peer_error = ""
         self._blame = None
         self._decision = None
-        self._recovery.began()
         resume = self._recovery.choose(world.resume)
+        self._recovery.began()
         self._first_end_s = 0.0
         self._hangs.times_s = None
         self.account.attempt_began(world.attempt, self._recovery.resumed)
@@ -459,6 +461,14 @@ class Agent:
         if self._blame is not None:
             return exit_code(self._blame.first)
         return REQUEUE if self._node_lost and self._resumable else 1
+
+
+def _last_word(newest: Checkpoint | None, code: int, *, saved: bool) -> str:
+    """What the exit code of a preempted job means."""
+    if not saved:
+        return f"exit code {code}: there is no checkpoint to go on from"
+    where = f" from {newest.path}" if newest is not None else ""
+    return f"exit code {REQUEUE}: run the same command again, and it goes on{where}"
 
 
 _NO_WORLD = World(

@@ -87,10 +87,8 @@ class Hangs:
         self._account.hangs += 1
         self._around.rundir.event("hung", why=verdict.sentence, rule=verdict.rule, odd=verdict.odd, path=verdict.path)
         self._say(f"the ranks hang: {verdict.sentence}")
-        for note in verdict.notes:
-            self._say(f"  {note}")
         if verdict.path:
-            self._say(f"  evidence: {verdict.path}")
+            self._say(f"the stacks of all ranks: {verdict.path}")
         if self._around.spec.on_hang == "report":
             self._say("nothing is done about it (--on-hang report)")
             return

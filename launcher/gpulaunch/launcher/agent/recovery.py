@@ -169,6 +169,9 @@ class Recovery:
                     f"beginning from the start: not every node can read {next(iter(self._offered))}; "
                     "is the checkpoint directory shared?"
                 )
+            elif self._began_s:
+                where = ", ".join(map(_short, self._around.checkpoint_dirs))
+                self._say(f"no complete checkpoint in {where}: the program begins as it was started")
             return Resume()
         one, template = self.resumed, self._spec.resume_arg
         at = "" if one.step is None else f" (step {one.step})"

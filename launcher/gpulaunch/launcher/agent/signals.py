@@ -73,8 +73,9 @@ class Signals:
         if state.signum:
             self._say(f"{name} again: ending at once")
         else:
-            may = "save at their next step and end" if preempted and self._listening() else "end by themselves"
-            self._say(f"{name}: the ranks may {may} within {self._spec.grace_s:g} s; once more: at once")
+            to = "save at their next step and end" if preempted and self._listening() else "end"
+            at_most = f"{self._spec.grace_s:g} s at most, and a second signal ends them at once"
+            self._say(f"{name}: asked the ranks to {to}; {at_most}")
         self._around.rundir.event("signalled", signal=name, preempted=preempted)
         self._happened(words.Signalled(signum=signum, preempted=preempted))
 

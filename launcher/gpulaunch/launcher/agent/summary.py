@@ -43,15 +43,17 @@ def samples_per_second(totals: Iterable[RankTotals]) -> float:
 
 def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float) -> str:
     """One line while the job runs, or "" when no rank has stepped."""
-    totals: list[RankTotals] = []
+    stepping: list[RankTotals] = []
+    steps: list[int] = []
     for page in pages.values():
-        one = RankTotals()
-        one.add(page, 0)
-        totals.append(one)
-    stepping = [one for one in totals if one.steps]
+        if page.steps:
+            one = RankTotals()
+            one.add(page, 0)
+            stepping.append(one)
+            steps.append(page.resumed_step + page.steps)
     if not stepping:
         return ""
-    low, high = min(one.steps for one in stepping), max(one.steps for one in stepping)
+    low, high = min(steps), max(steps)
     step = f"step {high}" if low == high else f"steps {low} to {high}"
     step_ns = sum(one.step_ns for one in stepping) or 1
     wait = sum(one.phase_ns["data_wait"] for one in stepping) / step_ns

@@ -184,6 +184,11 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     return [entry[-1] for entry in sorted(ordered, key=lambda entry: entry[:-1], reverse=True)]
 
 
+def _step_of(candidate: Candidate) -> int | None:
+    """The number in its name, unless that counts epochs."""
+    return None if candidate.series.endswith(":epoch") else candidate.number
+
+
 def _verified(candidate: Candidate, memory: Memory) -> Checkpoint:
     from gpulaunch.launcher.checkpoint import formats
     from gpulaunch.launcher.checkpoint.files import Files
@@ -193,7 +198,7 @@ def _verified(candidate: Candidate, memory: Memory) -> Checkpoint:
     return Checkpoint(
         path=candidate.source.where(candidate.entry.path),
         format=candidate.family,
-        step=candidate.number if verdict.step is None else verdict.step,
+        step=_step_of(candidate) if verdict.step is None else verdict.step,
         saved_s=candidate.saved_s if verdict.saved_s is None else verdict.saved_s,
         size_bytes=sum(entry.size_bytes for entry in files.seen.values()),
         key=candidate.entry.path or ".",
