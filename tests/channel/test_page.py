@@ -258,7 +258,8 @@ def test_a_reader_never_sees_half_a_step(path):
                     assert sum(seen.phase_ns.values()) == seen.step_ns_total == 15 * seen.steps
                     assert seen.samples == 7 * seen.steps
                     assert sum(seen.step_histogram_counts) - seen.steps in (0, 1)
-            for _ in range(20):
+            while records <= 20:  # the writer overtakes the reader: of a whole ring, few records may be left standing
+                assert time.monotonic() < deadline, f"{records} records"
                 for event in ring.recent_from(reader):
                     records += 1
                     step = event.step + 1
@@ -269,7 +270,6 @@ def test_a_reader_never_sees_half_a_step(path):
         writer.wait()
         writer.stdout.close()
 
-    assert records > 20
     assert len(ring.recent(path)) >= RING_SLOTS - 1
 
 

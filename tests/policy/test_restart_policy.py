@@ -309,10 +309,10 @@ def signature(one: RankEnd) -> str:
 
 
 def test_a_signature_has_what_stays_the_same() -> None:
-    first = raised("ValueError", "bad loss nan at 0x7f3a in /tmp/tmpa8x1, batch 12")
+    first = raised("ValueError", "bad loss nan at 0x7f3a in /scratch/tmpa8x1, batch 12")
 
     assert signature(first) == "exception: ValueError: bad loss nan at in batch at train.py:27"
-    assert signature(raised("ValueError", "bad loss nan at 0x7fff in /tmp/tmpq0, batch 7")) == signature(first)
+    assert signature(raised("ValueError", "bad loss nan at 0x7fff in /scratch/tmpq0, batch 7")) == signature(first)
     for other in (raised("ValueError", "bad loss", 27), raised("ValueError", "bad loss nan at in batch", 28)):
         assert signature(other) != signature(first)
 
