@@ -95,7 +95,8 @@ def command_of(pid: int) -> str:
 def shared_files() -> set[str]:
     """Paths of ours in the places that outlive processes."""
     pages = {entry.path for entry in os.scandir("/dev/shm") if entry.name.startswith(f"gpulaunch-{os.getuid()}-")}
-    return pages | {entry.path for entry in os.scandir(tempfile.gettempdir()) if entry.name.startswith("gpulaunch")}
+    ours = ("gpulaunch", "pymp-")  # the latter: where multiprocessing of a rank has its sockets
+    return pages | {entry.path for entry in os.scandir(tempfile.gettempdir()) if entry.name.startswith(ours)}
 
 
 def in_use(path: str) -> bool:

@@ -233,3 +233,26 @@ def test_what_outlives_a_good_end_is_ended_too(gpulaunch, tmp_path: Path) -> Non
             time.sleep(600)
     """
     assert gpulaunch("--nproc", "2", "--start-method", "spawn", script(tmp_path, leaving)).code == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_sockets_of_a_killed_dataloader_go_with_the_job(gpulaunch, tmp_path: Path, method: str) -> None:
+    """multiprocessing's own directory outlives a killed process; the census of every test looks for it."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        textwrap.dedent("""
+            import multiprocessing.util, os, torch
+            from torch.utils.data import DataLoader
+            if __name__ == "__main__":
+                loader = DataLoader(torch.arange(64.0), batch_size=4, num_workers=1)
+                for number, _ in enumerate(loader):
+                    if number == 3:
+                        print("SOCKETS", multiprocessing.util.get_temp_dir(), flush=True)
+                        os.kill(os.getpid(), 9)
+        """)
+    )
+
+    ended = gpulaunch("--nproc", "2", "--start-method", method, program)
+
+    assert ended.code == 137, ended
+    assert f"SOCKETS /dev/shm/gpulaunch-{os.getuid()}-" in ended.stdout

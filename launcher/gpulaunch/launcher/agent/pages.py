@@ -37,6 +37,8 @@ class Pages:
     def prepare(self, ranks: Iterable[tuple[int, int]], attempt: int) -> None:
         """Make fresh pages for (rank, local rank) pairs. Raises OSError, ENOSPC included: pages are reserved here."""
         for rank, local_rank in ranks:
+            # Sockets of the attempt before; see profiler.probe.tempdir.
+            shutil.rmtree(os.path.join(self.directory, f"mp-{rank}"), ignore_errors=True)
             page.create(self.path_of(rank), rank=rank, local_rank=local_rank, attempt=attempt)
 
     def path_of(self, rank: int) -> str:

@@ -30,6 +30,10 @@ def arm() -> None:
         torch = sys.modules.get("torch")
         if torch is None or "RANK" not in os.environ or _armed_pid == os.getpid() or _is_helper_process():
             return
+        if "GPULAUNCH_CONTROL" in os.environ:
+            from gpulaunch.profiler.probe.tempdir import keep_sockets_together
+
+            keep_sockets_together()
         if "GPULAUNCH_CHANNEL_DIR" in os.environ and os.environ.get("GPULAUNCH_PROFILE") != "off":
             _armed_pid = os.getpid()
             _observe(torch)

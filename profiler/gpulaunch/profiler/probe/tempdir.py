@@ -1,0 +1,33 @@
+"""Where a rank's multiprocessing puts its sockets: beside the control page, so that they go with the job.
+
+A dataloader hands batches over through sockets in a directory that multiprocessing makes in the temporary directory and
+removes at the end of the process. A killed process removes nothing, and its directories stay for good.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["keep_sockets_together"]
+
+_MAX_PATH = 80
+"""A socket's address has room for 107 bytes; the name of the socket itself takes about twenty."""
+
+
+def keep_sockets_together() -> None:
+    """Name the directory, before multiprocessing makes one of its own; a rank whose page lies too deep does without."""
+    process = sys.modules.get("multiprocessing.process")
+    control = os.environ.get("GPULAUNCH_CONTROL", "")
+    if process is None or not control:
+        return
+    directory = os.path.join(os.path.dirname(control), f"mp-{os.environ['RANK']}")
+    # The current process's configuration is what multiprocessing.util.get_temp_dir asks first; children inherit it.
+    config = process.current_process()._config
+    if len(directory) > _MAX_PATH or config.get("tempdir") is not None:
+        return
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError:
+        return
+    config["tempdir"] = directory
