@@ -17,9 +17,10 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import struct
 from enum import IntEnum
 from typing import Final
+
+from gpulaunch.profiler.channel.mapping import make, map_checked
 
 __all__ = ["CONTROL_BYTES", "ControlError", "ControlReader", "ControlWord", "ControlWriter", "create"]
 
@@ -51,18 +52,7 @@ def create(path: str) -> None:
     Raises:
         OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in a rank later).
     """
-    making = f"{path}.{os.getpid()}.new"
-    fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, CONTROL_BYTES)
-        os.pwrite(fd, struct.pack("@2Q", MAGIC, VERSION), 0)
-        os.rename(making, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(making)
-        raise
-    finally:
-        os.close(fd)
+    make(path, CONTROL_BYTES, (MAGIC, VERSION))
 
 
 class ControlWriter:
@@ -128,15 +118,16 @@ class ControlReader:
 def _map(path: str, flags: int, protection: int) -> memoryview:
     fd = os.open(path, flags | os.O_CLOEXEC)
     try:
-        size = os.fstat(fd).st_size
-        if size != CONTROL_BYTES:
-            raise ControlError(f"{path}: {size} bytes, a control page has {CONTROL_BYTES}")
-        words = memoryview(mmap.mmap(fd, CONTROL_BYTES, mmap.MAP_SHARED, protection)).cast("Q")
+        mapped = map_checked(
+            fd,
+            path,
+            protection,
+            size_bytes=CONTROL_BYTES,
+            magic=MAGIC,
+            version=VERSION,
+            what="control page",
+            error=ControlError,
+        )
     finally:
         os.close(fd)
-    magic, version = words[ControlWord.MAGIC], words[ControlWord.VERSION]
-    if (magic, version) == (MAGIC, VERSION):
-        return words
-    if magic != MAGIC:
-        raise ControlError(f"{path}: not a gpulaunch control page")
-    raise ControlError(f"{path}: control page version {version}, this gpulaunch knows version {VERSION}")
+    return memoryview(mapped).cast("Q")

@@ -7,7 +7,6 @@ killed rank alike.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -34,6 +33,7 @@ from gpulaunch.profiler.channel.layout import (
     TextSlot,
     Word,
 )
+from gpulaunch.profiler.channel.mapping import make, map_checked
 
 __all__ = ["PageBusyError", "PageError", "PageReader", "PageSnapshot", "PageWriter", "create", "read"]
 
@@ -70,20 +70,8 @@ def create(path: str, *, rank: int, local_rank: int, attempt: int) -> None:
     Raises:
         OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in the rank later).
     """
-    making = f"{path}.{os.getpid()}.new"
-    fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, PAGE_BYTES)
-        at = clock.anchor()
-        header = (MAGIC, VERSION, rank, local_rank, attempt, at.monotonic_ns, at.realtime_ns)
-        os.pwrite(fd, struct.pack(f"@{len(header)}Q", *header), 0)
-        os.rename(making, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(making)
-        raise
-    finally:
-        os.close(fd)
+    at = clock.anchor()
+    make(path, PAGE_BYTES, (MAGIC, VERSION, rank, local_rank, attempt, at.monotonic_ns, at.realtime_ns))
 
 
 class PageWriter:
@@ -365,14 +353,6 @@ def read(path: str) -> PageSnapshot:
 
 
 def _map(fd: int, path: str, protection: int) -> mmap.mmap:
-    size = os.fstat(fd).st_size
-    if size != PAGE_BYTES:
-        raise PageError(f"{path}: {size} bytes, a page has {PAGE_BYTES}")
-    page = mmap.mmap(fd, PAGE_BYTES, mmap.MAP_SHARED, protection)
-    magic, version = struct.unpack_from("@2Q", page, 0)
-    if magic == MAGIC and version == VERSION:
-        return page
-    page.close()
-    if magic != MAGIC:
-        raise PageError(f"{path}: not a gpulaunch page")
-    raise PageError(f"{path}: page version {version}, this gpulaunch knows version {VERSION}")
+    return map_checked(
+        fd, path, protection, size_bytes=PAGE_BYTES, magic=MAGIC, version=VERSION, what="page", error=PageError
+    )
