@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import textwrap
@@ -182,6 +183,8 @@ def test_a_preempted_job_is_not_restarted(gpulaunch, tmp_path: Path, job: Path) 
 
     assert (ended.code, ended.stdout.count("READY")) == (75, 2)
     assert "failed" not in ended.stderr
+    last = json.loads((job / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["preempted"]) == ("run_ended", 1)
 
 
 # Rank 0 fails at once; rank 1 is still at its end of the grace when the signal comes.

@@ -207,6 +207,7 @@ class Agent:
             if self._state.phase not in (words.Phase.STARTING, words.Phase.RUNNING):
                 self._starter.let_go()
                 self._hangs.stop()
+            self.account.preempted = self._state.preempted
             self._around.rundir.event("phase", phase=self._state.phase.value, attempt=self._state.attempt)
         self._do(actions)
 
