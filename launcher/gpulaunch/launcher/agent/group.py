@@ -380,9 +380,7 @@ class Group:
         self._stopping = True
         if self._leftovers is None:
             self._leftovers = Leftovers(self._around.loop, store_pid=self.store_pid)
-        self._leftovers.clear(
-            keep | self._around.foreign_children, gently=gently, done=lambda left: self._cleared(left)
-        )
+        self._leftovers.clear(keep | self._around.foreign_children, gently=gently, done=self._cleared)
 
     def _cleared(self, left: list[int]) -> None:
         self._leftovers = None

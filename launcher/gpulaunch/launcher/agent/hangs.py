@@ -48,7 +48,6 @@ class Hangs:
         """The ranks of an attempt run."""
         spec, around = self._around.spec, self._around
         self.stop()
-        self.times_s = None
         if spec.hang_timeout_s <= 0:
             return
         self._group = group

@@ -27,6 +27,7 @@ class Pages:
     ) -> None:
         """Make the directory and remove those of agents that were killed. Raises OSError."""
         self._run_dir = run_dir
+        self._readers: dict[int, page.PageReader] = {}  # several look at every page each second
         self.directory = os.path.join(root, f"{_PREFIX}-{os.getuid()}-{run_id}")
         _remove_abandoned(root)
         os.mkdir(self.directory, 0o700)
@@ -36,6 +37,7 @@ class Pages:
 
     def prepare(self, ranks: Iterable[tuple[int, int]], attempt: int) -> None:
         """Make fresh pages for (rank, local rank) pairs. Raises OSError, ENOSPC included: pages are reserved here."""
+        self._close_readers()  # they see the pages that are replaced now
         for rank, local_rank in ranks:
             # Sockets of the attempt before; see profiler.probe.tempdir.
             shutil.rmtree(os.path.join(self.directory, f"mp-{rank}"), ignore_errors=True)
@@ -60,7 +62,10 @@ class Pages:
     def read(self, rank: int) -> page.PageSnapshot | None:
         """What a rank's page says, or None if it cannot be read."""
         try:
-            return page.read(self.path_of(rank))
+            reader = self._readers.get(rank)
+            if reader is None:
+                reader = self._readers[rank] = page.PageReader(self.path_of(rank))
+            return reader.read()
         except (OSError, ValueError):
             return None
 
@@ -69,8 +74,14 @@ class Pages:
         with contextlib.suppress(OSError):
             shutil.copyfile(self.path_of(rank), os.path.join(directory, "page.bin"))
 
+    def _close_readers(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
     def close(self) -> None:
         """Remove the directory."""
+        self._close_readers()
         shutil.rmtree(self.directory, ignore_errors=True)
         os.close(self._lock)
 

@@ -5,7 +5,6 @@ It gathers what the rooms that decide need (policy, checkpoint, gpus), asks them
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from gpulaunch.launcher.checkpoint.resume import resume_args
 from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.gpus import health, memory
 from gpulaunch.launcher.job.place import Gpu
+from gpulaunch.launcher.loop.files import shown
 from gpulaunch.launcher.policy import restart
 from gpulaunch.profiler.channel.page import PageSnapshot
 
@@ -170,12 +170,12 @@ class Recovery:
                     "is the checkpoint directory shared?"
                 )
             elif self._began_s:
-                where = ", ".join(map(_short, self._around.checkpoint_dirs))
+                where = ", ".join(map(shown, self._around.checkpoint_dirs))
                 self._say(f"no complete checkpoint in {where}: the program begins as it was started")
             return Resume()
         one, template = self.resumed, self._spec.resume_arg
         at = "" if one.step is None else f" (step {one.step})"
-        self._say(f"going on from {_short(one.path)}{at}")
+        self._say(f"going on from {shown(one.path)}{at}")
         try:
             args = resume_args(template, one.path) if template else []
         except ValueError as err:
@@ -232,7 +232,7 @@ class Recovery:
         for one in search.skipped:
             if (one.path, one.why) not in self._complained:
                 self._complained.add((one.path, one.why))
-                self._say(f"checkpoint {_short(one.path)} is passed over: {one.why}")
+                self._say(f"checkpoint {shown(one.path)} is passed over: {one.why}")
                 self._around.rundir.event("checkpoint_skipped", path=one.path, format=one.format, why=one.why)
 
     def _set_baseline(self, used: dict[str, int]) -> str:
@@ -252,12 +252,3 @@ class Recovery:
                     self._say(sentence)
             self.visible_devices = placement.visible
         return "cards"
-
-
-def _short(path: str) -> str:
-    """A path as a person would type it; names of files may hold anything."""
-    if "://" not in path:
-        with contextlib.suppress(OSError):  # the current directory may be gone
-            relative = os.path.relpath(path)
-            path = path if relative.startswith("..") else os.path.join(".", relative)
-    return "".join(c if c.isprintable() else "?" for c in path)

@@ -170,14 +170,12 @@ def _peer_failed_waiting(state: State, event: Event) -> Result:
 
 def _peer_preempted(state: State, event: Event) -> Result:
     """The ranks of all nodes save together: here as there, under the same budget."""
-    told = replace(state, outcome=Outcome.SIGNAL, signum=SIGTERM, final=True, preempted=True, told=True)
-    return _stopping(told, SIGTERM)
+    return _stopping(_told_by_peer(state), SIGTERM)
 
 
 def _peer_preempted_early(state: State, event: Event) -> Result:
     """No rank of this node has anything to save."""
-    told = replace(state, outcome=Outcome.SIGNAL, signum=SIGTERM, final=True, preempted=True, told=True)
-    after, actions = _clearing(told)
+    after, actions = _clearing(_told_by_peer(state))
     return after, (Kill(), *actions)
 
 
@@ -296,6 +294,11 @@ def _tell(state: State) -> Result:
 def _told(state: State, event: Signalled) -> State:
     """The launcher was told to end. A rank that died of the same signal a moment earlier is no failure."""
     return replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True, preempted=event.preempted)
+
+
+def _told_by_peer(state: State) -> State:
+    """Another node was told to save and end, and the others know of it."""
+    return replace(state, outcome=Outcome.SIGNAL, signum=SIGTERM, final=True, preempted=True, told=True)
 
 
 def _waiting(state: State) -> Result:

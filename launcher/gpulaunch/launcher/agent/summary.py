@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpulaunch.launcher.policy.goodput import duration
 from gpulaunch.profiler.channel.page import PageSnapshot
 
 PHASES = ("data_wait", "forward", "backward", "optimizer", "other")
@@ -59,7 +60,7 @@ def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float) -> str:
     wait = sum(one.phase_ns["data_wait"] for one in stepping) / step_ns
     rate = samples_per_second(stepping)
     rates = f", {rate:,.0f} samples/s" if rate else ""
-    return f"{_duration(elapsed_s)}: {step}{rates}, data wait {wait:.0%} of the step"
+    return f"{duration(elapsed_s)}: {step}{rates}, data wait {wait:.0%} of the step"
 
 
 def as_json(totals: Mapping[int, RankTotals], **more: Any) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def as_text(
         rate = samples_per_second(stepping.values())
         attempts = f" in {restarts + 1} attempts" if restarts else ""
         rates = f"{rate:,.0f} samples/s while stepping; " if rate else ""
-        lines.append(f"{steps} steps{attempts}; {rates}{_duration(elapsed_s)} in all")
+        lines.append(f"{steps} steps{attempts}; {rates}{duration(elapsed_s)} in all")
         lines += _table(stepping)
     peak = max((one.max_rss_bytes for one in totals.values()), default=0)
     gpu = max((one.gpu_peak_bytes for one in totals.values()), default=0)
@@ -116,11 +117,3 @@ def _table(stepping: Mapping[int, RankTotals]) -> list[str]:
         if len(shown) < len(ranks) and rank == ranks[7]:
             rows.append(f"{'...':>6}")
     return rows
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

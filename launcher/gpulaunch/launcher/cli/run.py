@@ -31,6 +31,7 @@ from gpulaunch.launcher.job.spec import JobSpec, Request
 from gpulaunch.launcher.logs.capture import LogHub
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop import child, linux
+from gpulaunch.launcher.loop.files import shown
 from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import Rendezvous, RendezvousError
@@ -287,7 +288,7 @@ class _Job:
             console.say(f"metrics {sidecar_url}")
         if self._rundir.fallback_from:
             console.say(f"cannot write {self._rundir.fallback_from}; using the temporary directory")
-        console.say(f"files in {_short(self._rundir.path)}")
+        console.say(f"files in {shown(self._rundir.path)}")
         self._rundir.event("run_started", run_id=self._run_id, metrics_url=sidecar_url, pid=os.getpid())
 
     def _report(self, console: Console, blame: Blame, attempt: int, restarting: bool, why: str) -> None:
@@ -307,7 +308,7 @@ class _Job:
             console.say(complaint)
         if restarting:
             console.say(f"attempt {attempt} failed: {report.headline(blame)}")
-            console.say(f"restarting all ranks (restart {attempt + 1} of {spec.max_restarts}); why: {_short(path)}")
+            console.say(f"restarting all ranks (restart {attempt + 1} of {spec.max_restarts}); why: {shown(path)}")
             if why:
                 console.say(why)
             return
@@ -319,7 +320,7 @@ class _Job:
             error_file = os.path.join(self._rundir.rank_path(attempt, first.rank), "error.json")
             report.tell_parent(first, error_file, parent_file)
         self._page = report.render(
-            blame, script=spec.program.target, report_path=_short(path), started_s=started_s, attempt=attempt
+            blame, script=spec.program.target, report_path=shown(path), started_s=started_s, attempt=attempt
         )
 
     def _sum_up(self, console: Console, agent: Agent, ended: Ended) -> None:
@@ -342,7 +343,7 @@ class _Job:
             agent.totals,
             elapsed_s=elapsed_s,
             restarts=agent.num_restarts,
-            run_dir=_short(self._rundir.path),
+            run_dir=shown(self._rundir.path),
             stopped_by=ended.stopped_by,
         )
         lines.append(agent.account.line())
@@ -374,12 +375,3 @@ def _spawn_because(spec: JobSpec, reading: Reading, *, has_torch: bool) -> str:
     if not has_torch:
         return "torch is not installed here"
     return reading.obstacle if spec.start_method == "auto" else ""
-
-
-def _short(path: str) -> str:
-    """A path below the current directory as a person would type it."""
-    try:
-        relative = os.path.relpath(path)
-    except OSError:  # the current directory is gone
-        return path
-    return path if relative.startswith("..") else os.path.join(".", relative)

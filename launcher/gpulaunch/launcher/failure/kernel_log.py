@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpulaunch.launcher.job.place import PROGRAM_XIDS
+
 _RECORD_BYTES = 8192  # no record is longer (LOG_LINE_MAX and its dictionary)
 _MAX_READS = 20_000
 _TEXT_CAP = 1 << 18
@@ -26,10 +28,6 @@ _KILLED = re.compile(
 # NVIDIA's kernel_rc.c: NVRM: Xid (PCI:0000:3b:00): 79, pid=812, name=python, GPU has fallen off the bus.
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)[^)]*\): (\d{1,5})(?:, ([^\n]*))?")
 _WHO = re.compile(r"^pid='?(?P<pid>\d+|<unknown>)'?(?:, name=[^,]*)?(?:, |$)")
-
-PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors that programs cause, after which the card is well: what NVIDIA's k8s-device-plugin leaves out of its health
-checks (internal/rm/health.go, "Application errors: the GPU should still be healthy")."""
 
 
 @dataclass(frozen=True, kw_only=True)

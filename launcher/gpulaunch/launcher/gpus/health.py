@@ -12,14 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpulaunch.launcher.job.place import Gpu
+from gpulaunch.launcher.job.place import PROGRAM_XIDS, Gpu
 
 HEALTH_FILE = "gpu-health.json"
 _CAP_BYTES = 1 << 20
 
-# Errors of the program, after which the card is as good as before: the ones that NVIDIA's k8s-device-plugin leaves
-# out of its health checks (internal/rm/health.go, "Application errors: the GPU should still be healthy").
-_PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 # The words of NVIDIA's Xid catalogue for the ones that are met most.
 _XID_WORDS = {
     48: "double-bit ECC error",
@@ -106,7 +103,7 @@ def _card(each: Mapping[str, Any]) -> tuple[Health, ...]:
 def fault(card: Health) -> str:
     """One sentence about a card that should not be used again, or "" for one that may be."""
     said: list[str] = []
-    for xid in dict.fromkeys(xid for xid in card.xids if xid not in _PROGRAM_XIDS):
+    for xid in dict.fromkeys(xid for xid in card.xids if xid not in PROGRAM_XIDS):
         words = _XID_WORDS.get(xid)
         said.append(f"Xid {xid}" + (f" ({words})" if words else ""))
     if card.ecc_uncorrected > 0:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import IO, Any
 from gpulaunch.launcher.hang import proc, server, stacks
 from gpulaunch.launcher.hang.judge import judge
 from gpulaunch.launcher.hang.values import Frame, Limits, Sample, Standing, Verdict, standing_from, to_json
+from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.channel.layout import Region
 
 __all__ = ["Session", "serve"]
@@ -154,13 +154,8 @@ class Session:
             )
         limits = to_json(self._limits)
         document = {"version": VERSION, "found_wall_s": time.time(), **verdict, "limits": limits, "ranks": ranks}
-        part = f"{self._path}.{os.getpid()}"
         with contextlib.suppress(OSError):
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w", encoding="ascii") as file:
-                json.dump(document, file, indent=1)
-                file.write("\n")
-            os.replace(part, self._path)
+            write_json(self._path, document)
 
 
 def _busy_worker(pids: Sequence[int]) -> tuple[int, tuple[Frame, ...]]:

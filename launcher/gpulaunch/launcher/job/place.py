@@ -17,6 +17,11 @@ from gpulaunch.launcher.job.cgroup import cpu_quota, memory_limit_bytes
 _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFFA
 
 
+PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Errors that programs cause, after which the card is well: what NVIDIA's k8s-device-plugin leaves out of its health
+checks (internal/rm/health.go, "Application errors: the GPU should still be healthy")."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU that we may use, as NVML names it."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and their names for people."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def write_json(path: str, content: Any) -> None:
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
+
+
+def shown(path: str) -> str:
+    """A path or URL as a person would type it here; names of files may hold anything."""
+    if "://" not in path:
+        with contextlib.suppress(OSError):  # the current directory may be gone
+            relative = os.path.relpath(path)
+            path = path if relative.startswith("..") else os.path.join(".", relative)
+    return "".join(c if c.isprintable() else "?" for c in path)
 
 
 def _plain(value: Any) -> Any:

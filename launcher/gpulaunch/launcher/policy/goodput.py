@@ -167,13 +167,12 @@ def share(seconds: Mapping[str, float]) -> float:
 
 def line(seconds: Mapping[str, float]) -> str:
     """One line for the end of a run; buckets that would be shown as 0.0 s are left out."""
-    shown = [
-        f"{bucket.replace('_', ' ')} {_duration(seconds[bucket])}" for bucket in BUCKETS if seconds[bucket] >= 0.05
-    ]
+    shown = [f"{bucket.replace('_', ' ')} {duration(seconds[bucket])}" for bucket in BUCKETS if seconds[bucket] >= 0.05]
     return f"goodput {share(seconds):.1%}".replace("%", " %") + (f": {', '.join(shown)}" if shown else "")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them: `41.2 s`, `2 min 06 s`, `3 h 05 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
