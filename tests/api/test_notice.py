@@ -20,7 +20,7 @@ UNTIL_KILLED = """
     from torch.utils.data import DataLoader
     ckpt = Checkpoint(model=torch.nn.Linear(1, 1), dir=sys.argv[1])
     ckpt.resume()
-    loader = DataLoader(range(1000), num_workers=1, persistent_workers=True)
+    loader = DataLoader(range(1000), num_workers=1)
     for _ in ckpt.epochs(1):
         for _ in ckpt.batches(loader):
             ckpt.step()

@@ -88,7 +88,9 @@ class Feed:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches from the position on, each counted when it is handed out."""
-        for batch in self._iterator:
+        # Held here only: it goes with the loop, as a plain loop's does, and then torch ends its workers in good order.
+        iterator, self._iterator = self._iterator, iter(())
+        for batch in iterator:
             self._at.batches += 1
             yield batch
 
