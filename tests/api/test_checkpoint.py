@@ -202,7 +202,7 @@ def test_a_damaged_one_is_skipped_and_named(tmp_path: Path, capfd: pytest.Captur
         file.write(b"\xff")
 
     assert Program(tmp_path).ckpt.resume() == 2
-    assert "step-000000000004 is skipped: __0_0.distcp has SHA-256" in capfd.readouterr().err
+    assert "step-000000000004 is skipped: __0_0.distcp is not what was written" in capfd.readouterr().err
 
 
 def test_the_launcher_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,6 +273,28 @@ def test_in_the_wrong_order(tmp_path: Path) -> None:
         ckpt.step()
     with fails("at the end of each turn"):
         list(ckpt.steps(2))
+
+
+def test_epochs_without_a_step_are_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Such a loop saves nothing, and would not be noticed before it is killed."""
+    program = Program(tmp_path)
+    program.ckpt.resume()
+    for _ in program.ckpt.epochs(3):
+        for _ in program.ckpt.batches([1, 2, 3]):
+            pass
+
+    assert capfd.readouterr().err.count("without a call of step(), so nothing is saved") == 1
+
+
+def test_epochs_with_a_step_now_and_then_are_not(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program = Program(tmp_path)
+    program.ckpt.resume()
+    for _ in program.ckpt.epochs(3):
+        for batch in program.ckpt.batches([1, 2, 3]):  # the gradients of three batches make a step
+            if batch == 3:
+                program.ckpt.step()
+
+    assert "without a call" not in capfd.readouterr().err
 
 
 def test_batches_twice_in_an_epoch(tmp_path: Path) -> None:

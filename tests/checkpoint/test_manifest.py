@@ -48,7 +48,7 @@ def harms(path: Path) -> dict[str, tuple[str, bytes | None]]:
     return {
         "__0_0.distcp is missing": ("__0_0.distcp", None),
         f"__0_0.distcp has {len(shard) - 1} of {len(shard)} bytes": ("__0_0.distcp", shard[:-1]),
-        "__0_0.distcp has SHA-256": ("__0_0.distcp", bytes([shard[0] ^ 1]) + shard[1:]),
+        "__0_0.distcp is not what was written": ("__0_0.distcp", bytes([shard[0] ^ 1]) + shard[1:]),
         f"{MANIFEST} is missing": (MANIFEST, None),
         f"{MANIFEST} is not JSON": (MANIFEST, b'{"version": 1'),
     }

@@ -96,7 +96,7 @@ class Checkpoint:
         self._feed: Feed | None = None
         self._in_loop = False
         self._rng: _rng.States | None = None  # to be set where the saved run stood; None: nothing to set
-        self._told_to_save_less = False
+        self._told_to_save_less = self._told_to_step = False
 
     @property
     def directory(self) -> str:
@@ -146,7 +146,9 @@ class Checkpoint:
             while self._position.epoch < count:
                 if self._position.rng is None:
                     self._restore_rng()
+                before = self._step
                 yield self._position.epoch
+                self._check_stepped(before)
                 feed, self._feed, self._in_loop = self._feed, None, False
                 self._position = feed.next_epoch() if feed else Position(epoch=self._position.epoch + 1)
             self.finish()
@@ -221,6 +223,14 @@ class Checkpoint:
             self._save(saver, wait=True)
 
     # -- parts
+
+    def _check_stepped(self, before: int) -> None:
+        """Say it once if an epoch had batches and not one step: then nothing is saved, and nobody would notice."""
+        if self._feed is None or self._step > before or self._told_to_step:
+            return
+        self._told_to_step = True
+        if self._need_resume("epochs()").first:
+            say("an epoch has passed without a call of step(), so nothing is saved; call it after optimizer.step()")
 
     @contextmanager
     def _listening(self) -> Generator[None]:

@@ -20,6 +20,8 @@ from gpulaunch.checkpoint._store import Store
 from gpulaunch.checkpoint._words import CheckpointError, first_line, say
 from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Damaged, Manifest, read, verify
 
+_ANEW = "name another with --resume, or begin anew: --resume never, or another --job-dir"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
@@ -65,7 +67,7 @@ def load(path: str, subject: Subject, ranks: Ranks) -> Loaded:
         cause = next(iter(err.failures.values()))[0]
         raise CheckpointError(f"cannot resume from {path}: {first_line(cause)}") from err
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as err:
-        text = str(err) if isinstance(err, CheckpointError) else first_line(err)
+        text = f"{err}; {_ANEW}" if isinstance(err, CheckpointError) else first_line(err)
         raise CheckpointError(f"cannot resume from {path}: {text}") from err
     subject.put(skeleton, tensors)
     if manifest.world_size == ranks.size:
@@ -85,7 +87,7 @@ def _manifest(path: str) -> Manifest:
     if not os.path.exists(os.path.join(path, MANIFEST)):
         raise CheckpointError(
             f"cannot resume from {path}: gpulaunch.checkpoint did not save it (it has no {MANIFEST}); load it in the "
-            f"program itself, or name another with --resume"
+            f"program itself, or {_ANEW}"
         )
     try:
         return read(path)

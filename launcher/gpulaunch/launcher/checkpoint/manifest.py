@@ -124,7 +124,7 @@ def check_size(entry: ManifestFile, size_bytes: int) -> None:
 def check_digest(entry: ManifestFile, sha256: str) -> None:
     """Compare with what the manifest says. Raises Damaged."""
     if sha256 != entry.sha256:
-        raise Damaged(f"{entry.name} has SHA-256 {sha256[:12]}.., and {entry.sha256[:12]}.. was written")
+        raise Damaged(f"{entry.name} is not what was written (SHA-256 {sha256[:12]}.., written {entry.sha256[:12]}..)")
 
 
 def _file(entry: Any) -> ManifestFile:

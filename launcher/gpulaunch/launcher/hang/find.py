@@ -59,7 +59,7 @@ def find(standing: Standing, samples: Sequence[Sample], limits: Limits) -> Findi
         return found(category=Category.HELD, what=what, frames=last.gil_frames, for_s=held_s)
     holding = last.gil_thread != 0 and last.state != "D"
     if standing.armed and standing.region and standing.quiet_s < limits.floor_s:
-        return found(category=Category.ALIVE, what="runs")
+        return found(category=Category.ALIVE, what=f"has moved within {limits.floor_s:g} s")
     return _by_stack(standing, samples, limits, found, holding=holding)
 
 

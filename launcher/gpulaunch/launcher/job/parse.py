@@ -117,7 +117,8 @@ def version_text() -> str:
 
 _HEAD = """\
 usage: gpulaunch [options] PROGRAM [arguments of the program]
-       gpulaunch doctor [--json]
+       gpulaunch doctor [--json]              what this machine has and lacks
+       gpulaunch chaos FAULT [RANK]           make a fault on a run that is under way
 
 Runs PROGRAM once per rank, as torchrun does, with the same options and the same environment.
 Everything after PROGRAM belongs to the program. ${local_rank} in its arguments is replaced in each rank.
@@ -127,7 +128,8 @@ _TAIL = """
 Each option can also be set in the environment (PET_NNODES for --nnodes and all of torchrun's own; GPULAUNCH_GPUS for
 --gpus and all marked *), or in a job file under its long name. Command line wins over environment over job file.
 Names may be written with - or _, and shortened as long as they are clear.
-`doctor` as the first word checks this machine; a program of that name runs as ./doctor.
+`doctor` and `chaos` are commands as the first word only, with a --help of their own; a program of that name runs as
+./doctor.
 """
 
 
@@ -139,10 +141,18 @@ def help_text() -> str:
         for option in (o for o in OPTIONS if o.section == section):
             spelt = ", ".join(([f"-{option.short}"] if option.short else []) + _dashed(option))
             left = f"  {spelt} {option.metavar}".rstrip() + (" *" if option.ours else "")
-            lines.extend(_two_columns(left, option.help))
+            lines.extend(_two_columns(left, option.help + _default(option)))
         lines.append("")
     lines.append("  -h, --help, --version")
     return "\n".join(lines) + "\n" + _TAIL
+
+
+def _default(option: Option) -> str:
+    """The default, where it says something and the help does not tell it in words."""
+    if option.is_flag or option.default in (None, "", ()) or "default" in option.help:
+        return ""
+    value = f"{option.default:g}" if isinstance(option.default, float) else option.default
+    return f" (default: {value})"
 
 
 def _dashed(option: Option) -> list[str]:
@@ -151,8 +161,8 @@ def _dashed(option: Option) -> list[str]:
 
 def _two_columns(left: str, right: str, *, column: int = 34, width: int = 118) -> list[str]:
     lines = [left.ljust(column)] if len(left) < column - 1 else [left, " " * column]
-    for word in right.split():
+    for word in right.replace("(default: ", "(default:\0").split(" "):  # the two stay on one line
         if len(lines[-1]) + 1 + len(word) > width:
             lines.append(" " * column)
         lines[-1] += word if len(lines[-1]) == column else f" {word}"
-    return lines
+    return [line.replace("\0", " ") for line in lines]
