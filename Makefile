@@ -2,6 +2,7 @@
 # make test    everything that must hold: lint, types, and the whole test suite
 # make lint    the first part of it
 # make bench   measure start, restart, memory and probe cost beside torchrun
+# make bench-recovery   measure recovery beside torchrun (and ft_launcher: FT_LAUNCHER=path)
 # make clean   remove what these made
 #
 # PYTHON=python3.12   which Python (3.11 or newer) makes the virtual environment
@@ -23,7 +24,7 @@ GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
 RANKS ?= $(shell n=2; [ $(CORES) -ge 4 ] && n=4; \
 	[ $(GPUS) -gt 0 ] && [ $(GPUS) -lt $$n ] && n=$(GPUS); [ $$n -lt 2 ] && n=2; echo $$n)
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench bench-recovery clean
 
 help:
 	@sed -n '/^# /s/^# //p;/^$$/q' Makefile
@@ -43,6 +44,9 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.examples
 	$(BIN)/python benchmarks/launch.py
+
+bench-recovery: $(VENV)/.examples
+	$(BIN)/python benchmarks/recovery.py $(if $(FT_LAUNCHER),--ft-launcher $(FT_LAUNCHER))
 
 clean:
 	rm -rf $(VENV) build dist gpulaunch-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
