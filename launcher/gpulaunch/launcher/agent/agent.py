@@ -323,8 +323,9 @@ class Agent:
 
     def _finished(self, newest: Checkpoint | None) -> None:
         self._resumable = newest is not None or self._saved
-        if self._state.preempted:
-            self._console.say(_last_word(newest, 128 + self._state.signum, saved=self._resumable))
+        code = self._exit_code()
+        if self._state.preempted and code in (REQUEUE, 128 + self._state.signum):  # else its failure has the last word
+            self._console.say(_last_word(newest, code))
         self.account.ended(ok=self._outcome is words.Outcome.SUCCESS, newest=newest)
         self._loop.stop()
 
@@ -464,12 +465,12 @@ class Agent:
         return REQUEUE if self._node_lost and self._resumable else 1
 
 
-def _last_word(newest: Checkpoint | None, code: int, *, saved: bool) -> str:
+def _last_word(newest: Checkpoint | None, code: int) -> str:
     """What the exit code of a preempted job means."""
-    if not saved:
+    if code != REQUEUE:
         return f"exit code {code}: there is no checkpoint to go on from"
     where = f" from {newest.path}" if newest is not None else ""
-    return f"exit code {REQUEUE}: run the same command again, and it goes on{where}"
+    return f"exit code {code}: run the same command again, and it goes on{where}"
 
 
 _NO_WORLD = World(
