@@ -9,20 +9,36 @@ from gpulaunch.profiler.channel.layout import REGION_BITS, STEP_BUCKETS, Hook, R
 
 
 def test_nothing_overlaps_and_everything_fits():
-    """Regions in page order: each ends before the next begins, and the ring ends with the page."""
-    regions = [(8 * word, 8 * (word + 1)) for word in Word if word is not Word.STEP_HISTOGRAM]
-    regions.append((8 * Word.STEP_HISTOGRAM, 8 * (Word.STEP_HISTOGRAM + STEP_BUCKETS)))
+    """Regions in page order: each ends before the next begins."""
+    longer = {
+        Word.STEP_HISTOGRAM: STEP_BUCKETS,
+        Word.LOADER_WAIT_HISTOGRAM: STEP_BUCKETS,
+        Word.COPY_FIRST: layout.COPY_WORDS * len(layout.COPIES),
+        Word.SYNC_FIRST: layout.SYNC_WORDS * len(layout.SYNCS),
+    }
+    regions = [(8 * word, 8 * (word + longer.get(word, 1))) for word in Word]
     regions.extend((slot, slot + 8 + 8 + layout.TEXT_BYTES + 8) for slot in TextSlot)
     regions.append((layout.RING_BYTE, layout.RING_BYTE + layout.RING_SLOTS * layout.RING_RECORD_BYTES))
+    regions.append((layout.SITE_BYTE, layout.SITE_BYTE + layout.SITE_ROWS * layout.SITE_ROW_BYTES))
     regions.sort()
 
     assert all(end <= start for (_, end), (start, _) in pairwise(regions))
-    assert regions[-1][1] == layout.PAGE_BYTES
+    assert regions[-1][1] <= layout.PAGE_BYTES
+    assert layout.SITE_TEXT_BYTE + layout.SITE_TEXT_BYTES == layout.SITE_ROW_BYTES
 
 
-def test_version_2_is_what_it_was():
+def test_the_phases_are_words_in_their_order():
+    first = Word.DATA_WAIT_NS_TOTAL
+    names = [Word(first + index).name for index in range(len(layout.PHASES))]
+
+    assert names == [f"{phase.upper()}_NS_TOTAL" for phase in layout.PHASES]
+    assert Word.OTHER_NS_TOTAL == first + len(layout.PHASES) - 1
+    assert layout.RING_RECORD_BYTES // 8 >= 3 + len(layout.PHASES) - 1 + 1
+
+
+def test_version_3_is_what_it_was():
     """Another process reads these numbers: to change one is to change VERSION, and this test with it."""
-    assert layout.VERSION == 2
+    assert layout.VERSION == 3
     assert layout.MAGIC.to_bytes(8, "little") == b"gpulpage"
     assert {word.name: int(word) for word in Word} == {
         "MAGIC": 0,
@@ -43,36 +59,77 @@ def test_version_2_is_what_it_was():
         "SAMPLES": 20,
         "STEP_NS_TOTAL": 21,
         "DATA_WAIT_NS_TOTAL": 22,
-        "FORWARD_NS_TOTAL": 23,
-        "BACKWARD_NS_TOTAL": 24,
-        "OPTIMIZER_NS_TOTAL": 25,
-        "OTHER_NS_TOTAL": 26,
-        "LAST_STEP_MONOTONIC_NS": 27,
-        "STEP_SOURCE": 28,
-        "PROBE_NS_TOTAL": 29,
-        "CLOSING": 30,
-        "LAST_EDGE": 31,
-        "FIRST_STEP_START_NS": 32,
-        "FIRST_STEP_END_NS": 33,
-        "LOADER_BATCHES": 40,
-        "LOADER_WORKERS_CONFIGURED": 41,
-        "LOADER_OUTSTANDING": 42,
-        "LOADER_READY": 43,
-        "LOADER_REORDER_BLOCKED": 44,
-        "GPU_ALLOCATED_BYTES": 56,
-        "GPU_PEAK_ALLOCATED_BYTES": 57,
-        "GPU_RESERVED_BYTES": 58,
-        "CHECKPOINT_SAVES": 64,
-        "CHECKPOINT_FAILURES": 65,
-        "CHECKPOINT_STALL_NS_TOTAL": 66,
-        "CHECKPOINT_LAST_STALL_NS": 67,
-        "CHECKPOINT_BYTES_TOTAL": 68,
-        "CHECKPOINT_STEP": 69,
-        "CHECKPOINT_CAPTURED_NS": 70,
-        "CHECKPOINT_BLOCKING_SINCE_NS": 71,
-        "RESUMED_STEP": 72,
-        "LISTENS": 73,
-        "STEP_HISTOGRAM": 96,
+        "H2D_NS_TOTAL": 23,
+        "FORWARD_NS_TOTAL": 24,
+        "BACKWARD_NS_TOTAL": 25,
+        "COMM_NS_TOTAL": 26,
+        "OPTIMIZER_NS_TOTAL": 27,
+        "SYNC_NS_TOTAL": 28,
+        "CHECKPOINT_NS_TOTAL": 29,
+        "COMPILE_NS_TOTAL": 30,
+        "GC_NS_TOTAL": 31,
+        "VALIDATION_NS_TOTAL": 32,
+        "OTHER_NS_TOTAL": 33,
+        "LAST_STEP_MONOTONIC_NS": 34,
+        "STEP_SOURCE": 35,
+        "PROBE_NS_TOTAL": 36,
+        "CLOSING": 37,
+        "LAST_EDGE": 40,
+        "FIRST_STEP_START_NS": 41,
+        "FIRST_STEP_END_NS": 42,
+        "LOADER_BATCHES": 48,
+        "LOADER_WORKERS_CONFIGURED": 49,
+        "LOADER_OUTSTANDING": 50,
+        "LOADER_READY": 51,
+        "LOADER_REORDER_BLOCKED": 52,
+        "LOADER_PIN_BACKLOG": 53,
+        "LOADER_WAIT_NS_TOTAL": 54,
+        "LOADER_TRANSFER_NS_TOTAL": 55,
+        "LOADER_BLOCKED_NS_TOTAL": 56,
+        "LOADER_BATCH_BYTES_TOTAL": 57,
+        "LOADER_EVAL_BATCHES": 58,
+        "GC_COLLECTIONS": 60,
+        "GC_PAUSE_NS_TOTAL": 61,
+        "COMPILES": 62,
+        "COMPILE_PAUSE_NS_TOTAL": 63,
+        "COMM_CALLS": 64,
+        "COMM_BLOCKED_NS_TOTAL": 65,
+        "DDP_COMM_NS": 66,
+        "DDP_OVERLAP_NS": 67,
+        "GPU_ALLOCATED_BYTES": 72,
+        "GPU_PEAK_ALLOCATED_BYTES": 73,
+        "GPU_RESERVED_BYTES": 74,
+        "GPU_PEAK_RESERVED_BYTES": 75,
+        "GPU_ACTIVE_BYTES": 76,
+        "GPU_INACTIVE_SPLIT_BYTES": 77,
+        "GPU_ALLOC_RETRIES": 78,
+        "GPU_OOMS": 79,
+        "GPU_PINNED_BYTES": 80,
+        "GPU_TIMED_STEPS": 84,
+        "GPU_STEP_NS_TOTAL": 85,
+        "GPU_FORWARD_NS_TOTAL": 86,
+        "GPU_BACKWARD_NS_TOTAL": 87,
+        "GPU_OPTIMIZER_NS_TOTAL": 88,
+        "CHECKPOINT_SAVES": 92,
+        "CHECKPOINT_FAILURES": 93,
+        "CHECKPOINT_STALL_NS_TOTAL": 94,
+        "CHECKPOINT_LAST_STALL_NS": 95,
+        "CHECKPOINT_BYTES_TOTAL": 96,
+        "CHECKPOINT_STEP": 97,
+        "CHECKPOINT_CAPTURED_NS": 98,
+        "CHECKPOINT_BLOCKING_SINCE_NS": 99,
+        "RESUMED_STEP": 100,
+        "LISTENS": 101,
+        "BUDGET_PPM": 104,
+        "HOOKS_SHED": 105,
+        "UNOBSERVED_STEPS": 106,
+        "PRICED_PAIRS": 107,
+        "PAIRED_COST_NS": 108,
+        "PAIRED_ERROR_NS": 109,
+        "STEP_HISTOGRAM": 112,
+        "LOADER_WAIT_HISTOGRAM": 128,
+        "COPY_FIRST": 224,
+        "SYNC_FIRST": 244,
     }
     assert [(source.name, int(source)) for source in StepSource] == [
         ("NONE", 0),
@@ -89,6 +146,7 @@ def test_version_2_is_what_it_was():
         ("STEPPING", 4),
         ("OPTIMIZER", 5),
         ("OTHER", 6),
+        ("VALIDATION", 7),
     ]
     assert [hook.name for hook in Hook] == [
         "DATALOADER",
@@ -98,7 +156,28 @@ def test_version_2_is_what_it_was():
         "SAMPLES",
         "GPU_MEMORY",
         "GPU_MEMORY_FRACTION",
+        "NESTED",
+        "COPIES",
+        "SYNCS",
+        "WORKERS",
+        "FACTS",
+        "GPU_TIME",
     ]
+
+
+def test_the_kinds_of_copies_syncs_and_sites_are_what_they_were():
+    assert layout.COPIES == (
+        ("h2d", "pageable"),
+        ("h2d", "pinned"),
+        ("d2h", "pageable"),
+        ("d2h", "pinned"),
+        ("d2d", ""),
+    )
+    assert layout.SYNCS == ("item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize", "other")
+    assert layout.SITE_KINDS == (
+        *("elsewhere", "h2d", "d2h", "d2d", "item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"),
+        *("built_on_cpu", "loader", "dataparallel", "save", "collective"),
+    )
 
 
 def test_the_duration_buckets_grow_from_1_ms_to_2_minutes():

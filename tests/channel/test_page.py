@@ -17,9 +17,17 @@ from hypothesis import strategies as st
 
 from gpulaunch.profiler.channel import clock, page, ring
 from gpulaunch.profiler.channel.layout import (
+    COPIES,
+    COPY_WORDS,
     PAGE_BYTES,
+    PHASES,
     RING_SLOTS,
+    SITE_KINDS,
+    SITE_ROWS,
+    SITE_TEXT_BYTES,
     STEP_BUCKETS,
+    SYNC_WORDS,
+    SYNCS,
     VERSION,
     Region,
     StepSource,
@@ -37,9 +45,9 @@ print("writing", flush=True)
 while True:
     step += 1
     # Every number of a step follows from the step: whatever does not fit together was read torn.
-    phases = (step, 2 * step, 3 * step, 4 * step, 5 * step)
+    phases = tuple(factor * step for factor in range(1, 13))
     totals = (step, step, 0, 7 * step, sum(phases), *phases, step, 1, step)
-    writer.end_step(totals, step % 15, 1, (step, 15 * step, step, 2 * step, 3 * step, 4 * step, 7))
+    writer.end_step(totals, step % 15, 1, (step, 78 * step, *phases[:-1], 7))
 """
 
 
@@ -50,10 +58,14 @@ def path(tmp_path: Path) -> str:
     return made
 
 
+A_STEP = dict(zip(PHASES, (10, 1, 20, 30, 2, 5, 3, 0, 0, 4, 0, 25), strict=True))
+"""Nanoseconds of the parts of a step of 100 ns."""
+
+
 def a_step(writer: page.PageWriter, steps: int, **more: int) -> None:
     """One more step of 100 ns, in a page that has had `steps - 1`."""
-    totals = (steps, steps, 0, 0, 100 * steps, 10 * steps, 20 * steps, 30 * steps, 5 * steps, 35 * steps, 0, 1, 0)
-    writer.end_step(totals, 0, 1, (1000 + steps, 100, 10, 20, 30, 5, more.get("samples", 8)))
+    totals = (steps, steps, 0, 0, 100 * steps, *(part * steps for part in A_STEP.values()), 0, 1, 0)
+    writer.end_step(totals, 0, 1, (1000 + steps, 100, *[*A_STEP.values()][:-1], more.get("samples", 8)))
 
 
 def test_a_new_page_is_empty_and_says_whose_it_is(path):
@@ -62,7 +74,7 @@ def test_a_new_page_is_empty_and_says_whose_it_is(path):
     assert (snapshot.rank, snapshot.local_rank, snapshot.attempt) == (3, 1, 2)
     assert (snapshot.pid, snapshot.armed, snapshot.steps) == (0, False, 0)
     assert snapshot.step_source is StepSource.NONE
-    assert snapshot.phase_ns == {"data_wait": 0, "forward": 0, "backward": 0, "optimizer": 0, "other": 0}
+    assert snapshot.phase_ns == dict.fromkeys(A_STEP, 0)
     assert len(snapshot.step_histogram_counts) == STEP_BUCKETS
     assert ring.recent(path) == []
 
@@ -95,11 +107,11 @@ def test_what_the_writer_puts_in_the_reader_gets_out(path):
 
     assert (snapshot.pid, snapshot.armed) == (os.getpid(), True)
     assert (snapshot.steps, snapshot.step_ns_total, snapshot.loader_ready, snapshot.note) == (2, 200, 5, "epoch 3")
-    assert snapshot.phase_ns == {"data_wait": 20, "forward": 40, "backward": 60, "optimizer": 10, "other": 70}
+    assert snapshot.phase_ns == {phase: 2 * part for phase, part in A_STEP.items()}
     assert snapshot.step_histogram_counts[0] == 2
-    assert [(event.step, event.start_ns, event.samples, event.other_ns) for event in events] == [
-        (0, 1001, 8, 35),
-        (1, 1002, 9, 35),
+    assert [(event.step, event.start_ns, event.samples, event.phase_ns) for event in events] == [
+        (0, 1001, 8, A_STEP),
+        (1, 1002, 9, A_STEP),
     ]
 
 
@@ -108,17 +120,16 @@ def test_where_the_training_thread_is_is_one_word(path):
     writer = page.PageWriter(path)
     writer.words[Word.LAST_EDGE] = 123_456_789 << 3 | Region.BACKWARD
     after = page.read(path)
-    writer.words[Word.LAST_EDGE] = 123_456_789 << 3 | 7
-    damaged = page.read(path)
     writer.close()
 
     assert (before.region, before.last_edge_ns) == (Region.NONE, 0)
     assert (after.region, after.last_edge_ns) == (Region.BACKWARD, 123_456_789)
-    assert (damaged.region, damaged.last_edge_ns) == (Region.NONE, 123_456_789)
 
 
-def test_every_word_of_progress_has_its_field(path):
-    words = [word for word in Word if word.name.startswith(("FIRST_STEP_", "CHECKPOINT_", "RESUMED_"))]
+def test_every_word_has_its_field(path):
+    begins = ("FIRST_STEP_", "CHECKPOINT_", "RESUMED_", "LOADER_", "GPU_", "GC_", "COMPILE", "COMM_", "DDP_")
+    words = [word for word in Word if word.name.startswith(begins) and not word.name.endswith("_HISTOGRAM")]
+    words = [word for word in words if not Word.DATA_WAIT_NS_TOTAL <= word <= Word.OTHER_NS_TOTAL]
     writer = page.PageWriter(path)
     for word in words:
         writer.words[word] = 1000 + word
@@ -128,6 +139,49 @@ def test_every_word_of_progress_has_its_field(path):
 
     assert {word: getattr(snapshot, word.name.lower()) for word in words} == {word: 1000 + word for word in words}
     assert snapshot.listens
+
+
+def test_copies_and_syncs_are_told_apart_by_kind(path):
+    writer = page.PageWriter(path)
+    writer.words[Word.COPY_FIRST + COPY_WORDS * COPIES.index(("h2d", "pinned")) + 1] = 4096
+    writer.words[Word.SYNC_FIRST + SYNC_WORDS * SYNCS.index("tolist")] = 3
+    snapshot = page.read(path)
+    writer.close()
+
+    assert {key: copies.size_bytes for key, copies in snapshot.copies.items() if copies.size_bytes} == {
+        ("h2d", "pinned"): 4096
+    }
+    assert {key: syncs.calls for key, syncs in snapshot.syncs.items() if syncs.calls} == {"tolist": 3}
+
+
+def test_lines_of_the_program_have_rows_of_their_own(path):
+    """Until the table is full: then the others share one, so that nothing is lost from the sums."""
+    long = "/very/long" * 30 + "/train.py:7 main"
+    with page.PageReader(path) as reader:
+        empty = reader.sites()
+        writer = page.PageWriter(path)
+        rows = [writer.add_site(SITE_KINDS.index("item"), f"train.py:{line} main") for line in range(SITE_ROWS - 2)]
+        rows.append(writer.add_site(SITE_KINDS.index("h2d"), long))
+        rows += [writer.add_site(SITE_KINDS.index("h2d"), "late.py:1 main") for _ in range(2)]
+        writer.site(rows[4], size_bytes=8, blocked_ns=100, gpu_ns=50, pinned=1, non_blocking=1)
+        writer.site(rows[4], size_bytes=8, blocked_ns=100)
+        writer.site(rows[-1], size_bytes=3, count=2)
+        writer.site(rows[-2], size_bytes=4)
+        sites = reader.sites()
+        writer.close()
+
+    assert empty == ()
+    assert rows == [*range(1, SITE_ROWS), 0, 0]
+    assert sites[0] == row_of("elsewhere", "", count=3, size_bytes=7)
+    assert sites[5] == row_of(
+        "item", "train.py:4 main", count=2, size_bytes=16, blocked_ns=200, gpu_ns=50, pinned=1, non_blocking=1
+    )
+    assert (len(sites), len(sites[-1].text), sites[-1].text) == (SITE_ROWS, SITE_TEXT_BYTES, long[-SITE_TEXT_BYTES:])
+
+
+def row_of(kind: str, text: str, **counters: int) -> page.SiteRow:
+    zeros = dict.fromkeys(("count", "size_bytes", "blocked_ns", "gpu_ns", "pinned", "non_blocking"), 0)
+    return page.SiteRow(kind=kind, text=text, **{**zeros, **counters})
 
 
 def test_the_ring_keeps_the_last_steps(path):
@@ -156,8 +210,8 @@ def test_any_text_is_kept_as_far_as_it_fits(text, tmp_path_factory):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "0 bytes, a page has 16384"),
-        (b"x" * 100, "100 bytes, a page has 16384"),
+        (b"", "0 bytes, a page has 65536"),
+        (b"x" * 100, "100 bytes, a page has 65536"),
         (bytes(PAGE_BYTES), "not a gpulaunch page"),
         (struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 99) + bytes(PAGE_BYTES - 16), "page version 99"),
         (struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 1) + bytes(PAGE_BYTES - 16), "page version 1, "),
@@ -255,7 +309,7 @@ def test_a_reader_never_sees_half_a_step(path):
                 assert seen.steps >= last, "a counter went back"
                 last = seen.steps
                 if seen.consistent:
-                    assert sum(seen.phase_ns.values()) == seen.step_ns_total == 15 * seen.steps
+                    assert sum(seen.phase_ns.values()) == seen.step_ns_total == 78 * seen.steps
                     assert seen.samples == 7 * seen.steps
                     assert sum(seen.step_histogram_counts) - seen.steps in (0, 1)
             while records <= 20:  # the writer overtakes the reader: of a whole ring, few records may be left standing
@@ -263,8 +317,8 @@ def test_a_reader_never_sees_half_a_step(path):
                 for event in ring.recent_from(reader):
                     records += 1
                     step = event.step + 1
-                    assert (event.start_ns, event.duration_ns, event.other_ns) == (step, 15 * step, 5 * step)
-                    assert (event.data_wait_ns, event.forward_ns) == (step, 2 * step)
+                    assert (event.start_ns, event.duration_ns) == (step, 78 * step)
+                    assert tuple(event.phase_ns.values()) == tuple(factor * step for factor in range(1, 13))
     finally:
         writer.kill()
         writer.wait()

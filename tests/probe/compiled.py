@@ -56,6 +56,20 @@ def fullgraph_loss() -> list[float]:
     return program.train(loss_of)
 
 
+def fullgraph_collective() -> list[float]:
+    """A collective inside: the compiler has one of its own for it, and knows which by the function."""
+    program = Program()
+
+    @torch.compile(backend=BACKEND, fullgraph=True)
+    def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = LOSS(program.model(inputs), targets)
+        shared = loss.detach().clone()
+        torch.distributed.all_reduce(shared)
+        return loss + 0 * shared
+
+    return program.train(loss_of)
+
+
 def whole_step() -> list[float]:
     """Backward and optimizer inside: the compiler breaks the graph there, and goes on in what they call."""
     program = Program()
@@ -79,8 +93,10 @@ def whole_epoch() -> list[float]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     seen: dict[str, Any] = {}
-    for program in (fullgraph_model, fullgraph_loss, whole_step, whole_epoch):
+    for program in (fullgraph_model, fullgraph_loss, fullgraph_collective, whole_step, whole_epoch):
         torch._dynamo.reset()
         clear_compilation_metrics()
         counters.clear()

@@ -7,8 +7,10 @@ The ranks come into being as gpulaunch's own do: torch is there before the fork,
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,33 +18,141 @@ import time
 import traceback
 from typing import Any
 
+import led_loops
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-DATA = TensorDataset(torch.randn(96, 8), torch.randint(0, 3, (96,)))
-LOSS = nn.CrossEntropyLoss()
-
-
-def a_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
-
-
-def train(model: nn.Module, loader: Any, optimizer: Any = None, epochs: int = 1) -> None:
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(epochs):
-        for inputs, targets in loader:
-            loss = LOSS(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+from torch.utils.data import DataLoader
+from toy_model import DATA, LOSS, a_model, train
 
 
 def plain() -> None:
     """12 steps of 8 samples."""
     train(a_model(), DataLoader(DATA, batch_size=8))
+
+
+def many_batches(batches: int) -> DataLoader[Any]:
+    """An epoch of so many batches of 8."""
+    sampler = torch.utils.data.RandomSampler(DATA, replacement=True, num_samples=8 * batches)
+    return DataLoader(DATA, batch_size=8, sampler=sampler)
+
+
+def many_steps() -> None:
+    """2 000 steps of 8 samples."""
+    train(a_model(), many_batches(2_000))
+
+
+def many_steps_that_cost_much() -> None:
+    """The same, and no time is given to a short program."""
+    from gpulaunch.profiler.probe import price
+
+    price._SETTLED_NS = 0
+    train(a_model(), many_batches(2_000))
+
+
+def many_steps_without_an_optimizer() -> None:
+    """Steps end with each backward: the end of one without the probe would not be seen."""
+    model = a_model()
+    for inputs, targets in many_batches(2_000):
+        LOSS(model(inputs), targets).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+
+
+class Hooked(torch.optim.Adam):
+    """Its base class is hooked as well, once somebody has made one of those: each step is told twice."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def many_steps_told_twice() -> None:
+    model = a_model()
+    torch.optim.Adam(model.parameters())
+    train(model, many_batches(2_000), Hooked(model.parameters()))
+
+
+def many_optimizers() -> None:
+    """A new one every 90 steps."""
+    model = a_model()
+    for number, (inputs, targets) in enumerate(many_batches(2_000)):
+        if number % 90 == 0:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        LOSS(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def many_steps_left() -> None:
+    """The loop is left in the middle of bare steps, and the program ends."""
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (inputs, targets) in enumerate(many_batches(2_000), 1):
+        LOSS(model(inputs), targets).backward()
+        optimizer.step()
+        if number == 268:
+            break
+
+
+def interrupted() -> None:
+    """A handler of the program's raises every half millisecond, wherever the program is; each time it is heard of."""
+    raised = caught = ignored = 0
+
+    def in_a_finalizer(_: object) -> None:
+        nonlocal ignored
+        ignored += 1
+
+    def ring(*_: object) -> None:
+        nonlocal raised
+        raised += 1
+        raise TimeoutError
+
+    gc.disable()
+    sys.unraisablehook = in_a_finalizer  # there an exception has nowhere to go
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, DataLoader(DATA, batch_size=8), optimizer)  # torch imports what it needs, and swallows what goes wrong
+    signal.signal(signal.SIGALRM, ring)
+    while raised < 500:
+        torch.set_grad_enabled(True)  # which an optimizer that was interrupted has switched off
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005)  # once
+            for _ in range(50):
+                for inputs, targets in DataLoader(DATA, batch_size=8):
+                    optimizer.zero_grad()
+                    LOSS(model(inputs), targets).backward()
+                    optimizer.step()
+        except TimeoutError:
+            caught += 1
+    assert caught + ignored == raised
+
+
+def many_steps_marked() -> None:
+    """The user says where steps end."""
+    from gpulaunch import mark
+
+    model = a_model()
+    for inputs, targets in many_batches(2_000):
+        LOSS(model(inputs), targets).backward()
+        mark.step()
+
+
+def many_steps_and_evaluations() -> None:
+    """After every 11 steps the model is looked at, and every 50 it is saved."""
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (inputs, targets) in enumerate(many_batches(2_000), 1):
+        LOSS(model(inputs), targets).backward()
+        optimizer.step()
+        if number % 11 == 0:
+            with torch.no_grad():
+                for inputs, _ in DataLoader(DATA, batch_size=48):
+                    time.sleep(0.001)
+                    model(inputs)
+        if number % 50 == 0:
+            torch.save(model.state_dict(), os.devnull)
 
 
 def fork_workers() -> None:
@@ -221,7 +331,7 @@ def looks_where_it_is() -> None:
         next(iter(DataLoader(Looking(), batch_size=1)))
         look()
     step = ["LOADER", "FORWARD", "BACKWARD", "STEPPING", "OPTIMIZER", "OTHER"]
-    assert seen == [*step, *step, "LOADER", "OTHER"], seen
+    assert seen == [*step, *step, "LOADER", "VALIDATION"], seen
 
 
 def saves_and_resumes() -> None:
@@ -280,7 +390,7 @@ def run(program: str) -> int:
 
     try:
         arm()
-        globals()[program]()
+        (globals() | vars(led_loops))[program]()
     except BaseException:
         traceback.print_exc()
         return 1

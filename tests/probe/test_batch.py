@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, UserDict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from gpulaunch.profiler.probe.batch import queue_of, samples_in
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel.layout import Hook
+from gpulaunch.profiler.probe.batch import LoaderWatch, queue_of, size_of
+
+MS = 1_000_000
 
 
 class Tensor:
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, *shape: int, item_bytes: int = 4) -> None:
         self.shape = shape
+        self.nbytes = item_bytes * math.prod(shape)
+
+
+class Sparse(Tensor):
+    def __getattribute__(self, name: str) -> object:
+        if name == "nbytes" and "nbytes" in vars(self):
+            raise RuntimeError("a sparse tensor has no such size")
+        return super().__getattribute__(name)
 
 
 ENDLESS: list = []
@@ -20,51 +34,186 @@ ENDLESS.append(ENDLESS)
 
 
 @pytest.mark.parametrize(
-    ("batch", "samples"),
+    ("batch", "samples", "size_bytes"),
     [
-        (Tensor(32, 3, 8, 8), 32),
-        ([Tensor(16, 3), Tensor(16)], 16),
-        ((Tensor(16, 3), Tensor(16)), 16),
-        ({"input_ids": Tensor(4, 128), "labels": Tensor(4, 128)}, 4),
-        (UserDict(input_ids=Tensor(4, 128)), 4),
-        (OrderedDict(name=["a", "b"], image=Tensor(2, 3)), 2),
-        ([{"image": Tensor(5, 3)}], 5),
-        ([Tensor(), Tensor(7, 2)], 7),
-        (Tensor(), 0),
-        ("a string is not looked into", 0),
-        (None, 0),
-        ([], 0),
-        ([[[[[[Tensor(3)]]]]]], 0),
-        (["a", "b", "c", "d", Tensor(3)], 0),
-        (ENDLESS, 0),
+        (Tensor(32, 3, 8, 8), 32, 24576),
+        ([Tensor(16, 3), Tensor(16, item_bytes=8)], 16, 320),
+        ((Tensor(16, 3), Tensor(16)), 16, 256),
+        ({"input_ids": Tensor(4, 128), "labels": Tensor(4, 128)}, 4, 4096),
+        (UserDict(input_ids=Tensor(4, 128)), 4, 2048),
+        (OrderedDict(name=["a", "b"], image=Tensor(2, 3)), 2, 24),
+        ([{"image": Tensor(5, 3)}], 5, 60),
+        ([Tensor(), Tensor(7, 2)], 7, 60),
+        ([Tensor(6, 2), "a name", {"more": Tensor(6)}], 6, 72),
+        ([Sparse(9, 100), Tensor(9)], 9, 36),
+        (Tensor(), 0, 4),
+        ("a string is not looked into", 0, 0),
+        (None, 0, 0),
+        ([], 0, 0),
+        ([[[[[[Tensor(3)]]]]]], 0, 0),
+        ([None] * 64 + [Tensor(3)], 0, 0),
+        ([Tensor(2)] * 100, 2, 504),
+        (ENDLESS, 0, 0),
     ],
 )
-def test_samples_are_the_first_tensors_leading_dimension(batch, samples):
-    assert samples_in(batch, Tensor) == samples
+def test_a_batch_has_samples_and_bytes(batch, samples, size_bytes):
+    assert size_of(batch, Tensor) == (samples, size_bytes)
 
 
-def an_iterator(tasks: dict, *, outstanding: int, received: int, queued: int) -> SimpleNamespace:
+def an_iterator(
+    tasks: dict, *, outstanding: int, received: int, queued: int, delivered: int | None = None
+) -> SimpleNamespace:
+    """As torch's, with workers; with `delivered`, a thread pins what they deliver."""
+    queue = SimpleNamespace(qsize=lambda: queued)
     return SimpleNamespace(
         _num_workers=2,
+        _num_yielded=3,
         _task_info=tasks,
         _tasks_outstanding=outstanding,
         _rcvd_idx=received,
-        _data_queue=SimpleNamespace(qsize=lambda: queued),
+        _data_queue=queue,
+        _worker_result_queue=queue if delivered is None else SimpleNamespace(qsize=lambda: delivered),
+        _index_sampler=None,
     )
 
 
-@pytest.mark.parametrize(
-    ("tasks", "outstanding", "queued", "ready", "blocked"),
-    [
-        ({7: (0,), 8: (1,), 9: (0,), 10: (1,)}, 4, 0, 0, 0),
-        ({7: (0,), 8: (1,), 9: (0,), 10: (1,)}, 4, 3, 3, 0),
-        ({7: (0,), 8: (1, "data"), 9: (0,), 10: (1, "data")}, 2, 0, 2, 2),
-        ({7: (0, "data"), 8: (1, "data"), 9: (0,)}, 1, 1, 3, 0),
-        ({}, 0, 0, 0, 0),
-    ],
-    ids=["all at work", "some in the queue", "head of line is late", "next one is there", "drained"],
-)
-def test_the_queue_tells_what_is_ready_and_what_waits_for_an_earlier_batch(tasks, outstanding, queued, ready, blocked):
-    iterator = an_iterator(tasks, outstanding=outstanding, received=7, queued=queued)
+AT_WORK = {7: (0,), 8: (1,), 9: (0,), 10: (1,)}
+HEAD_IS_LATE = {7: (0,), 8: (1, "data"), 9: (0,), 10: (1, "data")}
+HEAD_IS_THERE = {7: (0, "data"), 8: (1, "data"), 9: (0,)}
 
-    assert queue_of(iterator) == (2, outstanding, ready, blocked)
+
+@pytest.mark.parametrize(
+    ("tasks", "outstanding", "queued", "delivered", "ready", "blocked", "backlog"),
+    [
+        (AT_WORK, 4, 0, None, 0, 0, 0),
+        (AT_WORK, 4, 3, None, 3, 0, 0),
+        (HEAD_IS_LATE, 2, 0, None, 2, 2, 0),
+        (HEAD_IS_THERE, 1, 1, None, 3, 0, 0),
+        ({}, 0, 0, None, 0, 0, 0),
+        (AT_WORK, 4, 1, 3, 1, 0, 3),
+    ],
+    ids=["all at work", "some in the queue", "head of line is late", "next one is there", "drained", "pinning is slow"],
+)
+def test_the_queue_tells_what_is_ready_and_what_waits(tasks, outstanding, queued, delivered, ready, blocked, backlog):
+    iterator = an_iterator(tasks, outstanding=outstanding, received=7, queued=queued, delivered=delivered)
+
+    assert queue_of(iterator) == (2, outstanding, ready, blocked, backlog)
+
+
+class Watched:
+    """A page with a watch, and what it said to be out of service."""
+
+    def __init__(self, path: str) -> None:
+        page.create(path, rank=0, local_rank=0, attempt=0)
+        self.path = path
+        self.writer = page.PageWriter(path)
+        self.unavailable: dict[Hook, str] = {}
+        self.watch = LoaderWatch(self.writer, self.unavailable.__setitem__, Tensor)
+
+    def gets(self, iterator, *, after=None, wait_ns: int = 5 * MS, trains: bool = True, at_ns: int = 0) -> int:
+        """A batch of 8 samples; `after`: how the iterator's tasks are when it has come."""
+        asked = self.watch.asked(iterator, at_ns)
+        if after is not None:
+            iterator._task_info, iterator._tasks_outstanding = after
+        return self.watch.handed(iterator, [Tensor(8, 2)], asked, at_ns, wait_ns, trains)
+
+    def seen(self) -> page.PageSnapshot:
+        self.watch.flush()
+        return page.read(self.path)
+
+
+@pytest.fixture
+def watched(tmp_path: Path):
+    watched = Watched(str(tmp_path / "rank-0.bin"))
+    yield watched
+    watched.writer.close()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "outstanding", "queued", "delivered", "after", "transfer_ms", "blocked_ms"),
+    [
+        (AT_WORK, 4, 0, None, None, 0, 0),
+        (AT_WORK, 4, 1, None, None, 5, 0),
+        (AT_WORK, 4, 0, 2, None, 5, 0),
+        (HEAD_IS_THERE, 1, 0, None, ({9: (0,), 10: (1,)}, 2), 5, 0),
+        (HEAD_IS_LATE, 2, 0, None, None, 0, 5),
+        (AT_WORK, 4, 1, None, ({8: (1, "data"), 9: (0,), 10: (1,)}, 2), 0, 5),
+    ],
+    ids=[
+        "nothing was there",
+        "it was there",
+        "it was with the thread that pins",
+        "it had come before its turn",
+        "others were there, put aside before",
+        "what was there was another one",
+    ],
+)
+def test_a_wait_is_for_workers_or_for_the_way_or_for_an_earlier_batch(
+    watched, tasks, outstanding, queued, delivered, after, transfer_ms, blocked_ms
+):
+    iterator = an_iterator(tasks, outstanding=outstanding, received=7, queued=queued, delivered=delivered)
+    watched.gets(iterator, after=after)
+    seen = watched.seen()
+
+    assert seen.loader_wait_ns_total == 5 * MS
+    assert (seen.loader_transfer_ns_total, seen.loader_blocked_ns_total) == (transfer_ms * MS, blocked_ms * MS)
+
+
+def test_waits_are_counted_by_length_and_batches_by_what_they_are_for(watched):
+    iterator = SimpleNamespace(_num_workers=0, _num_yielded=2, _index_sampler=None)
+    samples = [watched.gets(iterator, wait_ns=wait_ms * MS) for wait_ms in (0, 1, 2, 200_000)]
+    watched.gets(iterator, trains=False)
+    watched.gets(iterator, wait_ns=-1)  # another thread's
+    seen = watched.seen()
+
+    assert samples == [8, 8, 8, 8]
+    assert (seen.loader_batches, seen.loader_eval_batches) == (6, 1)
+    assert seen.loader_batch_bytes_total == 6 * 64
+    assert seen.loader_wait_ns_total == 200_008 * MS
+    assert seen.loader_wait_histogram_counts == (2, 1, 1, *[0] * 11, 1)
+
+
+def test_the_queue_is_published_a_few_times_a_second(watched):
+    watched.gets(an_iterator(AT_WORK, outstanding=4, received=7, queued=1), at_ns=1_000 * MS)
+    watched.gets(an_iterator(AT_WORK, outstanding=4, received=7, queued=2), at_ns=1_199 * MS)
+    too_soon = watched.seen()
+    watched.gets(an_iterator(AT_WORK, outstanding=4, received=7, queued=3, delivered=2), at_ns=1_200 * MS)
+    later = watched.seen()
+
+    assert (too_soon.loader_ready, too_soon.loader_workers_configured) == (1, 2)
+    assert (later.loader_ready, later.loader_pin_backlog) == (3, 2)
+
+
+def test_a_queue_of_an_evaluation_does_not_stay_for_training_without_workers(watched):
+    watched.gets(an_iterator(AT_WORK, outstanding=4, received=7, queued=1), trains=False)
+    evaluating = watched.seen()
+    watched.gets(SimpleNamespace(_num_workers=0, _num_yielded=2, _index_sampler=None))
+    training = watched.seen()
+
+    assert (evaluating.loader_workers_configured, evaluating.loader_outstanding) == (2, 4)
+    assert (training.loader_workers_configured, training.loader_outstanding) == (0, 0)
+
+
+def test_a_torch_that_keeps_its_queue_elsewhere_costs_the_queue_only(watched):
+    iterator = SimpleNamespace(_num_workers=2, _num_yielded=1, _index_sampler=None)
+    watched.gets(iterator)
+    watched.gets(iterator)
+    seen = watched.seen()
+
+    assert list(watched.unavailable) == [Hook.LOADER_QUEUE]
+    assert "_task_info" in watched.unavailable[Hook.LOADER_QUEUE]
+    assert (seen.loader_batches, seen.loader_wait_ns_total) == (2, 10 * MS)
+
+
+def test_a_batch_that_will_not_be_looked_into_costs_the_samples_only(watched):
+    class Stubborn(list):
+        def __iter__(self):
+            raise RuntimeError("do not look")
+
+    iterator = SimpleNamespace(_num_workers=0, _num_yielded=2, _index_sampler=None)
+    for _ in range(2):
+        assert watched.watch.handed(iterator, Stubborn([1]), 0, 0, MS, True) == 0
+    seen = watched.seen()
+
+    assert list(watched.unavailable) == [Hook.SAMPLES]
+    assert (seen.loader_batches, seen.loader_wait_ns_total, seen.loader_batch_bytes_total) == (2, 2 * MS, 0)

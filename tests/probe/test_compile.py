@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import page, workers
 from gpulaunch.profiler.channel.layout import Hook, StepSource
 
 pytestmark = pytest.mark.torch
@@ -40,12 +40,13 @@ def test_compiled_programs_are_left_as_they_are(backend, tmp_path):
     if backend == "inductor" and not (shutil.which("cc") and shutil.which("g++")):
         pytest.skip("inductor needs a C++ compiler, and there is none here")
     page.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    workers.create(str(tmp_path / "workers-0.bin"))
     # Each with its own cache: a warm one would spare the second run its compilations.
     without = compile_all(backend, tmp_path / "without")
     observed = compile_all(backend, tmp_path / "with", RANK="0", GPULAUNCH_CHANNEL_DIR=str(tmp_path))
     seen = page.read(str(tmp_path / "rank-0.bin"))
 
-    for program in ("fullgraph_model", "fullgraph_loss"):
+    for program in ("fullgraph_model", "fullgraph_loss", "fullgraph_collective"):
         assert without[program]["graph_breaks"] == {}
         assert without[program]["graphs"] == 1
     assert without["whole_step"]["graph_breaks"] != {}, "no break: this program shows nothing"
@@ -53,7 +54,9 @@ def test_compiled_programs_are_left_as_they_are(backend, tmp_path):
 
     # 80 steps each. Where the optimizer is compiled too, backward ends the steps once the optimizer has been missed.
     assert seen.hooks_unavailable == Hook(0)
-    assert seen.microsteps >= 4 * 80 - 1
-    assert seen.steps >= 4 * 80 - 4
+    assert seen.microsteps >= 5 * 80 - 1
+    assert seen.steps >= 5 * 80 - 4
     assert seen.step_source is StepSource.BACKWARD
-    assert min(seen.phase_ns.values()) > 0
+    phases = ("data_wait", "forward", "backward", "optimizer", "compile", "other")
+    assert min(seen.phase_ns[phase] for phase in phases) > 0
+    assert seen.compiles > 0

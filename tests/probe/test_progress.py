@@ -14,7 +14,9 @@ import pytest
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.page import PageSnapshot
 from gpulaunch.profiler.probe import inject, progress
+from gpulaunch.profiler.probe.state import Probe
 
+TORCH = SimpleNamespace(Tensor=object, cuda=SimpleNamespace(is_initialized=lambda: False))
 Read = Callable[[], PageSnapshot]
 
 
@@ -23,7 +25,8 @@ def read(tmp_path, monkeypatch) -> Read:
     """This process is an armed rank; what its page says."""
     path = str(tmp_path / "rank-0.bin")
     page.create(path, rank=0, local_rank=0, attempt=0)
-    monkeypatch.setattr(inject, "_probe", SimpleNamespace(writer=page.PageWriter(path)))
+    probe = Probe(page.PageWriter(path), TORCH)
+    monkeypatch.setattr(inject, "_probe", probe)
     monkeypatch.setattr(inject, "_armed_pid", os.getpid())
     monkeypatch.setattr(progress, "_stands_still", 0)
     return lambda: page.read(path)
@@ -140,3 +143,22 @@ def test_a_forked_child_leaves_the_page_alone(read):
     os.waitpid(child, 0)
 
     assert read().resumed_step == 0
+
+
+def test_a_save_that_training_waits_for_is_the_steps_checkpoint(read):
+    """On the training thread; what another thread waits for is no part of a step."""
+    probe = inject.current()
+    assert probe is not None
+    probe.mark_step()  # this thread trains
+    probe.mark_step()
+    progress.checkpoint_began()
+    since_ns = read().checkpoint_blocking_since_ns
+    time.sleep(0.01)
+    progress.checkpoint_stalled(1)
+    until_ns = time.monotonic_ns()
+
+    in_a_thread(progress.checkpoint_began)
+    in_a_thread(progress.checkpoint_failed)
+    probe.mark_step()
+
+    assert 10_000_000 <= read().phase_ns["checkpoint"] <= until_ns - since_ns

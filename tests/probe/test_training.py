@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gpulaunch.profiler.channel import page, ring
+from gpulaunch.profiler.channel import page, ring, workers
 from gpulaunch.profiler.channel.layout import Hook, Region, StepSource
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.page import PageReader, SiteRow
 
 pytestmark = pytest.mark.torch
 
 RANKS = str(Path(__file__).with_name("ranks.py"))
-ALL_HOOKS = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER | Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.GPU_MEMORY
-
-Run = Callable[..., PageSnapshot]
-
-
-def outside_a_run() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("GPULAUNCH_", "RANK"))}
+EDGES = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
+IN_SERVICE = EDGES | Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.GPU_MEMORY | Hook.NESTED | Hook.WORKERS | Hook.FACTS
+MS = 1_000_000
+PLAIN = ("data_wait", "forward", "backward", "optimizer", "other")
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[subprocess.Popen[str]]:
-    """One process with torch in it, from which ranks are forked."""
-    process = subprocess.Popen(
-        [sys.executable, RANKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=outside_a_run()
-    )
-    yield process
-    process.communicate(timeout=60)
-
-
-@pytest.fixture
-def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
-    """Run a program of `ranks` to its end and read the page it leaves."""
-
-    def run_program(program: str, **environ: str) -> PageSnapshot:
-        path = str(tmp_path / "rank-3.bin")
-        page.create(path, rank=3, local_rank=1, attempt=0)
-        extra = " ".join(f"{name}={value}" for name, value in environ.items())
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
-        nursery.stdin.write(f"{program}\t{tmp_path}\t{extra}\n")
-        nursery.stdin.flush()
-        code = nursery.stdout.readline().strip()
-        assert code == "0", (tmp_path / "out").read_text()
-        assert (tmp_path / "out").read_text() == "", "a rank that is well says nothing"
-        return page.read(path)
-
-    return run_program
+def sites(directory: Path, kind: str) -> list[SiteRow]:
+    """The lines of the program that did this."""
+    with PageReader(str(directory / "rank-3.bin")) as reader:
+        return [site for site in reader.sites() if site.kind == kind]
 
 
 def test_a_plain_program_is_seen_step_by_step(run, tmp_path):
@@ -61,8 +34,8 @@ def test_a_plain_program_is_seen_step_by_step(run, tmp_path):
     events = ring.recent(str(tmp_path / "rank-3.bin"))
 
     assert (seen.steps, seen.microsteps, seen.samples, seen.loader_batches) == (12, 12, 96, 12)
-    assert (seen.step_source, seen.hooks_armed, seen.hooks_unavailable) == (StepSource.OPTIMIZER, ALL_HOOKS, Hook(0))
-    assert min(seen.phase_ns.values()) > 0
+    assert (seen.step_source, seen.hooks_armed, seen.hooks_unavailable) == (StepSource.OPTIMIZER, IN_SERVICE, Hook(0))
+    assert min(seen.phase_ns[phase] for phase in PLAIN) > 0
     assert sum(seen.phase_ns.values()) == seen.step_ns_total == sum(event.duration_ns for event in events)
     assert sum(seen.step_histogram_counts) == 12
     assert [event.samples for event in events] == [8] * 12
@@ -90,11 +63,19 @@ def test_a_batch_that_waits_for_an_earlier_one_is_seen(run):
     assert seen.loader_outstanding >= 1
 
 
+def test_what_a_signal_handler_raises_gets_to_the_program(run):
+    """It may come within our code, where exceptions are ours as a rule."""
+    seen = run("interrupted")
+
+    assert EDGES in seen.hooks_armed
+    assert (seen.hooks_unavailable, seen.fault) == (Hook(0), "")
+
+
 def test_ddp(run):
     seen = run("ddp")
 
     assert (seen.steps, seen.microsteps, seen.samples) == (12, 12, 96)
-    assert min(seen.phase_ns.values()) > 0
+    assert min(seen.phase_ns[phase] for phase in PLAIN) > 0
 
 
 @pytest.mark.parametrize(
@@ -109,6 +90,8 @@ def test_ddp(run):
         ("subprocess_trains", 12, 12, 96),
         ("armed_again", 12, 12, 96),
         ("marks", 4, 4, 0),
+        ("taps_are_not_noticed", 24, 24, 192),
+        ("gan", 12, 23, 96),  # the last backward is in a step that has not ended
     ],
 )
 def test_what_counts_as_a_step(run, program, steps, microsteps, samples):
@@ -116,6 +99,129 @@ def test_what_counts_as_a_step(run, program, steps, microsteps, samples):
 
     assert (seen.steps, seen.microsteps, seen.samples) == (steps, microsteps, samples)
     assert seen.hooks_unavailable == Hook(0), seen.fault
+
+
+def test_the_parts_sum_to_what_the_program_itself_measures(run):
+    seen = run("tells_its_own_time")
+
+    assert sum(seen.phase_ns.values()) == seen.step_ns_total
+    assert seen.step_ns_total == pytest.approx(int(seen.note), rel=0.02)
+    assert min(seen.phase_ns["forward"], seen.phase_ns["other"]) > 12 * 10 * MS, "it sleeps there"
+
+
+def test_the_same_step_has_the_same_parts_whoever_compiles_it(run):
+    """Compilation is a phase of its own, and what is left are steps as ever."""
+    seen = run("compiled_eager")
+
+    assert (seen.steps, seen.microsteps, seen.samples) == (24, 24, 192)
+    assert seen.compiles >= 1
+    assert 0 < seen.phase_ns["compile"] <= seen.compile_pause_ns_total
+    assert sum(seen.phase_ns.values()) == seen.step_ns_total
+    assert min(seen.phase_ns[phase] for phase in PLAIN) > 0
+
+
+def test_a_compiler_that_generates_code_takes_most_of_the_first_step(run, tmp_path):
+    if not (shutil.which("cc") and shutil.which("g++")):
+        pytest.skip("inductor needs a C++ compiler, and there is none here")
+    seen = run("compiled_inductor", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), TORCHINDUCTOR_COMPILE_THREADS="1")
+    first = ring.recent(str(tmp_path / "rank-3.bin"))[0]
+
+    assert (seen.steps, seen.microsteps, seen.samples) == (24, 24, 192)
+    assert first.phase_ns["compile"] > first.duration_ns / 2
+    assert seen.phase_ns["compile"] <= seen.compile_pause_ns_total
+
+
+def test_garbage_is_a_part_of_the_step_it_is_collected_in(run, tmp_path):
+    seen = run("collects_garbage")
+    events = ring.recent(str(tmp_path / "rank-3.bin"))
+
+    assert seen.gc_collections >= 12
+    assert min(event.phase_ns["gc"] for event in events) >= 10 * MS
+    assert seen.phase_ns["forward"] < seen.phase_ns["gc"], "it is no part of the forward"
+
+
+def test_saves_are_a_part_of_the_steps_that_wait_for_them(run, tmp_path):
+    seen = run("saves_now_and_then")
+    events = ring.recent(str(tmp_path / "rank-3.bin"))
+    (site,) = sites(tmp_path, "save")
+
+    assert [event.step for event in events if event.phase_ns["checkpoint"]] == [4, 8]
+    assert 20 * MS <= seen.phase_ns["checkpoint"] == site.blocked_ns
+    assert (
+        site.count,
+        site.text.split(":")[0].endswith("led_loops.py"),
+        site.text.endswith(" saves_now_and_then"),
+    ) == (
+        2,
+        True,
+        True,
+    )
+
+
+def test_distributed_saves_are_checkpoints_collectives_and_all(run, tmp_path):
+    seen = run("saves_distributed")
+    events = ring.recent(str(tmp_path / "rank-3.bin"))
+
+    assert [event.step for event in events if event.phase_ns["checkpoint"]] == [4, 8]
+    assert seen.phase_ns["comm"] == 0
+
+
+def test_waiting_for_other_ranks_is_communication(run, tmp_path):
+    seen = run("waits_for_others")
+    events = ring.recent(str(tmp_path / "rank-3.bin"))
+
+    assert (seen.steps, seen.comm_calls) == (12, 12 + 12 + 6), "a barrier, a collective, and for some to await it"
+    assert min(event.phase_ns["comm"] for event in events) >= 9 * MS
+    assert seen.phase_ns["comm"] == seen.comm_blocked_ns_total
+    assert {site.text.rpartition(" ")[2] for site in sites(tmp_path, "collective")} == {"waiting"}
+
+
+def test_ddp_that_waits_in_its_backward_communicates(run, tmp_path):
+    """Its logger has told how long, when a second was over; until then it is backward."""
+    seen = run("ddp_waits_for_others")
+    events = ring.recent(str(tmp_path / "rank-3.bin"))
+    exposed_ns = seen.ddp_comm_ns - seen.ddp_overlap_ns
+    comm_ns, backward_ns = events[-1].phase_ns["comm"], events[-1].phase_ns["backward"]
+
+    assert (seen.steps, seen.comm_calls) == (80, 0)
+    assert seen.ddp_comm_ns > seen.ddp_overlap_ns > 0
+    assert events[0].phase_ns["comm"] == 0
+    assert comm_ns == min(exposed_ns, comm_ns + backward_ns) > 0
+    assert sum(seen.phase_ns.values()) == seen.step_ns_total
+
+
+def test_without_an_optimizer_each_backward_is_a_step(run):
+    seen = run("no_optimizer")
+
+    assert (seen.steps, seen.microsteps, seen.step_source) == (100, 100, StepSource.BACKWARD)
+
+
+def test_steps_that_amp_leaves_out_are_counted_as_such(run):
+    seen = run("amp_skips_steps")
+
+    assert (seen.steps, seen.microsteps, seen.skipped_steps) == (9, 12, 3)
+
+
+def test_validation_has_its_phase(run):
+    seen = run("accumulation_and_validation")
+
+    assert seen.phase_ns["validation"] > 0
+    assert seen.loader_eval_batches == 12
+
+
+@pytest.mark.parametrize(
+    ("package", "program"),
+    [("accelerate", "accelerate_loop"), ("transformers", "hf_trainer"), ("lightning", "lightning_trainer")],
+)
+def test_a_loop_that_a_trainer_leads(run, package, program):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed here")
+    seen = run(program)
+
+    assert (seen.steps, seen.microsteps, seen.samples) == (6, 12, 96)
+    assert seen.step_source is StepSource.OPTIMIZER
+    assert sum(seen.phase_ns.values()) == seen.step_ns_total
+    assert min(seen.phase_ns[phase] for phase in PLAIN) > 0
 
 
 def test_an_optimizer_with_closures_is_one_step_each_time(run):
@@ -150,7 +256,7 @@ def test_a_batch_that_will_not_be_looked_into_costs_only_the_samples(run):
     seen = run("looks_in_vain")
 
     assert (seen.steps, seen.samples) == (12, 0)
-    assert (seen.hooks_armed, seen.hooks_unavailable) == (ALL_HOOKS & ~Hook.SAMPLES, Hook.SAMPLES)
+    assert (seen.hooks_armed, seen.hooks_unavailable) == (IN_SERVICE & ~Hook.SAMPLES, Hook.SAMPLES)
     assert "do not look" in seen.fault
 
 
@@ -158,8 +264,12 @@ def test_a_fault_of_the_probe_ends_the_observing_and_not_the_training(run):
     seen = run("probe_breaks")
 
     assert seen.steps == 6
-    assert seen.hooks_unavailable == Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
+    assert seen.hooks_unavailable == EDGES
     assert "TypeError" in seen.fault
+
+
+def test_taps_come_out_again(run):
+    assert run("taps_come_out").hooks_unavailable == Hook(0)
 
 
 def test_off_means_off(run):
@@ -171,18 +281,19 @@ def test_off_means_off(run):
 def test_a_gpu_memory_cap_is_queued_until_cuda_comes(run):
     seen = run("plain", GPULAUNCH_GPU_MEMORY_FRACTION="0.5")
 
-    assert seen.hooks_armed == ALL_HOOKS | Hook.GPU_MEMORY_FRACTION
+    assert seen.hooks_armed == IN_SERVICE | Hook.GPU_MEMORY_FRACTION
     assert seen.steps == 12
 
 
-def test_torchs_own_import_arms_a_spawned_rank(tmp_path):
+def test_torchs_own_import_arms_a_spawned_rank(outside_a_run, tmp_path):
     page.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=0)
-    environ = outside_a_run() | {"RANK": "3", "GPULAUNCH_CHANNEL_DIR": str(tmp_path)}
+    workers.create(str(tmp_path / "workers-3.bin"))
+    environ = outside_a_run | {"RANK": "3", "GPULAUNCH_CHANNEL_DIR": str(tmp_path)}
     program = "import torch; p = torch.zeros(1, requires_grad=True); p.sum().backward(); torch.optim.SGD([p]).step()"
     subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=120)
     seen = page.read(str(tmp_path / "rank-3.bin"))
 
-    assert (seen.steps, seen.microsteps, seen.hooks_armed) == (1, 1, ALL_HOOKS)
+    assert (seen.steps, seen.microsteps, seen.hooks_armed) == (1, 1, IN_SERVICE)
 
 
 STRANGE_TORCH = """
@@ -190,19 +301,23 @@ import importlib, os, sys, torch
 os.environ.update(RANK="3", GPULAUNCH_CHANNEL_DIR=sys.argv[1])
 torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = lambda outputs: None
 del importlib.import_module("torch.optim.optimizer").register_optimizer_step_pre_hook
+del torch.save
+all_reduce, wait = torch.distributed.all_reduce, torch.distributed.Work.wait
 from gpulaunch.profiler.probe.inject import arm
 arm()
 batches = list(torch.utils.data.DataLoader(torch.zeros(8, 2), batch_size=4))
 assert len(batches) == 2
+assert torch.distributed.all_reduce is all_reduce and torch.distributed.Work.wait is wait, "half placed"
 """
 
 
-def test_a_torch_that_looks_different_is_observed_as_far_as_it_is_known(tmp_path):
+def test_a_torch_that_looks_different_is_observed_as_far_as_it_is_known(outside_a_run, tmp_path):
     page.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=0)
-    subprocess.run([sys.executable, "-c", STRANGE_TORCH, str(tmp_path)], env=outside_a_run(), check=True, timeout=120)
+    workers.create(str(tmp_path / "workers-3.bin"))
+    subprocess.run([sys.executable, "-c", STRANGE_TORCH, str(tmp_path)], env=outside_a_run, check=True, timeout=120)
     seen = page.read(str(tmp_path / "rank-3.bin"))
 
-    assert seen.hooks_unavailable == Hook.BACKWARD | Hook.OPTIMIZER
+    assert seen.hooks_unavailable == Hook.BACKWARD | Hook.OPTIMIZER | Hook.NESTED
     assert Hook.DATALOADER in seen.hooks_armed
     assert seen.loader_batches == 2
-    assert "register_optimizer_step_pre_hook" in seen.fault
+    assert "has no attribute 'save'" in seen.fault, "the last one that could not be placed"

@@ -116,7 +116,7 @@ class ControlReader:
 
 
 def _map(path: str, flags: int, protection: int) -> memoryview:
-    fd = os.open(path, flags | os.O_CLOEXEC)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO in its place must not hold us
     try:
         mapped = map_checked(
             fd,

@@ -1,13 +1,18 @@
-"""The shared-memory page of one rank: 16 KiB on tmpfs, one writer (the rank), any number of readers.
+"""The shared-memory page of one rank: 64 KiB on tmpfs, one writer (the rank), any number of readers.
 
     byte      word      what
     0         0..15     identity: written by `page.create` (agent) and once more when the rank claims the page
-    128       16..95    counters and gauges, one aligned native u64 each (`Word`); 31 is where the training thread is
-    768       96..127   step-duration histogram: one counter per bucket, the last one is +Inf, then room to grow
-    1024      128..159  text slot "note": what the user said last (`mark.note`)
-    1280      160..191  text slot "fault": why a part of the probe is off
-    1536      192..511  unused, zero
-    4096      512..2047 ring: the last 192 steps, 64 bytes each, slot = step number % 192
+    128       16..111   counters and gauges, one aligned native u64 each (`Word`); 40 is where the training thread is
+    896       112..127  step-duration histogram: one counter per bucket, the last one is +Inf
+    1024      128..143  the same of the waits for a batch
+    1280      160..191  text slot "note": what the user said last (`mark.note`)
+    1536      192..223  text slot "fault": why a part of the probe is off
+    1792      224..243  copies between CPU and GPU: count, bytes, blocked_ns, gpu_ns for each of COPIES
+    1952      244..259  syncs: calls, blocked_ns for each of SYNCS
+    2080      260..511  unused, zero
+    4096                ring: the last 192 steps, 128 bytes each, slot = step number % 192
+    28672               sites: 96 rows of 256 bytes, one per line of the user's program that copies, waits, ...
+    53248               unused, zero
 
 Words are in native byte order: a page never leaves its machine. Every counter only grows and has one writer, and an
 aligned 8-byte store is one move on x86-64 and aarch64, so a reader never sees half a number, not even after a SIGKILL.
@@ -19,10 +24,13 @@ was written meanwhile. A writer that died in the middle leaves them different fo
 as they are, and skip the record or the text.
 
     step counters  OPENING  STEPS ... PROBE_NS_TOTAL  CLOSING             (mark: number of steps)
-    ring record    +0 mark  +8 start_ns  +16 duration_ns  +24 data_wait_ns  +32 forward_ns  +40 backward_ns
-                   +48 optimizer_ns  +56 samples << 32 | mark & 0xffffffff
+    ring record    +0 mark  +8 start_ns  +16 duration_ns  +24 one word for each phase but the last
+                   +112 samples  +120 mark
                    (mark of step n: n + 1, 0 means never written; other_ns is the rest of duration_ns)
     text slot      +0 mark  +8 length in bytes  +16 UTF-8, at most 232 bytes  +248 mark
+    site row       +0 mark (0: free; stored last)  +8 kind  +16 count  +24 bytes  +32 blocked_ns  +40 gpu_ns
+                   +48 pinned  +56 non_blocking  +64 length in bytes  +72 UTF-8, at most 184 bytes
+                   (rows are only added, and their counters only grow; row 0 takes what comes when the table is full)
 
 A change to anything here is a new `VERSION`; readers refuse any other.
 """
@@ -33,6 +41,8 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 __all__ = [
+    "COPIES",
+    "COPY_WORDS",
     "MAGIC",
     "PAGE_BYTES",
     "PHASES",
@@ -40,9 +50,17 @@ __all__ = [
     "RING_BYTE",
     "RING_RECORD_BYTES",
     "RING_SLOTS",
+    "SITE_BYTE",
+    "SITE_KINDS",
+    "SITE_ROWS",
+    "SITE_ROW_BYTES",
+    "SITE_TEXT_BYTE",
+    "SITE_TEXT_BYTES",
     "STEP_BOUNDS_NS",
     "STEP_BOUNDS_S",
     "STEP_BUCKETS",
+    "SYNCS",
+    "SYNC_WORDS",
     "TEXT_BYTES",
     "VERSION",
     "Hook",
@@ -52,9 +70,9 @@ __all__ = [
     "Word",
 ]
 
-PAGE_BYTES: Final = 16384
+PAGE_BYTES: Final = 65536
 MAGIC: Final = int.from_bytes(b"gpulpage", "little")
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class Word(IntEnum):
@@ -80,49 +98,97 @@ class Word(IntEnum):
     SKIPPED_STEPS = 19
     SAMPLES = 20
     STEP_NS_TOTAL = 21
-    DATA_WAIT_NS_TOTAL = 22
-    FORWARD_NS_TOTAL = 23
-    BACKWARD_NS_TOTAL = 24
-    OPTIMIZER_NS_TOTAL = 25
-    OTHER_NS_TOTAL = 26
-    LAST_STEP_MONOTONIC_NS = 27
-    STEP_SOURCE = 28
-    PROBE_NS_TOTAL = 29
-    CLOSING = 30
+    DATA_WAIT_NS_TOTAL = 22  # the phases, in the order of PHASES
+    H2D_NS_TOTAL = 23
+    FORWARD_NS_TOTAL = 24
+    BACKWARD_NS_TOTAL = 25
+    COMM_NS_TOTAL = 26
+    OPTIMIZER_NS_TOTAL = 27
+    SYNC_NS_TOTAL = 28
+    CHECKPOINT_NS_TOTAL = 29
+    COMPILE_NS_TOTAL = 30
+    GC_NS_TOTAL = 31
+    VALIDATION_NS_TOTAL = 32
+    OTHER_NS_TOTAL = 33
+    LAST_STEP_MONOTONIC_NS = 34
+    STEP_SOURCE = 35
+    PROBE_NS_TOTAL = 36
+    CLOSING = 37
 
     # written at every edge that the training thread passes
-    LAST_EDGE = 31  # CLOCK_MONOTONIC in ns << 3 | Region
+    LAST_EDGE = 40  # CLOCK_MONOTONIC in ns << 3 | Region
 
     # written once each; 0 until then
-    FIRST_STEP_START_NS = 32
-    FIRST_STEP_END_NS = 33
+    FIRST_STEP_START_NS = 41
+    FIRST_STEP_END_NS = 42
 
     # written whenever a batch is asked for or handed out
-    LOADER_BATCHES = 40
-    LOADER_WORKERS_CONFIGURED = 41
-    LOADER_OUTSTANDING = 42
-    LOADER_READY = 43
-    LOADER_REORDER_BLOCKED = 44
+    LOADER_BATCHES = 48
+    LOADER_WORKERS_CONFIGURED = 49  # these five: when a batch was last asked for
+    LOADER_OUTSTANDING = 50
+    LOADER_READY = 51
+    LOADER_REORDER_BLOCKED = 52
+    LOADER_PIN_BACKLOG = 53  # delivered by workers, and not yet by the thread that pins
+    LOADER_WAIT_NS_TOTAL = 54
+    LOADER_TRANSFER_NS_TOTAL = 55  # of it, with a batch ready: unpickling, mapping, pinning
+    LOADER_BLOCKED_NS_TOTAL = 56  # of it, with batches there that waited for an earlier one
+    LOADER_BATCH_BYTES_TOTAL = 57
+    LOADER_EVAL_BATCHES = 58
+
+    # written when it happens, in a step or not
+    GC_COLLECTIONS = 60
+    GC_PAUSE_NS_TOTAL = 61
+    COMPILES = 62
+    COMPILE_PAUSE_NS_TOTAL = 63
+    COMM_CALLS = 64
+    COMM_BLOCKED_NS_TOTAL = 65
+    DDP_COMM_NS = 66  # of one step, as torch's reducer logged it last
+    DDP_OVERLAP_NS = 67
 
     # written at most once a second
-    GPU_ALLOCATED_BYTES = 56
-    GPU_PEAK_ALLOCATED_BYTES = 57
-    GPU_RESERVED_BYTES = 58
+    GPU_ALLOCATED_BYTES = 72
+    GPU_PEAK_ALLOCATED_BYTES = 73
+    GPU_RESERVED_BYTES = 74
+    GPU_PEAK_RESERVED_BYTES = 75
+    GPU_ACTIVE_BYTES = 76
+    GPU_INACTIVE_SPLIT_BYTES = 77
+    GPU_ALLOC_RETRIES = 78
+    GPU_OOMS = 79
+    GPU_PINNED_BYTES = 80
+
+    # of the steps that were timed on the GPU
+    GPU_TIMED_STEPS = 84
+    GPU_STEP_NS_TOTAL = 85
+    GPU_FORWARD_NS_TOTAL = 86
+    GPU_BACKWARD_NS_TOTAL = 87
+    GPU_OPTIMIZER_NS_TOTAL = 88
 
     # written by whoever saves and resumes (`probe.progress`)
-    CHECKPOINT_SAVES = 64  # committed
-    CHECKPOINT_FAILURES = 65
-    CHECKPOINT_STALL_NS_TOTAL = 66
-    CHECKPOINT_LAST_STALL_NS = 67
-    CHECKPOINT_BYTES_TOTAL = 68
-    CHECKPOINT_STEP = 69  # of the newest one committed; means nothing before the first
-    CHECKPOINT_CAPTURED_NS = 70  # CLOCK_MONOTONIC when its state was taken
-    CHECKPOINT_BLOCKING_SINCE_NS = 71  # since when the training thread has been inside a save; 0: it is not
-    RESUMED_STEP = 72  # 0: from nothing
-    LISTENS = 73  # bit 0: ends by itself after a preemption notice
+    CHECKPOINT_SAVES = 92  # committed
+    CHECKPOINT_FAILURES = 93
+    CHECKPOINT_STALL_NS_TOTAL = 94
+    CHECKPOINT_LAST_STALL_NS = 95
+    CHECKPOINT_BYTES_TOTAL = 96
+    CHECKPOINT_STEP = 97  # of the newest one committed; means nothing before the first
+    CHECKPOINT_CAPTURED_NS = 98  # CLOCK_MONOTONIC when its state was taken
+    CHECKPOINT_BLOCKING_SINCE_NS = 99  # since when the training thread has been inside a save; 0: it is not
+    RESUMED_STEP = 100  # 0: from nothing
+    LISTENS = 101  # bit 0: ends by itself after a preemption notice
 
-    # STEP_BUCKETS words; written just before the step counters, so for a microsecond one step ahead of them
-    STEP_HISTOGRAM = 96
+    # what observing costs (`probe.price`)
+    BUDGET_PPM = 104  # of a step: more, and parts are switched off
+    HOOKS_SHED = 105  # bits of Hook that were, for their price
+    UNOBSERVED_STEPS = 106  # steps that were made without the probe, to compare with
+    PRICED_PAIRS = 107  # comparisons that the next two are of; 0: they mean nothing
+    PAIRED_COST_NS = 108  # of a step, two's complement: it may come out below zero
+    PAIRED_ERROR_NS = 109  # standard error of it
+
+    # STEP_BUCKETS words each; the first is written just before the step counters, so for a microsecond one step ahead
+    STEP_HISTOGRAM = 112
+    LOADER_WAIT_HISTOGRAM = 128
+
+    COPY_FIRST = 224
+    SYNC_FIRST = 244
 
 
 STEP_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
@@ -132,8 +198,24 @@ STEP_BOUNDS_NS: Final = tuple(round(bound_s * 1e9) for bound_s in STEP_BOUNDS_S)
 
 STEP_BUCKETS: Final = len(STEP_BOUNDS_S) + 1
 
-PHASES: Final = ("data_wait", "forward", "backward", "optimizer", "other")
-"""Where the time of a step went; the parts sum to the step."""
+PHASES: Final = (
+    *("data_wait", "h2d", "forward", "backward", "comm", "optimizer"),
+    *("sync", "checkpoint", "compile", "gc", "validation", "other"),
+)
+"""Where the time of a step went; the parts sum to the step. comm is what training waited for, not what ran
+beside it."""
+
+COPIES: Final = (("h2d", "pageable"), ("h2d", "pinned"), ("d2h", "pageable"), ("d2h", "pinned"), ("d2d", ""))
+"""Direction and kind of host memory of the copies that are counted apart."""
+
+COPY_WORDS: Final = 4
+"""For each of them, from COPY_FIRST on: count, bytes, blocked_ns, gpu_ns."""
+
+SYNCS: Final = ("item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize", "other")
+"""What the program waited for the GPU by."""
+
+SYNC_WORDS: Final = 2
+"""For each of them, from SYNC_FIRST on: calls, blocked_ns."""
 
 
 class StepSource(IntEnum):
@@ -166,7 +248,9 @@ class Region(IntEnum):
     OPTIMIZER = 5
     """Inside an optimizer's step."""
     OTHER = 6
-    """After an optimizer's step, the end of a dataloader, a batch without gradients, a mark: logging, validation."""
+    """After an optimizer's step, the end of a dataloader, a mark: logging, say."""
+    VALIDATION = 7
+    """After a batch without gradients, until that dataloader ends."""
 
     @classmethod
     def _missing_(cls, value: object) -> Region:  # noqa: ARG003 - the signature is the data model's
@@ -187,17 +271,36 @@ class Hook(IntFlag):
     SAMPLES = 16
     GPU_MEMORY = 32
     GPU_MEMORY_FRACTION = 64
+    NESTED = 128
+    """Garbage collection, compilation, checkpoints, collectives."""
+    COPIES = 256
+    SYNCS = 512
+    WORKERS = 1024
+    FACTS = 2048
+    GPU_TIME = 4096
 
 
 class TextSlot(IntEnum):
     """Byte offset of each text slot."""
 
-    NOTE = 1024
-    FAULT = 1280
+    NOTE = 1280
+    FAULT = 1536
 
 
 TEXT_BYTES: Final = 232
 
 RING_BYTE: Final = 4096
-RING_RECORD_BYTES: Final = 64
+RING_RECORD_BYTES: Final = 128
 RING_SLOTS: Final = 192
+
+SITE_BYTE: Final = 28672
+SITE_ROW_BYTES: Final = 256
+SITE_ROWS: Final = 96
+SITE_TEXT_BYTE: Final = 72
+"""Where the text begins in its row."""
+SITE_TEXT_BYTES: Final = 184
+SITE_KINDS: Final = (
+    *("elsewhere", "h2d", "d2h", "d2d", "item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"),
+    *("built_on_cpu", "loader", "dataparallel", "save", "collective"),
+)
+"""What the line of a site row does; a row has the index."""

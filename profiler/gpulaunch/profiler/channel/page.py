@@ -1,30 +1,30 @@
-"""A rank's page: made by the agent, written by the probe, read by anybody.
-
-The layout is in `layout`; nothing else in the house knows an offset. Writing never blocks and never allocates: the
-whole page is reserved when it is made. Reading needs no help from the writer, so it works on a live, a hung and a
-killed rank alike.
-"""
+"""A rank's page, read: on a live, a hung and a killed rank alike, without help from its writer."""
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.profiler.channel import clock
 from gpulaunch.profiler.channel.layout import (
+    COPIES,
+    COPY_WORDS,
     MAGIC,
     PAGE_BYTES,
     PHASES,
     REGION_BITS,
     RING_BYTE,
-    RING_RECORD_BYTES,
-    RING_SLOTS,
+    SITE_BYTE,
+    SITE_KINDS,
+    SITE_ROW_BYTES,
+    SITE_ROWS,
+    SITE_TEXT_BYTE,
+    SITE_TEXT_BYTES,
     STEP_BUCKETS,
+    SYNC_WORDS,
+    SYNCS,
     TEXT_BYTES,
     VERSION,
     Hook,
@@ -33,127 +33,65 @@ from gpulaunch.profiler.channel.layout import (
     TextSlot,
     Word,
 )
-from gpulaunch.profiler.channel.mapping import make, map_checked
+from gpulaunch.profiler.channel.mapping import Held
+from gpulaunch.profiler.channel.writer import PageBusyError, PageError, PageWriter, create
 
-__all__ = ["PageBusyError", "PageError", "PageReader", "PageSnapshot", "PageWriter", "create", "read"]
+__all__ = [
+    "Copies",
+    "PageBusyError",
+    "PageError",
+    "PageReader",
+    "PageSnapshot",
+    "PageWriter",
+    "SiteRow",
+    "Syncs",
+    "create",
+    "read",
+]
 
-
-class PageError(ValueError):
-    """The file is not a page that this version can read or write; the text says why."""
-
-
-class PageBusyError(PageError):
-    """Another live process is this page's writer."""
-
-
-# Readers use struct in place. The writer never does: pack_into clears its target before it fills it, and a reader or a
-# SIGKILL may come in between. An assignment to a word of a memoryview is one aligned 8-byte store; twenty of them are
-# faster than to pack and to copy, too: between torch's kernels caches are cold, and this code is in use all the time.
 _WORD: Final = struct.Struct("@Q")
 _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
-
-_OPENING: Final = int(Word.OPENING)
-_CLOSING: Final = int(Word.CLOSING)
-_QUEUE: Final = range(Word.LOADER_WORKERS_CONFIGURED, Word.LOADER_REORDER_BLOCKED + 1)
+_SITE: Final = struct.Struct("@9Q")
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
-
+_WAITS: Final = int(Word.LOADER_WAIT_HISTOGRAM)
 _READ_TRIES: Final = 64  # a writer is inside for about 2 us; more than a few tries mean that it died or sleeps in there
-_RECORD_WORDS: Final = RING_RECORD_BYTES // 8
-_U32: Final = (1 << 32) - 1
 
 
-def create(path: str, *, rank: int, local_rank: int, attempt: int) -> None:
-    """Make a zeroed page at `path`, replacing any older one.
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """What was copied in one direction, from or to one kind of host memory."""
 
-    A replaced page stays whole for whoever has it mapped, so a rank of an older attempt cannot write into the new one.
+    count: int
+    size_bytes: int
+    blocked_ns: int
+    """How long the program stood still for them."""
+    gpu_ns: int
+    """How long the GPU was copying: measured in one step of 16, times 16."""
 
-    Raises:
-        OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in the rank later).
-    """
-    at = clock.anchor()
-    make(path, PAGE_BYTES, (MAGIC, VERSION, rank, local_rank, attempt, at.monotonic_ns, at.realtime_ns))
+
+@dataclass(frozen=True, kw_only=True)
+class Syncs:
+    """What the program waited for the GPU by."""
+
+    calls: int
+    blocked_ns: int
 
 
-class PageWriter:
-    """The one writer of a page. Every method is a few stores into memory; none raises once the page is open."""
+@dataclass(frozen=True, kw_only=True)
+class SiteRow:
+    """What one line of the program did so far."""
 
-    def __init__(self, path: str) -> None:
-        """Claim the page for this process.
-
-        Raises:
-            OSError: no such file, or no right to write it.
-            PageError: not a page of this version.
-            PageBusyError: another live process writes it.
-        """
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # A POSIX record lock belongs to the process: forked children do not hold it, the kernel drops it at death.
-            try:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PageBusyError(f"{path}: another process writes this page") from None
-            self._map = _map(self._fd, path, mmap.PROT_READ | mmap.PROT_WRITE)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._bytes = memoryview(self._map)
-        self.words = self._bytes.cast("Q")
-        """Every u64 of the page, to be indexed with `Word`; for single gauges and counters."""
-        self._counters = self.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
-        self._ring = self.words[RING_BYTE // 8 :]
-        if self.words[Word.PID]:
-            # The rank is a script that runs several programs, and an earlier one wrote here: counters start again.
-            cleared = 8 * Word.OPENING
-            self._bytes[cleared:] = bytes(PAGE_BYTES - cleared)
-            self.words[Word.HOOKS_ARMED] = self.words[Word.HOOKS_UNAVAILABLE] = 0
-        self.words[Word.STARTED_NS] = clock.monotonic_ns()
-        self.words[Word.PID] = os.getpid()
-
-    def end_step(self, totals: Sequence[int], bucket: int, closed: int, record: Sequence[int]) -> None:
-        """Publish the end of a step.
-
-        Args:
-            totals: new values of the words STEPS..PROBE_NS_TOTAL, in that order.
-            bucket: index of the duration bucket that `closed` steps fall into.
-            closed: how many steps ended, nearly always 1.
-            record: the last of them: start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns,
-                samples.
-        """
-        words = self.words
-        steps = totals[0]
-        words[_HISTOGRAM + bucket] += closed
-        words[_OPENING] = steps
-        to = self._counters
-        (to[0], to[1], to[2], to[3], to[4], to[5], to[6], to[7], to[8], to[9], to[10], to[11], to[12]) = totals
-        words[_CLOSING] = steps
-
-        to = self._ring
-        at = (steps - 1) % RING_SLOTS * _RECORD_WORDS
-        to[at] = steps
-        to[at + 1], to[at + 2], to[at + 3], to[at + 4], to[at + 5], to[at + 6], samples = record
-        to[at + 7] = (samples & _U32) << 32 | steps & _U32
-
-    def write_queue(self, queue: Sequence[int]) -> None:
-        """Put new values into the words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED, in that order."""
-        for word, value in zip(_QUEUE, queue, strict=True):
-            self.words[word] = value
-
-    def write_text(self, slot: TextSlot, text: str) -> None:
-        """Put `text` into a slot, cut at 232 bytes."""
-        data = text.encode("utf-8", "replace")[:TEXT_BYTES]
-        opening, closing = slot // 8, slot // 8 + 31
-        mark = self.words[opening] + 1
-        self.words[opening] = mark
-        self.words[opening + 1] = len(data)
-        self._bytes[slot + 16 : slot + 16 + len(data)] = data
-        self.words[closing] = mark
-
-    def close(self) -> None:
-        """Let the page go; another process may then claim it."""
-        for view in (self._counters, self._ring, self.words, self._bytes):
-            view.release()
-        self._map.close()
-        os.close(self._fd)
+    kind: str
+    """One of `layout.SITE_KINDS`."""
+    text: str
+    """`path:line function`; empty for all lines that found no row of their own."""
+    count: int
+    size_bytes: int
+    blocked_ns: int
+    gpu_ns: int
+    pinned: int
+    """How many of `count` were from or to pinned memory."""
+    non_blocking: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +137,40 @@ class PageSnapshot:
     loader_outstanding: int
     loader_ready: int
     loader_reorder_blocked: int
+    loader_pin_backlog: int
+    loader_wait_ns_total: int
+    loader_transfer_ns_total: int
+    loader_blocked_ns_total: int
+    loader_batch_bytes_total: int
+    loader_eval_batches: int
+    loader_wait_histogram_counts: tuple[int, ...]
+    """Waits per duration bucket, as `step_histogram_counts`."""
+    gc_collections: int
+    gc_pause_ns_total: int
+    compiles: int
+    compile_pause_ns_total: int
+    comm_calls: int
+    comm_blocked_ns_total: int
+    ddp_comm_ns: int
+    ddp_overlap_ns: int
     gpu_allocated_bytes: int
     gpu_peak_allocated_bytes: int
     gpu_reserved_bytes: int
+    gpu_peak_reserved_bytes: int
+    gpu_active_bytes: int
+    gpu_inactive_split_bytes: int
+    gpu_alloc_retries: int
+    gpu_ooms: int
+    gpu_pinned_bytes: int
+    gpu_timed_steps: int
+    gpu_step_ns_total: int
+    gpu_forward_ns_total: int
+    gpu_backward_ns_total: int
+    gpu_optimizer_ns_total: int
+    copies: Mapping[tuple[str, str], Copies]
+    """By direction and host memory, as in `layout.COPIES`."""
+    syncs: Mapping[str, Syncs]
+    """By `layout.SYNCS`."""
     checkpoint_saves: int
     """Checkpoints that this rank has committed."""
     checkpoint_failures: int
@@ -219,6 +188,18 @@ class PageSnapshot:
     """The step that this rank went on from; 0: from nothing."""
     listens: bool
     """Whether the rank will end by itself after a preemption notice."""
+    budget_ppm: int
+    """Share of a step that observing may cost, in millionths; past it, parts are switched off. 0: no limit."""
+    hooks_shed: Hook
+    """The parts that were."""
+    unobserved_steps: int
+    """Of `steps`: made without the probe, to be compared with those around them."""
+    priced_pairs: int
+    """Comparisons that the next two are of; while it is 0 they mean nothing."""
+    paired_cost_ns: int
+    """By how much steps with the probe are longer than those without: the median, which may be below zero."""
+    paired_error_ns: int
+    """Standard error of that."""
     note: str
     fault: str
 
@@ -227,22 +208,22 @@ class PageReader:
     """Reads one page again and again without opening it each time."""
 
     def __init__(self, path: str) -> None:
-        """Map the page at `path`.
+        """Open the page at `path`.
 
         Raises:
             OSError: no such file, or no right to read it.
             PageError: not a page of this version.
         """
         self.path = path
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._inode = os.fstat(fd).st_ino
-            self._map = _map(fd, path, mmap.PROT_READ)
-        finally:
-            os.close(fd)
+        self._held = Held(path, size_bytes=PAGE_BYTES, magic=MAGIC, version=VERSION, what="page", error=PageError)
 
     def read(self) -> PageSnapshot:
-        """The page now."""
+        """The page now.
+
+        Raises:
+            OSError, PageError: it is not what it was any more: cut short, say.
+        """
+        self._held.check()
         words, consistent = self._stable_words()
         note = self._text(TextSlot.NOTE)
         fault = self._text(TextSlot.FAULT)
@@ -278,9 +259,37 @@ class PageReader:
             loader_outstanding=words[Word.LOADER_OUTSTANDING],
             loader_ready=words[Word.LOADER_READY],
             loader_reorder_blocked=words[Word.LOADER_REORDER_BLOCKED],
+            loader_pin_backlog=words[Word.LOADER_PIN_BACKLOG],
+            loader_wait_ns_total=words[Word.LOADER_WAIT_NS_TOTAL],
+            loader_transfer_ns_total=words[Word.LOADER_TRANSFER_NS_TOTAL],
+            loader_blocked_ns_total=words[Word.LOADER_BLOCKED_NS_TOTAL],
+            loader_batch_bytes_total=words[Word.LOADER_BATCH_BYTES_TOTAL],
+            loader_eval_batches=words[Word.LOADER_EVAL_BATCHES],
+            loader_wait_histogram_counts=words[_WAITS : _WAITS + STEP_BUCKETS],
+            gc_collections=words[Word.GC_COLLECTIONS],
+            gc_pause_ns_total=words[Word.GC_PAUSE_NS_TOTAL],
+            compiles=words[Word.COMPILES],
+            compile_pause_ns_total=words[Word.COMPILE_PAUSE_NS_TOTAL],
+            comm_calls=words[Word.COMM_CALLS],
+            comm_blocked_ns_total=words[Word.COMM_BLOCKED_NS_TOTAL],
+            ddp_comm_ns=words[Word.DDP_COMM_NS],
+            ddp_overlap_ns=words[Word.DDP_OVERLAP_NS],
             gpu_allocated_bytes=words[Word.GPU_ALLOCATED_BYTES],
             gpu_peak_allocated_bytes=words[Word.GPU_PEAK_ALLOCATED_BYTES],
             gpu_reserved_bytes=words[Word.GPU_RESERVED_BYTES],
+            gpu_peak_reserved_bytes=words[Word.GPU_PEAK_RESERVED_BYTES],
+            gpu_active_bytes=words[Word.GPU_ACTIVE_BYTES],
+            gpu_inactive_split_bytes=words[Word.GPU_INACTIVE_SPLIT_BYTES],
+            gpu_alloc_retries=words[Word.GPU_ALLOC_RETRIES],
+            gpu_ooms=words[Word.GPU_OOMS],
+            gpu_pinned_bytes=words[Word.GPU_PINNED_BYTES],
+            gpu_timed_steps=words[Word.GPU_TIMED_STEPS],
+            gpu_step_ns_total=words[Word.GPU_STEP_NS_TOTAL],
+            gpu_forward_ns_total=words[Word.GPU_FORWARD_NS_TOTAL],
+            gpu_backward_ns_total=words[Word.GPU_BACKWARD_NS_TOTAL],
+            gpu_optimizer_ns_total=words[Word.GPU_OPTIMIZER_NS_TOTAL],
+            copies=_copies(words),
+            syncs=_syncs(words),
             checkpoint_saves=words[Word.CHECKPOINT_SAVES],
             checkpoint_failures=words[Word.CHECKPOINT_FAILURES],
             checkpoint_stall_ns_total=words[Word.CHECKPOINT_STALL_NS_TOTAL],
@@ -291,29 +300,38 @@ class PageReader:
             checkpoint_blocking_since_ns=words[Word.CHECKPOINT_BLOCKING_SINCE_NS],
             resumed_step=words[Word.RESUMED_STEP],
             listens=bool(words[Word.LISTENS] & 1),
+            budget_ppm=words[Word.BUDGET_PPM],
+            hooks_shed=Hook(words[Word.HOOKS_SHED]),
+            unobserved_steps=words[Word.UNOBSERVED_STEPS],
+            priced_pairs=words[Word.PRICED_PAIRS],
+            paired_cost_ns=_signed(words[Word.PAIRED_COST_NS]),
+            paired_error_ns=words[Word.PAIRED_ERROR_NS],
             note=note,
             fault=fault,
         )
 
+    def sites(self) -> tuple[SiteRow, ...]:
+        """The lines of the program that were seen to copy, to wait and so on."""
+        table = self._held.piece(SITE_BYTE, SITE_ROWS * SITE_ROW_BYTES)
+        rows = (_site(table, row * SITE_ROW_BYTES) for row in range(SITE_ROWS))
+        return tuple(row for row in rows if row is not None)
+
     def replaced(self) -> bool:
         """True if the path now has another page (a new attempt has begun) or none (the job has ended)."""
-        try:
-            return os.stat(self.path).st_ino != self._inode
-        except FileNotFoundError:
-            return True
+        return self._held.replaced()
 
     def raw(self, offset: int, size: int) -> bytes:
         """Bytes of the page, as they are."""
-        return self._map[offset : offset + size]
+        return self._held.piece(offset, size)
 
     def word(self, index: int) -> int:
         """One u64 of the page."""
-        value: int = _WORD.unpack_from(self._map, 8 * index)[0]
+        value: int = _WORD.unpack(self._held.piece(8 * index, 8))[0]
         return value
 
     def close(self) -> None:
-        """Unmap the page."""
-        self._map.close()
+        """Let the page go."""
+        self._held.close()
 
     def __enter__(self) -> PageReader:
         return self
@@ -326,7 +344,7 @@ class PageReader:
         words: tuple[int, ...] = ()
         for _ in range(_READ_TRIES):
             closing = self.word(Word.CLOSING)
-            words = _WORDS.unpack_from(self._map, 0)
+            words = _WORDS.unpack(self._held.piece(0, _WORDS.size))
             if self.word(Word.OPENING) == closing == words[Word.CLOSING]:
                 return words, True
         return words, False
@@ -352,7 +370,40 @@ def read(path: str) -> PageSnapshot:
         return reader.read()
 
 
-def _map(fd: int, path: str, protection: int) -> mmap.mmap:
-    return map_checked(
-        fd, path, protection, size_bytes=PAGE_BYTES, magic=MAGIC, version=VERSION, what="page", error=PageError
+def _signed(word: int) -> int:
+    """A word that holds a number below zero, too."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _site(table: bytes, at: int) -> SiteRow | None:
+    mark, kind, count, size_bytes, blocked_ns, gpu_ns, pinned, non_blocking, length = _SITE.unpack_from(table, at)
+    if not mark or kind >= len(SITE_KINDS):
+        return None
+    begin = at + SITE_TEXT_BYTE
+    return SiteRow(
+        kind=SITE_KINDS[kind],
+        text=table[begin : begin + min(length, SITE_TEXT_BYTES)].decode("utf-8", "ignore"),
+        count=count,
+        size_bytes=size_bytes,
+        blocked_ns=blocked_ns,
+        gpu_ns=gpu_ns,
+        pinned=pinned,
+        non_blocking=non_blocking,
     )
+
+
+def _copies(words: tuple[int, ...]) -> dict[tuple[str, str], Copies]:
+    found: dict[tuple[str, str], Copies] = {}
+    for index, key in enumerate(COPIES):
+        at = Word.COPY_FIRST + index * COPY_WORDS
+        count, size_bytes, blocked_ns, gpu_ns = words[at : at + COPY_WORDS]
+        found[key] = Copies(count=count, size_bytes=size_bytes, blocked_ns=blocked_ns, gpu_ns=gpu_ns)
+    return found
+
+
+def _syncs(words: tuple[int, ...]) -> dict[str, Syncs]:
+    found: dict[str, Syncs] = {}
+    for index, key in enumerate(SYNCS):
+        calls, blocked_ns = words[Word.SYNC_FIRST + index * SYNC_WORDS :][:SYNC_WORDS]
+        found[key] = Syncs(calls=calls, blocked_ns=blocked_ns)
+    return found

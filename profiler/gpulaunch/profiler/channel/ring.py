@@ -7,17 +7,17 @@ round from one of the round before, and a whole one from one being written.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.channel.layout import RING_BYTE, RING_RECORD_BYTES, RING_SLOTS, Word
+from gpulaunch.profiler.channel.layout import PHASES, RING_BYTE, RING_RECORD_BYTES, RING_SLOTS, Word
 from gpulaunch.profiler.channel.page import PageReader
 
 __all__ = ["StepEvent", "recent", "recent_from"]
 
 _RECORD: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8}Q")
 _TRIES: Final = 8
-_U32: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +29,9 @@ class StepEvent:
     start_ns: int
     """CLOCK_MONOTONIC."""
     duration_ns: int
-    data_wait_ns: int
-    forward_ns: int
-    backward_ns: int
-    optimizer_ns: int
+    phase_ns: Mapping[str, int]
+    """By phase of `layout.PHASES`; they sum to `duration_ns`."""
     samples: int
-
-    @property
-    def other_ns(self) -> int:
-        """What the named phases leave of the step."""
-        return self.duration_ns - self.data_wait_ns - self.forward_ns - self.backward_ns - self.optimizer_ns
 
 
 def recent(path: str) -> list[StepEvent]:
@@ -63,25 +56,21 @@ def _event(reader: PageReader, step: int) -> StepEvent | None:
     """The record of `step`, or None when it never was, is gone, or was left half written."""
     offset = RING_BYTE + (step % RING_SLOTS) * RING_RECORD_BYTES
     for _ in range(_TRIES):
-        closing = reader.word(offset // 8 + 7)
+        closing = reader.word((offset + RING_RECORD_BYTES) // 8 - 1)
         record = reader.raw(offset, RING_RECORD_BYTES)
         opening = reader.word(offset // 8)
         # The second copy is for CPUs that let stores pass each other (aarch64): a record in motion differs between
         # the two.
-        if opening & _U32 == closing & _U32 and record == reader.raw(offset, RING_RECORD_BYTES):
-            mark, start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, last = _RECORD.unpack(
-                record
-            )
+        if opening == closing and record == reader.raw(offset, RING_RECORD_BYTES):
+            mark, start_ns, duration_ns, *rest, samples, _ = _RECORD.unpack(record)
             if mark != step + 1:
                 return None
+            phases = rest[: len(PHASES) - 1]
             return StepEvent(
                 step=step,
                 start_ns=start_ns,
                 duration_ns=duration_ns,
-                data_wait_ns=data_wait_ns,
-                forward_ns=forward_ns,
-                backward_ns=backward_ns,
-                optimizer_ns=optimizer_ns,
-                samples=last >> 32,
+                phase_ns=dict(zip(PHASES, (*phases, duration_ns - sum(phases)), strict=True)),
+                samples=samples,
             )
     return None

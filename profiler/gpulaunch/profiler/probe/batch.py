@@ -1,47 +1,320 @@
-"""What a dataloader tells about itself when it hands out a batch: how many samples, and how its queue stands."""
+"""What a dataloader tells about itself when it is asked for a batch and when it hands one out.
+
+How long the training thread waited is one thing; what for is read off the queue as it stood when the batch was asked
+for. Nothing was there: workers were awaited, and `probe.worker` knows what held them up. Something was there: either it
+was what was wanted, and the time went into getting it across (unpickling, mapping shared memory, pinning), or it has to
+wait for an earlier batch, which another worker is still at (`in_order`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["queue_of", "samples_in"]
+from gpulaunch.profiler.channel.layout import SITE_KINDS, STEP_BUCKETS, Hook, Word
+from gpulaunch.profiler.probe.account import bucket_of
+from gpulaunch.profiler.probe.loaders import Loaders
+from gpulaunch.profiler.probe.whose import is_programs
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.channel.writer import PageWriter
+
+__all__ = ["READY", "SHORT_NS", "LoaderWatch", "queue_of", "size_of"]
 
 _LOOK_DEEP: Final = 4
-_LOOK_WIDE: Final = 4
+_LOOK_AT: Final = 64
+"""Things in a batch that are looked at: a nested batch has no more of them than this in its size."""
+
+SHORT_NS: Final = 1_000_000
+"""A batch that was there is not asked whether it was the one that was wanted, if it came within this."""
+
+_ALIKE: Final = 64
+_LOOK_EVERY: Final = 8
+"""After so many batches in a row that were alike, one of eight is looked at, and the last one of an epoch."""
+
+_TELL_EVERY_NS: Final = 200_000_000  # readers come a few times a second
+
+# Plain numbers: to look a member up in its enum costs as much as to write its word.
+_BATCHES: Final = int(Word.LOADER_BATCHES)
+_EVAL_BATCHES: Final = int(Word.LOADER_EVAL_BATCHES)
+_BATCH_BYTES: Final = int(Word.LOADER_BATCH_BYTES_TOTAL)
+_WAIT_NS: Final = int(Word.LOADER_WAIT_NS_TOTAL)
+_TRANSFER_NS: Final = int(Word.LOADER_TRANSFER_NS_TOTAL)
+_BLOCKED_NS: Final = int(Word.LOADER_BLOCKED_NS_TOTAL)
+_HISTOGRAM: Final = int(Word.LOADER_WAIT_HISTOGRAM)
+_QUEUE_GAUGES: Final = range(Word.LOADER_OUTSTANDING, Word.LOADER_PIN_BACKLOG + 1)
+_KIND: Final = SITE_KINDS.index("loader")
+
+_NEVER: Final = 1 << 62
+_NO_ROW: Final = -1  # nobody saw where the loader was made
+_NO_QUEUE: Final = (0, 0, 0, 0, 0)
+
+# What was there when a batch was asked for.
+_NOTHING: Final = 0
+READY: Final = 1
+_BLOCKED: Final = 2
 
 
-def samples_in(batch: Any, tensor: type[Any]) -> int:
-    """The first tensor's leading dimension, looking a few levels into lists, tuples and mappings; 0 if none."""
-    kind = type(batch)
-    first = batch[0] if (kind is list or kind is tuple) and batch else batch
-    if type(first) is tensor:  # what default_collate makes; four times as fast as to look around
-        shape = first.shape
-        if shape:
-            samples: int = shape[0]
-            return samples
-    return _samples_in(batch, tensor, _LOOK_DEEP)
+class LoaderWatch:
+    """Counts what the loops of a rank get from their dataloaders, and what they wait for. Raises nothing."""
+
+    __slots__ = (
+        "_alike",
+        "_batch_bytes",
+        "_batches",
+        "_blocked_ns",
+        "_bucket",
+        "_counts",
+        "_entered",
+        "_eval_batches",
+        "_last",
+        "_length",
+        "_looks_in",
+        "_looks_up",
+        "_queue_due_ns",
+        "_reads_queue",
+        "_row",
+        "_rows",
+        "_shape",
+        "_size_bytes",
+        "_tell_due_ns",
+        "_tensor",
+        "_told_queue",
+        "_transfer_ns",
+        "_unavailable",
+        "_wait_ns",
+        "_words",
+        "_writer",
+        "bucket_from",
+        "bucket_to",
+        "iterator",
+        "loaders",
+        "look_at",
+        "plain",
+        "plain_ns",
+        "ready_ns",
+        "samples",
+    )
+
+    def __init__(self, writer: PageWriter, unavailable: Callable[[Hook, str], None], tensor: type[Any]) -> None:
+        self.loaders = Loaders()
+        self._writer = writer
+        self._words = writer.words
+        self._unavailable = unavailable
+        self._tensor = tensor
+        self._queue_due_ns = self._tell_due_ns = 0
+        self._told_queue = False
+        self._reads_queue = self._looks_in = self._looks_up = True
+        self.iterator = 0
+        """The one that handed out a batch last (its `id`)."""
+        self._row = _NO_ROW  # where it was made
+        self._shape: Any = None  # of the first tensor of the batch looked at last, how many there were, and how many
+        self._length = self._alike = 0  # batches were of its size
+        self.samples = self._size_bytes = 0
+        self.look_at = 0
+        """Number, in its epoch, of the next batch that is no plain one."""
+        self._last = 0  # number of the last one
+        self.plain = self.plain_ns = self.ready_ns = 0
+        """Plain batches since the last other one: like that one in size, not waited for longer than the same bucket of
+        the histogram has; how long they were waited for, and how long those that were ready."""
+        self._rows: dict[str, int] = {}
+
+        # what there was so far; put in the page by `_tell`, and what of it is entered at lines by `flush`
+        self._batches = self._eval_batches = self._batch_bytes = 0
+        self._wait_ns = self._transfer_ns = self._blocked_ns = 0
+        self._counts = [0] * STEP_BUCKETS
+        self._bucket = self.bucket_from = self.bucket_to = 0
+        self._entered = 0, 0, 0
+
+    def asked(self, iterator: Any, now_ns: int) -> int:
+        """A batch is asked for.
+
+        Returns:
+            What `handed` wants to know of this moment.
+        """
+        if not self._reads_queue:
+            return _NOTHING
+        try:
+            if not iterator._num_workers:
+                return _NOTHING
+            queue = queue_of(iterator)
+        except Exception as error:
+            if is_programs(error):
+                raise
+            self._reads_queue = False
+            self._unavailable(Hook.LOADER_QUEUE, repr(error))
+            return _NOTHING
+        if now_ns >= self._queue_due_ns:
+            self._queue_due_ns = now_ns + _TELL_EVERY_NS
+            self._writer.write_queue(queue)
+            self._told_queue = True
+        _, _, ready, blocked, backlog = queue
+        if blocked:
+            return _BLOCKED
+        return READY if ready or backlog else _NOTHING
+
+    # What makes a batch a plain one is written out in `edges.tap_next`: it is at work in nearly every step.
+
+    def handed(self, iterator: Any, batch: Any, asked: int, now_ns: int, wait_ns: int, trains: bool) -> int:
+        """A batch is handed out, and it is not a plain one.
+
+        Args:
+            iterator: the dataloader's.
+            batch: what it gives.
+            asked: what `asked` said.
+            now_ns: the time now.
+            wait_ns: how long the training thread stood in `next`; -1: it was another thread.
+            trains: False when gradients are off.
+
+        Returns:
+            How many samples the batch has; 0 if that cannot be seen.
+        """
+        number = 0
+        if wait_ns >= 0 and self._looks_up:
+            try:
+                number = iterator._num_yielded
+                if number == 1 or id(iterator) != self.iterator:
+                    self._turn_to(iterator, trains)
+            except Exception as error:
+                if is_programs(error):
+                    raise
+                self._looks_up = False
+                self._unavailable(Hook.FACTS, repr(error))
+        self._count_plain()
+        self._batches += 1
+        if not trains:
+            self._eval_batches += 1
+        if number and number < self.look_at:
+            samples = self.samples
+            self._batch_bytes += self._size_bytes
+        else:
+            samples = self._look(batch, number)
+        if wait_ns >= 0:
+            self._wait_ns += wait_ns
+            if not self.bucket_from < wait_ns <= self.bucket_to:
+                self._bucket, self.bucket_from, self.bucket_to = bucket_of(wait_ns)
+            self._counts[self._bucket] += 1
+            if asked:
+                # A batch in the queue need not be the one that is wanted: if it was not, it has been put aside by now.
+                if asked == _BLOCKED or _put_aside(iterator):
+                    self._blocked_ns += wait_ns
+                else:
+                    self._transfer_ns += wait_ns
+        if now_ns >= self._tell_due_ns:
+            self._tell_due_ns = now_ns + _TELL_EVERY_NS
+            self._tell()
+        return samples
+
+    def flush(self) -> None:
+        """Put everything in the page, and enter at the loader's line what has come since that was done last: not for
+        each batch, which would cost more than all else that is done for one."""
+        self._tell()
+        now = self._batches, self._batch_bytes, self._wait_ns
+        (batches, size_bytes, wait_ns), self._entered = self._entered, now
+        if self._row != _NO_ROW and now[0] > batches:
+            self._writer.site(
+                self._row, count=now[0] - batches, size_bytes=now[1] - size_bytes, blocked_ns=now[2] - wait_ns
+            )
+
+    def passed(self, iterator: Any, batch: Any, trains: bool) -> int:
+        """A batch is handed out, and only counted; how many samples it has."""
+        self._count_plain()
+        self._batches += 1
+        if not trains:
+            self._eval_batches += 1
+        number = getattr(iterator, "_num_yielded", 0) if id(iterator) == self.iterator else 0
+        if 0 < number < self.look_at:
+            self._batch_bytes += self._size_bytes
+            return self.samples
+        return self._look(batch, number)
+
+    def evaluated(self, batches: int, trains: bool) -> None:
+        """So many of the last batches were not trained on; `trains`: others of their dataset are."""
+        self._eval_batches += batches
+        if not trains:
+            self.loaders.evaluated()
+
+    def do_without(self, hook: Hook) -> None:
+        """Read the queue no more, or look into batches no more: it costs too much."""
+        if hook is Hook.LOADER_QUEUE:
+            self._reads_queue = False
+            for word in _QUEUE_GAUGES:  # what nobody reads any more is not to stand there for ever
+                self._words[word] = 0
+        else:
+            self._count_plain()
+            self._looks_in = False
+            self.samples = self._size_bytes = self.look_at = 0
+
+    def _tell(self) -> None:
+        """Put the counters in the page."""
+        self._count_plain()
+        words = self._words
+        words[_BATCHES] = self._batches
+        words[_EVAL_BATCHES] = self._eval_batches
+        words[_BATCH_BYTES] = self._batch_bytes
+        words[_WAIT_NS] = self._wait_ns
+        words[_TRANSFER_NS] = self._transfer_ns
+        words[_BLOCKED_NS] = self._blocked_ns
+        for bucket, count in enumerate(self._counts, _HISTOGRAM):
+            words[bucket] = count
+
+    def _count_plain(self) -> None:
+        """Enter the plain batches: those since the last other one that were like it."""
+        plain, self.plain = self.plain, 0
+        self._wait_ns += self.plain_ns
+        self._transfer_ns += self.ready_ns
+        self.plain_ns = self.ready_ns = 0
+        self._batches += plain
+        self._batch_bytes += plain * self._size_bytes
+        self._counts[self._bucket] += plain
+
+    def _look(self, batch: Any, number: int) -> int:
+        """Look into the batch of this number in its epoch (0: not known), and say when to look again."""
+        if not self._looks_in:
+            self.look_at = _NEVER
+            return 0
+        try:
+            first: Any = batch[0] if type(batch) is list and batch else None
+            shape = first.shape if type(first) is self._tensor else None
+            if shape is not None and shape == self._shape and len(batch) == self._length:
+                self._alike += 1
+            else:
+                self._shape, self._length = shape, 0 if shape is None else len(batch)
+                size = size_of(batch, self._tensor)
+                self._alike = self._alike + 1 if size == (self.samples, self._size_bytes) else 0
+                self.samples, self._size_bytes = size
+        except Exception as error:  # a type of the user's own may do anything when it is looked into
+            if is_programs(error):
+                raise
+            self._looks_in = False
+            self.samples = self._size_bytes = 0
+            self._unavailable(Hook.SAMPLES, repr(error))
+        self._batch_bytes += self._size_bytes
+        self.look_at = min(number + _LOOK_EVERY, self._last) if self._alike >= _ALIKE and self._last else 0
+        return self.samples
+
+    def _turn_to(self, iterator: Any, trains: bool) -> None:
+        """Another loader than before is used, or another epoch begins."""
+        self.flush()
+        if trains and self._told_queue and not iterator._num_workers:  # what was told is evaluation's
+            self._told_queue = False
+            self._writer.write_queue(_NO_QUEUE)
+        where = self.loaders.used(iterator, trains)
+        row = self._rows.get(where)
+        if row is None:
+            row = self._rows[where] = self._writer.add_site(_KIND, where) if where else _NO_ROW
+        self.iterator, self._row = id(iterator), row
+        self.look_at, self._last = 0, length_of(iterator)
 
 
-def _samples_in(batch: Any, tensor: type[Any], depth: int) -> int:
-    if isinstance(batch, tensor):
-        shape = batch.shape
-        return int(shape[0]) if len(shape) else 0
-    if depth and isinstance(batch, (list, tuple, Mapping)):
-        items = iter(batch.values()) if isinstance(batch, Mapping) else iter(batch)
-        for _, item in zip(range(_LOOK_WIDE), items, strict=False):
-            samples = _samples_in(item, tensor, depth - 1)
-            if samples:
-                return samples
-    return 0
-
-
-def queue_of(iterator: Any) -> tuple[int, int, int, int]:
+def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
     """The queue behind the iterator of a dataloader with workers (torch 2.6 to 2.13 keep it in these fields).
 
     Returns:
-        The page's words LOADER_WORKERS_CONFIGURED..LOADER_REORDER_BLOCKED: worker processes; batches asked of them and
-        not yet received; batches that are there; and how many of those wait for an earlier one that is not.
+        The page's words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG: worker processes; batches asked of them and not
+        yet received; batches that are there; how many of those wait for an earlier one that is not; and batches that
+        workers have delivered to the thread that pins.
 
     Raises:
         AttributeError, TypeError: this torch keeps it elsewhere.
@@ -49,9 +322,77 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int]:
     """
     tasks = iterator._task_info  # index -> (worker,), and (worker, data) once it has arrived out of order
     outstanding = iterator._tasks_outstanding
-    queued = iterator._data_queue.qsize()
+    queue, delivered = iterator._data_queue, iterator._worker_result_queue
+    queued = queue.qsize()
+    backlog = 0 if delivered is queue else delivered.qsize()
     if len(tasks) <= outstanding:  # nothing out of order, as usual: spared the walk
-        return iterator._num_workers, outstanding, queued, 0
+        return iterator._num_workers, outstanding, queued, 0, backlog
     arrived = [index for index, task in tasks.items() if len(task) == 2]
     blocked = 0 if iterator._rcvd_idx in arrived else len(arrived)
-    return iterator._num_workers, outstanding, queued + len(arrived), blocked
+    return iterator._num_workers, outstanding, queued + len(arrived), blocked, backlog
+
+
+def length_of(iterator: Any) -> int:
+    """Batches in an epoch, where torch alone decides that; 0 where a sampler or a dataset of the user's own does."""
+    batches = iterator._index_sampler
+    sampler = getattr(batches, "sampler", None)
+    torchs = all(type(each).__module__.startswith("torch.utils.data.") for each in (batches, sampler))
+    return len(batches) if torchs and iterator._dataset_kind == 0 else 0  # 0: torch's _DatasetKind.Map
+
+
+def _put_aside(iterator: Any) -> bool:
+    """Whether batches have arrived that an earlier one keeps waiting."""
+    tasks = iterator._task_info
+    return len(tasks) > iterator._tasks_outstanding and any(len(task) == 2 for task in tasks.values())
+
+
+def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
+    """Samples and bytes: the first tensor's leading dimension, and all tensors in lists, tuples, mappings; 0 if none.
+
+    It looks a few levels deep, and at the first `_LOOK_AT` things.
+    """
+    kind = type(batch)
+    items = batch.values() if kind is dict else batch if kind is list or kind is tuple else ()
+    if 0 < len(items) <= _LOOK_AT:  # what default_collate makes; a fraction of the price of looking around
+        samples = size_bytes = 0
+        try:
+            for item in items:
+                if type(item) is not tensor:
+                    break
+                size_bytes += item.nbytes
+                if not samples:
+                    shape = item.shape
+                    samples = shape[0] if shape else 0
+            else:
+                return samples, size_bytes
+        except RuntimeError:
+            pass  # sparse: it has no such size
+    return _Look(tensor).around(batch)
+
+
+class _Look:
+    """One look around in a batch."""
+
+    __slots__ = ("_left", "_samples", "_size_bytes", "_tensor")
+
+    def __init__(self, tensor: type[Any]) -> None:
+        self._tensor = tensor
+        self._left = _LOOK_AT
+        self._samples = self._size_bytes = 0
+
+    def around(self, batch: Any) -> tuple[int, int]:
+        self._at(batch, _LOOK_DEEP)
+        return self._samples, self._size_bytes
+
+    def _at(self, thing: Any, depth: int) -> None:
+        self._left -= 1
+        if isinstance(thing, self._tensor):
+            with suppress(RuntimeError):  # a sparse one has no such size
+                self._size_bytes += int(thing.nbytes)
+            if not self._samples and len(thing.shape):
+                self._samples = int(thing.shape[0])
+        elif depth and isinstance(thing, (list, tuple, Mapping)):
+            for item in thing.values() if isinstance(thing, Mapping) else thing:
+                if self._left <= 0:
+                    break
+                self._at(item, depth - 1)

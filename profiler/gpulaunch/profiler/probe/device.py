@@ -1,32 +1,102 @@
-"""The GPU of a rank: allocator statistics, and the cap on its memory. A rank without CUDA costs nothing here."""
+"""The GPU of a rank: whether there may be one, what torch's allocator holds, the cap on it, and its state when it has
+no more. A rank without CUDA costs nothing here."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from time import monotonic
+from typing import Any, Final
 
-__all__ = ["GpuMemory", "apply_gpu_memory_fraction", "memory_of"]
+from gpulaunch.profiler.channel.layout import Word
+
+__all__ = [
+    "SNAPSHOT_FILE",
+    "GpuMemory",
+    "accelerator_types",
+    "apply_gpu_memory_fraction",
+    "memory_of",
+    "watch_out_of_memory",
+    "write_memory",
+]
+
+SNAPSHOT_FILE: Final = "gpu-memory.pickle"
+"""What the allocator held when memory ran out, beside the rank's error file; pytorch.org/memory_viz shows it."""
+
+_DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
+"""NVIDIA, AMD, a GPU under WSL, NVIDIA Jetson."""
+
+_SNAPSHOTS_AT_ONCE: Final = 3
+_SNAPSHOT_EVERY_S: Final = 60.0
+
+
+def accelerator_types(
+    torch: Any, environ: Mapping[str, str], exists: Callable[[str], bool] = os.path.exists
+) -> frozenset[str]:
+    """The types of device that count as accelerators here; empty where there can be none. Initialises nothing.
+
+    GPULAUNCH_DEVICE_TYPES names others, for tests: torch's own `meta` needs no hardware.
+    """
+    named = environ.get("GPULAUNCH_DEVICE_TYPES", "")
+    if named:
+        return frozenset(kind.strip() for kind in named.split(","))
+    built_for_gpus = torch.version.cuda is not None or getattr(torch.version, "hip", None) is not None
+    return frozenset({"cuda"} if built_for_gpus and any(map(exists, _DRIVER_FILES)) else ())
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """What torch's caching allocator holds on the rank's current device."""
+    """What torch's caching allocators hold on the rank's current device, in the order of the words in the page."""
 
     allocated_bytes: int
     peak_allocated_bytes: int
     reserved_bytes: int
+    peak_reserved_bytes: int
+    active_bytes: int
+    """Allocated, or free again and waiting for a stream to be done with it."""
+    inactive_split_bytes: int
+    """Free, but only as a part of a block: what fragmentation costs."""
+    alloc_retries: int
+    """Times that it gave all free blocks back to the driver, and asked it again."""
+    ooms: int
+    pinned_bytes: int
+    """Of the host, as torch's allocator of pinned memory holds it; 0 where this torch does not tell."""
 
 
 def memory_of(cuda: Any) -> GpuMemory | None:
-    """The allocator's figures through `torch.cuda`, or None while CUDA is not initialised (never initialises it)."""
+    """The allocators' figures through `torch.cuda`, or None while CUDA is not initialised (never initialises it)."""
     if not cuda.is_initialized():
         return None
     # One nested read gives what memory_allocated, max_memory_allocated and memory_reserved each build anew.
     stats = cuda.memory_stats_as_nested_dict()
-    allocated = stats["allocated_bytes"]["all"]
-    return GpuMemory(allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["current"])
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return GpuMemory(
+        allocated_bytes=allocated["current"],
+        peak_allocated_bytes=allocated["peak"],
+        reserved_bytes=reserved["current"],
+        peak_reserved_bytes=reserved["peak"],
+        active_bytes=stats["active_bytes"]["all"]["current"],
+        inactive_split_bytes=stats["inactive_split_bytes"]["all"]["current"],
+        alloc_retries=stats["num_alloc_retries"],
+        ooms=stats["num_ooms"],
+        pinned_bytes=_pinned_bytes(cuda),
+    )
+
+
+def _pinned_bytes(cuda: Any) -> int:
+    """torch 2.6 does not tell; later ones do, and have changed once how."""
+    tell = getattr(cuda, "host_memory_stats_as_nested_dict", None)
+    figures = tell().get("allocated_bytes", {}) if tell is not None else {}
+    return int(figures.get("all", figures).get("current", 0))
+
+
+def write_memory(words: memoryview, cuda: Any) -> None:
+    """Put the figures into the page, if CUDA is in use."""
+    memory = memory_of(cuda)
+    if memory is not None:
+        for word, value in enumerate(astuple(memory), Word.GPU_ALLOCATED_BYTES):
+            words[word] = value
 
 
 def apply_gpu_memory_fraction(cuda: Any, environ: Mapping[str, str], failed: Callable[[str], None]) -> bool:
@@ -49,20 +119,31 @@ def apply_gpu_memory_fraction(cuda: Any, environ: Mapping[str, str], failed: Cal
     except ValueError as error:
         failed(f"no GPU memory cap: {error}")
         return False
+    return _once_initialized(
+        cuda, lambda: _cap_own_device(cuda, fraction, local_rank), lambda why: failed(f"no GPU memory cap: {why}")
+    )
+
+
+def _once_initialized(cuda: Any, call: Callable[[], None], failed: Callable[[str], None]) -> bool:
+    """Have `call` called when CUDA has been initialised in this process; `failed` is told what it raises.
+
+    Returns:
+        True if it has been queued.
+    """
     owner_pid = os.getpid()
 
-    def cap() -> None:
+    def guarded() -> None:
         if os.getpid() != owner_pid:
             return  # a dataloader worker that uses CUDA is not the rank
         try:
-            _cap_own_device(cuda, fraction, local_rank)
+            call()
         except Exception as error:  # an exception here would make the user's first CUDA call fail
-            failed(f"no GPU memory cap: {error}")
+            failed(str(error))
 
     try:
-        cuda._lazy_call(cap)
+        cuda._lazy_call(guarded)
     except Exception as error:
-        failed(f"no GPU memory cap: {error}")
+        failed(str(error))
         return False
     return True
 
@@ -82,3 +163,64 @@ def _cap_own_device(cuda: Any, fraction: float, local_rank: int) -> None:
     if device != before:
         # Unlike set_device, this does not create a context on the device that it goes back to.
         cuda._maybe_exchange_device(before)
+
+
+def watch_out_of_memory(
+    torch: Any, words: memoryview, environ: Mapping[str, str], failed: Callable[[str], None]
+) -> bool:
+    """When GPU memory runs out, put the allocator's figures into the page and its state beside the rank's error file.
+
+    Args:
+        torch: the rank's torch.
+        words: the rank's page.
+        environ: where TORCHELASTIC_ERROR_FILE stands; without it there is no state written.
+        failed: is told if this cannot be done.
+
+    Returns:
+        True if it will be, once CUDA is initialised.
+    """
+    error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
+    directory = os.path.dirname(os.path.abspath(error_file)) if error_file else ""
+    observer = _OutOfMemory(torch.cuda, words, directory)
+    # The allocator has nobody to tell before CUDA is initialised: whoever is attached earlier is forgotten.
+    return _once_initialized(torch.cuda, lambda: torch._C._cuda_attach_out_of_memory_observer(observer.seen), failed)
+
+
+class _OutOfMemory:
+    """Called by the allocator, with none of its locks held, before the exception is thrown.
+
+    Some programs run out of memory on purpose, to find the batch size that fits. So there are not many snapshots, and
+    the last one stays.
+    """
+
+    def __init__(self, cuda: Any, words: memoryview, directory: str) -> None:
+        self._cuda = cuda
+        self._words = words
+        self._directory = directory
+        self._owner_pid = os.getpid()
+        self._written = 0
+        self._last_s = 0.0
+
+    def seen(self, _device: int, _asked_bytes: int, _total_bytes: int, _free_bytes: int) -> None:
+        """Memory has run out."""
+        try:
+            if os.getpid() != self._owner_pid:
+                return
+            write_memory(self._words, self._cuda)
+            now_s = monotonic()
+            if self._directory and (self._written < _SNAPSHOTS_AT_ONCE or now_s - self._last_s >= _SNAPSHOT_EVERY_S):
+                self._written += 1
+                self._last_s = now_s
+                self._save(os.path.join(self._directory, SNAPSHOT_FILE))
+        except Exception:  # noqa: S110 - it would take the place of the exception that the program is about to get
+            pass
+
+    def _save(self, path: str) -> None:
+        making = f"{path}.{os.getpid()}.new"
+        os.close(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        try:
+            self._cuda.memory._dump_snapshot(making)
+            os.rename(making, path)
+        except BaseException:
+            os.unlink(making)
+            raise

@@ -1,17 +1,19 @@
 """How the probe gets into a rank: torch calls `arm` at the end of its import (entry point group torch.backends).
 
 A rank that is forked after the import calls it itself, once its environment is set. Everything else that imports torch
-calls it too: the fork server, dataloader workers, programs outside a run. For those it does nothing.
+calls it too: the fork server, dataloader workers, programs outside a run. For those it does nothing, but that workers
+of a rank measure themselves.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpulaunch.profiler.probe.edges import Probe
+    from gpulaunch.profiler.probe.state import Probe
 
 __all__ = ["arm", "current"]
 
@@ -28,13 +30,18 @@ def arm() -> None:
     global _armed_pid
     try:
         torch = sys.modules.get("torch")
-        if torch is None or "RANK" not in os.environ or _armed_pid == os.getpid() or _is_helper_process():
+        if torch is None or "RANK" not in os.environ or _armed_pid == os.getpid():
+            return
+        observes = "GPULAUNCH_CHANNEL_DIR" in os.environ and os.environ.get("GPULAUNCH_PROFILE") != "off"
+        if _is_helper_process():
+            if observes:
+                _observe_worker(torch)
             return
         if "GPULAUNCH_CONTROL" in os.environ:
             from gpulaunch.profiler.probe.tempdir import keep_sockets_together
 
             keep_sockets_together()
-        if "GPULAUNCH_CHANNEL_DIR" in os.environ and os.environ.get("GPULAUNCH_PROFILE") != "off":
+        if observes:
             _armed_pid = os.getpid()
             _observe(torch)
         if "GPULAUNCH_GPU_MEMORY_FRACTION" in os.environ:
@@ -53,17 +60,30 @@ def _observe(torch: Any) -> None:
     """Claim this rank's page and place the hooks."""
     global _probe
     from gpulaunch.profiler.channel.page import PageBusyError, PageWriter
-    from gpulaunch.profiler.probe.edges import Probe
     from gpulaunch.profiler.probe.hooks import Hooks
+    from gpulaunch.profiler.probe.state import Probe
 
     path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"rank-{int(os.environ['RANK'])}.bin")
     try:
         writer = PageWriter(path)
-    except (FileNotFoundError, PageBusyError):
-        return  # left over from a run that has ended; or a program that the rank has started, with its environment
+    except FileNotFoundError:
+        return  # left over from a run that has ended
+    except PageBusyError:
+        _observe_worker(
+            torch
+        )  # a program that the rank has started, with its environment: a fork server of its workers?
+        return
     _probe = Probe(writer, torch)
     os.register_at_fork(after_in_child=_probe.off)
+    atexit.register(_probe.ended)
     Hooks(_probe, torch).place()
+
+
+def _observe_worker(torch: Any) -> None:
+    """Have this process measure itself, should it turn out to be a dataloader worker of the rank, or to fork one."""
+    from gpulaunch.profiler.probe.worker import arm_worker
+
+    arm_worker(torch)
 
 
 def _cap_gpu_memory(torch: Any) -> None:

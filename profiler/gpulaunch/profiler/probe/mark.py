@@ -11,7 +11,20 @@ from gpulaunch.profiler.probe.inject import current
 
 __all__ = ["note", "phase", "step"]
 
-Phase = Literal["data_wait", "forward", "backward", "optimizer", "other"]
+Phase = Literal[
+    "data_wait",
+    "h2d",
+    "forward",
+    "backward",
+    "comm",
+    "optimizer",
+    "sync",
+    "checkpoint",
+    "compile",
+    "gc",
+    "validation",
+    "other",
+]
 
 
 def step() -> None:

@@ -2,7 +2,7 @@
 
 For `gpulaunch.checkpoint`. Nothing here raises or waits; without an armed probe all of it does nothing. Any thread may
 tell of a commit or a failure. The thread that told `checkpoint_began` is held to stand still from then on, until it
-tells of a stall, a commit or a failure itself.
+tells of a stall, a commit or a failure itself; if it is the training thread, that time is its step's "checkpoint".
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from time import monotonic_ns
-from typing import Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.probe.inject import current
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.probe.state import Probe
 
 __all__ = ["checkpoint_began", "checkpoint_failed", "checkpoint_saved", "checkpoint_stalled", "listens", "resumed"]
 
@@ -24,83 +27,89 @@ P = ParamSpec("P")
 # A background thread may commit while the training thread stands still for the next save. No lock: Python does not
 # change threads within `words[...] += n`, and where it has no lock of its own a lost count is the whole damage.
 _stands_still = 0  # the thread that is inside a save; get_ident is never 0
+_nested_before_ns = 0  # what the step machine had nested when it went in
 
 
-def _told(tell: Callable[Concatenate[memoryview, P], None]) -> Callable[P, None]:
-    """Give `tell` the words of this rank's page, if it has one; a value that fits into no word is left out."""
+def _told(tell: Callable[Concatenate[Probe, P], None]) -> Callable[P, None]:
+    """Give `tell` the probe of this rank, if it has one; a value that fits into no word is left out."""
 
     @functools.wraps(tell)
     def told(*args: P.args, **kwargs: P.kwargs) -> None:
         with suppress(Exception):
             probe = current()
             if probe is not None:
-                tell(probe.writer.words, *args, **kwargs)
+                tell(probe, *args, **kwargs)
 
     return told
 
 
 @_told
-def checkpoint_began(words: memoryview) -> None:
+def checkpoint_began(probe: Probe) -> None:
     """This thread, the training thread, stands still for a save from here on."""
-    global _stands_still
-    _stands_still = get_ident()
-    words[Word.CHECKPOINT_BLOCKING_SINCE_NS] = monotonic_ns()
+    global _stands_still, _nested_before_ns
+    probe.bare.end()
+    _stands_still, _nested_before_ns = get_ident(), probe.machine.nested_ns
+    probe.writer.words[Word.CHECKPOINT_BLOCKING_SINCE_NS] = monotonic_ns()
 
 
 @_told
-def checkpoint_stalled(words: memoryview, stall_ns: int) -> None:
+def checkpoint_stalled(probe: Probe, stall_ns: int) -> None:
     """The training thread goes on; it stood still for `stall_ns`. The save itself may still be under way."""
-    _add_stall(words, stall_ns)
-    _goes_on(words)
+    _goes_on(probe)
+    _add_stall(probe, stall_ns)
 
 
 @_told
-def checkpoint_saved(words: memoryview, *, step: int, captured_ns: int, stall_ns: int, size_bytes: int) -> None:
+def checkpoint_saved(probe: Probe, *, step: int, captured_ns: int, stall_ns: int, size_bytes: int) -> None:
     """A checkpoint is committed.
 
     Args:
-        words: is filled in; not an argument for the caller.
+        probe: is filled in; not an argument for the caller.
         step: the step it is of.
         captured_ns: CLOCK_MONOTONIC when the state in it was taken.
         stall_ns: how long the training thread stood still for it, as far as `checkpoint_stalled` has not told it.
         size_bytes: what this rank wrote.
     """
+    _goes_on(probe)
     if stall_ns:
-        _add_stall(words, stall_ns)
+        _add_stall(probe, stall_ns)
+    words = probe.writer.words
     words[Word.CHECKPOINT_BYTES_TOTAL] += size_bytes
     words[Word.CHECKPOINT_STEP] = step
     words[Word.CHECKPOINT_CAPTURED_NS] = captured_ns
     words[Word.CHECKPOINT_SAVES] += 1
-    _goes_on(words)
 
 
 @_told
-def checkpoint_failed(words: memoryview) -> None:
+def checkpoint_failed(probe: Probe) -> None:
     """A save came to nothing; training goes on."""
-    words[Word.CHECKPOINT_FAILURES] += 1
-    _goes_on(words)
+    _goes_on(probe)
+    probe.writer.words[Word.CHECKPOINT_FAILURES] += 1
 
 
 @_told
-def resumed(words: memoryview, step: int) -> None:
+def resumed(probe: Probe, step: int) -> None:
     """This rank goes on from a checkpoint of this step."""
-    words[Word.RESUMED_STEP] = step
+    probe.writer.words[Word.RESUMED_STEP] = step
 
 
 @_told
-def listens(words: memoryview) -> None:
+def listens(probe: Probe) -> None:
     """This rank will end by itself after a preemption notice."""
-    words[Word.LISTENS] |= 1
+    probe.writer.words[Word.LISTENS] |= 1
 
 
-def _add_stall(words: memoryview, stall_ns: int) -> None:
-    words[Word.CHECKPOINT_STALL_NS_TOTAL] += stall_ns
-    words[Word.CHECKPOINT_LAST_STALL_NS] = stall_ns
+def _add_stall(probe: Probe, stall_ns: int) -> None:
+    probe.writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] += stall_ns
+    probe.writer.words[Word.CHECKPOINT_LAST_STALL_NS] = stall_ns
 
 
-def _goes_on(words: memoryview) -> None:
+def _goes_on(probe: Probe) -> None:
     """The training thread stands still no longer, if this is it."""
     global _stands_still
-    if get_ident() == _stands_still:
-        _stands_still = 0
-        words[Word.CHECKPOINT_BLOCKING_SINCE_NS] = 0
+    if get_ident() != _stands_still:
+        return
+    _stands_still = 0
+    words = probe.writer.words
+    since_ns, words[Word.CHECKPOINT_BLOCKING_SINCE_NS] = words[Word.CHECKPOINT_BLOCKING_SINCE_NS], 0
+    probe.stood_still(since_ns, _nested_before_ns)

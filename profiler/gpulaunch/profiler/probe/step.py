@@ -7,9 +7,13 @@ engine, and of an optimizer's step. The time between two edges belongs to one ph
     before a backward enter    forward
     before a backward exit     backward
     before an optimizer exit   optimizer
-    anything else              other: gradient clipping, logging, validation, checkpoints
+    from a loader exit on, of  validation: a batch without gradients, or batches that ran out without a backward
+    a batch not for training
+    anything else              other: gradient clipping, logging
 
-`other` is what the named phases leave of a step, so the parts always sum to the step.
+What has a beginning and an end of its own lies inside these: a copy, a sync, a collective, a checkpoint, a compilation,
+a garbage collection. `nest` takes its time out of the phase around it. `other` is what the named phases leave of a
+step, so the parts always sum to the step.
 
 Each edge gives the region that the thread is in from there on (`layout.Region`).
 
@@ -23,15 +27,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gpulaunch.profiler.channel.layout import PHASES, Region, StepSource, Word
+from gpulaunch.profiler.channel.layout import Region, StepSource
+from gpulaunch.profiler.probe.account import (
+    BACKWARD,
+    DATA_WAIT,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    VALIDATION,
+    Account,
+    Record,
+)
 
-__all__ = ["PATIENCE", "Record", "StepMachine"]
+__all__ = ["PATIENCE", "StepMachine"]
 
 PATIENCE: Final = 64
 """Micro-steps (or batches) without the better edge after which the next worse one ends the steps. Gradients are rarely
 accumulated over more; to be wrong costs a few short steps in the count, once."""
 
-_NO_PHASE, _DATA_WAIT, _FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = range(1 + len(PHASES))
+_LONG_PATIENCE: Final = 16 * PATIENCE
+"""The same where an optimizer has been made and nothing has been compiled that it could be part of: it will come."""
 
 # To look a member up in its enum costs as much as an edge; these names do not.
 _UNKNOWN: Final = StepSource.NONE
@@ -47,126 +62,138 @@ _IN_BACKWARD: Final = int(Region.BACKWARD)
 _IN_STEPPING: Final = int(Region.STEPPING)
 _IN_OPTIMIZER: Final = int(Region.OPTIMIZER)
 _IN_OTHER: Final = int(Region.OTHER)
+_IN_VALIDATION: Final = int(Region.VALIDATION)
 
 
-Record = tuple[int, int, int, int, int, int, int]
-"""One step: start_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples."""
-
-
-class StepMachine:
+class StepMachine(Account):
     """Counts one thread's steps.
 
     Times are nanoseconds of any one monotonic clock. `begin` comes before any edge. Whenever a step has ended,
     `on_step` is told how many (1, but for the first ones of a loop without optimizer) and the record of one, or of
     their mean.
+
+    Only the training thread calls this, but not one call after the other: see `Account`.
     """
 
     __slots__ = (
         "_batches_waiting",
-        "_before_last_micro",
-        "_calls_grad",
+        "_compiles",
+        "_dataset",
         "_depth",
-        "_edge_ns",
         "_exhausted",
-        "_forced",
-        "_last_micro",
-        "_micro",
         "_optimizer",
         "_others",
-        "_parts",
+        "_patience",
         "_pivot",
-        "_samples",
         "_samples_waiting",
-        "_start_ns",
-        "_wait_pending",
-        "microsteps",
-        "on_step",
-        "price_ns",
-        "skipped_steps",
-        "source",
-        "totals",
+        "_trained",
+        "_validates",
+        "on_evaluated",
     )
 
     def __init__(self, on_step: Callable[[int, Record], None]) -> None:
-        self.on_step = on_step
-        self.source = _UNKNOWN
-        self.microsteps = 0
-        self.skipped_steps = 0
-        self.price_ns = 0
-        """What observing has cost so far, as whoever observes says; it only goes along with the totals."""
-        self.totals: tuple[int, ...] = (0,) * (Word.PROBE_NS_TOTAL - Word.STEPS + 1)
-        """The page's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
-
-        # the step that is under way
-        self._start_ns = 0
-        self._edge_ns = 0
-        self._parts = [0] * (1 + len(PHASES))  # indexed by phase; what nobody named stays in "other" by subtraction
-        self._samples = 0
-        self._micro = 0  # backwards that accumulate gradients, outside an optimizer's closure
-        self._calls_grad = False
+        super().__init__(on_step)
+        self.on_evaluated: Callable[[int, bool], None] = lambda _batches, _trains: None
+        """Told how many batches that came with gradients on were not for training after all; and whether others of the
+        same dataset are."""
 
         # batches fetched and not yet known to be for training
-        self._wait_pending = 0
         self._samples_waiting = 0
         self._batches_waiting = 0
         self._exhausted = False
+        self._validates = False  # the last batch was fetched without gradients, and its loader has not ended
+        self._dataset = self._trained = 0  # what the last batch was from, and the last one that was trained on
 
         self._depth = 0  # autograd calls within each other
         self._optimizer = 0  # the outermost optimizer that is stepping, or 0
         self._pivot = 0  # the optimizer whose step ends the step
         self._others: set[int] = set()  # the others that stepped since
-        self._forced = _NO_PHASE  # the phase that the user has named
+        self._patience = PATIENCE
+        self._compiles = False
 
-        # micro-steps of the last two steps, 0: there was none
-        self._last_micro = 0
-        self._before_last_micro = 0
+    @property
+    def inside_backward(self) -> bool:
+        """Whether the thread is inside autograd."""
+        return self._depth > 0
 
-    def begin(self, now_ns: int) -> None:
-        """The first step starts here; what was seen before does not count."""
-        self._start_ns = self._edge_ns = now_ns
-        self._parts = [0] * (1 + len(PHASES))
-        self._wait_pending = 0
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether steps end with an optimizer's, or where the user says: without the edges before that, too."""
+        return self.source is _BY_OPTIMIZER or self.source is _BY_MARK
+
+    def optimizer_made(self) -> None:
+        """The program has made an optimizer."""
+        if not self._compiles:
+            self._patience = _LONG_PATIENCE
+
+    def compiled(self) -> None:
+        """Something was compiled, the optimizer's step perhaps, which is not seen then."""
+        self._compiles = True
+        self._patience = PATIENCE
+
+    def left_out(self, identity: int) -> None:
+        """A gradient scaler has left out the step of this optimizer (its `id`)."""
+        if self._compiles and not self.optimized:
+            return  # its steps are compiled, and never seen
+        if self._pivot in (0, identity):
+            self._pivot = identity
+            self.skipped_steps += 1
 
     def loader_enter(self, now_ns: int) -> int:
         """A batch is asked for."""
         self._optimizer = 0  # no optimizer reads data: one that is still open has raised
         if self._exhausted:
             self._forget_batches()  # an evaluation ran to its end, and the next thing is not a backward
+        if now_ns < self._edge_ns:
+            now_ns = self._edge_ns
         if self._forced:
-            self._pass(now_ns, _OTHER)
+            self._parts[self._forced] += now_ns - self._edge_ns
+        elif self._validates:
+            self._parts[VALIDATION] += now_ns - self._edge_ns
+        elif self._batches_waiting:
+            self._idle_pending += now_ns - self._edge_ns
         self._edge_ns = now_ns
         if self._batches_waiting:
             if self.source is _BY_DATALOADER:
                 self._use_batches()
-                self._close(now_ns, 1)
+                self._close(1)
             elif self._batches_waiting >= PATIENCE:
-                if self.source is _UNKNOWN:
+                if self.source is not _UNKNOWN:
+                    if self._dataset != self._trained:  # else it is read far ahead
+                        self._forget_batches()
+                elif self._patience == PATIENCE:
                     self.source = _BY_DATALOADER
                     batches = self._batches_waiting
                     self._use_batches()
-                    self._close(now_ns, batches)
-                else:
-                    self._forget_batches()
+                    self._close(batches)
         return _IN_LOADER
 
-    def loader_exit(self, now_ns: int, samples: int, trains: bool) -> int:
-        """A batch is there; `trains` is False when gradients are off, so that it cannot be for training."""
+    def loader_exit(self, now_ns: int, samples: int, trains: bool, dataset: int = 0) -> int:
+        """A batch of a dataset (its `id`) is there; `trains` is False when gradients are off: not for training."""
+        self._validates = not trains
         if not trains:
-            self._pass(now_ns, _OTHER)
-            return _IN_OTHER
+            self._pass(now_ns, VALIDATION)
+            return _IN_VALIDATION
+        if now_ns < self._edge_ns:
+            now_ns = self._edge_ns
         if self._forced:
-            self._pass(now_ns, _OTHER)
+            self._parts[self._forced] += now_ns - self._edge_ns
         else:
             self._wait_pending += now_ns - self._edge_ns
-            self._edge_ns = now_ns
+        self._edge_ns = now_ns
         self._samples_waiting += samples
         self._batches_waiting += 1
+        self._dataset = dataset
         return _IN_FORWARD
 
     def loader_end(self, now_ns: int) -> int:
         """The loader has no more batches."""
-        self._pass(now_ns, _OTHER)
-        self._exhausted = True
+        edge_ns = self._edge_ns
+        self._pass(now_ns, VALIDATION if self._validates else OTHER)
+        if self._batches_waiting and not (self._validates or self._forced):
+            self._idle_pending += self._edge_ns - edge_ns
+        self._exhausted = not self._validates
+        self._validates = False
         return _IN_OTHER
 
     def backward_enter(self, now_ns: int) -> int:
@@ -174,13 +201,16 @@ class StepMachine:
         self._depth += 1
         if self._depth > 1:
             return _IN_BACKWARD  # a checkpoint recomputes inside the backward
-        self._parts[self._forced or _FORWARD] += now_ns - self._edge_ns
+        if now_ns < self._edge_ns:
+            now_ns = self._edge_ns
+        self._parts[self._forced or FORWARD] += now_ns - self._edge_ns
         self._edge_ns = now_ns
         if self._batches_waiting:  # they are trained on
-            self._parts[_DATA_WAIT] += self._wait_pending
+            self._parts[DATA_WAIT] += self._wait_pending
             self._samples += self._samples_waiting
-            self._wait_pending = self._samples_waiting = self._batches_waiting = 0
-        self._exhausted = False
+            self._wait_pending = self._idle_pending = self._samples_waiting = self._batches_waiting = 0
+            self._trained = self._dataset
+        self._exhausted = self._validates = False
         if self.source is _BY_DATALOADER:
             self.source = _UNKNOWN
         return _IN_BACKWARD
@@ -191,7 +221,9 @@ class StepMachine:
         if self._depth > 0:
             return _IN_BACKWARD
         self._depth = 0
-        self._parts[self._forced or _BACKWARD] += now_ns - self._edge_ns
+        if now_ns < self._edge_ns:
+            now_ns = self._edge_ns
+        self._parts[self._forced or BACKWARD] += now_ns - self._edge_ns
         self._edge_ns = now_ns
         if not accumulates:
             self._calls_grad = True
@@ -201,10 +233,10 @@ class StepMachine:
             return _IN_OPTIMIZER  # a closure (LBFGS) evaluates as often as it likes
         self._micro += 1
         if self.source is _BY_BACKWARD:
-            self._close(now_ns, 1)
-        elif self._micro >= PATIENCE and self._micro >= 4 * self._last_micro and self.source is not _BY_MARK:
+            self._close(1)
+        elif self._micro >= self._patience and self._micro >= 4 * self._last_micro and self.source is not _BY_MARK:
             self.source = _BY_BACKWARD
-            self._close(now_ns, self._micro)
+            self._close(self._micro)
         return _IN_STEPPING
 
     def optimizer_enter(self, now_ns: int, identity: int) -> int:
@@ -213,8 +245,9 @@ class StepMachine:
             return _IN_OPTIMIZER  # one optimizer wraps another
         self._optimizer = identity
         if self._forced or self._depth:  # optimizers may step from gradient hooks, within a backward
-            self._pass(now_ns, _BACKWARD if self._depth else _OTHER)
-        self._edge_ns = now_ns
+            self._pass(now_ns, BACKWARD if self._depth else OTHER)
+        elif now_ns > self._edge_ns:
+            self._edge_ns = now_ns
         return _IN_OPTIMIZER
 
     def optimizer_exit(self, now_ns: int, identity: int) -> int:
@@ -222,7 +255,9 @@ class StepMachine:
         if self._optimizer != identity:
             return _IN_OPTIMIZER if self._optimizer else _IN_OTHER
         self._optimizer = 0
-        self._parts[self._forced or _OPTIMIZER] += now_ns - self._edge_ns
+        if now_ns < self._edge_ns:
+            now_ns = self._edge_ns
+        self._parts[self._forced or OPTIMIZER] += now_ns - self._edge_ns
         self._edge_ns = now_ns
         region = _IN_BACKWARD if self._depth else _IN_OTHER
         if self.source is _BY_MARK:
@@ -243,17 +278,17 @@ class StepMachine:
         if self._calls_grad and not micro:
             self.microsteps += 1
             micro = 1
-        if micro and not micro == self._last_micro == self._before_last_micro:
-            self._note_skips(micro)
-        self._close(now_ns, 1)
+        if micro:
+            self._last_micro = micro
+        self._close(1)
         return region
 
     def mark_step(self, now_ns: int) -> None:
         """The user says that a step ends here; from now on nothing else ends one."""
         self.source = _BY_MARK
-        self._pass(now_ns, _OTHER)
+        self._pass(now_ns, VALIDATION if self._validates else OTHER)
         self._use_batches()
-        self._close(now_ns, 1)
+        self._close(1)
 
     def mark_phase(self, now_ns: int, phase: int) -> int:
         """From here on the time belongs to `phase` (1 + its index in PHASES), or again to what the edges say (0).
@@ -261,7 +296,7 @@ class StepMachine:
         Returns:
             What held before, to be handed back when the user's block ends.
         """
-        self._pass(now_ns, _OTHER)
+        self._pass(now_ns, VALIDATION if self._validates else OTHER)
         before = self._forced
         self._forced = phase
         return before
@@ -271,71 +306,19 @@ class StepMachine:
         self._samples_waiting += samples
         self._batches_waiting += 1
 
-    def _pass(self, now_ns: int, phase: int) -> None:
-        """The time since the last edge belongs to `phase`, unless the user has named another.
-
-        The edges of every step have this written out, and leave out "other", which `_close` makes from the rest. Calls
-        are what an edge costs: this and positional arguments took 1.5 us off a step.
-        """
-        self._parts[self._forced or phase] += now_ns - self._edge_ns
-        self._edge_ns = now_ns
+    def ends_step(self, identity: int) -> bool:
+        """True if steps end when this optimizer (its `id`) has stepped; 0: when the user says so."""
+        return self.source is _BY_MARK if not identity else self.source is _BY_OPTIMIZER and identity == self._pivot
 
     def _use_batches(self) -> None:
         """The batches that wait are trained on."""
-        self._parts[_DATA_WAIT] += self._wait_pending
+        self._parts[DATA_WAIT] += self._wait_pending
         self._samples += self._samples_waiting
-        self._wait_pending = self._samples_waiting = self._batches_waiting = 0
+        self._wait_pending = self._idle_pending = self._samples_waiting = self._batches_waiting = 0
 
     def _forget_batches(self) -> None:
         """The batches that wait were not for training."""
-        self._wait_pending = self._samples_waiting = self._batches_waiting = 0
+        self._parts[VALIDATION] += self._wait_pending + self._idle_pending
+        self.on_evaluated(self._batches_waiting, self._dataset == self._trained or not self._trained)
+        self._wait_pending = self._idle_pending = self._samples_waiting = self._batches_waiting = 0
         self._exhausted = False
-
-    def _note_skips(self, micro: int) -> None:
-        """Tell skipped steps (GradScaler found inf: no optimizer step) from accumulation, which looks the same.
-
-        A step took a multiple of the micro-steps of the one after it, and of the one before it if there was one: the
-        optimizer was left out in between. A change of rhythm, or a short last batch of an epoch, does not do that.
-        """
-        before, last = self._before_last_micro, self._last_micro
-        if last > micro and last % micro == 0 and before in (0, micro):
-            self.skipped_steps += last // micro - 1
-        self._before_last_micro, self._last_micro = last, micro
-
-    def _close(self, now_ns: int, count: int) -> None:
-        """End the step that is under way, as `count` steps of equal length."""
-        _, data_wait_ns, forward_ns, backward_ns, optimizer_ns, _ = self._parts
-        data_wait_ns += self._wait_pending  # fetched ahead, for the next step, but in this one's time
-        duration_ns = now_ns - self._start_ns
-        samples = self._samples
-        steps, _, _, all_samples, total, data_wait, forward, backward, optimizer, other, _, _, _ = self.totals
-        self.totals = (
-            steps + count,
-            self.microsteps,
-            self.skipped_steps,
-            all_samples + samples,
-            total + duration_ns,
-            data_wait + data_wait_ns,
-            forward + forward_ns,
-            backward + backward_ns,
-            optimizer + optimizer_ns,
-            other + duration_ns - data_wait_ns - forward_ns - backward_ns - optimizer_ns,
-            now_ns,
-            self.source,
-            self.price_ns,
-        )
-        self._start_ns = now_ns
-        self._parts = [0, 0, 0, 0, 0, 0]
-        self._wait_pending = self._samples = self._micro = 0
-        self._calls_grad = False
-        if count > 1:
-            duration_ns //= count
-            data_wait_ns //= count
-            forward_ns //= count
-            backward_ns //= count
-            optimizer_ns //= count
-            samples //= count
-        self.on_step(
-            count,
-            (now_ns - duration_ns, duration_ns, data_wait_ns, forward_ns, backward_ns, optimizer_ns, samples),
-        )

@@ -1,0 +1,220 @@
+"""A rank's page, made and written: by the agent, which makes it, and by the probe, which fills it.
+
+The layout is in `layout`; nothing else in the house knows an offset. Writing never blocks and never allocates: the
+whole page is reserved when it is made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from gpulaunch.profiler.channel import clock
+from gpulaunch.profiler.channel.layout import (
+    MAGIC,
+    PAGE_BYTES,
+    RING_BYTE,
+    RING_RECORD_BYTES,
+    RING_SLOTS,
+    SITE_BYTE,
+    SITE_ROW_BYTES,
+    SITE_ROWS,
+    SITE_TEXT_BYTE,
+    SITE_TEXT_BYTES,
+    TEXT_BYTES,
+    VERSION,
+    TextSlot,
+    Word,
+)
+from gpulaunch.profiler.channel.mapping import make, map_checked
+
+__all__ = ["PageBusyError", "PageError", "PageWriter", "create", "map_page"]
+
+
+class PageError(ValueError):
+    """The file is not a page that this version can read or write; the text says why."""
+
+
+class PageBusyError(PageError):
+    """Another live process is this page's writer."""
+
+
+# The writer never packs: pack_into clears its target before it fills it, and a reader or a SIGKILL may come in between.
+# An assignment to a word of a memoryview is one aligned 8-byte store; twenty of them are faster than to pack and to
+# copy, too: between torch's kernels caches are cold, and this code is in use all the time.
+_OPENING: Final = int(Word.OPENING)
+_CLOSING: Final = int(Word.CLOSING)
+_QUEUE: Final = range(Word.LOADER_WORKERS_CONFIGURED, Word.LOADER_PIN_BACKLOG + 1)
+_HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
+_RARE_WORDS: Final = (6, 9, 11, 12, 13, 14, 15)  # of the step counters: phases that most steps do not have
+_RECORD_WORDS: Final = RING_RECORD_BYTES // 8
+_SITE_WORDS: Final = SITE_ROW_BYTES // 8
+
+
+def create(path: str, *, rank: int, local_rank: int, attempt: int) -> None:
+    """Make a zeroed page at `path`, replacing any older one.
+
+    A replaced page stays whole for whoever has it mapped, so a rank of an older attempt cannot write into the new one.
+
+    Raises:
+        OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in the rank later).
+    """
+    at = clock.anchor()
+    make(path, PAGE_BYTES, (MAGIC, VERSION, rank, local_rank, attempt, at.monotonic_ns, at.realtime_ns))
+
+
+class PageWriter:
+    """The one writer of a page. Every method is a few stores into memory; none raises once the page is open."""
+
+    def __init__(self, path: str) -> None:
+        """Claim the page for this process.
+
+        Raises:
+            OSError: no such file, or no right to write it.
+            PageError: not a page of this version.
+            PageBusyError: another live process writes it.
+        """
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # A POSIX record lock belongs to the process: forked children do not hold it, the kernel drops it at death.
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PageBusyError(f"{path}: another process writes this page") from None
+            self._map = map_page(self._fd, path, mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._bytes = memoryview(self._map)
+        self.words = self._bytes.cast("Q")
+        """Every u64 of the page, to be indexed with `Word`; for single gauges and counters."""
+        self._counters = self.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
+        self._ring = self.words[RING_BYTE // 8 : SITE_BYTE // 8]
+        self._sites = self.words[SITE_BYTE // 8 : SITE_BYTE // 8 + SITE_ROWS * _SITE_WORDS]
+        self._rare_slots: set[int] = set()  # of the ring, whose records have such a phase
+        self._next_site = 1  # row 0 takes what finds no other
+        if self.words[Word.PID]:
+            # The rank is a script that runs several programs, and an earlier one wrote here: counters start again.
+            cleared = 8 * Word.OPENING
+            self._bytes[cleared:] = bytes(PAGE_BYTES - cleared)
+            self.words[Word.HOOKS_ARMED] = self.words[Word.HOOKS_UNAVAILABLE] = 0
+        self.words[Word.STARTED_NS] = clock.monotonic_ns()
+        self.words[Word.PID] = os.getpid()
+
+    def end_step(self, totals: Sequence[int], bucket: int, closed: int, record: Sequence[int]) -> None:
+        """Publish the end of a step.
+
+        Args:
+            totals: new values of the words STEPS..PROBE_NS_TOTAL, in that order.
+            bucket: index of the duration bucket that `closed` steps fall into.
+            closed: how many steps ended, nearly always 1.
+            record: the last of them: start_ns, duration_ns, each phase in ns but the last, samples.
+        """
+        words = self.words
+        steps = totals[0]
+        start, duration, wait, h2d, forward, backward, comm, optimizer, a, b, c, d, e, samples = record
+        rare = h2d or comm or a or b or c or d or e
+        words[_HISTOGRAM + bucket] += closed
+        words[_OPENING] = steps
+        to = self._counters
+        if rare or closed > 1:
+            for word in _RARE_WORDS:
+                to[word] = totals[word]
+        # fmt: off
+        (to[0], to[1], to[2], to[3], to[4], to[5], _, to[7], to[8], _,
+         to[10], _, _, _, _, _, to[16], to[17], to[18], to[19]) = totals
+        # fmt: on
+        words[_CLOSING] = steps
+
+        to = self._ring
+        at = (steps - 1) % RING_SLOTS * _RECORD_WORDS
+        to[at] = steps
+        to[at + 1] = start
+        to[at + 2] = duration
+        to[at + 3] = wait
+        to[at + 5] = forward
+        to[at + 6] = backward
+        to[at + 8] = optimizer
+        if rare or at in self._rare_slots:
+            self._rare_slots.add(at) if rare else self._rare_slots.discard(at)
+            to[at + 4] = h2d
+            to[at + 7] = comm
+            to[at + 9], to[at + 10], to[at + 11], to[at + 12], to[at + 13] = a, b, c, d, e
+        to[at + 14] = samples
+        to[at + 15] = steps
+
+    def lasted_ns(self, count: int) -> list[int]:
+        """How long the last steps took, as the ring has them."""
+        end = self._counters[0] % RING_SLOTS * _RECORD_WORDS  # a step's record lies before it, or at the ring's end
+        return [self._ring[at + 2] for at in range(end - count * _RECORD_WORDS, end, _RECORD_WORDS)]
+
+    def write_queue(self, queue: Sequence[int]) -> None:
+        """Put new values into the words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG, in that order."""
+        for word, value in zip(_QUEUE, queue, strict=True):
+            self.words[word] = value
+
+    def add_site(self, kind: int, text: str) -> int:
+        """Give a new row for a line of the program, "path:line function"; 0, the row for all others, when it is full.
+
+        The end of a long text is what tells lines apart, so it is the beginning that is cut.
+        """
+        row = self._next_site
+        if row >= SITE_ROWS:
+            return 0
+        self._next_site = row + 1
+        data = text.encode("utf-8", "replace")[-SITE_TEXT_BYTES:]
+        at, byte = row * _SITE_WORDS, SITE_BYTE + row * SITE_ROW_BYTES + SITE_TEXT_BYTE
+        self._bytes[byte : byte + len(data)] = data
+        self._sites[at + 8] = len(data)
+        self._sites[at + 1] = kind
+        self._sites[at] = 1
+        return row
+
+    def site(
+        self,
+        row: int,
+        *,
+        size_bytes: int = 0,
+        blocked_ns: int = 0,
+        gpu_ns: int = 0,
+        pinned: int = 0,
+        non_blocking: int = 0,
+        count: int = 1,
+    ) -> None:
+        """Add to the counters of a row that `add_site` gave."""
+        to, at = self._sites, row * _SITE_WORDS
+        to[at + 2] += count
+        to[at + 3] += size_bytes
+        to[at + 4] += blocked_ns
+        to[at + 5] += gpu_ns
+        to[at + 6] += pinned
+        to[at + 7] += non_blocking
+        if not row:
+            to[0] = 1
+
+    def write_text(self, slot: TextSlot, text: str) -> None:
+        """Put `text` into a slot, cut at 232 bytes."""
+        data = text.encode("utf-8", "replace")[:TEXT_BYTES]
+        opening, closing = slot // 8, slot // 8 + 31
+        mark = self.words[opening] + 1
+        self.words[opening] = mark
+        self.words[opening + 1] = len(data)
+        self._bytes[slot + 16 : slot + 16 + len(data)] = data
+        self.words[closing] = mark
+
+    def close(self) -> None:
+        """Let the page go; another process may then claim it."""
+        for view in (self._counters, self._ring, self._sites, self.words, self._bytes):
+            view.release()
+        self._map.close()
+        os.close(self._fd)
+
+
+def map_page(fd: int, path: str, protection: int) -> mmap.mmap:
+    """Map the open file `fd`. Raises OSError, or PageError: not a page of this version."""
+    return map_checked(
+        fd, path, protection, size_bytes=PAGE_BYTES, magic=MAGIC, version=VERSION, what="page", error=PageError
+    )

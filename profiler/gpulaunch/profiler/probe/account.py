@@ -1,0 +1,255 @@
+"""What the steps of a training loop took, by phase: the account that `step` keeps; pure.
+
+The step under way is a list of parts, one for each phase. When it ends they are added to the totals, which are the
+page's, and go out as a record of their own. `other` is what the named phases leave of a step, so the parts always sum
+to the step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gpulaunch.profiler.channel.layout import PHASES, STEP_BOUNDS_NS, StepSource, Word
+
+__all__ = [
+    "BACKWARD",
+    "CHECKPOINT",
+    "COMM",
+    "COMPILE",
+    "DATA_WAIT",
+    "FORWARD",
+    "GC",
+    "H2D",
+    "NO_PHASE",
+    "OPTIMIZER",
+    "OTHER",
+    "SYNC",
+    "VALIDATION",
+    "Account",
+    "Record",
+    "bucket_of",
+]
+
+# A phase is 1 + its index in PHASES; 0 is none.
+_PARTS: Final = 1 + len(PHASES)
+(
+    NO_PHASE,
+    DATA_WAIT,
+    H2D,
+    FORWARD,
+    BACKWARD,
+    COMM,
+    OPTIMIZER,
+    SYNC,
+    CHECKPOINT,
+    COMPILE,
+    GC,
+    VALIDATION,
+    OTHER,
+) = range(_PARTS)
+
+_STEADY: Final = (DATA_WAIT, H2D, FORWARD, BACKWARD, COMM, OPTIMIZER, SYNC)
+"""Phases that every step has, or none."""
+
+Record = tuple[int, ...]
+"""One step: start_ns, duration_ns, each phase in ns but the last (which is the rest), samples."""
+
+
+def bucket_of(duration_ns: int) -> tuple[int, int, int]:
+    """Give the bucket that a duration falls into (`STEP_BOUNDS_NS`), and the bounds between which all others do too:
+    more than the first, at most the second."""
+    bucket = bisect_left(STEP_BOUNDS_NS, duration_ns)
+    first = STEP_BOUNDS_NS[bucket - 1] if bucket else -1
+    return bucket, first, STEP_BOUNDS_NS[bucket] if bucket < len(STEP_BOUNDS_NS) else 1 << 64
+
+
+class Account:
+    """The time of one thread's steps, in nanoseconds of any one monotonic clock.
+
+    Python may collect garbage, and so call `nest`, within any method. So `_edge_ns` may be later than the time that an
+    edge comes with, which was read before. It never goes back: up to it the time has its phase, and each phase grows by
+    what it goes forward.
+    """
+
+    __slots__ = (
+        "_calls_grad",
+        "_edge_ns",
+        "_forced",
+        "_idle_pending",
+        "_last_micro",
+        "_micro",
+        "_parts",
+        "_samples",
+        "_start_ns",
+        "_wait_pending",
+        "exposed_ns",
+        "microsteps",
+        "nested_ns",
+        "on_step",
+        "optimized",
+        "price_ns",
+        "skipped_steps",
+        "source",
+        "totals",
+    )
+
+    def __init__(self, on_step: Callable[[int, Record], None]) -> None:
+        self.on_step = on_step
+        self.source = StepSource.NONE
+        self.microsteps = 0
+        self.optimized = 0
+        """How often any optimizer has stepped; whoever sees it counts."""
+        self.skipped_steps = 0
+        """Steps that a gradient scaler left out."""
+        self.nested_ns = 0
+        """How long nested intervals have taken so far, each without those inside it."""
+        self.exposed_ns = 0
+        """How much of a step's backward is known to be waiting for gradients of other ranks."""
+        self.price_ns = 0
+        """What observing has cost so far, as whoever observes says; it only goes along with the totals."""
+        self.totals = [0] * (Word.PROBE_NS_TOTAL - Word.STEPS + 1)
+        """The page's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
+
+        # the step that is under way
+        self._start_ns = 0
+        self._edge_ns = 0
+        self._parts = [0] * _PARTS  # indexed by phase; what nobody named stays in "other" by subtraction
+        self._samples = 0
+        self._micro = 0  # backwards that accumulate gradients, outside an optimizer's closure
+        self._calls_grad = False
+        self._forced = NO_PHASE  # the phase that the user has named
+
+        # batches fetched and not yet known to be for training: what was waited for them, and the time between them
+        self._wait_pending = 0
+        self._idle_pending = 0
+
+        self._last_micro = 0  # micro-steps of the last step, 0: there was none
+
+    def begin(self, now_ns: int) -> None:
+        """The first step starts here; what was seen before does not count."""
+        self._start_ns = self._edge_ns = now_ns
+        self._parts = [0] * _PARTS
+        self._wait_pending = self._idle_pending = 0
+
+    def nest(self, phase: int, began_ns: int, now_ns: int, nested_before_ns: int) -> int:
+        """The time between these instants was for `phase`, but for what was nested inside it; the phase around it does
+        not get it.
+
+        Args:
+            phase: 1 + its index in PHASES.
+            began_ns: when it began.
+            now_ns: the time now.
+            nested_before_ns: `nested_ns` when it began.
+
+        Returns:
+            How long it was, without what was nested inside it.
+        """
+        own_ns = now_ns - began_ns - self.nested_ns + nested_before_ns
+        if own_ns <= 0:
+            return 0
+        self.nested_ns += own_ns
+        taken_ns = now_ns - self._edge_ns  # if an edge was passed in between, time up to it has its phase already
+        if taken_ns > own_ns:
+            taken_ns = own_ns
+        if taken_ns > 0:
+            self._parts[self._forced or phase] += taken_ns
+            self._edge_ns += taken_ns
+        return own_ns
+
+    def unobserved(self, end_ns: int, steps: int, samples: int, microsteps: int, like_ns: Sequence[int]) -> None:
+        """Steps were made without the probe, since the last one that was observed.
+
+        Args:
+            end_ns: when the last of them ended.
+            steps: how many there were.
+            samples: in their batches.
+            microsteps: that they had.
+            like_ns: how long as many others took that were observed: in all, and by phase. These took as long for each
+                phase; or shares of it, if they were shorter; what they took longer is nobody's, and so "other".
+        """
+        took_ns = max(0, end_ns - self._edge_ns)
+        of_all_ns = max(1, like_ns[0], took_ns)
+        parts = [0] * _PARTS
+        for phase in _STEADY:
+            parts[phase] = like_ns[phase] * took_ns // of_all_ns
+        # What DDP did not hide was moved to comm in the steps that these are like; `_close` does that again.
+        exposed_ns = min(steps * self.exposed_ns, parts[COMM])
+        parts[BACKWARD] += exposed_ns
+        parts[COMM] -= exposed_ns
+        self.microsteps += microsteps
+        self._parts = parts
+        self._edge_ns = end_ns
+        self._samples += samples
+        self._close(steps)
+
+    def outside(self, now_ns: int) -> None:
+        """The time since the last edge belongs to no phase."""
+        self._pass(now_ns, OTHER)
+
+    def _pass(self, now_ns: int, phase: int) -> None:
+        """The time since the last edge belongs to `phase`, unless the user has named another.
+
+        The edges of every step have this written out, and leave out "other", which `_close` makes from the rest. Calls
+        are what an edge costs: this and positional arguments took 1.5 us off a step.
+        """
+        if now_ns > self._edge_ns:
+            self._parts[self._forced or phase] += now_ns - self._edge_ns
+            self._edge_ns = now_ns
+
+    def _close(self, count: int) -> None:
+        """End the step that is under way at the last edge, as `count` steps of equal length."""
+        fresh = [0] * _PARTS  # this may collect garbage; from here to where both are swapped nothing does
+        end_ns = self._edge_ns
+        parts, self._parts = self._parts, fresh
+        start_ns, self._start_ns = self._start_ns, end_ns
+        _, wait, h2d, forward, backward, comm, optimizer, sync, saving, compiling, collecting, validation, _ = parts
+        wait += self._wait_pending  # fetched ahead, for the next step, but in this one's time
+        samples = self._samples
+        self._wait_pending = self._idle_pending = self._samples = self._micro = 0
+        self._calls_grad = False
+        if self.exposed_ns:
+            exposed_ns = min(count * self.exposed_ns, backward)
+            backward -= exposed_ns
+            comm += exposed_ns
+
+        # Written out: with map, sum and slices it takes half as long again.
+        duration_ns = end_ns - start_ns
+        other = duration_ns - wait - forward - backward - optimizer
+        totals = self.totals
+        totals[0] += count
+        totals[1] = self.microsteps
+        totals[2] = self.skipped_steps
+        totals[3] += samples
+        totals[4] += duration_ns
+        totals[5] += wait
+        totals[7] += forward
+        totals[8] += backward
+        totals[10] += optimizer
+        rare = h2d or comm or sync or saving or compiling or collecting or validation or count > 1
+        if rare:
+            other -= h2d + comm + sync + saving + compiling + collecting + validation
+            totals[6] += h2d
+            totals[9] += comm
+            totals[11] += sync
+            totals[12] += saving
+            totals[13] += compiling
+            totals[14] += collecting
+            totals[15] += validation
+        totals[16] += other
+        totals[17] = end_ns
+        totals[18] = self.source
+        totals[19] = self.price_ns
+        if not rare:  # as most steps: to make this from the parts would take twice as long
+            self.on_step(
+                1,
+                (start_ns, duration_ns, wait, 0, forward, backward, 0, optimizer, 0, 0, 0, 0, 0, samples),
+            )
+            return
+        parts = [wait, h2d, forward, backward, comm, optimizer, sync, saving, compiling, collecting, validation]
+        if count > 1:
+            duration_ns //= count
+            parts = [ns // count for ns in parts]
+            samples //= count
+        self.on_step(count, (end_ns - duration_ns, duration_ns, *parts, samples))

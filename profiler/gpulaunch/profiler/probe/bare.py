@@ -1,0 +1,239 @@
+"""The probe steps aside for a few steps, to see what it costs; and parts of it for good, if that is too much.
+
+When, and what comes of it, `price` decides; here it is done. In a bare step the taps let everything pass. Three things
+are still done in it: batches are counted, the end of the step is noted, and whatever the program does only now and then
+- a save, an evaluation, the end of an epoch - ends the block, for its time is to be seen.
+
+What bare steps spent on what nobody knows. They are told to have been like the block before them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from threading import get_ident
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Final
+
+from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Hook, Region, Word
+from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE, GC, VALIDATION
+from gpulaunch.profiler.probe.price import BLOCK, Budget, Comparison, budget_ppm
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.probe.state import Probe
+
+__all__ = ["BARE", "OFF", "Bare"]
+
+OFF: Final = -2
+"""No thread has this number: nobody is the training thread any more. What is this or BARE lets everything pass."""
+
+BARE: Final = -3
+"""No thread has this number either: the training thread makes steps without the probe."""
+
+_NEVER: Final = 1 << 63
+_MOST_OTHERS: Final = 4  # optimizers' steps in a step, besides the one that ends it
+_LONGEST_NS: Final = 4_000_000_000  # twice what the block before may have taken
+_LAST_EDGE: Final = int(Word.LAST_EDGE)
+_OTHER: Final = int(Region.OTHER)
+_FORWARD: Final = int(Region.FORWARD)
+_MICROSTEPS: Final = Word.MICROSTEPS - Word.STEPS
+_LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
+_DURATION: Final = Word.STEP_NS_TOTAL - Word.STEPS
+_PRICE: Final = Word.PROBE_NS_TOTAL - Word.STEPS
+_NOW_AND_THEN: Final = (CHECKPOINT, COMPILE, GC, VALIDATION)
+
+
+class Bare:
+    """The bare steps of a probe, and the parts of it that can be switched off."""
+
+    __slots__ = (
+        "_before",
+        "_begun",
+        "_budget",
+        "_comparison",
+        "_ended_ns",
+        "_lasted_ns",
+        "_like_ns",
+        "_micro",
+        "_others",
+        "_probe",
+        "_samples",
+        "_switches",
+        "_thread",
+        "_words",
+        "turn",
+        "until_ns",
+    )
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._words = probe.writer.words
+        self._comparison = Comparison()
+        self._budget = Budget(budget_ppm(os.environ.get("GPULAUNCH_PROFILE_BUDGET", "")))
+        self._words[Word.BUDGET_PPM] = self._budget.ppm
+        self._switches: list[tuple[Hook, Callable[[], None]]] = []
+        self._before: list[int] = []  # the machine's totals when the block before began
+        self._like_ns: list[int] = []  # what that block took: in all, and by phase
+        self._thread = 0
+        self._lasted_ns: list[int] = []  # of the bare block under way: its steps, their samples, the end of the last
+        self._samples = self._ended_ns = 0
+        self._micro = 0  # micro-steps of the block before
+        self._begun = False  # the optimizer that ends steps is at it
+        self._others = 0  # steps of others
+        self.until_ns = 0
+        """When a bare block is over, whatever has or has not happened in it."""
+        self.turn = self._comparison.turn
+        """The number of steps at which `take` is to be called."""
+
+    def can_do_without(self, hook: Hook, switch_off: Callable[[], None]) -> None:
+        """`switch_off` ends this part of the probe, should it cost too much."""
+        self._switches.append((hook, switch_off))
+
+    def take(self, steps: int) -> None:
+        """So many steps have ended, and all that is done at their end is done: a block begins or ends."""
+        probe, comparison = self._probe, self._comparison
+        machine = probe.machine
+        if machine.inside_backward or not machine.ends_by_itself:
+            comparison.give_up(steps)  # the end of a bare step would not be seen
+            self.turn = comparison.turn
+            return
+        pairs = comparison.entered
+        if comparison.take(steps, probe.writer.lasted_ns(BLOCK)):
+            self._like_ns = _steady(self._before, machine.totals)
+            self._micro = machine.totals[_MICROSTEPS] - self._before[_MICROSTEPS]
+            self._lasted_ns = []
+            self._begun = False
+            self._others = 0
+            self._ended_ns = machine.totals[_LAST_STEP]
+            self.until_ns = self._ended_ns + _LONGEST_NS
+            self._thread = probe.thread
+            probe.thread = BARE  # last: what a signal handler raises may come between any two of these
+        elif comparison.entered > pairs:
+            self._tell()
+            self._reckon(steps)
+        else:
+            self._before = list(machine.totals)
+        self.turn = comparison.turn
+
+    def fetch(self, original: Callable[[Any], Any], iterator: Any, grad_enabled: Callable[[], bool]) -> Any:
+        """Hand out a dataloader's next batch, in a bare step."""
+        probe = self._probe
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            probe.loader_end()
+            raise
+        try:
+            if probe.thread == BARE:
+                trains = grad_enabled()
+                samples = probe.loader.passed(iterator, batch, trains)
+                if trains:
+                    self._samples += samples
+                elif self.is_here():
+                    self.end()
+                    now_ns = monotonic_ns()
+                    self._words[_LAST_EDGE] = now_ns << REGION_BITS | probe.machine.loader_exit(now_ns, 0, False)
+                if trains and self.is_here():
+                    self._words[_LAST_EDGE] = monotonic_ns() << REGION_BITS | _FORWARD
+            elif probe.thread != OFF:  # the block has ended while this thread, another one, was waiting for its batch
+                trains = grad_enabled()
+                samples = probe.loader.passed(iterator, batch, trains)
+                if trains:
+                    probe.machine.add_samples(samples)
+        except Exception as error:
+            probe.fail(error)
+        return batch
+
+    def step_begins(self, identity: int) -> None:
+        """An optimizer (its `id`) begins to step in a bare step."""
+        if get_ident() == self._thread and self._probe.machine.ends_step(identity):
+            self._begun = True
+
+    def step_ended(self, identity: int) -> None:
+        """An optimizer (its `id`) has stepped in a bare step; 0: the user says that a step ends."""
+        probe = self._probe
+        if get_ident() != self._thread:
+            return
+        if not probe.machine.ends_step(identity):
+            self._others += 1
+            if self._others > _MOST_OTHERS * (1 + len(self._lasted_ns)):
+                self.end()  # the program has made another optimizer: with its steps no block would ever end
+            return
+        if identity:
+            if not self._begun:
+                return  # a class and its base are both hooked: it has ended before
+            self._begun = False
+        now_ns = monotonic_ns()
+        self._lasted_ns.append(now_ns - self._ended_ns)
+        self._ended_ns = now_ns
+        self._words[_LAST_EDGE] = now_ns << REGION_BITS | _OTHER
+        if len(self._lasted_ns) >= BLOCK:
+            self._enter()
+            self._comparison.bare_ended(probe.machine.totals[0], self._lasted_ns)
+            self.turn = self._comparison.turn
+
+    def is_here(self) -> bool:
+        """True on the thread that makes bare steps."""
+        return get_ident() == self._thread
+
+    def end(self) -> None:
+        """Observe again from here on, if this is the training thread: something comes that is no plain step."""
+        probe = self._probe
+        if probe.thread != BARE or get_ident() != self._thread:
+            return
+        try:
+            if self._lasted_ns:
+                self._enter()
+            else:
+                probe.thread = self._thread
+                if self._samples:  # of a batch of the step that this interrupts
+                    probe.machine.add_samples(self._samples)
+                    self._samples = 0
+            probe.machine.outside(monotonic_ns())
+            self._comparison.give_up(probe.machine.totals[0])
+            self.turn = self._comparison.turn
+        except Exception as error:
+            probe.fail(error)
+
+    def _enter(self) -> None:
+        """The bare steps so far are published, and steps are observed again."""
+        probe = self._probe
+        probe.thread = self._thread
+        self.turn = _NEVER  # what is published now is no turn
+        steps = len(self._lasted_ns)
+        samples, self._samples = self._samples, 0
+        like_ns = [ns * steps // BLOCK for ns in self._like_ns]
+        self._words[Word.UNOBSERVED_STEPS] += steps
+        probe.machine.unobserved(self._ended_ns, steps, samples, self._micro * steps // BLOCK, like_ns)
+
+    def _tell(self) -> None:
+        words, comparison = self._words, self._comparison
+        words[Word.PRICED_PAIRS] = 0  # so that nobody takes one figure with the error of another
+        words[Word.PAIRED_COST_NS] = comparison.cost_ns % (1 << 64)
+        words[Word.PAIRED_ERROR_NS] = comparison.error_ns
+        words[Word.PRICED_PAIRS] = comparison.pairs
+
+    def _reckon(self, steps: int) -> None:
+        """Switch off the next part, if the price is too high."""
+        words, totals = self._words, self._probe.machine.totals
+        if not self._budget.too_high(monotonic_ns(), steps, totals[_DURATION], totals[_PRICE], self._comparison):
+            return
+        hooks = self._budget.next_of(words[Word.HOOKS_ARMED])
+        for hook, switch_off in self._switches:
+            if hook & hooks:
+                switch_off()
+        words[Word.HOOKS_ARMED] &= ~hooks
+        words[Word.HOOKS_SHED] |= hooks
+        self._comparison.start_over()
+        self._tell()
+
+
+def _steady(before: list[int], after: list[int]) -> list[int]:
+    """What steps took between these totals: in all, and by phase; without what is only done now and then."""
+    if not before:
+        return [0] * (1 + len(PHASES))
+    took = [new - old for new, old in zip(after, before, strict=True)][_DURATION : _DURATION + 1 + len(PHASES)]
+    for phase in _NOW_AND_THEN:
+        took[0] -= took[phase]
+        took[phase] = 0
+    return took

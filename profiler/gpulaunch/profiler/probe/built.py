@@ -1,0 +1,119 @@
+"""Whether what a line moves to the GPU was built on the CPU by the program itself, as in `torch.zeros(n).to(device)`.
+
+Read from the program's text, once for each line that moves something. The other way is to tap the functions that build
+tensors; but `torch.set_default_device` and torch.compile know these by identity, and would not know a tap.
+
+What is seen is a tensor that is built where it is moved, or is given a name in the same function and moved under that
+name. What comes from elsewhere, as a batch does, is data.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any, Final
+
+__all__ = ["built_at"]
+
+_BUILDERS: Final = frozenset(
+    ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
+)
+_LONGEST_TEXT_BYTES: Final = 500_000
+
+_Place = tuple[int, int]
+"""Line, column (of the bytes, from 0)."""
+
+
+def built_at(frame: FrameType, torch: Any) -> int:
+    """The line that built on the CPU what the call under way in `frame` moves; 0 if it was not built here."""
+    code = frame.f_code
+    try:
+        tree, added = _parse(code)
+        if (call := _call_under_way(frame, tree, added)) is None or not isinstance(call.func, ast.Attribute):
+            return 0
+        # The source of a copy: `x` in `x.to(...)` and in `y.copy_(x)`.
+        moved = call.args[0] if call.func.attr == "copy_" else call.func.value
+    except (OSError, SyntaxError, ValueError, IndexError, RecursionError):
+        return 0  # "<stdin>", a lambda within a line, a text that has changed
+    # Not f_locals: Python keeps what it gives there as long as the frame runs, and with it a step's tensors.
+    names = frame.f_globals
+    if isinstance(moved, ast.Name):
+        given = _last_given(tree, moved.id, before=(call.lineno, call.col_offset))
+        if given is None:
+            return 0
+        moved = given
+    return moved.lineno + added if _builds(moved, names, torch) else 0
+
+
+def _parse(code: CodeType) -> tuple[ast.Module, int]:
+    """The tree of a function's text, or of a module's, and what to add to its line numbers."""
+    if os.path.getsize(code.co_filename) > _LONGEST_TEXT_BYTES:
+        raise ValueError(code.co_filename)
+    with open(code.co_filename, encoding="utf-8") as file:
+        lines = file.readlines()
+    if code.co_name == "<module>":
+        return ast.parse("".join(lines)), 0
+    first = code.co_firstlineno
+    text = "".join(lines[first - 1 : _last_line(code)])
+    if text[:1].isspace():  # a method, or a function within a function; columns stay what they are
+        return ast.parse("if True:\n" + text), first - 2
+    return ast.parse(text), first - 1
+
+
+def _last_line(code: CodeType) -> int:
+    """Where a function's text ends, functions within it included."""
+    own = max(end_line or 0 for _, end_line, _, _ in code.co_positions())
+    return max(own, *(_last_line(inner) for inner in code.co_consts if isinstance(inner, CodeType)), 0)
+
+
+def _call_under_way(frame: FrameType, tree: ast.Module, added: int) -> ast.Call | None:
+    """The call that the frame has not come back from: no other ends where it does."""
+    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if position is None or position[1] is None:  # the latter with `python -X no_debug_ranges`
+        return None
+    end = position[1] - added, position[3]
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return next((call for call in calls if (call.end_lineno, call.end_col_offset) == end), None)
+
+
+def _last_given(tree: ast.Module, name: str, before: _Place) -> ast.expr | None:
+    """What the name was last given, in the order of the text; None if nothing, or not by a plain assignment."""
+    given: tuple[_Place, ast.expr | None] = ((0, 0), None)
+    for place, value in _given(tree, name):
+        if given[0] < place < before:
+            given = place, value
+    return given[1]
+
+
+def _given(tree: ast.Module, name: str) -> Iterator[tuple[_Place, ast.expr | None]]:
+    """Every place from which on the name is bound, and to what, where that is plain to see."""
+    values: dict[int, ast.expr | None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            values.update({id(target): node.value for target in node.targets})
+        elif isinstance(node, ast.AnnAssign):
+            values[id(node.target)] = node.value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            value = values.get(id(node))
+            at = node if value is None else value
+            yield (at.end_lineno or 0, at.end_col_offset or 0), value
+
+
+def _builds(value: ast.expr, names: dict[str, Any], torch: Any) -> bool:
+    """Whether a value is what a builder of torch's gives, or a method of it: `torch.zeros(3).long()`."""
+    while isinstance(value, ast.Call):
+        function = value.func
+        if isinstance(function, ast.Name):
+            found = names.get(function.id)
+            return any(found is getattr(torch, builder) for builder in _BUILDERS)
+        if not isinstance(function, ast.Attribute):
+            return False
+        owner = function.value
+        if isinstance(owner, ast.Name):
+            return function.attr in _BUILDERS and names.get(owner.id) is torch
+        value = owner
+    return False

@@ -1,0 +1,193 @@
+"""Time that training waits for other ranks: blocking collectives, and what DistributedDataParallel logs of its own.
+
+    collectives  the functions of torch.distributed, and `Work.wait`. On the CPU they block until it is over; on CUDA
+                 they hand it to a stream and come back, and hardly count. They are counted by kind when they begin, so
+                 that a rank that never comes back from one says which (`channel.collectives`).
+    DDP          reduces gradients while autograd is still at work, in C++. Its logger times that in the first ten
+                 iterations and then in one of a hundred; what was not hidden behind the backward is taken out of it.
+    all of them  are numbered by torch's flight recorder; see `recorder`.
+
+A program that takes a function out of torch.distributed by name before this is placed (packages that are imported with
+torch before the ranks are forked) calls it past the tap.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Final
+
+from gpulaunch.profiler.channel.collectives import CALL, COLLECTIVES_BYTES, KINDS, open_new, words_of_call
+from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
+from gpulaunch.profiler.probe import facts
+from gpulaunch.profiler.probe.account import COMM
+from gpulaunch.profiler.probe.recorder import Recorder
+from gpulaunch.profiler.probe.sites import Sites, caller
+from gpulaunch.profiler.probe.state import OFF, Nested, Probe
+from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
+
+__all__ = ["kind_of", "place"]
+
+_CALLS: Final = int(Word.COMM_CALLS)
+_BLOCKED: Final = int(Word.COMM_BLOCKED_NS_TOTAL)
+_COLLECTIVE: Final = SITE_KINDS.index("collective")
+
+# What only starts something (isend, batch_isend_irecv) is not here.
+_COLLECTIVES: Final = (
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
+    *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast"),
+    *("broadcast_object_list", "gather", "gather_object", "monitored_barrier", "recv", "recv_object_list", "reduce"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
+    *("send_object_list", "_all_gather_base", "_reduce_scatter_base"),
+)
+
+_DDP_FACTS: Final = (
+    *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
+    *("broadcast_buffers", "static_graph", "comm_hook"),
+)
+
+
+def place(probe: Probe, torch: Any, undo: Undo) -> None:
+    """Observe collectives and DDP, if this torch can do either.
+
+    Raises:
+        HookError: torch does not look as expected.
+    """
+    if not torch.distributed.is_available():
+        return
+    c10d = importlib.import_module("torch.distributed.distributed_c10d")
+    names = [name for name in _COLLECTIVES if hasattr(c10d, name)]
+    if "all_reduce" not in names:
+        raise HookError("torch.distributed has no all_reduce")
+    calls = _Calls(probe, _words(probe))
+    for name in names:
+        original = getattr(c10d, name)
+        tap = _tap(probe, torch, calls, kind_of(name), original)
+        keep_out(torch, tap)
+        put(c10d, name, tap, undo)
+        if getattr(torch.distributed, name, None) is original:
+            put(torch.distributed, name, tap, undo)
+    wait = _tap(probe, torch, calls, "wait", c10d.Work.wait)
+    keep_out(torch, wait)
+    put(c10d.Work, "wait", wait, undo)
+
+    parallel = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
+    reducers = _Reducers(probe)
+    put(parallel, "__init__", _tap_init(probe, reducers, parallel.__init__), undo)
+    undo.append(probe.each_second(Hook.NESTED, reducers.look))
+    undo.append(probe.each_second(Hook.NESTED, Recorder(torch, calls.words).look))
+
+
+def kind_of(name: str) -> str:
+    """Give the kind, of `channel.collectives.KINDS`, of a function of torch.distributed."""
+    name = name.removeprefix("_").removeprefix("monitored_")
+    return max((kind for kind in KINDS if name.startswith(kind)), key=len)
+
+
+def _words(probe: Probe) -> memoryview | list[int]:
+    """The words of this rank's file of collectives; where it cannot be made, others that nobody reads."""
+    try:
+        path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"collectives-{int(os.environ['RANK'])}.bin")
+        return open_new(path, attempt=probe.writer.words[Word.ATTEMPT])
+    except (OSError, KeyError, ValueError):  # no room, say: what they cost the steps is in the page all the same
+        return [0] * (COLLECTIVES_BYTES // 8)
+
+
+class _Calls:
+    """What the training thread has called, how long it has waited for other ranks in it, and where."""
+
+    def __init__(self, probe: Probe, words: memoryview | list[int]) -> None:
+        self.words = words
+        self._probe = probe
+        self._sites = Sites(probe.writer)
+
+    def ended(self, began: Nested, call: int) -> None:
+        """A call is over that began then; `call` is what is to be said of it."""
+        probe = self._probe
+        blocked_ns = probe.nested_end(COMM, began)
+        if probe.thread == OFF:
+            return
+        try:
+            self.words[CALL] = call
+            words = probe.writer.words
+            words[_CALLS] += 1
+            words[_BLOCKED] += blocked_ns
+            probe.writer.site(self._sites.row(_COLLECTIVE, caller()), blocked_ns=blocked_ns)
+        except Exception as error:
+            probe.fail(error)
+
+
+def _tap(probe: Probe, torch: Any, calls: _Calls, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that may wait for other ranks; those that it makes itself are part of it."""
+    is_compiling = torch.compiler.is_dynamo_compiling
+    words = calls.words
+    counter, running, returned = words_of_call(kind)
+
+    @functools.wraps(original)
+    def tapped(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or get_ident() != probe.thread:
+            return original(*args, **kwargs)
+        began = probe.nested()
+        if began is not None:
+            words[counter] += 1
+            words[CALL] = running
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if began is not None:
+                calls.ended(began, returned)
+
+    return tapped
+
+
+class _Reducers:
+    """The program's DistributedDataParallel modules."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._modules: list[weakref.ref[Any]] = []
+
+    def made(self, module: Any) -> None:
+        """There is one more."""
+        self._modules.append(weakref.ref(module))
+
+    def look(self) -> None:
+        """Publish what they have logged last: of all of them together, as they are all reduced in one step."""
+        comm_ns = overlap_ns = exposed_ns = 0
+        self._probe.machine.exposed_ns = 0  # should the rest fail
+        for ref in tuple(self._modules):
+            module = ref()
+            if module is None:
+                self._modules.remove(ref)
+                continue
+            if getattr(module, "logger", None) is None:
+                continue  # it does not reduce by itself, or not in C++
+            logged = module._get_ddp_logging_data()
+            facts.set_fact("ddp", {key: logged[key] for key in _DDP_FACTS if key in logged})
+            comm, overlap = logged.get("backward_comm_time", 0), logged.get("backward_compute_comm_overlap_time", 0)
+            comm_ns += comm
+            overlap_ns += overlap
+            if module.device_type == "cpu":  # on CUDA these are the GPU's times, and the steps' phases the program's
+                exposed_ns += max(0, comm - overlap)
+        words = self._probe.writer.words
+        words[Word.DDP_COMM_NS] = comm_ns
+        words[Word.DDP_OVERLAP_NS] = overlap_ns
+        self._probe.machine.exposed_ns = exposed_ns
+
+
+def _tap_init(probe: Probe, reducers: _Reducers, original: Callable[..., None]) -> Callable[..., None]:
+    """`DistributedDataParallel.__init__`, telling of each new one."""
+
+    @functools.wraps(original)
+    def tapped_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            reducers.made(self)
+        except Exception as error:
+            probe.unavailable(Hook.NESTED, repr(error))
+
+    return tapped_init

@@ -1,0 +1,116 @@
+"""What a rank says about its surroundings: `facts-<rank>.json` beside its page, one small object, for the sidecar.
+
+    version       1
+    torch         its version
+    omp_threads   OMP_NUM_THREADS, null if it is not set; torch_threads: what torch uses
+    device        type, index, uuid, name, capability; null while no GPU is in use
+    loaders       one object for each dataloader: site, split (train, eval, null: not used yet) and its settings
+    precision     parameters (dtype), sharded, autocast (dtype or false), matmul (of float32)
+    dataparallel  the line that makes a DataParallel, or null
+    ddp           what DistributedDataParallel logged last, or null
+
+Any room of the probe says what it knows with `set_fact`, in memory; once a second at most the whole is written, if it
+has changed. Nobody waits: the file is on tmpfs, and readers find the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from gpulaunch.profiler.probe.whose import is_programs
+
+__all__ = ["FACTS_BYTES", "flush", "set_fact", "start", "stop"]
+
+VERSION: Final = 1
+
+FACTS_BYTES: Final = 16384
+"""The file is not longer than this; lists lose their last entries first."""
+
+
+class _Facts:
+    """The facts of this process, and where they go."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {"loaders": [], "device": None, "dataparallel": None, "ddp": None}
+        self.changed = False
+        self.path = ""
+        self.pid = 0
+        self.look: Callable[[], None] | None = None
+        self.failed: Callable[[str], None] | None = None
+
+
+_facts = _Facts()
+
+
+def set_fact(key: str, value: Any) -> None:
+    """Say something about this rank, in values that JSON knows; a value is replaced, never changed."""
+    if key not in _facts.known or _facts.known[key] != value:
+        _facts.known[key] = value
+        _facts.changed = True
+
+
+def start(path: str, look: Callable[[], None], failed: Callable[[str], None]) -> None:
+    """Write the facts to `path` from now on.
+
+    Args:
+        path: where.
+        look: is called before each write, to say what nobody tells of itself.
+        failed: is told why, if they can be written no more.
+    """
+    _facts.path, _facts.look, _facts.failed = path, look, failed
+    _facts.pid = os.getpid()
+    _facts.changed = True
+
+
+def stop() -> None:
+    """Write no more."""
+    _facts.path = ""
+
+
+def flush() -> None:
+    """Write the facts if they have changed; once a second is often enough. A forked child writes nothing."""
+    facts = _facts
+    if not facts.path or facts.pid != os.getpid():
+        return
+    try:
+        if facts.look is not None:
+            facts.look()
+        if facts.changed:
+            facts.changed = False
+            _write(facts.path, {"version": VERSION, **facts.known})
+    except Exception as error:
+        if is_programs(error):
+            raise
+        stop()
+        if facts.failed is not None:
+            facts.failed(repr(error))
+
+
+def _write(path: str, facts: dict[str, Any]) -> None:
+    data = _encode(facts)
+    making = f"{path}.{os.getpid()}.new"
+    fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
+        os.rename(making, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(making)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _encode(facts: dict[str, Any]) -> bytes:
+    while len(data := json.dumps(facts, separators=(",", ":")).encode()) > FACTS_BYTES:
+        longest = max((key for key in facts if isinstance(facts[key], list)), key=lambda key: len(facts[key]))
+        if not facts[longest]:
+            raise ValueError(f"{len(data)} bytes of facts")
+        facts[longest] = facts[longest][:-1]
+    return data

@@ -1,0 +1,165 @@
+"""GPU time from CUDA events: recorded at edges and around copies, and read when the GPU has passed them.
+
+An event is put into the stream like any other work, and `query()` tells whether the GPU has got there: nothing waits.
+What lies between two events is the GPU's time line, its idle time included, on the stream that was current.
+
+One step of `TIMED_EVERY` is timed, for what events cost. How many steps stands beside the times of phases; times of
+copies are multiplied, so that they go with the counts of all copies.
+
+Nothing is recorded or asked while the current stream captures a graph: what is recorded there would be replayed, and a
+query would end the capture.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final
+
+from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.probe.account import BACKWARD, FORWARD, OPTIMIZER, OTHER
+
+__all__ = ["TIMED_EVERY", "Events", "GpuClock"]
+
+TIMED_EVERY: Final = 16
+"""Steps of which one is timed on the GPU; not the first: it is like no other."""
+
+_MOST_EVENTS: Final = 128  # of this process; where a step has more edges and copies than that, it is left out
+
+_WORD_OF: Final = {
+    FORWARD: int(Word.GPU_FORWARD_NS_TOTAL),
+    BACKWARD: int(Word.GPU_BACKWARD_NS_TOTAL),
+    OPTIMIZER: int(Word.GPU_OPTIMIZER_NS_TOTAL),
+}
+
+Mark = tuple[int, Any]
+"""The phase that begins at an edge, and the event recorded there."""
+
+
+class Events:
+    """CUDA events that are used again and again, all on one GPU."""
+
+    __slots__ = ("_cuda", "_device", "_free", "_made")
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._device = -1
+        self._free: list[Any] = []
+        self._made = 0
+
+    def record(self) -> Any | None:
+        """An event, recorded now in the current stream; None where that cannot be: the stream captures a graph, the
+        current GPU is another than the first time, or all events are under way."""
+        cuda = self._cuda
+        device = cuda.current_device()
+        if self._device < 0:
+            self._device = device
+        if device != self._device or cuda.is_current_stream_capturing():
+            return None
+        if self._free:
+            event = self._free.pop()
+        elif self._made < _MOST_EVENTS:
+            self._made += 1
+            event = cuda.Event(enable_timing=True)
+        else:
+            return None
+        event.record()
+        return event
+
+    def is_here(self, device: int) -> bool:
+        """True for the index of the GPU that the events are of."""
+        return device == self._device
+
+    def give_back(self, *events: Any) -> None:
+        """These are needed no more; whether the GPU has passed them does not matter."""
+        self._free.extend(events)
+
+
+class GpuClock:
+    """Times phases and copies on the GPU, in the steps that it chooses. For the training thread only."""
+
+    __slots__ = ("_copies", "_cuda", "_events", "_marks", "_steps", "_words", "timing")
+
+    def __init__(self, words: memoryview, cuda: Any) -> None:
+        self._words = words
+        self._cuda = cuda
+        self._events = Events(cuda)
+        self._marks: list[Mark] = []  # of the step under way
+        self._steps: deque[list[Mark]] = deque()  # whole ones that the GPU has not passed yet
+        self._copies: deque[tuple[Any, Any, Callable[[int], None]]] = deque()
+        self.timing = False
+        """Whether the step under way is timed."""
+
+    def step(self, steps: int) -> bool:
+        """This many steps have ended. True: the next one is timed, `edge` is to be called."""
+        self.edge(OTHER)
+        if self.timing:
+            self._steps.append(self._marks)
+            self._marks = []
+            self.timing = False
+        if self._steps or self._copies:
+            self._read()
+        if steps % TIMED_EVERY == TIMED_EVERY // 2 and self._cuda.is_initialized():
+            self.timing = True
+            self.edge(OTHER)
+        return self.timing
+
+    def edge(self, phase: int) -> None:
+        """A phase begins."""
+        if not self.timing:
+            return
+        event = self._events.record()
+        if event is not None:
+            self._marks.append((phase, event))
+            return
+        self.drop()  # this step cannot be told whole
+
+    def drop(self) -> None:
+        """The step under way is not timed after all."""
+        self.timing = False
+        self._events.give_back(*(event for _, event in self._marks))
+        self._marks = []
+
+    def copy_begins(self) -> Any | None:
+        """What may be a copy begins. To be handed back, to either of the two below; None: it is not timed."""
+        return self._events.record() if self.timing else None
+
+    def copy_ended(self, began: Any, device: int, told: Callable[[int], None]) -> None:
+        """It was one, to or from this GPU; `told` is called with its nanoseconds once they are known."""
+        ended = self._events.record() if self._events.is_here(device) else None
+        if ended is None:
+            self._events.give_back(began)
+        else:
+            self._copies.append((began, ended, told))
+
+    def no_copy(self, began: Any) -> None:
+        """It was none."""
+        self._events.give_back(began)
+
+    def _read(self) -> None:
+        """Take up what the GPU has passed by now."""
+        if self._cuda.is_current_stream_capturing():
+            return
+        while self._copies and self._copies[0][1].query():
+            began, ended, told = self._copies.popleft()
+            told(_elapsed_ns(began, ended))
+            self._events.give_back(began, ended)
+        while self._steps and self._steps[0][-1][1].query():
+            self._enter(self._steps.popleft())
+
+    def _enter(self, marks: list[Mark]) -> None:
+        words = self._words
+        for (phase, began), (_, ended) in pairwise(marks):
+            word = _WORD_OF.get(phase)
+            if word is not None:
+                words[word] += _elapsed_ns(began, ended)
+        words[Word.GPU_STEP_NS_TOTAL] += _elapsed_ns(marks[0][1], marks[-1][1])
+        words[Word.GPU_TIMED_STEPS] += 1
+        self._events.give_back(*(event for _, event in marks))
+
+
+def _elapsed_ns(began: Any, ended: Any) -> int:
+    """The GPU's time between two events that it has passed; 0 where streams passed them the other way round."""
+    elapsed_ms: float = began.elapsed_time(ended)
+    return max(0, round(1e6 * elapsed_ms))

@@ -1,0 +1,151 @@
+"""torch's own trace client, started in this rank when somebody asks for a trace, and not before.
+
+torch brings a client of the dynolog daemon along: two threads of Kineto, its profiler, which ask a socket every 5 s
+whether there is something to trace, and trace it without Python. Where KINETO_USE_DAEMON is set torch starts it when
+it is imported. That would not do here:
+
+- The fork server imports torch for all ranks, and a forked rank loses threads.
+- Every rank would have the threads and their socket all the time, for a trace that most jobs never make.
+
+So a rank looks once a second whether the socket is there, which is one stat(), and then calls what torch would have
+called: `torch::global_kineto_init`, exported from libtorch_cpu. From then on the client stays, and asks every 5 s.
+
+What Kineto reads from the environment is set for C alone (putenv): neither the program nor the processes that it starts
+shall take themselves for somebody with a daemon.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from gpulaunch.profiler.channel import tracing
+from gpulaunch.profiler.channel.layout import Hook
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.probe.state import Probe
+    from gpulaunch.profiler.probe.taps import Undo
+
+__all__ = ["CannotTraceError", "Door", "place", "start"]
+
+TORCH_FLOOR: Final = (2, 7)
+"""Before it, the client's threads race with the start of the program, and on a GPU wait for CUDA (kineto#1035)."""
+
+_INIT: Final = "_ZN5torch18global_kineto_initEv"  # void torch::global_kineto_init()
+_API: Final = "_ZN9libkineto3apiEv"  # libkineto::LibkinetoApi& libkineto::api()
+_API_WORDS: Final = 3
+"""What that begins with: the configuration (a reference), the profiler (a pointer, null until there is one), torch's
+side of it (a pointer, set when torch is loaded)."""
+_TEARDOWN_CUDA: Final = (12, 6)
+"""From here on CUPTI can be let go of after a trace (pytorch#146604). Else it stays attached, and slows every step."""
+
+
+class CannotTraceError(Exception):
+    """This process cannot be traced; the text says why, for the one who asked."""
+
+
+class Door:
+    """Looks whether somebody asks for a trace, and then lets torch's client in, once."""
+
+    def __init__(self, torch: Any, directory: str, rank: int) -> None:
+        self._torch = torch
+        self._directory = directory
+        self._rank = rank
+        self._socket = tracing.socket_path(directory)
+        self._settled = False
+
+    def look(self) -> None:
+        """To be called about once a second by the training thread; raises nothing."""
+        if self._settled or not os.path.exists(self._socket):
+            return
+        self._settled = True
+        try:
+            start(self._torch, self._directory)
+        except Exception as error:  # a rank that cannot be traced trains on
+            with suppress(Exception):
+                tracing.refuse(self._directory, self._rank, str(error) or repr(error))
+
+
+def place(probe: Probe, torch: Any, undo: Undo) -> Hook:
+    """Have this rank's probe look once a second. Nothing is put into torch."""
+    door = Door(torch, os.environ["GPULAUNCH_CHANNEL_DIR"], int(os.environ["RANK"]))
+    undo.append(probe.each_second(Hook(0), door.look))
+    return Hook(0)
+
+
+def start(torch: Any, directory: str) -> None:
+    """Start torch's client of the socket in `directory`.
+
+    Raises:
+        CannotTraceError: it would not work, or it would not be safe.
+    """
+    _check(torch, directory)
+    import ctypes
+
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    try:
+        # PyDLL: no other thread of the program runs meanwhile, so that none sees the environment or forks with it.
+        library = ctypes.PyDLL(path)
+        init, api = library[_INIT], library[_API]
+    except (OSError, AttributeError):
+        raise CannotTraceError(f"torch {torch.__version__} has no trace client where one is looked for") from None
+    api.argtypes, api.restype = [], ctypes.c_void_p
+    init.argtypes, init.restype = [], None
+    configuration, profiler, client = (ctypes.c_void_p * _API_WORDS).from_address(api())
+    if not configuration or not client:
+        raise CannotTraceError(f"the inside of Kineto in torch {torch.__version__} is not as expected")
+    if profiler:
+        # A second one would replace it, and would never be made ready.
+        raise CannotTraceError("the program has used torch.profiler, and Kineto then takes no orders from outside")
+    with _environment(torch, directory):
+        init()
+    os.register_at_fork(after_in_child=_end_without_destructors)
+
+
+def _check(torch: Any, directory: str) -> None:
+    if _version(str(torch.__version__)) < TORCH_FLOOR:
+        raise CannotTraceError(f"torch {torch.__version__} is older than {TORCH_FLOOR[0]}.{TORCH_FLOOR[1]}")
+    if "KINETO_USE_DAEMON" in os.environ:
+        raise CannotTraceError("the program has a trace daemon of its own (KINETO_USE_DAEMON is set)")
+    if not tracing.fits(directory):
+        raise CannotTraceError(f"the path of {directory} is too long for a socket of torch's")
+
+
+@contextmanager
+def _environment(torch: Any, directory: str) -> Generator[None]:
+    """What Kineto asks C's environment for: the first two when it starts, the others later, again and again."""
+    os.putenv("KINETO_USE_DAEMON", "1")
+    if "KINETO_LOG_LEVEL" not in os.environ:
+        os.putenv("KINETO_LOG_LEVEL", "5")  # nothing: else each missing answer is a line on the rank's stderr
+    os.putenv("KINETO_IPC_SOCKET_DIR", directory)
+    os.putenv("KINETO_ONDEMAND_TRACE_DIR", directory)  # newer ones write nowhere else
+    if "TEARDOWN_CUPTI" not in os.environ and _version(str(torch.version.cuda)) >= _TEARDOWN_CUDA:
+        os.putenv("TEARDOWN_CUPTI", "1")
+    try:
+        yield
+    finally:
+        os.unsetenv("KINETO_USE_DAEMON")
+        if "KINETO_LOG_LEVEL" not in os.environ:
+            os.unsetenv("KINETO_LOG_LEVEL")
+
+
+def _end_without_destructors() -> None:
+    """Have this child, if it ends as a C program ends, end before Kineto waits for threads that it does not have.
+
+    A child of a rank that is Python ends by `os._exit` anyway (`loop.rank_end`); one of a rank that is some other
+    command may not, and would wait for ever. torch.profiler leaves a program in the same state.
+    """
+    import ctypes
+
+    with suppress(Exception):
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)  # the last that is registered is the first that is called; gets the exit code
+
+
+def _version(text: str) -> tuple[int, int]:
+    """`2.13.0+cpu` -> (2, 13); (0, 0) for what is no version."""
+    major, _, rest = text.partition(".")
+    minor = rest.partition(".")[0]
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)

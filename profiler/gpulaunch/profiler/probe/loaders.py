@@ -1,0 +1,150 @@
+"""Which dataloaders a program has: the line that makes each, how it is set up, and what it is used for."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from gpulaunch.profiler.probe.facts import set_fact
+from gpulaunch.profiler.probe.sites import line_of_user
+from gpulaunch.profiler.probe.whose import is_programs
+
+__all__ = ["Loaders", "settings_of", "tap_init"]
+
+_MOST_LOADERS: Final = 16
+"""Distinct ones that are told of: a program that sets up each epoch's differently must not fill the memory."""
+
+_MOST_ALIVE: Final = 256
+"""Ones that are known by their sampler or their dataset."""
+
+
+class Loaders:
+    """The dataloaders of this process. Any thread may make one."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, dict[str, Any]] = {}
+        # An iterator does not know its loader, but has its sampler. An id is good for as long as the thing lives, and
+        # what has the same id later was also made later: it has taken its place here.
+        self._by_sampler: dict[int, dict[str, Any]] = {}
+        self._by_dataset: dict[int, str] = {}
+        self._last: dict[str, Any] | None = None  # what handed out the last batch
+        self._doubted: set[str] = set()  # lines whose loaders have evaluated with gradients on
+
+    def made(self, loader: Any, where: str, *, by_package: bool) -> None:
+        """A dataloader was made on this line of the program, by the program itself or by a package that it called.
+
+        Packages (Accelerate, Lightning) make another of the program's own; the line to be told is that one's.
+        """
+        if by_package:
+            where = self._by_dataset.get(id(loader.dataset), where)
+        else:
+            _remember(self._by_dataset, id(loader.dataset), where)
+        settings = settings_of(loader)
+        key = f"{where} {settings}"
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= _MOST_LOADERS:
+                return
+            kind = self._kinds[key] = {"site": where, "split": None, **settings}
+            self._tell()
+        _remember(self._by_sampler, id(getattr(loader, "_index_sampler", None)), kind)
+
+    def used(self, iterator: Any, trains: bool) -> str:
+        """This iterator hands out its first batch, to training or to something else.
+
+        Returns:
+            The line that made its dataloader; "" if that was not seen.
+        """
+        kind = self._last = self._by_sampler.get(id(iterator._index_sampler))
+        if kind is None:
+            return ""
+        where: str = kind["site"]
+        if kind["split"] is None or (trains and where not in self._doubted):
+            self._set_split(kind, "train" if trains else "eval")
+        return where
+
+    def evaluated(self) -> None:
+        """What the one that was used last has handed out was not trained on, although gradients were on."""
+        if self._last is not None:
+            self._doubted.add(self._last["site"])
+            self._set_split(self._last, "eval")
+
+    def _set_split(self, kind: dict[str, Any], split: str) -> None:
+        if kind["split"] != split:
+            kind["split"] = split
+            self._tell()
+
+    def _tell(self) -> None:
+        told = None
+        # Of two threads that tell at once, the one that knew less may be the later: who has told looks again.
+        while told != (kinds := [dict(kind) for kind in tuple(self._kinds.values())]):
+            set_fact("loaders", kinds)
+            told = kinds
+
+
+def _remember(known: dict[int, Any], identity: int, what: Any) -> None:
+    known.pop(identity, None)
+    if len(known) >= _MOST_ALIVE:
+        with suppress(KeyError, RuntimeError):  # another thread is at it as well
+            known.pop(next(iter(known)))  # the one that was made first
+    known[identity] = what
+
+
+def settings_of(loader: Any) -> dict[str, Any]:
+    """How a dataloader is set up, in values that JSON knows."""
+    workers = loader.num_workers
+    return {
+        "num_workers": workers,
+        "prefetch_factor": loader.prefetch_factor,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+        "in_order": bool(getattr(loader, "in_order", True)),
+        "batch_size": _batch_size(loader),
+        "kind": "iterable" if loader._dataset_kind == 1 else "map",  # torch's _DatasetKind
+        "start_method": _start_method(loader.multiprocessing_context) if workers else None,
+    }
+
+
+def _batch_size(loader: Any) -> int | None:
+    """Samples in a batch; a batch sampler of the user's own may or may not say."""
+    size = loader.batch_size
+    if size is None:
+        size = getattr(loader.batch_sampler, "batch_size", None)
+    return size if type(size) is int else None
+
+
+def _start_method(context: Any) -> str:
+    """How workers are started. To ask must not settle it: the program may still choose."""
+    multiprocessing: Any = sys.modules["multiprocessing"]  # torch has imported it
+    chosen = (context or multiprocessing).get_start_method(allow_none=True)
+    return str(chosen or multiprocessing.get_all_start_methods()[0])  # the first is this Python's default
+
+
+def tap_init(torch: Any, loaders: Loaders, failed: Callable[[str], None], original: Any) -> Callable[..., None]:
+    """`DataLoader.__init__`, telling which line of the program makes one."""
+    is_compiling = torch.compiler.is_dynamo_compiling
+    works = True
+
+    @functools.wraps(original)
+    def tapped_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal works
+        if is_compiling() or not works:
+            original(self, *args, **kwargs)
+            return
+        original(self, *args, **kwargs)
+        try:
+            where, by_package = line_of_user()
+            loaders.made(self, where, by_package=by_package)
+        except Exception as error:
+            if is_programs(error):
+                raise
+            works = False
+            failed(repr(error))
+
+    # inspect.signature follows `__wrapped__`; inspect.getfullargspec does not, and frameworks use either.
+    tapped_init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return tapped_init

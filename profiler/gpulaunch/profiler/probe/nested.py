@@ -1,0 +1,217 @@
+"""What lies inside the phases and has a beginning and an end of its own: pauses for garbage collection, compilations,
+saves; collectives are in `collectives`.
+
+    gc          Python's own callbacks (`gc.callbacks`)
+    compile     torch._dynamo's own callbacks, for frames and for backwards that are compiled at their first use
+    checkpoint  `torch.save`, `torch.distributed.checkpoint.save` and `async_save`, what safetensors writes by, and all
+                that Accelerate, Lightning and the Hugging Face Trainer do to save
+
+Most of these come late or never: they are looked for at the first edge and once a second. A program that takes `save`
+out of torch.distributed.checkpoint by name before that calls it past the tap.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+from typing import Any, Final
+
+from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
+from gpulaunch.profiler.probe import collectives
+from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE, GC
+from gpulaunch.profiler.probe.sites import line_of_user
+from gpulaunch.profiler.probe.state import OFF, Nested, Probe
+from gpulaunch.profiler.probe.taps import Undo, keep_out, put
+
+__all__ = ["Compilations", "place", "tap_collection"]
+
+_COLLECTIONS: Final = int(Word.GC_COLLECTIONS)
+_GC_PAUSE: Final = int(Word.GC_PAUSE_NS_TOTAL)
+_SAVE: Final = SITE_KINDS.index("save")
+_CHECKPOINT: Final = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver")
+_LATE: Final = (
+    (_CHECKPOINT, "", "save"),
+    (_CHECKPOINT, "", "async_save"),
+    (("safetensors.torch",), "", "serialize_file"),
+    (("accelerate.accelerator",), "Accelerator", "save_state"),
+    (("lightning.pytorch.trainer.trainer",), "Trainer", "save_checkpoint"),
+    (("pytorch_lightning.trainer.trainer",), "Trainer", "save_checkpoint"),
+    (("transformers.trainer",), "Trainer", "_save_checkpoint"),
+)
+"""Modules that have it, their class if it is a method, and its name."""
+
+
+def place(probe: Probe, torch: Any, undo: Undo) -> None:
+    """Observe all of them; what is not there yet, when it comes.
+
+    Raises:
+        HookError: torch does not look as expected.
+    """
+    collectives.place(probe, torch, undo)
+    saves = _Saves(probe, torch, undo)
+    compilations = Compilations(probe)
+    undo.append(compilations.forget)
+    for look in (saves.look, compilations.look):
+        look()
+        undo.append(probe.each_second(Hook.NESTED, look))
+    on_collection = tap_collection(probe)
+    keep_out(torch, ours=(on_collection, *vars(Compilations).values()))
+    gc.callbacks.append(on_collection)
+    undo.append(functools.partial(_take_out, gc.callbacks, on_collection))
+
+
+def tap_collection(probe: Probe) -> Callable[[str, object], None]:
+    """What Python calls when it begins and ends to collect garbage.
+
+    It may do so wherever a Python program makes a thing, within our own code too; never within a collection.
+    """
+    words = probe.writer.words
+    machine = probe.machine
+    began_ns = nested_before_ns = 0
+
+    def on_collection(phase: str, _info: object) -> None:
+        nonlocal began_ns, nested_before_ns
+        if probe.thread == OFF:
+            return
+        try:
+            if phase == "start":
+                began_ns, nested_before_ns = monotonic_ns(), machine.nested_ns
+            elif began_ns:  # else it began before we were here
+                now_ns = monotonic_ns()
+                words[_COLLECTIONS] += 1
+                words[_GC_PAUSE] += now_ns - began_ns
+                if probe.is_training():
+                    machine.nest(GC, began_ns, now_ns, nested_before_ns)
+                began_ns = 0
+        except Exception as error:
+            probe.fail(error)
+
+    return on_collection
+
+
+class Compilations:
+    """What torch.compile does, as it tells itself. One at a time tells: what is compiled meanwhile is part of it."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._handler: Any = None
+        self._began_ns = 0
+        self._nested: Nested | None = None
+        self._nested_before_ns: int | None = None  # of one that the training thread waits for
+
+    def look(self) -> None:
+        """Be told from now on, if torch._dynamo is there; `torch._dynamo.reset()` forgets whom to tell."""
+        handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        if handler is None or self._began in handler.start_callbacks:
+            return
+        handler.register_start_callback(self._began)
+        handler.register_end_callback(self._ended)
+        self._handler = handler
+
+    def forget(self) -> None:
+        """Be told no more."""
+        if self._handler is not None:
+            _take_out(self._handler.start_callbacks, self._began)
+            _take_out(self._handler.end_callbacks, self._ended)
+
+    def _began(self, *_: object) -> None:  # torch 2.6 gives no arguments
+        probe = self._probe
+        if probe.thread == OFF:
+            return
+        try:
+            self._began_ns = monotonic_ns()
+            self._nested = probe.nested()
+            probe.machine.compiled()
+            # On CUDA a backward is compiled in autograd's thread for the device, and the training thread waits for it.
+            waits = self._nested is None and probe.machine.inside_backward
+            self._nested_before_ns = probe.machine.nested_ns if waits else None
+        except Exception as error:
+            probe.fail(error)
+
+    def _ended(self, *_: object) -> None:
+        probe = self._probe
+        if probe.thread == OFF or not self._began_ns:
+            return
+        try:
+            began_ns, self._began_ns = self._began_ns, 0
+            if self._nested is not None:
+                probe.nested_end(COMPILE, self._nested)
+            elif self._nested_before_ns is not None and probe.machine.inside_backward:
+                probe.machine.nest(COMPILE, began_ns, monotonic_ns(), self._nested_before_ns)
+            words = probe.writer.words
+            words[Word.COMPILES] += 1
+            words[Word.COMPILE_PAUSE_NS_TOTAL] += monotonic_ns() - began_ns
+        except Exception as error:
+            probe.fail(error)
+
+
+class _Saves:
+    """The functions that save."""
+
+    def __init__(self, probe: Probe, torch: Any, undo: Undo) -> None:
+        self._probe = probe
+        self._torch = torch
+        self._undo = undo
+        self._rows: dict[str, int] = {}
+        self._awaited = set(_LATE)
+        self._tap((torch, torch.serialization), "save")
+
+    def look(self) -> None:
+        """Tap what has been imported since."""
+        for late in tuple(self._awaited):
+            modules, of_class, name = late
+            owners: list[Any] = [sys.modules.get(module) for module in modules]
+            if of_class:
+                owners = [getattr(owner, of_class, None) for owner in owners]
+            if all(hasattr(owner, name) for owner in owners):
+                self._awaited.discard(late)
+                self._tap(owners, name)
+
+    def _tap(self, owners: Sequence[Any], name: str) -> None:
+        """One tap for a function, in each of the modules that have it, or for a method."""
+        original = getattr(owners[0], name)
+        tap = self._tapped(original)
+        keep_out(self._torch, tap)
+        for owner in owners:
+            if getattr(owner, name) is original:
+                put(owner, name, tap, self._undo)
+
+    def _tapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that saves: what happens in it, collectives and all, is the checkpoint's time."""
+        probe = self._probe
+        is_compiling = self._torch.compiler.is_dynamo_compiling
+
+        @functools.wraps(original)
+        def tapped_save(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            began = probe.nested()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if began is not None:
+                    self._saved(probe.nested_end(CHECKPOINT, began))
+
+        return tapped_save
+
+    def _saved(self, blocked_ns: int) -> None:
+        """Enter it at the line that saves."""
+        probe = self._probe
+        if probe.thread == OFF:
+            return
+        try:
+            where, _ = line_of_user()
+            row = self._rows.get(where)
+            if row is None:
+                row = self._rows[where] = probe.writer.add_site(_SAVE, where)
+            probe.writer.site(row, blocked_ns=blocked_ns)
+        except Exception as error:
+            probe.unavailable(Hook.NESTED, repr(error))
+
+
+def _take_out(callbacks: list[Any], callback: object) -> None:
+    if callback in callbacks:
+        callbacks.remove(callback)

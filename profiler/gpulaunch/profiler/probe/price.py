@@ -1,0 +1,227 @@
+"""What it costs to be observed: blocks of steps without the probe, compared with those around them; pure.
+
+    before   bare   after          each of `BLOCK` steps; most of the time there is none of them
+    ------- ------- -------
+
+The typical step of the two outer blocks less that of the one between them is the cost of a step, once. A typical step
+is the mean of the middle half of them: a loop that logs every ten steps does so in one block and not in the next. One
+such comparison says little all the same, for steps are noisy; the median of many says it, and how they spread tells how
+well.
+
+What is measured is all that the probe does to a typical step, whatever it is: caches that torch loses, the other ranks
+that wait for this one. Not in it: that its taps are called at all, some tenths of a microsecond, which stays in the
+bare steps too; and what is done in few steps only, once a second or in one of eight.
+
+All ranks of a job make their bare steps together: where they are is a function of the number of steps alone, for a rank
+that runs ahead only waits for the others in the next collective. They are not evenly spaced, or a program that logs
+every 256 steps would log in all of them, or in none.
+
+Past the budget, what can be done without is switched off, one part after the other in the order of `SHED`, until the
+rest is within it. Both figures can tell that it is not: the comparison, or the time that the taps have measured inside
+themselves, which is less than they cost. What ends steps and tells their phases is never switched off.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+from gpulaunch.profiler.channel.layout import Hook
+
+__all__ = ["BLOCK", "DEFAULT_BUDGET_PPM", "SHED", "Budget", "Comparison", "budget_ppm"]
+
+BLOCK: Final = 8
+"""Steps of a block: one of them is priced from inside, and one of 16 timed on the GPU, as of all the others."""
+
+DEFAULT_BUDGET_PPM: Final = 5_000
+"""Of a step, in millionths."""
+
+SHED: Final = (Hook.GPU_TIME, Hook.LOADER_QUEUE, Hook.SAMPLES, Hook.COPIES | Hook.SYNCS)
+"""What is switched off first, second, ..."""
+
+_FIRST: Final = 256  # the first steps are like no others: kernels are chosen, memory is taken
+_APART: Final = 256  # from one comparison to the next, on average, while there are few; later four times as much
+_FEW: Final = 64
+_KEPT: Final = 128
+_ENOUGH: Final = 16  # comparisons before their median is told
+_SURE: Final = 32  # and before it alone has something switched off
+_LONGEST_BLOCK_NS: Final = 2_000_000_000  # in a bare block nobody sees where a rank is; and long steps need no prices
+
+_SIGMAS: Final = 3  # it is looked at again and again, and what is looked at is mostly the same
+_PATIENCE: Final = 3  # times in a row that the price was too high
+_SETTLED_NS: Final = 30_000_000_000  # before that, a program is rather told about than spared
+_MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
+_MEDIAN_ERROR: Final = 1.2533  # of the median beside that of the mean, of a normal distribution
+
+_IDLE, _BEFORE, _BARE, _AFTER = range(4)
+
+
+class Comparison:
+    """Says when to make bare steps, and what has come of it. Times are nanoseconds of one clock."""
+
+    __slots__ = (
+        "_at",
+        "_bare_ns",
+        "_before_ns",
+        "_begun",
+        "_differences",
+        "_found",
+        "_planned",
+        "_seed",
+        "cost_ns",
+        "entered",
+        "error_ns",
+        "pairs",
+        "turn",
+    )
+
+    def __init__(self) -> None:
+        self.pairs = 0
+        """Comparisons that the next two are of; while it is 0 they mean nothing."""
+        self.cost_ns = 0
+        self.error_ns = 0
+        self.entered = 0
+        """Comparisons that were ever made."""
+        self.turn = _FIRST
+        """The number of steps at which `take` is to be called."""
+        self._differences = array("q", bytes(8 * _KEPT))  # all of it from the beginning: a rank must not grow
+        self._found = 0
+        self._planned = _FIRST  # where the one under way begins, or the next
+        self._begun = 0  # how many were planned
+        self._seed = 1
+        self._at = _IDLE
+        self._before_ns = self._bare_ns = 0
+
+    def take(self, steps: int, lasted_ns: Sequence[int]) -> bool:
+        """So many steps have ended; the last `BLOCK` of them took so long.
+
+        Returns:
+            True: the next `BLOCK` are to be bare. Then comes `bare_ended`, or `give_up`.
+        """
+        if steps != self.turn:
+            self.give_up(steps)
+        elif self._at == _IDLE:
+            self._turn_to(_BEFORE, steps)
+        elif self._at == _BEFORE:
+            if sum(lasted_ns) <= _LONGEST_BLOCK_NS:
+                self._before_ns = _typical(lasted_ns)
+                self._turn_to(_BARE, steps)
+                return True
+            self.give_up(steps)
+        else:
+            self._enter((self._before_ns + _typical(lasted_ns)) // 2 - self._bare_ns)
+            self.give_up(steps)
+        return False
+
+    def bare_ended(self, steps: int, lasted_ns: Sequence[int]) -> None:
+        """The bare steps have been made, and took so long."""
+        self._bare_ns = _typical(lasted_ns)
+        self._turn_to(_AFTER, steps)
+
+    def give_up(self, steps: int) -> None:
+        """Nothing more comes of what is under way, if anything is: on to the next.
+
+        Where that is depends on no more than how many steps there were: the ranks stay together, whatever one of them
+        gives up.
+        """
+        self._at = _IDLE
+        while self._planned <= steps:
+            self._begun += 1
+            self._seed = (self._seed * 1103515245 + 12345) % (1 << 31)
+            apart = _APART if self._begun <= _FEW else 4 * _APART
+            self._planned += apart // 2 + (self._seed >> 8) % apart
+        self.turn = self._planned
+
+    def start_over(self) -> None:
+        """What was found so far does not count any more: something has been switched off."""
+        self._found = 0
+        self.pairs = self.cost_ns = self.error_ns = 0
+
+    def _turn_to(self, at: int, steps: int) -> None:
+        self._at = at
+        self.turn = steps + BLOCK
+
+    def _enter(self, difference_ns: int) -> None:
+        self.entered += 1
+        self._differences[self._found % _KEPT] = difference_ns
+        self._found += 1
+        found = self._differences[: min(self._found, _KEPT)]
+        if len(found) < _ENOUGH:
+            return
+        self.pairs = len(found)
+        self.cost_ns = _median(found)
+        spread_ns = _MAD_TO_SIGMA * _median([abs(each - self.cost_ns) for each in found])
+        self.error_ns = round(_MEDIAN_ERROR * spread_ns / len(found) ** 0.5)
+
+
+class Budget:
+    """Says when the price is too high, and what to switch off then."""
+
+    __slots__ = ("_left", "_since", "_times", "ppm")
+
+    def __init__(self, ppm: int) -> None:
+        self.ppm = ppm
+        """Of a step, in millionths; 0: there is no limit."""
+        self._left = list(SHED)
+        self._times = 0
+        self._since = (0, 0, 0, 0)  # time, steps, their duration, own price: when something was switched off last
+
+    def too_high(self, now_ns: int, steps: int, step_ns_total: int, own_ns_total: int, comparison: Comparison) -> bool:
+        """Look at the price; after each comparison.
+
+        Args:
+            now_ns: the time now.
+            steps: that have ended.
+            step_ns_total: how long they took.
+            own_ns_total: what the taps have measured inside themselves.
+            comparison: what has come of it so far.
+
+        Returns:
+            True: now something is to be switched off; ask `next_of`.
+        """
+        since_ns, since_steps, since_step_ns, since_own_ns = self._since
+        if not since_ns:
+            self._since = now_ns, steps, step_ns_total, own_ns_total
+            return False
+        made = steps - since_steps
+        if not (self.ppm and self._left and made):
+            return False
+        limit_ns = self.ppm * (step_ns_total - since_step_ns) / 1e6 / made
+        own_ns = (own_ns_total - since_own_ns) / made
+        surely_ns = comparison.cost_ns - _SIGMAS * comparison.error_ns if comparison.pairs >= _SURE else 0
+        self._times = self._times + 1 if max(own_ns, surely_ns) > limit_ns else 0
+        if self._times < _PATIENCE or now_ns - since_ns < _SETTLED_NS:
+            return False
+        self._times = 0
+        self._since = now_ns, steps, step_ns_total, own_ns_total
+        return True
+
+    def next_of(self, armed: int) -> Hook:
+        """What to switch off next, of what is in service; none if there is nothing left."""
+        while self._left:
+            hook = Hook(self._left.pop(0) & armed)
+            if hook:
+                return hook
+        return Hook(0)
+
+
+def budget_ppm(percent: str) -> int:
+    """A share of a step, from what the launcher hands down; the default for what is no number."""
+    try:
+        return max(0, round(float(percent) * 10_000))
+    except (ValueError, OverflowError):
+        return DEFAULT_BUDGET_PPM
+
+
+def _typical(numbers: Sequence[int]) -> int:
+    """The mean of the middle half."""
+    quarter = len(numbers) // 4
+    middle = sorted(numbers)[quarter : len(numbers) - quarter]
+    return sum(middle) // len(middle)
+
+
+def _median(numbers: Sequence[int]) -> int:
+    ordered = sorted(numbers)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2

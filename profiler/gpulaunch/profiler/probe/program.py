@@ -1,0 +1,197 @@
+"""How a program is set up, as far as advice depends on it: its dataloaders, its precision, DataParallel, its device.
+
+What is made is seen when it is made; the rest is looked at before the facts are written, once a second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from gpulaunch.profiler.channel.layout import Hook
+from gpulaunch.profiler.probe import facts
+from gpulaunch.profiler.probe.loaders import tap_init
+from gpulaunch.profiler.probe.sites import line_of_user
+from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
+from gpulaunch.profiler.probe.whose import is_programs
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.probe.state import Probe
+
+__all__ = ["Program", "place"]
+
+_LOOK_AT: Final = 64
+"""Parameters whose dtype is looked at."""
+
+_SHARDED: Final = ("FlatParameter", "DTensor")
+"""Parameters of FSDP, which may compute in another precision than theirs."""
+
+
+def place(probe: Probe, torch: Any, undo: Undo) -> None:
+    """Start to tell of this program.
+
+    Raises:
+        HookError: torch does not look as expected, or there is no place to write to.
+    """
+    directory = os.environ.get("GPULAUNCH_CHANNEL_DIR", "")
+    if not os.path.isdir(directory):
+        raise HookError("GPULAUNCH_CHANNEL_DIR names no directory")
+    path = os.path.join(directory, f"facts-{int(os.environ['RANK'])}.json")
+    loader = importlib.import_module("torch.utils.data.dataloader").DataLoader
+    parallel = importlib.import_module("torch.nn.parallel.data_parallel").DataParallel
+    optimizer = importlib.import_module("torch.optim.optimizer").Optimizer
+    autocast = importlib.import_module("torch.amp.autocast_mode").autocast
+
+    here = os.getpid()
+
+    def failed(why: str) -> None:
+        if os.getpid() == here:  # a forked child must not write the page
+            probe.unavailable(Hook.FACTS, why)
+
+    program = Program(torch)
+    places = (
+        (loader, "__init__", tap_init(torch, probe.loader.loaders, failed, _own(loader, "__init__"))),
+        (parallel, "__init__", tap_parallel(torch, failed, _own(parallel, "__init__"))),
+        (optimizer, "__init__", tap_optimizer(probe, torch, program, _own(optimizer, "__init__"))),
+        (autocast, "__enter__", tap_autocast(torch, program, _own(autocast, "__enter__"))),
+    )
+    keep_out(torch, *(tap for _, _, tap in places))
+    for owner, name, tap in places:
+        put(owner, name, tap, undo)
+    facts.start(path, program.look, failed)
+    undo.append(facts.stop)
+    atexit.register(facts.flush)  # what a short program, or the last second of a long one, had to say
+    undo.append(lambda: atexit.unregister(facts.flush))
+
+
+def _own(owner: type[Any], name: str) -> Any:
+    found = vars(owner).get(name)
+    if not isinstance(found, FunctionType):
+        raise HookError(f"{owner.__name__}.{name} is not a function")
+    return found
+
+
+class Program:
+    """What there is to see of a program that uses this torch."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._device_index = -1
+        self._parameters: tuple[str | None, bool] = (None, False)
+        self.optimizer: Callable[[], Any] | None = None
+        """The one that was made last, as long as it lives."""
+        self.autocast: str | None = None
+        """The dtype that was last computed in by autocast."""
+
+    def look(self) -> None:
+        """Say what can be looked at at any time."""
+        torch = self._torch
+        facts.set_fact("torch", str(torch.__version__))
+        facts.set_fact("omp_threads", _first_number(os.environ.get("OMP_NUM_THREADS", "")))
+        facts.set_fact("torch_threads", int(torch.get_num_threads()))
+        facts.set_fact("precision", self._precision())
+        self._look_at_device()
+
+    def _precision(self) -> dict[str, Any]:
+        self._look_at_parameters()
+        parameters, sharded = self._parameters
+        matmul = None
+        with suppress(RuntimeError):  # a program that uses torch's older and newer switches together has none to name
+            matmul = str(self._torch.get_float32_matmul_precision())
+        return {"parameters": parameters, "sharded": sharded, "autocast": self.autocast or False, "matmul": matmul}
+
+    def _look_at_parameters(self) -> None:
+        """Note the dtype of most parameters, and whether they are parts of larger ones."""
+        optimizer = self.optimizer() if self.optimizer is not None else None
+        groups = getattr(optimizer, "param_groups", ())
+        elements: Counter[str] = Counter()
+        sharded = False
+        # Nobody's `__torch_function__` is to see this; that of a parameter of a lazy module would forbid it.
+        with self._torch._C.DisableTorchFunction():
+            for parameter in islice((each for group in groups for each in group["params"]), _LOOK_AT):
+                elements[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+                sharded = sharded or type(parameter).__name__ in _SHARDED
+        if elements:  # else what was seen before holds: the optimizer is gone
+            self._parameters = max(elements, key=lambda dtype: elements[dtype]), sharded
+
+    def _look_at_device(self) -> None:
+        cuda = self._torch.cuda
+        if not cuda.is_initialized():  # never initialises it
+            return
+        index = cuda.current_device()
+        if index == self._device_index:
+            return
+        self._device_index = index
+        properties = cuda.get_device_properties(index)
+        uuid = str(getattr(properties, "uuid", ""))  # torch leaves the prefix out, which NVML has
+        facts.set_fact(
+            "device",
+            {
+                "type": "cuda",
+                "index": index,
+                "uuid": f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid or None,
+                "name": str(properties.name),
+                "capability": [properties.major, properties.minor],
+            },
+        )
+
+
+def _first_number(text: str) -> int | None:
+    """The threads of the outermost level in OMP_NUM_THREADS ("8" or "8,2")."""
+    first = text.split(",")[0].strip()
+    return int(first) if first.isdigit() else None
+
+
+def tap_parallel(torch: Any, failed: Callable[[str], None], original: Any) -> Callable[..., None]:
+    """`DataParallel.__init__`, telling which line makes one."""
+    is_compiling = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def tapped_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_compiling():
+            try:
+                facts.set_fact("dataparallel", line_of_user()[0])
+            except Exception as error:
+                if is_programs(error):
+                    raise
+                failed(repr(error))
+        original(self, *args, **kwargs)
+
+    return tapped_init
+
+
+def tap_optimizer(probe: Probe, torch: Any, program: Program, original: Any) -> Callable[..., None]:
+    """`Optimizer.__init__`: what it optimizes is the model, and has a dtype; and steps will end with it."""
+    is_compiling = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def tapped_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_compiling():
+            with suppress(TypeError):  # a subclass may have slots and no weak references
+                program.optimizer = weakref.ref(self)
+            probe.machine.optimizer_made()
+        original(self, *args, **kwargs)
+
+    return tapped_init
+
+
+def tap_autocast(torch: Any, program: Program, original: Any) -> Callable[[Any], Any]:
+    """`autocast.__enter__`, which may have the same parameters computed in another precision."""
+    is_compiling = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def tapped_enter(self: Any) -> Any:
+        if not is_compiling() and getattr(self, "_enabled", False):
+            program.autocast = str(getattr(self, "fast_dtype", "unknown")).removeprefix("torch.")
+        return original(self)
+
+    return tapped_enter

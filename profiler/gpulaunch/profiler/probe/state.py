@@ -1,0 +1,357 @@
+"""What stands behind the taps of one rank: its step machine, its page, who the training thread is, what is in service.
+
+Nothing here raises into the user's code. A fault takes the part it happened in out of service and says so in the page.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Final
+
+from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, TextSlot, Word
+from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.probe import facts
+from gpulaunch.profiler.probe.account import CHECKPOINT, Record, bucket_of
+from gpulaunch.profiler.probe.bare import BARE, OFF, Bare
+from gpulaunch.profiler.probe.batch import LoaderWatch
+from gpulaunch.profiler.probe.device import write_memory
+from gpulaunch.profiler.probe.step import StepMachine
+from gpulaunch.profiler.probe.whose import is_programs
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.probe.gpu_time import GpuClock
+
+__all__ = ["OFF", "PRICED_EVERY", "Nested", "Probe"]
+
+PRICED_EVERY: Final = 8
+"""Steps of which one is priced; it stands for the others."""
+
+_NO_THREAD: Final = 0  # get_ident is never 0
+_ASIDE: Final = -1  # the training thread is inside something whose inside does not count
+_MOST_REASONS: Final = 7
+_SECOND_NS: Final = 1_000_000_000
+_LAST_EDGE: Final = int(Word.LAST_EDGE)
+_LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
+_OTHER: Final = int(Region.OTHER)
+
+Nested = tuple[int, int]
+"""When something nested began, and the machine's `nested_ns` then."""
+
+
+class Probe:
+    """The state behind the taps of one rank, and its page.
+
+    The first thread that computes gradients or steps an optimizer is the training thread; edges of others do not count.
+    Until there is one, the first thread that reads a dataloader stands in for it.
+    """
+
+    __slots__ = (
+        "_bucket",
+        "_bucket_from",
+        "_bucket_to",
+        "_due_ns",
+        "_each_second",
+        "_loader_thread",
+        "_reasons",
+        "_stood_here",
+        "_turn",
+        "bare",
+        "clock",
+        "loader",
+        "machine",
+        "prices",
+        "thread",
+        "times",
+        "writer",
+    )
+
+    def __init__(self, writer: PageWriter, torch: Any) -> None:
+        self.writer = writer
+        self.machine = StepMachine(self._publish_first)
+        self.loader = LoaderWatch(writer, self.unavailable, torch.Tensor)
+        self.machine.on_evaluated = self.loader.evaluated
+        self._reasons: list[str] = []  # why parts are out of service, the newest first
+        self.thread = _NO_THREAD
+        self._loader_thread = _NO_THREAD
+        self._stood_here = _NO_THREAD
+        self._turn = PRICED_EVERY // 2  # the first steps are like no others
+        self._bucket = self._bucket_from = self._bucket_to = 0
+        self.prices = False
+        self.times = False
+        self.clock: GpuClock | None = None
+        """What times phases on the GPU, if anything does; whoever has one sets it."""
+        self.bare = Bare(self)
+        self._due_ns = 0
+        self._each_second: list[tuple[Hook, Callable[[], None]]] = []
+        self.each_second(Hook.GPU_MEMORY, functools.partial(write_memory, writer.words, torch.cuda))
+        self.armed(Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.GPU_MEMORY)
+        for part in (Hook.LOADER_QUEUE, Hook.SAMPLES):
+            self.bare.can_do_without(part, functools.partial(self.loader.do_without, part))
+        self.bare.can_do_without(Hook.GPU_TIME, self._stop_clock)
+
+    def ended(self) -> None:
+        """The program has ended: put what is left in the page."""
+        try:
+            if self.thread != OFF:
+                self.bare.end()
+                self.loader.flush()
+        except Exception as error:
+            self.fail(error)
+
+    def off(self) -> None:
+        """Do nothing any more; the taps fall straight through. For forked children, which must not write the page."""
+        self.thread = OFF
+
+    def armed(self, hook: Hook) -> None:
+        """Put it in the page that `hook` is in service."""
+        self.writer.words[Word.HOOKS_ARMED] |= hook
+        self.writer.words[Word.HOOKS_UNAVAILABLE] &= ~hook
+
+    def unavailable(self, hook: Hook, why: str) -> None:
+        """Put it in the page that `hook` is out of service, and why."""
+        self.writer.words[Word.HOOKS_ARMED] &= ~hook
+        self.writer.words[Word.HOOKS_UNAVAILABLE] |= hook
+        reason = f"{hook.name or 'traces'}: {why}"
+        if reason not in self._reasons:
+            self._reasons = [reason, *self._reasons[:_MOST_REASONS]]
+            self.writer.write_text(TextSlot.FAULT, "; ".join(self._reasons))
+
+    def fail(self, error: Exception) -> None:
+        """Our own fault: stop observing, keep training.
+
+        Raises:
+            BaseException: `error` itself, if it is the program's: what a signal handler raised while this ran.
+        """
+        if is_programs(error):
+            raise error
+        self.off()
+        with suppress(Exception):  # if the page itself is what failed, there is nobody left to tell
+            self.unavailable(Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER, repr(error))
+
+    def each_second(self, hook: Hook, call: Callable[[], None]) -> Callable[[], None]:
+        """Have `call` called at the first edge, and then at the end of a step about once a second.
+
+        The training thread does it. If it raises, it is not called again, and `hook` is out of service.
+
+        Returns:
+            What ends it.
+        """
+        entry = hook, call
+        self._each_second.append(entry)
+        return lambda: self._cease(entry)
+
+    # --- which thread, and where it is ------------------------------------------------------------------------------
+
+    def adopts(self, now_ns: int) -> bool:
+        """True if this thread, which is not the training thread, becomes it: the first to ask does."""
+        if self.thread == BARE and now_ns > self.bare.until_ns:
+            self.bare.end()
+            return self.thread == get_ident()
+        if self.thread:
+            return False
+        self.thread = get_ident()
+        if self._loader_thread != self.thread:  # else its steps have begun with its first batch
+            self._begin(now_ns)
+        return True
+
+    def stands_in(self, now_ns: int) -> bool:
+        """True if this thread's batches count although it is not the training thread: there is none yet."""
+        if self.thread:
+            return False
+        if not self._loader_thread:
+            self._loader_thread = get_ident()
+            self._begin(now_ns)
+        return self._loader_thread == get_ident()
+
+    def is_training(self) -> bool:
+        """True on the thread whose steps count, or that stands in for it."""
+        return get_ident() == (self.thread or self._loader_thread)
+
+    def trains_here(self) -> bool:
+        """True on the training thread, in a bare step too."""
+        return get_ident() == self.thread or (self.thread == BARE and self.bare.is_here())
+
+    def nested(self) -> Nested | None:
+        """Something begins on this thread that is one thing, whatever happens in it: a save, a compilation.
+
+        Until `nested_end` the training thread steps aside: what it does passes unseen. None, and nothing to end, on any
+        other thread.
+        """
+        self.bare.end()
+        if not self.is_training():
+            return None
+        self._stood_here, self.thread = self.thread, _ASIDE
+        return monotonic_ns(), self.machine.nested_ns
+
+    def nested_end(self, phase: int, began: Nested) -> int:
+        """It has ended; the time since belongs to `phase`, and is returned."""
+        if self.thread != _ASIDE:  # switched off meanwhile
+            return 0
+        self.thread = self._stood_here
+        try:
+            return self.machine.nest(phase, began[0], monotonic_ns(), began[1])
+        except Exception as error:
+            self.fail(error)
+            return 0
+
+    def stood_still(self, since_ns: int, nested_before_ns: int) -> None:
+        """This thread stood still for a save since then, when the machine's `nested_ns` was this."""
+        if self.is_training():
+            self.machine.nest(CHECKPOINT, since_ns, monotonic_ns(), nested_before_ns)
+
+    # --- what the taps call -----------------------------------------------------------------------------------------
+
+    def loader_end(self) -> None:
+        """The dataloader has no more batches."""
+        try:
+            self.bare.end()
+            now_ns = monotonic_ns()
+            if get_ident() == self.thread or self.stands_in(now_ns):
+                self._at(now_ns, self.machine.loader_end(now_ns))
+                self.loader.flush()
+        except Exception as error:
+            self.fail(error)
+
+    def time_edge(self, phase: int) -> None:
+        """A phase begins, in a step that is timed on the GPU."""
+        try:
+            if self.clock is not None:
+                self.clock.edge(phase)
+        except Exception as error:
+            self._untimed(error)
+
+    # --- what the user says -----------------------------------------------------------------------------------------
+
+    def mark_step(self) -> None:
+        """The user says that a step ends here."""
+        try:
+            if self.thread == BARE:
+                self.bare.step_ended(0)
+                return
+            now_ns = monotonic_ns()
+            if get_ident() == self.thread or self.adopts(now_ns):
+                self.machine.mark_step(now_ns)
+                self._at(now_ns, _OTHER)
+        except Exception as error:
+            self.fail(error)
+
+    def mark_phase(self, phase: int) -> int:
+        """The user says which phase the time from here on belongs to (1 + its index in PHASES, or 0: as the edges say).
+
+        Returns:
+            What to set again when the user's block ends.
+        """
+        try:
+            self.bare.end()
+            now_ns = monotonic_ns()
+            if get_ident() == self.thread or self.adopts(now_ns):
+                self._at(now_ns, _OTHER)
+                return self.machine.mark_phase(now_ns, phase)
+        except Exception as error:
+            self.fail(error)
+        return 0
+
+    def note(self, text: str) -> None:
+        """Put the user's words in the page."""
+        try:
+            if self.thread != OFF:
+                self.writer.write_text(TextSlot.NOTE, text)
+        except Exception as error:
+            self.fail(error)
+
+    # --- what is published ------------------------------------------------------------------------------------------
+
+    def _begin(self, now_ns: int) -> None:
+        self.machine.begin(now_ns)
+        self.writer.words[Word.FIRST_STEP_START_NS] = now_ns
+        self._look_around(now_ns)
+
+    def _at(self, now_ns: int, region: int) -> None:
+        """The training thread has passed an edge. The taps have this written out: `edge` is the word, 3 the bits."""
+        self.writer.words[_LAST_EDGE] = now_ns << REGION_BITS | region
+
+    def _publish_first(self, count: int, record: Record) -> None:
+        """The first step has ended."""
+        self.machine.on_step = self._publish
+        self.writer.words[Word.FIRST_STEP_END_NS] = self.machine.totals[_LAST_STEP]
+        self._publish(count, record)
+
+    def _publish(self, count: int, record: Record) -> None:
+        """Steps have ended: everything that is published once per step."""
+        totals = self.machine.totals
+        steps = totals[0]
+        duration_ns = record[1]
+        if not self._bucket_from < duration_ns <= self._bucket_to:  # most steps are in the bucket of the one before
+            self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
+        self.writer.end_step(totals, self._bucket, count, record)
+        if self.clock is not None:
+            try:
+                self.times = self.clock.step(steps)
+            except Exception as error:
+                self._untimed(error)
+        now_ns = totals[_LAST_STEP]
+        if now_ns >= self._due_ns:
+            self._look_around(now_ns)
+        if steps >= self._turn:
+            self._take_turn(steps)
+
+    def _take_turn(self, steps: int) -> None:
+        """The step that now begins is to be treated in another way than the one before."""
+        group, at = divmod(steps, PRICED_EVERY)
+        turn = _priced(group)
+        self.prices = at == turn
+        if at < turn:
+            following = steps + turn - at
+        elif self.prices:
+            following = steps + 1
+        else:
+            following = PRICED_EVERY * (group + 1) + _priced(group + 1)
+        if steps >= self.bare.turn:
+            self.bare.take(steps)
+            if self.thread == BARE and self.clock is not None:
+                self.clock.drop()
+                self.times = False
+        self._turn = min(self.bare.turn, following)
+
+    def _look_around(self, now_ns: int) -> None:
+        """What is done once a second."""
+        self._due_ns = now_ns + _SECOND_NS
+        for entry in tuple(self._each_second):
+            hook, call = entry
+            try:
+                call()
+            except Exception as error:
+                if is_programs(error):
+                    raise
+                self._cease(entry)
+                self.unavailable(hook, repr(error))
+        self.loader.flush()
+        facts.flush()
+
+    def _cease(self, entry: tuple[Hook, Callable[[], None]]) -> None:
+        if entry in self._each_second:
+            self._each_second.remove(entry)
+
+    def _stop_clock(self) -> None:
+        """Time phases on the GPU no more."""
+        clock, self.clock, self.times = self.clock, None, False
+        if clock is not None:
+            with suppress(Exception):
+                clock.drop()  # whoever else has it times nothing either
+
+    def _untimed(self, error: Exception) -> None:
+        """What times phases on the GPU failed."""
+        if is_programs(error):
+            raise error
+        self._stop_clock()
+        self.unavailable(Hook.GPU_TIME, repr(error))
+
+
+def _priced(group: int) -> int:
+    """Which of these `PRICED_EVERY` steps is priced; not always the same one, or what a program does every ten steps
+    would be priced too often, or never."""
+    return ((group * 1103515245 + 12345) >> 16) % PRICED_EVERY if group else PRICED_EVERY // 2

@@ -1,0 +1,79 @@
+"""How a tap is put into torch and comes out again; every room of the probe that has taps uses this.
+
+A tap is a function of ours in the place of one of torch's. A room places its own in `place(probe, torch, undo)`: it
+raises `HookError` when torch does not look as expected, and appends to `undo` whatever takes a tap out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any
+
+__all__ = ["HookError", "Undo", "function_of", "keep_out", "put"]
+
+Undo = list[Callable[[], None]]
+"""What to call, last one first, to have torch as it was."""
+
+
+class HookError(Exception):
+    """A tap's place in torch does not look as expected; the text says how."""
+
+
+def put(owner: Any, name: str, tap: object, undo: Undo) -> None:
+    """Set `owner.name`, a function of a module or a method of a class (its own or an inherited one), to `tap`.
+
+    Taking it out leaves alone what somebody else has put on top since.
+    """
+    inherited = name not in vars(owner)
+    original = None if inherited else vars(owner)[name]
+    setattr(owner, name, tap)
+
+    def take_out() -> None:
+        if vars(owner).get(name) is not tap:
+            return
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+    undo.append(take_out)
+
+
+def keep_out(torch: Any, *taps: Any, ours: Iterable[object] = ()) -> None:
+    """Have torch.compile run these taps as they are, and not compile them, when it meets them outside a graph.
+
+    Only the taps: what they wrap calls code of the user's (an autograd.Function, a dataset) that is to be compiled as
+    ever. `ours` are functions that taps call: those are kept out with all that they call.
+
+    torch does so with its own files, by their path. The switch is in torch's C part, which is there without the 1.4 s
+    of importing torch._dynamo. Where it is missing, taps are compiled away: silent in such programs.
+    """
+    try:
+        eval_frame = torch._C._dynamo.eval_frame
+        skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+        only_it = eval_frame._FrameExecStrategy(skip, default)
+        and_below = eval_frame._FrameExecStrategy(skip, skip)
+        for tap in taps:
+            eval_frame.set_code_exec_strategy(tap.__code__, only_it)
+        for function in ours:
+            if isinstance(function, FunctionType):
+                eval_frame.set_code_exec_strategy(function.__code__, and_below)
+    except AttributeError:
+        pass
+
+
+def function_of(found: object, *, parameters: tuple[str, ...], variadic: bool) -> FunctionType:
+    """`found`, if it is a Python function of just this shape.
+
+    Raises:
+        HookError: it is not.
+    """
+    if not isinstance(found, FunctionType):
+        raise HookError(f"{found!r} is not a function")
+    code = found.__code__
+    has = code.co_varnames[: code.co_argcount]
+    takes_rest = bool(code.co_flags & 0x04) and bool(code.co_flags & 0x08)  # CO_VARARGS, CO_VARKEYWORDS
+    if has != parameters or code.co_kwonlyargcount or takes_rest != variadic:
+        raise HookError(f"{found.__qualname__} takes {has}, not {parameters}")
+    return found

@@ -1,0 +1,33 @@
+"""Whose an exception is that comes up within our own code: ours, or that of a signal handler of the program's.
+
+Python runs handlers of signals between any two of its instructions, ours included. What a handler raises (on SIGALRM a
+TimeoutError, say) is meant to end what the program is doing, and must get there.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import CodeType
+from typing import Any
+
+__all__ = ["is_programs"]
+
+
+def is_programs(error: BaseException) -> bool:
+    """Whether a handler of the program's has raised it. For where something has gone wrong: it is not quick."""
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """The code of a handler: a function, a method, a partial of either, or an object that can be called."""
+    handler = getattr(handler, "func", handler)
+    handler = getattr(handler, "__func__", handler)
+    call = getattr(type(handler), "__call__", None)  # noqa: B004 - not whether there is one, but which
+    code = getattr(handler, "__code__", None) or getattr(call, "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -1,0 +1,278 @@
+"""Inside a dataloader worker: what each fetch spends on a core, waiting for one, and waiting for anything else.
+
+A worker is slow for one of three reasons, and each wants something else done about it: preparing takes the core (more
+workers, a cheaper transform), there is no core (fewer workers), or storage keeps it waiting (more workers, a cache).
+The kernel can tell them apart: a thread's CPU clock is exact, `schedstat` says how long it was ready to run and was
+not run, and what is left of the wall time was spent blocked.
+
+    wall time of a fetch = on a core + in the run queue + blocked
+
+Other threads of the worker count too: while the fetching thread waits for a pool that decodes, what that pool computes
+is preparing, not waiting. What was read is told by `io`, of which `read_bytes` came from a device and `rchar` is
+everything, so the difference came from memory.
+
+The taps sit on the `fetch` of torch's two fetcher classes, in the rank, and forked workers inherit them; in spawned
+ones torch's import places them (`inject.arm`). Only a worker of the rank itself measures. It writes to a slot of its
+own in `workers-<rank>.bin`, never to the rank's page; a fault ends the measuring there and leaves the fetching alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic_ns, process_time_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from gpulaunch.profiler.channel import workers
+from gpulaunch.profiler.channel.workers import KNOWS_IO, KNOWS_RUNQUEUE, WorkersWriter
+from gpulaunch.profiler.probe.batch import size_of
+from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out, put
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.probe.state import Probe
+
+__all__ = ["Clocks", "Meter", "arm_worker", "place", "spent", "tap_fetch"]
+
+_SCHEDSTAT: Final = "/proc/thread-self/schedstat"  # of the thread that opens it
+_IO: Final = "/proc/self/io"  # of all threads: a pool may do the reading
+
+_armed = False
+
+
+def place(probe: Probe, torch: Any, undo: Undo) -> None:  # noqa: ARG001 - rooms are placed alike
+    """Have workers that this rank starts measure themselves.
+
+    Raises:
+        HookError: torch does not look as expected, or the agent has made no file for it.
+    """
+    path = _path()
+    try:
+        workers.own(path)
+    except (OSError, ValueError) as error:
+        raise HookError(f"no file for workers: {error}") from error
+    _tap(torch, path, undo)
+
+
+def arm_worker(torch: Any) -> None:
+    """Measure this process, if it turns out to be a dataloader worker of the rank. Idempotent.
+
+    For processes that import torch themselves: spawned workers, and fork servers. Raises nothing: what is the matter
+    with this torch, the rank has said.
+    """
+    global _armed
+    if not _armed:
+        _armed = True
+        with suppress(Exception):
+            _tap(torch, _path(), [])
+
+
+def _path() -> str:
+    return os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"workers-{int(os.environ['RANK'])}.bin")
+
+
+def _tap(torch: Any, path: str, undo: Undo) -> None:
+    fetch = importlib.import_module("torch.utils.data._utils.fetch")
+    worker = importlib.import_module("torch.utils.data._utils.worker")
+    if not hasattr(worker, "_worker_info"):
+        raise HookError("torch.utils.data._utils.worker has no _worker_info")
+    meter = Meter(path, worker, torch.Tensor)
+    classes = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+    originals = [
+        function_of(vars(owner).get("fetch"), parameters=("self", "possibly_batched_index"), variadic=False)
+        for owner in classes
+    ]
+    for owner, original in zip(classes, originals, strict=True):
+        tap = tap_fetch(torch, meter, original)
+        keep_out(torch, tap)
+        put(owner, "fetch", tap, undo)
+
+
+def tap_fetch(torch: Any, meter: Meter, original: Any) -> Callable[[Any, Any], Any]:
+    """A fetcher's `fetch`, measured in a dataloader worker and passed through anywhere else."""
+    is_compiling = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def tapped_fetch(self: Any, possibly_batched_index: Any) -> Any:
+        if is_compiling() or not meter.begin(self):
+            return original(self, possibly_batched_index)
+        try:
+            batch = original(self, possibly_batched_index)
+        except BaseException:  # whatever it is goes on; the time was spent
+            meter.end()
+            raise
+        meter.end(self, batch)
+        return batch
+
+    return tapped_fetch
+
+
+class Clocks(NamedTuple):
+    """What the kernel has counted for this process so far."""
+
+    wall_ns: int
+    thread_ns: int
+    """On a core, this thread."""
+    process_ns: int
+    """On a core, all threads."""
+    runqueue_ns: int
+    storage_bytes: int
+    read_bytes: int
+
+
+def spent(before: Clocks, after: Clocks) -> tuple[int, int, int, int, int, int]:
+    """What lies between two readings: wall_ns, cpu_ns, runqueue_ns, blocked_ns, storage_bytes, cached_bytes.
+
+    The second to fourth sum to the first, whatever the grain of the clocks.
+    """
+    wall_ns = max(0, after.wall_ns - before.wall_ns)
+    thread_ns = min(wall_ns, max(0, after.thread_ns - before.thread_ns))
+    runqueue_ns = min(wall_ns - thread_ns, max(0, after.runqueue_ns - before.runqueue_ns))
+    others_ns = max(0, after.process_ns - before.process_ns - (after.thread_ns - before.thread_ns))
+    blocked_ns = max(0, wall_ns - thread_ns - runqueue_ns - others_ns)
+    storage_bytes = max(0, after.storage_bytes - before.storage_bytes)
+    cached_bytes = max(0, after.read_bytes - before.read_bytes - storage_bytes)
+    return wall_ns, wall_ns - runqueue_ns - blocked_ns, runqueue_ns, blocked_ns, storage_bytes, cached_bytes
+
+
+class Meter:
+    """Measures the fetches of one worker process. Raises nothing."""
+
+    def __init__(self, path: str, worker: Any, tensor: type[Any]) -> None:
+        """Know where to write; nothing is opened before the first fetch in a worker.
+
+        Args:
+            path: the rank's file of workers.
+            worker: the module whose `_worker_info` is set in a dataloader worker.
+            tensor: torch's.
+        """
+        self._path = path
+        self._worker = worker
+        self._tensor = tensor
+        self._pid = 0  # of the process that the rest is for
+        self._slot: WorkersWriter | None = None
+        self._schedstat = self._io = -1
+        self._inside = False
+        self._before = Clocks(0, 0, 0, 0, 0, 0)
+        self._collate: _Collate | None = None
+
+    def begin(self, fetcher: Any) -> bool:
+        """A fetch begins; False: it is not measured, and `end` must not be called."""
+        info = self._worker._worker_info
+        if info is None:
+            return False
+        try:
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._open(info.id)
+            if self._slot is None or self._inside:  # a dataset may read from a dataloader itself
+                return False
+            collate = fetcher.collate_fn
+            if type(collate) is not _Collate:  # another epoch, another fetcher
+                collate = fetcher.collate_fn = _Collate(collate)
+            collate.spent_ns = 0
+            self._collate = collate
+            self._before = self._read_last_the_clocks()
+        except Exception:
+            self._slot = None
+            return False
+        self._inside = True
+        return True
+
+    def end(self, fetcher: Any = None, batch: Any = None) -> None:
+        """The fetch has ended; without a fetcher, it has given no batch."""
+        try:
+            after = self._read_first_the_clocks()
+            self._inside = False
+            wall_ns, cpu_ns, runqueue_ns, blocked_ns, storage_bytes, cached_bytes = spent(self._before, after)
+            collate, slot = self._collate, self._slot
+            if collate is None or slot is None:
+                return
+            batches = samples = 0
+            if fetcher is not None:
+                batches = 1
+                samples = collate.samples if fetcher.auto_collation else 0
+                samples = samples or size_of(batch, self._tensor)[0]
+            slot.add(
+                (
+                    *(batches, samples, wall_ns, cpu_ns, runqueue_ns, blocked_ns),
+                    *(collate.spent_ns, storage_bytes, cached_bytes),
+                )
+            )
+        except Exception:
+            self._slot = None
+
+    def _open(self, worker: int) -> None:
+        """Take a slot, in a process that may have been forked from one that had one."""
+        self._slot, self._inside = None, False
+        process = sys.modules["multiprocessing.process"]
+        parent = process.parent_process()
+        if parent is None:
+            return
+        self._schedstat, self._io = _opened(_SCHEDSTAT), _opened(_IO)
+        # The kernel may keep no such account, and then all is zero: this process has had a core by now.
+        if self._schedstat >= 0 and not any(_schedstat(self._schedstat)):
+            os.close(self._schedstat)
+            self._schedstat = -1
+        knows = (KNOWS_RUNQUEUE if self._schedstat >= 0 else 0) | (KNOWS_IO if self._io >= 0 else 0)
+        self._slot = WorkersWriter(self._path, parent_pid=parent.pid, worker=worker, knows=knows)
+
+    def _read_last_the_clocks(self) -> Clocks:
+        runqueue_ns = _schedstat(self._schedstat)[1] if self._schedstat >= 0 else 0
+        storage_bytes, read_bytes = _reads(self._io, counts_itself=True) if self._io >= 0 else (0, 0)
+        process_ns, thread_ns = process_time_ns(), thread_time_ns()
+        return Clocks(monotonic_ns(), thread_ns, process_ns, runqueue_ns, storage_bytes, read_bytes)
+
+    def _read_first_the_clocks(self) -> Clocks:
+        wall_ns, thread_ns, process_ns = monotonic_ns(), thread_time_ns(), process_time_ns()
+        storage_bytes, read_bytes = _reads(self._io, counts_itself=False) if self._io >= 0 else (0, 0)
+        runqueue_ns = _schedstat(self._schedstat)[1] if self._schedstat >= 0 else 0
+        return Clocks(wall_ns, thread_ns, process_ns, runqueue_ns, storage_bytes, read_bytes)
+
+
+class _Collate:
+    """A collate function whose calls are timed; in everything else it is the user's."""
+
+    __slots__ = ("_collate", "samples", "spent_ns")
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+        self.spent_ns = 0
+        self.samples = 0
+
+    def __call__(self, data: Any) -> Any:
+        began_ns = monotonic_ns()
+        try:
+            return self._collate(data)
+        finally:
+            self.spent_ns += monotonic_ns() - began_ns
+            self.samples = len(data) if type(data) is list else 0  # a type of the user's own is not asked
+
+
+def _opened(path: str) -> int:
+    """A descriptor, or -1 where there is no such file."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _schedstat(schedstat: int) -> tuple[int, ...]:
+    """Nanoseconds on a core (a tick too few while it runs), nanoseconds in the run queue, and turns on a core."""
+    return tuple(map(int, os.pread(schedstat, 128, 0).split()))
+
+
+def _reads(io: int, *, counts_itself: bool) -> tuple[int, int]:
+    """Bytes from a device, and bytes in all; with those of this very reading, which the next one will see, or not."""
+    text = os.pread(io, 512, 0)
+    storage = total = 0
+    for line in text.splitlines():
+        name, _, value = line.partition(b":")
+        if name == b"read_bytes":
+            storage = int(value)
+        elif name == b"rchar":
+            total = int(value)
+    return storage, total + len(text) if counts_itself else total

@@ -1,0 +1,280 @@
+"""Collectives, counted by kind and numbered by torch's flight recorder: with stand-ins, and in real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel.collectives import (
+    CALL,
+    CALLS,
+    CANNOT,
+    COMPLETED,
+    ENQUEUED,
+    KINDS,
+    RECORDER,
+    SEQUENCE,
+    TELLS,
+    CollectivesReader,
+    CollectivesSnapshot,
+    words_of_call,
+)
+from gpulaunch.profiler.probe import collectives
+from gpulaunch.profiler.probe.recorder import Recorder
+from gpulaunch.profiler.probe.state import Probe
+
+RANKS = str(Path(__file__).with_name("ranks.py"))
+
+
+# --- kinds --------------------------------------------------------------------------------------------------------
+
+
+def test_every_function_has_a_kind() -> None:
+    kinds = {name: collectives.kind_of(name) for name in collectives._COLLECTIVES}
+
+    assert kinds["all_gather_into_tensor"] == kinds["_all_gather_base"] == kinds["all_gather_object"] == "all_gather"
+    assert kinds["reduce_scatter_tensor"] == kinds["_reduce_scatter_base"] == "reduce_scatter"
+    assert (kinds["reduce"], kinds["monitored_barrier"], kinds["scatter_object_list"]) == (
+        "reduce",
+        "barrier",
+        "scatter",
+    )
+    assert {*kinds.values(), "wait"} == set(KINDS)
+
+
+# --- the tap ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Probe:
+    """This thread trains."""
+    path = str(tmp_path / "rank-0.bin")
+    page.create(path, rank=0, local_rank=0, attempt=0)
+    probe = Probe(page.PageWriter(path), TORCH)
+    probe.mark_step()
+    return probe
+
+
+TORCH: Any = SimpleNamespace(
+    Tensor=object,
+    cuda=SimpleNamespace(is_initialized=lambda: False),
+    compiler=SimpleNamespace(is_dynamo_compiling=lambda: False),
+)
+
+
+def no_words() -> list[int]:
+    return [0] * 512
+
+
+def tapped(probe: Probe, words: list[int], original: Callable[[], Any], kind: str = "barrier") -> Callable[[], Any]:
+    return collectives._tap(probe, TORCH, collectives._Calls(probe, words), kind, original)
+
+
+def test_a_call_is_said_before_it_waits(probe: Probe) -> None:
+    """So that a rank that never comes back has said it."""
+    words, inside = no_words(), no_words()
+    counter, running, returned = words_of_call("barrier")
+
+    tapped(probe, words, lambda: inside.__setitem__(slice(None), words))()
+
+    assert (inside[CALL], inside[counter]) == (running, 1)
+    assert (words[CALL], words[counter]) == (returned, 1)
+
+
+def test_a_call_that_fails_is_over_too(probe: Probe) -> None:
+    words = no_words()
+
+    with pytest.raises(ZeroDivisionError):
+        tapped(probe, words, lambda: 1 // 0)()
+
+    assert words[CALL] == words_of_call("barrier")[2]
+
+
+def test_what_a_call_calls_itself_is_part_of_it(probe: Probe) -> None:
+    words = no_words()
+    inner = tapped(probe, words, lambda: None, "all_reduce")
+
+    tapped(probe, words, inner)()
+
+    assert sum(words[CALLS:]) == 1
+    assert words[CALL] == words_of_call("barrier")[2]
+
+
+def test_calls_of_other_threads_are_not_the_training_threads(probe: Probe) -> None:
+    words = no_words()
+    thread = threading.Thread(target=tapped(probe, words, lambda: None))
+    thread.start()
+    thread.join()
+
+    assert words == no_words()
+
+
+def test_where_there_is_no_room_for_the_file_the_steps_are_measured_all_the_same(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("GPULAUNCH_CHANNEL_DIR", str(tmp_path / "nowhere"))
+
+    assert isinstance(collectives._words(probe), list)
+
+
+# --- the recorder -------------------------------------------------------------------------------------------------
+
+
+def a_torch(*dumps: Callable[..., bytes], initialized: bool = True) -> Any:
+    """A torch with a flight recorder, or two."""
+    names = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+    native = SimpleNamespace(**dict(zip(names, dumps, strict=False)))
+    return SimpleNamespace(
+        _C=SimpleNamespace(_distributed_c10d=native),
+        distributed=SimpleNamespace(is_initialized=lambda: initialized),
+    )
+
+
+def says(**groups: tuple[int, int]) -> Callable[..., bytes]:
+    """A dump of these groups' enqueued and completed collectives."""
+
+    def dump(*, includeCollectives: bool, onlyActive: bool) -> bytes:
+        assert not includeCollectives, "all of the recorder is nearly a megabyte"
+        status = {
+            name.removeprefix("g"): {
+                "last_enqueued_collective": str(enqueued),
+                "last_started_collective": "-1",
+                "last_completed_collective": str(completed),
+            }
+            for name, (enqueued, completed) in groups.items()
+        }
+        return json.dumps({"version": "2.10", "pg_status": status}).encode()
+
+    return dump
+
+
+def test_the_numbers_of_all_groups_and_recorders_are_summed() -> None:
+    words = no_words()
+    Recorder(a_torch(says(g0=(40, 39), g1=(5, 5)), says(g0=(100, 90), g1=(-1, -1))), words).look()
+
+    assert (words[RECORDER], words[ENQUEUED], words[COMPLETED], words[SEQUENCE]) == (TELLS, 145, 134, 100)
+
+
+@pytest.mark.parametrize("torch", [a_torch(says()), a_torch(says(g0=(3, 3)), initialized=False)])
+def test_nothing_is_said_before_the_first_collective(torch: Any) -> None:
+    words = no_words()
+    Recorder(torch, words).look()
+
+    assert words == no_words()
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b'{"pg_status": {"0": {}}}', b'{"pg_status": 7}'])
+def test_a_recorder_of_another_shape_is_asked_once_and_raises_nothing(broken: bytes) -> None:
+    asked: list[int] = []
+
+    def dump(**_: bool) -> bytes:
+        asked.append(1)
+        return broken
+
+    words = no_words()
+    recorder = Recorder(a_torch(dump), words)
+    for _ in range(3):
+        recorder._due_ns = 0
+        recorder.look()
+
+    assert words[RECORDER] == CANNOT
+    assert len(asked) == 1
+
+
+def test_a_torch_without_a_recorder_is_told() -> None:
+    words = no_words()
+    Recorder(a_torch(), words).look()
+
+    assert words[RECORDER] == CANNOT
+
+
+def test_an_answer_that_takes_long_is_seldom_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many groups there are, it costs a thousandth of the time."""
+    now_ns = 0
+    asked_ns: list[int] = []
+
+    def dump(**_: bool) -> bytes:
+        nonlocal now_ns
+        asked_ns.append(now_ns)
+        now_ns += 3_000_000
+        return b"{}"
+
+    monkeypatch.setattr("gpulaunch.profiler.probe.recorder.monotonic_ns", lambda: now_ns)
+    recorder = Recorder(a_torch(dump), no_words())
+    for second in range(10):
+        now_ns = max(now_ns, second * 1_000_000_000)
+        recorder.look()
+
+    assert asked_ns == [0, 3_000_000_000, 6_000_000_000, 9_000_000_000]
+
+
+# --- real programs ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    """One process with torch in it, from which ranks are forked."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAUNCH_", "RANK"))}
+    command = [sys.executable, RANKS]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=outside)
+    yield process
+    process.communicate(timeout=60)
+
+
+@pytest.fixture
+def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Callable[[str], CollectivesSnapshot]:
+    """Run a program of `ranks` to its end and read the file that it leaves."""
+
+    def run_program(program: str) -> CollectivesSnapshot:
+        page.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=2)
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        nursery.stdin.write(f"{program}\t{tmp_path}\t\n")
+        nursery.stdin.flush()
+        assert nursery.stdout.readline().strip() == "0", (tmp_path / "out").read_text()
+        with CollectivesReader(str(tmp_path / "collectives-3.bin")) as reader:
+            return reader.read()
+
+    return run_program
+
+
+@pytest.mark.torch
+def test_what_a_program_calls_is_counted_by_kind(run: Callable[[str], CollectivesSnapshot]) -> None:
+    """12 steps with a barrier and an all_reduce each; every other one of those is awaited."""
+    seen = run("waits_for_others")
+
+    assert seen.attempt == 2
+    assert {kind: count for kind, count in zip(KINDS, seen.calls, strict=True) if count} == {
+        "all_reduce": 12,
+        "barrier": 12,
+        "wait": 6,
+    }
+    assert (seen.last, seen.running) == ("wait", False)
+
+
+@pytest.mark.torch
+def test_what_ddp_begins_by_itself_is_in_the_flight_recorder(run: Callable[[str], CollectivesSnapshot]) -> None:
+    """80 steps of more than 20 ms: it is asked at the first edge, and a second later. gloo's are in it, too."""
+    seen = run("ddp_waits_for_others")
+
+    assert sum(seen.calls) == 0
+    assert seen.recorder == TELLS
+    assert seen.sequence == seen.enqueued == seen.completed > 20
+
+
+@pytest.mark.torch
+def test_a_program_of_one_rank_has_nothing_to_say(run: Callable[[str], CollectivesSnapshot]) -> None:
+    seen = run("plain")
+
+    assert (seen.recorder, seen.last, sum(seen.calls)) == (0, None, 0)

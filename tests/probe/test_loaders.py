@@ -1,0 +1,214 @@
+"""Which dataloaders a program has, with stand-ins for torch's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpulaunch.profiler.probe import facts
+from gpulaunch.profiler.probe.loaders import Loaders, settings_of, tap_init
+
+TORCH = SimpleNamespace(compiler=SimpleNamespace(is_dynamo_compiling=lambda: False))
+
+
+@pytest.fixture(autouse=True)
+def own_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_facts", facts._Facts())
+
+
+def told() -> list[dict[str, Any]]:
+    return facts._facts.known["loaders"]
+
+
+class Loader:
+    """Just enough of a DataLoader."""
+
+    def __init__(self, dataset: object = None, num_workers: int = 0, **more: Any) -> None:
+        self.dataset = dataset or object()
+        self.num_workers = num_workers
+        self.prefetch_factor = 2 if num_workers else None
+        self.pin_memory = self.persistent_workers = False
+        self.batch_size: int | None = 8
+        self.batch_sampler: Any = object()
+        self.multiprocessing_context: Any = None
+        self._dataset_kind = 0
+        vars(self).update(more)
+
+    @property
+    def _index_sampler(self) -> Any:
+        return self.batch_sampler
+
+    def iterator(self) -> SimpleNamespace:
+        return SimpleNamespace(_index_sampler=self._index_sampler)
+
+
+def test_a_loader_is_told_with_its_line_and_its_settings():
+    Loaders().made(Loader(num_workers=2), "train.py:4 main", by_package=False)
+
+    assert told() == [
+        {
+            "site": "train.py:4 main",
+            "split": None,
+            "num_workers": 2,
+            "prefetch_factor": 2,
+            "pin_memory": False,
+            "persistent_workers": False,
+            "in_order": True,
+            "batch_size": 8,
+            "kind": "map",
+            "start_method": multiprocessing.get_all_start_methods()[0],
+        }
+    ]
+
+
+def test_what_it_is_used_for_is_told_when_it_is():
+    loaders, loader = Loaders(), Loader()
+    loaders.made(loader, "train.py:4 main", by_package=False)
+    where = [loaders.used(loader.iterator(), trains=trains) for trains in (False, True, False)]
+
+    assert where == ["train.py:4 main"] * 3
+    assert told()[0]["split"] == "train", "what trains once is for training"
+
+
+def test_a_loader_that_only_evaluates_is_told_so():
+    loaders, loader = Loaders(), Loader()
+    loaders.made(loader, "train.py:9 test", by_package=False)
+    loaders.used(loader.iterator(), trains=False)
+
+    assert told()[0]["split"] == "eval"
+
+
+def test_an_iterator_of_an_unknown_loader_has_no_line():
+    assert Loaders().used(Loader().iterator(), trains=True) == ""
+
+
+def test_the_same_line_each_epoch_is_one_loader():
+    loaders = Loaders()
+    for _ in range(100):
+        loaders.made(Loader(num_workers=2), "train.py:4 main", by_package=False)
+
+    assert len(told()) == 1
+
+
+def test_a_program_that_sets_up_each_one_differently_is_told_in_part():
+    loaders = Loaders()
+    kept = [Loader(batch_size=size) for size in range(1000)]
+    for loader in kept:
+        loaders.made(loader, "train.py:4 main", by_package=False)
+
+    assert [loader["batch_size"] for loader in told()] == list(range(16))
+    assert loaders.used(kept[3].iterator(), trains=True) == "train.py:4 main"
+    assert loaders.used(kept[999].iterator(), trains=True) == ""
+
+
+def test_a_package_that_makes_one_from_the_programs_own_is_not_named():
+    loaders, dataset = Loaders(), object()
+    loaders.made(Loader(dataset), "train.py:4 main", by_package=False)
+    made = Loader(dataset, num_workers=2)
+    loaders.made(made, "train.py:30 main", by_package=True)
+    loaders.made(Loader(object()), "train.py:31 main", by_package=True)
+
+    assert [loader["site"] for loader in told()] == ["train.py:4 main", "train.py:4 main", "train.py:31 main"]
+    assert loaders.used(made.iterator(), trains=True) == "train.py:4 main"
+
+
+@pytest.mark.parametrize(
+    ("loader", "setting", "value"),
+    [
+        (Loader(batch_size=None, batch_sampler=SimpleNamespace(batch_size=16)), "batch_size", 16),
+        (Loader(batch_size=None, batch_sampler=SimpleNamespace(batch_size="many")), "batch_size", None),
+        (Loader(batch_size=None), "batch_size", None),
+        (Loader(_dataset_kind=1), "kind", "iterable"),
+        (Loader(in_order=False), "in_order", False),
+        (Loader(), "start_method", None),
+        (Loader(num_workers=1, multiprocessing_context=multiprocessing.get_context("spawn")), "start_method", "spawn"),
+    ],
+)
+def test_settings(loader, setting, value):
+    assert settings_of(loader)[setting] == value
+
+
+def test_the_users_class_is_made_once_and_its_exceptions_pass():
+    calls: list[dict[str, Any]] = []
+    failures: list[str] = []
+
+    def init(self: Any, dataset: object, num_workers: int = 0) -> None:
+        if num_workers < 0:
+            raise ValueError("no such number")
+        calls.append({"dataset": dataset, "num_workers": num_workers})
+        Loader.__init__(self, dataset, num_workers)
+
+    tapped = tap_init(TORCH, Loaders(), failures.append, init)
+    tapped(Loader.__new__(Loader), "data", num_workers=3)
+    with pytest.raises(ValueError, match="no such number"):
+        tapped(Loader.__new__(Loader), "data", -1)
+
+    assert calls == [{"dataset": "data", "num_workers": 3}]
+    assert failures == []
+    assert told()[0]["num_workers"] == 3
+
+
+def test_a_loader_that_cannot_be_asked_ends_the_telling_and_nothing_else():
+    failures: list[str] = []
+    made: list[Any] = []
+    tapped = tap_init(TORCH, Loaders(), failures.append, made.append)
+    tapped(object())
+    tapped(object())
+
+    assert len(made) == 2
+    assert len(failures) == 1
+    assert "AttributeError" in failures[0]
+
+
+def test_an_alarm_that_goes_off_meanwhile_is_the_programs(monkeypatch: pytest.MonkeyPatch):
+    failures: list[str] = []
+
+    def rings(*_: object) -> None:
+        raise TimeoutError("it takes too long")
+
+    class Slow(Loaders):
+        def made(self, *_: Any, **__: Any) -> None:
+            signal.raise_signal(signal.SIGALRM)
+
+    tapped = tap_init(TORCH, Slow(), failures.append, lambda self: None)
+    before = signal.signal(signal.SIGALRM, rings)
+    try:
+        with pytest.raises(TimeoutError, match="it takes too long"):
+            tapped(object())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    assert failures == []
+
+
+def test_many_threads_may_make_loaders_at_once():
+    """The telling of one reads what the others add to."""
+    loaders = Loaders()
+    failures: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            for size in range(300):
+                loaders.made(Loader(batch_size=size), f"train.py:{size}", by_package=False)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+
+    assert failures == []
+    assert len(told()) == 16

@@ -1,0 +1,285 @@
+"""What lies inside the phases, with stand-ins for torch: collections, compilations, and who counts as the training
+thread meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel.layout import Hook
+from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.probe.account import CHECKPOINT
+from gpulaunch.profiler.probe.nested import Compilations, tap_collection
+from gpulaunch.profiler.probe.state import Probe
+
+MS = 1_000_000
+TORCH = SimpleNamespace(Tensor=object, cuda=SimpleNamespace(is_initialized=lambda: False))
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    path = str(tmp_path / "rank-0.bin")
+    page.create(path, rank=0, local_rank=0, attempt=0)
+    return path
+
+
+@pytest.fixture
+def probe(path) -> Probe:
+    """This thread trains; its first step has begun."""
+    probe = Probe(page.PageWriter(path), TORCH)
+    probe.mark_step()
+    return probe
+
+
+@pytest.fixture
+def collected(probe) -> Iterator[Callable[[str, object], None]]:
+    on_collection = tap_collection(probe)
+    gc.callbacks.append(on_collection)
+    yield on_collection
+    gc.callbacks.remove(on_collection)
+
+
+class Slow:
+    """Takes its time to be collected."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        time.sleep(0.005)
+
+
+def end_a_step(probe: Probe, path: str) -> PageSnapshot:
+    probe.mark_step()
+    return page.read(path)
+
+
+def in_a_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+# --- garbage ------------------------------------------------------------------------------------------------------
+
+
+def test_a_collection_is_the_steps_pause(probe, path, collected):
+    Slow()
+    gc.collect()
+    seen = end_a_step(probe, path)
+
+    assert seen.gc_collections >= 1
+    assert 5 * MS <= seen.phase_ns["gc"] <= seen.gc_pause_ns_total
+    assert sum(seen.phase_ns.values()) == seen.step_ns_total
+
+
+def test_a_collection_of_another_thread_is_counted_but_no_part_of_a_step(probe, path, collected):
+    gc.disable()
+    try:
+        before = end_a_step(probe, path)
+        Slow()
+        in_a_thread(gc.collect)
+        after = end_a_step(probe, path)
+    finally:
+        gc.enable()
+
+    assert after.gc_collections == before.gc_collections + 1
+    assert after.gc_pause_ns_total - before.gc_pause_ns_total >= 5 * MS
+    assert after.phase_ns["gc"] == before.phase_ns["gc"]
+
+
+def test_a_collection_that_had_begun_before_we_came_is_left_out(probe, path):
+    tap_collection(probe)("stop", {})
+
+    assert end_a_step(probe, path).gc_collections == 0
+
+
+def test_a_forked_child_collects_without_a_word(probe, path, collected):
+    gc.disable()
+    try:
+        before = page.read(path)
+        child = os.fork()
+        if child == 0:
+            probe.off()
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        after = page.read(path)
+    finally:
+        gc.enable()
+
+    assert after == before
+
+
+# --- compilations -------------------------------------------------------------------------------------------------
+
+
+class Handler:
+    """torch._dynamo.callback.callback_handler, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.start_callbacks: list[Callable[..., None]] = []
+        self.end_callbacks: list[Callable[..., None]] = []
+
+    def register_start_callback(self, callback: Callable[..., None]) -> None:
+        self.start_callbacks.append(callback)
+
+    def register_end_callback(self, callback: Callable[..., None]) -> None:
+        self.end_callbacks.append(callback)
+
+    def compile(self, inside: Callable[[], object]) -> None:
+        for callback in self.start_callbacks:
+            callback(SimpleNamespace(compile_id="0/0"))
+        inside()
+        for callback in self.end_callbacks:
+            callback(SimpleNamespace(compile_id="0/0"))
+
+
+@pytest.fixture
+def handler(monkeypatch) -> Handler:
+    handler = Handler()
+    monkeypatch.setitem(sys.modules, "torch._dynamo.callback", SimpleNamespace(callback_handler=handler))
+    return handler
+
+
+def wait_a_little() -> None:
+    time.sleep(0.005)
+
+
+def test_a_compilation_is_the_steps_time_and_what_happens_in_it_passes_unseen(probe, path, handler):
+    """The compiler calls autograd itself, to trace it: no backward of the program's."""
+    Compilations(probe).look()
+
+    def inside() -> None:
+        wait_a_little()
+        probe.mark_phase(CHECKPOINT)
+        probe.mark_step()
+
+    handler.compile(inside)
+    seen = end_a_step(probe, path)
+
+    assert (seen.steps, seen.compiles) == (2, 1)
+    assert 5 * MS <= seen.phase_ns["compile"] <= seen.compile_pause_ns_total
+    assert seen.phase_ns["checkpoint"] == 0
+
+
+def test_a_compilation_of_another_thread_is_counted_but_no_part_of_a_step(probe, path, handler):
+    Compilations(probe).look()
+    in_a_thread(lambda: handler.compile(wait_a_little))
+    seen = end_a_step(probe, path)
+
+    assert (seen.compiles, seen.phase_ns["compile"]) == (1, 0)
+    assert seen.compile_pause_ns_total >= 5 * MS
+
+
+def test_a_backward_compiled_in_autograds_thread_is_what_the_training_thread_waits_for(probe, path, handler):
+    Compilations(probe).look()
+    probe.machine.backward_enter(time.monotonic_ns())
+    in_a_thread(lambda: handler.compile(wait_a_little))
+    probe.machine.backward_exit(time.monotonic_ns(), True)
+    seen = end_a_step(probe, path)
+
+    assert seen.compiles == 1
+    assert seen.phase_ns["compile"] >= 5 * MS
+    assert seen.phase_ns["backward"] > 0
+
+
+def test_a_compiler_that_was_reset_is_asked_again(probe, path, handler):
+    compilations = Compilations(probe)
+    compilations.look()
+    handler.start_callbacks.clear()
+    handler.end_callbacks.clear()
+    compilations.look()
+    compilations.look()
+    handler.compile(wait_a_little)
+
+    assert end_a_step(probe, path).compiles == 1
+
+
+def test_a_compiler_is_left_as_it_was(probe, handler):
+    compilations = Compilations(probe)
+    compilations.look()
+    compilations.forget()
+
+    assert (handler.start_callbacks, handler.end_callbacks) == ([], [])
+
+
+def test_without_a_compiler_there_is_nothing_to_be_told(probe, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo.callback", raising=False)
+    compilations = Compilations(probe)
+    compilations.look()
+    compilations.forget()
+
+
+# --- aside --------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_training_thread_steps_aside(probe, path):
+    others: list[object] = []
+    in_a_thread(lambda: others.append(probe.nested()))
+    began = probe.nested()
+    assert began is not None
+    assert probe.nested() is None, "it is inside already"
+    wait_a_little()
+    own_ns = probe.nested_end(CHECKPOINT, began)
+    seen = end_a_step(probe, path)
+
+    assert others == [None]
+    assert seen.phase_ns["checkpoint"] == own_ns >= 5 * MS
+
+
+def test_a_probe_switched_off_meanwhile_stays_off(probe):
+    began = probe.nested()
+    assert began is not None
+    probe.off()
+
+    assert probe.nested_end(CHECKPOINT, began) == 0
+    assert not probe.is_training()
+
+
+def test_the_first_thread_that_reads_a_dataloader_stands_in(path):
+    """Its model may be compiled in the first forward, before any backward has told who trains."""
+    probe = Probe(page.PageWriter(path), TORCH)
+    assert probe.nested() is None
+    assert probe.stands_in(time.monotonic_ns())
+    began = probe.nested()
+    assert began is not None
+    assert not probe.stands_in(time.monotonic_ns()), "a batch that the compiler reads is not the program's"
+    probe.nested_end(CHECKPOINT, began)
+
+    assert probe.stands_in(time.monotonic_ns())
+
+
+# --- once a second ------------------------------------------------------------------------------------------------
+
+
+def test_what_fails_once_a_second_is_not_tried_again(path):
+    tried: list[str] = []
+
+    def fails() -> None:
+        tried.append("fails")
+        raise OSError("no such thing")
+
+    probe = Probe(page.PageWriter(path), TORCH)
+    probe.armed(Hook.NESTED)
+    probe.each_second(Hook.NESTED, fails)
+    probe.each_second(Hook.FACTS, lambda: tried.append("works"))
+    cease = probe.each_second(Hook.FACTS, lambda: tried.append("ceased"))
+    cease()
+    cease()
+    probe.mark_step()
+    probe._due_ns = 0
+    probe.mark_step()
+    seen = page.read(path)
+
+    assert tried == ["fails", "works", "works"]
+    assert seen.hooks_unavailable == Hook.NESTED
+    assert "no such thing" in seen.fault
