@@ -18,13 +18,14 @@ from gpulaunch.profiler.samplers.ledger import Ledger
 from gpulaunch.profiler.samplers.process import (
     ProcessSampler,
     ProcessStat,
-    parse_pss,
     parse_resident_pages,
     parse_stat,
+    parse_statm,
 )
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+S = 1_000_000_000
 
 
 def group(*pids: int, attempt: int = 0) -> Group:
@@ -37,19 +38,38 @@ class FakeProc:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.counts_waits()
+
+    def counts_waits(self, text: str = "5 7 9\n") -> None:
+        (self.root / "self").mkdir(exist_ok=True)
+        (self.root / "self/schedstat").write_text(text)
+
+    def thread(self, pid: int, tid: int, *, ran: int = 0, waited: int = 0, children: tuple[int, ...] = ()) -> None:
+        home = self.root / f"{pid}/task/{tid}"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "schedstat").write_text(f"{ran * S} {waited * S} 3\n")
+        (home / "children").write_text("".join(f"{child} " for child in children))
+
+    def opens(self, pid: int, *targets: Path) -> None:
+        shutil.rmtree(self.root / f"{pid}/fd", ignore_errors=True)
+        (self.root / f"{pid}/fd").mkdir(parents=True)
+        for number, target in enumerate(targets):
+            (self.root / f"{pid}/fd/{number}").symlink_to(target)
 
     def put(self, pid: int, *, comm: str = "python", state: str = "S", start: int = 100, user: int = 0, system: int = 0,
-            pages: int = 10, pss_kb: int | None = 7, children: tuple[int, ...] = ()) -> None:  # fmt: skip
+            pages: int = 10, shared: int = 0, pss_kb: int | None = 7, pss_parts: str = "", ran: int = 0,
+            waited: int = 0, children: tuple[int, ...] = ()) -> None:  # fmt: skip
         home = self.root / str(pid)
-        (home / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
+        self.thread(pid, pid, ran=ran, waited=waited, children=children)
         fields = [state, 1, pid, pid, 0, -1, 0, 0, 0, 0, 0, user, system, 0, 0, 20, 0, 1, 0, start, 5120000, pages]
         (home / "stat").write_text(f"{pid} ({comm}) " + " ".join(map(str, fields)) + " 0 0\n")
-        (home / "statm").write_text(f"1251 {pages} 785 193 0 270 0\n")
-        (home / "task" / str(pid) / "children").write_text("".join(f"{child} " for child in children))
+        (home / "statm").write_text(f"1251 {pages} {shared} 193 0 270 0\n")
         if pss_kb is None:
             (home / "smaps_rollup").unlink(missing_ok=True)
         else:
-            (home / "smaps_rollup").write_text(f"5591-7fff ---p 0 00:00 0 [rollup]\nRss: 99 kB\nPss: {pss_kb} kB\n")
+            (home / "smaps_rollup").write_text(
+                f"5591-7fff ---p 0 00:00 0 [rollup]\nRss: 99 kB\nPss: {pss_kb} kB\n{pss_parts}"
+            )
 
     def remove(self, pid: int) -> None:
         shutil.rmtree(self.root / str(pid))
@@ -82,7 +102,7 @@ def test_a_rank_and_its_workers_are_told_apart(fake: FakeProc) -> None:
     fake.put(11, comm="pt_data_worker", pages=20, pss_kb=5, user=TICKS_PER_S, children=(13,))
     fake.put(12, comm="pt_data_worker", pages=30, pss_kb=6, system=TICKS_PER_S)
     fake.put(13, comm="ffmpeg", pages=40, pss_kb=7)
-    reading = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root).read(time.monotonic())
+    reading = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(time.monotonic())
     (rank,) = reading.values
 
     assert reading.errors == ()
@@ -96,14 +116,14 @@ def test_a_rank_and_its_workers_are_told_apart(fake: FakeProc) -> None:
 
 
 def test_no_group_means_no_ranks_and_no_error(fake: FakeProc) -> None:
-    reading = ProcessSampler(lambda: None, Ledger(), proc=fake.root).read(time.monotonic())
+    reading = ProcessSampler(lambda: None, Ledger(), proc=fake.root, clock=Clock()).read(time.monotonic())
     assert reading.values == ()
     assert reading.errors == ()
 
 
 def test_cpu_seconds_of_workers_that_ended_stay(fake: FakeProc) -> None:
     """Every epoch starts new workers; the counter must not fall when the old ones go."""
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root)
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
     fake.put(10, children=(11,))
     fake.put(11, user=5 * TICKS_PER_S)
     assert cpu(sampler.read(0.0).values[0], Role.WORKERS) == (5.0, 0.0)
@@ -122,7 +142,7 @@ def test_cpu_seconds_of_workers_that_ended_stay(fake: FakeProc) -> None:
 
 def test_a_worker_that_the_children_file_leaves_out_for_a_moment_is_not_counted_twice(fake: FakeProc) -> None:
     """proc(5): `children` is reliable only if all of them stand still."""
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root)
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
     fake.put(11, user=5 * TICKS_PER_S)
     seen: list[tuple[float, float]] = []
     for children in ((11,), (), (11,)):
@@ -133,7 +153,7 @@ def test_a_worker_that_the_children_file_leaves_out_for_a_moment_is_not_counted_
 
 
 def test_a_pid_given_to_a_stranger_is_not_the_rank(fake: FakeProc) -> None:
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root)
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
     fake.put(10, start=100, user=4 * TICKS_PER_S)
     sampler.read(0.0)
     fake.put(10, start=999, user=50 * TICKS_PER_S, pages=1000)
@@ -145,7 +165,7 @@ def test_a_pid_given_to_a_stranger_is_not_the_rank(fake: FakeProc) -> None:
 
 def test_the_same_pid_in_a_new_attempt_is_the_rank(fake: FakeProc) -> None:
     attempts = [group(10, attempt=0), group(10, attempt=1)]
-    sampler = ProcessSampler(lambda: attempts[0], Ledger(), proc=fake.root)
+    sampler = ProcessSampler(lambda: attempts[0], Ledger(), proc=fake.root, clock=Clock())
     fake.put(10, start=100, user=4 * TICKS_PER_S)
     sampler.read(0.0)
     attempts.pop(0)
@@ -155,7 +175,7 @@ def test_the_same_pid_in_a_new_attempt_is_the_rank(fake: FakeProc) -> None:
 
 
 def test_an_orphaned_worker_is_followed_until_it_ends(fake: FakeProc) -> None:
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root)
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
     fake.put(10, children=(11,))
     fake.put(11, comm="pt_data_worker", pages=8)
     sampler.read(0.0)
@@ -169,7 +189,7 @@ def test_an_orphaned_worker_is_followed_until_it_ends(fake: FakeProc) -> None:
 def test_a_zombie_worker_is_not_alive_and_holds_nothing(fake: FakeProc) -> None:
     fake.put(10, children=(11,))
     fake.put(11, comm="pt_data_worker", state="Z", pages=0, pss_kb=None)
-    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root).read(time.monotonic()).values
+    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(time.monotonic()).values
 
     assert rank.workers_alive == 0
     assert rank.usage[Role.WORKERS].pss_bytes == 0
@@ -177,9 +197,23 @@ def test_a_zombie_worker_is_not_alive_and_holds_nothing(fake: FakeProc) -> None:
 
 def test_where_the_kernel_has_no_proportional_size_it_is_unknown(fake: FakeProc) -> None:
     fake.put(10, pss_kb=None)
-    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root).read(time.monotonic()).values
+    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(time.monotonic()).values
 
     assert rank.usage[Role.TRAINER].pss_bytes is None
+
+
+def test_what_is_a_files_is_told_from_what_is_theirs(fake: FakeProc) -> None:
+    """A mapped dataset is in the resident memory of whoever reads it, and the kernel takes it back when it has to."""
+    fake.put(10, pages=100, shared=70, children=(11, 12))
+    fake.put(11, comm="pt_data_worker", pages=20, shared=15, pss_kb=9, pss_parts="Pss_Anon: 4 kB\nPss_File: 5 kB\n")
+    fake.put(12, comm="pt_data_worker", pages=20, shared=15, pss_kb=8, pss_parts="Pss_Anon: 3 kB\nPss_File: 5 kB\n")
+    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(0.0).values
+
+    assert rank.usage[Role.TRAINER].anonymous_bytes == 30 * PAGE_BYTES
+    assert rank.usage[Role.TRAINER].pss_anonymous_bytes is None, "this kernel has not told it apart"
+    assert rank.usage[Role.WORKERS].anonymous_bytes == 10 * PAGE_BYTES
+    assert rank.usage[Role.WORKERS].pss_bytes == 17 * 1024
+    assert rank.usage[Role.WORKERS].pss_anonymous_bytes == 7 * 1024
 
 
 def test_proportional_sizes_are_asked_one_after_another(fake: FakeProc) -> None:
@@ -204,15 +238,155 @@ def test_proportional_sizes_are_asked_one_after_another(fake: FakeProc) -> None:
 def test_what_may_not_be_read_is_an_error_and_the_rest_goes_on(fake: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.put(10, user=TICKS_PER_S)
     fake.put(11, user=TICKS_PER_S)
-    sampler = ProcessSampler(lambda: group(10, 11), Ledger(), proc=fake.root)
+    sampler = ProcessSampler(lambda: group(10, 11), Ledger(), proc=fake.root, clock=Clock())
     sampler.read(0.0)
     shutil.rmtree(fake.root / "10/task")
     (fake.root / "10/task").write_text("not a directory")  # any OSError that does not mean "gone"
     fake.put(11, user=2 * TICKS_PER_S)
     reading = sampler.read(1.0)
 
-    assert reading.errors == ("rank 0: Not a directory",)
+    assert reading.errors == ("rank 0: Not a directory", "threads of rank 0: Not a directory")
     assert [cpu(rank, Role.TRAINER) for rank in reading.values] == [(1.0, 0.0), (2.0, 0.0)]
+
+
+def test_waiting_for_a_core_is_told_by_role_and_stays_when_a_worker_ends(fake: FakeProc) -> None:
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    fake.put(10, waited=3, children=(11, 12))
+    fake.thread(10, 15, waited=4)  # not the first thread: nothing below /proc/10 but its own file tells of it
+    fake.put(11, waited=1)
+    fake.put(12, waited=2)
+    (rank,) = sampler.read(0.0).values
+    assert rank.runqueue_s == {Role.TRAINER: 7.0, Role.WORKERS: 3.0}
+
+    fake.remove(11)
+    fake.put(10, waited=5, children=(12,))
+    (rank,) = sampler.read(1.0).values
+    assert rank.runqueue_s == {Role.TRAINER: 9.0, Role.WORKERS: 3.0}
+
+
+def test_waiting_goes_on_in_the_next_sidecar(fake: FakeProc) -> None:
+    ledger = Ledger()
+    fake.put(10, waited=3)
+    fake.thread(10, 15, waited=4)
+    ProcessSampler(lambda: group(10), ledger, proc=fake.root, clock=Clock()).read(0.0)
+    shutil.rmtree(fake.root / "10/task/15")
+    successor = ProcessSampler(lambda: group(10), ledger, proc=fake.root, clock=Clock())
+
+    # It never saw the thread that has ended; a counter must not fall for that.
+    assert successor.read(1.0).values[0].runqueue_s[Role.TRAINER] == 7.0
+    fake.put(10, waited=9)
+    assert successor.read(2.0).values[0].runqueue_s[Role.TRAINER] == 9.0
+
+
+def test_the_threads_of_a_rank_are_those_that_want_a_core(fake: FakeProc) -> None:
+    """Of dozens of threads in a torch process most sleep; those of another rank are its own."""
+    sampler = ProcessSampler(lambda: group(10, 20), Ledger(), proc=fake.root, clock=Clock())
+    fake.put(10, ran=100, waited=50, children=(11,))
+    fake.thread(10, 15, ran=7)
+    fake.put(11, ran=30)
+    fake.put(20, ran=1)
+    assert [rank.threads for rank in sampler.read(10.0).values] == [None, None]
+
+    fake.put(10, ran=101, waited=51, children=(11,))
+    fake.put(11, ran=31, waited=1)
+    assert [rank.threads for rank in sampler.read(12.0).values] == [2.0, 0.0]
+
+
+def test_a_worker_that_has_ended_and_was_not_reaped_wants_nothing(fake: FakeProc) -> None:
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    threads: list[float | None] = []
+    for moment, state in enumerate("SSZ"):
+        fake.put(10, ran=moment, children=(11,))
+        fake.put(11, ran=moment, state=state)
+        threads.append(sampler.read(float(moment)).values[0].threads)
+
+    assert threads == [None, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("text", ["", "0\n", "nothing\n"])
+def test_a_kernel_that_does_not_count_waiting_is_told_of_once(fake: FakeProc, text: str) -> None:
+    fake.counts_waits(text)
+    fake.put(10, waited=3)
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    first, second = sampler.read(0.0), sampler.read(1.0)
+
+    assert first.errors == ("run queue: this kernel does not count it",)
+    assert second.errors == ()
+    assert second.values[0].runqueue_s == {}
+    assert second.values[0].threads is None
+
+
+def test_a_worker_that_another_thread_has_started_is_found(fake: FakeProc) -> None:
+    fake.put(10)
+    fake.thread(10, 15, children=(11,))
+    fake.put(11, comm="pt_data_worker", children=(12,))
+    fake.put(12, user=2 * TICKS_PER_S)
+    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+
+    assert sampler.read(0.0).values[0].workers_alive == 1
+    assert cpu(sampler.read(1.0).values[0], Role.WORKERS) == (2.0, 0.0)
+
+
+def test_threads_are_looked_at_in_turns_where_there_are_too_many(fake: FakeProc) -> None:
+    """What one refresh has no time for is next; the totals only come a little later."""
+    for pid in (10, 11, 12):
+        fake.put(pid, waited=pid)
+    clock = Clock(step_s=0.002)  # two looks at the clock fit into the budget
+    sampler = ProcessSampler(lambda: group(10, 11, 12), Ledger(), proc=fake.root, clock=clock, threads_budget_s=0.005)
+    seen: list[list[float]] = []
+    for moment in (0.0, 1.0):
+        seen.append([rank.runqueue_s[Role.TRAINER] for rank in sampler.read(moment).values])
+
+    assert seen == [[10.0, 11.0, 0.0], [10.0, 11.0, 12.0]]
+
+
+def test_batches_in_shared_memory_are_told_by_worker(fake: FakeProc, tmp_path: Path) -> None:
+    shm = tmp_path / "dev/shm"  # not where the listing is: what is unlinked is in none
+    shm.mkdir(parents=True)
+    first, second, own = shm / "torch_11_1_0 (deleted)", shm / "torch_12_1_0 (deleted)", shm / "torch_10_1_0 (deleted)"
+    for path, size_bytes in ((first, 100), (second, 20), (own, 3)):
+        path.write_bytes(bytes(size_bytes))
+    fake.put(10, children=(11, 12))
+    fake.put(11, comm="pt_data_worker")
+    fake.put(12, comm="pt_data_worker")
+    fake.opens(10, first, own)
+    fake.opens(11, first)
+    fake.opens(12, second)
+    sampler = ProcessSampler(
+        lambda: group(10), Ledger(), proc=fake.root, clock=Clock(), shm_dir=tmp_path / "none", shm_period_s=5.0
+    )
+    assert sampler.read(0.0).values[0].shm_inflight_bytes == {11: 100, 12: 20}
+
+    fake.remove(11)
+    fake.opens(12)
+    assert sampler.read(4.0).values[0].shm_inflight_bytes == {11: 100, 12: 20}  # not due yet
+    assert sampler.read(5.0).values[0].shm_inflight_bytes == {11: 100}  # the rank still has it
+
+    fake.put(10)
+    fake.remove(12)
+    fake.opens(10, own)
+    assert sampler.read(10.0).values[0].shm_inflight_bytes == {}
+
+
+def test_a_rank_without_workers_is_not_asked_what_it_has_open(fake: FakeProc) -> None:
+    fake.put(10)
+    (fake.root / "10/fd").write_text("would be an error")
+    reading = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(0.0)
+
+    assert reading.errors == ()
+    assert reading.values[0].shm_inflight_bytes == {}
+
+
+def test_descriptors_that_may_not_be_read_are_an_error_and_the_rest_goes_on(fake: FakeProc, tmp_path: Path) -> None:
+    for pid in (10, 20):
+        fake.put(pid, children=(pid + 1,))
+        fake.put(pid + 1, comm="pt_data_worker")
+        fake.opens(pid)
+    (fake.root / "11/fd").write_text("not a directory")
+    reading = ProcessSampler(lambda: group(10, 20), Ledger(), proc=fake.root, clock=Clock(), shm_dir=tmp_path).read(0.0)
+
+    assert reading.errors == ("shared memory of rank 0: Not a directory",)
+    assert [rank.workers_alive for rank in reading.values] == [1, 1]
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=15).map(
@@ -233,15 +407,21 @@ def test_anything_else_is_no_stat(text: bytes) -> None:
     stat = parse_stat(text)
     assert stat is None or isinstance(stat.start_ticks, int)
     assert parse_resident_pages(text) >= 0
-    assert (parse_pss(text) or 0) >= 0
+    assert min(parse_statm(text)) >= 0
 
 
 @pytest.mark.parametrize(
-    ("text", "pss_bytes"),
-    [(b"Pss:    12 kB\n", 12288), (b"Pss_Anon: 3 kB\n", None), (b"Pss: x kB\n", None), (b"", None)],
+    ("text", "pages"),
+    [
+        (b"5120 979 600 785 0 270 0\n", (979, 379)),
+        (b"5120 600 979 785 0 270 0\n", (600, 0)),  # read while it ended
+        (b"0 0 0 0 0 0 0\n", (0, 0)),
+        (b"5120 979\n", (0, 0)),
+        (b"", (0, 0)),
+    ],
 )
-def test_the_proportional_size_is_one_line_of_many(text: bytes, pss_bytes: int | None) -> None:
-    assert parse_pss(text) == pss_bytes
+def test_of_the_resident_pages_some_are_anonymous(text: bytes, pages: tuple[int, int]) -> None:
+    assert parse_statm(text) == pages
 
 
 WORKER_RANK = """

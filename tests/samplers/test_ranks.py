@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from gpulaunch.profiler.channel import layout, page
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.record import CheckpointState, Group, TrainingState
+from gpulaunch.profiler.record import CheckpointState, CopyTotals, Group, SyncTotals, TrainingState
 from gpulaunch.profiler.samplers.ledger import Ledger
 from gpulaunch.profiler.samplers.ranks import RankSampler, parse_group
 
 MS = 1_000_000
+A_STEP = dict.fromkeys(layout.PHASES, 0)
+A_STEP |= {"data_wait": MS, "forward": 2 * MS, "backward": 3 * MS, "optimizer": MS, "gc": MS, "other": 2 * MS}
 
 
 class Job:
@@ -58,18 +60,18 @@ class Job:
             writer.close()
 
     def step(self, writer: page.PageWriter, count: int = 1) -> None:
-        """Make steps of 10 ms: 1 data wait, 2 forward, 3 backward, 1 optimizer, 3 other; 32 samples each."""
+        """Make steps of 10 ms, of the parts A_STEP; 32 samples each."""
         for _ in range(count):
-            steps, microsteps, skipped, samples, *times = writer.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
-            total, wait, forward, backward, optimizer, other, _last, _source, probe = times
+            steps, microsteps, skipped, samples, total, *rest = writer.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
+            *phases, _last, _source, probe = rest
             counters = (steps + 1, microsteps + 2, skipped, samples + 32)
-            phases = (wait + MS, forward + 2 * MS, backward + 3 * MS, optimizer + MS, other + 3 * MS)
+            phases = [before + part for before, part in zip(phases, A_STEP.values(), strict=True)]
             at_ns = 1000 * MS * (steps + 1)
             writer.end_step(
                 (*counters, total + 10 * MS, *phases, at_ns, layout.StepSource.OPTIMIZER, probe + 5000),
                 layout.STEP_BOUNDS_S.index(0.01),
                 1,
-                (at_ns - 10 * MS, 10 * MS, MS, 2 * MS, 3 * MS, MS, 32),
+                (at_ns - 10 * MS, 10 * MS, *[*A_STEP.values()][:-1], 32),
             )
 
 
@@ -107,6 +109,70 @@ def test_a_rank_that_never_arms_is_there_with_zeros(job: Job, sampler: RankSampl
     assert rank.loader is None
     assert rank.gpu is None
     assert rank.checkpoint is None
+    assert rank.gpu_time is None
+    assert (rank.copies, rank.syncs, rank.sites, rank.facts) == ({}, {}, (), {})
+
+
+def test_copies_syncs_and_pauses_go_on_over_attempts(job: Job, sampler: RankSampler) -> None:
+    for attempt in range(2):
+        job.start(1, attempt=attempt)
+        with job.writer(0) as writer:
+            at = Word.COPY_FIRST + layout.COPY_WORDS * layout.COPIES.index(("d2h", "pageable"))
+            for index, value in enumerate((1, 4096, 700, 300)):
+                writer.words[at + index] = value
+            writer.words[Word.SYNC_FIRST + layout.SYNC_WORDS * layout.SYNCS.index("item")] = 5
+            writer.words[Word.GC_COLLECTIONS] = 3
+            writer.words[Word.DDP_COMM_NS] = 9
+            writer.words[Word.LOADER_BATCHES] = 2
+            writer.words[Word.LOADER_WAIT_NS_TOTAL] = 3 * MS
+            writer.words[Word.LOADER_WAIT_HISTOGRAM + 1] = 2
+            writer.words[Word.GPU_TIMED_STEPS] = 1
+            writer.words[Word.GPU_FORWARD_NS_TOTAL] = 4 * MS
+            (rank,) = read(sampler)
+
+    assert rank.copies == {("d2h", "pageable"): CopyTotals(count=2, size_bytes=8192, blocked_ns=1400, gpu_ns=600)}
+    assert rank.syncs == {"item": SyncTotals(calls=10, blocked_ns=0)}
+    assert (rank.pauses.gc_collections, rank.pauses.ddp_comm_ns) == (6, 9)
+    assert rank.loader is not None
+    assert (rank.loader.batches, rank.loader.wait_ns_total, sum(rank.loader.wait_counts)) == (4, 6 * MS, 4)
+    assert rank.gpu_time is not None
+    assert (rank.gpu_time.steps, rank.gpu_time.forward_ns_total) == (2, 8 * MS)
+
+
+def test_lines_and_faults_are_those_of_the_running_attempt(job: Job, sampler: RankSampler) -> None:
+    job.start(1)
+    with job.writer(0) as writer:
+        writer.site(writer.add_site(layout.SITE_KINDS.index("item"), "train.py:9 main"), blocked_ns=70)
+        writer.words[Word.HOOKS_UNAVAILABLE] = layout.Hook.COPIES | layout.Hook.GPU_TIME
+        writer.write_text(layout.TextSlot.FAULT, "COPIES: changed")
+        (rank,) = read(sampler)
+    job.start(1, attempt=1)
+    (again,) = read(sampler)
+
+    assert [(site.kind, site.text, site.count, site.blocked_ns) for site in rank.sites] == [
+        ("item", "train.py:9 main", 1, 70)
+    ]
+    assert (rank.hooks_unavailable, rank.fault) == (("copies", "gpu_time"), "COPIES: changed")
+    assert (again.sites, again.hooks_unavailable) == ((), ())
+
+
+def test_what_a_rank_says_of_its_surroundings_is_read_when_it_changes(job: Job, sampler: RankSampler) -> None:
+    job.start(1)
+    facts = job.directory / "facts-0.json"
+    facts.write_text('{"version": 1, "torch": "2.13.0"}')
+    assert read(sampler)[0].facts["torch"] == "2.13.0"
+
+    facts.with_name("new").write_text('{"version": 1, "torch": "2.14.0"}')
+    facts.with_name("new").rename(facts)
+    assert read(sampler)[0].facts["torch"] == "2.14.0"
+
+    for damage in ("{", "[]", '{"version": 2}', '{"version": 1, "x": "' + "y" * 70_000 + '"}'):
+        facts.write_text(damage)
+        reading = sampler.read(0.0)
+        assert [rank.rank for rank in reading.values] == [0]
+        assert len(reading.errors) == 1, damage
+    facts.unlink()
+    assert read(sampler)[0].facts == {}
 
 
 def test_what_a_rank_writes_is_read(job: Job, sampler: RankSampler) -> None:
@@ -124,13 +190,7 @@ def test_what_a_rank_writes_is_read(job: Job, sampler: RankSampler) -> None:
     assert (idle.rank, idle.armed, idle.steps) == (0, False, 0)
     assert (busy.rank, busy.armed, busy.steps, busy.microsteps, busy.samples) == (1, True, 3, 6, 96)
     assert busy.step_ns_total == 30 * MS
-    assert busy.phase_ns == {
-        "data_wait": 3 * MS,
-        "forward": 6 * MS,
-        "backward": 9 * MS,
-        "optimizer": 3 * MS,
-        "other": 9 * MS,
-    }
+    assert busy.phase_ns == {phase: 3 * part for phase, part in A_STEP.items()}
     assert busy.step_counts == tuple(3 if bound == 0.01 else 0 for bound in (*layout.STEP_BOUNDS_S, None))
     assert busy.probe_ns_total == 15_000
     assert busy.step_source == "optimizer"
@@ -285,7 +345,7 @@ def test_a_successor_without_a_ledger_reads_the_same_pages(job: Job) -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("damage", [b"", b"x" * 16384, b"short"])
+@pytest.mark.parametrize("damage", [b"", b"x" * layout.PAGE_BYTES, b"short"])
 def test_a_damaged_page_is_an_error_of_that_rank_only(job: Job, sampler: RankSampler, damage: bytes) -> None:
     job.start(2)
     job.page(0).write_bytes(damage)

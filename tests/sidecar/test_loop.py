@@ -69,7 +69,10 @@ def test_a_fault_in_one_collector_leaves_the_others(tmp_path: Path, monkeypatch:
     states: list[NodeState] = []
     sidecar = Sidecar(tmp_path, states.append, root=no_gpus(tmp_path))
     whole = sidecar.refresh()
-    assert [collector for collector, state in whole.collectors.items() if not state.available] == [Collector.GPU]
+    assert [collector for collector, state in whole.collectors.items() if not state.available] == [
+        Collector.GPU,
+        Collector.DEVICE,
+    ]
 
     with monkeypatch.context() as patch:
         patch.setattr(HostSampler, "read", lambda self, now: 1 / 0)

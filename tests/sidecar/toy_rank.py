@@ -20,10 +20,13 @@ MS = 1_000_000
 
 def step(writer: PageWriter) -> None:
     steps, microsteps, skipped, samples, *_ = before = writer.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
-    times = [total + part * MS for total, part in zip(before[4:10], (10, 1, 2, 3, 1, 3), strict=True)]
+    parts = (1, 0, 2, 3, 0, 1, 0, 0, 0, 0, 0, 3)  # of 10 ms, by phase
+    times = [total + part * MS for total, part in zip(before[4:17], (10, *parts), strict=True)]
     at_ns = time.monotonic_ns()
     counters = (steps + 1, microsteps + 1, skipped, samples + 32, *times, at_ns, layout.StepSource.OPTIMIZER)
-    writer.end_step((*counters, before[-1] + 5000), 3, 1, (at_ns - 10 * MS, 10 * MS, MS, 2 * MS, 3 * MS, MS, 32))
+    writer.end_step(
+        (*counters, before[-1] + 5000), 3, 1, (at_ns - 10 * MS, 10 * MS, *(part * MS for part in parts[:-1]), 32)
+    )
 
 
 def save(writer: PageWriter, step: int) -> None:

@@ -8,16 +8,21 @@ killed.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from gpulaunch.profiler.channel import clock as clocks
+from gpulaunch.profiler.daemon.findings import Findings
 from gpulaunch.profiler.record import (
     Collector,
     CollectorState,
+    Finding,
     GpuHealth,
+    GpuState,
     HostState,
     NodeState,
     RankProcesses,
@@ -26,12 +31,19 @@ from gpulaunch.profiler.record import (
     Sampler,
     SidecarState,
 )
+from gpulaunch.profiler.samplers import driver
+from gpulaunch.profiler.samplers.collectives import CollectivesSampler
 from gpulaunch.profiler.samplers.gpu_health import GpuHealthSampler
+from gpulaunch.profiler.samplers.gpus import GpuSampler
 from gpulaunch.profiler.samplers.host import HostSampler
 from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.patience import Helper, Patiently
+from gpulaunch.profiler.samplers.phases import STACK_PHASES
 from gpulaunch.profiler.samplers.process import ProcessSampler, parse_resident_pages
 from gpulaunch.profiler.samplers.ranks import RankSampler
 from gpulaunch.profiler.samplers.run import RunSampler
+from gpulaunch.profiler.samplers.stacks import Stacks
+from gpulaunch.profiler.samplers.workers import WorkersSampler
 
 T = TypeVar("T")
 LEDGER_FILE = "sidecar.json"
@@ -97,7 +109,18 @@ class Sidecar:
         )
         self._host: Sampler[HostState] = HostSampler(root=root, clock=clock)
         self._run: Sampler[RunState | None] = RunSampler(channel_dir, self._ledger, clock=clock)
-        self._gpus: Sampler[tuple[GpuHealth, ...]] = GpuHealthSampler(channel_dir, root=root, clock=clock)
+        self._workers = WorkersSampler(lambda: self._ranks.group, channel_dir, self._ledger, clock=clock)
+        self._collectives = CollectivesSampler(lambda: self._ranks.group, channel_dir, self._ledger, clock=clock)
+        # One helper for both that ask NVML: while a call is out, neither makes another.
+        self._helper = Helper(clock=clock)
+        health = GpuHealthSampler(channel_dir, root=root, clock=clock)
+        nothing: tuple[GpuHealth, ...] = ()
+        self._gpus: Sampler[tuple[GpuHealth, ...]] = (
+            health if driver.missing(root) else Patiently(health, self._helper, what="NVML", nothing=nothing)
+        )
+        self._devices: Sampler[tuple[GpuState, ...]] = GpuSampler(self._ledger, self._helper, root=root)
+        self._findings = Findings(root=root)
+        self._stacks = Stacks(channel_dir, lambda: self._ranks.group, heard=self._findings.tally.add)
         self._guards = {collector: _Guard(clock) for collector in Collector}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
         self._refreshes = 0
@@ -118,6 +141,14 @@ class Sidecar:
             if behind > 0:
                 self._late_refreshes += 1
                 due += behind * self._interval_s
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything that is read from."""
+        self._stacks.close()
+        self._helper.close()
+        self._collectives.close()
+        self._workers.close()
         self._ranks.close()
 
     def refresh(self) -> NodeState:
@@ -129,8 +160,19 @@ class Sidecar:
         host = self._guards[Collector.HOST].run(self._host.read)
         run = self._guards[Collector.RUN].run(self._run.read)
         gpus = self._guards[Collector.GPU].run(self._gpus.read)
+        devices = self._guards[Collector.DEVICE].run(self._devices.read)
+        workers = self._guards[Collector.WORKERS].run(self._workers.read)
+        collectives = self._guards[Collector.COLLECTIVES].run(self._collectives.read)
+        stacks = self._guards[Collector.STACKS].run(self._stacks.read)
+        if stacks is not None:  # what was sampled and not yet written goes with a sidecar that is killed
+            seen = stacks.samples
+            held = {
+                phase: self._ledger.total(f"stacks/{phase}", {"": (seen.get(phase, 0),)}, width=1)[0]
+                for phase in STACK_PHASES
+            }
+            stacks = replace(stacks, samples={phase: count for phase, count in held.items() if count})
         # Its own CPU time is in the ledger too: a restarted sidecar adds to what measuring has cost this run.
-        (cpu_ns,) = self._ledger.total("sidecar", {self._source: (time.process_time_ns(),)}, width=1)
+        (cpu_ns,) = self._ledger.total("sidecar", {self._source: (_cpu_ns(),)}, width=1)
         self._guards[Collector.LEDGER].run(self._save)
         state = NodeState(
             taken_monotonic_ns=at.monotonic_ns,
@@ -141,6 +183,10 @@ class Sidecar:
             host=host,
             run=run,
             gpus=gpus or (),
+            devices=devices or (),
+            workers=workers or (),
+            collectives=collectives or (),
+            stacks=stacks,
             collectors={collector: guard.state for collector, guard in self._guards.items()},
             sidecar=SidecarState(
                 cpu_s=cpu_ns / 1e9,
@@ -150,10 +196,17 @@ class Sidecar:
                 refresh_s=self._refresh_s,
             ),
         )
+        found = self._guards[Collector.FINDINGS].run(lambda now: self._look(state, now))
+        conditions = {**state.collectors, Collector.FINDINGS: self._guards[Collector.FINDINGS].state}
+        state = replace(state, findings=found or (), collectors=conditions)
         self._publish(state)
         self._refreshes += 1
         self._refresh_s = self._clock() - started
         return state
+
+    def _look(self, state: NodeState, now: float) -> Reading[tuple[Finding, ...]]:
+        found = self._findings.look(state)
+        return Reading(values=found, late_s=self._clock() - now)
 
     def _save(self, now: float) -> Reading[None]:
         self._ledger.save(self._ledger_path)
@@ -164,3 +217,9 @@ class Sidecar:
             return parse_resident_pages((self._proc / "self/statm").read_bytes()) * _PAGE_BYTES
         except OSError:  # a /proc that does not know us: the figure is missing, nothing else
             return None
+
+
+def _cpu_ns() -> int:
+    """CPU time of this process and of those that it has started and that have ended: py-spy."""
+    of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time_ns() + round((of_children.ru_utime + of_children.ru_stime) * 1e9)

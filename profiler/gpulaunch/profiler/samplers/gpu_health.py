@@ -3,15 +3,13 @@
 Xids come as events: those from before the registration are never told, so the ones that were seen are kept in
 `gpu-health.json`, which the agent reads before it starts ranks again, and which the next sidecar takes them over from.
 Every call is guarded by itself: cards, drivers and bindings differ in what they can say, and a GPU that has fallen off
-the bus answers nothing. NVML is loaded only where there is a driver: its binding alone is several MB.
+the bus answers nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,12 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.profiler.record import GpuHealth, Reading
+from gpulaunch.profiler.samplers import driver
+from gpulaunch.profiler.samplers.files import read_file, write_file
 
 __all__ = ["HEALTH_FILE", "GpuHealthSampler"]
 
 HEALTH_FILE: Final = "gpu-health.json"
 _VERSION: Final = 1
-_DRIVER_FILES: Final = ("dev/nvidiactl", "dev/dxg")  # Linux, and Windows' subsystem for it
 _EVENTS_A_READING: Final = 64  # a GPU in trouble may report without end; the rest comes with the next reading
 _ACTION: Final = "NVML_GPU_RECOVERY_ACTION_"
 
@@ -62,7 +61,7 @@ class GpuHealthSampler:
         self,
         channel_dir: Path,
         *,
-        nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        nvml: Callable[[], Any] = driver.find_nvml,
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -98,20 +97,18 @@ class GpuHealthSampler:
 
     def _open(self) -> str:
         """Find the GPUs and have their Xids reported; give the reason if there is no NVML here."""
-        if not any((self._root / file).exists() for file in _DRIVER_FILES):
-            return "no NVIDIA driver on this node"
-        try:
-            self._nvml = self._load()
-            self._nvml.nvmlInit()
-            num_gpus = self._nvml.nvmlDeviceGetCount()
-        except Exception as error:  # a binding and a driver that do not fit each other raise anything
-            return f"no NVML: {error}"
+        if why := driver.missing(self._root):
+            return why
+        self._nvml, num_gpus, why = driver.open_nvml(self._load)
+        if why:
+            return why
         names = [name for name in dir(self._nvml) if name.startswith(_ACTION)]
         self._actions = {getattr(self._nvml, name): name.removeprefix(_ACTION).lower() for name in names}
         for index in range(num_gpus):
             try:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                self._gpus.append(_Gpu(handle=handle, index=index, uuid=_text(self._nvml.nvmlDeviceGetUUID(handle))))
+                uuid = driver.text(self._nvml.nvmlDeviceGetUUID(handle))
+                self._gpus.append(_Gpu(handle=handle, index=index, uuid=uuid))
             except Exception as error:
                 self._errors.append(f"GPU {index}: {error}")
         self._take_over()
@@ -135,7 +132,7 @@ class GpuHealthSampler:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
             except Exception as error:
-                if not self._is(error, "NVML_ERROR_TIMEOUT"):  # which is how it says that there is none
+                if not driver.is_code(self._nvml, error, "TIMEOUT"):  # which is how it says that there is none
                     self._errors.append(f"Xid events: {error}")
                 return
             # By its handle: of a GPU that has fallen off the bus even the index can no longer be asked.
@@ -151,7 +148,7 @@ class GpuHealthSampler:
             try:
                 ask(gpu)
             except Exception as error:
-                if self._is(error, "NVML_ERROR_NOT_SUPPORTED") or isinstance(error, AttributeError):
+                if driver.is_final(self._nvml, error):
                     gpu.cannot.add(what)  # told once: it will not learn it
                 self._errors.append(f"GPU {gpu.index}: {what}: {error}")
 
@@ -171,9 +168,6 @@ class GpuHealthSampler:
             raise nvml.NVMLError(field_value.nvmlReturn)
         gpu.recovery_action = self._actions.get(field_value.value.uiVal, "unknown")
 
-    def _is(self, error: Exception, code: str) -> bool:
-        return bool(getattr(error, "value", None) == getattr(self._nvml, code))
-
     def _write(self) -> None:
         gpus = [
             {
@@ -187,14 +181,12 @@ class GpuHealthSampler:
             }
             for gpu in self._gpus
         ]
-        draft = self._path.with_name(self._path.name + ".tmp")
-        draft.write_text(json.dumps({"version": _VERSION, "time_s": round(self._wall(), 3), "gpus": gpus}))
-        os.replace(draft, self._path)
+        write_file(self._path, [json.dumps({"version": _VERSION, "time_s": round(self._wall(), 3), "gpus": gpus})])
 
     def _take_over(self) -> None:
         """Go on with what a sidecar before this one has seen; what is damaged is as good as not there."""
         try:
-            document: Any = json.loads(self._path.read_bytes())
+            document: Any = json.loads(read_file(self._path))
             known = {gpu["uuid"]: gpu for gpu in document["gpus"]} if document["version"] == _VERSION else {}
             for gpu in self._gpus:
                 before = known.get(gpu.uuid, {})
@@ -208,7 +200,3 @@ class GpuHealthSampler:
 def _address(handle: Any) -> int | None:
     """What a device handle of NVML points to; two handles of one GPU are two objects with the same address."""
     return ctypes.cast(handle, ctypes.c_void_p).value
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes

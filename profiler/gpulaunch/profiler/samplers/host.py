@@ -1,4 +1,4 @@
-"""What all ranks of a node share: its memory, and the shared memory that dataloader workers send batches through."""
+"""What all ranks of a node share: memory, cores, and how long tasks stood still for want of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from gpulaunch.profiler.record import HostState, Reading
+from gpulaunch.profiler.samplers.cgroup import Cgroups
+
+PRESSURES: Final = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
+"""Resource and severity of every figure of /proc/pressure that means something. The file of the cpu has a line `full`,
+too, for the sake of old programs: it is always zero (Documentation/accounting/psi.rst)."""
 
 
 class HostSampler:
-    """Reads /dev/shm and /proc/meminfo; a few microseconds each."""
+    """Reads /dev/shm, a few files of /proc, and the limits of our control group."""
 
     def __init__(self, *, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self._shm = root / "dev/shm"
         self._meminfo = root / "proc/meminfo"
+        self._pressure = root / "proc/pressure"
+        self._cgroups = Cgroups(root)
         self._clock = clock
+        self._told: set[str] = set()
 
     def read(self, now: float) -> Reading[HostState]:
         """Give the node's shared figures; a part that cannot be read is None and named in the errors."""
@@ -32,13 +41,35 @@ class HostSampler:
             memory = parse_meminfo(self._meminfo.read_bytes())
         except OSError as error:
             errors.append(f"node memory: {error.strerror}")
+        limit = self._cgroups.memory()
         state = HostState(
             shm_size_bytes=size,
             shm_used_bytes=used,
             memory_total_bytes=memory.get("MemTotal"),
             memory_available_bytes=memory.get("MemAvailable"),
+            page_cache_bytes=page_cache_bytes(memory),
+            swap_used_bytes=swap_used_bytes(memory),
+            pressure_s=self._read_pressure(errors),
+            cgroup_limit_bytes=limit.limit_bytes if limit else None,
+            cgroup_used_bytes=limit.used_bytes if limit else None,
+            cpu_quota_cores=self._cgroups.cpu_quota_cores(),
+            cores=len(os.sched_getaffinity(0)),
         )
         return Reading(values=state, errors=tuple(errors), late_s=self._clock() - now)
+
+    def _read_pressure(self, errors: list[str]) -> dict[tuple[str, str], float]:
+        """Give what can be read. A kernel that does not count it never will, so its reason is given once."""
+        found: dict[tuple[str, str], float] = {}
+        for resource in dict(PRESSURES):
+            try:
+                seconds = parse_pressure((self._pressure / resource).read_bytes())
+            except OSError as error:
+                if resource not in self._told:
+                    self._told.add(resource)
+                    errors.append(f"{resource} pressure: {error.strerror}")
+                continue
+            found.update({(resource, severity): total_s for severity, total_s in seconds.items()})
+        return {pressure: found[pressure] for pressure in PRESSURES if pressure in found}
 
 
 def parse_meminfo(text: bytes) -> dict[str, int]:
@@ -50,3 +81,29 @@ def parse_meminfo(text: bytes) -> dict[str, int]:
         if len(words) == 2 and words[1] == b"kB" and words[0].isdigit():
             sizes[name.decode("ascii", "replace")] = int(words[0]) * 1024
     return sizes
+
+
+def page_cache_bytes(memory: dict[str, int]) -> int | None:
+    """Give what is cached of files on disks: the kernel's `Cached` has shared memory in it, which nothing can drop."""
+    if "Cached" not in memory:
+        return None
+    return max(0, memory["Cached"] + memory.get("Buffers", 0) - memory.get("Shmem", 0))
+
+
+def swap_used_bytes(memory: dict[str, int]) -> int | None:
+    """Give what is swapped out; 0 on a node without swap."""
+    if "SwapTotal" not in memory or "SwapFree" not in memory:
+        return None
+    return max(0, memory["SwapTotal"] - memory["SwapFree"])
+
+
+def parse_pressure(text: bytes) -> dict[str, float]:
+    """Give the seconds by severity of a file of /proc/pressure: `some avg10=.. avg60=.. avg300=.. total=<us>`."""
+    seconds: dict[str, float] = {}
+    for line in text.splitlines():
+        severity, *figures = line.split()[:5] or [b""]
+        for figure in figures:
+            name, _, microseconds = figure.partition(b"=")
+            if name == b"total" and microseconds.isdigit():
+                seconds[severity.decode("ascii", "replace")] = int(microseconds) / 1e6
+    return seconds

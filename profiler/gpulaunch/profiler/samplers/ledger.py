@@ -15,6 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
+from gpulaunch.profiler.samplers.files import read_file, write_file
+
 _VERSION = 1
 
 
@@ -54,14 +56,12 @@ class Ledger:
     def save(self, path: Path) -> None:
         """Write all accounts so that a reader finds the old ones or the new ones, never half of them."""
         accounts = {key: [account.gone, account.living] for key, account in self._accounts.items()}
-        draft = path.with_name(path.name + ".tmp")
-        draft.write_text(json.dumps({"version": _VERSION, "accounts": accounts}, separators=(",", ":")))
-        draft.replace(path)
+        write_file(path, [json.dumps({"version": _VERSION, "accounts": accounts}, separators=(",", ":"))])
 
     def load(self, path: Path) -> bool:
         """Take over the accounts of an earlier sidecar; False where there are none, or they are damaged."""
         try:
-            text = path.read_bytes()
+            text = read_file(path)
         except OSError:
             return False
         try:

@@ -1,9 +1,14 @@
-"""Memory and CPU time of every rank and of the processes below it, from /proc.
+"""Memory, CPU time and waiting of every rank and of the processes below it, from /proc.
 
 Raw /proc, because this runs once a second beside training: `children` of all threads of a process costs about 40 us
-where a walk over every process of the node costs 10 ms, and `stat` plus `statm` cost 6 us. Only the proportional set
-size is dear (`smaps_rollup`: 5 ms on a process with torch in it, holding the lock that its page faults need), so it
-is asked of one process at a time, each at most every `pss_period_s`, within a budget of time per refresh.
+where a walk over every process of the node costs 10 ms, and `stat` plus `statm` cost 6 us. What costs more is done for
+the longest waiting first, within a budget of time per refresh:
+
+- the threads of a process (a torch process has dozens): their time on a core and in the run queue, and the children
+  that others than its first thread have started;
+- the proportional set size (`smaps_rollup`: 5 ms on a process with torch in it, holding the lock that its page faults
+  need), of each process at most every `pss_period_s`;
+- the batches in shared memory (all descriptors of a rank and its workers), of each rank at most every `shm_period_s`.
 
 A process is known by its pid and its start time, and once known it is followed until it is gone: the kernel documents
 that `children` may leave out a living child while others come and go, and an orphan leaves it for ever.
@@ -14,16 +19,23 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from gpulaunch.profiler.record import Group, RankProcesses, Reading, Role, Usage
+from gpulaunch.profiler.samplers import shm
+from gpulaunch.profiler.samplers.host import parse_meminfo
 from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.runqueue import RunQueue, ThreadTimes, parse_schedstat
 
+T = TypeVar("T")
 DATALOADER_WORKER = "pt_data_worker"  # torch.multiprocessing._set_thread_name in torch/utils/data/_utils/worker.py
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_READ_BYTES = 65536
+_NEVER_S = float("-inf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +58,47 @@ class _Process:
     role: Role
     stat: ProcessStat
     rss_bytes: int = 0
+    anonymous_bytes: int = 0
     pss_bytes: int | None = None
-    pss_due_s: float = float("-inf")
+    pss_anonymous_bytes: int | None = None
+    pss_due_s: float = _NEVER_S
+    threads: RunQueue = field(default_factory=RunQueue)
 
     @property
     def source(self) -> str:
         return f"{self.pid}:{self.stat.start_ticks}"
+
+    @property
+    def living(self) -> bool:
+        return self.stat.state not in "ZX"
+
+
+@dataclass(kw_only=True)
+class _Rank:
+    """A rank and the processes that were found below it."""
+
+    rank: int
+    attempt: int = -1
+    trainer_pid: int = -1
+    """In that attempt."""
+    hidden: bool = False
+    """It runs, and /proc does not show it."""
+    known: dict[int, _Process] = field(default_factory=dict[int, _Process])
+    inflight: dict[int, shm.Segment] = field(default_factory=dict[int, shm.Segment])
+    """Batches in shared memory, by inode, at the last look."""
+    shm_due_s: float = _NEVER_S
+
+    @property
+    def workers(self) -> list[_Process]:
+        """Its living dataloader workers."""
+        found = [process for process in self.known.values() if process.role is Role.WORKERS and process.living]
+        return [process for process in found if process.stat.comm == DATALOADER_WORKER]
+
+    @property
+    def holders(self) -> list[int]:
+        """The pids of those that may hold a batch."""
+        trainer = self.known.get(self.trainer_pid)
+        return [p.pid for p in self.workers] + ([trainer.pid] if trainer is not None and trainer.living else [])
 
 
 class ProcessSampler:
@@ -63,44 +110,73 @@ class ProcessSampler:
         ledger: Ledger,
         *,
         proc: Path = Path("/proc"),
+        shm_dir: Path = Path("/dev/shm"),  # noqa: S108 - where torch puts its segments, not a place of ours
         clock: Callable[[], float] = time.monotonic,
+        threads_budget_s: float = 0.002,
         pss_period_s: float = 30.0,
         pss_budget_s: float = 0.010,
+        shm_period_s: float = 10.0,
+        shm_budget_s: float = 0.001,
+        lives: Callable[[int], bool] | None = None,
     ) -> None:
+        """`lives`: says, without /proc, whether there is a process with this pid."""
         self._group = group
         self._ledger = ledger
         self._proc = str(proc)
+        self._shm_dir = str(shm_dir)
         self._clock = clock
+        self._threads_budget_s = threads_budget_s
         self._pss_period_s = pss_period_s
         self._pss_budget_s = pss_budget_s
-        self._known: dict[int, dict[int, _Process]] = {}
-        self._trainers: dict[int, tuple[int, int]] = {}  # rank -> (attempt, pid) whose process was found
+        self._shm_period_s = shm_period_s
+        self._shm_budget_s = shm_budget_s
+        self._ranks: dict[int, _Rank] = {}
+        self._waits_counted: bool | None = None
+        self._lives = lives or _lives
 
     def read(self, now: float) -> Reading[tuple[RankProcesses, ...]]:
         """Give the processes of every rank of the group; a rank with no process left keeps its CPU seconds."""
         errors: list[str] = []
         group = self._group()
         places = () if group is None else group.ranks
-        self._known = {place.rank: self._known.get(place.rank, {}) for place in places}
+        self._ranks = {place.rank: self._ranks.get(place.rank, _Rank(rank=place.rank)) for place in places}
+        if self._waits_counted is None and not self._find_out_about_waits():
+            errors.append("run queue: this kernel does not count it")
         for place in places:
+            rank = self._ranks[place.rank]
             try:
-                self._follow(place.rank, (group.attempt if group else 0, place.pid))
+                self._follow(rank, group.attempt if group else 0, place.pid)
             except OSError as error:
                 errors.append(f"rank {place.rank}: {error.strerror}")
+            else:
+                if rank.hidden:
+                    errors.append(f"rank {place.rank}: /proc does not show its process")
+        errors.extend(self._look_at_threads(now))
         errors.extend(self._ask_pss(now))
-        values = tuple(self._sum(place.rank) for place in places)
-        return Reading(values=values, errors=tuple(errors), late_s=self._clock() - now)
+        errors.extend(self._ask_shm(now))
+        values = tuple(self._sum(rank) for rank in self._ranks.values() if not rank.hidden)
+        absent = "/proc does not show the processes of the ranks" if places and not values else ""
+        return Reading(values=values, absent=absent, errors=tuple(errors), late_s=self._clock() - now)
 
-    def _follow(self, rank: int, trainer: tuple[int, int]) -> None:
-        known = self._known[rank]
-        _, root = trainer
-        if self._trainers.get(rank) != trainer:
+    def _find_out_about_waits(self) -> bool:
+        try:
+            text = self._read("self", "schedstat")
+        except OSError:  # a /proc that keeps it to itself: as good as none
+            text = None
+        self._waits_counted = text is not None and parse_schedstat(text) is not None
+        return self._waits_counted
+
+    def _follow(self, rank: _Rank, attempt: int, root: int) -> None:
+        known = rank.known
+        if (rank.attempt, rank.trainer_pid) != (attempt, root) or rank.hidden:
             # First sight of this attempt's process. Later the pid alone proves nothing: it may have been given to a
             # stranger.
-            self._trainers[rank] = trainer
+            rank.attempt, rank.trainer_pid, rank.inflight = attempt, root, {}
             known.pop(root, None)
+            rank.hidden = True  # unless it is seen now, or known to be gone: mount option hidepid, or another's /proc
             if (stat := self._stat(root)) is not None:
                 known[root] = _Process(pid=root, role=Role.TRAINER, stat=stat)
+            rank.hidden = stat is None and self._lives(root)
         for process in list(known.values()):
             stat = self._stat(process.pid)
             if stat is None or stat.start_ticks != process.stat.start_ticks:
@@ -109,77 +185,148 @@ class ProcessSampler:
                 process.stat = stat
         asked: list[int] = list(known)
         for pid in asked:  # grows while we walk: children of children
-            for child in self._children(pid):
-                if child not in known and (stat := self._stat(child)) is not None:
-                    known[child] = _Process(pid=child, role=Role.WORKERS, stat=stat)
-                    asked.append(child)
+            asked.extend(self._adopt(rank, self._children(pid, pid)))
         for process in known.values():
-            process.rss_bytes = self._rss_bytes(process.pid)
+            pages = parse_statm(self._read(process.pid, "statm") or b"")
+            process.rss_bytes, process.anonymous_bytes = (count * _PAGE_BYTES for count in pages)
+
+    def _adopt(self, rank: _Rank, children: Iterable[int]) -> list[int]:
+        """Follow those that are new from now on; give their pids."""
+        adopted: list[int] = []
+        for child in children:
+            if child not in rank.known and (stat := self._stat(child)) is not None:
+                rank.known[child] = _Process(pid=child, role=Role.WORKERS, stat=stat)
+                adopted.append(child)
+        return adopted
+
+    def _look_at_threads(self, now: float) -> list[str]:
+        """Read the run queue of all threads, and the children that others than the first have started."""
+        errors: list[str] = []
+        due = [(process, rank) for rank in self._ranks.values() for process in rank.known.values() if process.living]
+        due.sort(key=lambda item: item[0].threads.looked_s)
+        for process, rank in self._within(self._threads_budget_s, due):
+            threads: dict[int, ThreadTimes] = {}
+            try:
+                for tid in self._threads(process.pid):
+                    text = self._read(process.pid, f"task/{tid}/schedstat") if self._waits_counted else None
+                    if text is not None and (times := parse_schedstat(text)) is not None:
+                        threads[tid] = times
+                    if tid != process.pid:
+                        self._adopt(rank, self._children(process.pid, tid))
+            except OSError as error:
+                errors.append(f"threads of rank {rank.rank}: {error.strerror}")
+            process.threads.look(threads, now)
+        return errors
 
     def _ask_pss(self, now: float) -> list[str]:
-        """Ask the processes that are due, the longest due first, until the budget of this refresh is spent."""
+        """Ask the processes that are due for their proportional set size."""
         errors: list[str] = []
-        due = [process for known in self._known.values() for process in known.values() if process.pss_due_s <= now]
-        started = self._clock()
-        for process in sorted(due, key=lambda process: process.pss_due_s):
-            if self._clock() - started >= self._pss_budget_s:
-                break
+        due = [process for rank in self._ranks.values() for process in rank.known.values() if process.pss_due_s <= now]
+        for process in self._within(self._pss_budget_s, sorted(due, key=lambda process: process.pss_due_s)):
             process.pss_due_s = now + self._pss_period_s
             try:
                 text = self._read(process.pid, "smaps_rollup")
             except OSError as error:
                 errors.append(f"proportional memory: {error.strerror}")
                 continue
-            # A zombie holds no memory. Any other process without this file: a kernel that cannot say.
-            process.pss_bytes = 0 if process.stat.state == "Z" else parse_pss(text or b"")
+            # A zombie holds no memory. Any other process without this file, or a line of it: a kernel that cannot say.
+            sizes = parse_meminfo(text or b"")  # the same format
+            process.pss_bytes = sizes.get("Pss") if process.living else 0
+            process.pss_anonymous_bytes = sizes.get("Pss_Anon") if process.living else 0
         return errors
 
-    def _sum(self, rank: int) -> RankProcesses:
+    def _ask_shm(self, now: float) -> list[str]:
+        """Look for the batches of the ranks that are due; what has no workers, and had none, has no batches."""
+        errors: list[str] = []
+        due = [r for r in self._ranks.values() if r.shm_due_s <= now and (r.workers or r.inflight)]
+        for rank in self._within(self._shm_budget_s, sorted(due, key=lambda rank: rank.shm_due_s)):
+            rank.shm_due_s = now + self._shm_period_s
+            try:
+                rank.inflight = shm.batches(self._proc, self._shm_dir, rank.holders, trainer_pid=rank.trainer_pid)
+            except OSError as error:
+                errors.append(f"shared memory of rank {rank.rank}: {error.strerror}")
+        return errors
+
+    def _within(self, budget_s: float, items: Iterable[T]) -> Iterator[T]:
+        """Give one after another until this much time is spent on them."""
+        started = self._clock()
+        for item in items:
+            if self._clock() - started >= budget_s:
+                return
+            yield item
+
+    def _sum(self, rank: _Rank) -> RankProcesses:
         by_role: dict[Role, list[_Process]] = defaultdict(list)
-        for process in self._known[rank].values():
+        for process in rank.known.values():
             by_role[process.role].append(process)
         usage: dict[Role, Usage] = {}
+        runqueue_s: dict[Role, float] = {}
         for role in Role:
             processes = by_role[role]
-            ticks = {process.source: (process.stat.user_ticks, process.stat.system_ticks) for process in processes}
-            user, system = self._ledger.total(f"{rank}/{role.value}", ticks, width=2)
-            pss = [process.pss_bytes for process in processes if process.pss_bytes is not None]
+            used = {p.source: (p.stat.user_ticks, p.stat.system_ticks, p.threads.waited_ns) for p in processes}
+            user, system, waited_ns = self._ledger.total(f"{rank.rank}/{role.value}", used, width=3)
             usage[role] = Usage(
                 rss_bytes=sum(process.rss_bytes for process in processes),
-                pss_bytes=sum(pss) if len(pss) == len(processes) else None,
+                pss_bytes=_sum_known(process.pss_bytes for process in processes),
                 cpu_user_s=user / _TICKS_PER_S,
                 cpu_system_s=system / _TICKS_PER_S,
+                anonymous_bytes=sum(process.anonymous_bytes for process in processes),
+                pss_anonymous_bytes=_sum_known(process.pss_anonymous_bytes for process in processes),
             )
-        alive = sum(p.stat.comm == DATALOADER_WORKER and p.stat.state not in "ZX" for p in by_role[Role.WORKERS])
-        return RankProcesses(rank=rank, usage=usage, workers_alive=alive)
+            if self._waits_counted:
+                runqueue_s[role] = waited_ns / 1e9
+        inflight: dict[int, int] = defaultdict(int)
+        for segment in rank.inflight.values():
+            inflight[segment.maker_pid] += segment.size_bytes
+        wanting = [p.threads.wanting for p in rank.known.values() if p.living and p.threads.wanting is not None]
+        return RankProcesses(
+            rank=rank.rank,
+            usage=usage,
+            workers_alive=len(rank.workers),
+            runqueue_s=runqueue_s,
+            threads=sum(wanting) if wanting and self._waits_counted else None,
+            shm_inflight_bytes=dict(inflight),
+        )
 
     def _stat(self, pid: int) -> ProcessStat | None:
         text = self._read(pid, "stat")
         return None if text is None else parse_stat(text)
 
-    def _rss_bytes(self, pid: int) -> int:
-        text = self._read(pid, "statm")
-        return 0 if text is None else parse_resident_pages(text) * _PAGE_BYTES
-
-    def _children(self, pid: int) -> list[int]:
-        """Give the children of all threads of a process: a child is listed under the thread that forked it."""
+    def _threads(self, pid: int) -> list[int]:
         try:
-            threads = os.listdir(f"{self._proc}/{pid}/task")
+            return [int(name) for name in os.listdir(f"{self._proc}/{pid}/task")]
         except (FileNotFoundError, ProcessLookupError):
             return []
-        children: list[int] = []
-        for thread in threads:
-            text = self._read(pid, f"task/{thread}/children")
-            children.extend(int(word) for word in (text or b"").split() if word.isdigit())
-        return children
 
-    def _read(self, pid: int, name: str) -> bytes | None:
+    def _children(self, pid: int, tid: int) -> list[int]:
+        """Give the children that a thread of a process has started: they are listed under it, not the process."""
+        text = self._read(pid, f"task/{tid}/children")
+        return [int(word) for word in (text or b"").split() if word.isdigit()]
+
+    def _read(self, pid: int | str, name: str) -> bytes | None:
         """Give the bytes of a file of a process, None if the process is gone (that is life, not an error)."""
         try:
-            with open(f"{self._proc}/{pid}/{name}", "rb", buffering=0) as file:
-                return file.read()
+            fd = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)  # a file object makes more calls
+            try:
+                text = b""
+                while chunk := os.read(fd, _READ_BYTES):
+                    text += chunk
+                return text
+            finally:
+                os.close(fd)
         except (FileNotFoundError, ProcessLookupError):
             return None
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is such a process: the kernel tells by signal 0, whatever /proc shows."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
 
 
 def parse_stat(text: bytes) -> ProcessStat | None:
@@ -204,14 +351,26 @@ def parse_stat(text: bytes) -> ProcessStat | None:
 
 def parse_resident_pages(text: bytes) -> int:
     """Read the resident pages of /proc/PID/statm; 0 for what is not one (a zombie has none left)."""
-    fields = text.split()
-    return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 0
+    return parse_statm(text)[0]
 
 
-def parse_pss(text: bytes) -> int | None:
-    """Read the proportional set size of /proc/PID/smaps_rollup in bytes; None where there is no such line."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 3 and words[0] == b"Pss:" and words[1].isdigit() and words[2] == b"kB":
-            return int(words[1]) * 1024
-    return None
+def parse_statm(text: bytes) -> tuple[int, int]:
+    """Read /proc/PID/statm: resident pages, and how many of them are anonymous. The rest are files and shared memory.
+
+    For a process that shares its memory with the one that it was forked from, both count what they share.
+    """
+    fields = text.split()[:3]
+    if len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
+        return 0, 0
+    resident, shared = int(fields[1]), int(fields[2])
+    return resident, max(0, resident - shared)  # they are counted one after another
+
+
+def _sum_known(sizes: Iterable[int | None]) -> int | None:
+    """Give the sum; None if one of them is not known."""
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total

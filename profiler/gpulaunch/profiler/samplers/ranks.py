@@ -10,22 +10,16 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.page import PageReader, PageSnapshot
-from gpulaunch.profiler.record import (
-    CheckpointState,
-    GpuMemory,
-    Group,
-    LoaderState,
-    RankPlace,
-    Reading,
-    TrainingState,
-)
+from gpulaunch.profiler.record import Group, RankPlace, Reading, TrainingState
+from gpulaunch.profiler.samplers.facts import FactsFile
+from gpulaunch.profiler.samplers.files import read_file
 from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.training import WIDTH, counters, training
 
 _GROUP_VERSION = 1
 _NAME_CHARS = 64
@@ -46,7 +40,7 @@ class GroupFile:
             stat = os.stat(self._path)
             if (seen := (stat.st_ino, stat.st_mtime_ns)) == self._seen:
                 return None
-            text = self._path.read_bytes()
+            text = read_file(self._path)
         except FileNotFoundError:
             self._seen = self.group = None
             return None
@@ -69,6 +63,8 @@ class RankSampler:
         self._ledger = ledger
         self._clock = clock
         self._readers: dict[int, PageReader] = {}
+        self._facts: dict[int, FactsFile] = {}
+        self._errors: list[str] = []
 
     @property
     def group(self) -> Group | None:
@@ -77,12 +73,13 @@ class RankSampler:
 
     def read(self, now: float) -> Reading[tuple[TrainingState, ...]]:
         """Give the training state of every rank; a rank that is not in the group any more is not in the values."""
-        errors: list[str] = []
+        errors = self._errors = []
         if (reason := self._file.read()) is not None:
             errors.append(reason)
         places = () if self.group is None else self.group.ranks
         for rank in self._readers.keys() - {place.rank for place in places}:
             self._readers.pop(rank).close()
+            self._facts.pop(rank, None)
         values: list[TrainingState] = []
         for place in places:
             try:
@@ -103,18 +100,34 @@ class RankSampler:
         if reader is not None and reader.replaced():
             del self._readers[rank]
             with reader:
-                self._state(rank, reader.read())
+                self._state(rank, reader)
             reader = None
         if reader is None:
             reader = self._readers[rank] = PageReader(str(self._channel_dir / f"rank-{rank}.bin"))
-        return self._state(rank, reader.read())
+        return self._state(rank, reader)
 
-    def _state(self, rank: int, page: PageSnapshot) -> TrainingState:
-        counters = _counters(page)
+    def _state(self, rank: int, reader: PageReader) -> TrainingState:
+        page = reader.read()
         # When the page was made tells attempts apart; when it was claimed, programs that follow each other in one rank.
         source = f"{page.anchor.monotonic_ns}:{page.started_ns}"
-        totals = self._ledger.total(f"{rank}/page", {source: counters}, width=len(counters))
-        return _training(rank, page, totals, newest=self._newest_checkpoint(rank, page))
+        return training(
+            rank,
+            page,
+            self._ledger.total(f"{rank}/page", {source: counters(page)}, width=WIDTH),
+            sites=reader.sites(),
+            facts=self._facts_of(rank),
+            newest_checkpoint=self._newest_checkpoint(rank, page),
+        )
+
+    def _facts_of(self, rank: int) -> Mapping[str, Any]:
+        known = self._facts.get(rank)
+        if known is None:
+            known = self._facts[rank] = FactsFile(self._channel_dir / f"facts-{rank}.json")
+        try:
+            return known.read()
+        except (OSError, ValueError) as error:
+            self._errors.append(f"facts of rank {rank}: {type(error).__name__}")
+            return {}
 
     def _newest_checkpoint(self, rank: int, page: PageSnapshot) -> tuple[int, int] | None:
         """Give when the state of the rank's newest checkpoint was taken, and its step; None before the first.
@@ -125,78 +138,6 @@ class RankSampler:
         told = page.checkpoint_captured_ns << 64 | page.checkpoint_step if page.checkpoint_saves else 0
         (newest,) = self._ledger.total(f"{rank}/newest checkpoint", {"": (told,)}, width=1)
         return divmod(newest, 1 << 64) if newest else None
-
-
-def _counters(page: PageSnapshot) -> tuple[int, ...]:
-    """Give everything in a page that only grows, in the order in which `_training` takes it apart."""
-    return (
-        page.steps,
-        page.microsteps,
-        page.samples,
-        page.skipped_steps,
-        page.step_ns_total,
-        page.probe_ns_total,
-        page.loader_batches,
-        *(page.phase_ns[phase] for phase in layout.PHASES),
-        *page.step_histogram_counts,
-        page.checkpoint_saves,
-        page.checkpoint_failures,
-        page.checkpoint_stall_ns_total,
-        page.checkpoint_bytes_total,
-    )
-
-
-def _training(
-    rank: int, page: PageSnapshot, totals: tuple[int, ...], *, newest: tuple[int, int] | None
-) -> TrainingState:
-    steps, microsteps, samples, skipped_steps, step_ns, probe_ns, batches, *rest = totals
-    phases, rest = rest[: len(layout.PHASES)], rest[len(layout.PHASES) :]
-    histogram, saving = rest[: layout.STEP_BUCKETS], rest[layout.STEP_BUCKETS :]
-    loader = gpu = checkpoint = None
-    if batches or page.loader_outstanding or page.loader_workers_configured:
-        loader = LoaderState(
-            ready=page.loader_ready,
-            outstanding=page.loader_outstanding,
-            reorder_blocked=page.loader_reorder_blocked,
-            workers_configured=page.loader_workers_configured,
-            batches=batches,
-        )
-    if page.gpu_reserved_bytes or page.gpu_allocated_bytes or page.gpu_peak_allocated_bytes:
-        gpu = GpuMemory(
-            allocated_bytes=page.gpu_allocated_bytes,
-            reserved_bytes=page.gpu_reserved_bytes,
-            peak_allocated_bytes=page.gpu_peak_allocated_bytes,
-        )
-    if page.listens or page.resumed_step or any(saving):
-        saves, failures, stall_ns, size_bytes = saving
-        captured_ns, step = newest or (None, None)
-        checkpoint = CheckpointState(
-            saves=saves,
-            failures=failures,
-            stall_ns_total=stall_ns,
-            bytes_total=size_bytes,
-            newest_step=step,
-            captured_monotonic_ns=captured_ns,
-            resumed_step=page.resumed_step or None,
-        )
-    return TrainingState(
-        rank=rank,
-        armed=page.armed,
-        steps=steps,
-        microsteps=microsteps,
-        samples=samples,
-        skipped_steps=skipped_steps,
-        step_ns_total=step_ns,
-        step_bounds_s=layout.STEP_BOUNDS_S,
-        step_counts=tuple(histogram),
-        phase_ns=dict(zip(layout.PHASES, phases, strict=True)),
-        probe_ns_total=probe_ns,
-        step_source=page.step_source.name.lower() if page.step_source else None,
-        last_step_monotonic_ns=page.last_step_monotonic_ns or None,
-        loader=loader,
-        gpu=gpu,
-        checkpoint=checkpoint,
-    )
 
 
 def parse_group(text: bytes) -> Group:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, Reading, RunState
+from gpulaunch.profiler.samplers.files import read_file
 from gpulaunch.profiler.samplers.ledger import Ledger
 
 __all__ = ["RunSampler", "parse_run"]
@@ -28,7 +29,7 @@ class RunSampler:
     def read(self, now: float) -> Reading[RunState | None]:
         """Give the run's state; None before the agent has said anything."""
         try:
-            said = parse_run(self._path.read_bytes())
+            said = parse_run(read_file(self._path))
         except FileNotFoundError:
             return Reading(values=None)
         except OSError as error:

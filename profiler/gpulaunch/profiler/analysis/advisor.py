@@ -1,0 +1,66 @@
+"""Findings over time: what is found in one window may be chance, what is missed in one may be, too."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpulaunch.profiler.analysis.finding import findings_of
+from gpulaunch.profiler.analysis.limits import APPEARS, GONE
+from gpulaunch.profiler.analysis.middle import median
+from gpulaunch.profiler.analysis.rules import RULES
+from gpulaunch.profiler.analysis.window import Window
+from gpulaunch.profiler.record import Finding
+
+__all__ = ["Advisor", "advise"]
+
+_RECENT: Final = 5
+"""Windows whose median is told: a finding's figures should not jump about."""
+
+
+def advise(window: Window) -> tuple[Finding, ...]:
+    """Give everything that the rules find in one window, the largest loss first."""
+    return _by_loss([found for rule in RULES for found in findings_of(rule.id, rule.judge(window))])
+
+
+@dataclass
+class _Standing:
+    """One finding through the windows."""
+
+    recent: deque[Finding] = field(default_factory=lambda: deque[Finding](maxlen=_RECENT))
+    seen: int = 0
+    missed: int = 0
+
+    def as_told(self) -> Finding:
+        return replace(
+            self.recent[-1],
+            seconds_per_step=median(found.seconds_per_step for found in self.recent),
+            seconds_per_hour=median(found.seconds_per_hour for found in self.recent),
+        )
+
+
+class Advisor:
+    """Hears one window after another, and says what stands."""
+
+    def __init__(self) -> None:
+        self._standing: dict[tuple[str, str, int, str], _Standing] = {}
+
+    def hear(self, window: Window) -> tuple[Finding, ...]:
+        """Take the next window; give the findings that stand after it, the largest loss first."""
+        found = {finding.key: finding for finding in advise(window)}
+        for key, finding in found.items():
+            standing = self._standing.setdefault(key, _Standing())
+            standing.recent.append(finding)
+            standing.seen += 1
+            standing.missed = 0
+        for key in self._standing.keys() - found.keys():
+            standing = self._standing[key]
+            standing.missed += 1
+            if standing.seen < APPEARS.value or standing.missed >= GONE.value:
+                del self._standing[key]
+        return _by_loss([each.as_told() for each in self._standing.values() if each.seen >= APPEARS.value])
+
+
+def _by_loss(findings: list[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda found: (-found.seconds_per_hour, found.key)))

@@ -1,0 +1,241 @@
+"""Rules over what goes between CPU and GPU, what waits for it, and what the GPU is given to compute.
+
+A program that waits for its GPU loses nothing while the GPU works: what a wait costs is at most the time in which the
+GPU idled. Where the device sampler knows that time, it bounds the loss; where it does not, the whole wait is a bound,
+and the confidence says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpulaunch.profiler.analysis.facts import loader_of, loader_place, section, text
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
+from gpulaunch.profiler.analysis.limits import (
+    EVERY_STEP,
+    GEMM_BUSY,
+    LOST,
+    LOST_MEASURED,
+    PINNED_GAIN,
+    PIPE_IDLE,
+    SMALL_LOSS,
+)
+from gpulaunch.profiler.analysis.middle import median
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+from gpulaunch.profiler.record import Site
+
+__all__ = [
+    "blocking_copies",
+    "dataparallel",
+    "fp32_on_tensor_cores",
+    "sync_every_step",
+    "tensor_built_on_cpu",
+    "unpinned_copies",
+]
+
+_SYNCS: Final = frozenset({"item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"})
+_HAS_TF32: Final = 8.0
+"""Compute capability from which tensor cores take float32 matrices (as TF32)."""
+_HAS_TENSOR_CORES: Final = 7.0
+
+
+def unpinned_copies(window: Window) -> Iterator[Loss]:
+    """Copies to the GPU out of pageable memory: the driver stages them, and the host stands still meanwhile."""
+    for rank, site in _sites(window, "h2d"):
+        if site.pinned * 2 >= site.count:
+            continue
+        blocked_s = rank.per_step_s(site.blocked_ns)
+        idle_s = _idle_s(window, rank)
+        # Without the GPU's own account: what pinned memory is known to save of such a copy, and no more.
+        seconds = PINNED_GAIN.value * blocked_s if idle_s is None else min(blocked_s, idle_s)
+        if seconds < LOST_MEASURED.value * rank.step_s:
+            continue
+        advice = "Copy from pinned memory, with non_blocking=True"
+        if loader_of(rank).get("pin_memory") is False:
+            advice += f": set pin_memory=True on the DataLoader ({loader_place(rank)})"
+        yield _loss(
+            rank,
+            seconds,
+            site,
+            confidence=ESTIMATED if idle_s is None else DERIVED,
+            advice=f"{advice}. Do not call pin_memory() in the loop: that is a copy, too.",
+            idle_s=idle_s,
+        )
+
+
+def blocking_copies(window: Window) -> Iterator[Loss]:
+    """Copies to the GPU out of pinned memory that wait all the same."""
+    for rank, site in _sites(window, "h2d"):
+        if site.pinned * 2 < site.count or site.non_blocking * 2 >= site.count:
+            continue
+        seconds, confidence, idle_s = _bounded(window, rank, rank.per_step_s(site.blocked_ns))
+        if seconds >= LOST_MEASURED.value * rank.step_s:
+            yield _loss(
+                rank,
+                seconds,
+                site,
+                confidence=confidence,
+                advice="Pass non_blocking=True: the memory is pinned, so the copy can run beside the program.",
+                idle_s=idle_s,
+            )
+
+
+def sync_every_step(window: Window) -> Iterator[Loss]:
+    """Lines that wait for the GPU at every step."""
+    for rank, site in _sites(window, *_SYNCS):
+        if site.count < EVERY_STEP.value * rank.steps:
+            continue
+        seconds, confidence, idle_s = _bounded(window, rank, rank.per_step_s(site.blocked_ns))
+        if seconds >= LOST_MEASURED.value * rank.step_s:
+            yield _loss(
+                rank,
+                seconds,
+                site,
+                confidence=confidence,
+                advice="Keep the value on the GPU (add up with +=, detach()) and read it every N steps only; "
+                "gpulaunch trace --steps 5 shows what the GPU does meanwhile.",
+                idle_s=idle_s,
+                calls_per_step=site.count / rank.steps,
+            )
+
+
+def tensor_built_on_cpu(window: Window) -> Iterator[Loss]:
+    """Tensors that are made on the CPU, to be moved where they are made."""
+    for rank, site in _sites(window, "built_on_cpu"):
+        if site.count < EVERY_STEP.value * rank.steps:
+            continue
+        seconds = rank.per_step_s(site.blocked_ns)
+        if seconds >= SMALL_LOSS.value * rank.step_s:
+            yield _loss(
+                rank,
+                seconds,
+                site,
+                confidence=DERIVED,
+                advice="Pass device=... where the tensor is made: then nothing is copied.",
+                copies_per_step=site.count / rank.steps,
+                where=site.text,
+            )
+
+
+def dataparallel(window: Window) -> Iterator[Loss]:
+    """One process that drives several GPUs by copying the model to each of them at every step."""
+    used = [gpu.state.memory_used_bytes for gpu in window.gpus if gpu.state.memory_used_bytes]
+    for rank in window.ranks:
+        site = text(rank.facts, "dataparallel")
+        if not site or len(window.gpus) < 2:
+            continue
+        between = [copies for (direction, _), copies in rank.copies.items() if direction == "d2d"]
+        evidence: dict[str, float | str] = {
+            "step_seconds": rank.step_s,
+            "gpus": len(window.gpus),
+            "device_copy_bytes_per_step": sum(copies.size_bytes for copies in between) / rank.steps,
+        }
+        if used:
+            evidence["fullest_gpu_to_median_memory_ratio"] = max(used) / median(used)
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=rank.per_step_s(sum(max(copies.gpu_ns, copies.blocked_ns) for copies in between)),
+            step_s=rank.step_s,
+            confidence=ESTIMATED,
+            evidence=evidence,
+            advice="Use DistributedDataParallel, one process per GPU (gpulaunch --nproc auto): DataParallel copies the "
+            "model at every step, and one Python drives all GPUs.",
+            place=place_of(site),
+        )
+
+
+def fp32_on_tensor_cores(window: Window) -> Iterator[Loss]:
+    """A GPU that is busy with float32 arithmetic while its tensor cores idle."""
+    for rank in window.ranks:
+        gpu = window.gpu_of(rank)
+        precision = section(rank.facts, "precision")
+        capability = _capability(rank)
+        if gpu is None or not precision or capability < _HAS_TENSOR_CORES:
+            continue
+        ratios = gpu.state.gpm_ratios
+        if text(precision, "parameters") != "float32" or precision.get("autocast") is not False:
+            continue
+        tensor, fp32, active = (ratios.get(name) for name in ("tensor_active", "fp32_active", "sm_active"))
+        if tensor is None or tensor > PIPE_IDLE.value or not fp32 or active is None or active < GEMM_BUSY.value:
+            continue
+        seconds = 0.5 * min(1.0, fp32) * rank.step_s
+        if seconds < LOST.value * rank.step_s:
+            continue
+        tf32 = capability >= _HAS_TF32 and text(precision, "matmul") == "highest"
+        easy = 'torch.set_float32_matmul_precision("high") for TF32, or ' if tf32 else ""
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=seconds,
+            step_s=rank.step_s,
+            confidence=ESTIMATED,
+            evidence={
+                "step_seconds": rank.step_s,
+                "tensor_pipe_ratio": tensor,
+                "fp32_pipe_ratio": fp32,
+                "sm_active_ratio": active,
+                "matmul_precision": text(precision, "matmul"),
+            },
+            advice=f"Compute matrices in 16 bits: {easy}torch.autocast with bfloat16; then compare the loss curves.",
+        )
+
+
+def _capability(rank: RankWindow) -> float:
+    said = section(rank.facts, "device").get("capability")
+    match said:
+        case [int(major), int(minor)] if 0 <= major < 100 and 0 <= minor < 100:
+            return major + minor / 10
+        case _:
+            return 0.0
+
+
+def _sites(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, Site]]:
+    for rank in window.ranks:
+        for site in rank.sites:
+            if site.kind in kinds and site.text and rank.steps:
+                yield rank, site
+
+
+def _idle_s(window: Window, rank: RankWindow) -> float | None:
+    """How long the rank's GPU idled per step; None if that is not known."""
+    gpu = window.gpu_of(rank)
+    if gpu is None or gpu.state.utilization_ratio is None:
+        return None
+    return max(0.0, 1.0 - gpu.state.utilization_ratio) * rank.step_s
+
+
+def _bounded(window: Window, rank: RankWindow, blocked_s: float) -> tuple[float, float, float | None]:
+    """Give the loss that a wait can be, how sure that is, and the idle time that bounds it."""
+    idle_s = _idle_s(window, rank)
+    return (blocked_s, ESTIMATED, None) if idle_s is None else (min(blocked_s, idle_s), DERIVED, idle_s)
+
+
+def _loss(
+    rank: RankWindow,
+    seconds: float,
+    site: Site,
+    *,
+    confidence: float,
+    advice: str,
+    idle_s: float | None = None,
+    **more: float | str,
+) -> Loss:
+    evidence: dict[str, float | str] = {
+        "step_seconds": rank.step_s,
+        "blocked_seconds_per_step": rank.per_step_s(site.blocked_ns),
+        "bytes_per_step": site.size_bytes / rank.steps,
+        "kind": site.kind,
+    }
+    if site.gpu_ns:
+        evidence["copied_bytes_per_second"] = site.size_bytes / (site.gpu_ns / 1e9)
+    if idle_s is not None:
+        evidence["gpu_idle_seconds_per_step"] = idle_s
+    return Loss(
+        rank=rank.rank,
+        seconds_per_step=seconds,
+        step_s=rank.step_s,
+        confidence=confidence,
+        evidence={**evidence, **more},
+        advice=advice,
+        place=place_of(site.text),
+    )

@@ -1,0 +1,195 @@
+"""The difference of two sights: what only grows is subtracted, field by field; what does not is as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from gpulaunch.profiler.analysis.stall import Stall, verdict
+from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Sight, Window
+from gpulaunch.profiler.record import (
+    CopyTotals,
+    HostState,
+    LoaderState,
+    LoaderWorkers,
+    RankProcesses,
+    Role,
+    Site,
+    TrainingState,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["between"]
+
+K = TypeVar("K")
+R = TypeVar("R", bound="DataclassInstance")
+
+_LOADER_GAUGES: Final = frozenset({"ready", "outstanding", "reorder_blocked", "pin_backlog", "workers_configured"})
+_GPU_COUNTS: Final = frozenset({"alloc_retries", "ooms"})
+_NO_COPIES: Final = CopyTotals(count=0, size_bytes=0, blocked_ns=0, gpu_ns=0)
+
+
+def between(
+    before: Sight, after: Sight, *, least_steps: int = 1, memory: Mapping[int, tuple[MemoryPoint, ...]] | None = None
+) -> Window:
+    """Give the window between two sights of one attempt.
+
+    Args:
+        before: the earlier one.
+        after: the later one.
+        least_steps: ranks that have made fewer are left out.
+        memory: the trend of each rank's memory.
+    """
+    old, new = before.state, after.state
+    old_training = {training.rank: training for training in old.training}
+    old_processes = {processes.rank: processes for processes in old.processes}
+    new_processes = {processes.rank: processes for processes in new.processes}
+    trends = memory or {}
+    ranks = [
+        _rank(
+            (before, after),
+            (old_training[training.rank], training),
+            (old_processes.get(training.rank), new_processes.get(training.rank)),
+            trends.get(training.rank, ()),
+        )
+        for training in new.training
+        if training.rank in old_training and training.steps - old_training[training.rank].steps >= max(1, least_steps)
+    ]
+    throttled = {device.uuid: device.throttle_seconds for device in old.devices}
+    waited = {} if old.host is None else old.host.pressure_s
+    return Window(
+        seconds=(new.taken_monotonic_ns - old.taken_monotonic_ns) / 1e9,
+        ranks=tuple(ranks),
+        gpus=tuple(
+            GpuWindow(state=device, throttle_s=_grown(throttled.get(device.uuid, {}), device.throttle_seconds))
+            for device in new.devices
+        ),
+        host=new.host,
+        pressure_s=_grown(waited, new.host.pressure_s) if new.host is not None and waited else {},
+        cores=_cores(new.host),
+    )
+
+
+def _cores(host: HostState | None) -> float | None:
+    known = [] if host is None else [cores for cores in (host.cores, host.cpu_quota_cores) if cores]
+    return min(known, default=None)
+
+
+def _rank(
+    sights: tuple[Sight, Sight],
+    training: tuple[TrainingState, TrainingState],
+    processes: tuple[RankProcesses | None, RankProcesses | None],
+    memory: tuple[MemoryPoint, ...],
+) -> RankWindow:
+    before, after = sights
+    old, new = training
+    rank, now = new.rank, processes[1]
+    trainer_cpu_s, trainer_runqueue_s = _cpu(*processes, Role.TRAINER)
+    workers_cpu_s, _ = _cpu(*processes, Role.WORKERS)
+    window = RankWindow(
+        rank=rank,
+        steps=new.steps - old.steps,
+        step_ns=new.step_ns_total - old.step_ns_total,
+        phase_ns=_grown(old.phase_ns, new.phase_ns),
+        loader=None if new.loader is None else _minus(old.loader, new.loader, _LOADER_GAUGES),
+        workers=_workers(_workers_of(rank, before), _workers_of(rank, after)),
+        workers_alive=0 if now is None else now.workers_alive,
+        stall=Stall(kind="none", share=0.0, parts_ns={}),
+        copies={
+            key: _minus(was, copies)
+            for key, copies in new.copies.items()
+            if (was := old.copies.get(key, _NO_COPIES)).count < copies.count
+        },
+        sites=_sites(old.sites, new.sites),
+        saves=(new.checkpoint.saves if new.checkpoint else 0) - (old.checkpoint.saves if old.checkpoint else 0),
+        pauses=_minus(old.pauses, new.pauses, frozenset({"ddp_comm_ns", "ddp_overlap_ns"})),
+        gpu=None if new.gpu is None else _minus(old.gpu, new.gpu, _all_but(new.gpu, _GPU_COUNTS)),
+        gpu_time=None if new.gpu_time is None else _minus(old.gpu_time, new.gpu_time),
+        trainer_cpu_s=trainer_cpu_s,
+        workers_cpu_s=workers_cpu_s,
+        trainer_runqueue_s=trainer_runqueue_s,
+        shm_inflight_bytes=0 if now is None else sum(now.shm_inflight_bytes.values()),
+        facts=new.facts,
+        samples=after.samples.get(rank, 0) - before.samples.get(rank, 0),
+        logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
+        memory=memory,
+        cpu_nodes=after.cpu_nodes.get(rank, frozenset()),
+    )
+    return window if window.loader is None else replace(window, stall=_stall(window, window.loader))
+
+
+def _stall(rank: RankWindow, loader: LoaderState) -> Stall:
+    done = rank.workers
+    return verdict(
+        step_ns=rank.step_ns,
+        data_wait_ns=rank.phase_ns.get("data_wait", 0),
+        loader_wait_ns=loader.wait_ns_total,
+        transfer_ns=loader.transfer_ns_total,
+        reorder_ns=loader.blocked_ns_total,
+        workers=loader.workers_configured,
+        cpu_ns=done.cpu_ns if done else 0,
+        runqueue_ns=done.runqueue_ns if done else 0,
+        blocked_ns=done.blocked_ns if done else 0,
+    )
+
+
+def _minus(old: R | None, new: R, as_it_is: frozenset[str] = frozenset()) -> R:
+    """Subtract a record's counts from those of a later one; what is no count stays as it is."""
+    if old is None:
+        return new
+    counts = {field.name: getattr(new, field.name) for field in fields(new) if field.name not in as_it_is}
+    return replace(new, **{name: _less(value, getattr(old, name)) for name, value in counts.items()})
+
+
+def _less(value: Any, before: Any) -> Any:
+    if isinstance(value, tuple):  # a histogram
+        return tuple(map(_less, value, before))
+    return value - before
+
+
+def _all_but(record: DataclassInstance, names: frozenset[str]) -> frozenset[str]:
+    return frozenset(field.name for field in fields(record)) - names
+
+
+def _grown(old: Mapping[K, float], new: Mapping[K, Any]) -> dict[K, Any]:
+    """Give by how much each value has grown; what is less than before has begun again, and counts whole."""
+    return {key: value - old.get(key, 0) if value >= old.get(key, 0) else value for key, value in new.items()}
+
+
+def _lines_of(rank: int, counts: Mapping[tuple[int, str], int]) -> dict[str, int]:
+    return {line: count for (whose, line), count in counts.items() if whose == rank}
+
+
+def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tuple[float, float | None]:
+    """Seconds on a core, and seconds of waiting for one, if they are counted."""
+    if old is None or new is None or role not in old.usage or role not in new.usage:
+        return 0.0, None
+    was, now = old.usage[role], new.usage[role]
+    used_s = now.cpu_user_s + now.cpu_system_s - was.cpu_user_s - was.cpu_system_s
+    if role not in old.runqueue_s or role not in new.runqueue_s:
+        return max(0.0, used_s), None
+    return max(0.0, used_s), max(0.0, new.runqueue_s[role] - old.runqueue_s[role])
+
+
+def _workers_of(rank: int, sight: Sight) -> LoaderWorkers | None:
+    return next((workers for workers in sight.state.workers if workers.rank == rank), None)
+
+
+def _workers(old: LoaderWorkers | None, new: LoaderWorkers | None) -> LoaderWorkers | None:
+    return None if new is None else _minus(old, new, frozenset({"rank", "alive", "knows_runqueue"}))
+
+
+def _sites(old: tuple[Site, ...], new: tuple[Site, ...]) -> tuple[Site, ...]:
+    """What each line did; a row whose count has fallen is that of another page, and counts whole."""
+    was = {(site.kind, site.text): site for site in old}
+    found: list[Site] = []
+    for site in new:
+        before = was.get((site.kind, site.text))
+        if before is not None and before.count > site.count:
+            before = None
+        if before is None or before.count < site.count:
+            found.append(_minus(before, site, frozenset({"kind", "text"})))
+    return tuple(site for site in found if site.count)

@@ -1,0 +1,57 @@
+"""What a rank has said of its surroundings, taken apart without trust: a fact of another form is no fact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from gpulaunch.profiler.analysis.finding import NOWHERE, Place, place_of
+from gpulaunch.profiler.analysis.window import RankWindow
+
+__all__ = ["loader_of", "loader_place", "number", "section", "text"]
+
+
+_LARGEST: Final = 1e18
+
+
+def section(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Give an object below a name; empty where there is none."""
+    value = facts.get(name)
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def number(facts: Mapping[str, Any], name: str) -> float | None:
+    """Give a number."""
+    value = facts.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:  # nor NaN
+        return None
+    return float(value)
+
+
+def text(facts: Mapping[str, Any], name: str) -> str:
+    """Give a text; empty where there is none."""
+    value = facts.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def loader_of(rank: RankWindow) -> Mapping[str, Any]:
+    """Give what is known of the construction of the loader that this rank trains from.
+
+    A program may have several. One whose number of workers is the running one's is preferred, then one that is not
+    for evaluation.
+    """
+    said = rank.facts.get("loaders")
+    listed = cast("list[object]", said) if isinstance(said, list) else []
+    known = [cast("Mapping[str, Any]", each) for each in listed if isinstance(each, Mapping)]
+    running = None if rank.loader is None else rank.loader.workers_configured
+
+    def rank_of(loader: Mapping[str, Any]) -> tuple[bool, bool]:
+        return number(loader, "num_workers") == running, text(loader, "split") != "eval"
+
+    return max(known, key=rank_of, default={})
+
+
+def loader_place(rank: RankWindow) -> Place:
+    """Give the line that makes that loader."""
+    site = text(loader_of(rank), "site")
+    return place_of(site) if site else NOWHERE

@@ -1,0 +1,85 @@
+"""What a rule says: a loss on one rank, and the finding that losses of several ranks make together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpulaunch.profiler.record import Finding
+
+__all__ = ["DERIVED", "ESTIMATED", "MEASURED", "NOWHERE", "Loss", "Place", "findings_of", "place_of"]
+
+MEASURED: Final = 0.9
+"""Confidence where the seconds, or the bytes, were read off a clock or a counter."""
+DERIVED: Final = 0.7
+"""Confidence where they follow from measured parts by the model that the rule's page states."""
+ESTIMATED: Final = 0.4
+"""Confidence where they are a bound: no more than this is lost, and it may be much less."""
+
+_BUILT: Final = re.compile(r".*:(?P<line>\d{1,9}), moved at (?P<path>.+):\d{1,9}", re.DOTALL)
+"""The path is the same for both lines, and stands at the end, which is never cut off (see `PageWriter.add_site`)."""
+_LINE: Final = re.compile(r"(?P<path>.+):(?P<line>\d{1,9})(?: .*|)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A line of the user's program; no file: it is not known, or there is none."""
+
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return "" if self.file is None else f"{self.file}:{self.line}"
+
+
+NOWHERE: Final = Place()
+
+
+def place_of(site: str) -> Place:
+    """Give the line that a site's text names: `path:line function`, or `built at path:line, moved at ...`."""
+    found = _BUILT.fullmatch(site) or _LINE.fullmatch(site)
+    return NOWHERE if found is None else Place(file=found["path"], line=int(found["line"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What a rule found on one rank."""
+
+    rank: int
+    seconds_per_step: float
+    step_s: float
+    """The mean step of that rank, to turn the loss into one per hour."""
+    confidence: float
+    evidence: Mapping[str, float | str]
+    advice: str
+    place: Place = NOWHERE
+    subject: str = ""
+    """Tells findings of one rule apart where the line does not: `rank 3`, `GPU 0`."""
+
+
+def findings_of(rule: str, losses: Iterable[Loss]) -> list[Finding]:
+    """Make one finding of all losses at one place; ranks wait for each other, so the largest loss is the job's."""
+    by_place: dict[tuple[Place, str], list[Loss]] = {}
+    for loss in losses:
+        by_place.setdefault((loss.place, loss.subject), []).append(loss)
+    found: list[Finding] = []
+    for (place, subject), there in by_place.items():
+        worst = max(there, key=lambda loss: loss.seconds_per_step)
+        seconds = min(worst.seconds_per_step, worst.step_s)  # waits of helper threads are no more than the step
+        found.append(
+            Finding(
+                rule=rule,
+                file=place.file,
+                line=place.line,
+                subject=subject,
+                ranks=tuple(sorted({loss.rank for loss in there})),
+                seconds_per_step=seconds,
+                seconds_per_hour=3600 * seconds / worst.step_s if worst.step_s else 0.0,
+                confidence=worst.confidence,
+                evidence=worst.evidence,
+                advice=worst.advice,
+            )
+        )
+    return found

@@ -1,0 +1,193 @@
+"""Windows, cut from the sights of a run: when one is over, what came before it, and what memory did since the start.
+
+A new attempt begins from nothing: its first steps, its memory and its lines are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gpulaunch.profiler.analysis.difference import between
+from gpulaunch.profiler.analysis.limits import (
+    LONG_S,
+    SLOW_WINDOW_S,
+    SLOW_WINDOW_STEPS,
+    WARM_UP_STEPS,
+    WINDOW_S,
+    WINDOW_STEPS,
+)
+from gpulaunch.profiler.analysis.trend import Series
+from gpulaunch.profiler.analysis.window import MemoryPoint, Sight, Window
+from gpulaunch.profiler.record import GpuState, RankProcesses, Role, TrainingState, Usage
+
+__all__ = ["History"]
+
+_MEMORY_POINTS: Final = 24
+_UTILIZATION: Final = "utilization"
+
+
+class History:
+    """Is shown every sight, and gives a window now and then."""
+
+    def __init__(self) -> None:
+        self._run: object = None
+        self._began: Sight | None = None
+        self._base: Sight | None = None
+        self._long: Sight | None = None
+        self._next_long: Sight | None = None
+        self._least = _Least()
+        self._means = _Means()
+        self._memory: dict[int, Series[MemoryPoint]] = {}
+
+    def look(self, sight: Sight) -> Window | None:
+        """Take a sight; give the window that ends with it, if one does."""
+        group = sight.state.group
+        if group is None:
+            return None
+        if (run := (group.run_id, group.attempt)) != self._run:
+            self._run = run
+            self._began, self._base, self._memory = sight, None, {}
+            self._forget_lows()
+        self._least.see(sight)
+        self._means.see(sight)
+        if self._began is None or not self._began.state.training:
+            self._began = sight  # the pages were not there yet
+        if self._base is None:
+            if _steps(self._began, sight) >= WARM_UP_STEPS.value:
+                self._base = self._long = self._next_long = sight
+                self._forget_lows()
+            return None
+        if not _is_over(self._base, sight):
+            return None
+        return self._close(self._base, sight)
+
+    def _close(self, base: Sight, sight: Sight) -> Window:
+        sight = replace(sight, state=replace(sight.state, devices=self._means.of(sight.state.devices)))
+        for rank, point in self._least.points(sight).items():
+            self._memory.setdefault(rank, Series(_MEMORY_POINTS)).add(point)
+        memory = {rank: series.points for rank, series in self._memory.items()}
+        window = between(base, sight, least_steps=int(SLOW_WINDOW_STEPS.value), memory=memory)
+        if self._long is not None and self._long is not base:
+            longer = between(self._long, sight, least_steps=int(SLOW_WINDOW_STEPS.value), memory=memory)
+            window = replace(window, longer=longer)
+        # Two sights are kept of what lies back: the window over the older one is between half and all of LONG_S long.
+        if self._next_long is not None and _seconds(self._next_long, sight) >= LONG_S.value / 2:
+            self._long, self._next_long = self._next_long, sight
+        self._base = sight
+        self._forget_lows()
+        return window
+
+    def _forget_lows(self) -> None:
+        self._least = _Least()
+        self._means = _Means()
+
+
+def _seconds(before: Sight, after: Sight) -> float:
+    return (after.state.taken_monotonic_ns - before.state.taken_monotonic_ns) / 1e9
+
+
+def _steps(before: Sight, after: Sight) -> int:
+    """How many steps the rank made that made most."""
+    were = {training.rank: training.steps for training in before.state.training}
+    return max((each.steps - were.get(each.rank, each.steps) for each in after.state.training), default=0)
+
+
+def _is_over(base: Sight, sight: Sight) -> bool:
+    seconds, steps = _seconds(base, sight), _steps(base, sight)
+    if seconds >= SLOW_WINDOW_S.value:
+        return steps >= SLOW_WINDOW_STEPS.value
+    return seconds >= WINDOW_S.value and steps >= WINDOW_STEPS.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """What a rank was seen to hold; None: not known."""
+
+    trainer_bytes: int | None
+    workers_bytes: int | None
+    workers_alive: int
+    gpu_bytes: int | None
+
+
+class _Least:
+    """The least memory that each rank was seen with. Between two steps there is less of it than within them."""
+
+    def __init__(self) -> None:
+        self._lows: dict[int, _Held] = {}
+
+    def see(self, sight: Sight) -> None:
+        processes = {each.rank: each for each in sight.state.processes}
+        for training in sight.state.training:
+            now = _held(training, processes.get(training.rank))
+            low = self._lows.get(training.rank, now)
+            self._lows[training.rank] = _Held(
+                trainer_bytes=_least_of(low.trainer_bytes, now.trainer_bytes),
+                workers_bytes=_least_of(low.workers_bytes, now.workers_bytes),
+                workers_alive=now.workers_alive,
+                gpu_bytes=_least_of(low.gpu_bytes, now.gpu_bytes),
+            )
+
+    def points(self, sight: Sight) -> dict[int, MemoryPoint]:
+        steps = {each.rank: each.steps for each in sight.state.training}
+        return {
+            rank: MemoryPoint(
+                at_s=sight.state.taken_monotonic_ns / 1e9,
+                steps=steps.get(rank, 0),
+                trainer_bytes=low.trainer_bytes,
+                workers_bytes=low.workers_bytes,
+                workers_alive=low.workers_alive,
+                gpu_bytes=low.gpu_bytes,
+            )
+            for rank, low in self._lows.items()
+        }
+
+
+def _held(training: TrainingState, processes: RankProcesses | None) -> _Held:
+    usage: Mapping[Role, Usage] = {} if processes is None else processes.usage
+    trainer, workers = usage.get(Role.TRAINER), usage.get(Role.WORKERS)
+    trainer_bytes = None if trainer is None else trainer.anonymous_bytes
+    if trainer_bytes is not None and processes is not None:
+        # Batches that workers have made are in shared memory, as long as the rank keeps them.
+        trainer_bytes += sum(processes.shm_inflight_bytes.values())
+    return _Held(
+        # Not the pages of files: a dataset that is mapped fills the page cache, and the kernel takes that back.
+        trainer_bytes=trainer_bytes,
+        # Workers share most of their pages with the trainer: what is theirs alone, only the proportional size tells.
+        workers_bytes=None if workers is None else workers.pss_anonymous_bytes,
+        workers_alive=0 if processes is None else processes.workers_alive,
+        gpu_bytes=None if training.gpu is None else training.gpu.allocated_bytes,
+    )
+
+
+def _least_of(known: int | None, new: int | None) -> int | None:
+    return new if known is None else known if new is None else min(known, new)
+
+
+@dataclass
+class _Means:
+    """The means of what GPUs are sampled with: one look says what the last second was like, a window has several."""
+
+    sums: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict[tuple[str, str], tuple[float, int]])
+
+    def see(self, sight: Sight) -> None:
+        for gpu in sight.state.devices:
+            known = {} if gpu.utilization_ratio is None else {_UTILIZATION: gpu.utilization_ratio}
+            for name, ratio in {**gpu.gpm_ratios, **known}.items():
+                total, count = self.sums.get((gpu.uuid, name), (0.0, 0))
+                self.sums[gpu.uuid, name] = total + ratio, count + 1
+
+    def of(self, gpus: tuple[GpuState, ...]) -> tuple[GpuState, ...]:
+        return tuple(
+            replace(
+                gpu,
+                utilization_ratio=self._mean(gpu, _UTILIZATION, gpu.utilization_ratio),
+                gpm_ratios={name: self._mean(gpu, name, ratio) or 0.0 for name, ratio in gpu.gpm_ratios.items()},
+            )
+            for gpu in gpus
+        )
+
+    def _mean(self, gpu: GpuState, name: str, now: float | None) -> float | None:
+        total, count = self.sums.get((gpu.uuid, name), (0.0, 0))
+        return total / count if count else now

@@ -1,0 +1,138 @@
+"""Rules over memory: what grows, what cannot be used, what is nearly full. They cost no time until they end the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpulaunch.profiler.analysis.facts import loader_place
+from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, Loss
+from gpulaunch.profiler.analysis.limits import FRAGMENTED, GROWN_BYTES, GROWN_POINTS, MOST_TO_FULL_S, SHM_FULL
+from gpulaunch.profiler.analysis.trend import growth_of
+from gpulaunch.profiler.analysis.window import MemoryPoint, RankWindow, Window
+from gpulaunch.profiler.record import HostState
+
+__all__ = ["gpu_memory_fragmented", "gpu_memory_growth", "host_memory_growth", "shm_nearly_full"]
+
+
+def host_memory_growth(window: Window) -> Iterator[Loss]:
+    """A rank, or its workers, hold more with every step."""
+    room = _host_room(window.host)
+    if room is not None:  # ranks do the same, so each has its part of what is left
+        room //= max(1, len(window.ranks))
+    for rank in window.ranks:
+        trainer = [(point.at_s, float(point.trainer_bytes)) for point in rank.memory if point.trainer_bytes is not None]
+        advice = "Look for what keeps something of every step: a list of losses without .item(), a cache without end."
+        yield from _growing(rank, "trainer", trainer, room, advice)
+        advice = "Let the dataset hold arrays, not Python objects: a worker copies every page of them that it touches."
+        yield from _growing(rank, "workers", _of_workers(rank.memory), room, advice)
+
+
+def gpu_memory_growth(window: Window) -> Iterator[Loss]:
+    """What is allocated on the GPU at its lowest grows with every step."""
+    for rank in window.ranks:
+        gpu = window.gpu_of(rank)
+        total = None if gpu is None else gpu.state.memory_total_bytes
+        room = None if total is None or rank.gpu is None else max(0, total - rank.gpu.allocated_bytes)
+        points = [(point.at_s, float(point.gpu_bytes)) for point in rank.memory if point.gpu_bytes is not None]
+        advice = "Look for what keeps tensors of every step, and with them their graph: use detach() or .item()."
+        yield from _growing(rank, "GPU", points, room, advice)
+
+
+def gpu_memory_fragmented(window: Window) -> Iterator[Loss]:
+    """Memory that is reserved and free, and still does not fit: allocations have to be tried again."""
+    for rank in window.over.ranks:
+        gpu = rank.gpu
+        if gpu is None or not gpu.alloc_retries or gpu.reserved_bytes <= 0:
+            continue
+        unusable = gpu.inactive_split_bytes / gpu.reserved_bytes
+        if unusable < FRAGMENTED.value:
+            continue
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=0.0,
+            step_s=rank.step_s,
+            confidence=MEASURED,
+            evidence={
+                "unusable_ratio": unusable,
+                "reserved_bytes": float(gpu.reserved_bytes),
+                "allocated_bytes": float(gpu.allocated_bytes),
+                "retries_per_step": gpu.alloc_retries / rank.steps,
+            },
+            advice="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or keep the shapes of batches the same.",
+        )
+
+
+def shm_nearly_full(window: Window) -> Iterator[Loss]:
+    """Batches on their way from workers to ranks nearly fill the shared memory of the node."""
+    host = window.host
+    if host is None or not host.shm_size_bytes or host.shm_used_bytes is None:
+        return
+    used = host.shm_used_bytes / host.shm_size_bytes
+    if used < SHM_FULL.value:
+        return
+    for rank in window.ranks:
+        if rank.shm_inflight_bytes or rank.workers_alive:
+            yield Loss(
+                rank=rank.rank,
+                seconds_per_step=0.0,
+                step_s=rank.step_s,
+                confidence=MEASURED,
+                evidence={
+                    "used_ratio": used,
+                    "size_bytes": float(host.shm_size_bytes),
+                    "in_flight_bytes": float(rank.shm_inflight_bytes),
+                    "workers": float(rank.workers_alive),
+                },
+                advice="Give /dev/shm more room (a container gets 64 MiB if nobody says more), or lower num_workers or "
+                "prefetch_factor: full means a bus error.",
+                place=loader_place(rank),
+            )
+
+
+def _growing(
+    rank: RankWindow, subject: str, points: Sequence[tuple[float, float]], room_bytes: int | None, advice: str
+) -> Iterator[Loss]:
+    """Tell of memory that grows steadily, by points (seconds, bytes), and would fill what is left before long."""
+    if len(points) < GROWN_POINTS.value or points[-1][1] - points[0][1] < GROWN_BYTES.value:
+        return
+    growth = growth_of(points)
+    if growth is None or growth.total < GROWN_BYTES.value:
+        return
+    evidence: dict[str, float | str] = {
+        "grown_bytes": growth.total,
+        "bytes_per_step": growth.per_x * rank.step_s,
+        "bytes_per_hour": 3600 * growth.per_x,
+    }
+    if room_bytes is not None:
+        if room_bytes > growth.per_x * MOST_TO_FULL_S.value:
+            return
+        evidence["hours_to_full"] = room_bytes / growth.per_x / 3600
+    yield Loss(
+        rank=rank.rank,
+        seconds_per_step=0.0,
+        step_s=rank.step_s,
+        confidence=DERIVED,
+        evidence=evidence,
+        advice=advice,
+        subject=subject,
+    )
+
+
+def _of_workers(points: Sequence[MemoryPoint]) -> list[tuple[float, float]]:
+    """Only as long as there are as many of them as now: more workers are no growth."""
+    now = points[-1].workers_alive if points else 0
+    return [
+        (point.at_s, float(point.workers_bytes))
+        for point in points
+        if now and point.workers_alive == now and point.workers_bytes is not None
+    ]
+
+
+def _host_room(host: HostState | None) -> int | None:
+    """What the ranks could still get, by the node or by their control group."""
+    if host is None:
+        return None
+    rooms = [] if host.memory_available_bytes is None else [host.memory_available_bytes]
+    if host.cgroup_limit_bytes is not None and host.cgroup_used_bytes is not None:
+        rooms.append(max(0, host.cgroup_limit_bytes - host.cgroup_used_bytes))
+    return min(rooms, default=None)

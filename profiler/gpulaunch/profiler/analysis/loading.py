@@ -1,0 +1,153 @@
+"""Rules over the dataloader: what training waits for when it waits for data, and what would end the wait.
+
+Which stall it is, `analysis.stall` says; what it costs, and whether the cure would work, the model in `supply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number
+from gpulaunch.profiler.analysis.finding import DERIVED, Loss
+from gpulaunch.profiler.analysis.limits import HANDOVER, LOST, STORAGE, SURPLUS
+from gpulaunch.profiler.analysis.supply import Supply, workers_that_would_do
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+from gpulaunch.profiler.record import LoaderWorkers
+
+__all__ = ["head_of_line", "slow_storage", "slow_transform", "too_few_workers", "too_many_workers"]
+
+
+def too_few_workers(window: Window) -> Iterator[Loss]:
+    """Training waits for fetches that more workers would do beside each other."""
+    for rank, supply in _stalled(window, "no_workers", "prep", "fetch"):
+        if not supply.workers and number(loader_of(rank), "num_workers"):
+            continue  # it has workers: only their queue cannot be read
+        if supply.workers and _reads_storage(rank.workers):
+            continue  # `slow_storage` says so
+        if (plan := workers_that_would_do(supply, window)) is None:
+            continue
+        workers, step_s = plan
+        now = f"now {supply.workers}" if supply.workers else "now 0: the training thread fetches every batch itself"
+        yield _loss(
+            rank,
+            supply,
+            step_s,
+            advice=f"Set num_workers={workers} ({now}) and persistent_workers=True.",
+            workers_advised=workers,
+        )
+
+
+def slow_storage(window: Window) -> Iterator[Loss]:
+    """Workers stand still for reads that the page cache does not have."""
+    for rank, supply in _stalled(window, "fetch"):
+        step_s = supply.step_with(supply.workers, fetch_s=supply.fetch_s * supply.cpu_share)
+        if rank.workers is not None and _reads_storage(rank.workers) and _lost(supply, step_s):
+            yield _loss(
+                rank,
+                supply,
+                step_s,
+                advice="Put the data where it is read fast (local disk, memory, larger files read in order); "
+                "more workers hide the wait only if the storage can serve them at once.",
+                storage_bytes_per_step=rank.workers.storage_bytes / rank.steps,
+                cached_bytes_per_step=rank.workers.cached_bytes / rank.steps,
+            )
+
+
+def slow_transform(window: Window) -> Iterator[Loss]:
+    """Workers compute, and there is no core for more of them: what they compute has to become less."""
+    for rank, supply in _stalled(window, "prep", "contention"):
+        if supply.others_crowd or workers_that_would_do(supply, window) is not None:
+            continue
+        if rank.workers is not None and _lost(supply, supply.own_s):
+            collate_share = rank.workers.collate_ns / rank.workers.wall_ns
+            what = "collate_fn" if collate_share > 0.5 else "the dataset's transforms"
+            yield _loss(
+                rank,
+                supply,
+                supply.own_s,
+                advice=f"Make {what} cheaper: do it once and store the result, in larger pieces, or on the GPU; "
+                "no core is free for more workers.",
+                collate_ratio=collate_share,
+            )
+
+
+def head_of_line(window: Window) -> Iterator[Loss]:
+    """Batches are there, but they wait for an earlier one that takes long."""
+    for rank, supply in _stalled(window, "head_of_line"):
+        if rank.loader is None or loader_of(rank).get("in_order") is False:
+            continue
+        blocked_s = rank.per_step_s(rank.loader.blocked_ns_total)
+        step_s = max(supply.step_s - blocked_s, supply.step_with(supply.workers))
+        if _lost(supply, step_s):
+            yield _loss(
+                rank,
+                supply,
+                step_s,
+                advice="Set in_order=False, if the order of batches does not matter, or even out the items: "
+                "a few take far longer than the rest.",
+                blocked_seconds_per_step=blocked_s,
+            )
+
+
+def too_many_workers(window: Window) -> Iterator[Loss]:
+    """Workers stand in each other's way, or cost more to talk to than they save."""
+    for rank, supply in _stalled(window, "transfer"):
+        if rank.loader is None or supply.others_crowd:
+            continue
+        handed_s = rank.per_step_s(rank.loader.transfer_ns_total)
+        step_s = supply.own_s + supply.batches * supply.fetch_s
+        if handed_s >= HANDOVER.value * supply.step_s and _lost(supply, step_s):
+            yield _loss(
+                rank,
+                supply,
+                step_s,
+                advice="Set num_workers=0, or collate a batch into a few tensors: handing it over costs more than "
+                "making it.",
+                handover_seconds_per_step=handed_s,
+                workers_advised=0,
+            )
+    workers_of_node = sum(rank.loader.workers_configured for rank in window.ranks if rank.loader is not None)
+    for rank, supply in _stalled(window, "contention"):
+        if not supply.cores or workers_of_node <= SURPLUS.value * supply.cores or supply.others_crowd:
+            continue
+        workers = max(1, int(supply.cores) // len(window.ranks) - 1)
+        step_s = supply.step_with(workers, fetch_s=supply.fetch_s * (1.0 - supply.runqueue_share))
+        yield _loss(
+            rank,
+            supply,
+            min(step_s, supply.step_s),
+            advice=f"Set num_workers={workers}: {workers_of_node} workers of this node share {supply.cores:g} cores, "
+            "and more of them only add memory and waiting.",
+            workers_advised=workers,
+            workers_of_node=workers_of_node,
+            cores=supply.cores,
+            workers_memory_bytes=float(rank.memory[-1].workers_bytes or 0) if rank.memory else 0.0,
+        )
+
+
+def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, Supply]]:
+    for rank in window.ranks:
+        if (supply := Supply.of(rank, window)) is not None and supply.kind in kinds:
+            yield rank, supply
+
+
+def _reads_storage(workers: LoaderWorkers | None) -> bool:
+    if workers is None or not workers.storage_bytes:
+        return False
+    return workers.storage_bytes >= STORAGE.value * (workers.storage_bytes + workers.cached_bytes)
+
+
+def _lost(supply: Supply, step_s: float) -> bool:
+    return supply.step_s - step_s >= LOST.value * supply.step_s
+
+
+def _loss(rank: RankWindow, supply: Supply, step_s: float, *, advice: str, **evidence: float) -> Loss:
+    return Loss(
+        rank=rank.rank,
+        seconds_per_step=supply.step_s - step_s,
+        step_s=supply.step_s,
+        confidence=DERIVED,
+        evidence={**supply.evidence(), **evidence},
+        advice=advice,
+        place=loader_place(rank),
+    )

@@ -1,0 +1,124 @@
+"""Rules over the machine: cores that are too few, a GPU that is slowed down, a rank that runs far from its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpulaunch.profiler.analysis.facts import number
+from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss
+from gpulaunch.profiler.analysis.limits import BUSY, CROWDED, CROWDED_NODE, THREADS, THROTTLED
+from gpulaunch.profiler.analysis.middle import median
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+
+__all__ = ["numa_mismatch", "omp_oversubscribed", "throttled", "throttled_share"]
+
+_FAULTS: Final = ("thermal", "hw_slowdown", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
+"""A power cap is none: every card that is well used runs into it."""
+
+
+def throttled_share(window: Window, rank: RankWindow) -> float:
+    """The share of the window in which the rank's GPU was slowed down by a fault; several may hold at once."""
+    gpu = window.gpu_of(rank)
+    if gpu is None or window.seconds <= 0:
+        return 0.0
+    return min(1.0, max((gpu.throttle_s.get(reason, 0.0) for reason in _FAULTS), default=0.0) / window.seconds)
+
+
+def throttled(window: Window) -> Iterator[Loss]:
+    """A GPU that lowers its clocks against heat or a bad power supply."""
+    clocks = [gpu.state.sm_clock_hertz for gpu in window.gpus if gpu.state.sm_clock_hertz]
+    for rank in window.ranks:
+        gpu, share = window.gpu_of(rank), throttled_share(window, rank)
+        if gpu is None or share < THROTTLED.value:
+            continue
+        clock = gpu.state.sm_clock_hertz
+        # How much slower is told by the other cards of the node; alone, a card tells only that it is slowed down.
+        slower = 1.0 - clock / median(clocks) if clock and len(clocks) > 1 else 0.0
+        reasons = [reason for reason in _FAULTS if gpu.throttle_s.get(reason, 0.0) >= THROTTLED.value * window.seconds]
+        evidence: dict[str, float | str] = {
+            "step_seconds": rank.step_s,
+            "throttled_ratio": share,
+            "reasons": ", ".join(reasons),
+        }
+        if clock:
+            evidence["sm_clock_hertz"] = clock
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=share * max(0.0, slower) * rank.step_s,
+            step_s=rank.step_s,
+            confidence=ESTIMATED,
+            evidence=evidence,
+            advice=f"Have GPU {gpu.state.index} looked at: cooling, power cables, neighbours ({', '.join(reasons)}).",
+            subject=f"GPU {gpu.state.index}",
+        )
+
+
+def numa_mismatch(window: Window) -> Iterator[Loss]:
+    """A rank whose cores are all on another NUMA node than its GPU: every copy crosses the link between them."""
+    for rank in window.ranks:
+        gpu = window.gpu_of(rank)
+        node = None if gpu is None else gpu.state.numa_node
+        if node is None or not rank.cpu_nodes or node in rank.cpu_nodes:
+            continue
+        moved = [copies for (direction, _), copies in rank.copies.items() if direction in ("h2d", "d2h")]
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=0.0,
+            step_s=rank.step_s,
+            confidence=ESTIMATED,
+            evidence={
+                "step_seconds": rank.step_s,
+                "gpu_numa_node": node,
+                "cpu_numa_nodes": ", ".join(map(str, sorted(rank.cpu_nodes))),
+                "copied_bytes_per_step": sum(copies.size_bytes for copies in moved) / rank.steps,
+                "copy_seconds_per_step": rank.per_step_s(
+                    sum(max(copies.blocked_ns, copies.gpu_ns) for copies in moved)
+                ),
+            },
+            advice="Bind the rank to the cores beside its GPU: gpulaunch --numa-binding node.",
+            subject=f"rank {rank.rank}",
+        )
+
+
+def omp_oversubscribed(window: Window) -> Iterator[Loss]:
+    """The ranks compute on the CPU with more threads than the node has cores for them."""
+    threads_of = {rank.rank: number(rank.facts, "torch_threads") or 1.0 for rank in window.ranks}
+    threads, cores = sum(threads_of.values()), window.cores
+    if not cores or threads <= THREADS.value * cores:
+        return
+    for rank in window.ranks:
+        waiting = _waiting_share(window, rank, 1.0 - cores / threads)
+        if waiting < CROWDED.value:  # threads that are only there cost nothing
+            continue
+        computing_s = sum(rank.phase_s(phase) for phase in ("forward", "backward", "comm", "optimizer"))
+        fitting = max(1, int(cores) // len(window.ranks))
+        yield Loss(
+            rank=rank.rank,
+            # A thread gets on while it has a core, and while the one that it waits for has one, too.
+            seconds_per_step=computing_s * (1.0 - (1.0 - waiting) ** 2),
+            step_s=rank.step_s,
+            confidence=ESTIMATED,
+            evidence={
+                "step_seconds": rank.step_s,
+                "threads_of_rank": threads_of[rank.rank],
+                "threads_of_node": threads,
+                "cores": cores,
+                "waiting_ratio": waiting,
+            },
+            advice=f"Use {fitting} threads per rank: leave OMP_NUM_THREADS to gpulaunch, and drop "
+            "torch.set_num_threads.",
+        )
+
+
+def _waiting_share(window: Window, rank: RankWindow, expected: float) -> float:
+    """The share of its time that a thread of the rank wants a core and has none.
+
+    Where the kernel does not count that: what is to be expected, if all cores are in use and somebody does wait.
+    """
+    if rank.trainer_runqueue_s is not None:
+        wanted_s = rank.trainer_runqueue_s + rank.trainer_cpu_s
+        return rank.trainer_runqueue_s / wanted_s if wanted_s >= BUSY.value * window.seconds else 0.0
+    used_cores = sum(each.trainer_cpu_s for each in window.ranks) / max(window.seconds, 1e-9)
+    is_full = used_cores >= BUSY.value * (window.cores or 0.0) and (window.pressure("cpu") or 0.0) > CROWDED_NODE.value
+    return expected if is_full else 0.0

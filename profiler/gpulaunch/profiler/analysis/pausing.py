@@ -1,0 +1,104 @@
+"""Rules over what stops the training thread now and then. Pauses have phases of their own, so their cost was timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import sqrt
+
+from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, NOWHERE, Loss, Place, place_of
+from gpulaunch.profiler.analysis.limits import LOGGED_ERROR, LOGGED_SAMPLES, LOST_MEASURED, SAVES
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+
+__all__ = ["checkpoint_stall", "gc_pauses", "logging_stall", "recompiles"]
+
+
+def checkpoint_stall(window: Window) -> Iterator[Loss]:
+    """Training stands still while its state is saved."""
+    for rank in window.over.ranks:
+        saving = [site for site in rank.sites if site.kind == "save"]
+        saves = max(rank.saves, sum(site.count for site in saving))
+        longest = max(saving, key=lambda site: site.blocked_ns, default=None)
+        if saves >= SAVES.value:
+            yield from _timed(
+                rank,
+                "checkpoint",
+                {"saves": saves, "seconds_per_save": rank.phase_ns.get("checkpoint", 0) / 1e9 / saves},
+                "Save less often, or beside training: torch.distributed.checkpoint.async_save, or "
+                "gpulaunch.checkpoint, which writes later.",
+                NOWHERE if longest is None else place_of(longest.text),
+            )
+
+
+def gc_pauses(window: Window) -> Iterator[Loss]:
+    """Python's garbage collector runs for long, within steps."""
+    for rank in window.over.ranks:
+        if collections := rank.pauses.gc_collections:
+            yield from _timed(
+                rank,
+                "gc",
+                {
+                    "collections_per_step": collections / rank.steps,
+                    "seconds_per_collection": rank.pauses.gc_ns_total / 1e9 / collections,
+                },
+                "Call gc.collect() and gc.freeze() once after setting up and never in the loop; or gc.disable(), and "
+                "collect every few hundred steps.",
+            )
+
+
+def recompiles(window: Window) -> Iterator[Loss]:
+    """torch.compile compiles again and again, long after the first steps."""
+    for rank in window.ranks:
+        if compiles := rank.pauses.compiles:
+            yield from _timed(
+                rank,
+                "compile",
+                {
+                    "compiles_per_step": compiles / rank.steps,
+                    "seconds_per_compile": rank.pauses.compile_ns_total / 1e9 / compiles,
+                },
+                "Keep shapes and Python values the same from step to step (padding, drop_last=True), or compile with "
+                "dynamic=True; TORCH_LOGS=recompiles says what has changed.",
+            )
+
+
+def logging_stall(window: Window) -> Iterator[Loss]:
+    """Stack samples meet the training thread in logging, again and again on one line."""
+    for rank in window.over.ranks:
+        for line, count in rank.logged.items():
+            if count < LOGGED_SAMPLES.value or count > rank.samples:
+                continue
+            share = count / rank.samples
+            likely = (count + 1) / (rank.samples + 2)  # never certain: all of four samples may be half of the time
+            error = sqrt(likely * (1.0 - likely) / rank.samples)
+            if share >= LOST_MEASURED.value and error <= LOGGED_ERROR.value * share:
+                yield Loss(
+                    rank=rank.rank,
+                    seconds_per_step=share * rank.step_s,
+                    step_s=rank.step_s,
+                    confidence=DERIVED,
+                    evidence={
+                        "step_seconds": rank.step_s,
+                        "samples": rank.samples,
+                        "samples_in_logging": count,
+                        "standard_error_ratio": error / share,
+                    },
+                    advice="Log every N steps, or let another thread write (logging.handlers.QueueHandler).",
+                    place=place_of(line),
+                )
+
+
+def _timed(
+    rank: RankWindow, phase: str, evidence: Mapping[str, float | str], advice: str, place: Place = NOWHERE
+) -> Iterator[Loss]:
+    """Tell of a phase that is nothing but loss, if it is long enough."""
+    lost_s = rank.phase_s(phase)
+    if lost_s and lost_s >= LOST_MEASURED.value * rank.step_s:
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=lost_s,
+            step_s=rank.step_s,
+            confidence=MEASURED,
+            evidence={"step_seconds": rank.step_s, **evidence},
+            advice=advice,
+            place=place,
+        )

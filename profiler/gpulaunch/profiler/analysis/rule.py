@@ -1,0 +1,31 @@
+"""What a rule is: a pure function over a window, and the words of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpulaunch.profiler.analysis.finding import Loss
+from gpulaunch.profiler.analysis.limits import Limit
+from gpulaunch.profiler.analysis.window import Window
+
+__all__ = ["Rule"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One rule; its id is stable."""
+
+    id: str
+    judge: Callable[[Window], Iterable[Loss]]
+    says: str
+    """What is wrong, in one sentence."""
+    sees: str
+    """What it is found by."""
+    costs: str
+    """What `seconds_per_step` is, and how sure."""
+    mend: str
+    """What to change."""
+    silent: str
+    """When it says nothing although it looks so."""
+    limits: tuple[Limit, ...] = ()

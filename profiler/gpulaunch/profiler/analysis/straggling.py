@@ -1,0 +1,176 @@
+"""The rule over ranks that others wait for, and why they are late.
+
+A step ends on all ranks at once, so what a rank takes longer for its own work, it waits less where ranks meet. Backward
+is both: DistributedDataParallel reduces gradients in it. Where it is known how much of that was exposed (on the CPU;
+then it is in comm, and backward is the rank's own work) a slower backward is part of what is lost.
+
+Two clocks tell: the program's, and, where some steps are timed there, the GPU's. A program on CUDA runs ahead of its
+GPU and meets the others wherever it waits for it, so a GPU that is slow is seen on its own clock only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpulaunch.profiler.analysis.finding import DERIVED, Loss
+from gpulaunch.profiler.analysis.limits import LOST, SLOW_WINDOW_STEPS, STRAGGLES_S, THROTTLED
+from gpulaunch.profiler.analysis.machine import throttled_share
+from gpulaunch.profiler.analysis.middle import median_high, median_low
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+
+__all__ = ["straggler"]
+
+_CAUSES: Final = {
+    "data_wait": "input",
+    "h2d": "copies",
+    "forward": "compute",
+    "optimizer": "compute",
+    "backward": "compute",
+    "gc": "garbage collection",
+    "other": "other",
+}
+_ADVICE: Final = {
+    "input": "Look at its dataloader and its storage.",
+    "copies": "Look at its PCIe link and the NUMA node that it runs on.",
+    "compute": "Give all ranks equally much to compute (lengths of sequences, padding), or change its GPU.",
+    "throttle": "Its GPU is throttled: look at its cooling and its power.",
+    "CPU contention": "It has to wait for a core: see what else runs there.",
+    "garbage collection": "Call gc.freeze() after setting up, or collect at the same steps on all ranks.",
+    "other": "Look at what only this rank does between steps (logging, saving, printing).",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Clock:
+    """Whose time is compared."""
+
+    name: str
+    own: tuple[str, ...]
+    """Phases that a rank works in for itself."""
+    waiting: tuple[str, ...]
+    """Phases that it also waits for others in."""
+    phase_s: Callable[[RankWindow, str], float]
+
+    def own_s(self, rank: RankWindow) -> float:
+        return sum(self.phase_s(rank, phase) for phase in self.own)
+
+    def waiting_s(self, rank: RankWindow) -> float:
+        return sum(self.phase_s(rank, phase) for phase in self.waiting)
+
+
+def _gpu_phase_s(rank: RankWindow, phase: str) -> float:
+    timed = rank.gpu_time
+    if timed is None or not timed.steps:
+        return 0.0
+    spent_ns = {
+        "forward": timed.forward_ns_total,
+        "backward": timed.backward_ns_total,
+        "optimizer": timed.optimizer_ns_total,
+    }
+    return spent_ns[phase] / 1e9 / timed.steps
+
+
+_PROGRAM: Final = _Clock(
+    name="",
+    own=("data_wait", "h2d", "forward", "optimizer", "gc", "other"),
+    # Saving, compiling and validating have rules, or reasons, of their own.
+    waiting=("backward", "comm", "sync"),
+    phase_s=RankWindow.phase_s,
+)
+_GPU: Final = _Clock(name="gpu_", own=("forward", "optimizer"), waiting=("backward",), phase_s=_gpu_phase_s)
+
+
+def straggler(window: Window) -> Iterator[Loss]:
+    """A rank that the others wait for at every step, and why it is late."""
+    if len(window.ranks) < 2:
+        return
+    late = list(_late(window, _PROGRAM))
+    if not late and all(rank.gpu_time and rank.gpu_time.steps >= SLOW_WINDOW_STEPS.value for rank in window.ranks):
+        late = list(_late(window, _GPU))
+    yield from late
+
+
+def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
+    """Give the ranks that are late by one of the clocks."""
+    ranks = window.ranks
+    # With two ranks the lower median is the faster one: that is the one to compare with.
+    usual_wait_s = median_high(map(clock.waiting_s, ranks))
+    for rank in ranks:
+        excess_s = _above_usual(window, rank, clock.own_s)
+        if excess_s < max(STRAGGLES_S.value, LOST.value * rank.step_s):
+            continue
+        # What it is longer at its own work, it is shorter where ranks meet: they wait for it.
+        if usual_wait_s - clock.waiting_s(rank) < 0.5 * excess_s:
+            continue
+        by_phase = {phase: _phase_above_usual(window, rank, clock, phase) for phase in clock.own}
+        if clock is _PROGRAM and _knows_exposed(window):
+            slower_s = _phase_above_usual(window, rank, clock, "backward")
+            if slower_s >= LOST.value * rank.step_s:  # less is within what one logged step of a hundred is off by
+                by_phase["backward"] = slower_s
+                excess_s += slower_s
+        queued_s = _above_usual(window, rank, _queued_s)
+        cause = _cause(window, rank, by_phase, crowded=queued_s >= 0.5 * excess_s)
+        yield Loss(
+            rank=rank.rank,
+            seconds_per_step=excess_s,
+            step_s=rank.step_s,
+            confidence=DERIVED,
+            evidence={
+                "step_seconds": rank.step_s,
+                "cause": cause,
+                **{f"{clock.name}{phase}_excess_seconds_per_step": seconds for phase, seconds in by_phase.items()},
+                "runqueue_excess_seconds_per_step": queued_s,
+                **_reduced(window, rank),
+            },
+            advice=f"Rank {rank.rank} is late and the others wait for it; cause: {cause}. {_ADVICE[cause]}",
+            subject=f"rank {rank.rank}",
+        )
+
+
+def _cause(window: Window, rank: RankWindow, by_phase: Mapping[str, float], *, crowded: bool) -> str:
+    """Give what the largest part comes from; and what makes that slow, if it is known.
+
+    `crowded`: threads of the rank's own process waited for a core for most of it.
+    """
+    cause = _CAUSES[max(by_phase, key=by_phase.__getitem__)]
+    if cause == "input":  # made by workers, who wait for cores of their own; or by the rank itself
+        crowded = rank.stall.kind == "contention" or (crowded and rank.stall.kind == "no_workers")
+    if crowded and cause in ("input", "compute", "other"):
+        return "CPU contention"
+    if cause == "compute" and _above_usual(window, rank, lambda each: throttled_share(window, each)) >= THROTTLED.value:
+        return "throttle"
+    return cause
+
+
+def _queued_s(rank: RankWindow) -> float:
+    return (rank.trainer_runqueue_s or 0.0) / rank.steps
+
+
+def _exposed_s(rank: RankWindow) -> float:
+    return (rank.pauses.ddp_comm_ns - rank.pauses.ddp_overlap_ns) / 1e9
+
+
+def _knows_exposed(window: Window) -> bool:
+    """Whether what backward waited is in comm, on all ranks. DDP logs it on the CPU; on CUDA it times the GPU."""
+    return all(rank.pauses.ddp_comm_ns and not rank.facts.get("device") for rank in window.ranks)
+
+
+def _reduced(window: Window, rank: RankWindow) -> dict[str, float | str]:
+    """Give what DDP has logged of its communication, if it has on all ranks: one step of a hundred, so no proof."""
+    if not all(each.pauses.ddp_comm_ns for each in window.ranks):
+        return {}
+    return {
+        "exposed_comm_seconds_per_step": _exposed_s(rank),
+        "usual_exposed_comm_seconds_per_step": median_high(map(_exposed_s, window.ranks)),
+        "overlapped_comm_seconds_per_step": rank.pauses.ddp_overlap_ns / 1e9,
+    }
+
+
+def _phase_above_usual(window: Window, rank: RankWindow, clock: _Clock, phase: str) -> float:
+    return _above_usual(window, rank, lambda each: clock.phase_s(each, phase))
+
+
+def _above_usual(window: Window, rank: RankWindow, quantity: Callable[[RankWindow], float]) -> float:
+    return quantity(rank) - median_low(map(quantity, window.ranks))

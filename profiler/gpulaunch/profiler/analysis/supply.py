@@ -1,0 +1,173 @@
+"""How batches come to a training loop, as a model: what a step would take with other workers.
+
+A step takes its own time (everything but the wait for data), and cannot be shorter than what feeds it:
+
+    step = max(own, batches * fetch / workers, cpu / cores)
+
+fetch: what one worker needs for a batch. cpu: what all processes of all ranks of the node use of it per step; more
+workers do not change that sum, so where the cores are full already, they change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from gpulaunch.profiler.analysis.limits import BUSY, CROWDED, CROWDED_NODE, LOST, WORKER_PAYS_S
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+
+__all__ = ["Supply", "workers_that_would_do"]
+
+_HEADROOM: Final = 1.2
+"""Workers are advised for a fifth more than is needed: fetching is not steady."""
+_LEAST_ADVISED: Final = 4
+"""Per rank, whatever the number of cores: workers that wait for storage need no core of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """The flow of batches into one rank in a window. Times in seconds; per step, if not said otherwise."""
+
+    step_s: float
+    wait_s: float
+    batches: float
+    """Per step: more than one where gradients are accumulated."""
+    workers: int
+    fetch_s: float
+    """Per batch and worker."""
+    cpu_share: float
+    """Of fetch; and so are the next two."""
+    runqueue_share: float
+    blocked_share: float
+    knows_runqueue: bool
+    busy_share: float
+    """Of the workers' time, inside fetch."""
+    node_cpu_s: float
+    """On a core, all processes of all ranks of the node together."""
+    cores: float | None
+    pressure: float | None
+    stall: str
+    """The verdict of `analysis.stall`."""
+
+    @classmethod
+    def of(cls, rank: RankWindow, window: Window) -> Supply | None:
+        """Give the flow of a rank; None where there is no DataLoader, or its workers do not measure themselves."""
+        loader = rank.loader
+        if loader is None or not rank.steps or not rank.step_ns:
+            return None
+        if (trained := loader.batches - loader.eval_batches) <= 0:
+            return None
+        batches = trained / rank.steps
+        wait_s = rank.phase_s("data_wait")
+        done = rank.workers
+        knows_runqueue = True
+        if not loader.workers_configured:
+            # The training thread fetches, and how much of its CPU time that takes is not known: no more than all.
+            fetch_s, busy_share = wait_s / batches, 1.0
+            cpu_s = rank.trainer_cpu_s / rank.steps / batches
+            shares = (min(1.0, cpu_s / fetch_s) if fetch_s else 0.0, 0.0, 0.0)
+        elif done is not None and done.batches and done.wall_ns:
+            fetch_s = done.wall_ns / 1e9 / done.batches
+            busy_share = done.wall_ns / (loader.workers_configured * rank.step_ns)
+            shares = (done.cpu_ns / done.wall_ns, done.runqueue_ns / done.wall_ns, done.blocked_ns / done.wall_ns)
+            knows_runqueue = done.knows_runqueue
+        else:
+            return None
+        return cls(
+            step_s=rank.step_s,
+            wait_s=wait_s,
+            batches=batches,
+            workers=loader.workers_configured,
+            fetch_s=fetch_s,
+            cpu_share=shares[0],
+            runqueue_share=shares[1],
+            blocked_share=shares[2],
+            knows_runqueue=knows_runqueue,
+            busy_share=busy_share,
+            node_cpu_s=sum((each.trainer_cpu_s + each.workers_cpu_s) / each.steps for each in window.ranks),
+            cores=window.cores,
+            pressure=window.pressure("cpu"),
+            stall=rank.stall.kind,
+        )
+
+    @property
+    def own_s(self) -> float:
+        """What a step takes without the wait."""
+        return max(0.0, self.step_s - self.wait_s)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there is no core to spare for more fetching."""
+        if self.runqueue_share > CROWDED.value:
+            return True
+        # Where the kernel does not tell a wait for a core from other waits, computing looks like half of it.
+        computes = self.cpu_share >= (0.5 if self.knows_runqueue else 0.25)
+        return computes and self.pressure is not None and self.pressure > CROWDED_NODE.value
+
+    @property
+    def others_crowd(self) -> bool:
+        """Whether cores are short because of what is none of ours: then no change to the program would help."""
+        if self.cores is None or self.pressure is None or self.pressure <= CROWDED_NODE.value:
+            return False
+        return self.node_cpu_s < BUSY.value * self.cores * self.step_s
+
+    @property
+    def kind(self) -> str:
+        """What training waits for, in the words of `analysis.stall`.
+
+        Workers that never rest are what is waited for, whichever batch of theirs happens to be ready first; workers
+        that do rest are not, whatever they do when they work.
+        """
+        if self.stall == "none" or not self.workers:
+            return self.stall
+        if self.busy_share < BUSY.value:
+            return self.stall if self.stall in ("transfer", "head_of_line") else "none"
+        if self.runqueue_share >= CROWDED.value and self.runqueue_share >= self.blocked_share:
+            return "contention"
+        if not self.knows_runqueue and self.is_crowded:  # waiting for a core looks like waiting for storage
+            return "contention"
+        return "prep" if self.cpu_share >= self.blocked_share else "fetch"
+
+    def step_with(self, workers: float, fetch_s: float | None = None) -> float:
+        """What a step would take with so many workers (and another time per fetch), in seconds."""
+        fed_s = self.batches * (self.fetch_s if fetch_s is None else fetch_s) / workers
+        return max(self.own_s, fed_s, self.node_cpu_s / self.capacity if self.capacity else 0.0)
+
+    @property
+    def capacity(self) -> float | None:
+        """The cores that these ranks could use: those that they do, and of the others what seems to be free.
+
+        A worker that waits for a core says that none was; at the limit from which more workers are not advised at all,
+        nothing is taken to be free.
+        """
+        if self.cores is None or not self.step_s:
+            return None
+        used = self.node_cpu_s / self.step_s
+        return used + max(0.0, self.cores - used) * max(0.0, 1.0 - self.runqueue_share / CROWDED.value)
+
+    def evidence(self) -> dict[str, float | str]:
+        """The figures that every finding about the loader shows."""
+        return {
+            "step_seconds": self.step_s,
+            "data_wait_seconds_per_step": self.wait_s,
+            "workers": self.workers,
+            "fetch_seconds_per_batch": self.fetch_s,
+            "fetch_cpu_ratio": self.cpu_share,
+            "fetch_runqueue_ratio": self.runqueue_share,
+            "fetch_blocked_ratio": self.blocked_share,
+            "workers_busy_ratio": self.busy_share,
+            "stall": self.kind,
+        }
+
+
+def workers_that_would_do(supply: Supply, window: Window) -> tuple[int, float] | None:
+    """Give how many workers would feed this rank, and what a step would take then; None if more would not help."""
+    if supply.is_crowded or (not supply.workers and supply.fetch_s < WORKER_PAYS_S.value):
+        return None
+    cores_each = int((supply.cores or 0) // max(1, len(window.ranks)))
+    most = max(_LEAST_ADVISED, 2 * supply.workers, cores_each)
+    needed = math.ceil(_HEADROOM * supply.batches * supply.fetch_s / supply.own_s) if supply.own_s else most
+    workers = min(max(needed, supply.workers + 1), most)
+    step_s = supply.step_with(workers)
+    return None if supply.step_s - step_s < LOST.value * supply.step_s else (workers, step_s)

@@ -1,0 +1,154 @@
+"""What happened on one node between two looks at it: the one thing that rules see.
+
+A `Sight` is a look: the node's state, and beside it what is known of it otherwise. A `Window` is the difference of two
+sights: counts and times are of the window alone, gauges are those of its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpulaunch.profiler.analysis.stall import Stall
+from gpulaunch.profiler.record import (
+    CopyTotals,
+    GpuMemory,
+    GpuState,
+    GpuTime,
+    HostState,
+    LoaderState,
+    LoaderWorkers,
+    NodeState,
+    Pauses,
+    Site,
+)
+
+__all__ = [
+    "GpuWindow",
+    "MemoryPoint",
+    "RankWindow",
+    "Sight",
+    "Window",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """One look at the node."""
+
+    state: NodeState
+    samples: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Stack samples of steps so far, by rank."""
+    logged: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """Those of them that were inside of logging, by rank and the program's line; see `logged.Tally`."""
+    cpu_nodes: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
+    """NUMA nodes of the cores that a rank may run on, by rank; only what is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPoint:
+    """The least memory that was seen in use within one window: what remains when a step has given back its own."""
+
+    at_s: float
+    steps: int
+    trainer_bytes: int | None
+    """Anonymous memory of the rank's own process, and the batches in shared memory that it has not freed."""
+    workers_bytes: int | None
+    """Anonymous memory that is its workers' own, of what they share each its part."""
+    workers_alive: int
+    gpu_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWindow:
+    """One rank in a window."""
+
+    rank: int
+    steps: int
+    step_ns: int
+    phase_ns: Mapping[str, int]
+    loader: LoaderState | None
+    """Counts and times are the window's; the queue is as it was at its end."""
+    workers: LoaderWorkers | None
+    """None where they do not measure themselves, or there are none."""
+    workers_alive: int
+    stall: Stall
+    copies: Mapping[tuple[str, str], CopyTotals]
+    sites: tuple[Site, ...]
+    saves: int
+    """Checkpoints that gpulaunch.checkpoint has committed."""
+    pauses: Pauses
+    """The window's, but for `ddp_comm_ns` and `ddp_overlap_ns`."""
+    gpu: GpuMemory | None
+    """As at its end; `alloc_retries` and `ooms` are the window's."""
+    gpu_time: GpuTime | None = None
+    """The window's; None where the GPU's clock was not read."""
+    trainer_cpu_s: float
+    workers_cpu_s: float
+    trainer_runqueue_s: float | None
+    """None where the kernel does not count it."""
+    shm_inflight_bytes: int
+    facts: Mapping[str, Any]
+    samples: int
+    """Stacks of the training thread that were sampled."""
+    logged: Mapping[str, int]
+    """Those inside of logging, by the program's line."""
+    memory: tuple[MemoryPoint, ...]
+    """The trend of the whole attempt, its oldest point first."""
+    cpu_nodes: frozenset[int]
+
+    @property
+    def step_s(self) -> float:
+        """The mean step; 0 where there was none."""
+        return self.step_ns / 1e9 / self.steps if self.steps else 0.0
+
+    def per_step_s(self, ns: float) -> float:
+        """So many nanoseconds of the window, in seconds per step."""
+        return ns / 1e9 / self.steps if self.steps else 0.0
+
+    def phase_s(self, phase: str) -> float:
+        """Seconds per step of a phase."""
+        return self.per_step_s(self.phase_ns.get(phase, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuWindow:
+    """One GPU in a window."""
+
+    state: GpuState
+    """As at its end; ratios are means over the looks of the window."""
+    throttle_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One node between two looks."""
+
+    seconds: float
+    ranks: tuple[RankWindow, ...]
+    """Those that have made enough steps in it to be judged."""
+    gpus: tuple[GpuWindow, ...]
+    host: HostState | None
+    """As at its end."""
+    pressure_s: Mapping[tuple[str, str], float]
+    cores: float | None
+    """What the ranks may use: their cores, or the quota of their control group."""
+    longer: Window | None = None
+    """The same over a longer time, up to the same moment; None where this is all that there is."""
+
+    @property
+    def over(self) -> Window:
+        """The longest window that there is."""
+        return self.longer or self
+
+    def gpu_of(self, rank: RankWindow) -> GpuWindow | None:
+        """The GPU that a rank computes on, found by its UUID."""
+        device = rank.facts.get("device")
+        uuid = device.get("uuid") if isinstance(device, dict) else None
+        return next((gpu for gpu in self.gpus if uuid and gpu.state.uuid == uuid), None)
+
+    def pressure(self, resource: str) -> float | None:
+        """The share of the time in which at least one task of the node waited for a resource."""
+        waited_s = self.pressure_s.get((resource, "some"))
+        return None if waited_s is None or self.seconds <= 0 else waited_s / self.seconds

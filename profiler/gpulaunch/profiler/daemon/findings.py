@@ -1,0 +1,55 @@
+"""What the sidecar sees, shown to the rules: refresh after refresh, and where the ranks may run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gpulaunch.profiler.analysis.advisor import Advisor
+from gpulaunch.profiler.analysis.history import History
+from gpulaunch.profiler.analysis.logged import Tally
+from gpulaunch.profiler.analysis.window import Sight
+from gpulaunch.profiler.record import Finding, Group, NodeState
+from gpulaunch.profiler.samplers import numa
+
+__all__ = ["Findings"]
+
+_NODES_EVERY: Final = 30
+"""Refreshes between two looks at where ranks may run: a rank binds itself, if it does, after it was started."""
+
+
+class Findings:
+    """Looks at every refresh, judges when a window of steps is over, and says what stands."""
+
+    def __init__(self, *, root: Path = Path("/")) -> None:
+        self.tally = Tally()
+        """Is to be told of every stack sample: `tally.add(rank, phase, labels)`."""
+        self._root = root
+        self._history = History()
+        self._advisor = Advisor()
+        self._standing: tuple[Finding, ...] = ()
+        self._group: Group | None = None
+        self._cpu_nodes: Mapping[int, frozenset[int]] = {}
+        self._nodes_in = 0
+
+    def look(self, state: NodeState) -> tuple[Finding, ...]:
+        """Take what this refresh has read; give the findings that stand now, the largest loss first."""
+        self._look_at_nodes(state)
+        window = self._history.look(
+            Sight(state=state, samples=self.tally.samples, logged=self.tally.logged, cpu_nodes=self._cpu_nodes)
+        )
+        if window is not None:
+            self._standing = self._advisor.hear(window)
+        return self._standing
+
+    def _look_at_nodes(self, state: NodeState) -> None:
+        """Read where the ranks may run, if that matters: on most machines all cores are as near to every GPU."""
+        if state.group != self._group:
+            self._group, self._cpu_nodes, self._nodes_in = state.group, {}, 0
+        if self._group is None or all(device.numa_node is None for device in state.devices):
+            return
+        if not self._nodes_in:
+            self._cpu_nodes = {place.rank: numa.nodes_of(place.pid, root=self._root) for place in self._group.ranks}
+            self._nodes_in = _NODES_EVERY
+        self._nodes_in -= 1

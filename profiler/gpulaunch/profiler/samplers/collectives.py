@@ -1,0 +1,101 @@
+"""The collectives of each rank, as the rank says itself (`probe.collectives`, `probe.recorder`).
+
+Files come and go with attempts, and with programs that follow each other in a rank; the totals go on. A file that was
+replaced is read a last time before the new one is opened. Nobody asks the rank anything: what it says is in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gpulaunch.profiler.channel.collectives import CANNOT, KINDS, TELLS, CollectivesReader
+from gpulaunch.profiler.record import Group, RankCollectives, Reading
+from gpulaunch.profiler.samplers.ledger import Ledger
+
+__all__ = ["CollectivesSampler"]
+
+_WIDTH: Final = len(KINDS) + 2
+
+
+class CollectivesSampler:
+    """Reads the files of all ranks of the running attempt."""
+
+    def __init__(
+        self,
+        group: Callable[[], Group | None],
+        channel_dir: Path,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._group = group
+        self._channel_dir = channel_dir
+        self._ledger = ledger
+        self._clock = clock
+        self._readers: dict[int, CollectivesReader] = {}
+        self._recorders: set[int] = set()
+
+    def read(self, now: float) -> Reading[tuple[RankCollectives, ...]]:
+        """Give the collectives of every rank that has ever had one."""
+        group = self._group()
+        ranks = [] if group is None else [place.rank for place in group.ranks]
+        for rank in self._readers.keys() - set(ranks):
+            self._readers.pop(rank).close()
+        self._recorders.clear()
+        values: list[RankCollectives] = []
+        errors: list[str] = []
+        for rank in ranks:
+            try:
+                state = self._read_rank(rank, 0 if group is None else group.attempt)
+            except FileNotFoundError:
+                continue  # a program without torch, or it has not imported it yet
+            except OSError as error:
+                errors.append(f"collectives of rank {rank}: {error.strerror}")
+            except ValueError as error:
+                errors.append(f"collectives of rank {rank}: {type(error).__name__}")
+            else:
+                if state is not None:
+                    values.append(state)
+        # Calls are counted without it; but then nobody knows of what DistributedDataParallel does.
+        absent = "torch's flight recorder cannot be asked" if self._recorders == {CANNOT} else ""
+        return Reading(values=tuple(values), absent=absent, errors=tuple(errors), late_s=self._clock() - now)
+
+    def close(self) -> None:
+        """Let all files go."""
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+    def _read_rank(self, rank: int, attempt: int) -> RankCollectives | None:
+        reader = self._readers.get(rank)
+        if reader is not None and reader.replaced():
+            del self._readers[rank]
+            with reader:
+                self._state(rank, reader, attempt)
+            reader = None
+        if reader is None:
+            reader = self._readers[rank] = CollectivesReader(str(self._channel_dir / f"collectives-{rank}.bin"))
+        return self._state(rank, reader, attempt)
+
+    def _state(self, rank: int, reader: CollectivesReader, attempt: int) -> RankCollectives | None:
+        seen = reader.read()
+        counters = (*seen.calls, seen.enqueued, seen.completed)
+        source = f"{seen.pid}:{seen.started_ns}"
+        totals = self._ledger.total(f"{rank}/collectives", {source: counters}, width=_WIDTH)
+        if not any(totals):
+            return None
+        self._recorders.add(seen.recorder)
+        is_now = seen.attempt == attempt  # else its rank has not come so far yet
+        *calls, enqueued, completed = totals
+        recorded = bool(enqueued)
+        return RankCollectives(
+            rank=rank,
+            calls={kind: count for kind, count in zip(KINDS, calls, strict=True) if count},
+            enqueued=enqueued if recorded else None,
+            completed=completed if recorded else None,
+            sequence=seen.sequence if is_now and seen.recorder == TELLS else None,
+            last=seen.last if is_now else None,
+            running=seen.running,
+        )

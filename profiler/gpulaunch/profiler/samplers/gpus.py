@@ -1,0 +1,180 @@
+"""All GPUs of the node: found, read aside, counted over restarts of the sidecar, and told with their age.
+
+Two halves. `_Node` asks NVML; it runs in the helper's thread, where it may hang. `GpuSampler` stands in the sidecar's
+loop: it takes what `_Node` has read last and adds what needs the ledger, which is the loop's own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS, GpuState, Reading
+from gpulaunch.profiler.samplers import driver, numa
+from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.nvml import TOTALS, Card, Seen
+from gpulaunch.profiler.samplers.patience import Helper, Patiently
+
+__all__ = ["GpuSampler"]
+
+_RARELY_S: Final = 10.0  # between looks at what changes slowly, and for MIG instances that have come or gone
+_STALE_S: Final = 10.0  # what was so long ago says nothing of now
+
+
+class GpuSampler:
+    """Reads every GPU and MIG instance of the node; where there is no driver it starts no thread and loads nothing."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        helper: Helper,
+        *,
+        nvml: Callable[[], Any] = driver.find_nvml,
+        root: Path = Path("/"),
+        patience_s: float = 0.5,
+    ) -> None:
+        self._ledger = ledger
+        self._absent = driver.missing(root)
+        self._source = f"{os.getpid()}:{time.monotonic_ns()}"
+        node = _Node(nvml, helper.clock, root)
+        nothing: tuple[Seen, ...] = ()
+        self._node = Patiently(node, helper, what="NVML", nothing=nothing, patience_s=patience_s)
+
+    def read(self, now: float) -> Reading[tuple[GpuState, ...]]:
+        """Give every GPU as it was last read: now, if NVML answers in time."""
+        if self._absent:
+            return Reading(values=(), absent=self._absent)
+        reading = self._node.read(now)
+        values = tuple(self._state(seen, now) for seen in reading.values)
+        return Reading(values=values, absent=reading.absent, errors=reading.errors, late_s=reading.late_s)
+
+    def _state(self, seen: Seen, now: float) -> GpuState:
+        age_s = max(0.0, now - seen.at_s)
+        state = seen.state if age_s < _STALE_S else _lasting(seen.state)
+        counters = [seen.totals.get(name, 0) for name in TOTALS]
+        sums = self._ledger.total(f"gpu/{state.uuid}", {self._source: counters}, width=len(TOTALS))
+        totals = {name: total for name, total in zip(TOTALS, sums, strict=True) if name in seen.totals}
+        return replace(
+            state,
+            age_s=age_s,
+            energy_joules=totals["energy_mj"] / 1000 if "energy_mj" in totals else None,
+            throttle_seconds={reason: totals[reason] / 1e9 for reason in THROTTLE_REASONS if reason in totals},
+            pcie_bytes=_by_direction("pcie", totals),
+            pcie_replays=totals.get("pcie_replays"),
+            nvlink_bytes=_by_direction("nvlink", totals),
+        )
+
+
+def _by_direction(link: str, totals: dict[str, int]) -> dict[str, int]:
+    return {way: totals[f"{link}_{way}"] for way in DIRECTIONS if f"{link}_{way}" in totals}
+
+
+def _lasting(state: GpuState) -> GpuState:
+    """Give what is true of a GPU however long ago it was read."""
+    return GpuState(
+        index=state.index,
+        uuid=state.uuid,
+        parent_uuid=state.parent_uuid,
+        model=state.model,
+        memory_total_bytes=state.memory_total_bytes,
+        pcie_generation_max=state.pcie_generation_max,
+        pcie_width_max=state.pcie_width_max,
+        ecc_errors=state.ecc_errors,
+        remapped_rows=state.remapped_rows,
+        remap_pending=state.remap_pending,
+        remap_failed=state.remap_failed,
+        numa_node=state.numa_node,
+    )
+
+
+class _Node:
+    """The GPUs as NVML counts them, each followed by its MIG instances. Every call may hang."""
+
+    def __init__(self, load: Callable[[], Any], clock: Callable[[], float], root: Path) -> None:
+        self._load = load
+        self._clock = clock
+        self._root = root
+        self._nvml: Any = None
+        self._num_gpus = 0
+        self._absent: str | None = None
+        self._rarely_s = 0.0
+        self._cards: dict[int, Card] = {}
+        self._instances: dict[int, dict[str, Card]] = {}
+        self._numa_nodes: dict[int, int | None] = {}
+        self._errors: list[str] = []
+
+    def read(self, now: float) -> Reading[tuple[Seen, ...]]:
+        if self._absent is None:
+            self._nvml, self._num_gpus, self._absent = driver.open_nvml(self._load)
+            if not self._absent and not self._num_gpus:
+                self._absent = "NVML shows no GPU"
+            self._rarely_s = now
+        if self._absent:
+            return Reading(values=(), absent=self._absent)
+        self._errors = []
+        rarely = now >= self._rarely_s
+        if rarely:
+            self._rarely_s = now + _RARELY_S
+            self._look()
+        values: list[Seen] = []
+        for index, card in sorted(self._cards.items()):
+            for each in (card, *self._instances.get(index, {}).values()):
+                seen, errors = each.read(rarely=rarely)
+                values.append(replace(seen, state=replace(seen.state, numa_node=self._numa_nodes.get(index))))
+                self._errors += errors
+        return Reading(values=tuple(values), errors=tuple(self._errors), late_s=self._clock() - now)
+
+    def _look(self) -> None:
+        """Find the cards that could not be had before, and the instances that there are now."""
+        for index in range(self._num_gpus):
+            try:
+                if index not in self._cards:
+                    handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                    self._cards[index] = Card(self._nvml, handle, index=index, clock=self._clock)
+                self._look_for_instances(self._cards[index], index)
+                if index not in self._numa_nodes:
+                    self._numa_nodes[index] = self._numa_node(self._cards[index])
+            except Exception as error:  # a card in trouble does not hide the others
+                self._errors.append(f"GPU {index}: {error}")
+
+    def _numa_node(self, card: Card) -> int | None:
+        """Give the node of a card's slot; None where the card, or the machine, cannot say."""
+        try:
+            slot = driver.text(self._nvml.nvmlDeviceGetPciInfo(card.handle).busId)
+        except Exception as error:
+            if driver.is_final(self._nvml, error):
+                return None
+            raise
+        return numa.gpu_node(slot, root=self._root)
+
+    def _look_for_instances(self, card: Card, index: int) -> None:
+        known = self._instances.get(index, {})
+        there: dict[str, Card] = {}
+        for handle in self._mig_handles(card):
+            uuid = driver.text(self._nvml.nvmlDeviceGetUUID(handle))
+            # An instance that was made anew has another UUID, even where it has the place of one that is gone.
+            there[uuid] = known.get(uuid) or Card(self._nvml, handle, index=index, clock=self._clock, parent=card)
+        self._instances[index] = there
+        for uuid in known.keys() - there.keys():
+            known[uuid].close()
+
+    def _mig_handles(self, card: Card) -> Iterator[Any]:
+        nvml = self._nvml
+        try:
+            if nvml.nvmlDeviceGetMigMode(card.handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+                return
+            num_places = int(nvml.nvmlDeviceGetMaxMigDeviceCount(card.handle))
+        except Exception as error:
+            if driver.is_final(nvml, error):
+                return  # a card without MIG
+            raise
+        for place in range(num_places):
+            try:
+                yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, place)
+            except Exception as error:
+                if not driver.is_code(nvml, error, "NOT_FOUND"):
+                    raise

@@ -1,0 +1,241 @@
+"""The stack of a rank's main thread, read out of its memory by ourselves: the same rights as py-spy, a small part of
+its price.
+
+py-spy finds its way through the interpreter's symbols anew for each look, which is nearly all of what a look costs.
+Here the way is known (`pylayout`), for ranks that run the same interpreter as the sidecar; for any other process, and
+where something is not as expected, py-spy is asked.
+
+The process runs on while it is read. Frames lie one behind the other and are read in one piece, and what a frame calls
+its code must be code; else the look is torn, and begun again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from gpulaunch.profiler.samplers.pylayout import Layout, LayoutError, base_of, find_layout, lines_of, read_memory
+from gpulaunch.profiler.samplers.pyspy import Frame, Look, PySpy
+
+__all__ = ["Peek", "StackSampler"]
+
+_TRIES: Final = 5
+_CHECKS: Final = 50
+_PAUSE_S: Final = 0.002
+_MOST_THREADS: Final = 4096
+_MOST_FRAMES: Final = 2000
+"""More than Python lets a program recurse, unless it asks; deeper stacks end there."""
+_PIECE_BYTES: Final = 8192
+_LONGEST_TEXT: Final = 4096
+_LONGEST_TABLE: Final = 1 << 18
+_MOST_KNOWN: Final = 4096
+_TAG: Final = 7
+_SHIM: Final = "<shim>"  # in 3.12, the file of a frame with which C calls Python
+
+
+class StackSampler(Protocol):
+    """What can look into a process: we, py-spy, and some day Python's own sampler (3.15)."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, for people."""
+        ...
+
+    def absent(self) -> str:
+        """Say why it can give nothing on this node, or ""."""
+        ...
+
+    def look(self, pid: int) -> Look:
+        """Look into one process, without stopping it. May block for some seconds at the most; never raises."""
+        ...
+
+
+class _TornError(Exception):
+    """It changed while it was read, or is no Python of this build."""
+
+
+class Peek:
+    """Reads stacks itself where it can, and asks another where not."""
+
+    def __init__(self, otherwise: StackSampler | None = None) -> None:
+        self._otherwise: StackSampler = otherwise or PySpy()
+        self._layout: Layout | None = None
+        self._refused = ""
+        """Why we cannot do it ourselves."""
+        self._bases: dict[int, int] = {}  # pid -> where it has the interpreter's file mapped
+        self._known: dict[tuple[int, ...], Frame | None] = {}
+
+    @property
+    def name(self) -> str:
+        """Who takes the stacks."""
+        return "own reader" if self._layout is not None else self._otherwise.name
+
+    def absent(self) -> str:
+        """Say why this can give nothing on this node, or ""."""
+        if self._layout is None and not self._refused:
+            try:
+                layout = find_layout()
+                self._check(layout)
+                self._layout = layout
+            except (LayoutError, RuntimeError) as error:  # the latter: no thread can be started
+                self._refused = str(error)
+        return "" if self._layout is not None else self._otherwise.absent()
+
+    def look(self, pid: int) -> Look:
+        """Look into one process; never raises."""
+        failed = self.absent()
+        if self._layout is not None:
+            for _ in range(_TRIES):
+                failed = "own reader: it does not run the same Python"
+                try:
+                    if not (base := self._base_of(pid, self._layout)):
+                        break
+                    return Look(frames=tuple(self._frames(pid, base, self._layout)))
+                except OSError as error:
+                    failed = f"own reader: {error.strerror}"
+                except (_TornError, ValueError, struct.error):
+                    failed = "own reader: its stack could not be read in one piece"
+                self._bases.pop(pid, None)  # it may be another program by now
+            if self._otherwise.absent():
+                return Look(failed=failed if os.path.exists(f"/proc/{pid}") else "")
+        return self._otherwise.look(pid)
+
+    def _check(self, layout: Layout) -> None:
+        """Read our own main thread and compare it with what Python says of it. Raises LayoutError if they differ.
+
+        From a thread that is made for it: if it is the main thread that wants to know, it stands still meanwhile.
+        """
+        told: list[bool] = []
+        checking = threading.Thread(target=lambda: told.append(self._reads_what_python_says(layout)), daemon=True)
+        checking.start()
+        checking.join()
+        if told != [True]:
+            raise LayoutError("its stack reads differently")
+
+    def _reads_what_python_says(self, layout: Layout) -> bool:
+        for _ in range(_CHECKS):
+            before = _as_python_says()
+            try:
+                base = self._base_of(os.getpid(), layout)
+                if before == tuple(self._frames(os.getpid(), base, layout)):
+                    return True
+            except (OSError, ValueError, struct.error, _TornError):
+                pass  # it may have been torn
+            time.sleep(_PAUSE_S)
+        return False
+
+    def _base_of(self, pid: int, layout: Layout) -> int:
+        """Where a process has our interpreter mapped; 0: nowhere."""
+        if len(self._bases) >= _MOST_KNOWN:
+            self._bases.clear()
+        if pid not in self._bases and (base := base_of(pid, layout.mapped)):
+            self._bases[pid] = base
+        return self._bases.get(pid, 0)
+
+    def _frames(self, pid: int, base: int, layout: Layout) -> Iterator[Frame]:
+        """The frames of the main thread, the innermost first."""
+        pointer = _main_thread(pid, base, layout)
+        for offset in layout.current:
+            pointer = _word(pid, pointer + offset)
+        need = 8 + max(layout.frame_code, layout.frame_previous, layout.frame_instruction)
+        piece, begin = b"", 0
+        for _ in range(_MOST_FRAMES):
+            if not pointer:
+                return
+            if not begin <= pointer <= begin + len(piece) - need:
+                begin, piece = _piece(pid, pointer, need)
+            at = pointer - begin
+            code = _at(piece, at + layout.frame_code) & ~_TAG
+            if code != base + layout.none:
+                frame = self._frame(pid, code, _at(piece, at + layout.frame_instruction), base, layout)
+                if frame is not None:
+                    yield frame
+            pointer = _at(piece, at + layout.frame_previous)
+
+    def _frame(self, pid: int, code: int, instruction: int, base: int, layout: Layout) -> Frame | None:
+        """One frame; None for those that only C has."""
+        head = read_memory(pid, code, layout.code_start)
+        if _at(head, layout.code_is) != base + layout.code_type:
+            raise _TornError
+        name, file, table = (_at(head, at) for at in (layout.code_name, layout.code_file, layout.code_lines))
+        # Memory is used again, but not for other code with the same name, file and table of lines at the same places.
+        key = pid, code, instruction, name, file, table
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            (first,) = struct.unpack_from("@i", head, layout.code_first_line)
+            lines = lines_of(_content(pid, table, layout), first)
+            offset = instruction - code - layout.code_start
+            line = next((line for end, line in lines if offset < end), None)
+            frame = Frame(name=_text(pid, name, layout), file=_text(pid, file, layout), line=line or 0)
+            self._known[key] = None if frame.file == _SHIM else frame
+        return self._known[key]
+
+
+def _main_thread(pid: int, base: int, layout: Layout) -> int:
+    """The address of the oldest thread's state: new ones are put before the others."""
+    thread = _word(pid, _word(pid, base + layout.runtime + layout.interpreter) + layout.threads)
+    for _ in range(_MOST_THREADS):
+        older = _word(pid, thread + layout.older)
+        if not older:
+            return thread
+        thread = older
+    raise _TornError
+
+
+def _piece(pid: int, pointer: int, need: int) -> tuple[int, bytes]:
+    """Memory with a frame and with what lies below it, where its callers are; and where it begins."""
+    begin = max(pointer - _PIECE_BYTES, 0)
+    size = pointer - begin + need
+    try:
+        piece = read_memory(pid, begin, size)
+        if len(piece) == size:
+            return begin, piece
+    except OSError:
+        pass  # what lies below is not mapped
+    return pointer, read_memory(pid, pointer, need)
+
+
+def _content(pid: int, address: int, layout: Layout) -> bytes:
+    """A bytes object."""
+    length = _word(pid, address + layout.bytes_length)
+    if length > _LONGEST_TABLE:
+        raise _TornError
+    return read_memory(pid, address + layout.bytes_data, length) if length else b""
+
+
+def _text(pid: int, address: int, layout: Layout) -> str:
+    """An ASCII string; any other is made differently, and is py-spy's to read."""
+    length = _word(pid, address + layout.str_length)
+    if not 0 < length <= _LONGEST_TEXT:
+        raise _TornError
+    text = read_memory(pid, address + layout.str_data, length).decode("ascii")
+    if not text.isprintable():
+        raise _TornError
+    return sys.intern(text)
+
+
+def _word(pid: int, address: int) -> int:
+    return _at(read_memory(pid, address, 8), 0)
+
+
+def _at(memory: bytes, offset: int) -> int:
+    word: int = struct.unpack_from("@Q", memory, offset)[0]
+    return word
+
+
+def _as_python_says() -> tuple[Frame, ...]:
+    """The stack of our own main thread."""
+    # As the documentation has it: "should be used for internal and specialized purposes only"; this is one.
+    frame: types.FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)  # pyright: ignore[reportPrivateUsage]
+    frames: list[Frame] = []
+    while frame is not None:
+        frames.append(Frame(name=frame.f_code.co_qualname, file=frame.f_code.co_filename, line=frame.f_lineno or 0))
+        frame = frame.f_back
+    return tuple(frames)

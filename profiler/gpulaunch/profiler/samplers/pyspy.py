@@ -1,0 +1,218 @@
+"""What the threads of a Python process are doing, asked from outside with py-spy.
+
+Always `--nonblocking`: py-spy reads the memory of the process while that runs (process_vm_readv) and does not stop it.
+So a look costs the process nothing, and now and then it is torn: the stack changed while it was read, py-spy finds
+nonsense and says so, and the look is lost.
+
+It needs the right to ptrace: the same user, and not forbidden by Yama or a container (ranks permit it to everybody of
+their user, see `launcher.loop.linux`). A look is dear for what it gives: most of it is py-spy reading the symbols of
+the interpreter, again for each process and each look. So every look comes with its price.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Frame", "Look", "PySpy", "Thread", "find_pyspy", "parse_pyspy", "reason_of"]
+
+_LONGEST_S: Final = 3.0
+_LARGEST_BYTES: Final = 4 << 20
+"""No stack is as large; a py-spy that writes more is not what we take it for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One Python frame."""
+
+    name: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thread:
+    """One thread of Python."""
+
+    name: str
+    os_id: int
+    """0: unknown."""
+    idle: bool
+    owns_gil: bool
+    frames: tuple[Frame, ...]
+    """The deepest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What one look into one process gave."""
+
+    frames: tuple[Frame, ...] = ()
+    """The stack of the main thread, the deepest frame first."""
+    failed: str = ""
+    """Why there is none; "" with no frames: the process has ended, or has no Python frame now."""
+    cpu_s: float = 0.0
+    """What processes started for this look have used; the caller's own share is not in it."""
+
+
+class PySpy:
+    """Looks into processes with `py-spy dump`, one process of it for each look."""
+
+    name = "py-spy"
+
+    def __init__(self, binary: str | None = None, *, longest_s: float = _LONGEST_S) -> None:
+        """`binary`: None to look for it. `longest_s`: a py-spy that takes longer is killed."""
+        self._binary = binary
+        self._longest_s = longest_s
+
+    def absent(self) -> str:
+        """Say why this can give nothing on this node, or ""."""
+        self._binary = self._binary or find_pyspy()
+        return "" if self._binary else "py-spy: it is not installed beside this Python, nor on PATH"
+
+    def look(self, pid: int) -> Look:
+        """Look into one process; blocks for some milliseconds, at most for `longest_s`, and never raises."""
+        absent = self.absent()
+        if absent or not self._binary:
+            return Look(failed=absent)
+        argv = (self._binary, "dump", "--json", "--nonblocking", "--pid", str(pid))
+        try:
+            code, out, err, cpu_s = _run(argv, self._longest_s)
+        except OSError as error:
+            return Look(failed=f"py-spy: {error.strerror}")
+        threads = parse_pyspy(out) if code == 0 else ()
+        if threads:
+            return Look(frames=_main_of(threads, pid), cpu_s=cpu_s)
+        if not os.path.exists(f"/proc/{pid}"):  # it ended meanwhile: nobody's fault
+            return Look(cpu_s=cpu_s)
+        return Look(failed=f"py-spy: {reason_of(err) or 'it found no Python thread'}", cpu_s=cpu_s)
+
+
+def find_pyspy() -> str | None:
+    """Give the path of py-spy: beside this Python, else from PATH."""
+    for directory in (os.path.dirname(sys.executable), *os.get_exec_path()):
+        path = os.path.join(directory, "py-spy")
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def parse_pyspy(out: bytes) -> tuple[Thread, ...]:
+    """Read the output of `py-spy dump --json`; nothing for what is none."""
+    try:
+        return tuple(
+            Thread(
+                name=str(thread["thread_name"] or ""),
+                os_id=int(thread["os_thread_id"] or 0),
+                idle=not thread["active"],
+                owns_gil=bool(thread["owns_gil"]),
+                frames=tuple(
+                    Frame(name=str(frame["name"]), file=str(frame["filename"]), line=int(frame["line"]))
+                    for frame in thread["frames"]
+                ),
+            )
+            for thread in json.loads(out)
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def reason_of(err: bytes) -> str:
+    """Give py-spy's error in one line: the last cause of the chain, without the stack of its own that follows."""
+    text = err.decode("utf-8", "replace").partition("Stack backtrace:")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Caused by")]
+    if any("ermission" in line for line in lines):
+        return "permission denied (ptrace: another user, Yama, or a container without SYS_PTRACE)"
+    return re.sub(r"^(Error|\d+): ", "", lines[-1]) if lines else ""
+
+
+def _main_of(threads: Sequence[Thread], pid: int) -> tuple[Frame, ...]:
+    """Give the stack of the main thread: by its number, or by its name where numbers are of another namespace."""
+    named = [thread.frames for thread in threads if thread.name == "MainThread"]
+    return next((thread.frames for thread in threads if thread.os_id == pid), named[0] if named else ())
+
+
+def _run(argv: tuple[str, ...], longest_s: float) -> tuple[int, bytes, bytes, float]:
+    """Run a command; give its exit code (negative for a signal), stdout, stderr and CPU seconds. Raises OSError.
+
+    By hand, because `subprocess` does not tell what this one child has used.
+    """
+    until_s = time.monotonic() + longest_s
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    try:
+        actions = (
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, out_end, 1),
+            (os.POSIX_SPAWN_DUP2, err_end, 2),
+        )
+        # The sidecar blocks SIGTERM, which its children must not; and Python ignores SIGPIPE, which would let them
+        # outlive it.
+        pid = os.posix_spawn(
+            argv[0], argv, os.environ, file_actions=actions, setsigmask=(), setsigdef=(signal.SIGPIPE,)
+        )
+    except BaseException:
+        os.close(out)
+        os.close(err)
+        raise
+    finally:
+        os.close(out_end)
+        os.close(err_end)
+    ended = -1
+    try:
+        ended = os.pidfd_open(pid)
+        read = _read_all((out, err), until_s)
+        if read is not None and not _wait(ended, until_s):
+            read = None
+        if read is None:
+            os.kill(pid, signal.SIGKILL)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        for fd in (out, err, ended):
+            if fd >= 0:
+                os.close(fd)
+        _, status, usage = os.wait4(pid, 0)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    code = os.waitstatus_to_exitcode(status)
+    if read is None:
+        return code or -signal.SIGKILL, b"", b"it did not answer in time", cpu_s
+    return code, *read, cpu_s
+
+
+def _read_all(fds: tuple[int, int], until_s: float) -> tuple[bytes, bytes] | None:
+    """Read both pipes to their ends; None if that takes too long, or gives too much."""
+    got = {fd: bytearray() for fd in fds}
+    left = set(fds)
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    while left:
+        ready = poll.poll(max(0.0, until_s - time.monotonic()) * 1000)
+        if not ready:
+            return None
+        for fd, _ in ready:
+            if chunk := os.read(fd, 1 << 16):
+                got[fd] += chunk
+            else:
+                poll.unregister(fd)
+                left.discard(fd)
+        if sum(map(len, got.values())) > _LARGEST_BYTES:
+            return None
+    return bytes(got[fds[0]]), bytes(got[fds[1]])
+
+
+def _wait(pidfd: int, until_s: float) -> bool:
+    """Wait for the end of a process; False if it takes too long."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, until_s - time.monotonic()) * 1000))

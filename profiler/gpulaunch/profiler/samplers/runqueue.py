@@ -1,0 +1,52 @@
+"""How long threads ran, and how long they were ready to run and had no core: /proc/PID/task/TID/schedstat.
+
+The file of the process itself speaks of its first thread only, and what waits may be any other: the one that runs the
+backward pass on a GPU, OpenMP's, the one that pins batches. So all threads of a process are read and added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadTimes:
+    """What the kernel says of one thread since it was started."""
+
+    ran_ns: int
+    waited_ns: int
+
+
+@dataclass(kw_only=True)
+class RunQueue:
+    """The sum over the threads of one process; a thread that has ended stays in it, as it was last seen."""
+
+    ran_ns: int = 0
+    waited_ns: int = 0
+    wanting: float | None = None
+    """How many threads ran or waited, on average between the last two looks; None before the second."""
+    looked_s: float = float("-inf")
+    _threads: Mapping[int, ThreadTimes] = field(default_factory=dict[int, ThreadTimes])
+
+    def look(self, threads: Mapping[int, ThreadTimes], now: float) -> None:
+        """Take in what all living threads say now."""
+        before_ns = self.ran_ns + self.waited_ns
+        for tid, times in threads.items():
+            known = self._threads.get(tid)
+            if known is None or times.ran_ns < known.ran_ns or times.waited_ns < known.waited_ns:
+                known = ThreadTimes(ran_ns=0, waited_ns=0)  # a new thread, though its number may be an old one
+            self.ran_ns += times.ran_ns - known.ran_ns
+            self.waited_ns += times.waited_ns - known.waited_ns
+        if float("-inf") < self.looked_s < now:
+            self.wanting = (self.ran_ns + self.waited_ns - before_ns) / 1e9 / (now - self.looked_s)
+        self.looked_s = now
+        self._threads = threads
+
+
+def parse_schedstat(text: bytes) -> ThreadTimes | None:
+    """Read a schedstat file: ns on a core, ns ready and waiting, number of turns. None for anything else."""
+    words = text.split()
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        return None
+    return ThreadTimes(ran_ns=int(words[0]), waited_ns=int(words[1]))

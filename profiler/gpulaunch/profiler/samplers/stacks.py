@@ -1,0 +1,226 @@
+"""Where ranks are in their programs: now and then the stack of one rank's main thread, counted by phase.
+
+A thread of its own, because the process that is looked into may be in any state, and a look may take its time. It looks
+into one rank after the other, into each of them twice a second. But after each look it rests for as long as that look's
+price asks for, so all of it together - reading, or py-spy's CPU, and the writing of the file - stays below `BUDGET` of
+one core, on a slow machine and with 256 ranks alike. Rests vary, so that they do not keep step with the steps.
+
+The stacks are in `stacks.folded` of the run directory, which every sidecar of the run goes on with, and so does a later
+run in the same directory.
+
+What is sampled is time, not CPU time: a thread that waits is seen waiting. The sampler is nicer than the ranks; on a
+machine without an idle core it gets its turn when they rest, and shows too much of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.page import PageReader
+from gpulaunch.profiler.record import Group, RankPlace, Reading, StackState
+from gpulaunch.profiler.samplers.files import read_file
+from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, labels_of, load
+from gpulaunch.profiler.samplers.peek import Peek, StackSampler
+from gpulaunch.profiler.samplers.phases import phase_of
+
+__all__ = ["BUDGET", "Stacks", "rest_s"]
+
+BUDGET: Final = 0.003
+"""Of one core, on the average: a third of what the whole sidecar may use."""
+
+_SHORTEST_S: Final = 0.5
+"""Between two looks into the same rank."""
+_REFUSED_S: Final = 60.0
+"""The longest rest after looks that failed: somebody may install py-spy, or permit ptrace, while the job runs."""
+_REFUSALS: Final = 3
+"""So many failures in a row are no accident."""
+_SAVE_S: Final = 30.0
+_STUCK_S: Final = 10.0
+_CLOSE_S: Final = 4.0
+"""A little more than the longest look."""
+
+
+class Stacks:
+    """Takes stacks while it is read."""
+
+    def __init__(
+        self,
+        channel_dir: Path,
+        group: Callable[[], Group | None],
+        *,
+        sampler: StackSampler | None = None,
+        heard: Callable[[int, str, Sequence[str]], None] | None = None,
+        shortest_s: float = _SHORTEST_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`heard` is told of every stack, by the sampling thread: rank, phase, labels (outermost first)."""
+        self._channel_dir = channel_dir
+        self._group = group
+        self._sampler: StackSampler = sampler or Peek()
+        self._heard = heard
+        self._shortest_s = shortest_s
+        self._clock = clock
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # around what follows: written by the thread, read by the sidecar's loop
+        self._folded = Folded()
+        self._path: Path | None = None
+        self._errors: list[str] = []
+        self._refusals = 0
+        self._reason = ""
+        self._cpu_s = 0.0
+        self._turn_began_s: float | None = None
+        # the thread's own
+        self._turns = 0
+        self._save_at_s = 0.0
+        self._unsaved = False
+
+    def read(self, now: float) -> Reading[StackState]:
+        """Give what was sampled so far; never waits for a look. The first reading with a group starts the sampling."""
+        absent = self._sampler.absent()
+        if self._thread is None and not absent and self._group() is not None:
+            self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
+            self._thread.start()
+        with self._lock:
+            errors, self._errors = self._errors, []
+            if self._refusals >= _REFUSALS:
+                absent = absent or self._reason
+            if self._turn_began_s is not None and now - self._turn_began_s > _STUCK_S:
+                absent = f"{self._sampler.name}: no answer for {now - self._turn_began_s:.0f} s"
+            state = StackState(source=self._sampler.name, samples=self._folded.samples(), cpu_s=self._cpu_s)
+        return Reading(values=state, absent=absent, errors=tuple(errors), late_s=self._clock() - now)
+
+    def close(self) -> None:
+        """Stop sampling and write the file a last time; a look that hangs is left behind."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._save()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        self._open()
+        rest = self._shortest_s
+        used_s = time.thread_time()
+        while not self._stop.wait(rest):
+            with self._lock:
+                self._turn_began_s = self._clock()
+            cost_s = 0.0
+            try:
+                cost_s = self._turn()
+                if self._unsaved and self._clock() >= self._save_at_s:
+                    self._save()
+            except Exception as error:  # a fault of ours: told, and tried again later
+                self._fail(f"stacks: {type(error).__name__}")
+            before_s, used_s = used_s, time.thread_time()
+            cost_s += used_s - before_s
+            self._turns += 1
+            group = self._group()
+            with self._lock:
+                self._turn_began_s = None
+                self._cpu_s += cost_s
+                rest = rest_s(
+                    cost_s,
+                    self._turns,
+                    num_ranks=0 if group is None else len(group.ranks),
+                    refusals=self._refusals,
+                    shortest_s=self._shortest_s,
+                )
+
+    def _open(self) -> None:
+        """Find the run directory, and go on with the stacks that are there."""
+        try:
+            document: Any = json.loads(read_file(self._channel_dir / "group.json"))
+            path = Path(document["run_dir"]) / STACKS_FILE
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._fail(f"{STACKS_FILE}: no run directory ({type(error).__name__})")
+            return
+        before = Folded()
+        try:
+            load(path, before)
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # then it is not known what would be overwritten
+            self._fail(f"{STACKS_FILE}: {error.strerror}")
+            return
+        with self._lock:
+            self._folded, self._path = before, path
+
+    def _turn(self) -> float:
+        """Look into the rank whose turn it is; give the CPU seconds that other processes have used for it."""
+        group = self._group()
+        if group is None or not group.ranks:
+            return 0.0
+        place = group.ranks[self._turns % len(group.ranks)]
+        before = self._edge_of(place)
+        look = self._sampler.look(place.pid)
+        after = self._edge_of(place)
+        if look.failed:
+            self._fail(look.failed)
+            return look.cpu_s
+        phase, labels = phase_of(look.frames, before, after), labels_of(look.frames)
+        with self._lock:
+            self._refusals = 0
+            if labels:
+                self._folded.add(phase, labels)
+                self._unsaved = True
+        if labels and self._heard is not None:
+            self._heard(place.rank, phase, labels)
+        return look.cpu_s
+
+    def _edge_of(self, place: RankPlace) -> int:
+        """The word LAST_EDGE of a rank's page; 0, which means no edge yet, where it cannot be read.
+
+        Opened anew each time: nobody needs the pages of 256 ranks held open twice.
+        """
+        with contextlib.suppress(OSError, ValueError), PageReader(f"{self._channel_dir}/rank-{place.rank}.bin") as page:
+            return page.word(Word.LAST_EDGE)
+        return 0
+
+    def _fail(self, reason: str) -> None:
+        with self._lock:
+            self._refusals += 1
+            self._reason = reason
+            if self._refusals <= _REFUSALS:  # from then on it is absent, and that is told once
+                self._errors.append(reason)
+
+    def _save(self) -> None:
+        self._save_at_s = self._clock() + _SAVE_S
+        if self._path is None or not self._unsaved:
+            return
+        try:
+            self._folded.save(self._path)  # without the lock: only this thread, or whoever has joined it, adds stacks
+            self._unsaved = False
+        except OSError as error:
+            with self._lock:
+                self._errors.append(f"{STACKS_FILE}: {error.strerror}")
+
+
+def rest_s(
+    cost_s: float, turn: int, *, num_ranks: int, refusals: int, shortest_s: float = _SHORTEST_S, budget: float = BUDGET
+) -> float:
+    """How long to rest after a look that has cost so much CPU.
+
+    Args:
+        cost_s: CPU seconds of the look.
+        turn: its number.
+        num_ranks: between how many ranks looks go round.
+        refusals: how many looks in a row have failed.
+        shortest_s: between two looks into the same rank, on the average.
+        budget: how much of a core all looks may use.
+    """
+    shortest = shortest_s / max(1, num_ranks)
+    if refusals >= _REFUSALS:
+        shortest = min(_REFUSED_S, shortest_s * 2.0 ** min(refusals - _REFUSALS, 16))
+    # Between a half and three halves, evenly spread, by multiples of the golden ratio: chance without a generator.
+    return max(shortest, cost_s / budget) * (0.5 + turn * 0.6180339887498949 % 1.0)

@@ -1,0 +1,267 @@
+"""For each rule: a node with its fault, the same node repaired, and what the repair saves per step (None: not time).
+
+The test of all rules demands that the fault is found, alone, and that the repaired node is silent. A rule without a
+case here fails that test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from healthy_node import (
+    HEALTHY_MS,
+    MIB,
+    MS,
+    NO_PAUSES,
+    OWN_MS,
+    STEPS,
+    facts,
+    fetching,
+    gpu,
+    gpu_memory,
+    host,
+    loader,
+    memory,
+    rank,
+    site,
+    window,
+)
+
+from gpulaunch.profiler.analysis.window import Window
+from gpulaunch.profiler.record import CopyTotals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    fault: Window
+    repaired: Window
+    saves_ms: float | None = None
+    file: str | None = None
+    line: int | None = None
+    subject: str = ""
+
+
+def two_ranks(slow: dict[str, float]) -> Window:
+    """Rank 1 is late by what `slow` is more than usual, and rank 0 waits for it in backward."""
+    late_ms = sum(each - HEALTHY_MS[phase] for phase, each in slow.items())
+    waiting = rank(0, phases_ms={"backward": HEALTHY_MS["backward"] + late_ms})
+    return window(waiting, rank(1, phases_ms=slow, facts=facts(device={"uuid": "GPU-1", "capability": [9, 0]})))
+
+
+LOADER = {"file": "train.py", "line": 41}
+LINE = {"file": "train.py", "line": 88}
+WELL = window()
+
+CASES: dict[str, Case] = {
+    "dataloader-too-few-workers": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 60.0},
+                loader=loader(workers=1, wait_ms=60.0),
+                workers=fetching(OWN_MS + 60.0),
+                facts=facts(loader={"num_workers": 1}),
+            )
+        ),
+        repaired=window(rank(workers=fetching(OWN_MS + 60.0))),
+        saves_ms=60.0,
+        **LOADER,
+    ),
+    "dataloader-too-many-workers": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 80.0},
+                loader=loader(workers=2, wait_ms=80.0, transfer_ms=78.0),
+                workers=fetching(5.0),
+            )
+        ),
+        repaired=window(
+            rank(phases_ms={"data_wait": 5.0}, loader=loader(workers=0, wait_ms=5.0), workers=fetching(batches=0))
+        ),
+        saves_ms=75.0,
+        **LOADER,
+    ),
+    "dataloader-slow-storage": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 60.0},
+                loader=loader(wait_ms=60.0),
+                workers=fetching(2 * (OWN_MS + 60.0), cpu=0.1, storage_bytes=900 * MIB),
+            )
+        ),
+        repaired=window(rank(workers=fetching(20.0, cpu=0.9, cached_bytes=1000 * MIB))),
+        saves_ms=60.0,
+        **LOADER,
+    ),
+    "dataloader-slow-transform": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 60.0},
+                loader=loader(wait_ms=60.0),
+                workers=fetching(2 * (OWN_MS + 60.0)),
+                workers_cpu_s=28.0,
+            ),
+            pressure_s={("cpu", "some"): 9.0},
+            cores=2.4,
+        ),
+        repaired=window(rank(), pressure_s={("cpu", "some"): 9.0}, cores=2.4),
+        saves_ms=60.0,
+        **LOADER,
+    ),
+    "dataloader-head-of-line": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 60.0},
+                loader=loader(workers=4, wait_ms=60.0, blocked_ms=58.0),
+                workers=fetching(200.0, cpu=0.1),
+            )
+        ),
+        repaired=window(rank(loader=loader(workers=4), workers=fetching(200.0, cpu=0.1))),
+        saves_ms=58.0,
+        **LOADER,
+    ),
+    "unpinned-copies": Case(
+        fault=window(
+            rank(
+                phases_ms={"h2d": 30.0},
+                sites=(site("h2d", size_bytes=STEPS * 200 * MIB, blocked_ns=30 * STEPS * MS, gpu_ns=20 * STEPS * MS),),
+                facts=facts(loader={"pin_memory": False}),
+            ),
+            gpus=(gpu(utilization_ratio=0.6),),
+        ),
+        repaired=window(
+            rank(
+                sites=(
+                    site("h2d", size_bytes=STEPS * 200 * MIB, blocked_ns=STEPS * MS, pinned=STEPS, non_blocking=STEPS),
+                )
+            )
+        ),
+        saves_ms=30.0,
+        **LINE,
+    ),
+    "blocking-copies": Case(
+        fault=window(
+            rank(
+                phases_ms={"h2d": 30.0},
+                sites=(site("h2d", size_bytes=STEPS * 200 * MIB, blocked_ns=30 * STEPS * MS, pinned=STEPS),),
+            ),
+            gpus=(gpu(utilization_ratio=0.6),),
+        ),
+        repaired=window(rank(sites=(site("h2d", blocked_ns=STEPS * MS, pinned=STEPS, non_blocking=STEPS),))),
+        saves_ms=30.0,
+        **LINE,
+    ),
+    "sync-every-step": Case(
+        fault=window(
+            rank(phases_ms={"sync": 40.0}, sites=(site("item", blocked_ns=40 * STEPS * MS),)),
+            gpus=(gpu(utilization_ratio=0.9),),
+        ),
+        repaired=window(rank(sites=(site("item", count=STEPS // 10, blocked_ns=4 * STEPS * MS),))),
+        saves_ms=0.1 * (sum(HEALTHY_MS.values()) + 39.0),  # no more than the GPU idles
+        **LINE,
+    ),
+    "tensor-built-on-cpu": Case(
+        fault=window(
+            rank(sites=(site("built_on_cpu", "built at train.py:88, moved at train.py:90", blocked_ns=3 * STEPS * MS),))
+        ),
+        repaired=WELL,
+        saves_ms=3.0,
+        **LINE,
+    ),
+    "dataparallel": Case(
+        fault=window(
+            rank(
+                copies={
+                    ("d2d", ""): CopyTotals(count=STEPS, size_bytes=STEPS * MIB, blocked_ns=0, gpu_ns=9 * STEPS * MS)
+                },
+                facts=facts(dataparallel="train.py:88 main"),
+            ),
+            gpus=(gpu(0, memory_used_bytes=60000 * MIB), gpu(1, memory_used_bytes=20000 * MIB), gpu(2)),
+        ),
+        repaired=WELL,
+        saves_ms=9.0,
+        **LINE,
+    ),
+    "fp32-on-tensor-cores": Case(
+        fault=window(
+            rank(facts=facts(precision={"parameters": "float32", "autocast": False, "matmul": "highest"})),
+            gpus=(gpu(ratios={"sm_active": 0.8, "tensor_active": 0.0, "fp32_active": 0.6}),),
+        ),
+        repaired=window(
+            rank(facts=facts(precision={"parameters": "float32", "autocast": False, "matmul": "high"})),
+            gpus=(gpu(ratios={"sm_active": 0.8, "tensor_active": 0.5, "fp32_active": 0.1}),),
+        ),
+        saves_ms=30.0,
+    ),
+    "host-memory-growth": Case(
+        fault=window(rank(memory=memory(trainer_mib=100))),
+        repaired=window(rank(memory=memory(trainer_mib=1))),
+        subject="trainer",
+    ),
+    "gpu-memory-growth": Case(
+        fault=window(rank(memory=memory(gpu_mib=100))), repaired=window(rank(memory=memory(gpu_mib=1))), subject="GPU"
+    ),
+    "gpu-memory-fragmented": Case(
+        fault=window(rank(gpu=gpu_memory(inactive_split_bytes=4000 * MIB, alloc_retries=12))),
+        repaired=window(rank(gpu=gpu_memory(inactive_split_bytes=4000 * MIB, alloc_retries=0))),
+    ),
+    "shm-nearly-full": Case(
+        fault=window(host=host(shm_size_bytes=64 * MIB, shm_used_bytes=60 * MIB)), repaired=WELL, **LOADER
+    ),
+    "straggler": Case(
+        fault=two_ranks({"forward": 60.0}), repaired=two_ranks({"forward": 31.0}), saves_ms=30.0, subject="rank 1"
+    ),
+    "checkpoint-stall": Case(
+        fault=window(
+            rank(phases_ms={"checkpoint": 20.0}, sites=(site("save", count=4, blocked_ns=20 * STEPS * MS),)),
+        ),
+        repaired=window(rank(phases_ms={"checkpoint": 2.0}, sites=(site("save", count=4, blocked_ns=2 * STEPS * MS),))),
+        saves_ms=20.0,
+        **LINE,
+    ),
+    "logging-stall": Case(
+        fault=window(
+            rank(
+                samples=20,
+                logged={"train.py:88": 15, "train.py:89": 1},
+            )
+        ),
+        repaired=window(rank(samples=40, logged={"train.py:88": 1})),
+        saves_ms=75.0,
+        **LINE,
+    ),
+    "omp-oversubscribed": Case(
+        fault=window(
+            rank(trainer_cpu_s=140.0, trainer_runqueue_s=140.0, facts=facts(torch_threads=32)),
+            pressure_s={("cpu", "some"): 9.5},
+        ),
+        repaired=window(rank(trainer_cpu_s=140.0, facts=facts(torch_threads=16))),
+        saves_ms=0.75 * sum(HEALTHY_MS[phase] for phase in ("forward", "backward", "optimizer")),
+    ),
+    "gc-pauses": Case(
+        fault=window(
+            rank(phases_ms={"gc": 20.0}, pauses=replace(NO_PAUSES, gc_collections=10, gc_ns_total=20 * STEPS * MS)),
+        ),
+        repaired=window(
+            rank(phases_ms={"gc": 0.5}, pauses=replace(NO_PAUSES, gc_collections=10, gc_ns_total=STEPS * MS // 2))
+        ),
+        saves_ms=20.0,
+    ),
+    "recompiles": Case(
+        fault=window(
+            rank(phases_ms={"compile": 20.0}, pauses=replace(NO_PAUSES, compiles=10, compile_ns_total=20 * STEPS * MS)),
+        ),
+        repaired=WELL,
+        saves_ms=20.0,
+    ),
+    "throttled": Case(
+        fault=window(gpus=(gpu(0, throttle_s={"hw_thermal": 8.0}, sm_clock_hertz=0.95e9), gpu(1), gpu(2))),
+        repaired=window(gpus=(gpu(0, throttle_s={"power_cap": 10.0}), gpu(1), gpu(2))),
+        saves_ms=0.8 * 0.5 * sum(HEALTHY_MS.values()),
+        subject="GPU 0",
+    ),
+    "numa-mismatch": Case(
+        fault=window(rank(cpu_nodes=frozenset({1}))),
+        repaired=window(rank(cpu_nodes=frozenset({0, 1}))),
+        subject="rank 0",
+    ),
+}

@@ -1,0 +1,184 @@
+"""Findings appear when they have been seen twice, go when they have been missed thrice; no window breaks a rule."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from healthy_node import (
+    MS,
+    NO_PAUSES,
+    STEPS,
+    facts,
+    fetching,
+    gpu,
+    gpu_memory,
+    host,
+    loader,
+    memory,
+    rank,
+    site,
+    window,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from rule_cases import CASES
+
+from gpulaunch.profiler.analysis.advisor import Advisor, advise
+from gpulaunch.profiler.analysis.window import Window
+
+WELL = window()
+COLLECTS = CASES["gc-pauses"].fault
+
+
+def collects(gc_ms: float) -> Window:
+    return window(
+        rank(phases_ms={"gc": gc_ms}, pauses=replace(NO_PAUSES, gc_collections=10, gc_ns_total=int(gc_ms * STEPS * MS)))
+    )
+
+
+def heard(*windows: Window) -> list[list[str]]:
+    advisor = Advisor()
+    return [[found.rule for found in advisor.hear(each)] for each in windows]
+
+
+def test_a_finding_appears_in_its_second_window() -> None:
+    assert heard(COLLECTS, COLLECTS, COLLECTS) == [[], ["gc-pauses"], ["gc-pauses"]]
+
+
+def test_one_window_alone_is_forgotten() -> None:
+    assert heard(COLLECTS, WELL, COLLECTS, WELL, COLLECTS) == [[], [], [], [], []]
+
+
+def test_a_finding_goes_after_three_windows_without_it() -> None:
+    assert heard(COLLECTS, COLLECTS, WELL, WELL, COLLECTS, WELL, WELL, WELL, COLLECTS) == [
+        *([], ["gc-pauses"], ["gc-pauses"], ["gc-pauses"], ["gc-pauses"]),
+        *(["gc-pauses"], ["gc-pauses"], [], []),
+    ]
+
+
+def test_the_figures_told_are_the_median_of_the_last_five() -> None:
+    advisor = Advisor()
+    for gc_ms in (10.0, 20.0, 90.0, 30.0, 20.0, 10.0):
+        advisor.hear(collects(gc_ms))
+
+    (found,) = advisor.hear(collects(20.0))
+
+    assert found.seconds_per_step == pytest.approx(0.020)
+
+
+def test_the_largest_loss_comes_first() -> None:
+    one = COLLECTS.ranks[0]
+    both = replace(
+        one,
+        phase_ns={**one.phase_ns, "compile": 50 * STEPS * MS},
+        step_ns=one.step_ns + 50 * STEPS * MS,
+        pauses=replace(one.pauses, compiles=3, compile_ns_total=50 * STEPS * MS),
+    )
+
+    assert [found.rule for found in advise(window(both))] == ["recompiles", "gc-pauses"]
+
+
+# --- any window at all
+
+counts = st.integers(0, 10**12)
+ratios = st.none() | st.floats(0, 1)
+milliseconds = st.floats(0, 1e5)
+junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=3)
+sites = st.builds(
+    site,
+    st.sampled_from(["h2d", "item", "built_on_cpu", "save", "cpu", "elsewhere"]),
+    st.text(max_size=20) | st.just("train.py:4 f"),
+    count=st.integers(1, 10**6),
+    blocked_ns=counts,
+    gpu_ns=counts,
+    size_bytes=counts,
+    pinned=st.integers(0, 10**6),
+    non_blocking=st.integers(0, 10**6),
+)
+phases = st.dictionaries(
+    st.sampled_from(["data_wait", "h2d", "forward", "backward", "gc", "compile", "checkpoint", "other"]), milliseconds
+)
+ranks = st.builds(
+    rank,
+    st.integers(0, 7),
+    phases_ms=phases,
+    steps=st.integers(1, 10**6),
+    loader=st.builds(
+        loader,
+        workers=st.integers(0, 64),
+        wait_ms=milliseconds,
+        transfer_ms=milliseconds,
+        blocked_ms=milliseconds,
+        batches=st.integers(0, 10**6),
+    ),
+    workers=st.builds(
+        fetching,
+        milliseconds,
+        cpu=st.floats(0, 0.5),
+        runqueue=st.floats(0, 0.5),
+        storage_bytes=counts,
+        cached_bytes=counts,
+        batches=st.integers(0, 10**6),
+    ),
+    sites=st.lists(sites, max_size=4).map(tuple),
+    gpu=st.none() | st.builds(gpu_memory, reserved_bytes=counts, inactive_split_bytes=counts, alloc_retries=counts),
+    memory=st.builds(
+        memory,
+        points=st.integers(0, 12),
+        trainer_mib=st.floats(-100, 1e4),
+        workers_mib=st.floats(-10, 1e4),
+        gpu_mib=st.floats(-10, 1e4),
+    ),
+    trainer_cpu_s=st.floats(0, 1e4),
+    workers_cpu_s=st.floats(0, 1e4),
+    trainer_runqueue_s=st.none() | st.floats(0, 1e4),
+    facts=st.builds(facts, device=junk, torch_threads=junk, dataparallel=junk, precision=junk, loaders=junk)
+    | st.just(facts()),
+    samples=st.integers(0, 100),
+    logged=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2"]), st.integers(0, 100)),
+)
+windows = st.builds(
+    lambda seen, **more: window(*seen, **more),
+    st.lists(ranks, max_size=4, unique_by=lambda each: each.rank),
+    seconds=st.floats(0, 1e6),
+    cores=st.none() | st.floats(0.1, 512),
+    pressure_s=st.dictionaries(st.just(("cpu", "some")), st.floats(0, 1e6)),
+    host=st.none()
+    | st.builds(
+        host, shm_used_bytes=st.none() | counts, shm_size_bytes=st.none() | counts, memory_available_bytes=counts
+    ),
+    gpus=st.lists(
+        st.builds(
+            gpu,
+            st.integers(0, 2),
+            utilization_ratio=ratios,
+            ratios=st.dictionaries(st.sampled_from(["sm_active", "tensor_active", "fp32_active"]), st.floats(0, 1)),
+            throttle_s=st.dictionaries(st.sampled_from(["thermal", "power_cap"]), st.floats(0, 1e6)),
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+
+
+@given(windows)
+def test_whatever_was_seen_the_rules_answer_with_figures_that_can_be(seen: Window) -> None:
+    for found in advise(seen):
+        json.dumps(found.as_json(), allow_nan=False)
+        longest = max(each.step_s for each in seen.ranks)
+        assert 0.0 <= found.seconds_per_step <= longest * 1.000001
+        assert 0.0 <= found.seconds_per_hour <= 3600 * 1.000001
+        assert found.ranks
+        assert (found.file is None) == (found.line is None)
+
+
+@given(st.lists(windows, max_size=8))
+def test_no_finding_stands_that_was_not_seen_twice(seen: list[Window]) -> None:
+    advisor = Advisor()
+    times: dict[object, int] = {}
+    for each in seen:
+        for found in advise(each):
+            times[found.key] = times.get(found.key, 0) + 1
+        for found in advisor.hear(each):
+            assert times[found.key] >= 2

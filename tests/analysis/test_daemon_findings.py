@@ -1,0 +1,57 @@
+"""A fault that the sidecar sees from refresh to refresh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sights import Node, device
+
+from gpulaunch.profiler.daemon.findings import Findings
+from gpulaunch.profiler.record import GpuState
+
+
+@pytest.mark.parametrize(("gc_ms", "rules"), [(0.5, []), (30.0, ["gc-pauses"])])
+def test_a_fault_is_found_in_ten_seconds_of_steps_and_goes_when_it_is_over(
+    tmp_path: Path, gc_ms: float, rules: list[str]
+) -> None:
+    findings, node = Findings(root=tmp_path), Node()
+
+    def found(seconds: int, gc_ms: float) -> list[str]:
+        for _ in range(seconds):
+            node.ranks[0].gc += 10
+            standing = findings.look(node.train(1.0, gc=gc_ms).state)
+        return [each.rule for each in standing]
+
+    assert found(7, gc_ms) == []
+    assert found(10, gc_ms) == rules
+    assert found(400, 0.5) == []
+
+
+def test_where_a_rank_may_run_is_asked_where_it_matters_and_now_and_then(tmp_path: Path) -> None:
+    """On a machine with one node, or without a GPU, it does not; and a rank may bind itself after it has started."""
+    status = tmp_path / "proc/100/status"
+    for node, cpus in ((0, "0-3"), (1, "4-7")):
+        cpulist = tmp_path / f"sys/devices/system/node/node{node}/cpulist"
+        cpulist.parent.mkdir(parents=True)
+        cpulist.write_text(f"{cpus}\n")
+    status.parent.mkdir(parents=True)
+    findings, node = Findings(root=tmp_path), Node()
+    gpu = device(numa_node=0)
+    node.ranks[0].facts = {"device": {"uuid": gpu.uuid}}
+
+    def found(cpus: str, *devices: GpuState, seconds: int = 36) -> list[str]:
+        status.write_text(f"Cpus_allowed_list:\t{cpus}\n")
+        node.devices = devices
+        for _ in range(seconds):
+            standing = findings.look(node.train().state)
+        return [each.rule for each in standing]
+
+    assert found("4-5") == found("4-5", replace(gpu, numa_node=None)) == []
+    assert found("0-7", gpu) == []
+    assert found("4-5", gpu, seconds=60) == ["numa-mismatch"]
+    assert found("0-3", gpu, seconds=60) == []
+
+    node.attempt = 1
+    assert found("4-5", gpu, seconds=20) == ["numa-mismatch"]

@@ -1,0 +1,265 @@
+"""A rank that the others wait for: each cause has a window in which it is named, and one in which it only seems so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from healthy_node import HEALTHY_MS, MS, NO_PAUSES, STEPS, facts, fetching, gpu, loader, rank, window
+from sights import Node
+
+from gpulaunch.profiler.analysis.difference import between
+from gpulaunch.profiler.analysis.straggling import straggler
+from gpulaunch.profiler.analysis.window import RankWindow, Sight, Window
+from gpulaunch.profiler.record import GpuTime, Pauses
+
+LATE_MS = 30.0
+HOT = {"thermal": 9.0}
+
+
+def late(phase: str, *, ms: float = LATE_MS, **changes: Any) -> RankWindow:
+    """Rank 1, which takes longer in a phase; it computes on GPU 1."""
+    other_gpu = facts(device={"uuid": "GPU-1", "capability": [9, 0]})
+    phases_ms = {phase: HEALTHY_MS[phase] + ms}
+    return rank(1, phases_ms=phases_ms, **{"facts": other_gpu, **changes})
+
+
+def waits(*, ms: float = LATE_MS, **changes: Any) -> RankWindow:
+    """Rank 0, which waits for it in backward."""
+    return rank(0, phases_ms={"backward": HEALTHY_MS["backward"] + ms}, **changes)
+
+
+def cause_of(*ranks: RankWindow, **changes: Any) -> str:
+    """The cause, of the one rank that is late."""
+    (found,) = straggler(window(*ranks, **changes))
+    cause = found.evidence["cause"]
+    assert found.subject == "rank 1"
+    assert f"cause: {cause}." in found.advice
+    return str(cause)
+
+
+# --- is it late ---------------------------------------------------------------------------------------------------
+
+
+def test_it_costs_what_it_is_behind() -> None:
+    (found,) = straggler(window(waits(), late("forward")))
+
+    assert found.seconds_per_step == pytest.approx(LATE_MS / 1e3)
+    assert found.evidence["forward_excess_seconds_per_step"] == pytest.approx(LATE_MS / 1e3)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        window(rank(0), rank(1)),
+        window(late("forward")),  # alone
+        window(rank(0), late("forward")),  # nobody waits for it: they do not talk
+        window(waits(ms=5.0), late("forward", ms=5.0)),  # within what steps differ by
+        window(waits(), replace(waits(), rank=1)),  # both wait: for somebody on another node
+        window(rank(0), late("checkpoint")),  # a rule of its own
+    ],
+    ids=["alike", "alone", "not-waited-for", "little", "both-wait", "saving"],
+)
+def test_these_are_no_stragglers(seen: Window) -> None:
+    assert list(straggler(seen)) == []
+
+
+# --- why ----------------------------------------------------------------------------------------------------------
+
+
+def test_its_input() -> None:
+    assert cause_of(waits(), late("data_wait")) == "input"
+
+
+def test_its_copies() -> None:
+    assert cause_of(waits(), late("h2d")) == "copies"
+
+
+@pytest.mark.parametrize("phase", ["forward", "optimizer"])
+def test_what_it_computes(phase: str) -> None:
+    assert cause_of(waits(), late(phase)) == "compute"
+
+
+def test_garbage() -> None:
+    assert cause_of(waits(), late("gc")) == "garbage collection"
+
+
+@pytest.mark.parametrize("phase", ["data_wait", "h2d", "gc"])
+def test_what_all_ranks_have_is_not_why_one_is_late(phase: str) -> None:
+    """Both lose 40 ms to it; rank 1 computes longer, and that is what rank 0 waits for."""
+    both = {phase: 40.0}
+    first = rank(0, phases_ms={**both, "backward": HEALTHY_MS["backward"] + LATE_MS})
+    second = rank(1, phases_ms={**both, "forward": HEALTHY_MS["forward"] + LATE_MS})
+
+    assert cause_of(first, second) == "compute"
+
+
+def test_a_gpu_that_is_throttled() -> None:
+    assert cause_of(waits(), late("forward"), gpus=(gpu(0), gpu(1, throttle_s=HOT))) == "throttle"
+
+
+def test_gpus_that_are_all_throttled_make_none_late() -> None:
+    assert cause_of(waits(), late("forward"), gpus=(gpu(0, throttle_s=HOT), gpu(1, throttle_s=HOT))) == "compute"
+
+
+def test_a_throttled_gpu_does_not_make_its_input_late() -> None:
+    assert cause_of(waits(), late("data_wait"), gpus=(gpu(0), gpu(1, throttle_s=HOT))) == "input"
+
+
+@pytest.mark.parametrize("phase", ["forward", "other"])
+def test_cores_that_others_have(phase: str) -> None:
+    assert cause_of(waits(), late(phase, trainer_runqueue_s=0.020 * STEPS)) == "CPU contention"
+
+
+@pytest.mark.parametrize("waited_s", [None, 0.005 * STEPS])
+def test_a_wait_for_cores_that_is_not_known_or_short_is_not_it(waited_s: float | None) -> None:
+    assert cause_of(waits(), late("forward", trainer_runqueue_s=waited_s)) == "compute"
+
+
+def test_cores_that_all_ranks_wait_for_make_none_late() -> None:
+    crowded = {"trainer_runqueue_s": 0.020 * STEPS}
+
+    assert cause_of(waits(**crowded), late("forward", **crowded)) == "compute"
+
+
+def test_batches_that_the_rank_makes_itself_are_late_for_want_of_a_core() -> None:
+    alone = {"loader": loader(workers=0, wait_ms=32.0), "workers": fetching(batches=0)}
+
+    assert cause_of(waits(), late("data_wait", trainer_runqueue_s=0.020 * STEPS, **alone)) == "CPU contention"
+    assert cause_of(waits(), late("data_wait", **alone)) == "input"
+
+
+def test_batches_that_workers_make_are_late_for_want_of_cores_of_theirs() -> None:
+    crowded = {"workers": fetching(cpu=0.4, runqueue=0.5)}
+    elsewhere = {"trainer_runqueue_s": 0.020 * STEPS}  # not in the wait for a batch: there the rank sleeps
+
+    assert cause_of(waits(), late("data_wait", **crowded)) == "CPU contention"
+    assert cause_of(waits(), late("data_wait", **elsewhere)) == "input"
+
+
+# --- backward, which is both --------------------------------------------------------------------------------------
+
+
+def logged(*, comm_ms: float, overlap_ms: float) -> Pauses:
+    return replace(NO_PAUSES, ddp_comm_ns=int(comm_ms * MS), ddp_overlap_ns=int(overlap_ms * MS))
+
+
+def on_one_contended_core(*, backward_ms: float, device: Any = None, pauses: Pauses | None = None) -> Window:
+    """Rank 1 takes 30 ms longer for its forward and so much for its backward; rank 0 waits in comm for both."""
+    on_cpu = facts(device=device)
+    waiting = rank(
+        0,
+        phases_ms={"comm": LATE_MS + backward_ms},
+        facts=on_cpu,
+        pauses=logged(comm_ms=LATE_MS + backward_ms + 10.0, overlap_ms=10.0),
+    )
+    slow = rank(
+        1,
+        phases_ms={"forward": HEALTHY_MS["forward"] + LATE_MS, "backward": HEALTHY_MS["backward"] + backward_ms},
+        facts=on_cpu,
+        pauses=logged(comm_ms=11.0, overlap_ms=10.0) if pauses is None else pauses,
+        trainer_runqueue_s=(LATE_MS + backward_ms) / 1e3 * STEPS,
+    )
+    return window(waiting, slow)
+
+
+def test_a_slower_backward_counts_where_its_exposed_communication_is_known() -> None:
+    (found,) = straggler(on_one_contended_core(backward_ms=50.0))
+
+    assert found.seconds_per_step == pytest.approx(0.080)
+    assert found.evidence["cause"] == "CPU contention"
+    assert found.evidence["backward_excess_seconds_per_step"] == pytest.approx(0.050)
+    assert found.evidence["exposed_comm_seconds_per_step"] == pytest.approx(0.001)
+    assert found.evidence["usual_exposed_comm_seconds_per_step"] == pytest.approx(0.080)
+    assert found.evidence["overlapped_comm_seconds_per_step"] == pytest.approx(0.010)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        on_one_contended_core(backward_ms=10.0),  # the log is of one step in a hundred
+        on_one_contended_core(backward_ms=50.0, pauses=NO_PAUSES),  # not DDP on all ranks
+        on_one_contended_core(backward_ms=50.0, device={"uuid": "GPU-1"}),  # the log is of the GPU, phases are not
+    ],
+    ids=["little", "not-known", "on-a-gpu"],
+)
+def test_else_the_rest_of_the_step_is_what_counts(seen: Window) -> None:
+    (found,) = straggler(seen)
+
+    assert found.seconds_per_step == pytest.approx(LATE_MS / 1e3)
+    assert "backward_excess_seconds_per_step" not in found.evidence
+
+
+# --- the GPU's own clock ------------------------------------------------------------------------------------------
+
+
+def timed(*, forward_ms: float = 30.0, backward_ms: float = 54.0, steps: int = 6) -> GpuTime:
+    return GpuTime(
+        steps=steps,
+        step_ns_total=0,
+        forward_ns_total=int(forward_ms * MS * steps),
+        backward_ns_total=int(backward_ms * MS * steps),
+        optimizer_ns_total=8 * MS * steps,
+    )
+
+
+def on_gpus(first: GpuTime | None, second: GpuTime | None, **changes: Any) -> Window:
+    """Two ranks whose programs wait for their GPUs at the end of the step: by their own clocks they are alike."""
+    waiting = {"forward": 2.0, "backward": 2.0, "sync": 90.0}
+    other_gpu = facts(device={"uuid": "GPU-1", "capability": [9, 0]})
+    return window(
+        rank(0, phases_ms=waiting, gpu_time=first),
+        rank(1, phases_ms=waiting, gpu_time=second, facts=other_gpu),
+        **changes,
+    )
+
+
+SLOW, WAITING = timed(forward_ms=60.0), timed(backward_ms=84.0)
+
+
+def test_a_gpu_that_computes_longer_is_seen_on_its_own_clock() -> None:
+    (found,) = straggler(on_gpus(WAITING, SLOW))
+
+    assert (found.rank, found.evidence["cause"]) == (1, "compute")
+    assert found.seconds_per_step == pytest.approx(0.030)
+    assert found.evidence["gpu_forward_excess_seconds_per_step"] == pytest.approx(0.030)
+
+
+def test_a_gpu_that_is_slow_because_it_is_throttled() -> None:
+    (found,) = straggler(on_gpus(WAITING, SLOW, gpus=(gpu(0), gpu(1, throttle_s=HOT))))
+
+    assert found.evidence["cause"] == "throttle"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        on_gpus(timed(), timed()),
+        on_gpus(None, SLOW),  # nothing to compare with
+        on_gpus(timed(), SLOW),  # the other does not wait for it
+        on_gpus(timed(backward_ms=84.0, steps=1), timed(forward_ms=60.0, steps=1)),  # one step says nothing
+    ],
+    ids=["alike", "not-timed", "not-waited-for", "one-step"],
+)
+def test_these_gpus_hold_nobody_up(seen: Window) -> None:
+    assert list(straggler(seen)) == []
+
+
+def test_the_steps_that_a_gpu_was_timed_in_are_those_of_the_window() -> None:
+    def look(node: Node, gpu_time: GpuTime | None) -> Sight:
+        sight = node.train()
+        (training,) = sight.state.training
+        return replace(sight, state=replace(sight.state, training=(replace(training, gpu_time=gpu_time),)))
+
+    node = Node()
+    first, then, none = look(node, timed(steps=10)), look(node, timed(steps=16)), look(node, None)
+
+    assert between(first, then).ranks[0].gpu_time == timed(steps=6)
+    assert between(first, none).ranks[0].gpu_time is None
+
+
+def test_what_the_programs_clock_has_told_is_not_told_again() -> None:
+    (found,) = straggler(window(waits(gpu_time=WAITING), late("data_wait", gpu_time=SLOW)))
+
+    assert found.evidence["cause"] == "input"

@@ -1,0 +1,404 @@
+"""Advice that the evidence contradicts is not given, and the one that it supports instead is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from healthy_node import (
+    HEALTHY_MS,
+    MIB,
+    MS,
+    NO_PAUSES,
+    OWN_MS,
+    STEPS,
+    facts,
+    fetching,
+    gpu,
+    gpu_memory,
+    host,
+    loader,
+    memory,
+    rank,
+    site,
+    window,
+)
+from rule_cases import CASES, two_ranks
+
+from gpulaunch.profiler.analysis.advisor import advise
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED
+from gpulaunch.profiler.analysis.window import Window
+
+
+def rules(seen: Window) -> list[str]:
+    return [found.rule for found in advise(seen)]
+
+
+def starved(**changes) -> Window:
+    """One worker computes without a pause, and training waits for it."""
+    fetch = {"fetch_ms": OWN_MS + 60.0, **changes.pop("fetch", {})}
+    waiting = rank(
+        phases_ms={"data_wait": 60.0},
+        loader=loader(workers=1, wait_ms=60.0),
+        workers=fetching(**fetch),
+        workers_cpu_s=14.0,
+    )
+    return window(waiting, **changes)
+
+
+# --- workers
+
+
+def test_a_busy_worker_beside_free_cores_wants_company() -> None:
+    (found,) = advise(starved())
+
+    assert found.rule == "dataloader-too-few-workers"
+    assert found.evidence["workers_advised"] == 2
+    assert "num_workers=2" in found.advice
+
+
+def test_more_workers_are_not_advised_while_they_wait_for_cores() -> None:
+    """A third of a fetch in the run queue: one more worker would only make that longer."""
+    assert rules(starved(fetch={"cpu": 0.6, "runqueue": 0.4}, cores=2.0)) == ["dataloader-slow-transform"]
+
+
+def test_more_workers_are_not_advised_where_the_cores_are_full_already() -> None:
+    """158 ms of a worker and 90 ms of the trainer at every step of 158 ms: that is what 1.5 cores can do."""
+    assert rules(starved(cores=1.5)) == ["dataloader-slow-transform"]
+
+
+def test_more_computing_workers_are_not_advised_on_a_crowded_node() -> None:
+    assert rules(starved(pressure_s={("cpu", "some"): 8.0}, cores=1.9)) == ["dataloader-slow-transform"]
+
+
+def test_a_node_that_others_crowd_is_not_the_programs_fault() -> None:
+    """Sixteen cores, of which it uses one and a half: whoever has the rest, a cheaper transform would not help."""
+    assert rules(starved(pressure_s={("cpu", "some"): 8.0})) == []
+    assert rules(replace(CASES["dataloader-too-many-workers"].fault, pressure_s={("cpu", "some"): 8.0})) == []
+
+
+def test_more_workers_that_sleep_are_advised_on_a_crowded_node_too() -> None:
+    """They wait for a network, and need no core for that."""
+    assert rules(starved(fetch={"cpu": 0.02}, pressure_s={("cpu", "some"): 8.0})) == ["dataloader-too-few-workers"]
+
+
+def test_where_the_kernel_counts_no_run_queue_half_computing_counts_as_computing() -> None:
+    fetch = {"cpu": 0.3, "knows_runqueue": False}
+
+    crowded = {"pressure_s": {("cpu", "some"): 8.0}}
+    assert rules(starved(fetch=fetch, **crowded)) == []
+    assert rules(starved(fetch=fetch, **crowded, cores=1.9)) == ["dataloader-slow-transform"]
+    assert rules(starved(fetch=fetch)) == ["dataloader-too-few-workers"]
+
+
+def test_workers_that_idle_are_not_what_training_waits_for() -> None:
+    assert rules(starved(fetch={"fetch_ms": 60.0})) == []
+
+
+def test_a_training_thread_that_fetches_for_itself_wants_workers() -> None:
+    alone = rank(
+        phases_ms={"data_wait": 40.0},
+        loader=loader(workers=0, wait_ms=40.0),
+        workers=fetching(batches=0),
+        workers_cpu_s=0.0,
+        facts=facts(loader={"num_workers": 0}),
+    )
+
+    (found,) = advise(window(alone))
+
+    assert found.rule == "dataloader-too-few-workers"
+    assert found.seconds_per_step == pytest.approx(0.040)
+    assert "now 0" in found.advice
+
+
+def test_workers_whose_queue_cannot_be_read_are_not_advised() -> None:
+    """In a torch that keeps it elsewhere the page says nothing of workers; the program has told of them."""
+    unread = rank(
+        phases_ms={"data_wait": 40.0},
+        loader=loader(workers=0, wait_ms=40.0),
+        workers=fetching(batches=0),
+        workers_cpu_s=0.0,
+        facts=facts(loader={"num_workers": 4}),
+    )
+
+    assert rules(window(unread)) == []
+
+
+def test_batches_that_are_made_in_a_moment_need_no_worker() -> None:
+    """One millisecond of six: a worker would cost as much."""
+    ms = {phase: 0.05 * each for phase, each in HEALTHY_MS.items()}
+    quick = rank(phases_ms={**ms, "data_wait": 1.0}, loader=loader(workers=0, wait_ms=1.0), workers=fetching(batches=0))
+
+    assert rules(window(quick)) == []
+
+
+def test_accumulated_gradients_take_several_batches_per_step() -> None:
+    """Four batches a step, made one after another by one worker."""
+    fetched = fetching((OWN_MS + 60.0) / 4, batches=4 * STEPS)
+    one = rank(
+        phases_ms={"data_wait": 60.0}, loader=loader(workers=1, wait_ms=60.0, batches=4 * STEPS), workers=fetched
+    )
+
+    (found,) = advise(window(one))
+
+    assert (found.rule, found.evidence["workers_advised"]) == ("dataloader-too-few-workers", 2)
+    assert found.seconds_per_step == pytest.approx(0.060)
+
+
+def test_batches_for_evaluation_are_not_counted_as_training() -> None:
+    evaluating = replace(loader(wait_ms=2.0), eval_batches=STEPS)
+
+    assert rules(window(rank(loader=evaluating))) == []
+
+
+def test_reads_from_the_page_cache_are_not_slow_storage() -> None:
+    case = CASES["dataloader-slow-storage"].fault
+    cached = replace(case.ranks[0], workers=fetching(2 * (OWN_MS + 60.0), cpu=0.1, cached_bytes=900 * MIB))
+
+    assert rules(replace(case, ranks=(cached,))) == ["dataloader-too-few-workers"]
+
+
+def test_workers_that_crowd_the_node_are_too_many() -> None:
+    """Forty on sixteen cores, nine tenths of the time in the run queue. The cores are full: fewer save memory only."""
+    crowd = rank(
+        phases_ms={"data_wait": 60.0},
+        loader=loader(workers=40, wait_ms=60.0),
+        workers=fetching(40 * (OWN_MS + 60.0), cpu=0.1, runqueue=0.88),
+        trainer_cpu_s=9.0,
+        workers_cpu_s=16 * 15.8 - 9.0,
+        facts=facts(loader={"num_workers": 40}),
+    )
+
+    found = {each.rule: each for each in advise(window(crowd, pressure_s={("cpu", "some"): 9.9}))}
+
+    assert found["dataloader-too-many-workers"].seconds_per_step == pytest.approx(0.0, abs=1e-9)
+    assert found["dataloader-too-many-workers"].evidence["workers_advised"] == 15
+    assert "dataloader-too-few-workers" not in found
+
+
+def test_order_that_is_given_up_already_is_not_advised_again() -> None:
+    case = CASES["dataloader-head-of-line"].fault
+    unordered = replace(case.ranks[0], facts=facts(loader={"in_order": False}))
+
+    assert rules(replace(case, ranks=(unordered,))) == []
+
+
+def test_the_line_is_that_of_the_loader_that_trains() -> None:
+    """The program has a second one, for evaluation, without workers."""
+    said = facts(loader={"num_workers": 1})
+    said["loaders"].append({**said["loaders"][0], "site": "eval.py:7 evaluate", "split": "eval", "num_workers": 0})
+    said["loaders"].reverse()
+    waiting = replace(starved().ranks[0], facts=said)
+
+    (found,) = advise(window(waiting))
+
+    assert (found.file, found.line) == ("train.py", 41)
+
+
+# --- copies and syncs
+
+
+def test_a_wait_for_a_gpu_that_works_is_no_loss() -> None:
+    busy = (gpu(utilization_ratio=1.0),)
+
+    for rule in ("unpinned-copies", "blocking-copies", "sync-every-step"):
+        assert rules(replace(CASES[rule].fault, gpus=busy)) == []
+
+
+def test_without_the_gpus_account_a_wait_is_a_bound_and_says_so() -> None:
+    case = CASES["sync-every-step"].fault
+
+    (known,) = advise(case)
+    (unknown,) = advise(replace(case, gpus=()))
+
+    assert (known.confidence, unknown.confidence) == (DERIVED, ESTIMATED)
+    assert unknown.seconds_per_step == pytest.approx(0.040)
+
+
+def test_of_an_unpinned_copy_only_what_pinning_saves_is_promised() -> None:
+    (found,) = advise(replace(CASES["unpinned-copies"].fault, gpus=()))
+
+    assert found.seconds_per_step == pytest.approx(0.25 * 0.030)
+
+
+def test_a_sync_on_a_line_that_has_no_row_of_its_own_is_not_told() -> None:
+    """There is no line to change in "elsewhere"."""
+    case = CASES["sync-every-step"].fault
+    elsewhere = replace(case.ranks[0], sites=(site("item", "", blocked_ns=40 * STEPS * MS),))
+
+    assert rules(replace(case, ranks=(elsewhere,))) == []
+
+
+def test_dataparallel_on_one_gpu_copies_nothing() -> None:
+    assert rules(replace(CASES["dataparallel"].fault, gpus=(gpu(0),))) == []
+
+
+def test_the_fullest_gpu_of_dataparallel_is_told() -> None:
+    (found,) = advise(CASES["dataparallel"].fault)
+
+    assert found.evidence["fullest_gpu_to_median_memory_ratio"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpus": (gpu(ratios={"sm_active": 0.8, "tensor_active": 0.5, "fp32_active": 0.6}),)},
+        {"gpus": (gpu(ratios={"sm_active": 0.3, "tensor_active": 0.0, "fp32_active": 0.6}),)},
+        {"gpus": (gpu(ratios={}),)},
+        {"gpus": ()},
+    ],
+)
+def test_32_bits_are_no_finding_without_the_pipes_figures_or_against_them(changes) -> None:
+    assert rules(replace(CASES["fp32-on-tensor-cores"].fault, **changes)) == []
+
+
+def test_a_card_without_tensor_cores_cannot_use_them() -> None:
+    old = {"type": "cuda", "uuid": "GPU-0", "capability": [6, 1]}
+    case = CASES["fp32-on-tensor-cores"].fault
+    precision = case.ranks[0].facts["precision"]
+
+    assert rules(replace(case, ranks=(rank(facts=facts(device=old, precision=precision)),))) == []
+
+
+# --- memory
+
+
+def test_memory_that_grew_once_and_stays_is_no_growth() -> None:
+    points = memory(points=16, trainer_mib=100)
+    filled = tuple(replace(point, trainer_bytes=min(point.trainer_bytes, 2600 * MIB)) for point in points)
+
+    assert rules(window(rank(memory=points))) == ["host-memory-growth"]
+    assert rules(window(rank(memory=filled))) == []
+
+
+def test_the_workers_growth_is_told_apart() -> None:
+    (found,) = advise(window(rank(memory=memory(workers_mib=100))))
+
+    assert found.subject == "workers"
+    assert found.evidence["bytes_per_hour"] == pytest.approx(360 * 100 * MIB)
+
+
+def test_more_workers_are_no_growth() -> None:
+    points = memory(points=16, workers_mib=100)
+    more = tuple(replace(point, workers_alive=at) for at, point in enumerate(points))
+
+    assert rules(window(rank(memory=more))) == []
+
+
+def test_a_growth_that_takes_a_month_to_fill_the_memory_is_not_told() -> None:
+    slow = tuple(replace(point, at_s=3600.0 * at) for at, point in enumerate(memory(trainer_mib=100)))
+
+    assert rules(window(rank(memory=slow))) == []
+
+
+def test_a_control_group_is_full_before_the_node() -> None:
+    tight = host(cgroup_limit_bytes=4000 * MIB, cgroup_used_bytes=3000 * MIB)
+
+    (found,) = advise(window(rank(memory=memory(trainer_mib=100)), host=tight))
+
+    assert found.evidence["hours_to_full"] == pytest.approx(1000 / 10 / 3600)
+
+
+def test_a_gpu_that_never_had_to_try_again_is_not_called_fragmented() -> None:
+    split = gpu_memory(inactive_split_bytes=9000 * MIB)
+
+    assert rules(window(rank(gpu=split))) == []
+
+
+# --- pace
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [
+        ("data_wait", "input"),
+        ("h2d", "copies"),
+        ("forward", "compute"),
+        ("optimizer", "compute"),
+        ("gc", "garbage collection"),
+        ("other", "other"),
+    ],
+)
+def test_a_late_rank_is_told_with_the_cause(phase: str, cause: str) -> None:
+    found = [each for each in advise(two_ranks({phase: HEALTHY_MS[phase] + 30.0})) if each.rule == "straggler"]
+
+    assert [(each.subject, each.ranks, each.evidence["cause"]) for each in found] == [("rank 1", (1,), cause)]
+
+
+def test_a_late_rank_whose_gpu_is_throttled_has_that_cause() -> None:
+    hot = (gpu(0), gpu(1, throttle_s={"thermal": 9.0}))
+
+    found = {each.rule: each for each in advise(replace(CASES["straggler"].fault, gpus=hot))}
+
+    assert found["straggler"].evidence["cause"] == "throttle"
+
+
+def test_a_late_rank_that_waits_for_a_core_has_that_cause() -> None:
+    one, late = CASES["straggler"].fault.ranks
+    queued = replace(late, trainer_runqueue_s=0.025 * STEPS)
+
+    (found,) = advise(window(one, queued))
+
+    assert found.evidence["cause"] == "CPU contention"
+
+
+def test_a_slow_rank_that_nobody_waits_for_is_no_straggler() -> None:
+    """Ranks that do not talk to each other: the others have long ended their step."""
+    assert rules(window(rank(0), rank(1, phases_ms={"forward": 60.0}))) == []
+
+
+def test_among_eight_ranks_the_late_one_is_found() -> None:
+    waiting = [rank(number, phases_ms={"backward": HEALTHY_MS["backward"] + 30.0}) for number in range(7)]
+
+    (found,) = advise(window(*waiting, rank(7, phases_ms={"other": 34.0})))
+
+    assert (found.rule, found.ranks) == ("straggler", (7,))
+
+
+def test_two_saves_say_nothing_of_how_often_they_come() -> None:
+    few = rank(phases_ms={"checkpoint": 20.0}, sites=(site("save", count=2, blocked_ns=20 * STEPS * MS),))
+
+    assert rules(window(few)) == []
+    assert rules(window(replace(few, saves=3))) == ["checkpoint-stall"]
+
+
+def test_what_comes_now_and_then_is_judged_over_the_long_window() -> None:
+    """This window has the save, all of them together hardly any."""
+    case = CASES["checkpoint-stall"]
+
+    assert rules(replace(case.fault, longer=case.repaired)) == []
+    assert rules(replace(case.repaired, longer=case.fault)) == ["checkpoint-stall"]
+
+
+def test_a_few_samples_in_logging_are_no_verdict() -> None:
+    """Four of twenty: it may be a tenth, or a third."""
+    guess = rank(samples=20, logged={"train.py:88": 4})
+
+    assert rules(window(guess)) == []
+
+
+def test_threads_that_only_exist_oversubscribe_nothing() -> None:
+    assert rules(window(rank(facts=facts(torch_threads=64)))) == []
+    assert rules(window(rank(facts=facts(torch_threads=64), trainer_cpu_s=1.0, trainer_runqueue_s=2.0))) == []
+
+
+def test_where_the_kernel_counts_no_run_queue_full_cores_and_pressure_tell() -> None:
+    """64 threads on 16 cores: three of four wait."""
+    many = rank(facts=facts(torch_threads=64), trainer_cpu_s=150.0, trainer_runqueue_s=None)
+
+    (found,) = advise(window(many, pressure_s={("cpu", "some"): 9.9}))
+
+    assert (found.rule, found.evidence["waiting_ratio"]) == ("omp-oversubscribed", 0.75)
+    assert rules(window(many)) == []
+
+
+def test_collections_outside_of_steps_are_no_loss() -> None:
+    assert rules(window(rank(pauses=replace(NO_PAUSES, gc_collections=10, gc_ns_total=900 * STEPS * MS)))) == []
+
+
+def test_a_power_cap_is_no_throttling() -> None:
+    assert rules(window(gpus=(gpu(0, throttle_s={"power_cap": 10.0, "sync_boost": 10.0}), gpu(1)))) == []
+
+
+def test_without_the_gpus_node_there_is_no_mismatch() -> None:
+    assert rules(window(rank(cpu_nodes=frozenset({1})), gpus=(gpu(numa_node=None),))) == []

@@ -1,0 +1,68 @@
+"""What the tests of devices share: the stand-in beside them, a clock, and samplers whose thread ends with the test."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from libnvidia import Library, binding
+
+from gpulaunch.profiler.samplers.gpus import GpuSampler
+from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.patience import Helper
+
+PATIENCE_S = 30.0
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def helper(clock: Clock) -> Iterator[Helper]:
+    helper = Helper(clock=clock)
+    yield helper
+    helper.close()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A node with a driver."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def gpus(helper: Helper, root: Path) -> Iterator[Callable[..., GpuSampler]]:
+    """Makes the sampler of a node with this library. Every gate of the library is opened at the end."""
+    libraries: list[Library] = []
+
+    def make(library: Library, ledger: Ledger | None = None, *, patience_s: float = PATIENCE_S) -> GpuSampler:
+        libraries.append(library)
+        return GpuSampler(ledger or Ledger(), helper, nvml=lambda: binding(library), root=root, patience_s=patience_s)
+
+    yield make
+    for library in libraries:
+        for gate in library.gates.values():
+            gate.set()
+    until_s = time.monotonic() + PATIENCE_S
+    while helper.busy_s() is not None and time.monotonic() < until_s:
+        time.sleep(0.001)  # the next test's library takes the place of this one's

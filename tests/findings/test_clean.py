@@ -1,0 +1,42 @@
+"""Programs that are well: nothing is found in them. The examples, and programs of different kinds.
+
+Three run at a time, each under a command of its own: neighbours who take their share of the cores are no fault of a
+program's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import Program, Train
+
+pytestmark = pytest.mark.torch
+
+CLEAN = Path(__file__).with_name("programs") / "clean.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RANKS = {"distributed": 2}
+KINDS = (
+    ("in_memory", "with_workers", "accumulating"),
+    ("compiled", "adversarial", "with_closures"),
+    ("streaming", "mapped", "distributed"),
+)
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_nothing_is_found_in_a_program_that_is_well(train: Train, kinds: tuple[str, ...]) -> None:
+    programs = [Program(path=CLEAN, args=(kind,), ranks=RANKS.get(kind, 1)) for kind in kinds]
+
+    found = {kind: trained.findings for kind, trained in zip(kinds, train(*programs), strict=True)}
+
+    assert found == {kind: [] for kind in kinds}
+
+
+@pytest.mark.parametrize(
+    "example", [("digits_ddp.py", "--epochs", "40"), ("gpt_fsdp.py", "--steps", "200")], ids=lambda example: example[0]
+)
+def test_nothing_is_found_in_the_examples(train: Train, example: tuple[str, ...]) -> None:
+    name, *args = example
+    (trained,) = train(Program(path=EXAMPLES / name, args=tuple(args), ranks=2))
+
+    assert trained.findings == []

@@ -1,0 +1,172 @@
+"""Real programs with a fault in them, and their repaired twins: found, and worth what was said it would be.
+
+The programs time themselves. What a finding promises per step is compared with what the repair saved by their clock.
+Where the fault is that something waits, both run at the same time, so that what else goes on at the machine is the same
+for both; where it is that the cores are full, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from running import Program, Train, Trained, fairly
+
+from gpulaunch.exporters.files.findings import read_findings
+
+pytestmark = pytest.mark.torch
+
+PROGRAMS = Path(__file__).with_name("programs")
+WITHIN = 0.30
+"""Of what was saved, a prediction may be off by this much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A fault, and where it is."""
+
+    rule: str
+    program: str
+    line: str = ""
+    """Words of the line that is to be named; empty: no line."""
+    ranks: tuple[int, ...] = (0,)
+    fills_the_cores: bool = False
+    """Then it and its twin are no neighbours."""
+    seconds: int = 15
+    """Two windows are 13.4 s at the longest: they are looked for once a second."""
+
+    @property
+    def path(self) -> Path:
+        return PROGRAMS / f"{self.program}.py"
+
+    def twins(self) -> tuple[Program, Program]:
+        """With the fault, and repaired."""
+        args, ranks = ("--seconds", str(self.seconds)), max(self.ranks) + 1
+        return (
+            Program(path=self.path, args=args, ranks=ranks),
+            Program(path=self.path, args=(*args, "--repaired"), ranks=ranks),
+        )
+
+
+PLANTED = (
+    Planted(rule="dataloader-too-few-workers", program="too_few_workers", line="DataLoader("),
+    Planted(rule="dataloader-too-few-workers", program="no_workers", line="DataLoader("),
+    Planted(rule="dataloader-too-many-workers", program="too_many_workers", line="DataLoader(", fills_the_cores=True),
+    Planted(rule="dataloader-slow-storage", program="slow_storage", line="DataLoader(", fills_the_cores=True),
+    Planted(rule="dataloader-slow-transform", program="slow_transform", line="DataLoader(", fills_the_cores=True),
+    Planted(rule="dataloader-head-of-line", program="head_of_line", line="DataLoader("),
+    Planted(rule="straggler", program="straggler", ranks=(1,)),
+    Planted(rule="checkpoint-stall", program="checkpoint_stall", line="torch.save("),
+    Planted(rule="gc-pauses", program="gc_pauses"),
+    Planted(rule="recompiles", program="recompiles"),
+)
+
+
+def storage_is_read_past_the_page_cache(directory: Path) -> bool:
+    """Whether O_DIRECT works here: a tmpfs has no device below it."""
+    file = directory / "probe"
+    file.write_bytes(bytes(1 << 20))
+    try:
+        os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+def judge(planted: Planted, faulty: Trained, repaired: Trained) -> None:
+    """Found alone, where it is, and worth what the repair saved."""
+    assert (faulty.rules, repaired.rules) == ([planted.rule], [])
+    (found,) = faulty.findings
+    assert tuple(found["ranks"]) == planted.ranks
+    if planted.line:
+        assert Path(found["file"]).name == planted.path.name
+        assert planted.line in planted.path.read_text().splitlines()[found["line"] - 1]
+    saved_ms = faulty.step_ms[0] - repaired.step_ms[0]
+    assert 1e3 * found["seconds_per_step"] == pytest.approx(saved_ms, rel=WITHIN), (faulty, repaired)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.program)
+def test_a_planted_fault_is_found_and_worth_what_was_said(
+    train: Train, two_cores: None, tmp_path: Path, planted: Planted
+) -> None:
+    if planted.rule == "dataloader-slow-storage" and not storage_is_read_past_the_page_cache(tmp_path):
+        pytest.skip("the temporary directory is not on a device")
+    faulty, repaired = planted.twins()
+
+    def measure() -> list[Trained]:
+        if planted.fills_the_cores:
+            return [*train(faulty), *train(repaired)]
+        return train(faulty, repaired)
+
+    fairly(measure, lambda measured: judge(planted, *measured))
+
+
+def test_what_takes_a_minute_to_be_found(train: Train) -> None:
+    """Beside each other, as they mostly sleep: lines that log, which are sampled, and memory that grows.
+
+    A quarter of a megabyte more at every step; the twin reads as much of a file, which stays in the page cache.
+    """
+    logs = Planted(rule="logging-stall", program="logging_stall", line="logger.info(", seconds=60)
+    grows = Planted(rule="host-memory-growth", program="memory_growth", seconds=45)
+
+    def judge_both(measured: list[Trained]) -> None:
+        judge(logs, *measured[:2])
+        faulty, repaired = measured[2:]
+        assert (faulty.rules, repaired.rules) == ([grows.rule], [])
+        (found,) = faulty.findings
+        assert found["evidence"]["bytes_per_step"] == pytest.approx(1 << 18, rel=WITHIN)
+        ((grown, _), (filled, files)) = (statm(each) for each in (faulty, repaired))
+        assert filled > grown / 2, "the twin shows nothing"
+        assert files > filled / 2
+
+    fairly(lambda: train(*logs.twins(), *grows.twins()), judge_both)
+
+
+def statm(trained: Trained) -> tuple[int, int]:
+    """Resident and shared pages in the end, as the program has printed them."""
+    ((resident, shared),) = re.findall(r"resident (\d+) shared (\d+)", trained.output)
+    return int(resident), int(shared)
+
+
+@pytest.mark.root
+def test_shared_memory_that_is_nearly_full_is_found(tmp_path: Path) -> None:
+    """Each of the two has a /dev/shm of its own, as a container has, of the 64 MB that it gets if nobody says more."""
+    program = PROGRAMS / "shm_nearly_full.py"
+    command = str(Path(sysconfig.get_path("scripts"), "gpulaunch"))
+    mounted = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
+    in_little = ("unshare", "--mount", "sh", "-c", mounted, "sh", command, "--nproc", "1", "--job-dir")
+    runs = {
+        tmp_path / name: subprocess.Popen([*in_little, tmp_path / name, program, *args], cwd=tmp_path)
+        for name, args in (("faulty", ()), ("repaired", ("--repaired",)))
+    }
+    assert [run.wait(120) for run in runs.values()] == [0, 0]
+
+    found, nothing = (read_findings(directory / "findings.jsonl") for directory in runs)
+
+    assert [(each["rule"], each["ranks"], Path(each["file"]).name) for each in found] == [
+        ("shm-nearly-full", [0], program.name)
+    ]
+    assert "DataLoader(" in program.read_text().splitlines()[found[0]["line"] - 1]
+    assert nothing == []
+    assert all((directory / "findings.jsonl").exists() for directory in runs)
+
+
+def test_more_threads_than_cores_are_found(train: Train, two_cores: None) -> None:
+    program = PROGRAMS / "omp_threads.py"
+
+    def measure() -> tuple[Trained, Trained]:
+        (faulty,) = train(Program(path=program, args=("--seconds", "15"), ranks=2, env={"OMP_NUM_THREADS": "4"}))
+        (repaired,) = train(Program(path=program, args=("--seconds", "15"), ranks=2))
+        return faulty, repaired
+
+    def judge(measured: tuple[Trained, Trained]) -> None:
+        faulty, repaired = measured
+        assert (faulty.rules, repaired.rules) == (["omp-oversubscribed"], [])
+        assert faulty.step_ms[0] > repaired.step_ms[0]
+
+    fairly(measure, judge)

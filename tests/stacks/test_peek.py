@@ -1,0 +1,343 @@
+"""Stacks read out of the memory of other processes, with py-spy as the witness."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulaunch.profiler.samplers import peek, pylayout
+from gpulaunch.profiler.samplers.peek import Peek
+from gpulaunch.profiler.samplers.pylayout import LayoutError, find_layout, lines_of, read_memory
+from gpulaunch.profiler.samplers.pyspy import Look, PySpy
+
+READY = """
+import os, sys, threading, time
+def stay():
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+PROGRAMS = {
+    "plain": "stay()",
+    "method": "class A:\n  def f(self):\n    return (lambda: stay())()\nA().f()",
+    "called by C": "sorted([1, 2], key=lambda each: stay())",
+    "generator": "def numbers():\n  yield 1\n  stay()\nlist(numbers())",
+    "comprehension": "[stay() for _ in range(3)]",
+    "asynchronous": "import asyncio\nasync def main():\n  await asyncio.sleep(0)\n  stay()\nasyncio.run(main())",
+    "made at run time": "exec(compile('\\n' * 300 + 'def f():\\n  stay()\\nf()', 'made.py', 'exec'))",
+    "long lines": "def f():\n  x = [\n" + "    0,\n" * 3000 + "  ]\n  stay()\nf()",
+    "recursive": "def f(n):\n  f(n - 1) if n else stay()\nsys.setrecursionlimit(2000)\nf(900)",
+    "one of many threads": (
+        "for _ in range(40):\n  threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\nstay()"
+    ),
+    "importing": "sys.meta_path.insert(0, type('F', (), {'find_spec': lambda *a: stay()}))\nimport nothing",
+    "a fork": "if pid := os.fork():\n  os.waitpid(pid, 0)\nelse:\n  stay()",
+}
+Start = Callable[..., int]
+
+
+@dataclasses.dataclass
+class Nobody:
+    """A sampler that gives nothing, and notes who it was asked for."""
+
+    missing: str = "nobody: not there"
+    asked: list[int] = dataclasses.field(default_factory=list)
+    name: str = "nobody"
+
+    def absent(self) -> str:
+        return self.missing
+
+    def look(self, pid: int) -> Look:
+        self.asked.append(pid)
+        return Look(failed="nobody: asked")
+
+
+@pytest.fixture
+def start(census: None) -> Iterator[Start]:
+    """Start a program and give its pid when it has said that it is ready; it is ended after the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one(*argv: str) -> int:
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process.pid
+
+    yield one
+    for process in started:
+        with process:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def python(program: str) -> tuple[str, ...]:
+    return sys.executable, "-c", READY + program
+
+
+def where(look: Look) -> list[str]:
+    return [frame.name for frame in look.frames]
+
+
+# -- what it reads
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_it_reads_what_pyspy_reads(start: Start, program: str) -> None:
+    own = Peek(Nobody())
+    pid = start(*python(program))
+    (child,) = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] or [pid]
+
+    look = own.look(child)
+
+    assert look.failed == ""
+    assert look.frames[0].name == "stay"
+    assert look.frames == PySpy().look(child).frames
+    assert own.look(child) == look  # from what it remembers
+
+
+def test_a_process_that_never_stands_still_is_read(start: Start) -> None:
+    """Every stack is one that there can be; hardly any is torn beyond repair."""
+    calls = "def a(n):\n  return b(n) + 1\ndef b(n):\n  return c(n) + 1\ndef c(n):\n  return sum(map(d, range(n)))\n"
+    pid = start(*python(f"{calls}def d(n):\n  return n * n\nprint('ready', flush=True)\nwhile True:\n  a(5)"))
+    own = Peek(Nobody())
+    looks = [own.look(pid) for _ in range(500)]
+
+    stacks = {tuple(reversed(where(look))) for look in looks if not look.failed}
+    assert stacks <= {("<module>", "a", "b", "c", "d")[:depth] for depth in range(1, 6)}
+    assert len(stacks) >= 2
+    assert sum(bool(look.failed) for look in looks) < 50
+
+
+def test_a_stopped_process_is_read(start: Start) -> None:
+    pid = start(*python("stay()"))
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+    assert where(Peek(Nobody()).look(pid)) == ["stay", "<module>"]
+
+
+def test_it_can_read_itself() -> None:
+    """The main thread, from another one."""
+    looks: list[Look] = []
+    own = Peek(Nobody())
+    assert own.absent() == ""
+    thread = threading.Thread(target=lambda: looks.append(own.look(os.getpid())))
+    thread.start()
+    thread.join()
+
+    assert "test_it_can_read_itself" in where(looks[0])
+
+
+# -- what it leaves to others
+
+
+def test_another_program_is_left_to_the_other(start: Start) -> None:
+    other = Nobody(missing="")
+    pid = start("sh", "-c", "echo ready; exec sleep 600")
+
+    assert Peek(other).look(pid) == Look(failed="nobody: asked")
+    assert other.asked == [pid]
+
+
+def test_a_process_that_becomes_another_program_is_noticed(start: Start, tmp_path: Path) -> None:
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    again = [
+        sys.executable,
+        "-c",
+        f"import time\ndef later():\n  open({fifo!r}, 'w').close()\n  time.sleep(600)\nlater()",
+    ]
+    pid = start(*python(f"print('ready', flush=True)\nopen({fifo!r}).close()\nos.execv({again[0]!r}, {again!r})"))
+    own = Peek(Nobody())
+
+    assert where(own.look(pid)) == ["<module>"]
+    open(fifo, "wb").close()  # it goes on
+    open(fifo, "rb").close()  # it is there
+    assert where(own.look(pid)) == ["later", "<module>"]
+
+
+def test_names_that_are_not_ascii_are_left_to_the_other(start: Start) -> None:
+    pid = start(*python("def gew\u00f6hnlich():\n  stay()\ngew\u00f6hnlich()"))
+
+    assert where(Peek().look(pid)) == ["stay", "gew\u00f6hnlich", "<module>"]
+    assert Peek(Nobody(missing="")).look(pid).failed == "nobody: asked"
+
+
+def test_where_the_other_is_missing_our_own_reason_is_told(start: Start) -> None:
+    pid = start("sh", "-c", "echo ready; exec sleep 600")
+
+    assert Peek(Nobody()).look(pid).failed == "own reader: it does not run the same Python"
+
+
+def test_a_process_that_has_ended_is_no_failure() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+
+    assert Peek(Nobody()).look(ended.pid) == Look()
+    assert Peek().look(ended.pid).failed == ""
+
+
+@pytest.mark.root
+def test_where_ptrace_is_forbidden_the_reason_says_so(start: Start) -> None:
+    pid = start(*python("stay()"))
+    answers, tell = os.pipe()
+    nobody = os.fork()
+    if nobody == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        os.write(tell, Peek(Nobody()).look(pid).failed.encode())
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(answers) as pipe:
+        said = pipe.read()
+    os.waitpid(nobody, 0)
+
+    assert said in ("own reader: Permission denied", "own reader: Operation not permitted")
+
+
+# -- whether it is to be believed
+
+
+def test_the_layout_of_this_python_is_found_and_believed() -> None:
+    own = Peek(Nobody())
+
+    assert (own.absent(), own.name) == ("", "own reader")
+
+
+LAYOUT = find_layout()
+
+
+@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(LAYOUT) if each.name != "none"])
+def test_an_offset_that_is_wrong_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is not believed, and the other is asked. `none` is used from 3.13 on only."""
+    right = getattr(LAYOUT, name)
+    wrong = "00:00 0" if name == "mapped" else (right[0] + 64, *right[1:]) if name == "current" else right + 64
+    monkeypatch.setattr(peek, "find_layout", lambda: replace(LAYOUT, **{name: wrong}))
+    monkeypatch.setattr(peek, "_CHECKS", 3)
+    own = Peek(Nobody())
+
+    assert (own.absent(), own.name) == ("nobody: not there", "nobody")
+
+
+def test_a_python_that_is_made_differently_is_left_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses() -> None:
+        raise LayoutError("it is made of glass")
+
+    monkeypatch.setattr(peek, "find_layout", refuses)
+    own = Peek(Nobody(missing=""))
+
+    assert (own.absent(), own.name, own.look(1)) == ("", "nobody", Look(failed="nobody: asked"))
+
+
+@pytest.mark.parametrize("name", ["PyInterpreterState_Main", "PyInterpreterState_ThreadHead", "PyThreadState_Next"])
+def test_a_function_that_this_python_has_not_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = pylayout._call
+    monkeypatch.setattr(pylayout, "_TRIES", 2)
+    monkeypatch.setattr(pylayout, "_call", lambda asked, *p: call("Py_NotThere" if asked == name else asked, *p))
+
+    with pytest.raises(LayoutError, match="Py_NotThere"):
+        find_layout()
+
+
+def test_what_is_found_nowhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = pylayout._call
+    monkeypatch.setattr(pylayout, "_TRIES", 2)
+    monkeypatch.setattr(pylayout, "_call", lambda asked, *p: 8 if asked == "PyThreadState_Next" else call(asked, *p))
+
+    with pytest.raises(LayoutError, match="it has something elsewhere"):
+        find_layout()
+
+
+# -- garbage
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from([0, 1, 8]))
+def test_memory_of_any_content_ends_in_a_look(seed: int, alive: int) -> None:
+    """Every word is garbage; with `alive`, one in so many leads to memory that there is."""
+    chance = random.Random(seed)
+    reads = 0
+
+    def garbage(pid: int, address: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        if alive and chance.randrange(alive):
+            raise OSError(14, "Bad address")
+        return chance.randbytes(size)
+
+    own = Peek(Nobody())
+    own.absent()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peek, "read_memory", garbage)
+        patch.setattr(peek, "base_of", lambda pid, mapped: 1 << 40)
+        look = own.look(os.getpid())
+
+    assert look.failed.startswith("own reader: ")
+    assert reads < 100_000
+
+
+def test_a_stack_that_leads_back_to_itself_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torn memory may hold a circle: here every frame is its own caller."""
+    own = Peek(Nobody())
+    own.absent()
+    pid = start(*python("stay()"))
+    monkeypatch.setattr(own, "_layout", replace(LAYOUT, frame_previous=LAYOUT.frame_code))
+
+    look = own.look(pid)
+
+    assert len(look.frames) <= 2000
+
+
+# -- lines
+
+
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_of(constant)
+
+
+@pytest.mark.parametrize("module", [argparse, dataclasses, inspect, typing], ids=lambda module: module.__name__)
+def test_the_table_of_lines_is_read_as_python_reads_it(module: types.ModuleType) -> None:
+    source = Path(module.__file__ or "").read_text()
+    compared = 0
+    for code in codes_of(compile(source, "x", "exec")):
+        python_says = {offset: line for start, end, line in code.co_lines() for offset in range(start, end, 2)}
+        ours: dict[int, int | None] = {}
+        for end, line in lines_of(code.co_linetable, code.co_firstlineno):
+            ours.update(dict.fromkeys(range(max(ours, default=-2) + 2, end, 2), line))
+        assert ours == python_says
+        compared += len(ours)
+
+    assert compared > 1000
+
+
+@given(st.binary(), st.integers(0, 1 << 31))
+def test_any_table_of_lines_comes_to_its_end(table: bytes, first: int) -> None:
+    assert len(list(lines_of(table, first))) <= len(table)
+
+
+# -- memory
+
+
+def test_memory_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(OSError, match="Bad address"):
+        read_memory(os.getpid(), 8, 8)
+    with pytest.raises(OSError, match="No such process"):
+        read_memory(2**22 - 7, 8, 8)

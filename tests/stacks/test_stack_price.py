@@ -1,0 +1,41 @@
+"""How long it rests between two looks: what looking may cost, whatever it costs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulaunch.profiler.samplers.stacks import BUDGET, rest_s
+
+
+@given(cost_s=st.floats(0.0001, 1.0), num_ranks=st.integers(1, 256), first=st.integers(0, 10**6))
+def test_what_looking_costs_stays_within_the_budget(cost_s: float, num_ranks: int, first: int) -> None:
+    rests = [rest_s(cost_s, turn, num_ranks=num_ranks, refusals=0) for turn in range(first, first + 100)]
+
+    assert 100 * cost_s / sum(rests) <= BUDGET * 1.02
+
+
+@pytest.mark.parametrize("num_ranks", [0, 1, 8, 256])
+def test_a_cheap_look_comes_twice_a_second_for_each_rank(num_ranks: int) -> None:
+    rests = [rest_s(0.0, turn, num_ranks=num_ranks, refusals=0) for turn in range(1000)]
+
+    assert 1000 / sum(rests) == pytest.approx(2 * max(1, num_ranks), rel=0.01)
+
+
+def test_rests_do_not_keep_step_with_the_steps() -> None:
+    """After each rest another part of a step of half a second is seen: all tenths of it, about as often."""
+    at_s, seen = 0.0, [0] * 10
+    for turn in range(1000):
+        at_s += rest_s(0.0, turn, num_ranks=1, refusals=0)
+        seen[int(at_s % 0.5 * 20)] += 1
+
+    assert min(seen) > 50
+
+
+def test_failures_are_repeated_less_and_less_often() -> None:
+    rests = [rest_s(0.0, 0, num_ranks=8, refusals=refusals) for refusals in range(20)]
+
+    assert rests[0] == rests[1] == rests[2] < rests[3]
+    assert rests[3:] == sorted(rests[3:])
+    assert rests[-1] == rest_s(0.0, 0, num_ranks=8, refusals=10**9) <= 60
