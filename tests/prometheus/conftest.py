@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpulaunch.profiler.channel import layout
@@ -10,17 +12,27 @@ from gpulaunch.profiler.record import (
     CheckpointState,
     Collector,
     CollectorState,
+    CopyTotals,
+    Finding,
     GpuHealth,
     GpuMemory,
+    GpuState,
+    GpuTime,
     Group,
     HostState,
     LoaderState,
+    LoaderWorkers,
     NodeState,
+    Pauses,
+    Price,
+    RankCollectives,
     RankPlace,
     RankProcesses,
     Role,
     RunState,
     SidecarState,
+    StackState,
+    SyncTotals,
     TrainingState,
     Usage,
 )
@@ -46,7 +58,59 @@ def idle(rank: int) -> TrainingState:
         last_step_monotonic_ns=None,
         loader=None,
         gpu=None,
+        gpu_time=None,
         checkpoint=None,
+        copies={},
+        syncs={},
+        sites=(),
+        pauses=pauses(0),
+        price=price(),
+        facts={},
+        hooks_unavailable=(),
+        fault="",
+    )
+
+
+def pauses(times: int) -> Pauses:
+    return Pauses(
+        gc_collections=3 * times,
+        gc_ns_total=4 * MS * times,
+        compiles=times,
+        compile_ns_total=900 * MS * times,
+        comm_calls=2 * times,
+        comm_blocked_ns_total=6 * MS * times,
+        ddp_comm_ns=5 * MS * times,
+        ddp_overlap_ns=3 * MS * times,
+    )
+
+
+def price(**known: Any) -> Price:
+    nothing: dict[str, Any] = {
+        "budget_ratio": 0.0,
+        "hooks_shed": (),
+        "unobserved_steps": 0,
+        "pairs": 0,
+        "paired_cost_ns": None,
+        "paired_error_ns": None,
+    }
+    return Price(**{**nothing, **known})
+
+
+def collectives() -> tuple[RankCollectives, ...]:
+    """Rank 0 stands in a barrier; rank 1 has only called, and its torch says nothing."""
+    return (
+        RankCollectives(
+            rank=0,
+            calls={"all_reduce": 40, "barrier": 3},
+            enqueued=143,
+            completed=142,
+            sequence=120,
+            last="barrier",
+            running=True,
+        ),
+        RankCollectives(
+            rank=1, calls={"wait": 2}, enqueued=None, completed=None, sequence=None, last="wait", running=False
+        ),
     )
 
 
@@ -67,8 +131,38 @@ def busy(rank: int) -> TrainingState:
         probe_ns_total=2 * MS,
         step_source="optimizer",
         last_step_monotonic_ns=5_000 * MS,
-        loader=LoaderState(ready=1, outstanding=4, reorder_blocked=2, workers_configured=2, batches=201),
-        gpu=GpuMemory(allocated_bytes=1 << 30, reserved_bytes=2 << 30, peak_allocated_bytes=3 << 29),
+        loader=LoaderState(
+            ready=1,
+            outstanding=4,
+            reorder_blocked=2,
+            pin_backlog=1,
+            workers_configured=2,
+            batches=201,
+            eval_batches=1,
+            batch_bytes_total=201 << 20,
+            wait_ns_total=2_500 * MS,
+            transfer_ns_total=500 * MS,
+            blocked_ns_total=250 * MS,
+            wait_counts=(200, *(0,) * (BUCKETS - 2), 1),
+        ),
+        gpu=GpuMemory(
+            allocated_bytes=1 << 30,
+            reserved_bytes=2 << 30,
+            peak_allocated_bytes=3 << 29,
+            peak_reserved_bytes=3 << 30,
+            active_bytes=5 << 28,
+            inactive_split_bytes=1 << 27,
+            alloc_retries=2,
+            ooms=1,
+            pinned_bytes=1 << 25,
+        ),
+        gpu_time=GpuTime(
+            steps=10,
+            step_ns_total=12_000 * MS,
+            forward_ns_total=4_000 * MS,
+            backward_ns_total=7_000 * MS,
+            optimizer_ns_total=500 * MS,
+        ),
         checkpoint=CheckpointState(
             saves=3,
             failures=1,
@@ -78,6 +172,24 @@ def busy(rank: int) -> TrainingState:
             captured_monotonic_ns=4_500 * MS,
             resumed_step=40,
         ),
+        copies={
+            ("h2d", "pageable"): CopyTotals(count=100, size_bytes=100 << 20, blocked_ns=900 * MS, gpu_ns=800 * MS),
+            ("d2d", ""): CopyTotals(count=1, size_bytes=1 << 20, blocked_ns=0, gpu_ns=MS),
+        },
+        syncs={"item": SyncTotals(calls=100, blocked_ns=1_500 * MS)},
+        sites=(),
+        pauses=pauses(1),
+        price=price(
+            budget_ratio=0.005,
+            hooks_shed=("copies", "syncs"),
+            unobserved_steps=20,
+            pairs=5,
+            paired_cost_ns=-3_000,
+            paired_error_ns=4_000,
+        ),
+        facts={"device": {"uuid": "GPU-a"}},
+        hooks_unavailable=("gpu_time",),
+        fault="GPU_TIME: a test",
     )
 
 
@@ -89,6 +201,52 @@ def processes(rank: int) -> RankProcesses:
             Role.WORKERS: Usage(rss_bytes=100 << 20, pss_bytes=None, cpu_user_s=3.0, cpu_system_s=0.0),
         },
         workers_alive=2,
+        runqueue_s={Role.TRAINER: 0.5, Role.WORKERS: 2.25},
+        threads=2.5,
+        shm_inflight_bytes={5001: 1 << 20, 5002: 2 << 20},
+    )
+
+
+def device() -> GpuState:
+    return GpuState(
+        index=0,
+        uuid="GPU-a",
+        parent_uuid=None,
+        model="NVIDIA H200",
+        utilization_ratio=0.5,
+        memory_used_bytes=1 << 30,
+        memory_total_bytes=8 << 30,
+        sm_clock_hertz=1.98e9,
+        power_watts=350.5,
+        energy_joules=9000.0,
+        temperature_celsius=61.0,
+        throttle_seconds={"thermal": 1.5},
+        pcie_bytes={"receive": 1 << 30, "transmit": 1 << 20},
+        pcie_generation=4,
+        pcie_generation_max=5,
+        pcie_width=16,
+        pcie_width_max=16,
+        pcie_replays=0,
+        nvlink_bytes={"receive": 7, "transmit": 8},
+        ecc_errors={"corrected": 3, "uncorrected": 2},
+        remapped_rows={"correctable": 1, "uncorrectable": 0},
+        remap_pending=False,
+        remap_failed=False,
+        gpm_ratios={"sm_active": 0.75, "sm_occupancy": 0.5, "dram_active": 0.25, "tensor_active": 0.125},
+    )
+
+
+def finding(line: int, lost_s_per_hour: float) -> Finding:
+    return Finding(
+        rule="sync-every-step",
+        file="/home/me/train.py",
+        line=line,
+        subject="",
+        ranks=(0,),
+        seconds_per_step=lost_s_per_hour / 36_000,
+        seconds_per_hour=lost_s_per_hour,
+        confidence=0.9,
+        advice="say less often",
     )
 
 
@@ -102,7 +260,17 @@ def node() -> NodeState:
         training=(busy(0), idle(1)),
         processes=(processes(0),),
         host=HostState(
-            shm_size_bytes=64 << 20, shm_used_bytes=1 << 20, memory_total_bytes=None, memory_available_bytes=None
+            shm_size_bytes=64 << 20,
+            shm_used_bytes=1 << 20,
+            memory_total_bytes=None,
+            memory_available_bytes=None,
+            page_cache_bytes=None,
+            swap_used_bytes=None,
+            cores=8,
+            cpu_quota_cores=2.5,
+            cgroup_limit_bytes=4 << 30,
+            cgroup_used_bytes=1 << 30,
+            pressure_s={("cpu", "some"): 1.5, ("memory", "full"): 0.25},
         ),
         run=RunState(
             goodput_ns={bucket: (i + 1) * 1000 * MS for i, bucket in enumerate(GOODPUT_BUCKETS)},
@@ -115,6 +283,26 @@ def node() -> NodeState:
             GpuHealth(index=0, uuid="GPU-a", xids={79: 1, 48: 2}, ecc_uncorrected=2, recovery_action="node_reboot"),
             GpuHealth(index=1, uuid="GPU-b", xids={}, ecc_uncorrected=None, recovery_action="unknown"),
         ),
+        workers=(
+            LoaderWorkers(
+                rank=0,
+                batches=200,
+                samples=6400,
+                wall_ns=4_000 * MS,
+                cpu_ns=3_000 * MS,
+                runqueue_ns=250 * MS,
+                blocked_ns=750 * MS,
+                collate_ns=500 * MS,
+                storage_bytes=1 << 20,
+                cached_bytes=3 << 20,
+                alive=2,
+                knows_runqueue=True,
+            ),
+        ),
+        collectives=collectives(),
+        devices=(device(),),
+        stacks=StackState(source="py-spy", samples={"forward": 40, "startup": 2}, cpu_s=0.5),
+        findings=tuple(finding(line, lost_s) for line, lost_s in ((41, 360.0), (50, 36.0))),
         collectors={
             Collector.RANKS: CollectorState(available=True, reason="", errors=0, spent_s=0.5),
             Collector.PROCESS: CollectorState(available=False, reason="<Permission denied>", errors=3, spent_s=0.25),

@@ -15,16 +15,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
-from gpulaunch.exporters.prometheus.render import (
-    OPENMETRICS,
-    TEXT,
-    Board,
-    CatalogueError,
-    Facts,
-    Families,
-    families,
-    negotiate,
-)
+from gpulaunch.exporters.prometheus.families import CatalogueError, Families
+from gpulaunch.exporters.prometheus.render import OPENMETRICS, TEXT, Board, negotiate
+from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.profiler.record import NodeState
 
 GOLDEN = Path(__file__).with_name("golden.txt")
@@ -52,7 +45,10 @@ def test_every_metric_of_the_catalogue_can_be_on_the_page(node: NodeState) -> No
     """...so that no row of the catalogue is a promise that nobody keeps."""
     assert node.host is not None
     full = dataclasses.replace(
-        node, host=dataclasses.replace(node.host, memory_total_bytes=2, memory_available_bytes=1)
+        node,
+        host=dataclasses.replace(
+            node.host, memory_total_bytes=2, memory_available_bytes=1, page_cache_bytes=1, swap_used_bytes=1
+        ),
     )
     types = {line.split()[2] for line in page(full).splitlines() if line.startswith("# TYPE")}
     assert types == {metric.name for metric in CATALOGUE}

@@ -48,6 +48,11 @@ def _index(state: NodeState | None) -> str:
         f"<td>{html.escape(condition.reason)}</td></tr>"
         for collector, condition in (state.collectors.items() if state is not None else ())
     )
+    rows += "".join(
+        f"<tr><td>probe of rank {training.rank}</td><td>in part</td><td>{html.escape(training.fault)}</td></tr>"
+        for training in (state.training if state is not None else ())
+        if training.hooks_unavailable
+    )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>gpulaunch</title>'
         "<style>body{font-family:sans-serif;margin:2em}td{padding-right:1em}</style>"

@@ -1,0 +1,145 @@
+"""findings.jsonl of a run directory: everything that was found in the run, one object per line.
+
+The file is the state, not a log: a line per finding, with when it was seen first and last and whether it still stands.
+So it stays small however long the job runs, and whoever reads it, at whatever time, has the whole of it. It is there,
+and empty, as soon as somebody watches: nothing found is another thing than nobody having looked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from gpulaunch.profiler.record import Finding
+
+__all__ = ["FINDINGS_FILE", "FindingsFile", "read_findings"]
+
+FINDINGS_FILE: Final = "findings.jsonl"
+_VERSION: Final = 1
+_WRITE_EVERY_S: Final = 30.0
+_MOST: Final = 200
+_LARGEST_FILE_BYTES: Final = 4 << 20
+
+_Key = tuple[str, str, int, str]
+
+
+@dataclass
+class _Line:
+    told: Mapping[str, Any]
+    first_seen_s: float
+    last_seen_s: float
+    active: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": _VERSION,
+            **self.told,
+            "active": self.active,
+            "first_seen_s": round(self.first_seen_s, 3),
+            "last_seen_s": round(self.last_seen_s, 3),
+        }
+
+
+class FindingsFile:
+    """Writes the findings of a run as they come and go; goes on with those that an earlier sidecar has written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: dict[_Key, _Line] = {}
+        self._written_s: float | None = None
+        for told in read_findings(path):
+            line = _Line(told, told["first_seen_s"], told["last_seen_s"], active=bool(told["active"]))
+            self._lines[_key(told)] = line
+
+    def tell(self, standing: Iterable[Finding], now_s: float) -> None:
+        """Take what stands now (Unix time); write if something has come or gone, or from time to time.
+
+        Raises:
+            OSError: it could not be written; it is tried again the next time.
+        """
+        news = self._written_s is None or abs(now_s - self._written_s) >= _WRITE_EVERY_S
+        seen: set[_Key] = set()
+        for finding in standing:
+            key = finding.key
+            seen.add(key)
+            line = self._lines.get(key)
+            news = news or line is None or not line.active
+            first_seen_s = now_s if line is None else line.first_seen_s
+            self._lines[key] = _Line(finding.as_json(), first_seen_s, now_s, active=True)
+        for key, line in self._lines.items():
+            if line.active and key not in seen:
+                line.active, news = False, True
+        self._forget_oldest()
+        if news:
+            self._written_s = None  # if this fails, the next time is as good
+            self._write()
+            self._written_s = now_s
+
+    def close(self) -> None:
+        """Write a last time. Raises OSError."""
+        if self._written_s is not None:
+            self._write()
+
+    def _forget_oldest(self) -> None:
+        """A finding has a line of the program in its name, and a program may make lines without end."""
+        for key in sorted(self._lines, key=lambda key: self._lines[key].last_seen_s)[
+            : max(0, len(self._lines) - _MOST)
+        ]:
+            del self._lines[key]
+
+    def _write(self) -> None:
+        """Write for the owner only; readers find the old file or the new one."""
+        draft = self._path.with_name(self._path.name + ".tmp")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line.as_json()) + "\n" for line in self._lines.values())
+        draft.replace(self._path)
+
+
+def read_findings(path: Path) -> list[dict[str, Any]]:
+    """Give the findings of a file; what is no finding is passed over, and without a file there are none."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_LARGEST_FILE_BYTES)
+    except OSError:
+        return []
+    found: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        try:
+            value: object = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and _is_finding(told := cast("dict[str, Any]", value)):
+            found.append(told)
+    return found
+
+
+_NUMBERS: Final = ("seconds_per_step", "seconds_per_hour", "confidence", "first_seen_s", "last_seen_s")
+_LARGEST: Final = 1e15  # JSON has numbers that cannot even be formatted
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "rule": str,
+    "file": (str, type(None)),
+    "line": (int, type(None)),
+    "subject": str,
+    "ranks": list,
+    **dict.fromkeys(_NUMBERS, (int, float)),
+    "evidence": dict,
+    "advice": str,
+    "active": bool,
+}
+
+
+def _is_finding(told: Mapping[str, Any]) -> bool:
+    return (
+        told.get("version") == _VERSION
+        and all(isinstance(told.get(name, ...), of) for name, of in _FIELDS.items())
+        and all(abs(told[name]) <= _LARGEST for name in _NUMBERS)  # NaN is not
+    )
+
+
+def _key(told: Mapping[str, Any]) -> _Key:
+    return told["rule"], told["file"] or "", told["line"] or 0, told["subject"]

@@ -1,0 +1,76 @@
+"""Metric families under construction: every name and label is checked against the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
+
+_BY_NAME = {metric.name: metric for metric in CATALOGUE}
+
+
+class CatalogueError(Exception):
+    """A value was offered under a name or a label that the catalogue does not have."""
+
+
+class Families:
+    """Metric families under construction; they come out in the order of the catalogue, empty ones left out."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Family] = {}
+
+    def put(self, name: str, value: float | None, /, **labels: str) -> None:
+        """Add one value; None is what is not known, and adds nothing."""
+        if value is None:
+            return
+        family = self._family(name, labels)
+        family.add_sample(name, labels, value)
+
+    def put_histogram(
+        self, name: str, bounds: Sequence[float], counts: Sequence[int], total: float, /, **labels: str
+    ) -> None:
+        """Add one histogram; `counts` are per bucket and one longer than the bounds."""
+        family = self._family(name, labels)
+        if not isinstance(family, HistogramMetricFamily) or len(counts) != len(bounds) + 1:
+            raise CatalogueError(f"{name} is not a histogram of {len(counts)} buckets")
+        seen = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*(repr(float(bound)) for bound in bounds), "+Inf"), counts, strict=True):
+            seen += count
+            buckets.append((bound, seen))
+        family.add_metric(list(labels.values()), buckets, total)
+
+    def collect(self) -> Iterable[Family]:
+        """Give the families (this makes it a collector of prometheus_client)."""
+        return [self._families[metric.name] for metric in CATALOGUE if metric.name in self._families]
+
+    def _family(self, name: str, labels: dict[str, str]) -> Family:
+        metric = _BY_NAME.get(name)
+        if metric is None:
+            raise CatalogueError(f"{name} is not in the catalogue")
+        if tuple(labels) != tuple(label.name for label in metric.labels):
+            raise CatalogueError(f"{name} has the labels {[label.name for label in metric.labels]}, not {list(labels)}")
+        for label in metric.labels:
+            if label.values is not None and labels[label.name] not in label.values:
+                raise CatalogueError(f"{name}: {label.name}={labels[label.name]!r} is not in the catalogue")
+        family = self._families.get(name)
+        if family is None:
+            family = self._families[name] = _new_family(metric)
+        return family
+
+
+def _new_family(metric: Metric) -> Family:
+    # OpenMetrics names a family without the suffix of its samples; the text format puts it back.
+    match metric.kind:
+        case Kind.COUNTER:
+            return Family(metric.name.removesuffix("_total"), metric.help, "counter", metric.unit)
+        case Kind.INFO:
+            return Family(metric.name.removesuffix("_info"), metric.help, "info")
+        case Kind.GAUGE:
+            return Family(metric.name, metric.help, "gauge", metric.unit)
+        case Kind.HISTOGRAM:
+            labels = [label.name for label in metric.labels]
+            return HistogramMetricFamily(metric.name, metric.help, labels=labels, unit=metric.unit)

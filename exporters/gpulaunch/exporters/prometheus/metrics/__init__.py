@@ -1,0 +1,1 @@
+"""The rooms of the catalogue, one for each domain; `catalogue` joins them."""

@@ -1,0 +1,84 @@
+"""Checkpoints, restarts, and where the time of the run goes."""
+
+from __future__ import annotations
+
+from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Metric, one_of
+from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS
+
+__all__ = ["PROGRESS"]
+
+PROGRESS: tuple[Metric, ...] = (
+    Metric(
+        name="gpulaunch_checkpoint_saves_total",
+        kind=Kind.COUNTER,
+        labels=(RANK,),
+        help="Checkpoints committed; these and the next ones are from gpulaunch.checkpoint.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_failures_total",
+        kind=Kind.COUNTER,
+        labels=(RANK,),
+        help="Saves that came to nothing; training went on.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_stall_seconds_total",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=(RANK,),
+        help="Time that the training loop stood still for saves.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_bytes_total",
+        kind=Kind.COUNTER,
+        unit="bytes",
+        labels=(RANK,),
+        help="Written by this rank into checkpoints that were committed.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_step",
+        kind=Kind.GAUGE,
+        labels=(RANK,),
+        help="The step of the newest checkpoint committed, in this attempt or an earlier one.",
+    ),
+    Metric(
+        name="gpulaunch_checkpoint_age_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        help="Since the state in the newest checkpoint of this node's ranks was taken: what a failure now would cost.",
+    ),
+    Metric(
+        name="gpulaunch_resumed_step",
+        kind=Kind.GAUGE,
+        labels=(RANK,),
+        help="The step that this rank went on from in the running attempt.",
+    ),
+    Metric(
+        name="gpulaunch_goodput_seconds_total",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=(one_of("bucket", *GOODPUT_BUCKETS),),
+        help="Where the time of the run went, as its agent on this node sees it; every second is in one bucket. Steps"
+        " that must be done again are lost work, and productive stands still until they are made up for.",
+    ),
+    Metric(
+        name="gpulaunch_restarts_total",
+        kind=Kind.COUNTER,
+        labels=(one_of("kind", *RESTART_KINDS),),
+        help="Times that the ranks were started again, by what ended the attempt before.",
+    ),
+    Metric(
+        name="gpulaunch_hang_suspicions_total",
+        kind=Kind.COUNTER,
+        help="Times that the ranks made no progress for so long that their stacks were taken.",
+    ),
+    Metric(
+        name="gpulaunch_hangs_total",
+        kind=Kind.COUNTER,
+        help="Suspicions that were found to be hangs.",
+    ),
+    Metric(
+        name="gpulaunch_preempted",
+        kind=Kind.GAUGE,
+        help="1 from the moment that the run was asked to save and to end.",
+    ),
+)
