@@ -233,7 +233,10 @@ def test_a_rank_that_is_just_being_restarted_is_waited_for(toy: Toy) -> None:
         ("kill-rnak 1", "chaos: unknown fault kill-rnak; did you mean kill-rank?"),
         ("kill-rank", "chaos: the following arguments are required: rank"),
         ("kill-rank one", "chaos: argument rank: expected a rank from 0, or `any`, got 'one'"),
-        ("kill-rank 1 --after soon", "chaos: argument --after: expected a duration such as 30s, 2m or 0.5, got 'soon'"),
+        (
+            "kill-rank 1 --after soon",
+            "chaos: argument --after: expected a time such as 250ms, 30s, 2m or 0.5, got 'soon'",
+        ),
         ("kill-rank 1 --signal SIGKIL", "chaos: argument --signal: no signal is called SIGKIL; did you mean SIGKILL?"),
         ("kill-rank 1 --evry 3s", "chaos: unknown argument --evry; did you mean --every?"),
         ("kill-rank 1 --times 3", "chaos: --times needs --every: how far apart?"),
@@ -241,7 +244,7 @@ def test_a_rank_that_is_just_being_restarted_is_waited_for(toy: Toy) -> None:
         ("slow-rank 1 --factor 1", "chaos: argument --factor: expected a number more than 1 and at most 1000, got '1'"),
         ("random --faults kill-rank,x", "chaos: argument --faults: unknown fault x"),
         ("kill-store", "chaos: no run is under way in"),
-        ("kill-store --job-dir nowhere", "chaos: no run of yours is under way in nowhere"),
+        ("kill-store --job-dir nowhere", "chaos: there is no run directory nowhere"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_2(

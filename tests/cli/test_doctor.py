@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable
 from importlib import metadata
@@ -12,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulaunch.launcher.cli import checks, doctor
+from gpulaunch.launcher.cli import checks, collectors, doctor
 from gpulaunch.launcher.cli.checks import Finding, Status
 from gpulaunch.launcher.job.place import look
+from gpulaunch.profiler.record import Collector
 
 
 def status(findings: Iterable[Finding]) -> dict[str, Status]:
@@ -28,6 +30,8 @@ def test_this_machine_gets_a_full_report(capsys: pytest.CaptureFixture[str]) -> 
 
     for name in ("python", "torch", "py-spy", "GPUs", "cores", "memory limit", "/dev/shm", "open files", "ptrace"):
         assert name in names
+    for name in (*(f"collector {each.value}" for each in Collector), "probe backward", "probe copies", "traces"):
+        assert name in names
     for name in ("run directory", "kernel", "clock", "metrics port", "master port", "localhost", "hostname"):
         assert name in names
     assert report["version"] == 1
@@ -37,6 +41,7 @@ def test_this_machine_gets_a_full_report(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_it_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "hooks", lambda: ())  # the seconds that torch takes
     doctor.examine()
 
     assert list(tmp_path.iterdir()) == []
@@ -68,8 +73,11 @@ def test_a_check_that_breaks_is_a_finding_and_not_the_end(monkeypatch: pytest.Mo
         yield Finding(name="fine", status=Status.OK, value="")
 
     monkeypatch.setattr(doctor, "checks", lambda environ, place: {"odd": broken, "fine": fine})
+    monkeypatch.setattr(doctor, "hooks", lambda: ())
 
-    assert status(doctor.examine()) == {"odd": Status.WARN, "fine": Status.OK}
+    found = status(doctor.examine())
+
+    assert (found["odd"], found["fine"], found["collector host"]) == (Status.WARN, Status.OK, Status.OK)
 
 
 def test_versions_come_from_metadata_and_a_missing_torch_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,3 +284,56 @@ def test_a_resolver_that_never_answers_is_not_waited_for(monkeypatch: pytest.Mon
         thread.join(60)
 
     assert (addresses, asked, len(still_asking)) == ([], ["far.example"], 1)
+
+
+# -- the profiler
+
+
+def test_every_file_that_samples_is_behind_a_collector_that_is_named() -> None:
+    """A new sampler that the sidecar does not know as a collector would have no line here, and no metric either."""
+    from gpulaunch.profiler.daemon import sidecar
+
+    room = Path(sidecar.__file__).parents[1] / "samplers"
+    samplers = {path.stem for path in room.glob("*.py") if re.search(r"def read\(self, now: float\)", path.read_text())}
+    known = {"ranks", "process", "host", "run", "gpu_health", "gpus", "workers", "collectives", "stacks", "patience"}
+
+    assert samplers == known
+    # gpu_health is `gpu`, gpus is `device`, patience is a way to read; two collectors are no samplers.
+    assert len(Collector) == len(known) - 1 + len({Collector.FINDINGS, Collector.LEDGER})
+
+
+def test_what_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpulaunch.profiler.samplers.host import HostSampler
+
+    def broken(self: object, now: float) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(HostSampler, "read", broken)
+    (found,) = [each for each in collectors.collectors() if each.name == "collector host"]
+
+    assert (found.status, found.value) == (Status.WARN, "Permission denied")
+
+
+@pytest.mark.torch
+def test_a_part_of_the_probe_that_finds_no_place_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that looks different: what is known of it is in service, and the rest is named."""
+    rank = "import torch.optim.optimizer as o\ndel o.register_optimizer_step_pre_hook\n"
+    monkeypatch.setattr(collectors, "_RANK", collectors._RANK.replace("import torch\n", f"import torch\n{rank}"))
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # so that it is armed after that
+    found = {each.name: each for each in collectors.hooks()}
+
+    assert found["probe optimizer"].status is Status.WARN
+    assert "register_optimizer_step_pre_hook" in found["probe optimizer"].value
+    assert found["probe backward"].value == "available"
+
+
+def test_a_process_that_the_probe_does_not_get_into_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectors, "_RANK", "raise SystemExit('torch is broken here')")
+
+    (found,) = collectors.hooks()
+    assert (found.name, found.status) == ("probe", Status.WARN)
+    assert "torch is broken here" in found.value
+    monkeypatch.setattr(collectors, "_RANK", "import time; time.sleep(600)")
+    monkeypatch.setattr(collectors, "_IMPORT_S", 0.5)
+    (found,) = collectors.hooks()
+    assert found.value == "torch was not imported within 0.5 s"

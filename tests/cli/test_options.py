@@ -46,6 +46,7 @@ OURS = """
     --console | GPULAUNCH_CONSOLE
     --preload | GPULAUNCH_PRELOAD
     --no-profile --no_profile | GPULAUNCH_NO_PROFILE
+    --profile-budget --profile_budget | GPULAUNCH_PROFILE_BUDGET
     --metrics-addr --metrics_addr | GPULAUNCH_METRICS_ADDR
     --restart-rate --restart_rate | GPULAUNCH_RESTART_RATE
     --restart-backoff --restart_backoff | GPULAUNCH_RESTART_BACKOFF

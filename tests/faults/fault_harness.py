@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpulaunch.launcher.chaos import target
 from gpulaunch.launcher.chaos.faults import Fault, Verb
 from gpulaunch.launcher.chaos.inject import inject
+from gpulaunch.launcher.runs.group import Group, read_group
 
 HERE = Path(__file__).parent
 COMMAND = Path(sysconfig.get_path("scripts"), "gpulaunch")
@@ -177,9 +177,9 @@ class Job:
 
     # -- what is done to it
 
-    def group(self) -> target.Group:
+    def group(self) -> Group:
         """Who runs now."""
-        group = target.read_group(str(self.run_dir))
+        group = read_group(str(self.run_dir))
         assert group is not None, f"no group.json\n{self}"
         return group
 

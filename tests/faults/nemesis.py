@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fault_harness import Around, Job, wait_until
 
-from gpulaunch.launcher.chaos import target
 from gpulaunch.launcher.chaos.faults import Fault, Verb, choose
 from gpulaunch.launcher.chaos.inject import inject
 from gpulaunch.launcher.loop import linux
+from gpulaunch.launcher.runs.group import RunError
 
 STEPS = 150
 SAVE_EVERY = 5
@@ -233,7 +233,7 @@ def strike(job: Job, blow: Blow, history: History, rng: random.Random) -> None:
     fault: Fault | None = blow.fault
     try:
         what = inject(blow.fault, group, rng).what
-    except target.ChaosError as err:
+    except RunError as err:
         # Between two epochs there is no loader; before the first save there is no checkpoint.
         fault, what = None, f"not made: {err}"
     found = re.search(r"/step-(\d+)", what)

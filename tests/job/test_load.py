@@ -497,6 +497,16 @@ def test_a_fraction_of_gpu_memory_that_is_none(job: Load, text: str) -> None:
     assert refused(job, "--gpu-memory-fraction", text).startswith("--gpu-memory-fraction: ")
 
 
+@pytest.mark.parametrize(("text", "percent"), [("0", 0), ("0.25", 0.25), ("100", 100)])
+def test_a_profile_budget_is_a_percentage(job, text, percent):
+    assert job("--profile-budget", text).spec.profile_budget_percent == percent
+
+
+@pytest.mark.parametrize("text", ["-1", "101", "nan", "half"])
+def test_a_profile_budget_that_is_none_is_refused(job, text):
+    assert refused(job, "--profile-budget", text).startswith("--profile-budget: ")
+
+
 def test_virtual_local_rank_needs_a_visible_gpu_per_rank(job: Load) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "4,5"}
 

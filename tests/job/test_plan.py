@@ -147,6 +147,13 @@ def test_a_memory_fraction_is_told_to_the_ranks_only_if_given(job: Load) -> None
     assert "GPULAUNCH_GPU_MEMORY_FRACTION" not in environment(job().spec)
 
 
+def test_a_budget_of_the_profiler_is_told_to_the_ranks_only_if_given(job: Load) -> None:
+    assert environment(job("--profile-budget", "1.50").spec)["GPULAUNCH_PROFILE_BUDGET"] == "1.5"
+    assert environment(job("--profile-budget", "0.5").spec)["GPULAUNCH_PROFILE_BUDGET"] == "0.5"
+    assert "GPULAUNCH_PROFILE_BUDGET" not in environment(job("--profile-budget", "2", "--no-profile").spec)
+    assert "GPULAUNCH_PROFILE_BUDGET" not in environment(job().spec)
+
+
 def test_logs_to_nowhere_have_no_error_file(job: Load) -> None:
     assert environment(job("--log-dir", "/dev/null").spec)["TORCHELASTIC_ERROR_FILE"] == ""
 

@@ -74,6 +74,7 @@ class Bulletin:
                     "store_pid": group.store_pid,
                     **self._helpers(),
                     "checkpoint_dirs": around.checkpoint_dirs,
+                    "channel_dir": around.pages.directory if around.pages is not None else "",
                 },
             )
 

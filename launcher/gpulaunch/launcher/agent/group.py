@@ -362,7 +362,7 @@ class Group:
         return [
             pid
             for pid in linux.all_pids()
-            if pid in leaders or (linux.group_of(pid) in leaders and linux.comm_of(pid) != "pt_data_worker")
+            if pid in leaders or (linux.group_of(pid) in leaders and linux.comm_of(pid) != linux.LOADER_WORKER)
         ]
 
     def kill(self) -> None:

@@ -10,9 +10,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpulaunch.launcher.loop.files import write_json
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import page, workers
 
 _PREFIX = "gpulaunch"
+
+
+def directory_of(
+    run_id: str,
+    root: str = "/dev/shm",  # noqa: S108 (tmpfs, private directory)
+) -> str:
+    """Where the pages of a run are."""
+    return os.path.join(root, f"{_PREFIX}-{os.getuid()}-{run_id}")
 
 
 class Pages:
@@ -28,7 +36,7 @@ class Pages:
         """Make the directory and remove those of agents that were killed. Raises OSError."""
         self._run_dir = run_dir
         self._readers: dict[int, page.PageReader] = {}  # several look at every page each second
-        self.directory = os.path.join(root, f"{_PREFIX}-{os.getuid()}-{run_id}")
+        self.directory = directory_of(run_id, root)
         _remove_abandoned(root)
         os.mkdir(self.directory, 0o700)
         # The lock goes with the process, whatever ends it: an unlocked directory is nobody's.
@@ -42,6 +50,9 @@ class Pages:
             # Sockets of the attempt before; see profiler.probe.tempdir.
             shutil.rmtree(os.path.join(self.directory, f"mp-{rank}"), ignore_errors=True)
             page.create(self.path_of(rank), rank=rank, local_rank=local_rank, attempt=attempt)
+            workers.create(os.path.join(self.directory, f"workers-{rank}.bin"))
+            with contextlib.suppress(FileNotFoundError):  # what a rank of the attempt before said
+                os.unlink(os.path.join(self.directory, f"facts-{rank}.json"))
 
     def path_of(self, rank: int) -> str:
         """The page of one rank."""

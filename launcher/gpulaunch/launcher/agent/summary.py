@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpulaunch.launcher.policy.goodput import duration
+from gpulaunch.profiler.channel.layout import PHASES
 from gpulaunch.profiler.channel.page import PageSnapshot
 
-PHASES = ("data_wait", "forward", "backward", "optimizer", "other")
+_ALWAYS = ("data_wait", "forward", "backward", "optimizer", "other")
+_LEAST = 0.005
+"""The share of a rank's steps from which on another phase has a column too."""
 _MIB = 1 << 20
 
 
@@ -106,14 +109,20 @@ def as_text(
 
 def _table(stepping: Mapping[int, RankTotals]) -> list[str]:
     """Where the step time went, a row a rank; ranks in the middle of a long list are left out."""
-    rows = [f"{'rank':>6}{'step':>11}" + "".join(f"{phase.replace('_', ' '):>11}" for phase in PHASES)]
+    phases = [
+        phase for phase in PHASES if phase in _ALWAYS or any(_share(one, phase) >= _LEAST for one in stepping.values())
+    ]
+    rows = [f"{'rank':>6}{'step':>11}" + "".join(f"{phase.replace('_', ' '):>11}" for phase in phases)]
     ranks = list(stepping)
     shown = ranks if len(ranks) <= 16 else [*ranks[:8], *ranks[-8:]]
     for rank in shown:
         one = stepping[rank]
-        whole = one.step_ns or 1
-        shares = "".join(f"{one.phase_ns[phase] / whole:>11.1%}" for phase in PHASES)
+        shares = "".join(f"{_share(one, phase):>11.1%}" for phase in phases)
         rows.append(f"{rank:>6}{one.step_ns / one.steps / 1e6:>8.2f} ms{shares}")
         if len(shown) < len(ranks) and rank == ranks[7]:
             rows.append(f"{'...':>6}")
     return rows
+
+
+def _share(one: RankTotals, phase: str) -> float:
+    return one.phase_ns[phase] / (one.step_ns or 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 
-from gpulaunch.launcher.chaos.target import ChaosError
+from gpulaunch.launcher.runs.group import RunError
 
 _ABOUT = frozenset({"gpulaunch-manifest.json"})
 """Files that only describe the others."""
@@ -15,7 +15,7 @@ def damage(path: str, how: str, rng: random.Random) -> str:
     """Damage the checkpoint at `path` (a file, or a directory of files); say in one phrase what was done.
 
     Raises:
-        ChaosError: there is nothing to damage, or it may not be written.
+        RunError: there is nothing to damage, or it may not be written.
     """
     try:
         victim = _victim(path, rng)
@@ -34,7 +34,7 @@ def damage(path: str, how: str, rng: random.Random) -> str:
             file.seek(at)
             file.write(bytes([value ^ 1 << bit]))
     except OSError as err:
-        raise ChaosError(f"cannot damage {path}: {err.strerror}") from None
+        raise RunError(f"cannot damage {path}: {err.strerror}") from None
     return f"flipped bit {bit} of byte {at} of {name} ({size} bytes)"
 
 
@@ -49,5 +49,5 @@ def _victim(path: str, rng: random.Random) -> str:
         if name not in _ABOUT and os.path.getsize(os.path.join(directory, name))
     )
     if not files:
-        raise ChaosError(f"{path} holds no file to damage")
+        raise RunError(f"{path} holds no file to damage")
     return rng.choices(files, [os.path.getsize(file) for file in files])[0]

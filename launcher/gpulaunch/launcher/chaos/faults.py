@@ -56,20 +56,3 @@ def choose(rng: random.Random, verbs: Sequence[Verb], ranks: Sequence[int], *, f
     signum = rng.choice(DEADLY)
     how = rng.choice(DAMAGES)
     return Fault(verb=verb, rank=rank, signum=signum, how=how, for_s=for_s)
-
-
-def seconds(text: str) -> float:
-    """`30s`, `2m`, `1h`, `0.5` -> seconds; a number alone counts seconds.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    factors = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-    unit = next((unit for unit in factors if text.endswith(unit)), "")
-    try:
-        value = float(text.removesuffix(unit)) * factors.get(unit, 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise ValueError(f"expected a duration such as 30s, 2m or 0.5, got {text!r}")
-    return value

@@ -14,16 +14,26 @@ import signal
 import time
 from dataclasses import dataclass
 
-from gpulaunch.launcher.chaos import target
 from gpulaunch.launcher.chaos.damage import damage
 from gpulaunch.launcher.chaos.faults import Fault, Verb
-from gpulaunch.launcher.chaos.target import ChaosError, Group, Process
+from gpulaunch.launcher.runs.group import (
+    AGENT,
+    FORK_SERVER,
+    SIDECAR,
+    STORE,
+    Group,
+    Process,
+    RunError,
+    loaders_of,
+    take_helper,
+    take_rank,
+)
 
 _HELPER = {
-    Verb.KILL_STORE: target.STORE,
-    Verb.KILL_FORK_SERVER: target.FORK_SERVER,
-    Verb.KILL_SIDECAR: target.SIDECAR,
-    Verb.KILL_AGENT: target.AGENT,
+    Verb.KILL_STORE: STORE,
+    Verb.KILL_FORK_SERVER: FORK_SERVER,
+    Verb.KILL_SIDECAR: SIDECAR,
+    Verb.KILL_AGENT: AGENT,
 }
 _PERIOD_S = 0.1
 """One turn of stopping and going on: short beside a step that a person would call slow."""
@@ -47,19 +57,19 @@ def inject(fault: Fault, group: Group, rng: random.Random) -> Done:
     """Make `fault` on the run that `group` describes; where it leaves something open, `rng` decides.
 
     Raises:
-        ChaosError: it cannot be made, and nothing was done.
+        RunError: it cannot be made, and nothing was done.
     """
     if fault.verb is Verb.CORRUPT_CHECKPOINT:
         return _done(fault, group, None, _corrupt(fault, group, rng))
     if fault.verb in _HELPER:
         name = _HELPER[fault.verb]
-        with target.take_helper(group, name) as helper:
+        with take_helper(group, name) as helper:
             helper.send(signal.SIGKILL)
             return _done(fault, group, helper.pid, f"SIGKILL to the {name}, pid {helper.pid}")
     rank = fault.rank
     if fault.verb is Verb.KILL_LOADER:
         return _kill_loader(fault, group, rank, rng)
-    with target.take_rank(group, rank) as process:
+    with take_rank(group, rank) as process:
         who = f"rank {rank}, pid {process.pid}"
         if fault.verb is Verb.KILL_RANK:
             process.send(fault.signum)
@@ -82,9 +92,9 @@ def _done(fault: Fault, group: Group, pid: int | None, what: str, *, interrupted
 
 
 def _kill_loader(fault: Fault, group: Group, rank: int, rng: random.Random) -> Done:
-    workers = target.loaders_of(group, rank)
+    workers = loaders_of(group, rank)
     if not workers:
-        raise ChaosError(f"rank {rank} has no DataLoader worker now")
+        raise RunError(f"rank {rank} has no DataLoader worker now")
     with Process(rng.choice(sorted(workers)), group) as worker:
         worker.send(signal.SIGKILL)
         return _done(fault, group, worker.pid, f"SIGKILL to a DataLoader worker of rank {rank}, pid {worker.pid}")
@@ -99,7 +109,7 @@ def _starve(process: Process) -> str:
         # The hard limit stays: it could not be taken back.
         resource.prlimit(process.pid, resource.RLIMIT_AS, (size, hard))
     except OSError as err:
-        raise ChaosError(f"cannot limit process {process.pid}: {err.strerror}") from None
+        raise RunError(f"cannot limit process {process.pid}: {err.strerror}") from None
     return f"{size / (1 << 20):.0f} MiB"
 
 
@@ -119,10 +129,10 @@ def slow(process: Process, *, factor: float, for_s: float) -> int:
                 news = signal.sigtimedwait(_ENDING, min(_PERIOD_S, left_s) * share)
                 if news is not None:
                     return news.si_signo
-    except ChaosError:
+    except RunError:
         return 0  # it has ended
     finally:
-        with contextlib.suppress(ChaosError):
+        with contextlib.suppress(RunError):
             process.send(signal.SIGCONT)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
@@ -133,9 +143,9 @@ def _corrupt(fault: Fault, group: Group, rng: random.Random) -> str:
 
     local = [place for place in group.checkpoint_dirs if "://" not in place]
     if not local:
-        raise ChaosError("this run has no local checkpoint directory")
+        raise RunError("this run has no local checkpoint directory")
     found = find(local).found
     if not found:
-        raise ChaosError(f"no complete checkpoint yet in {', '.join(local)}")
+        raise RunError(f"no complete checkpoint yet in {', '.join(local)}")
     newest = found[0]
     return f"{damage(newest.path, fault.how, rng)} of checkpoint {newest.path}"

@@ -7,9 +7,16 @@ import sys
 
 
 def answer(text: str) -> None:
-    """Write `text` to stdout now. A reader that went away has had enough: that is no error."""
+    """Write `text` to stdout now. A reader that went away has had enough: that is no error.
+
+    Names of files, functions and runs are in it, and may hold anything: what a terminal would obey, or its encoding
+    does not have, is shown in another way.
+    """
+    from gpulaunch.launcher.failure.redact import inert
+
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     try:
-        print(text, end="", flush=True)
+        print(inert(text).encode(encoding, "replace").decode(encoding), end="", flush=True)
     except BrokenPipeError:
         # What is still buffered would fail once more when the interpreter ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)

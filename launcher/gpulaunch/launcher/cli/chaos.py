@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import select
@@ -12,14 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
-from gpulaunch.launcher.chaos import target
-from gpulaunch.launcher.chaos.faults import DAMAGES, OF_A_RANK, RANDOM, Fault, Verb, choose, seconds
+from gpulaunch.launcher.chaos.faults import DAMAGES, OF_A_RANK, RANDOM, Fault, Verb, choose
 from gpulaunch.launcher.chaos.inject import Done, inject
-from gpulaunch.launcher.chaos.target import ChaosError, Group
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.runs.find import find_under_way, here
+from gpulaunch.launcher.runs.group import Group, RunError, agent_of, read_group, take_rank
+from gpulaunch.launcher.runs.history import note
 
 _HELP = """\
 usage: gpulaunch chaos FAULT [RANK] [options]
@@ -51,17 +51,19 @@ _ANY = "any"
 _ALIVE_S = 60.0
 """How long a rank is waited for that is not there, because the job starts or restarts just now."""
 _LOOK_S = 0.05
+_LONGEST_MS = (1 << 31) - 1
+"""What poll(2) takes: 24 days."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Make the faults asked for, one line for each, and give the exit code."""
-    if not argv or argv[0] == "help" or "-h" in argv or "--help" in argv:
+    if not argv or wants_help(argv):
         answer(_HELP)
         return 0
     options = _parse(argv)
     try:
-        run_dir = target.find_run(options.job_dir, os.getcwd())
-    except ChaosError as err:
+        run_dir = find_under_way(options.job_dir, here())
+    except RunError as err:
         raise UsageError(f"chaos: {err}") from None
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 31)
     return _Chaos(options, run_dir, seed).run()
@@ -78,7 +80,7 @@ class _Chaos:
         self._made = 0
 
     def run(self) -> int:
-        agent_pid = target.agent_of(self._run_dir)
+        agent_pid = agent_of(self._run_dir)
         try:
             agent = os.pidfd_open(agent_pid or 0)
         except OSError:
@@ -99,7 +101,7 @@ class _Chaos:
             pause_s = every_s or 0.0
             try:
                 done = self._make(agent)
-            except ChaosError as err:
+            except RunError as err:
                 self._say(str(err))
                 continue
             self._made += 1
@@ -135,11 +137,11 @@ class _Chaos:
         """The group as it is, once it fits: the job may be starting or restarting just now."""
         until_s = time.monotonic() + _ALIVE_S
         while True:
-            group = target.read_group(self._run_dir)
+            group = read_group(self._run_dir)
             if group is not None and fits(group):
                 return group
             if time.monotonic() > until_s or _ended(agent, _LOOK_S):
-                raise ChaosError("no ranks are running now: nothing was done")
+                raise RunError("no ranks are running now: nothing was done")
 
     def _say(self, what: str) -> None:
         name = self._options.verb.value if self._options.verb else "random"
@@ -150,44 +152,30 @@ def _ended(agent: int, within_s: float) -> bool:
     """Wait so long; whether the agent has ended."""
     poller = select.poll()
     poller.register(agent, select.POLLIN)
-    return bool(poller.poll(within_s * 1000))
+    return bool(poller.poll(min(within_s * 1000, _LONGEST_MS)))
 
 
 def _is_alive(group: Group, rank: int) -> bool:
     try:
-        with target.take_rank(group, rank):
+        with take_rank(group, rank):
             return True
-    except ChaosError:
+    except RunError:
         return False
 
 
 def _record(run_dir: str, done: Done, seed: int) -> None:
-    """Write what was done into the run's own history, so that nobody takes it for an accident."""
-    event = {
-        "version": 1,
-        "time_s": time.time(),
-        "monotonic_s": time.monotonic(),
-        "event": "chaos",
-        "fault": done.fault.verb.value,
-        "what": done.what,
-        "pid": done.pid,
-        "attempt": done.attempt,
-        "seed": seed,
-    }
-    with contextlib.suppress(OSError):
-        history = os.open(os.path.join(run_dir, "events.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            os.write(history, json.dumps(event).encode() + b"\n")
-        finally:
-            os.close(history)
+    note(
+        run_dir,
+        "chaos",
+        fault=done.fault.verb.value,
+        what=done.what,
+        pid=done.pid,
+        attempt=done.attempt,
+        seed=seed,
+    )
 
 
 # -- the words
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"chaos: {message}")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -196,23 +184,20 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if name != "random" and name not in verbs:
         raise UsageError(f"chaos: unknown fault {name}{did_you_mean(name, [*verbs, 'random'])}")
     verb = verbs.get(name)
-    parser = _Parser(prog="gpulaunch chaos", add_help=False, allow_abbrev=False)
+    parser = Words("chaos")
     if verb in OF_A_RANK:
         parser.add_argument("rank", type=_rank)
     parser.add_argument("--job-dir")
-    parser.add_argument("--after", type=_seconds, default=0.0)
-    parser.add_argument("--every", type=_seconds)
-    parser.add_argument("--times", type=_count)
+    parser.add_argument("--after", type=time_s, default=0.0)
+    parser.add_argument("--every", type=time_s)
+    parser.add_argument("--times", type=count)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--for", dest="for_s", type=_seconds, default=30.0)
+    parser.add_argument("--for", dest="for_s", type=time_s, default=30.0)
     parser.add_argument("--factor", type=_factor, default=4.0)
     parser.add_argument("--signal", type=_signal, default=signal.SIGKILL)
     parser.add_argument("--how", choices=DAMAGES, default=DAMAGES[0])
     parser.add_argument("--faults", type=_verbs, default=RANDOM)
-    given, unknown = parser.parse_known_args(argv[1:])
-    if unknown:
-        options = ["--help", *(string for action in parser._actions for string in action.option_strings)]
-        raise UsageError(f"chaos: unknown argument {unknown[0]}{did_you_mean(unknown[0], options)}")
+    given = parser.read(argv[1:])
     if given.times is not None and given.times > 1 and given.every is None:
         raise UsageError("chaos: --times needs --every: how far apart?")
     if given.times is None and given.every is None:
@@ -227,19 +212,6 @@ def _rank(text: str) -> int | None:
         return None
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"expected a rank from 0, or `{_ANY}`, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return seconds(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(str(err)) from None
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
     return int(text)
 
 

@@ -59,7 +59,7 @@ _PACKAGES = (
     ("psutil", Status.WARN, "the sidecar cannot read processes: pip install psutil"),
     ("nvidia-ml-py", Status.WARN, "GPUs cannot be found or measured: pip install nvidia-ml-py"),
     ("prometheus-client", Status.WARN, "pip install prometheus-client"),
-    ("py-spy", Status.WARN, "no stacks of ranks that hang: pip install py-spy"),
+    ("py-spy", Status.WARN, "no stacks of another Python's ranks, and fewer of those that hang: pip install py-spy"),
 )
 
 

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.checks import Finding, Status, checks
-from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.cli.collectors import collectors, hooks, traces
+from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.place import look
 
 _HELP = """\
 usage: gpulaunch doctor [--json]
 
-Checks versions, GPUs, tracing, shared memory, limits, ports, name resolution, kernel and installation.
+Checks versions, GPUs, tracing, shared memory, limits, ports, name resolution, kernel and installation, and what the
+profiler can measure here: every collector of the sidecar, and every part of the probe, by arming it in a process of its
+own that imports torch.
+
 Each line: ok, warn (works, with a loss) or fail (jobs will not run), what was found, and what to do.
 Exit code 0 unless something is `fail`, then 1. Nothing is changed and nothing is left behind.
 """
@@ -21,22 +25,22 @@ Exit code 0 unless something is `fail`, then 1. Nothing is changed and nothing i
 
 def run(argv: Sequence[str]) -> int:
     """Make all checks, print them, and give the exit code."""
-    unknown = [arg for arg in argv if arg not in ("--json", "-h", "--help")]
-    if unknown:
-        near = did_you_mean(unknown[0], ("--json", "--help"))
-        raise UsageError(f"doctor: unknown argument {unknown[0]}{near}")
-    if "-h" in argv or "--help" in argv:
+    if wants_help(argv):
         answer(_HELP)
         return 0
+    words = Words("doctor")
+    words.add_argument("--json", action="store_true")
+    in_json = words.read(argv).json
     findings = examine()
-    answer((as_json(findings) if "--json" in argv else as_text(findings)) + "\n")
+    answer((as_json(findings) if in_json else as_text(findings)) + "\n")
     return 1 if any(finding.status is Status.FAIL for finding in findings) else 0
 
 
 def examine() -> list[Finding]:
     """All findings; a check that itself breaks is one of them, and never the end of the others."""
     findings: list[Finding] = []
-    for name, check in checks(os.environ, look(os.environ)).items():
+    every = {**checks(os.environ, look(os.environ)), "collectors": collectors, "probe": hooks, "traces": traces}
+    for name, check in every.items():
         try:
             findings.extend(check())
         except Exception as err:  # a machine strange enough to break a check is what a doctor is for

@@ -18,6 +18,9 @@ INTERNAL_ERROR = 70
 _VERBS = {
     "doctor": "gpulaunch.launcher.cli.doctor",
     "chaos": "gpulaunch.launcher.cli.chaos",
+    "report": "gpulaunch.launcher.cli.report",
+    "trace": "gpulaunch.launcher.cli.trace",
+    "flame": "gpulaunch.launcher.cli.flame",
     "_sidecar": "gpulaunch.launcher.cli.sidecar",
 }
 
@@ -55,7 +58,9 @@ def _open_closed_stdio() -> None:
 
 
 def _complain(line: str) -> None:
-    print(line.replace("\n", " "), file=sys.stderr, flush=True)
+    from gpulaunch.launcher.failure.redact import inert
+
+    print(inert(line).replace("\n", " "), file=sys.stderr, flush=True)
 
 
 def _dispatch(argv: Sequence[str]) -> int:

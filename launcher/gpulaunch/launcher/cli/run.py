@@ -347,9 +347,21 @@ class _Job:
             stopped_by=ended.stopped_by,
         )
         lines.append(agent.account.line())
+        lines += self._found(time.time() - elapsed_s)
         # The report of a failure is the last thing to be read.
         for line in [*lines, *self._page.splitlines()]:
             console.say(line)
+
+    def _found(self, since_s: float) -> list[str]:
+        """What the profiler has found since then (Unix time)."""
+        try:
+            if not os.stat(os.path.join(self._rundir.path, "findings.jsonl")).st_size:
+                return []
+        except OSError:
+            return []
+        from gpulaunch.launcher.cli.report import headlines  # at the end, and only where there is something to tell
+
+        return headlines(self._rundir.path, since_s=since_s)
 
 
 def _absolute(path: str) -> str:

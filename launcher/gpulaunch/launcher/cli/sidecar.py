@@ -10,13 +10,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpulaunch.launcher.loop import linux
+
+if TYPE_CHECKING:
+    from gpulaunch.profiler.record import NodeState
 
 PROCESS_TITLE = "gpulaunch-side"  # at most 15 characters: the kernel's limit for a comm
 NICE = 10
@@ -30,6 +35,7 @@ def run(argv: Sequence[str]) -> int:
         listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
         return _usage(f"--listen-fd {options.listen_fd}: {error.strerror}; pass a listening TCP socket")
+    os.set_inheritable(options.listen_fd, False)  # py-spy is started beside it, and has no business with it
     with listener:
         if not listening or listener.family not in (socket.AF_INET, socket.AF_INET6):
             return _usage(f"--listen-fd {options.listen_fd}: not listening for TCP; call listen() on it first")
@@ -47,13 +53,20 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     _settle()
 
     # Late, because this is most of the start-up time and the rules above should hold as soon as possible.
+    from gpulaunch.exporters.files.keeper import FindingsKeeper
     from gpulaunch.exporters.prometheus.pages import routes
     from gpulaunch.exporters.prometheus.render import Board
     from gpulaunch.exporters.prometheus.serve import MetricsServer
     from gpulaunch.profiler.daemon.sidecar import Sidecar
 
     board = Board(version=_version())
-    sidecar = Sidecar(Path(options.channel_dir), board.publish, interval_s=options.interval)
+    findings = FindingsKeeper(Path(options.channel_dir))
+
+    def publish(state: NodeState) -> None:
+        board.publish(state)
+        findings.keep(state)
+
+    sidecar = Sidecar(Path(options.channel_dir), publish, interval_s=options.interval)
     sidecar.refresh()
     server = MetricsServer(listener, routes(board, stale_s=10 * max(1.0, options.interval)))
     server.start()
@@ -62,14 +75,18 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
         return 0 if server.alive else 1
     finally:
         server.close()
+        findings.close()
 
 
 def _settle() -> None:
-    """Step back behind the ranks, and be known by name in `ps` and `top`."""
+    """Step back behind the ranks, be known by name in `ps` and `top`, and be ready for many of them."""
     with contextlib.suppress(OSError):  # a hardened container may forbid it; then we run as we are
         if os.getpriority(os.PRIO_PROCESS, 0) < NICE:
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
     linux.set_comm(PROCESS_TITLE)
+    with contextlib.suppress(OSError, ValueError):  # two files for each rank: many ranks need more than the usual 1024
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _version() -> str:

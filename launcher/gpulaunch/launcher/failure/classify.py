@@ -54,7 +54,8 @@ ADVICE: dict[Kind, str] = {
     Kind.LOADER_WORKER: "a DataLoader worker process died; num_workers=0 shows its own error, and a killed one often "
     "means too little host memory.",
     Kind.GPU_OOM: "the GPU's memory is full; try a smaller batch, activation checkpointing or FSDP sharding, and "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.",
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation; gpu-memory.pickle of the rank, if it is "
+    "there, shows what filled it (pytorch.org/memory_viz).",
     Kind.GPU_FAULT: "the GPU or its driver reported an error; CUDA_LAUNCH_BLOCKING=1 names the true line, and an Xid "
     "line in dmesg means that the hardware or the driver is at fault.",
     Kind.GPU_HARDWARE: "the card, its memory or its driver is at fault, not the program; run on another card or node, "

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from gpulaunch.launcher.loop import linux
 
-__all__ = ["LOADER_WORKER", "Reading", "read"]
+__all__ = ["Reading", "read"]
 
-LOADER_WORKER = "pt_data_worker"  # torch.multiprocessing._set_thread_name in torch/utils/data/_utils/worker.py
 _MAX_PROCESSES = 256
 """A rank with more children than this is busy anyway."""
 _GPU_DEVICES = (b"/dev/nvidia", b"/dev/kfd", b"/dev/dri/")
@@ -41,7 +40,7 @@ def read(pid: int) -> Reading:
         return Reading(state="")
     main = _stat(f"/proc/{pid}/task/{pid}/stat") or own
     below = linux.descendants_of(pid)[:_MAX_PROCESSES]
-    workers = tuple(one for one in below if linux.comm_of(one) == LOADER_WORKER)
+    workers = tuple(one for one in below if linux.comm_of(one) == linux.LOADER_WORKER)
     tree_ticks = sum(own[1:])
     for one in below:
         stat = _stat(f"/proc/{one}/stat")

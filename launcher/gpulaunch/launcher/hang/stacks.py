@@ -16,13 +16,10 @@ touched, and nothing is ever sent SIGCONT.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +28,7 @@ from typing import TypeVar
 from gpulaunch.launcher.hang import server
 from gpulaunch.launcher.hang.values import Frame
 from gpulaunch.launcher.loop import linux
+from gpulaunch.profiler.samplers import pyspy
 
 __all__ = [
     "STACKS_FILE",
@@ -143,8 +141,7 @@ def _other(target: Target, refused: tuple[str, ...]) -> Stacks:
 
 def _pyspy(pids: Sequence[int]) -> tuple[dict[int, Stacks], dict[int, str]]:
     """Stacks by pid; and for the others, why there are none."""
-    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
-    binary = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    binary = pyspy.find_pyspy()
     if binary is None:
         return {}, dict.fromkeys(pids, "py-spy: it is not installed beside this Python, nor on PATH")
     found: dict[int, Stacks] = {}
@@ -156,7 +153,7 @@ def _pyspy(pids: Sequence[int]) -> tuple[dict[int, Stacks], dict[int, str]]:
                 main = next((thread.frames for thread in threads if thread.os_id == pid), ())
                 found[pid] = Stacks(threads=threads, main=main, source="py-spy")
             else:
-                refused[pid] = f"py-spy: {_reason(err) or 'it found no Python thread'}"
+                refused[pid] = f"py-spy: {pyspy.reason_of(err) or 'it found no Python thread'}"
     return found, refused
 
 
@@ -179,33 +176,18 @@ def _run_all(binary: str, pids: Iterable[int]) -> Iterable[tuple[int, int, bytes
         yield pid, process.returncode, out, err
 
 
-def _reason(err: bytes) -> str:
-    """Give py-spy's error in one line: the last cause of the chain, without the stack of its own that follows."""
-    text = err.decode("utf-8", "replace").partition("Stack backtrace:")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Caused by")]
-    if any("ermission" in line for line in lines):
-        return "permission denied (ptrace: another user, Yama, or a container without SYS_PTRACE)"
-    return re.sub(r"^(Error|\d+): ", "", lines[-1]) if lines else ""
-
-
 def parse_pyspy(out: bytes) -> tuple[Thread, ...]:
     """Read the output of `py-spy dump --json`; nothing for what is none."""
-    try:
-        return tuple(
-            Thread(
-                name=str(thread["thread_name"] or ""),
-                os_id=int(thread["os_thread_id"] or 0),
-                idle=not thread["active"],
-                owns_gil=bool(thread["owns_gil"]),
-                frames=tuple(
-                    Frame(name=str(frame["name"]), file=str(frame["filename"]), line=int(frame["line"]))
-                    for frame in thread["frames"]
-                ),
-            )
-            for thread in json.loads(out)
+    return tuple(
+        Thread(
+            name=thread.name,
+            os_id=thread.os_id,
+            idle=thread.idle,
+            owns_gil=thread.owns_gil,
+            frames=tuple(Frame(name=frame.name, file=frame.file, line=frame.line) for frame in thread.frames),
         )
-    except (ValueError, KeyError, TypeError):
-        return ()
+        for thread in pyspy.parse_pyspy(out)
+    )
 
 
 # -- faulthandler

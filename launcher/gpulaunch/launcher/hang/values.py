@@ -78,7 +78,7 @@ class Standing:
     @property
     def pauses(self) -> bool:
         """Past its first step, between an optimizer's step and the next edge: validation, logging, or its own save."""
-        return self.armed and self.begun and not self.saving and self.region is Region.OTHER
+        return self.armed and self.begun and not self.saving and self.region in (Region.OTHER, Region.VALIDATION)
 
     @property
     def trains(self) -> bool:

@@ -95,6 +95,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         start_method="fork" if settings["start-method"] == "forkserver" else settings["start-method"],
         preload=read("preload", values.packages),
         profile=not settings["no-profile"],
+        profile_budget_percent=read("profile-budget", values.percent),
         metrics_host=metrics_host,
         metrics_port=metrics_port,
         omp_num_threads=_omp_num_threads(settings, environ, place, nproc),

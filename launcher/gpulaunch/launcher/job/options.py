@@ -134,6 +134,9 @@ JOB = "The job"
 RENDEZVOUS = "Rendezvous (as in torchrun)"
 SECTIONS = (RANKS, PROGRAM, JOB, DEVICES, OUTPUT, FAILURE, CHECKPOINTS, HANGS, START, METRICS, RENDEZVOUS)
 
+PROFILE_BUDGET = 0.5
+"""In percent; what the probe takes where nothing else is said (`profiler.probe.price`)."""
+
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
     Option(name="nproc-per-node", also=("nproc",), section=RANKS, metavar="N", default="1", toml=STRING_OR_INTEGER,
@@ -253,6 +256,10 @@ OPTIONS: tuple[Option, ...] = (
 
     Option(name="no-profile", section=METRICS, default=False, toml=BOOLEAN, ours=True,
            help="start no profiler and no metrics"),
+    Option(name="profile-budget", section=METRICS, metavar="PERCENT", convert=number, default=PROFILE_BUDGET,
+           toml=NUMBER, ours=True,
+           help="share of a step's time that being observed may cost a rank; past it, parts of the profiler are "
+                "switched off one by one (0: never)"),
     Option(name="metrics-addr", section=METRICS, metavar="HOST:PORT", default="", ours=True,
            help="where /metrics is served (default: 127.0.0.1, first free port from 9464); "
                 "HOST, :PORT and [::1]:PORT work"),

@@ -53,6 +53,8 @@ def rank_environment(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
     if spec.gpu_memory_fraction is not None:
         env["GPULAUNCH_GPU_MEMORY_FRACTION"] = str(spec.gpu_memory_fraction)
+    if spec.profile and spec.origins.get("profile-budget", "default") != "default":
+        env["GPULAUNCH_PROFILE_BUDGET"] = f"{spec.profile_budget_percent:g}"
     return env
 
 

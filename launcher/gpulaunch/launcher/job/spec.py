@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Literal
 
+from gpulaunch.launcher.job.options import PROFILE_BUDGET
 from gpulaunch.launcher.job.place import Gpu
 
 METRICS_HOST = "127.0.0.1"
@@ -125,6 +126,8 @@ class JobSpec:
     """Packages to import in the fork server; None: read them from the script; (): none but torch."""
 
     profile: bool
+    profile_budget_percent: float = PROFILE_BUDGET
+    """Of a step's time: what being observed may cost a rank; 0: whatever it does."""
     metrics_host: str
     metrics_port: int | None
     """None: the first free one from METRICS_PORT_BASE upwards; 0: whichever the kernel gives."""

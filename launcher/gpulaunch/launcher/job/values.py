@@ -32,6 +32,13 @@ def fraction(value: float | None) -> float | None:
     return value
 
 
+def percent(value: float) -> float:
+    """From nothing to everything."""
+    if not 0 <= value <= 100:
+        raise UsageError(f"must be from 0 to 100, got {value:g}")
+    return value
+
+
 def std_by_rank(text: str, nproc: int) -> dict[int, Std]:
     """`3`, or `0:1,1:2` -> the streams of every local rank. Ranks beyond the last are ignored, as in torchrun."""
     text = text.strip()

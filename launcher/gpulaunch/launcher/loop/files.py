@@ -9,13 +9,17 @@ from typing import Any
 
 
 def write_json(path: str, content: Any) -> None:
-    """Write `path` for its owner only: under a temporary name beside it, then renamed. Raises OSError."""
+    """Write a value for its owner only, whole or not at all. Raises OSError."""
+    write_text(path, json.dumps(content, indent=1, default=_plain) + "\n")
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text for its owner only: under a temporary name beside it, then renamed. Raises OSError."""
     part = f"{path}.{os.getpid()}"
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with open(fd, "w", encoding="ascii") as file:
-            json.dump(content, file, indent=1, default=_plain)
-            file.write("\n")
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -31,6 +31,10 @@ def become_subreaper() -> None:
         raise OSError(failed, f"PR_SET_CHILD_SUBREAPER: {os.strerror(failed)}")
 
 
+LOADER_WORKER = "pt_data_worker"
+"""What dataloader workers call themselves, as `comm_of` gives it (torch/utils/data/_utils/worker.py)."""
+
+
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
     """Have the kernel send `signum` when the parent dies; end at once if it already has."""
     if not bind_to_parent(parent_pid, signum):

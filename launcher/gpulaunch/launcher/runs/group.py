@@ -1,4 +1,4 @@
-"""Which run is meant, and who its processes are: read from its run directory, and checked before anything is done.
+"""Who the processes of a run are: read from its run directory, and checked before anything is done to them.
 
 A pid in a file may be stale, and the number may belong to another process by now. So a process is taken by a pidfd
 first and then asked for the run's mark in its environment; from then on the pidfd means this process and no other.
@@ -17,14 +17,27 @@ from typing import Any
 
 from gpulaunch.launcher.loop import linux
 
+__all__ = [
+    "AGENT",
+    "FORK_SERVER",
+    "SIDECAR",
+    "STORE",
+    "Group",
+    "Process",
+    "RunError",
+    "agent_of",
+    "loaders_of",
+    "read_group",
+    "take_helper",
+    "take_rank",
+]
+
 AGENT, STORE, FORK_SERVER, SIDECAR = "agent", "store", "fork server", "sidecar"
 _PID_FIELDS = {AGENT: "agent_pid", STORE: "store_pid", FORK_SERVER: "fork_server_pid", SIDECAR: "sidecar_pid"}
-LOADER_COMM = "pt_data_worker"
-"""What torch calls the worker processes of a DataLoader."""
 
 
-class ChaosError(Exception):
-    """The fault cannot be made; one line for the user."""
+class RunError(Exception):
+    """What was asked of a run cannot be done; one line for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,29 +52,31 @@ class Group:
     helpers: Mapping[str, int]
     """Pid by name, of those that there are."""
     checkpoint_dirs: tuple[str, ...]
+    channel_dir: str = ""
+    """Where the pages of its ranks are; "" where the agent does not say."""
 
 
 class Process:
     """One process of a run, held: a signal cannot reach another one that got its number."""
 
     def __init__(self, pid: int, group: Group, *, is_agent: bool = False) -> None:
-        """Raises ChaosError if there is no such process, or it is not one of this run."""
+        """Raises RunError if there is no such process, or it is not one of this run."""
         self.pid = pid
         try:
             self.pidfd = os.pidfd_open(pid)
         except OSError as err:
-            raise ChaosError(f"process {pid} is gone: {err.strerror}") from None
+            raise RunError(f"process {pid} is gone: {err.strerror}") from None
         mine = _holds(pid, group.run_dir) if is_agent else linux.is_of_run(pid, group.run_id)
         if not mine or linux.state_of(pid) in ("Z", "X", ""):
             os.close(self.pidfd)
-            raise ChaosError(f"process {pid} is not of this run, or has ended: nothing was done to it")
+            raise RunError(f"process {pid} is not of this run, or has ended: nothing was done to it")
 
     def send(self, signum: int) -> None:
-        """Send a signal. Raises ChaosError if it has ended or is not ours to signal."""
+        """Send a signal. Raises RunError if it has ended or is not ours to signal."""
         try:
             signal.pidfd_send_signal(self.pidfd, signum)
         except OSError as err:
-            raise ChaosError(f"cannot signal process {self.pid}: {err.strerror}") from None
+            raise RunError(f"cannot signal process {self.pid}: {err.strerror}") from None
 
     def close(self) -> None:
         """Let it go."""
@@ -72,28 +87,6 @@ class Process:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def find_run(job_dir: str | None, cwd: str) -> str:
-    """The run directory of `job_dir`, or of the only run under way below `cwd`/gpulaunch-runs.
-
-    Raises:
-        ChaosError: there is none, or more than one, which the line then lists.
-    """
-    if job_dir is not None:
-        if agent_of(job_dir) is None:
-            raise ChaosError(f"no run of yours is under way in {job_dir}")
-        return os.path.abspath(job_dir)
-    below = os.path.join(cwd, "gpulaunch-runs")
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = sorted(os.listdir(below))
-    running = [path for path in (os.path.join(below, name) for name in names) if agent_of(path) is not None]
-    if not running:
-        raise ChaosError(f"no run is under way in {below}; name its run directory with --job-dir")
-    if len(running) > 1:
-        raise ChaosError(f"{len(running)} runs are under way; name one with --job-dir: {', '.join(running)}")
-    return running[0]
 
 
 def agent_of(run_dir: str) -> int | None:
@@ -113,7 +106,7 @@ def read_group(run_dir: str) -> Group | None:
     """Who runs now; None when no attempt has been started.
 
     Raises:
-        ChaosError: the file is there and says something else than this version understands.
+        RunError: the file is there and says something else than this version understands.
     """
     path = os.path.join(run_dir, "group.json")
     try:
@@ -126,32 +119,33 @@ def read_group(run_dir: str) -> Group | None:
             ranks={int(each["rank"]): int(each["pid"]) for each in content["ranks"]},
             helpers={name: int(pid) for name, pid in pids.items() if pid},
             checkpoint_dirs=tuple(map(str, content.get("checkpoint_dirs", ()))),
+            channel_dir=str(content.get("channel_dir") or ""),
         )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as err:
-        raise ChaosError(f"cannot read {path}: {type(err).__name__}: {err}") from None
+        raise RunError(f"cannot read {path}: {type(err).__name__}: {err}") from None
 
 
 def take_rank(group: Group, rank: int) -> Process:
     """One rank of this node."""
     if rank not in group.ranks:
         known = ", ".join(map(str, sorted(group.ranks)))
-        raise ChaosError(f"rank {rank} is not on this node; its ranks are {known or 'not started'}")
+        raise RunError(f"rank {rank} is not on this node; its ranks are {known or 'not started'}")
     return Process(group.ranks[rank], group)
 
 
 def take_helper(group: Group, name: str) -> Process:
     """The agent, or one of the processes beside the ranks."""
     if name not in group.helpers:
-        raise ChaosError(f"this run has no {name}")
+        raise RunError(f"this run has no {name}")
     return Process(group.helpers[name], group, is_agent=name == AGENT)
 
 
 def loaders_of(group: Group, rank: int) -> list[int]:
     """The pids of the DataLoader workers of one rank."""
     with take_rank(group, rank) as process:
-        return [pid for pid in linux.descendants_of(process.pid) if linux.comm_of(pid) == LOADER_COMM]
+        return [pid for pid in linux.descendants_of(process.pid) if linux.comm_of(pid) == linux.LOADER_WORKER]
 
 
 def _holds(pid: int, directory: str) -> bool:

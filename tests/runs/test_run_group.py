@@ -1,4 +1,4 @@
-"""Which run is meant and whose pid it is: nothing is ever done to a process of anybody else."""
+"""Whose pid it is: nothing is ever done to a process of anybody else."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.launcher.chaos import target
-from gpulaunch.launcher.chaos.target import ChaosError, Group, Process
+from gpulaunch.launcher.runs import group as groups
+from gpulaunch.launcher.runs.group import Group, Process, RunError
 
 RUN = "0123456789abcdef"
 Start = Callable[..., int]
@@ -73,7 +73,7 @@ def test_a_process_of_the_run_is_signalled(start: Start, tmp_path: Path) -> None
 @pytest.mark.parametrize("run", [None, "another", RUN[:-1], RUN + "0"])
 def test_a_process_of_anybody_else_is_left_alone(start: Start, tmp_path: Path, run: str | None) -> None:
     pid = start(run=run)
-    with pytest.raises(ChaosError, match=f"process {pid} is not of this run"):
+    with pytest.raises(RunError, match=f"process {pid} is not of this run"):
         Process(pid, group(tmp_path))
 
     assert state_of(pid) in "SR"
@@ -83,55 +83,26 @@ def test_a_process_that_has_ended_is_gone(start: Start, tmp_path: Path) -> None:
     pid = start()
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # a zombie still has its number
-    with pytest.raises(ChaosError, match="has ended"):
+    with pytest.raises(RunError, match="has ended"):
         Process(pid, group(tmp_path))
     os.waitpid(pid, 0)
-    with pytest.raises(ChaosError, match="is gone"):
+    with pytest.raises(RunError, match="is gone"):
         Process(pid, group(tmp_path))
 
 
 def test_the_agent_is_known_by_the_directory_that_it_holds(start: Start, tmp_path: Path) -> None:
     agent, stranger = start(run=None, holding=tmp_path), start(run=None)
 
-    target.take_helper(group(tmp_path, agent=agent), "agent").close()
-    with pytest.raises(ChaosError, match="not of this run"):
-        target.take_helper(group(tmp_path, agent=stranger), "agent")
+    groups.take_helper(group(tmp_path, agent=agent), "agent").close()
+    with pytest.raises(RunError, match="not of this run"):
+        groups.take_helper(group(tmp_path, agent=stranger), "agent")
 
 
 def test_no_rank_and_no_helper_of_that_name(tmp_path: Path) -> None:
-    with pytest.raises(ChaosError, match="rank 3 is not on this node; its ranks are 0, 1"):
-        target.take_rank(group(tmp_path, ranks={0: 1, 1: 1}), 3)  # type: ignore[arg-type]
-    with pytest.raises(ChaosError, match="this run has no sidecar"):
-        target.take_helper(group(tmp_path), "sidecar")
-
-
-# -- which run
-
-
-def test_the_only_run_under_way_is_found(start: Start, tmp_path: Path) -> None:
-    runs = tmp_path / "gpulaunch-runs"
-    for name in ("over", "running"):
-        (runs / name).mkdir(parents=True)
-    write(runs / "over", "job.json", {"gpulaunch_pid": start(run=None)})  # a number that somebody else has now
-    write(runs / "running", "job.json", {"gpulaunch_pid": start(run=None, holding=runs / "running")})
-    (runs / "no job at all").mkdir()
-
-    assert target.find_run(None, str(tmp_path)) == str(runs / "running")
-    assert target.find_run(str(runs / "running"), "/") == str(runs / "running")
-
-
-def test_none_and_several_are_told_in_one_line(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(ChaosError, match="no run is under way"):
-        target.find_run(None, str(tmp_path))
-    for name in ("a", "b"):
-        run = tmp_path / "gpulaunch-runs" / name
-        run.mkdir(parents=True)
-        write(run, "job.json", {"gpulaunch_pid": start(run=None, holding=run)})
-
-    with pytest.raises(ChaosError, match=r"2 runs .*--job-dir: .*/a, .*/b$"):
-        target.find_run(None, str(tmp_path))
-    with pytest.raises(ChaosError, match="no run of yours is under way"):
-        target.find_run(str(tmp_path), str(tmp_path))
+    with pytest.raises(RunError, match="rank 3 is not on this node; its ranks are 0, 1"):
+        groups.take_rank(group(tmp_path, ranks={0: 1, 1: 1}), 3)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="this run has no sidecar"):
+        groups.take_helper(group(tmp_path), "sidecar")
 
 
 def test_looking_for_a_run_does_not_touch_its_lock(start: Start, tmp_path: Path) -> None:
@@ -139,9 +110,9 @@ def test_looking_for_a_run_does_not_touch_its_lock(start: Start, tmp_path: Path)
     write(tmp_path, "group.json", {"agent_pid": start(run=None, holding=tmp_path)})
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
-        target.agent_of(str(tmp_path))
+        groups.agent_of(str(tmp_path))
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        assert target.agent_of(str(tmp_path)) is not None
+        assert groups.agent_of(str(tmp_path)) is not None
     finally:
         os.close(fd)
 
@@ -164,10 +135,10 @@ GROUP = {
 
 
 def test_the_group_is_read(tmp_path: Path) -> None:
-    assert target.read_group(str(tmp_path)) is None
+    assert groups.read_group(str(tmp_path)) is None
     write(tmp_path, "group.json", GROUP)
 
-    assert target.read_group(str(tmp_path)) == Group(
+    assert groups.read_group(str(tmp_path)) == Group(
         run_dir=str(tmp_path),
         run_id=RUN,
         attempt=4,
@@ -177,10 +148,18 @@ def test_the_group_is_read(tmp_path: Path) -> None:
     )
 
 
+def test_the_agent_may_say_where_the_pages_are(tmp_path: Path) -> None:
+    write(tmp_path, "group.json", {**GROUP, "channel_dir": "/run/pages"})
+
+    group = groups.read_group(str(tmp_path))
+    assert group is not None
+    assert group.channel_dir == "/run/pages"
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"run_id": 1, "attempt": "x", "ranks": []}', "\xff"])
 def test_a_group_that_makes_no_sense_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "group.json").write_bytes(text.encode("latin-1"))
 
-    with pytest.raises(ChaosError, match=r"cannot read .*group\.json"):
-        target.read_group(str(tmp_path))
-    assert target.agent_of(str(tmp_path)) is None
+    with pytest.raises(RunError, match=r"cannot read .*group\.json"):
+        groups.read_group(str(tmp_path))
+    assert groups.agent_of(str(tmp_path)) is None

@@ -1,0 +1,110 @@
+"""The doctor's look at the profiler: what each of its parts can measure on this machine, by having them try."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from gpulaunch.launcher.cli.checks import Finding, Status
+from gpulaunch.profiler.record import Collector
+
+__all__ = ["collectors", "hooks", "traces"]
+
+_OF_A_JOB: Final[Mapping[Collector, str]] = {
+    Collector.RANKS: "what ranks write into their pages",
+    Collector.RUN: "what the launcher says of the run",
+    Collector.WORKERS: "what dataloader workers say of their fetches",
+    Collector.COLLECTIVES: "what ranks say of their collectives",
+}
+"""What there is nothing of without a job."""
+_TRACES_FROM = (2, 7)
+"""As `profiler.probe.kineto.TORCH_FLOOR`."""
+_RANK: Final = "import torch\nfrom gpulaunch.profiler.probe.inject import arm\narm()"
+_IMPORT_S: Final = 120.0
+
+
+def collectors() -> Iterator[Finding]:
+    """One refresh of the sidecar, without ranks: what cannot be read here is named, with the reason."""
+    from gpulaunch.profiler.daemon.sidecar import Sidecar
+
+    with tempfile.TemporaryDirectory(prefix="gpulaunch-doctor-") as directory:
+        sidecar = Sidecar(Path(directory), lambda _: None)
+        state = sidecar.refresh()
+        sidecar.close()
+    for collector, condition in state.collectors.items():
+        name = f"collector {collector.value}"
+        if condition.errors:
+            advice = "what it measures will be missing; see docs/metrics.md for what that is"
+            yield Finding(name=name, status=Status.WARN, value=condition.reason, advice=advice)
+        elif collector in _OF_A_JOB:
+            yield Finding(name=name, status=Status.OK, value=f"ready: {_OF_A_JOB[collector]}")
+        elif condition.available:
+            yield Finding(name=name, status=Status.OK, value="available")
+        else:
+            yield Finding(name=name, status=Status.OK, value=f"absent: {condition.reason}")
+
+
+def hooks() -> Iterator[Finding]:
+    """What the probe finds its place for in this torch, by arming it in a process as it would be in a rank."""
+    from gpulaunch.profiler.channel import page, workers
+    from gpulaunch.profiler.channel.layout import Hook
+
+    try:
+        metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return  # that is told already
+    with tempfile.TemporaryDirectory(prefix="gpulaunch-doctor-") as directory:
+        path = os.path.join(directory, "rank-0.bin")
+        page.create(path, rank=0, local_rank=0, attempt=0)
+        workers.create(os.path.join(directory, "workers-0.bin"))
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("GPULAUNCH_")}
+        environ |= {"RANK": "0", "GPULAUNCH_CHANNEL_DIR": directory}
+        try:
+            # -P: what is beside the user must not be taken for a part of torch.
+            rank = subprocess.run(
+                [sys.executable, "-P", "-c", _RANK], env=environ, capture_output=True, timeout=_IMPORT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            why = f"torch was not imported within {_IMPORT_S:g} s"
+            yield Finding(name="probe", status=Status.WARN, value=why, advice="is its file system slow?")
+            return
+        seen = page.read(path)
+    if not seen.armed:
+        said = rank.stderr.decode("utf-8", "replace").strip().splitlines()
+        value = f"it did not get into a process that imports torch: {said[-1] if said else 'no reason given'}"
+        yield Finding(
+            name="probe", status=Status.WARN, value=value, advice="jobs run, and nothing in ranks is measured"
+        )
+        return
+    for hook in Hook:
+        if hook is Hook.GPU_MEMORY_FRACTION:
+            continue  # an option, not a measurement
+        name = f"probe {(hook.name or '').lower()}"
+        if hook in seen.hooks_unavailable:
+            advice = "what it measures will be missing; a torch newer than this version knows?"
+            yield Finding(name=name, status=Status.WARN, value=seen.fault, advice=advice)
+        elif hook in seen.hooks_armed:
+            yield Finding(name=name, status=Status.OK, value="available")
+        else:
+            yield Finding(name=name, status=Status.OK, value="absent: no GPU that torch could use")
+
+
+def traces() -> Iterator[Finding]:
+    """`gpulaunch trace` needs a client that torch brings along."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return  # that is told already
+    major, minor, *_ = (*version.split("."), "0")
+    if (int(major), int(minor)) >= _TRACES_FROM:
+        yield Finding(name="traces", status=Status.OK, value=f"torch {version}")
+    else:
+        needed = ".".join(map(str, _TRACES_FROM))
+        advice = f"gpulaunch trace needs torch {needed} or newer; all else works"
+        yield Finding(name="traces", status=Status.WARN, value=f"torch {version}", advice=advice)

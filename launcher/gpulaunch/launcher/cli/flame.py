@@ -1,0 +1,125 @@
+"""`gpulaunch flame`: the stacks that were sampled while a job ran, as flame graphs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpulaunch.exporters.files.flame import Stack, boxes_of, speedscope
+from gpulaunch.exporters.files.flame_svg import flame_svg
+from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.words import Words, wants_help
+from gpulaunch.launcher.failure.redact import inert
+from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.loop.files import shown, write_text
+from gpulaunch.launcher.runs.find import find_run, here
+from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
+
+_HELP = """\
+usage: gpulaunch flame [RUN] [--out DIR]
+
+Draws the stacks of the ranks' main threads that were sampled while a job ran (stacks.folded of its run directory):
+one flame graph for each phase of the step and one for all of them, as SVG files for a browser, and all together in one
+file for the viewer speedscope. Of a job that still runs, what was written down until now (every half a minute).
+
+RUN is a run directory, or the name of one below ./gpulaunch-runs (default: the newest one there that has stacks).
+
+  --out DIR             where the files go (default: `flame` in the run directory)
+
+Exit code 0 when there were stacks, 1 when there are none, 2 for wrong words.
+"""
+_NONE = (
+    "the job ran with --no-profile or ended within seconds, or its processes may not be read here "
+    "(see `ptrace` and `collector stacks` of gpulaunch doctor)"
+)
+_WHOLE = "all"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Draw what the arguments name, say where it is, and give the exit code."""
+    if wants_help(argv):
+        answer(_HELP)
+        return 0
+    options = _parse(argv)
+    try:
+        run_dir = Path(find_run(options.run[0] if options.run else None, here(), having=STACKS_FILE))
+    except RunError as error:
+        raise UsageError(f"flame: {error}" + ("" if options.run else f". If there is none: {_NONE}")) from None
+    stacks = read_all(run_dir)
+    if not stacks.samples():
+        answer(f"no stacks in {shown(str(run_dir))}: {_NONE}\n")
+        return 1
+    into = Path(options.out) if options.out is not None else run_dir / "flame"
+    try:
+        write_all(stacks, into, name=inert(run_dir.name))
+    except OSError as error:
+        raise UsageError(f"flame: cannot write to {into}: {error.strerror}; name a directory with --out") from None
+    files = f"{_WHOLE}.svg, an SVG for each phase, stacks.speedscope.json"
+    answer(f"{table(stacks)}drawn in {shown(str(into))}: {files}\n")
+    return 0
+
+
+def read_all(run_dir: Path) -> Folded:
+    """The stacks of a run; those of a job of several nodes have a directory each.
+
+    Raises:
+        UsageError: a file of them cannot be read.
+    """
+    stacks = Folded()
+    for file in (run_dir / STACKS_FILE, *sorted(run_dir.glob(f"node-*/{STACKS_FILE}"))):
+        try:
+            load(file, stacks)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UsageError(f"flame: cannot read {file}: {error.strerror}") from None
+    return stacks
+
+
+def write_all(stacks: Folded, into: Path, *, name: str) -> None:
+    """Write an SVG for each phase, one for all, and the speedscope file. Raises OSError."""
+    into.mkdir(mode=0o700, parents=True, exist_ok=True)
+    samples = stacks.samples()
+    total = sum(samples.values())
+    by_phase: dict[str, list[Stack]] = {phase: list(stacks.stacks(phase)) for phase in samples}
+    whole: list[Stack] = [((phase, *labels), count) for phase in samples for labels, count in by_phase[phase]]
+    note = "the wider a box, the more samples; the outermost frames are on top; a click zooms"
+    for phase, counted in by_phase.items():
+        title = f"{name}: {phase}, {samples[phase]} of {total} samples"
+        write_text(str(into / f"{phase}.svg"), flame_svg(boxes_of(counted), title=title, note=note))
+    title = f"{name}: {total} samples of the ranks' main threads, by phase"
+    write_text(str(into / f"{_WHOLE}.svg"), flame_svg(boxes_of(whole), title=title, note=note))
+    content = speedscope({_WHOLE: whole, **by_phase}, name=name, exporter="gpulaunch")
+    write_text(str(into / "stacks.speedscope.json"), json.dumps(content))
+
+
+def table(stacks: Folded) -> str:
+    """One line for each phase: how many samples, which share, and where most of them were."""
+    samples = stacks.samples()
+    total = sum(samples.values())
+    lines = ["phase       samples  share  most often in"]
+    for phase, count in samples.items():
+        often, where = _most_often(stacks, phase)
+        lines.append(f"{phase:<11} {count:>7}  {count / total:>5.0%}  {where} ({often / count:.0%})")
+    return "\n".join(lines) + "\n"
+
+
+def _most_often(stacks: Folded, phase: str) -> tuple[int, str]:
+    """The deepest frame that most stacks of a phase have."""
+    deepest: dict[str, int] = {}
+    for labels, count in stacks.stacks(phase):
+        deepest[labels[-1]] = deepest.get(labels[-1], 0) + count
+    return max((count, label) for label, count in deepest.items())
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Words("flame")
+    parser.add_argument("run", nargs="*")
+    parser.add_argument("--out")
+    given = parser.read(argv)
+    if len(given.run) > 1:
+        raise UsageError(f"flame: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    return given

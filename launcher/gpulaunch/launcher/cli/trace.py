@@ -1,0 +1,226 @@
+"""`gpulaunch trace`: what ranks of a run that is under way on this node do, operation by operation."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gpulaunch.launcher.agent.pages import directory_of
+from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.traced import Traced, time_of, told
+from gpulaunch.launcher.cli.tracer import Rank, Tracer, file_name
+from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
+from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.loop.files import write_json
+from gpulaunch.launcher.runs.find import find_under_way, here
+from gpulaunch.launcher.runs.group import Group, RunError, read_group, take_rank
+from gpulaunch.launcher.runs.history import note
+from gpulaunch.profiler.channel.clock import monotonic_ns
+from gpulaunch.profiler.channel.page import PageReader
+from gpulaunch.profiler.daemon.kineto import WHAT
+from gpulaunch.profiler.daemon.window import LONGEST_S, Window, length_s, slowest, speed_of
+
+_HELP = """\
+usage: gpulaunch trace [--steps N | --duration TIME] [options]
+
+Records what ranks of a run that is under way on this node do, operation by operation, with torch's own profiler. The
+program is not changed and not restarted; all ranks begin at the same moment. Open the files in https://ui.perfetto.dev
+
+  --steps N             so many steps, at least (default: 5)
+  --duration TIME       so long instead (2s, 500ms; at most 60s)
+  --rank N|slowest|all  which ranks (default: all of this node)
+  --what LIST           cpu: operations; cuda: kernels, copies and calls; memcpy: copies alone (default: cpu,cuda)
+  --job-dir DIR         the run directory (default: the only run under way below ./gpulaunch-runs)
+  --out DIR             where the files go (default: DIR/traces/<time> in the run directory)
+  --again               even if the last trace is less than ten minutes ago
+
+A rank is slower while it is recorded, and on a GPU may stay so for a while: steps and memory before, during and after
+are shown. Exit code 0 when all traces are there, 1 when some are not, 2 for wrong words.
+"""
+_STEPS = 5
+_BETWEEN_S = 600.0
+"""From one trace to the next: each costs the job time, and a little memory that it does not get back."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make the traces asked for, tell what they cost, and give the exit code."""
+    if wants_help(argv):
+        answer(_HELP)
+        return 0
+    options = _parse(argv)
+    try:
+        run_dir = find_under_way(options.job_dir, here())
+        group = _group(run_dir)
+        with contextlib.ExitStack() as stack:
+            ranks = _ranks(stack, group, options.rank)
+            with _one_at_a_time(run_dir, again=options.again) as made:
+                results = _trace(options, run_dir, group, ranks)
+                if any(result.path for result in results):
+                    made()
+    except RunError as err:
+        raise UsageError(f"trace: {err}") from None
+    return 0 if all(result.path for result in results) else 1
+
+
+def _trace(options: argparse.Namespace, run_dir: str, group: Group, ranks: list[Rank]) -> list[Traced]:
+    steps = {rank.number: rank.steps() for rank in ranks}
+    if options.rank == "slowest":
+        ranks = [rank for rank in ranks if rank.number == slowest(steps)]
+    speeds = [speed for rank in ranks if (speed := speed_of(steps[rank.number])) is not None]
+    if not speeds and options.duration is None:
+        raise RunError("no step has ended yet, so nobody knows how long one takes; wait, or give a --duration")
+    step_s = max((speed.step_s for speed in speeds), default=0.0)
+    duration_s = options.duration
+    if duration_s is None:
+        duration_s = max(length_s(options.steps, speed) for speed in speeds)
+    if duration_s > LONGEST_S:
+        raise RunError(f"{options.steps} steps would take {duration_s:.0f} s, and {LONGEST_S:.0f} s are the most")
+    directory = _directory(options.out, run_dir, ranks)
+
+    def tell(window: Window) -> None:
+        numbers = ", ".join(str(rank.number) for rank in ranks)
+        in_s = (window.start_ns - monotonic_ns()) / 1e9
+        answer(
+            f"rank {numbers}: a trace of {time_of(duration_s)} begins in {in_s:.0f} s (steps take {time_of(step_s)})\n"
+        )
+
+    tracer = Tracer(ranks, channel_dir=_channel_dir(group), directory=directory, what=options.what)
+    try:
+        results = tracer.make(duration_s=duration_s, step_s=step_s, tell=tell)
+    except OSError as err:
+        raise RunError(f"{err.strerror}: {err.filename or _channel_dir(group)}") from None
+    finally:
+        if options.out is None:
+            with contextlib.suppress(OSError):  # it is empty where nothing has come of it
+                os.rmdir(directory)
+    wanted = options.steps if options.duration is None else None
+    answer("".join(f"{line}\n" for line in told(results, num_steps=wanted)))
+    if any(each.path for each in results):
+        _record(run_dir, directory, results, options.what)
+    return results
+
+
+# -- who, and where
+
+
+def _group(run_dir: str) -> Group:
+    group = read_group(run_dir)
+    if group is None or not group.ranks:
+        raise RunError("no ranks are running now")
+    return group
+
+
+def _channel_dir(group: Group) -> str:
+    return group.channel_dir or directory_of(group.run_id)
+
+
+def _ranks(stack: contextlib.ExitStack, group: Group, which: str) -> list[Rank]:
+    """The ranks that may be traced, their processes held and their pages mapped until the stack is closed."""
+    ranks: list[Rank] = []
+    for number in sorted(group.ranks) if which in ("all", "slowest") else [int(which)]:
+        process = stack.enter_context(take_rank(group, number))
+        try:
+            page = stack.enter_context(PageReader(os.path.join(_channel_dir(group), f"rank-{number}.bin")))
+        except (OSError, ValueError):
+            raise RunError(
+                "the profiler is off in this run (--no-profile?), and ranks hear of a trace through it"
+            ) from None
+        if page.read().pid != process.pid:
+            raise RunError(
+                f"rank {number} has not loaded torch yet, or is a program that has started another one; try again"
+            )
+        ranks.append(Rank(number=number, process=process, page=page))
+    return ranks
+
+
+def _directory(out: str | None, run_dir: str, ranks: Sequence[Rank]) -> str:
+    """Make the directory that the traces go to."""
+    path = os.path.abspath(out or os.path.join(run_dir, "traces", time.strftime("%Y%m%d-%H%M%S")))
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as err:
+        raise RunError(f"cannot make {path}: {err.strerror}") from None
+    for rank in ranks:
+        if os.path.lexists(os.path.join(path, file_name(rank.number))):
+            raise RunError(f"there is a trace of rank {rank.number} in {path} already")
+    return path
+
+
+@contextlib.contextmanager
+def _one_at_a_time(run_dir: str, *, again: bool) -> Generator[Any]:
+    """Hold the run's right to a trace, and give what to call when one was made. One at a time, and not too often."""
+    directory = os.path.join(run_dir, "traces")
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        fd = os.open(os.path.join(directory, "last"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        raise RunError(f"cannot write in {directory}: {err.strerror}") from None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError("another trace of this run is being made") from None
+        last = os.fstat(fd)
+        since_s = time.time() - last.st_mtime
+        if last.st_size and 0 <= since_s < _BETWEEN_S and not again:  # an empty file: there was none
+            raise RunError(
+                f"the last trace of this run was {time_of(since_s)} ago, and each costs it time; wait, or say --again"
+            )
+        yield lambda: os.pwrite(fd, time.strftime("%Y-%m-%d %H:%M:%S\n").encode(), 0)
+    finally:
+        os.close(fd)
+
+
+def _record(run_dir: str, directory: str, results: Sequence[Traced], what: Sequence[str]) -> None:
+    """Write down what was made: beside the traces, and in the run's own history. A full disk costs the record only."""
+    content = {"version": 1, "time_s": time.time(), "what": list(what), "ranks": [asdict(each) for each in results]}
+    with contextlib.suppress(OSError):
+        write_json(os.path.join(directory, "trace.json"), content)
+    note(run_dir, "trace", what=content["what"], ranks=content["ranks"])
+
+
+# -- the words
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Words("trace")
+    parser.add_argument("--steps", type=count, default=None)
+    parser.add_argument("--duration", type=_duration_s, default=None)
+    parser.add_argument("--rank", type=_which, default="all")
+    parser.add_argument("--what", type=_what, default=("cpu", "cuda"))
+    parser.add_argument("--job-dir")
+    parser.add_argument("--out")
+    parser.add_argument("--again", action="store_true")
+    given = parser.read(argv)
+    if given.steps is not None and given.duration is not None:
+        raise UsageError("trace: --steps or --duration, not both")
+    if given.steps is None:
+        given.steps = _STEPS
+    return given
+
+
+def _duration_s(text: str) -> float:
+    value_s = time_s(text)
+    if not 0.001 <= value_s <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"expected 1ms to {LONGEST_S:.0f}s, got {text!r}")
+    return value_s
+
+
+def _which(text: str) -> str:
+    if text not in ("all", "slowest") and not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected a rank from 0, `slowest` or `all`, got {text!r}")
+    return text
+
+
+def _what(text: str) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    for word in words:
+        if word not in WHAT:
+            raise argparse.ArgumentTypeError(f"unknown kind {word or repr(text)}{did_you_mean(word, WHAT)}")
+    return words

@@ -1,0 +1,107 @@
+"""What became of a trace, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpulaunch.launcher.loop.files import shown
+from gpulaunch.profiler.daemon.window import Speed
+
+__all__ = ["Copied", "Rss", "Traced", "time_of", "told"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rss:
+    """Resident memory of a rank's own process; the middle one is the most that was seen."""
+
+    before_bytes: int
+    during_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """What was copied in one direction in the window: all of it, and what the probe saw of it."""
+
+    traced_bytes: int
+    ledger_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What became of the trace of one rank."""
+
+    rank: int
+    pid: int
+    path: str
+    """Where it is; "" where there is none."""
+    trouble: str
+    """Why there is none."""
+    size_bytes: int
+    num_events: int | None
+    """None: it was too large to be counted."""
+    first_step: int | None
+    num_steps: int
+    """Steps that lie in the trace as a whole."""
+    before: Speed | None
+    during: Speed | None
+    after: Speed | None
+    back: bool | None
+    """Whether the rank is as fast as before; None: that cannot be told."""
+    rss: Rss | None
+    copied: Mapping[str, Copied]
+    """By direction; of those in which the GPU copied."""
+
+
+def told(results: Sequence[Traced], *, num_steps: int | None) -> list[str]:
+    """Tell what became of the traces, in lines for people. `num_steps`: how many were asked for."""
+    return [line for each in results for line in _lines(each, num_steps)]
+
+
+def _lines(each: Traced, num_steps: int | None) -> list[str]:
+    rank = f"rank {each.rank}"
+    if not each.path:
+        return [f"{rank}: no trace: {each.trouble}"]
+    events = "too large to be read as a whole" if each.num_events is None else f"{each.num_events} events"
+    lines = [
+        f"{rank}: {shown(each.path)}: {_bytes(each.size_bytes)}, {events}, {_steps(each)}",
+        f"  step {_speed(each.before)} before, {_speed(each.during)} during, {_speed(each.after)} after",
+    ]
+    if each.rss is not None:
+        sizes = (each.rss.before_bytes, each.rss.during_bytes, each.rss.after_bytes)
+        lines.append("  memory {} before, {} at most, {} after".format(*map(_bytes, sizes)))
+    for direction, copied in each.copied.items():
+        seen, everything = _bytes(copied.ledger_bytes), _bytes(copied.traced_bytes)
+        lines.append(f"  copies {direction}: {everything} in the trace, {seen} in the ledger of copies")
+    if each.num_events == 0:
+        lines.append(f"  warning: {rank} did nothing of what was to be recorded")
+    if num_steps is not None and each.num_steps < num_steps:
+        lines.append(f"  warning: only {each.num_steps} of {num_steps} steps fit: recorded, they took longer")
+    if each.back is False:
+        lines.append(f"  warning: {rank} has not come back to its speed; a restart of the job helps")
+    elif each.back is None:
+        lines.append(f"  too few steps to tell whether {rank} is as fast as before")
+    return lines
+
+
+def _steps(each: Traced) -> str:
+    if each.first_step is None:
+        return "no step as a whole"
+    last = each.first_step + each.num_steps - 1
+    return f"step {each.first_step}" if each.num_steps == 1 else f"steps {each.first_step} to {last}"
+
+
+def _speed(speed: Speed | None) -> str:
+    return "-" if speed is None else time_of(speed.step_s)
+
+
+def time_of(seconds: float) -> str:
+    """A time as a person would say it."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

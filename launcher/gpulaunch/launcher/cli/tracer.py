@@ -1,0 +1,304 @@
+"""Make a trace of ranks of a run that is under way: order it, wait for it, and look at what it cost.
+
+The process that runs this is the daemon that torch's trace clients in the ranks ask; nothing else of the run takes
+part, so a trace can be made with the sidecar dead. What ranks do is in `profiler.probe.kineto`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpulaunch.launcher.cli.traced import Copied, Rss, Traced
+from gpulaunch.launcher.runs.group import Process
+from gpulaunch.profiler.channel import tracing
+from gpulaunch.profiler.channel.clock import anchor, monotonic_ns, wall_ns
+from gpulaunch.profiler.channel.page import PageReader
+from gpulaunch.profiler.channel.ring import StepEvent, recent_from
+from gpulaunch.profiler.daemon.kineto import Ask, Daemon, order
+from gpulaunch.profiler.daemon.tracefile import Contents, TraceFileError, Watched, contents_of, part_name
+from gpulaunch.profiler.daemon.window import Span, Window, is_back, speed_of, window
+
+__all__ = ["Rank", "Tracer", "file_name"]
+
+_LOOK_S = 0.1
+_BEGUN_NS = 2_000_000_000
+"""Kineto makes the file before the window begins; after this long behind its end there will be none."""
+_STILL_NS = 60_000_000_000
+"""How long a trace may not grow, while it is written, before it is given up."""
+_SETTLE_NS = 30_000_000_000
+"""How long a rank may take to get back to its speed."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Rank:
+    """One rank: its process, held, and its page; and how far its trace is."""
+
+    number: int
+    process: Process
+    page: PageReader
+    last_step: int = -1
+    """When all this began."""
+    before: dict[int, Span] = field(default_factory=dict[int, Span])
+    """By number: steps that were over when it might have got its order."""
+    during: dict[int, Span] = field(default_factory=dict[int, Span])
+    """By number: steps of which some part lies in the window."""
+    rss_bytes: list[int] = field(default_factory=list[int])
+    ordered: bool = False
+    busy: bool = False
+    """It asked, but something else is being traced in it."""
+    ended: bool = False
+    moved_ns: int = 0
+    """When its trace was last seen to grow."""
+    copied: list[Counter[str]] = field(default_factory=list[Counter[str]])
+    """What the probe has seen of its copies, in bytes by direction: when the window began, and when it ended."""
+    contents: Contents | None = None
+    whole: bool = False
+    trouble: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Its trace may still come."""
+        return not self.trouble and not self.whole
+
+    def steps(self) -> list[StepEvent]:
+        """Its last steps."""
+        return recent_from(self.page)
+
+    def note_steps(self, of_all: Window) -> None:
+        """Remember those of its last steps that are of interest."""
+        steps = [Span(event.step, event.start_ns, event.duration_ns) for event in self.steps()]
+        self.before.update((span.step, span) for span in of_all.before(steps))
+        self.during.update((span.step, span) for span in of_all.touched(steps))
+
+    def note_copies(self) -> None:
+        """Remember what the probe has seen of its copies."""
+        copied: Counter[str] = Counter()
+        for (direction, _), copies in self.page.read().copies.items():
+            copied[direction] += copies.size_bytes
+        self.copied.append(copied)
+
+    def note_rss(self) -> None:
+        """Remember how much memory it holds now."""
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.process.pid}/statm", "rb") as statm:
+            self.rss_bytes.append(int(statm.read().split()[1]) * _PAGE_BYTES)
+
+
+class Tracer:
+    """Makes one trace of some ranks, all in the same window."""
+
+    def __init__(self, ranks: Sequence[Rank], *, channel_dir: str, directory: str, what: Sequence[str]) -> None:
+        """`directory`: where the traces go; it exists. `what`: names of `kineto.WHAT`."""
+        self._ranks = ranks
+        self._channel_dir = channel_dir
+        self._directory = directory
+        self._what = what
+        self._poller = select.poll()
+        self._by_fd = {rank.process.pidfd: rank for rank in ranks}
+        self._by_pid = {rank.process.pid: rank for rank in ranks}
+        self._files = {rank.number: Watched(directory, rank.number) for rank in ranks}
+
+    def make(self, *, duration_s: float, step_s: float, tell: Callable[[Window], None]) -> list[Traced]:
+        """Make it, which takes about ten seconds more than the window itself. Raises OSError.
+
+        Args:
+            duration_s: how long the window is.
+            step_s: how long a step of the slowest rank takes.
+            tell: called with the window once it is known.
+        """
+        for fd in self._by_fd:
+            self._poller.register(fd, select.POLLIN)
+        has_gpu = any(rank.page.read().gpu_reserved_bytes for rank in self._ranks)
+        of_all = window(monotonic_ns(), step_s=step_s, duration_s=duration_s, has_gpu=has_gpu)
+        tell(of_all)
+        for rank in self._ranks:
+            rank.note_steps(of_all)
+            rank.last_step = max(rank.before, default=-1)
+        link = tracing.traces_path(self._channel_dir)
+        try:
+            # The ranks get a path through this link: its letters are ours, whatever the directory is called.
+            _remove(link)
+            os.symlink(self._directory, link)
+            self._order(of_all)
+            self._record(of_all)
+            self._collect(of_all)
+        finally:
+            _remove(link)
+            _remove(tracing.socket_path(self._channel_dir))  # where Ctrl-C came between its making and its `with`
+        return self._settle(of_all)
+
+    def _order(self, of_all: Window) -> None:
+        """Give all ranks the order; those that do not come for it in time have no trace.
+
+        The socket is there no longer than that: an answer that comes late, because this process has something else to
+        do, would be taken for the answer to a later question.
+        """
+        texts = {rank.number: self._text(rank, of_all) for rank in self._ranks}
+
+        def order_for(ask: Ask) -> str:
+            rank = self._by_pid.get(ask.pid)
+            if rank is None or rank.ordered:
+                return ""
+            rank.busy = not ask.free
+            return texts[rank.number] if ask.free else ""
+
+        with Daemon(self._channel_dir) as daemon:
+            self._poller.register(daemon, select.POLLIN)
+            while any(rank.open and not rank.ordered for rank in self._ranks) and monotonic_ns() < of_all.orders_ns:
+                self._wait()
+                for pid in daemon.answer(order_for):
+                    self._by_pid[pid].ordered = True
+                for rank in self._ranks:
+                    if rank.open and not rank.ordered:
+                        rank.trouble = tracing.refused(self._channel_dir, rank.number, rank.process.pid)
+            self._poller.unregister(daemon)
+        for rank in self._ranks:
+            if rank.open and not rank.ordered:
+                rank.trouble = _why_not(rank)
+
+    def _text(self, rank: Rank, of_all: Window) -> str:
+        return order(
+            os.path.join(tracing.traces_path(self._channel_dir), part_name(rank.number)),
+            start_ms=wall_ns(of_all.start_ns, anchor()) // 1_000_000,
+            duration_ms=(of_all.end_ns - of_all.start_ns) // 1_000_000,
+            warmup_s=of_all.warmup_s,
+            what=self._what,
+        )
+
+    def _record(self, of_all: Window) -> None:
+        """Wait until the window is over, and note what the ranks do in it."""
+        for edge_ns in (of_all.start_ns, of_all.end_ns):
+            while (now_ns := monotonic_ns()) < edge_ns and any(rank.open for rank in self._ranks):
+                self._wait(until_s=(edge_ns - now_ns) / 1e9)
+                for rank in self._ranks:
+                    if rank.open:
+                        rank.note_steps(of_all)
+            for rank in self._ranks:
+                rank.note_copies()
+
+    def _collect(self, of_all: Window) -> None:
+        """Wait until all traces are written, and take them."""
+        while any(rank.open for rank in self._ranks):
+            self._wait()
+            for rank in self._ranks:
+                try:
+                    if rank.open:
+                        self._take(rank, of_all)
+                except OSError as error:
+                    rank.trouble = f"its trace cannot be read: {error.strerror}"
+
+    def _take(self, rank: Rank, of_all: Window) -> None:
+        """Look at the trace of a rank: whether it is whole, or there will be none."""
+        file, now_ns = self._files[rank.number], monotonic_ns()
+        before = file.path, file.size_bytes
+        if file.look() and self._named(rank, file.path):
+            return
+        if before != (file.path, file.size_bytes) or not rank.moved_ns:
+            rank.moved_ns = now_ns
+        if not file.path and now_ns > of_all.end_ns + _BEGUN_NS:
+            rank.trouble = "torch has missed the start, or could not write; try again"
+        elif now_ns - rank.moved_ns > _STILL_NS:
+            named = file.path.endswith(".json")
+            rank.trouble = (
+                "its trace is not whole" if named else "torch gave it up: has the program used torch.profiler?"
+            )
+
+    def _named(self, rank: Rank, path: str) -> bool:
+        """Give a trace its name, if it is one."""
+        try:
+            rank.contents = contents_of(path)
+        except TraceFileError:  # it may be between two of its writes
+            return False
+        os.replace(path, os.path.join(self._directory, file_name(rank.number)))
+        rank.whole = True
+        return True
+
+    def _settle(self, of_all: Window) -> list[Traced]:
+        """Wait until the ranks are as fast as before, or do not get there; say what became of each."""
+        written_ns = monotonic_ns()
+        until_ns = written_ns + _SETTLE_NS
+        while True:
+            results = [self._result(rank, of_all, written_ns) for rank in self._ranks]
+            slow = [
+                rank
+                for rank, result in zip(self._ranks, results, strict=True)
+                if rank.whole and not rank.ended and result.before is not None and not result.back
+            ]
+            if not slow or monotonic_ns() > until_ns:
+                return results
+            self._wait()
+
+    def _result(self, rank: Rank, of_all: Window, written_ns: int) -> Traced:
+        rank.note_rss()
+        rank.note_steps(of_all)  # one that was cut by the end of the window is over by now
+        inside = of_all.inside(rank.during.values())
+        before = speed_of(rank.before.values())
+        after = speed_of(event for event in rank.steps() if event.start_ns >= written_ns)
+        rss = None
+        if rank.rss_bytes:
+            first, most, last = rank.rss_bytes[0], max(rank.rss_bytes), rank.rss_bytes[-1]
+            rss = Rss(before_bytes=first, during_bytes=most, after_bytes=last)
+        return Traced(
+            rank=rank.number,
+            pid=rank.process.pid,
+            path=os.path.join(self._directory, file_name(rank.number)) if rank.whole else "",
+            trouble=rank.trouble,
+            size_bytes=self._files[rank.number].size_bytes,
+            num_events=rank.contents.num_events if rank.contents is not None else None,
+            first_step=min((span.step for span in inside), default=None),
+            num_steps=len(inside),
+            before=before,
+            during=speed_of(inside or rank.during.values()),
+            after=after,
+            back=is_back(before, after) if before and after else None,
+            rss=rss,
+            copied=_copied(rank),
+        )
+
+    def _wait(self, until_s: float = _LOOK_S) -> None:
+        """Wait a moment, and no longer than so many seconds; or until a rank asks or ends."""
+        for fd, _ in self._poller.poll(min(_LOOK_S, until_s) * 1000):
+            rank = self._by_fd.get(fd)
+            if rank is not None:
+                self._poller.unregister(fd)
+                rank.ended = True
+                if rank.open:
+                    rank.trouble = "it has ended"
+        for rank in self._ranks:
+            if rank.open:
+                rank.note_rss()
+
+
+def file_name(rank: int) -> str:
+    """What the trace of a rank is called."""
+    return f"rank-{rank}.json"
+
+
+def _why_not(rank: Rank) -> str:
+    """Why a rank has not come for its order."""
+    if rank.busy:
+        return "its own program is being profiled"
+    if max((event.step for event in rank.steps()), default=-1) == rank.last_step:
+        return "it has ended no step since, and only then does it hear of a trace"
+    return "torch's trace client in it did not ask for its order"
+
+
+def _copied(rank: Rank) -> dict[str, Copied]:
+    """What the GPU copied in the window, by its trace and by the probe's own ledger."""
+    if rank.contents is None or not rank.contents.copied_bytes:
+        return {}
+    at_start, at_end = rank.copied[0], rank.copied[-1]
+    return {
+        direction: Copied(traced_bytes=size_bytes, ledger_bytes=at_end[direction] - at_start[direction])
+        for direction, size_bytes in sorted(rank.contents.copied_bytes.items())
+    }
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,59 @@
+"""The words that a verb takes: read by argparse, and what is wrong with them told in one line like anything else."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.job.values import duration_s
+
+__all__ = ["Words", "count", "time_s", "wants_help"]
+
+_LONGEST_S = 1e9
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Whether these words ask for the help, wherever they do."""
+    return "help" in argv[:1] or "-h" in argv or "--help" in argv
+
+
+class Words(argparse.ArgumentParser):
+    """The words of one verb."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__(prog=f"gpulaunch {verb}", add_help=False, allow_abbrev=False)
+        self._verb = verb
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UsageError instead of ending the process."""
+        raise UsageError(f"{self._verb}: {message}")
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Read them all. Raises UsageError."""
+        given, unknown = self.parse_known_args(argv)
+        if unknown:
+            known = ["--help", *(string for action in self._actions for string in action.option_strings)]
+            near = did_you_mean(unknown[0].partition("=")[0], known)
+            raise UsageError(f"{self._verb}: unknown argument {unknown[0]}{near}")
+        return given
+
+
+def count(text: str) -> int:
+    """A number from 1, as a type for argparse."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
+    return int(text)
+
+
+def time_s(text: str) -> float:
+    """Seconds of `250ms` and of what options of a job take (`90`, `30s`, `10m`, `2h`), as a type for argparse."""
+    in_ms = text.endswith("ms") and text[-3:-2].isdecimal()
+    try:
+        value_s = duration_s(text[:-2]) / 1000 if in_ms else duration_s(text)
+    except UsageError:
+        value_s = -1.0
+    if not 0 <= value_s < _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"expected a time such as 250ms, 30s, 2m or 0.5, got {text!r}")
+    return value_s

@@ -1,0 +1,112 @@
+"""Which run is meant: by its directory, by its name below gpulaunch-runs, the newest there, the only one under way.
+
+What is looked at may be another user's, damaged, or no run at all; each is told in one line.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpulaunch.launcher.runs.group import RunError, agent_of
+
+__all__ = ["find_run", "find_under_way", "here"]
+
+RUNS = "gpulaunch-runs"
+"""Below the directory that jobs are started in: where their run directories are, unless told otherwise."""
+
+_SIGNS = ("job.json", "attempts")
+"""Any of these makes a directory a run's. A node whose number is not 0 has its own in `node-<n>`."""
+
+
+def here() -> str:
+    """The current directory; `.` where it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.curdir
+
+
+def find_run(name: str | None, cwd: str, *, having: str = "job.json") -> str:
+    """The directory of a run that is under way or over.
+
+    Args:
+        name: its path, or its name below `cwd`/gpulaunch-runs; None: the newest there.
+        cwd: the current directory.
+        having: a file that the newest must have; the time that it was written at is what makes it the newest.
+
+    Raises:
+        RunError: there is none, it may not be read, or it is no run.
+    """
+    if name is not None:
+        path = _named(name, cwd)
+        try:
+            there = os.listdir(path)
+        except OSError as err:
+            raise RunError(f"cannot read {path}: {err.strerror}; a run's directory is for its owner only") from None
+        if not any(each in (having, *_SIGNS) or each.startswith("node-") for each in there):
+            raise RunError(f"{path} is no run directory: there is no job.json in it")
+        return path
+    below = os.path.join(cwd, RUNS)
+    runs = [(at_s, path) for path in _below(below) if (at_s := _written_s(os.path.join(path, having))) is not None]
+    if not runs:
+        none = f"no runs in {below}" if having in _SIGNS else f"no run in {below} has a {having}"
+        raise RunError(f"{none}; name a run directory")
+    return max(runs)[1]
+
+
+def find_under_way(name: str | None, cwd: str) -> str:
+    """The directory of a run that is under way on this node.
+
+    Args:
+        name: its path, or its name below `cwd`/gpulaunch-runs; None: the only one there.
+        cwd: the current directory.
+
+    Raises:
+        RunError: there is none, or more than one, which the line then lists.
+    """
+    if name is not None:
+        path = _named(name, cwd)
+        if agent_of(path) is None:
+            raise RunError(f"no run of yours is under way in {name}: {_why_not(path)}")
+        return os.path.abspath(path)
+    below = os.path.join(cwd, RUNS)
+    running = [path for path in _below(below) if agent_of(path) is not None]
+    if not running:
+        raise RunError(f"no run is under way in {below}; name its run directory with --job-dir")
+    if len(running) > 1:
+        raise RunError(f"{len(running)} runs are under way; name one with --job-dir: {', '.join(running)}")
+    return running[0]
+
+
+def _named(name: str, cwd: str) -> str:
+    """The directory that is meant by a name."""
+    if name:
+        for path in (os.path.join(cwd, name), os.path.join(cwd, RUNS, name)):
+            if os.path.isdir(path):
+                return path
+    raise RunError(f"there is no run directory {name or repr(name)}, neither here nor in {os.path.join(cwd, RUNS)}")
+
+
+def _why_not(path: str) -> str:
+    """Why nothing can be done to what is in this directory."""
+    try:
+        there = os.listdir(path)
+    except OSError as err:
+        return str(err.strerror)
+    return "that one is over" if any(sign in there for sign in _SIGNS) else "it is no run directory"
+
+
+def _below(directory: str) -> list[str]:
+    try:
+        return [os.path.join(directory, name) for name in sorted(os.listdir(directory))]
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise RunError(f"cannot read {directory}: {err.strerror}; name a run directory") from None
+
+
+def _written_s(path: str) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
