@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import secrets
@@ -12,9 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel.page import PageSnapshot
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
@@ -29,11 +34,18 @@ class Launcher:
 
     command: Callable[[int, int, Path], list[str]]
     environment: Mapping[str, str] = field(default_factory=dict)
+    before_arguments: Sequence[str] = ()
+    """What it wants between the program and the program's arguments."""
 
 
-def _gpulaunch(ranks: int, restarts: int, work: Path) -> list[str]:
-    return [str(BIN / "gpulaunch"), "--nproc", str(ranks), "--max-restarts", str(restarts),
-            "--job-dir", str(work / "run")]  # fmt: skip
+def gpulaunch(*options: str, **environment: str) -> Launcher:
+    """As it comes, and with these options."""
+
+    def command(ranks: int, restarts: int, work: Path) -> list[str]:
+        return [str(BIN / "gpulaunch"), "--nproc", str(ranks), "--max-restarts", str(restarts),
+                "--job-dir", str(work / "run"), *options]  # fmt: skip
+
+    return Launcher(command=command, environment=environment)
 
 
 def _torchrun(*options: str) -> Callable[[int, int, Path], list[str]]:
@@ -59,7 +71,7 @@ def ft_launcher(path: str) -> Launcher:
     return Launcher(command=command)
 
 
-GPULAUNCH = Launcher(command=_gpulaunch)
+GPULAUNCH = gpulaunch()
 TORCHRUN = Launcher(command=_torchrun())
 TORCHRUN_BEST = Launcher(
     # A new store per restart, without which its restarts mostly fail on torch 2.13, and less time between its polls.
@@ -86,15 +98,23 @@ class Job:
         self.work = work
         self.notes = work / "notes"
         self.stop = work / "stop"
-        self._mark = secrets.token_hex(8)
+        self.mark = {MARK: secrets.token_hex(8)}
+        """In the environment of all that belongs to it."""
         self.log = work / "log"
         script, *args = program
         with open(self.log, "wb") as log:
             self.started_s = time.monotonic()
             self.process = subprocess.Popen(
-                [*launcher.command(ranks, restarts, work), str(HERE / script), str(self.notes), str(self.stop), *args],
+                [
+                    *launcher.command(ranks, restarts, work),
+                    str(HERE / script),
+                    *launcher.before_arguments,
+                    str(self.notes),
+                    str(self.stop),
+                    *args,
+                ],
                 cwd=work,
-                env={**environment(launcher), MARK: self._mark},
+                env={**environment(launcher), **self.mark},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -130,15 +150,23 @@ class Job:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        mark = f"{MARK}={self._mark}".encode()
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        """All that belongs to it and lives."""
+        mark = f"{MARK}={self.mark[MARK]}".encode()
+        found: list[int] = []
         for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
             with contextlib.suppress(OSError):
                 if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    os.kill(pid, signal.SIGKILL)
+                    found.append(pid)
+        return found
 
 
 @contextlib.contextmanager
-def job(launcher: Launcher, ranks: int, *program: str, restarts: int) -> Iterator[Job]:
+def job(launcher: Launcher, ranks: int, *program: str, restarts: int) -> Generator[Job]:
     """A job in a temporary directory; nothing of it is left afterwards."""
     with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-", ignore_cleanup_errors=True) as work:
         one = Job(launcher, ranks, Path(work), program, restarts=restarts)
@@ -146,6 +174,34 @@ def job(launcher: Launcher, ranks: int, *program: str, restarts: int) -> Iterato
             yield one
         finally:
             one.close()
+
+
+def notes_of(one: Job, ranks: int, *, within_s: float = BOUND_S) -> list[dict[str, Any]]:
+    """What each rank has to tell, one line of JSON each; ends the benchmark if that does not come."""
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s and one.process.poll() is None:
+        lines = one.notes.read_text().splitlines() if one.notes.exists() else []
+        if len(lines) == ranks:
+            return [json.loads(line) for line in lines]
+        time.sleep(0.1)
+    sys.exit(f"the job has not told its steps\n{one.log.read_text(errors='replace')[-2000:]}")
+
+
+def page_of(channel_dir: str, rank: int) -> PageSnapshot | None:
+    """What the probe of a rank has published; None: nothing observes it."""
+    try:
+        seen = page.read(f"{channel_dir}/rank-{rank}.bin")
+    except FileNotFoundError:
+        return None
+    return seen if seen.armed else None
+
+
+def kib(pid: int, file: str, field: str) -> int:
+    """A line of a file of /proc about a process."""
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    raise LookupError(f"no {field} in /proc/{pid}/{file}")
 
 
 def median(values: Sequence[float]) -> float:

@@ -17,16 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from _measure import BOUND_S, GPULAUNCH, HERE, TORCHRUN_BEST, environment, job, machine, markdown, median
+from _measure import BOUND_S, GPULAUNCH, HERE, TORCHRUN_BEST, environment, job, kib, machine, markdown, median
 
 LAUNCHERS = {"gpulaunch": GPULAUNCH, "torchrun": TORCHRUN_BEST}
-
-
-def kib(pid: int, file: str, field: str) -> int:
-    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1])
-    raise LookupError(f"no {field} in /proc/{pid}/{file}")
 
 
 def comm(pid: int) -> str:

@@ -25,8 +25,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpulaunch.profiler.channel import page
-from gpulaunch.profiler.probe.edges import Probe
+from gpulaunch.profiler.channel.workers import create as create_workers
 from gpulaunch.profiler.probe.hooks import Hooks
+from gpulaunch.profiler.probe.state import Probe
 
 BLOCK_STEPS = 100
 TARGET_US = 20.0
@@ -66,6 +67,9 @@ def measure(workers: int, steps: int, directory: str) -> dict[str, Any]:
     """Alternate blocks of steps with and without the probe."""
     path = f"{directory}/rank-{workers}.bin"
     page.create(path, rank=workers, local_rank=0, attempt=0)
+    create_workers(f"{directory}/workers-{workers}.bin")
+    # Everything is in service, and stays so: half a percent of such a step nothing could be.
+    os.environ.update(GPULAUNCH_CHANNEL_DIR=directory, RANK=str(workers), GPULAUNCH_PROFILE_BUDGET="0")
     writer = page.PageWriter(path)
     probe = Probe(writer, torch)
     hooks = Hooks(probe, torch)
@@ -84,6 +88,8 @@ def measure(workers: int, steps: int, directory: str) -> dict[str, Any]:
                 off_us.append(training.block(BLOCK_STEPS))
     differences = sorted(on - off for on, off in zip(on_us, off_us, strict=True))
     seen = page.read(path)
+    assert not seen.hooks_unavailable, seen.fault
+    assert not seen.hooks_shed
     assert seen.steps >= len(on_us) * BLOCK_STEPS - len(on_us), f"the probe saw only {seen.steps} steps"
     writer.close()
     return {

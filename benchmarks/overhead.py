@@ -1,0 +1,190 @@
+"""What the profiler costs a job: `python benchmarks/overhead.py`.
+
+The same job in pairs, with the profiler and without, one run right after the other and in turned order; steps of 2, 20
+and 200 ms, so that what costs a fixed time per step and what costs a share of a core can be told apart. Beside it the
+same job watched by py-spy, at the rate at which the profiler samples stacks, and, where it is installed, under TraceML
+(`--traceml PATH` of its command), each against its own launcher without it. Where runs of a kind follow each other,
+they are compared too: that is what the measurement itself leaves of a ratio of 1.
+
+Every run is checked for what it is: pages of observed ranks have counted the steps that the ranks tell, others have
+none; py-spy has taken stacks of each rank; TraceML's summary has steps of all ranks.
+
+Then what the sidecar uses for eight ranks, whether a reader ever sees a torn record (torn.py), and whether an observed
+rank grows (growth.py). What the probe costs within a step, to the microsecond, is probe.py's to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _measure import BIN, machine
+from _pairs import halves, middle, there_and_back
+from growth import STEPS, growth
+from overhead_page import fill, misses, table, targets
+from overhead_runs import PLAIN, PROFILED, PY_SPY, Way, one_run, pause_s, sidecar, traceml
+from torn import READS, torn
+
+Row = dict[str, Any]
+
+STEPS_MS = (20, 2, 200)
+SECONDS = {2: 5.0, 20: 10.0, 200: 12.0}
+AROUND_S = {"gpulaunch": 5.0, "TraceML": 15.0}
+"""What a run takes besides, about; after the first one of a kind it is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Runs that are made one after the other. Each half has one run that the others of it are compared with."""
+
+    step_ms: int
+    runs: tuple[Way, ...]
+
+
+def cells(by_traceml: tuple[Way, Way] | None, py_spy: bool) -> list[Cell]:
+    """One round. The profiler is always next to the run without it, and at 20 ms, where it has a target, more often."""
+    found: list[Cell] = []
+    for step_ms in STEPS_MS:
+        ways = (PY_SPY, PLAIN, PROFILED) if py_spy else (PLAIN, PROFILED)
+        found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(*ways))))
+        if step_ms == 20:
+            found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(PLAIN, PROFILED))))
+            found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(PROFILED, PLAIN))))
+        if by_traceml is not None:
+            found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(*by_traceml))))
+    return found
+
+
+class Measuring:
+    """All runs, as long as there is time for another cell."""
+
+    def __init__(self, options: argparse.Namespace, until_s: float) -> None:
+        self._options = options
+        self._until_s = until_s
+        self._pause_s = {step_ms: pause_s(options.ranks, step_ms) for step_ms in STEPS_MS}
+        self._took_s: dict[int, float] = {}
+        self.settings = {"pause_s": {str(step_ms): pause for step_ms, pause in self._pause_s.items()}}
+
+    def rows(self, round_: list[Cell]) -> Iterator[Row]:
+        for turn in range(self._options.rounds):
+            for number, cell in enumerate(round_):
+                now_s = time.monotonic()
+                if now_s + self._took_s.get(number, self._expected_s(cell)) > self._until_s:
+                    print(f"no time for {cell.step_ms} ms {[way.name for way in cell.runs]}", file=sys.stderr)
+                    return
+                yield from self._cell(turn, cell)
+                self._took_s[number] = time.monotonic() - now_s
+
+    def _expected_s(self, cell: Cell) -> float:
+        around_s = sum(AROUND_S[way.launched_by] for way in cell.runs)
+        return around_s + len(cell.runs) * SECONDS[cell.step_ms] * self._options.scale
+
+    def _cell(self, turn: int, cell: Cell) -> Iterator[Row]:
+        seconds = SECONDS[cell.step_ms] * self._options.scale
+        ran: list[tuple[Way, Row]] = []
+        for way in cell.runs:
+            told = one_run(way, self._options.ranks, self._pause_s[cell.step_ms], seconds)
+            print(f"{cell.step_ms} ms, {way.name}: {told}", file=sys.stderr, flush=True)
+            ran.append((way, told))
+        about = {"step_ms": cell.step_ms, "round": turn}
+        for half in halves(ran):
+            (base,) = (told for way, told in half if way.base)
+            yield from ({**about, "way": way.name, "with": told, "without": base} for way, told in half if not way.base)
+        (way, first), (_, second) = ran[len(ran) // 2 - 1 : len(ran) // 2 + 1]
+        yield {**about, "way": "the same again", "what": way.name, "with": second, "without": first}
+
+
+def summed_up(rows: list[Row]) -> Row:
+    """Way -> step -> what the pairs say of it."""
+    found: Row = {}
+    for row in rows:
+        found.setdefault(row["way"], {}).setdefault(str(row["step_ms"]), []).append((row["with"], row["without"]))
+    return {way: {step: compared(pairs) for step, pairs in of.items()} for way, of in found.items()}
+
+
+def compared(pairs: list[tuple[Row, Row]]) -> Row:
+    """Throughput as a ratio; what else differs, as a difference."""
+    differences = {
+        name: middle([one[name] - other[name] for one, other in pairs])
+        for name in ("median_step_us", "cpu_us_per_step", "busy_cores", "pss_mib")
+    }
+    return {
+        "ratio": middle([one["steps_per_s"] / other["steps_per_s"] for one, other in pairs]),
+        **differences,
+        "busy_cores_without": statistics.median(other["busy_cores"] for _, other in pairs),
+        "stolen_cores": max(max(one["stolen_cores"], other["stolen_cores"]) for one, other in pairs),
+    }
+
+
+def own_figure(rows: list[Row]) -> Row:
+    """What the pages of the observed ranks say themselves that a step costs."""
+    found: Row = {}
+    for row in rows:
+        if row["way"] == PROFILED.name:
+            found.setdefault(str(row["step_ms"]), []).append(row["with"]["probe_us_per_step"])
+    return {step: statistics.median(values) for step, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the profiler costs a job.")
+    parser.add_argument("--rounds", type=int, default=3, help="each has 6 pairs with the profiler at 20 ms, else 2")
+    parser.add_argument("--minutes", type=float, default=40.0, help="begin no more runs than end in this time")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the time that a run is watched")
+    parser.add_argument("--reads", type=int, default=READS, help="of records while they are written")
+    parser.add_argument("--steps", type=int, default=STEPS, help="in which a rank must not grow")
+    parser.add_argument("--traceml", metavar="PATH", help="TraceML's command, of an environment of its own")
+    parser.add_argument("--out", type=Path, help="write figures and raw rows here")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its marks")
+    parser.add_argument("--from", type=Path, dest="result", metavar="FILE", help="measure nothing; take this result")
+    parser.add_argument("--check", action="store_true", help="end with 1 where a target is missed")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(143))
+
+    result = json.loads(options.result.read_text()) if options.result else measured(options)
+    print(table(result))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    if options.page:
+        options.page.write_text(fill(options.page.read_text(), table(result)))
+    if options.check and (missed := misses(result)):
+        sys.exit("\n".join(missed))
+
+
+def measured(options: argparse.Namespace) -> Row:
+    began_s = time.monotonic()
+    beside: Row = {
+        "sidecar_of_8_ranks": sidecar(60 * options.scale),
+        "ring": torn(options.reads),
+        "growth": growth(options.steps),
+    }
+    print(json.dumps({**beside, "growth": {**beside["growth"], "looks": "..."}}, indent=1), file=sys.stderr)
+    measuring = Measuring(options, began_s + 60 * options.minutes)
+    by_traceml = traceml(options.traceml) if options.traceml else None
+    rows = list(measuring.rows(cells(by_traceml, py_spy=(BIN / "py-spy").exists())))
+    result = {
+        "machine": machine(),
+        "settings": {
+            **{name: getattr(options, name) for name in ("rounds", "minutes", "ranks", "scale")},
+            "seconds": {str(step_ms): seconds * options.scale for step_ms, seconds in SECONDS.items()},
+            **measuring.settings,
+        },
+        "minutes": (time.monotonic() - began_s) / 60,
+        "ways": summed_up(rows),
+        "own_us_per_step": own_figure(rows),
+        **beside,
+        "rows": rows,
+    }
+    return {**result, "targets": targets(result)}
+
+
+if __name__ == "__main__":
+    main()
