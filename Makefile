@@ -3,6 +3,7 @@
 # make lint    the first part of it
 # make bench   measure start, restart, memory and probe cost beside torchrun
 # make bench-recovery   measure recovery beside torchrun (and ft_launcher: FT_LAUNCHER=path)
+# make bench-overhead   measure what the profiler costs a job (TRACEML=path of its command: beside it)
 # make clean   remove what these made
 #
 # PYTHON=python3.12   which Python (3.11 or newer) makes the virtual environment
@@ -24,7 +25,7 @@ GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
 RANKS ?= $(shell n=2; [ $(CORES) -ge 4 ] && n=4; \
 	[ $(GPUS) -gt 0 ] && [ $(GPUS) -lt $$n ] && n=$(GPUS); [ $$n -lt 2 ] && n=2; echo $$n)
 
-.PHONY: help demo test lint bench bench-recovery clean
+.PHONY: help demo test lint bench bench-recovery bench-overhead clean
 
 help:
 	@sed -n '/^# /s/^# //p;/^$$/q' Makefile
@@ -47,6 +48,9 @@ bench: $(VENV)/.examples
 
 bench-recovery: $(VENV)/.examples
 	$(BIN)/python benchmarks/recovery.py $(if $(FT_LAUNCHER),--ft-launcher $(FT_LAUNCHER))
+
+bench-overhead: $(VENV)/.examples
+	$(BIN)/python benchmarks/overhead.py $(if $(TRACEML),--traceml $(TRACEML))
 
 clean:
 	rm -rf $(VENV) build dist gpulaunch-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -379,6 +379,234 @@ def probe_cost(bench: Bench) -> Result:
     }
 
 
+COPYING_PROGRAM = """
+import dataclasses, json, os, time, torch
+from torch.utils.data import DataLoader
+from gpulaunch.profiler.channel import page
+
+STEPS = 64
+model = torch.nn.Linear(256, 1).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+pageable, pinned = torch.ones(8 << 20), torch.ones(8 << 20).pin_memory()
+weights = torch.randn(4096, 4096, device="cuda")
+began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+own_copy_ms = own_wait_s = 0.0
+for batch in DataLoader(torch.ones(STEPS, 256)):
+    began.record()
+    pageable.to("cuda")
+    ended.record()
+    pinned.to("cuda", non_blocking=True)
+    loss = model(batch.cuda()).mean()
+    product = weights
+    for _ in range(8):
+        product = product @ weights
+    asked = time.perf_counter()
+    product[0, 0].item()
+    own_wait_s += time.perf_counter() - asked
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    back = pageable[:1024].to("cuda").cpu()
+    own_copy_ms += began.elapsed_time(ended)
+with page.PageReader(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin") as reader:
+    seen, sites = reader.read(), reader.sites()
+with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
+    json.dump({
+        "copies": {" ".join(key).strip(): dataclasses.asdict(copies) for key, copies in seen.copies.items()},
+        "syncs": {kind: dataclasses.asdict(waits) for kind, waits in seen.syncs.items() if waits.calls},
+        "sites": [[row.kind, row.text, row.count, row.size_bytes] for row in sites],
+        "phase_s": {phase: ns / 1e9 for phase, ns in seen.phase_ns.items()},
+        "step_s": seen.step_ns_total / 1e9,
+        "gpu_timed_steps": seen.gpu_timed_steps,
+        "gpu_step_s": seen.gpu_step_ns_total / 1e9,
+        "gpu_phases_s": (seen.gpu_forward_ns_total + seen.gpu_backward_ns_total + seen.gpu_optimizer_ns_total) / 1e9,
+        "pinned_bytes": seen.gpu_pinned_bytes,
+        "armed": str(seen.hooks_armed), "fault": seen.fault,
+        "own_copy_s": own_copy_ms / 1e3, "own_wait_s": own_wait_s,
+    }, file)
+"""
+
+
+def copies_and_waits_are_counted(bench: Bench) -> Result:
+    """Every copy and every wait of a program by direction, memory and line; times agree with the program's own."""
+    code, _ = bench.run("--nproc", "1", bench.program(COPYING_PROGRAM))
+    report = bench.report(0)
+    copies, syncs = report["copies"], report["syncs"]
+    copy_ratio = copies["h2d pageable"]["gpu_ns"] / 1e9 / report["own_copy_s"]
+    wait_ratio = syncs["item"]["blocked_ns"] / 1e9 / report["own_wait_s"]
+    return {
+        # The model; then each step 32 MiB, a batch, and 4 KiB that come back.
+        "ok": code == 0
+        and (copies["h2d pageable"]["count"], copies["h2d pinned"]["count"]) == (1 + 3 * 64, 64)
+        and copies["h2d pageable"]["size_bytes"] == 4 * 257 + 64 * ((32 << 20) + 1024 + 4096)
+        and copies["h2d pinned"]["size_bytes"] == 64 * (32 << 20)
+        and (copies["d2h pageable"]["count"], copies["d2h pageable"]["size_bytes"]) == (64, 64 * 4096)
+        and (syncs["item"]["calls"], syncs["cpu"]["calls"]) == (64, 64)
+        and 0.5 < copy_ratio < 2.0
+        and 0.8 < wait_ratio < 1.25
+        and report["gpu_timed_steps"] >= 3
+        and 0 < report["gpu_phases_s"] < report["gpu_step_s"]
+        and report["phase_s"]["sync"] > 0.5 * report["own_wait_s"]
+        and report["pinned_bytes"] >= 32 << 20
+        and all(name in report["armed"] for name in ("COPIES", "SYNCS", "GPU_TIME"))
+        and report["fault"] == "",
+        "code": code,
+        "copy_gpu_time_to_the_programs_own": copy_ratio,
+        "wait_to_the_programs_own": wait_ratio,
+        **report,
+    }
+
+
+SNAPSHOT_PROGRAM = """
+import json, os, pickle, torch
+from gpulaunch.profiler.channel import page
+
+held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+try:
+    torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    pass
+directory = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
+with open(os.path.join(directory, "gpu-memory.pickle"), "rb") as file:
+    snapshot = pickle.load(file)
+seen = page.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
+with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
+    json.dump({
+        "largest_segment_bytes": max(segment["total_size"] for segment in snapshot["segments"]),
+        "ooms": seen.gpu_ooms,
+        "allocated_bytes": seen.gpu_allocated_bytes,
+    }, file)
+"""
+
+
+def out_of_memory_leaves_a_snapshot(bench: Bench) -> Result:
+    """When memory runs out, what the allocator holds is beside the error file, and its figures are in the page."""
+    code, _ = bench.run("--nproc", "1", bench.program(SNAPSHOT_PROGRAM))
+    report = bench.report(0)
+    return {
+        "ok": code == 0
+        and report["largest_segment_bytes"] >= 1 << 30
+        and report["ooms"] >= 1
+        and report["allocated_bytes"] >= 1 << 30,
+        "code": code,
+        **report,
+    }
+
+
+GRAPH_PROGRAM = """
+import json, os, torch
+from torch.utils.data import DataLoader
+from gpulaunch.profiler.channel import page
+
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+static = torch.ones(16, 256, device="cuda")
+def step():
+    optimizer.zero_grad(set_to_none=True)
+    loss = (model(static) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    first = step().item()
+    for _ in range(39):
+        step()
+torch.cuda.current_stream().wait_stream(side)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):  # the 41st step, which would have been timed on the GPU
+    loss = step()
+for batch in DataLoader(torch.ones(16 * 64, 256), batch_size=16, pin_memory=True):
+    static.copy_(batch, non_blocking=True)
+    graph.replay()
+compiled = torch.compile(model, backend="cudagraphs")
+for _ in range(64):
+    optimizer.zero_grad(set_to_none=True)
+    (compiled(static) - 1).square().mean().backward()
+    optimizer.step()
+seen = page.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
+with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
+    json.dump({
+        "first_loss": first, "last_loss": loss.item(), "steps": seen.steps,
+        "pinned_copies": seen.copies["h2d", "pinned"].count,
+        "gpu_timed_steps": seen.gpu_timed_steps, "unavailable": str(seen.hooks_unavailable), "fault": seen.fault,
+    }, file)
+"""
+
+
+def graphs_are_captured_as_ever(bench: Bench) -> Result:
+    """A step captured as a CUDA graph while a step is timed, and torch.compile's graphs, with all taps in place."""
+    code, _ = bench.run("--nproc", "1", bench.program(GRAPH_PROGRAM))
+    report = bench.report(0)
+    return {
+        "ok": code == 0
+        and report["last_loss"] < report["first_loss"]
+        and report["pinned_copies"] == 64
+        and report["gpu_timed_steps"] >= 2
+        and report["fault"] == "",
+        "code": code,
+        **report,
+    }
+
+
+DEVICE_PROGRAM = """
+import json, sys, time
+import torch
+from gpulaunch.profiler.samplers.gpus import GpuSampler
+from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.patience import Helper
+
+helper = Helper()
+sampler = GpuSampler(Ledger(), helper, patience_s=30.0)
+uuid = "GPU-" + str(torch.cuda.get_device_properties(0).uuid)
+one = lambda: next(gpu for gpu in sampler.read(time.monotonic()).values if gpu.uuid == uuid)
+one()
+source = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
+a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+copied, spent, errors = 0, [], []
+for _ in range(12):
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        source.to("cuda", non_blocking=True)
+        copied += source.numel()
+        (a @ a).sum().item()
+    began, cpu = time.perf_counter(), time.process_time()
+    reading = sampler.read(time.monotonic())
+    spent.append((time.perf_counter() - began, time.process_time() - cpu))
+    errors += reading.errors
+gpu = one()
+helper.close()
+print(json.dumps({
+    "copied_bytes": copied, "pcie_bytes": dict(gpu.pcie_bytes), "energy_joules": gpu.energy_joules,
+    "power_watts": gpu.power_watts, "utilization": gpu.utilization_ratio, "gpm": dict(gpu.gpm_ratios),
+    "throttle_seconds": dict(gpu.throttle_seconds), "link": [gpu.pcie_generation, gpu.pcie_generation_max,
+    gpu.pcie_width, gpu.pcie_width_max], "errors": errors,
+    "reading_wall_s": sorted(wall for wall, _ in spent)[len(spent) // 2],
+    "reading_cpu_s": sorted(cpu for _, cpu in spent)[len(spent) // 2],
+}))
+"""
+
+
+def device_counters(bench: Bench) -> Result:
+    """NVML and GPM as the sidecar reads them, beside a load whose copies are known; and what a reading costs."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(bench.python_path)}
+    done = subprocess.run(
+        [sys.executable, bench.program(DEVICE_PROGRAM)], env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    said: Result = json.loads(done.stdout.splitlines()[-1])
+    received = said["pcie_bytes"].get("receive")
+    said["pcie_share_seen"] = None if received is None else received / said["copied_bytes"]
+    return {
+        "ok": said["utilization"] > 0.5
+        and said["energy_joules"] > 0
+        and (received is None or 0.9 < said["pcie_share_seen"] < 1.3),
+        **said,
+    }
+
+
 CHECKS: tuple[Callable[[Bench], Result], ...] = (
     nccl_on_one_gpu,
     two_ranks_share_a_gpu,
@@ -389,6 +617,10 @@ CHECKS: tuple[Callable[[Bench], Result], ...] = (
     out_of_memory_is_named,
     metrics_have_gpu_memory,
     doctor_sees_the_gpu,
+    copies_and_waits_are_counted,
+    out_of_memory_leaves_a_snapshot,
+    graphs_are_captured_as_ever,
+    device_counters,
     probe_cost,
 )
 

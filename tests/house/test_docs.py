@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.launcher.job.options import OPTIONS
+from gpulaunch.profiler.analysis.rules import RULES
+from gpulaunch.profiler.channel.layout import PHASES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -17,6 +19,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 ELSEWHERE = {
     *("--help", "--version", "--epochs", "--steps", "--require-accuracy", "--out", "--extra-index-url"),
     *("--use-env", "--local-rank", "--kill-on-bad-exit", "--signal", "--after", "--ckpt"),
+    *("--duration", "--rank", "--what", "--again"),  # of gpulaunch trace
 }
 
 
@@ -40,3 +43,12 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     missing = [link for link in links if link and "://" not in link and not (page.parent / link).exists()]
 
     assert missing == []
+
+
+def test_the_profiling_guide_has_every_phase_and_names_no_rule_that_does_not_exist() -> None:
+    guide = (DOCS / "profiling.md").read_text()
+    rules = {rule.id for rule in RULES}
+
+    assert [phase for phase in PHASES if f"| `{phase}` |" not in guide] == []
+    assert set(re.findall(r"findings\.md#([a-z0-9-]+)", guide)) <= rules
+    assert set(re.findall(r"`((?:[a-z0-9]+-)+[a-z0-9]+)`", guide)) <= rules

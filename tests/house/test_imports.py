@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profiler.analysis": {"profiler.channel", "profiler.record"},
     "profiler.daemon": {"profiler.samplers", "profiler.analysis", "profiler.channel", "profiler.record"},
     "mark": {"profiler.probe"},
-    "exporters.prometheus": {"profiler.record", "profiler.channel", "profiler.daemon"},
+    "exporters.prometheus": {"profiler.record", "profiler.channel", "profiler.analysis"},
+    "exporters.files": {"profiler.record"},
     "launcher.job": set(),
     "launcher.loop": set(),
     "launcher.rendezvous": {"launcher.loop", "launcher.job"},
@@ -40,8 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("launcher.hang", "launcher.policy", "launcher.gpus"),
         *("launcher.loop", "launcher.job", "profiler.channel", "profiler.record"),
     },
-    # Faults on purpose: it looks at a run from outside, as its user does.
-    "launcher.chaos": {"launcher.checkpoint", "launcher.loop", "launcher.job", "profiler.channel"},
+    # A run seen from outside, as its user sees it; and faults on purpose.
+    "launcher.runs": {"launcher.loop"},
+    "launcher.chaos": {"launcher.runs", "launcher.checkpoint", "launcher.loop", "launcher.job"},
     # What user programs save and resume with; they have torch.
     "checkpoint": {"launcher.checkpoint", "profiler.channel", "profiler.probe"},
     # The composition roots.
@@ -49,10 +51,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": {"*"},
 }
 
-# One process, the rank, is put together below the agent: by name, these two modules and no other.
+# By name, and no other: one process, the rank, is put together below the agent; and looking into one is shared.
 BY_NAME: dict[str, set[str]] = {
     "launcher.loop.rank_main": {"launcher.failure.inside", "profiler.probe.inject", "compat._callable"},
     "launcher.loop.preload": {"launcher.failure.inside", "profiler.probe.inject"},
+    # Only in the process that looks into ranks, never in the agent.
+    "launcher.hang.stacks": {"profiler.samplers.pyspy"},
 }
 
 # Importing torch, once for all ranks, is what the fork server is for; and its store is torch's.

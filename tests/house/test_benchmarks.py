@@ -1,0 +1,179 @@
+"""What the benchmarks of the profiler's price make of their figures: no run, only what is done with one."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "overhead.md"
+RESULT = ROOT / "benchmarks" / "results" / "overhead.json"
+
+
+@pytest.fixture(name="load")
+def _load(monkeypatch: pytest.MonkeyPatch):
+    """Import a benchmark as its neighbours do: they are programs that lie beside each other, and no package."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    before = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        return __import__(name)
+
+    yield load
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT / "benchmarks")):
+            del sys.modules[name]
+
+
+def test_five_pairs_say_nothing_of_the_median_at_95_percent_and_six_do(load) -> None:
+    interval = load("_pairs").interval
+
+    assert interval([1.0] * 5) is None
+    assert interval([3, 1, 2, 6, 5, 4]) == (1, 6)
+    assert interval(range(10)) == (1, 8)
+
+
+def test_the_interval_has_the_median_in_it_as_often_as_it_says(load) -> None:
+    interval, chance = load("_pairs").interval, random.Random(4)
+
+    inside = 0
+    for _ in range(2000):
+        low, high = interval([chance.expovariate(1) for _ in range(18)])
+        inside += low <= 0.6931 <= high  # the median of that distribution: ln 2
+
+    assert inside >= 0.95 * 2000
+
+
+def test_twice_the_deviation_takes_four_times_the_pairs(load) -> None:
+    pairs_for = load("_pairs").pairs_for
+
+    assert pairs_for(0.002, 0.02) == pytest.approx(4 * pairs_for(0.002, 0.01), rel=0.01)
+    assert pairs_for(0.002, 0.0) == 6
+
+
+def test_each_half_of_a_cell_has_each_way_once_and_what_drifts_favours_none(load) -> None:
+    pairs = load("_pairs")
+
+    there, back = pairs.halves(pairs.there_and_back("a", "b", "c"))
+
+    assert (there, back) == (["a", "b", "c"], ["c", "b", "a"])
+
+
+def test_a_slope_is_growth_and_a_sawtooth_is_not(load) -> None:
+    grown = load("growth").grown
+
+    assert grown(list(range(100))) == pytest.approx(45)
+    assert grown([look % 4 for look in range(100)]) == 0
+    assert grown([-1000, -400, *[7] * 98]) == 0  # warming up
+    assert grown([*[7] * 80, 9000, *[7] * 19]) == 0  # one odd look
+
+
+def test_a_rank_grows_if_it_does_by_more_than_one_that_is_not_observed(load) -> None:
+    grows = load("growth").grows
+    seen = {"without": {"blocks": 1, "heap_bytes": 16}, "apart": {"blocks": 4, "heap_bytes": 96}}
+
+    assert not grows({**seen, "with": {"blocks": 3, "heap_bytes": 112}})
+    assert grows({**seen, "with": {"blocks": 48, "heap_bytes": 0}})
+    assert grows({**seen, "with": {"blocks": 0, "heap_bytes": 4096}})
+
+
+def test_a_record_of_two_steps_does_not_fit(load, tmp_path) -> None:
+    torn = load("torn")
+    from gpulaunch.profiler.channel import page, ring
+
+    path = str(tmp_path / "rank-0.bin")
+    page.create(path, rank=0, local_rank=0, attempt=0)
+    writer = page.PageWriter(path)
+    factors, total = torn._FACTORS, torn._SUM
+    phases = tuple(2 * factor for factor in factors)
+    for step in (1, 2):
+        writer.end_step(
+            (step, step, 0, 7 * step, total * step, *(f * step for f in factors), step, 1, step), 0, 1,
+            (step, total * step, *(f * step for f in factors[:-1]), 7),
+        )  # fmt: skip
+    with page.PageReader(path) as reader:
+        assert [torn.fits(event) for event in ring.recent_from(reader)] == [True, True]
+        assert torn.snapshot_fits(reader.read())
+        assert torn.careless_fits(reader, 1)
+    words = writer.words
+    words[torn.RING_BYTE // 8 + torn.RING_RECORD_BYTES // 8 + 5] = phases[2] + 1  # of the second record, between marks
+    words[load("torn").Word.STEP_NS_TOTAL] += 1
+    with page.PageReader(path) as reader:
+        assert [torn.fits(event) for event in ring.recent_from(reader)] == [True, False]
+        assert not torn.snapshot_fits(reader.read())
+        assert not torn.careless_fits(reader, 1)
+    writer.close()
+
+
+def test_a_page_keeps_its_words_and_gets_the_figures_between_its_marks(load) -> None:
+    module = load("overhead_page")
+    page = f"before\n{module.BEGIN}\nold\n{module.END}\nafter\n"
+
+    once = module.fill(page, "new")
+
+    assert once == module.fill(once, "new")
+    assert once.startswith("before\n")
+    assert once.endswith("after\n")
+    assert "new" in once
+    assert "old" not in once
+    with pytest.raises(ValueError, match="lacks"):
+        module.fill("no marks", "new")
+
+
+def test_the_page_says_what_the_result_says_and_nothing_where_there_is_none(load) -> None:
+    module = load("overhead_page")
+    page = PAGE.read_text()
+
+    if RESULT.exists():
+        assert page == module.fill(page, module.table(json.loads(RESULT.read_text())))
+    else:
+        assert page.partition(module.BEGIN)[2].partition(module.END)[0].strip() == ""
+
+
+def result(ratios: list[float]) -> dict[str, object]:
+    """As much of a result as is judged."""
+    import _pairs
+
+    return {
+        "ways": {"profiler": {"20": {"ratio": _pairs.middle(ratios)}}},
+        "sidecar_of_8_ranks": {"cores": 0.005, "seconds": 60.0, "largest_rss_bytes": 30_000_000},
+        "ring": {"torn": 0, "torn_snapshots": 0, "records": 10_000_000, "careless_torn": 5},
+        "growth": {
+            "steps": 100_000,
+            **{name: {"blocks": 0, "heap_bytes": 0, "rss_bytes": 0} for name in ("with", "without", "apart")},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("ratios", "met", "told"),
+    [
+        ([0.998 + n * 1e-5 for n in range(18)], True, True),
+        ([0.990 + n * 1e-5 for n in range(18)], False, True),
+        ([0.98 + n * 2e-3 for n in range(18)], True, False),  # the median is, but it might as well not be
+        ([0.999, 0.999, 0.999], True, False),
+    ],
+)
+def test_a_target_is_met_missed_or_cannot_be_told(load, ratios: list[float], met: bool, told: bool) -> None:
+    judged = load("overhead_page").targets(result(ratios))
+
+    (throughput,) = [of for of in judged if of["what"].startswith("throughput")]
+    assert (throughput["met"], throughput["told"]) == (met, told)
+    assert all(of["met"] and of["told"] for of in judged if of["what"].startswith(("sidecar", "torn", "growth")))
+
+
+def test_a_test_of_tearing_that_could_not_tear_has_told_nothing(load) -> None:
+    module = load("overhead_page")
+    seen = result([0.999] * 18)
+    seen["ring"]["careless_torn"] = 0  # type: ignore[index]
+    seen["targets"] = module.targets(seen)
+
+    # The probe's own figure is measured apart, and may be missed as well.
+    (missed,) = [each for each in module.misses(seen) if each.startswith("torn records")]
+
+    assert "cannot tell" in missed
