@@ -30,6 +30,14 @@ def test_shares_of_the_step_are_told_per_rank() -> None:
     assert row.split() == ["3", "100.00", "ms", "25.0%", "0.0%", "0.0%", "0.0%", "75.0%"]
 
 
+def test_steps_of_a_killed_rank_that_told_no_times_are_counted_and_not_averaged() -> None:
+    killed = totals(steps=15)
+    killed.untimed_steps = 5
+
+    assert text({0: killed}).startswith("15 steps; ")
+    assert text({0: killed}).splitlines()[2].split()[1] == "100.00"
+
+
 def test_long_jobs_show_the_first_and_the_last_ranks() -> None:
     rows = text({rank: totals() for rank in range(64)}).splitlines()
 

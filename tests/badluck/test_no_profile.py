@@ -21,7 +21,7 @@ PROCESSES = ("rank", "fork", "spawn")
 DOOR = {"", ".probe", ".probe.inject", ".probe.tempdir"}
 """What of the profiler every process of a run imports: torch calls `inject.arm` at the end of its own import, and as a
 run has a control page, profiled or not, the sockets of multiprocessing are put beside it."""
-PRELOADED = (".probe.", ".channel")
+PRELOADED = (".probe.", ".channel", ".files")
 """What the fork server imports once for all ranks, profiled or not; to import it does nothing (tests/house)."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import io
@@ -77,22 +76,6 @@ def no_optimizer() -> None:
                 assert parameter.grad is not None
                 parameter -= 0.1 * parameter.grad
                 parameter.grad = None
-
-
-def accelerate_loop() -> None:
-    """6 steps of 2 micro-steps, as Accelerate leads them."""
-    os.environ["LOCAL_RANK"] = "-1"  # no process group: this is one process
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = a_model()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(DATA, batch_size=8))
-    for inputs, targets in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(LOSS(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 def compiled(backend: str) -> None:
@@ -285,83 +268,3 @@ def taps_are_not_noticed() -> None:
     with pytest.raises(ValueError, match="process group has not been initialized"):
         torch.distributed.all_reduce(torch.zeros(1))
     train(model, loader, optimizer)
-
-
-class Labelled(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """The same data, as trainers want it."""
-
-    def __len__(self) -> int:
-        return len(DATA)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"inputs": DATA[index][0], "labels": DATA[index][1]}
-
-
-def hf_trainer() -> None:
-    """6 steps of 2 micro-steps, and an evaluation, as the Hugging Face Trainer leads them."""
-    os.environ["LOCAL_RANK"] = "-1"
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        from transformers import Trainer, TrainingArguments
-
-        class Model(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layers = a_model()
-
-            def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-                outputs = self.layers(inputs)
-                return {"loss": LOSS(outputs, labels), "logits": outputs}
-
-        arguments = TrainingArguments(
-            output_dir=f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/trained",
-            use_cpu=True,
-            disable_tqdm=True,
-            report_to=[],
-            logging_strategy="no",
-            save_strategy="no",
-            num_train_epochs=1,
-            eval_strategy="epoch",
-            remove_unused_columns=False,
-            per_device_train_batch_size=8,
-            per_device_eval_batch_size=8,
-            gradient_accumulation_steps=2,
-        )
-        Trainer(model=Model(), args=arguments, train_dataset=Labelled(), eval_dataset=Labelled()).train()
-
-
-def lightning_trainer() -> None:
-    """6 steps of 2 micro-steps, and an evaluation, as Lightning leads them."""
-    for name in ("RANK", "LOCAL_RANK"):
-        os.environ.pop(name)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        import lightning
-
-        class Module(lightning.LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layers = a_model()
-
-            def training_step(self, batch: Any, _index: int) -> torch.Tensor:
-                inputs, targets = batch
-                loss: torch.Tensor = LOSS(self.layers(inputs), targets)
-                return loss
-
-            def validation_step(self, batch: Any, _index: int) -> None:
-                self.layers(batch[0])
-
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), lr=0.1)
-
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=1,
-            accumulate_grad_batches=2,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-        )
-        loader = DataLoader(DATA, batch_size=8)
-        trainer.fit(Module(), loader, loader)

@@ -42,6 +42,46 @@ def many_steps() -> None:
     train(a_model(), many_batches(2_000))
 
 
+def steps_seen_from_beside() -> None:
+    """After each of 60 steps somebody looks at the page, as the agent and the sidecar do."""
+    from gpulaunch.profiler.channel import page
+    from gpulaunch.profiler.channel.layout import Region
+
+    path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], "rank-3.bin")
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    behind = []
+    for number, (inputs, targets) in enumerate(many_batches(60), 1):
+        assert page.read(path).region is Region.FORWARD
+        loss = LOSS(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        assert page.read(path).region is Region.STEPPING
+        optimizer.step()
+        seen = page.read(path)
+        assert (seen.steps_made, seen.region) == (number, Region.OTHER)
+        assert sum(seen.phase_ns.values()) == seen.step_ns_total
+        behind.append(number - seen.steps)
+    assert 0 < max(behind) < 8
+    assert behind[:8] == [0] * 8, "what the edges of steps are is not known yet"
+
+
+def late_steps_seen_from_beside() -> None:
+    """Steps that take longer than anybody should wait for their times."""
+    from gpulaunch.profiler.channel import page
+
+    path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], "rank-3.bin")
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (inputs, targets) in enumerate(many_batches(14), 1):
+        LOSS(model(inputs), targets).backward()
+        if number > 10:
+            time.sleep(0.26)
+        optimizer.step()
+        seen = page.read(path)
+        assert (seen.steps, seen.steps_made) == (number, number) or number <= 10
+
+
 def many_steps_that_cost_much() -> None:
     """The same, and no time is given to a short program."""
     from gpulaunch.profiler.probe import price

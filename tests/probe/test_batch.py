@@ -91,8 +91,12 @@ HEAD_IS_THERE = {7: (0, "data"), 8: (1, "data"), 9: (0,)}
         (HEAD_IS_THERE, 1, 1, None, 3, 0, 0),
         ({}, 0, 0, None, 0, 0, 0),
         (AT_WORK, 4, 1, 3, 1, 0, 3),
+        (HEAD_IS_LATE, 2, 2, None, 4, 0, 0),
     ],
-    ids=["all at work", "some in the queue", "head of line is late", "next one is there", "drained", "pinning is slow"],
+    ids=[
+        *("all at work", "some in the queue", "head of line is late", "next one is there", "drained"),
+        *("pinning is slow", "all are there, in another order"),
+    ],
 )
 def test_the_queue_tells_what_is_ready_and_what_waits(tasks, outstanding, queued, delivered, ready, blocked, backlog):
     iterator = an_iterator(tasks, outstanding=outstanding, received=7, queued=queued, delivered=delivered)
@@ -138,6 +142,8 @@ def watched(tmp_path: Path):
         (HEAD_IS_THERE, 1, 0, None, ({9: (0,), 10: (1,)}, 2), 5, 0),
         (HEAD_IS_LATE, 2, 0, None, None, 0, 5),
         (AT_WORK, 4, 1, None, ({8: (1, "data"), 9: (0,), 10: (1,)}, 2), 0, 5),
+        (AT_WORK, 4, 4, None, ({8: (1, "data"), 9: (0,), 10: (1,)}, 2), 5, 0),
+        (HEAD_IS_LATE, 2, 2, None, ({8: (1, "data"), 9: (0,), 10: (1, "data")}, 1), 5, 0),
     ],
     ids=[
         "nothing was there",
@@ -146,6 +152,8 @@ def watched(tmp_path: Path):
         "it had come before its turn",
         "others were there, put aside before",
         "what was there was another one",
+        "all were there, in another order",
+        "all were there, some put aside before",
     ],
 )
 def test_a_wait_is_for_workers_or_for_the_way_or_for_an_earlier_batch(

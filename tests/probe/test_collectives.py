@@ -270,7 +270,8 @@ def test_what_ddp_begins_by_itself_is_in_the_flight_recorder(run: Callable[[str]
 
     assert sum(seen.calls) == 0
     assert seen.recorder == TELLS
-    assert seen.sequence == seen.enqueued == seen.completed > 20
+    assert seen.sequence == seen.enqueued > 20
+    assert seen.enqueued - seen.completed in (0, 1), "asked at the end of a step: gloo may still be entering the last"
 
 
 @pytest.mark.torch

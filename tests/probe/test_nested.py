@@ -182,8 +182,10 @@ def test_a_compilation_of_another_thread_is_counted_but_no_part_of_a_step(probe,
 
 def test_a_backward_compiled_in_autograds_thread_is_what_the_training_thread_waits_for(probe, path, handler):
     Compilations(probe).look()
-    probe.machine.backward_enter(time.monotonic_ns())
+    now_ns = time.monotonic_ns()
+    probe.edge(now_ns, probe.machine.backward_enter(now_ns))
     in_a_thread(lambda: handler.compile(wait_a_little))
+    probe.catch_up()
     probe.machine.backward_exit(time.monotonic_ns(), True)
     seen = end_a_step(probe, path)
 

@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.channel.layout import PHASES, Region, StepSource, Word
-from gpulaunch.profiler.probe.account import CHECKPOINT, COMM, DATA_WAIT, FORWARD, GC, H2D, OTHER, SYNC, Record
+from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Region, StepSource, Word
+from gpulaunch.profiler.probe.account import (
+    CHECKPOINT,
+    COMM,
+    DATA_WAIT,
+    FORWARD,
+    GC,
+    H2D,
+    MOST_NOTES,
+    OTHER,
+    SYNC,
+    Record,
+)
 from gpulaunch.profiler.probe.step import PATIENCE, StepMachine
 
 PLAIN = ("data_wait", "forward", "backward", "optimizer")
@@ -65,6 +76,7 @@ class Loop:
         before, began = self.machine.nested_ns, self.now
         yield
         self.machine.nest(phase, began, self.now, before)
+        self.machine.catch_up()
 
     def nest(self, phase: int, ns: int) -> None:
         with self.nested(phase):
@@ -776,9 +788,125 @@ class AnyLoop(Loop):
             machine.mark_phase(read, number)
         elif name == "nest":
             machine.nest(1 + number, read - 5 * self.collects_ns, self.now, machine.nested_ns if flag else 0)
+            machine.catch_up()
         else:
             return getattr(machine, name)(read)  # None for a mark
         return None
+
+
+# --- noted, and taken up later ------------------------------------------------------------------------------------
+
+
+class NotedLoop(Loop):
+    """A loop that notes what it passes, and has it taken up after so many notes."""
+
+    def __init__(self, together: int) -> None:
+        super().__init__()
+        self.together = together
+        self.machine.pivot, self.machine.samples, self.machine.dataset = 1, 8, 1
+
+    def note(self, region: Region) -> None:
+        self.machine.notes.append(self.now << REGION_BITS | region)
+        if len(self.machine.notes) >= self.together:
+            self.pass_edge(self.machine.catch_up())
+
+    def nest(self, phase: int, ns: int) -> None:
+        self.now += ns
+        self.machine.nest(phase, self.now - ns, self.now, self.machine.nested_ns)
+
+    def fetch(self, ns: int, samples: int = 8, trains: bool = True, dataset: int = 1) -> None:
+        self.note(Region.LOADER)
+        self.now += ns
+        self.note(Region.FORWARD)
+
+    def backward(self, ns: int, accumulates: bool = True) -> None:
+        self.note(Region.BACKWARD)
+        self.now += ns
+        self.note(Region.STEPPING)
+
+    def optimize(self, ns: int, identity: int = 1) -> None:
+        self.note(Region.OPTIMIZER)
+        self.now += ns
+        self.note(Region.OTHER)
+
+
+WORK = {
+    "fetch": lambda loop, ns: loop.fetch(ns),
+    "work": lambda loop, ns: loop.work(ns),
+    "backward": lambda loop, ns: loop.backward(ns),
+    "optimize": lambda loop, ns: loop.optimize(ns),
+    "collect": lambda loop, ns: loop.nest(GC, ns),
+    "copy": lambda loop, ns: loop.nest(H2D, ns),
+}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(WORK)), st.integers(1, 1000)), max_size=200),
+    st.integers(1, 60),
+)
+def test_what_is_noted_and_taken_up_later_comes_to_the_same(work, together):
+    at_once, noted = Loop(), NotedLoop(together)
+    for loop in (at_once, noted):
+        for what, ns in work:
+            WORK[what](loop, ns)
+    noted.machine.catch_up()
+
+    assert noted.ended == at_once.ended
+    assert noted.machine.totals == at_once.machine.totals
+    assert noted.machine.notes == []
+
+
+def test_the_region_after_the_last_edge_is_told():
+    loop = NotedLoop(100)
+    assert loop.machine.catch_up() == 0, "there was none"
+    loop.fetch(10)
+    assert loop.machine.catch_up() == Region.FORWARD
+
+
+def test_what_a_signal_handler_raises_meanwhile_loses_the_edge_it_hit_and_no_other():
+    loop = NotedLoop(100)
+    for _ in range(3):
+        loop.step()
+    told = iter([None, TimeoutError("it takes too long")])
+    end = loop.machine.on_step
+
+    def interrupted(count: int, record: Record) -> None:
+        end(count, record)
+        if isinstance(error := next(told, None), TimeoutError):
+            raise error
+
+    loop.machine.on_step = interrupted
+    with pytest.raises(TimeoutError):
+        loop.machine.catch_up()
+    assert loop.steps == 2
+    loop.machine.catch_up()
+
+    assert loop.steps == 3
+    assert [step.duration for step in loop.ended] == [68, 70, 70]
+
+
+def test_a_helper_thread_may_note_the_batches_that_it_fetches():
+    loop = NotedLoop(100)
+    for _ in range(2):
+        loop.machine.note_samples(8)
+        loop.backward(30)
+        loop.optimize(3)
+    assert loop.samples == 0
+    loop.machine.catch_up()
+
+    assert [step.samples for step in loop.ended] == [8, 8]
+
+
+def test_notes_that_nobody_takes_up_are_bounded_and_no_sample_is_lost(loop):
+    for _ in range(MOST_NOTES):
+        loop.machine.note_samples(1)
+        loop.machine.nest(GC, loop.now, loop.now + 1, loop.machine.nested_ns)
+    assert len(loop.machine.notes) < MOST_NOTES + 3
+    loop.machine.catch_up()
+    loop.backward(30)
+    loop.optimize(3)
+
+    assert loop.samples == MOST_NOTES
 
 
 # What 8 steps took: in all, and by phase.

@@ -100,8 +100,8 @@ class Recovery:
         self._dead_pids.add(pid)
         if page is None:
             return
-        if page.steps:
-            self._steps = max(self._steps or 0, page.steps)
+        if page.steps_made:
+            self._steps = max(self._steps or 0, page.steps_made)
         if page.resumed_step:
             self._own_resumed_step = max(self._own_resumed_step or 0, page.resumed_step)
 

@@ -22,6 +22,8 @@ class RankTotals:
 
     steps: int = 0
     samples: int = 0
+    untimed_steps: int = 0
+    """Of them, those that a rank had made when it was killed and had not told the times of yet."""
     step_ns: int = 0
     phase_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     max_rss_bytes: int = 0
@@ -32,7 +34,8 @@ class RankTotals:
         self.max_rss_bytes = max(self.max_rss_bytes, max_rss_bytes)
         if page is None:
             return
-        self.steps += page.steps
+        self.steps += page.steps_made
+        self.untimed_steps += page.steps_made - page.steps
         self.samples += page.samples
         self.step_ns += page.step_ns_total
         self.gpu_peak_bytes = max(self.gpu_peak_bytes, page.gpu_peak_allocated_bytes)
@@ -50,11 +53,11 @@ def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float) -> str:
     stepping: list[RankTotals] = []
     steps: list[int] = []
     for page in pages.values():
-        if page.steps:
+        if page.steps_made:
             one = RankTotals()
             one.add(page, 0)
             stepping.append(one)
-            steps.append(page.resumed_step + page.steps)
+            steps.append(page.resumed_step + page.steps_made)
     if not stepping:
         return ""
     low, high = min(steps), max(steps)
@@ -118,7 +121,7 @@ def _table(stepping: Mapping[int, RankTotals]) -> list[str]:
     for rank in shown:
         one = stepping[rank]
         shares = "".join(f"{_share(one, phase):>11.1%}" for phase in phases)
-        rows.append(f"{rank:>6}{one.step_ns / one.steps / 1e6:>8.2f} ms{shares}")
+        rows.append(f"{rank:>6}{one.step_ns / (one.steps - one.untimed_steps or 1) / 1e6:>8.2f} ms{shares}")
         if len(shown) < len(ranks) and rank == ranks[7]:
             rows.append(f"{'...':>6}")
     return rows

@@ -133,7 +133,7 @@ class HangWatch:
             region=page.region,
             edge_s=edge_s,
             armed_s=page.started_ns / 1e9,
-            steps=page.steps,
+            steps=page.steps_made,
             begun=page.first_step_end_ns != 0,
             saving=page.checkpoint_blocking_since_ns != 0,
         )

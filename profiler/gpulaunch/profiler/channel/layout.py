@@ -72,7 +72,7 @@ __all__ = [
 
 PAGE_BYTES: Final = 65536
 MAGIC: Final = int.from_bytes(b"gpulpage", "little")
-VERSION: Final = 3
+VERSION: Final = 4
 
 
 class Word(IntEnum):
@@ -117,6 +117,7 @@ class Word(IntEnum):
 
     # written at every edge that the training thread passes
     LAST_EDGE = 40  # CLOCK_MONOTONIC in ns << 3 | Region
+    STEPS_MADE = 43  # steps that have ended, where the step counters are behind (`probe.step`); else less than STEPS
 
     # written once each; 0 until then
     FIRST_STEP_START_NS = 41

@@ -113,6 +113,8 @@ class PageSnapshot:
     consistent: bool
     """False if the writer stopped in the middle of publishing a step: its counters may then be one step apart."""
     steps: int
+    steps_made: int
+    """The same and a few more: those that have ended, and whose times are not published yet."""
     microsteps: int
     skipped_steps: int
     samples: int
@@ -241,6 +243,7 @@ class PageReader:
             hooks_unavailable=Hook(words[Word.HOOKS_UNAVAILABLE]),
             consistent=consistent,
             steps=words[Word.STEPS],
+            steps_made=max(words[Word.STEPS], words[Word.STEPS_MADE]),
             microsteps=words[Word.MICROSTEPS],
             skipped_steps=words[Word.SKIPPED_STEPS],
             samples=words[Word.SAMPLES],

@@ -50,6 +50,7 @@ _CLOSING: Final = int(Word.CLOSING)
 _QUEUE: Final = range(Word.LOADER_WORKERS_CONFIGURED, Word.LOADER_PIN_BACKLOG + 1)
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
 _RARE_WORDS: Final = (6, 9, 11, 12, 13, 14, 15)  # of the step counters: phases that most steps do not have
+_NOTHING: Final = memoryview(bytes(40)).cast("Q")  # for five words
 _RECORD_WORDS: Final = RING_RECORD_BYTES // 8
 _SITE_WORDS: Final = SITE_ROW_BYTES // 8
 
@@ -145,6 +146,42 @@ class PageWriter:
             to[at + 9], to[at + 10], to[at + 11], to[at + 12], to[at + 13] = a, b, c, d, e
         to[at + 14] = samples
         to[at + 15] = steps
+
+    def end_plain_steps(self, totals: Sequence[int], buckets: Sequence[int], records: Sequence[Sequence[int]]) -> None:
+        """Publish the end of several steps that have none of the rare phases but comm.
+
+        Args:
+            totals: as in `end_step`.
+            buckets: of each step, the index of its duration bucket.
+            records: of each step, as in `end_step`.
+        """
+        words = self.words
+        for bucket in buckets:
+            words[_HISTOGRAM + bucket] += 1
+        steps = totals[0]
+        words[_OPENING] = steps
+        to = self._counters
+        # fmt: off
+        (to[0], to[1], to[2], to[3], to[4], to[5], _, to[7], to[8], to[9],
+         to[10], _, _, _, _, _, to[16], to[17], to[18], to[19]) = totals
+        # fmt: on
+        words[_CLOSING] = steps
+
+        ring, rare = self._ring, self._rare_slots
+        for step, record in enumerate(records, steps - len(records) + 1):
+            at = (step - 1) % RING_SLOTS * _RECORD_WORDS
+            ring[at] = step
+            # fmt: off
+            (ring[at + 1], ring[at + 2], ring[at + 3], _, ring[at + 5], ring[at + 6], ring[at + 7], ring[at + 8],
+             _, _, _, _, _, ring[at + 14]) = record
+            # fmt: on
+            if at in rare:
+                rare.discard(at)
+                ring[at + 4] = 0
+                ring[at + 9 : at + 14] = _NOTHING
+            if record[6]:
+                rare.add(at)
+            ring[at + 15] = step
 
     def lasted_ns(self, count: int) -> list[int]:
         """How long the last steps took, as the ring has them."""

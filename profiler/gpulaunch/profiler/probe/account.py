@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpulaunch.profiler.channel.layout import PHASES, STEP_BOUNDS_NS, StepSource, Word
+from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, STEP_BOUNDS_NS, StepSource, Word
 
 __all__ = [
     "BACKWARD",
@@ -22,6 +22,7 @@ __all__ = [
     "FORWARD",
     "GC",
     "H2D",
+    "MOST_NOTES",
     "NO_PHASE",
     "OPTIMIZER",
     "OTHER",
@@ -53,6 +54,9 @@ _PARTS: Final = 1 + len(PHASES)
 _STEADY: Final = (DATA_WAIT, H2D, FORWARD, BACKWARD, COMM, OPTIMIZER, SYNC)
 """Phases that every step has, or none."""
 
+MOST_NOTES: Final = 4096
+"""Numbers that wait to be taken up are not more than these."""
+
 Record = tuple[int, ...]
 """One step: start_ns, duration_ns, each phase in ns but the last (which is the rest), samples."""
 
@@ -68,9 +72,9 @@ def bucket_of(duration_ns: int) -> tuple[int, int, int]:
 class Account:
     """The time of one thread's steps, in nanoseconds of any one monotonic clock.
 
-    Python may collect garbage, and so call `nest`, within any method. So `_edge_ns` may be later than the time that an
-    edge comes with, which was read before. It never goes back: up to it the time has its phase, and each phase grows by
-    what it goes forward.
+    What is nested may have been noted before an edge that was passed earlier, for Python may collect garbage between
+    the reading of the clock and the note. So `_edge_ns` may be later than the time that an edge comes with. It never
+    goes back: up to it the time has its phase, and each phase grows by what it goes forward.
     """
 
     __slots__ = (
@@ -87,28 +91,37 @@ class Account:
         "exposed_ns",
         "microsteps",
         "nested_ns",
+        "notes",
         "on_step",
+        "on_steps",
         "optimized",
         "price_ns",
         "skipped_steps",
         "source",
+        "spent_ns",
         "totals",
     )
 
     def __init__(self, on_step: Callable[[int, Record], None]) -> None:
         self.on_step = on_step
+        self.on_steps: Callable[[list[Record]], None] = self._each
+        """Told the records of steps that have ended, one after the other, where several are told at once."""
         self.source = StepSource.NONE
         self.microsteps = 0
         self.optimized = 0
         """How often any optimizer has stepped; whoever sees it counts."""
         self.skipped_steps = 0
         """Steps that a gradient scaler left out."""
+        self.notes: list[int] = []
+        """What has been noted and not yet taken up (`StepMachine.catch_up`)."""
         self.nested_ns = 0
         """How long nested intervals have taken so far, each without those inside it."""
         self.exposed_ns = 0
         """How much of a step's backward is known to be waiting for gradients of other ranks."""
         self.price_ns = 0
         """What observing has cost so far, as whoever observes says; it only goes along with the totals."""
+        self.spent_ns = 0
+        """What taps have spent since that was last asked; for whoever observes."""
         self.totals = [0] * (Word.PROBE_NS_TOTAL - Word.STEPS + 1)
         """The page's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
 
@@ -134,8 +147,8 @@ class Account:
         self._wait_pending = self._idle_pending = 0
 
     def nest(self, phase: int, began_ns: int, now_ns: int, nested_before_ns: int) -> int:
-        """The time between these instants was for `phase`, but for what was nested inside it; the phase around it does
-        not get it.
+        """Note that the time between these instants was for `phase`, but for what was nested inside it; the phase
+        around it does not get it. Any thread may, at any time: within each other method, too.
 
         Args:
             phase: 1 + its index in PHASES.
@@ -150,13 +163,18 @@ class Account:
         if own_ns <= 0:
             return 0
         self.nested_ns += own_ns
+        if len(self.notes) < MOST_NOTES:  # else nobody has passed an edge for long
+            self.notes += (now_ns << REGION_BITS, own_ns, phase)
+        return own_ns
+
+    def _take_out(self, phase: int, now_ns: int, own_ns: int) -> None:
+        """This much of the time up to now was for `phase`."""
         taken_ns = now_ns - self._edge_ns  # if an edge was passed in between, time up to it has its phase already
         if taken_ns > own_ns:
             taken_ns = own_ns
         if taken_ns > 0:
             self._parts[self._forced or phase] += taken_ns
             self._edge_ns += taken_ns
-        return own_ns
 
     def unobserved(self, end_ns: int, steps: int, samples: int, microsteps: int, like_ns: Sequence[int]) -> None:
         """Steps were made without the probe, since the last one that was observed.
@@ -184,6 +202,58 @@ class Account:
         self._samples += samples
         self._close(steps)
 
+    def _close_plain(self, edges: Sequence[tuple[int, int, int, int, int, int]], samples: int) -> None:
+        """Enter steps that had six edges each, at these times, and nothing else: all of them at once, which takes a
+        third of what it takes one by one. None is under way before the first.
+
+        Args:
+            edges: of each step, when it asked for its batch and had it, began and ended its backward, its optimizer.
+            samples: in each batch.
+        """
+        start_ns = self._start_ns
+        before_ns = start_ns
+        exposed_ns = self.exposed_ns
+        waits = forwards = backwards = comms = optimizers = 0
+        records: list[Record] = []
+        for asked_ns, handed_ns, began_ns, done_ns, steps_ns, end_ns in edges:
+            wait, forward, backward = handed_ns - asked_ns, began_ns - handed_ns, done_ns - began_ns
+            optimizer = end_ns - steps_ns
+            comm = exposed_ns if exposed_ns < backward else backward
+            backward -= comm
+            waits += wait
+            forwards += forward
+            backwards += backward
+            comms += comm
+            optimizers += optimizer
+            records.append(
+                (start_ns, end_ns - start_ns, wait, 0, forward, backward, comm, optimizer, 0, 0, 0, 0, 0, samples)
+            )
+            start_ns = end_ns
+        self._start_ns = self._edge_ns = start_ns
+        self.microsteps += len(records)
+        self._last_micro = 1
+        took_ns = start_ns - before_ns
+        totals = self.totals
+        totals[0] += len(records)
+        totals[1] = self.microsteps
+        totals[2] = self.skipped_steps
+        totals[3] += samples * len(records)
+        totals[4] += took_ns
+        totals[5] += waits
+        totals[7] += forwards
+        totals[8] += backwards
+        totals[9] += comms
+        totals[10] += optimizers
+        totals[16] += took_ns - waits - forwards - backwards - comms - optimizers
+        totals[17] = start_ns
+        totals[18] = self.source
+        totals[19] = self.price_ns
+        self.on_steps(records)
+
+    def _each(self, records: list[Record]) -> None:
+        for record in records:
+            self.on_step(1, record)
+
     def outside(self, now_ns: int) -> None:
         """The time since the last edge belongs to no phase."""
         self._pass(now_ns, OTHER)
@@ -200,9 +270,8 @@ class Account:
 
     def _close(self, count: int) -> None:
         """End the step that is under way at the last edge, as `count` steps of equal length."""
-        fresh = [0] * _PARTS  # this may collect garbage; from here to where both are swapped nothing does
         end_ns = self._edge_ns
-        parts, self._parts = self._parts, fresh
+        parts, self._parts = self._parts, [0] * _PARTS
         start_ns, self._start_ns = self._start_ns, end_ns
         _, wait, h2d, forward, backward, comm, optimizer, sync, saving, compiling, collecting, validation, _ = parts
         wait += self._wait_pending  # fetched ahead, for the next step, but in this one's time

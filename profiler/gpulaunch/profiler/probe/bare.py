@@ -30,7 +30,6 @@ OFF: Final = -2
 BARE: Final = -3
 """No thread has this number either: the training thread makes steps without the probe."""
 
-_NEVER: Final = 1 << 63
 _MOST_OTHERS: Final = 4  # optimizers' steps in a step, besides the one that ends it
 _LONGEST_NS: Final = 4_000_000_000  # twice what the block before may have taken
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
@@ -132,14 +131,14 @@ class Bare:
                 elif self.is_here():
                     self.end()
                     now_ns = monotonic_ns()
-                    self._words[_LAST_EDGE] = now_ns << REGION_BITS | probe.machine.loader_exit(now_ns, 0, False)
+                    probe.edge(now_ns, probe.machine.loader_exit(now_ns, 0, False))
                 if trains and self.is_here():
                     self._words[_LAST_EDGE] = monotonic_ns() << REGION_BITS | _FORWARD
             elif probe.thread != OFF:  # the block has ended while this thread, another one, was waiting for its batch
                 trains = grad_enabled()
                 samples = probe.loader.passed(iterator, batch, trains)
                 if trains:
-                    probe.machine.add_samples(samples)
+                    probe.machine.note_samples(samples)
         except Exception as error:
             probe.fail(error)
         return batch
@@ -169,8 +168,10 @@ class Bare:
         self._words[_LAST_EDGE] = now_ns << REGION_BITS | _OTHER
         if len(self._lasted_ns) >= BLOCK:
             self._enter()
-            self._comparison.bare_ended(probe.machine.totals[0], self._lasted_ns)
+            steps = probe.machine.totals[0]
+            self._comparison.bare_ended(steps, self._lasted_ns)
             self.turn = self._comparison.turn
+            probe.unobserved(steps)
 
     def is_here(self) -> bool:
         """True on the thread that makes bare steps."""
@@ -190,8 +191,10 @@ class Bare:
                     probe.machine.add_samples(self._samples)
                     self._samples = 0
             probe.machine.outside(monotonic_ns())
-            self._comparison.give_up(probe.machine.totals[0])
+            steps = probe.machine.totals[0]
+            self._comparison.give_up(steps)
             self.turn = self._comparison.turn
+            probe.unobserved(steps)
         except Exception as error:
             probe.fail(error)
 
@@ -199,7 +202,6 @@ class Bare:
         """The bare steps so far are published, and steps are observed again."""
         probe = self._probe
         probe.thread = self._thread
-        self.turn = _NEVER  # what is published now is no turn
         steps = len(self._lasted_ns)
         samples, self._samples = self._samples, 0
         like_ns = [ns * steps // BLOCK for ns in self._like_ns]

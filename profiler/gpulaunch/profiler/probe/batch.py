@@ -20,7 +20,7 @@ from gpulaunch.profiler.probe.whose import is_programs
 if TYPE_CHECKING:
     from gpulaunch.profiler.channel.writer import PageWriter
 
-__all__ = ["READY", "SHORT_NS", "LoaderWatch", "queue_of", "size_of"]
+__all__ = ["BLOCKED", "SHORT_NS", "LoaderWatch", "queue_of", "size_of"]
 
 _LOOK_DEEP: Final = 4
 _LOOK_AT: Final = 64
@@ -52,8 +52,9 @@ _NO_QUEUE: Final = (0, 0, 0, 0, 0)
 
 # What was there when a batch was asked for.
 _NOTHING: Final = 0
-READY: Final = 1
-_BLOCKED: Final = 2
+_SOME: Final = 1  # the wanted one or not
+_ALL: Final = 2  # that had been asked of workers
+BLOCKED: Final = 3
 
 
 class LoaderWatch:
@@ -65,6 +66,8 @@ class LoaderWatch:
         "_batches",
         "_blocked_ns",
         "_bucket",
+        "_bucket_from",
+        "_bucket_to",
         "_counts",
         "_entered",
         "_eval_batches",
@@ -72,6 +75,8 @@ class LoaderWatch:
         "_length",
         "_looks_in",
         "_looks_up",
+        "_plain",
+        "_plain_ns",
         "_queue_due_ns",
         "_reads_queue",
         "_row",
@@ -86,19 +91,18 @@ class LoaderWatch:
         "_wait_ns",
         "_words",
         "_writer",
-        "bucket_from",
-        "bucket_to",
+        "before_change",
         "iterator",
         "loaders",
         "look_at",
-        "plain",
-        "plain_ns",
         "ready_ns",
         "samples",
     )
 
     def __init__(self, writer: PageWriter, unavailable: Callable[[Hook, str], None], tensor: type[Any]) -> None:
         self.loaders = Loaders()
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before what plain batches are like changes: those that are noted are like the last ones."""
         self._writer = writer
         self._words = writer.words
         self._unavailable = unavailable
@@ -115,16 +119,16 @@ class LoaderWatch:
         self.look_at = 0
         """Number, in its epoch, of the next batch that is no plain one."""
         self._last = 0  # number of the last one
-        self.plain = self.plain_ns = self.ready_ns = 0
-        """Plain batches since the last other one: like that one in size, not waited for longer than the same bucket of
-        the histogram has; how long they were waited for, and how long those that were ready."""
+        self._plain = self._plain_ns = 0  # plain batches that are not counted yet; how long they were waited for
+        self.ready_ns = 0
+        """How long those were waited for that were there when they were asked for."""
         self._rows: dict[str, int] = {}
 
         # what there was so far; put in the page by `_tell`, and what of it is entered at lines by `flush`
         self._batches = self._eval_batches = self._batch_bytes = 0
         self._wait_ns = self._transfer_ns = self._blocked_ns = 0
         self._counts = [0] * STEP_BUCKETS
-        self._bucket = self.bucket_from = self.bucket_to = 0
+        self._bucket = self._bucket_from = self._bucket_to = 0
         self._entered = 0, 0, 0
 
     def asked(self, iterator: Any, now_ns: int) -> int:
@@ -149,12 +153,25 @@ class LoaderWatch:
             self._queue_due_ns = now_ns + _TELL_EVERY_NS
             self._writer.write_queue(queue)
             self._told_queue = True
-        _, _, ready, blocked, backlog = queue
+        _, outstanding, ready, blocked, backlog = queue
         if blocked:
-            return _BLOCKED
-        return READY if ready or backlog else _NOTHING
+            return BLOCKED
+        if ready + backlog >= outstanding > 0:
+            return _ALL
+        return _SOME if ready or backlog else _NOTHING
 
-    # What makes a batch a plain one is written out in `edges.tap_next`: it is at work in nearly every step.
+    def plain(self, wait_ns: int) -> None:
+        """The training thread was handed a plain batch: like the last other one in size, and there is nothing to be
+        looked up about it. What makes it one is written out in `edges.tap_next`: most are.
+
+        Args:
+            wait_ns: how long it was waited for.
+        """
+        if not self._bucket_from < wait_ns <= self._bucket_to:
+            self._count_plain()
+            self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
+        self._plain += 1
+        self._plain_ns += wait_ns
 
     def handed(self, iterator: Any, batch: Any, asked: int, now_ns: int, wait_ns: int, trains: bool) -> int:
         """A batch is handed out, and it is not a plain one.
@@ -171,7 +188,9 @@ class LoaderWatch:
             How many samples the batch has; 0 if that cannot be seen.
         """
         number = 0
-        if wait_ns >= 0 and self._looks_up:
+        if wait_ns < 0:
+            self.iterator = 0  # the next batch of the training thread is no plain one
+        elif self._looks_up:
             try:
                 number = iterator._num_yielded
                 if number == 1 or id(iterator) != self.iterator:
@@ -192,12 +211,12 @@ class LoaderWatch:
             samples = self._look(batch, number)
         if wait_ns >= 0:
             self._wait_ns += wait_ns
-            if not self.bucket_from < wait_ns <= self.bucket_to:
-                self._bucket, self.bucket_from, self.bucket_to = bucket_of(wait_ns)
+            if not self._bucket_from < wait_ns <= self._bucket_to:
+                self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
             self._counts[self._bucket] += 1
             if asked:
                 # A batch in the queue need not be the one that is wanted: if it was not, it has been put aside by now.
-                if asked == _BLOCKED or _put_aside(iterator):
+                if asked == BLOCKED or (asked == _SOME and _put_aside(iterator)):
                     self._blocked_ns += wait_ns
                 else:
                     self._transfer_ns += wait_ns
@@ -260,11 +279,11 @@ class LoaderWatch:
             words[bucket] = count
 
     def _count_plain(self) -> None:
-        """Enter the plain batches: those since the last other one that were like it."""
-        plain, self.plain = self.plain, 0
-        self._wait_ns += self.plain_ns
+        """Enter the plain batches."""
+        plain, self._plain = self._plain, 0
+        self._wait_ns += self._plain_ns
         self._transfer_ns += self.ready_ns
-        self.plain_ns = self.ready_ns = 0
+        self._plain_ns = self.ready_ns = 0
         self._batches += plain
         self._batch_bytes += plain * self._size_bytes
         self._counts[self._bucket] += plain
@@ -282,8 +301,13 @@ class LoaderWatch:
             else:
                 self._shape, self._length = shape, 0 if shape is None else len(batch)
                 size = size_of(batch, self._tensor)
-                self._alike = self._alike + 1 if size == (self.samples, self._size_bytes) else 0
-                self.samples, self._size_bytes = size
+                if size == (self.samples, self._size_bytes):
+                    self._alike += 1
+                else:
+                    self._alike = 0
+                    self.before_change()
+                    self._count_plain()
+                    self.samples, self._size_bytes = size
         except Exception as error:  # a type of the user's own may do anything when it is looked into
             if is_programs(error):
                 raise
@@ -296,6 +320,7 @@ class LoaderWatch:
 
     def _turn_to(self, iterator: Any, trains: bool) -> None:
         """Another loader than before is used, or another epoch begins."""
+        self.before_change()
         self.flush()
         if trains and self._told_queue and not iterator._num_workers:  # what was told is evaluation's
             self._told_queue = False
@@ -328,7 +353,8 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
     if len(tasks) <= outstanding:  # nothing out of order, as usual: spared the walk
         return iterator._num_workers, outstanding, queued, 0, backlog
     arrived = [index for index, task in tasks.items() if len(task) == 2]
-    blocked = 0 if iterator._rcvd_idx in arrived else len(arrived)
+    # If as many as are awaited are in the queue, the wanted one is among them.
+    blocked = 0 if iterator._rcvd_idx in arrived or queued >= outstanding > 0 else len(arrived)
     return iterator._num_workers, outstanding, queued + len(arrived), blocked, backlog
 
 

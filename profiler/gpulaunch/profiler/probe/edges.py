@@ -4,12 +4,14 @@ Taps are what `hooks` puts into torch. They run inside the user's training loop:
 for nothing, and take one to two microseconds. A fault takes the part it happened in out of service and says so in the
 page.
 
-They are closures, and call the machine themselves: between torch's kernels caches are cold, and each further Python
-call is about 0.3 us. Their first line is for torch.compile, which may trace a tap: there the rest does not exist.
+They are closures, and do as little as they can: between torch's kernels caches are cold, and each further Python call
+is about 0.3 us. An edge of a plain step is one number, the time and the region after it, for the page and for the step
+machine, which takes it up later (`Probe.tell`, `Probe.catch_up`). Their first line is for torch.compile, which may
+trace a tap: there the rest does not exist.
 
-The price is measured where it arises, in one step of eight: there each edge reads the clock on its way in, which the
-phases need anyway, and on its way out. Not in it: the call of the tap itself, and what torch loses of the caches;
-`benchmarks/probe.py` sees those too, as about the same again.
+The price is measured where it arises, in the steps of one group of eight: there each edge reads the clock on its way
+in, which the phases need anyway, and on its way out. Not in it: the call of the tap itself, and what torch loses of the
+caches; `benchmarks/probe.py` sees those too, as about the same again.
 """
 
 from __future__ import annotations
@@ -20,15 +22,23 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.layout import Region, Word
 from gpulaunch.profiler.probe.account import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER
 from gpulaunch.profiler.probe.bare import BARE
-from gpulaunch.profiler.probe.batch import READY, SHORT_NS
-from gpulaunch.profiler.probe.state import OFF, PRICED_EVERY, Probe
+from gpulaunch.profiler.probe.batch import BLOCKED, SHORT_NS
+from gpulaunch.profiler.probe.state import OFF, Probe
 
 __all__ = ["tap_after_step", "tap_backward", "tap_before_step", "tap_next", "tap_scaler"]
 
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
+_STEPS_MADE: Final = int(Word.STEPS_MADE)
+_LOADER: Final = int(Region.LOADER)
+_FORWARD: Final = int(Region.FORWARD)
+_BACKWARD: Final = int(Region.BACKWARD)
+_STEPPING: Final = int(Region.STEPPING)
+_OPTIMIZER: Final = int(Region.OPTIMIZER)
+_OTHER: Final = int(Region.OTHER)
+# The 3 in `now_ns << 3 | _LOADER` is layout.REGION_BITS.
 
 
 def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -53,13 +63,14 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
         try:
             asked_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.stands_in(asked_ns):
-                edge[0] = asked_ns << 3 | machine.loader_enter(asked_ns)
-                if probe.times:
-                    probe.time_edge(DATA_WAIT)
-            if self._num_workers:
+                edge[0] = note = asked_ns << 3 | _LOADER
+                probe.tell(note)
+                if self._num_workers:
+                    asked = loader.asked(self, asked_ns)
+                if probe.closely:
+                    probe.attend(DATA_WAIT, asked_ns)
+            elif self._num_workers:
                 asked = loader.asked(self, asked_ns)
-            if probe.prices:
-                machine.price_ns += PRICED_EVERY * (monotonic_ns() - asked_ns)
         except Exception as error:
             probe.fail(error)
         try:
@@ -73,30 +84,25 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
             now_ns = monotonic_ns()
             trains = grad_enabled()
             if get_ident() == probe.thread or probe.stands_in(now_ns):
-                wait_ns = now_ns - asked_ns
                 if (
                     trains
-                    and (not asked or (asked == READY and wait_ns < SHORT_NS))
+                    and (not asked or (asked != BLOCKED and now_ns - asked_ns < SHORT_NS))
                     and loader.iterator == id(self)
                     and 1 < self._num_yielded < loader.look_at
-                    and loader.bucket_from < wait_ns <= loader.bucket_to
                 ):
-                    loader.plain += 1
-                    loader.plain_ns += wait_ns
                     if asked:
-                        loader.ready_ns += wait_ns
-                    samples = loader.samples
+                        loader.ready_ns += now_ns - asked_ns
+                    edge[0] = note = now_ns << 3 | _FORWARD
+                    probe.tell(note)
                 else:
-                    samples = loader.handed(self, batch, asked, now_ns, wait_ns, trains)
-                edge[0] = now_ns << 3 | machine.loader_exit(now_ns, samples, trains, id(self._dataset))
-                if probe.times:
-                    probe.time_edge(FORWARD)
+                    samples = loader.handed(self, batch, asked, now_ns, now_ns - asked_ns, trains)
+                    probe.handed(now_ns, samples, trains, id(self._dataset))
+                if probe.closely:
+                    probe.attend(FORWARD, now_ns)
             else:
                 samples = loader.handed(self, batch, asked, now_ns, -1, trains)  # -1: not the training thread's wait
                 if trains:
-                    machine.add_samples(samples)
-            if probe.prices:
-                machine.price_ns += PRICED_EVERY * (monotonic_ns() - now_ns)
+                    machine.note_samples(samples)
         except Exception as error:
             probe.fail(error)
         return batch
@@ -109,19 +115,22 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
+    depth = 0  # calls of the training thread within each other
 
     @functools.wraps(original)
     def tapped_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
         if is_compiling():
             return original(t_outputs, *args, **kwargs)
+        inside = 0
         try:
             now_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.adopts(now_ns):
-                edge[0] = now_ns << 3 | machine.backward_enter(now_ns)
-                if probe.times:
-                    probe.time_edge(BACKWARD)
-                if probe.prices:
-                    machine.price_ns += PRICED_EVERY * (monotonic_ns() - now_ns)
+                edge[0] = note = now_ns << 3 | _BACKWARD
+                probe.tell(note)
+                inside, depth = depth, depth + 1
+                if probe.closely:
+                    probe.attend(BACKWARD, now_ns)
         except Exception as error:
             probe.fail(error)
         try:
@@ -130,13 +139,19 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
             try:
                 now_ns = monotonic_ns()
                 if get_ident() == probe.thread:
+                    depth = inside
                     # `backward` accumulates gradients into parameters, `grad` does not.
-                    accumulates = kwargs.get("accumulate_grad", False)
-                    edge[0] = now_ns << 3 | machine.backward_exit(now_ns, accumulates)
-                    if probe.times:
-                        probe.time_edge(OTHER)
-                    if probe.prices:
-                        machine.price_ns += PRICED_EVERY * (monotonic_ns() - now_ns)
+                    if kwargs.get("accumulate_grad", False):
+                        note = now_ns << 3 | _STEPPING
+                        edge[0] = now_ns << 3 | _BACKWARD if inside else note
+                        probe.tell(note)
+                    else:
+                        probe.catch_up()
+                        probe.edge(now_ns, machine.backward_exit(now_ns, False))
+                    if probe.closely:
+                        probe.attend(OTHER, now_ns)
+                    if now_ns >= probe.late_ns:
+                        probe.catch_up()
             except Exception as error:
                 probe.fail(error)
 
@@ -155,11 +170,14 @@ def tap_before_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]
         try:
             now_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.adopts(now_ns):
-                edge[0] = now_ns << 3 | machine.optimizer_enter(now_ns, id(optimizer))
-                if probe.times:
-                    probe.time_edge(OPTIMIZER)
-                if probe.prices:
-                    machine.price_ns += PRICED_EVERY * (monotonic_ns() - now_ns)
+                if id(optimizer) == probe.pivot:
+                    edge[0] = note = now_ns << 3 | _OPTIMIZER
+                    probe.tell(note)
+                else:
+                    probe.catch_up()
+                    probe.edge(now_ns, machine.optimizer_enter(now_ns, id(optimizer)))
+                if probe.closely:
+                    probe.attend(OPTIMIZER, now_ns)
             elif probe.thread == BARE:
                 probe.bare.step_begins(id(optimizer))
         except Exception as error:
@@ -174,19 +192,33 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
     machine = probe.machine
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
+    made = probe.writer.words[_STEPS_MADE : _STEPS_MADE + 1]
+
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if is_compiling():
             return
         try:
             now_ns = monotonic_ns()
-            machine.optimized += 1
             if get_ident() == probe.thread:
-                edge[0] = now_ns << 3 | machine.optimizer_exit(now_ns, id(optimizer))
-                if probe.times:
-                    probe.time_edge(OTHER)
-                if probe.prices:
-                    machine.price_ns += PRICED_EVERY * (monotonic_ns() - now_ns)
-            elif probe.thread == BARE:
+                if id(optimizer) == probe.pivot:
+                    edge[0] = note = now_ns << 3 | _OTHER
+                    probe.tell(note)
+                    machine.optimized += 1
+                    steps = probe.steps = probe.steps + 1
+                    made[0] = steps
+                    if probe.closely:
+                        probe.attend(OTHER, now_ns)
+                    if steps >= probe.turn or now_ns >= probe.late_ns:
+                        probe.catch_up()
+                else:
+                    probe.catch_up()
+                    machine.optimized += 1
+                    probe.edge(now_ns, machine.optimizer_exit(now_ns, id(optimizer)))
+                    if probe.closely:
+                        probe.attend(OTHER, now_ns)
+                return
+            machine.optimized += 1
+            if probe.thread == BARE:
                 probe.bare.step_ended(id(optimizer))
             else:  # autograd's thread for a GPU: a hook of gradients steps there, and the end of steps is not seen
                 machine.compiled()

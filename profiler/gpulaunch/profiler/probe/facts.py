@@ -15,13 +15,12 @@ has changed. Nobody waits: the file is on tmpfs, and readers find the old one or
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
+from gpulaunch.profiler.files import write_file
 from gpulaunch.profiler.probe.whose import is_programs
 
 __all__ = ["FACTS_BYTES", "flush", "set_fact", "start", "stop"]
@@ -82,7 +81,7 @@ def flush() -> None:
             facts.look()
         if facts.changed:
             facts.changed = False
-            _write(facts.path, {"version": VERSION, **facts.known})
+            write_file(facts.path, [_encode({"version": VERSION, **facts.known})])
     except Exception as error:
         if is_programs(error):
             raise
@@ -91,24 +90,8 @@ def flush() -> None:
             facts.failed(repr(error))
 
 
-def _write(path: str, facts: dict[str, Any]) -> None:
-    data = _encode(facts)
-    making = f"{path}.{os.getpid()}.new"
-    fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301
-        os.rename(making, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(making)
-        raise
-    finally:
-        os.close(fd)
-
-
-def _encode(facts: dict[str, Any]) -> bytes:
-    while len(data := json.dumps(facts, separators=(",", ":")).encode()) > FACTS_BYTES:
+def _encode(facts: dict[str, Any]) -> str:
+    while len(data := json.dumps(facts, separators=(",", ":"))) > FACTS_BYTES:  # all of it is ASCII
         longest = max((key for key in facts if isinstance(facts[key], list)), key=lambda key: len(facts[key]))
         if not facts[longest]:
             raise ValueError(f"{len(data)} bytes of facts")

@@ -28,7 +28,7 @@ from gpulaunch.profiler.probe.built import built_at
 from gpulaunch.profiler.probe.gpu_time import TIMED_EVERY, GpuClock
 from gpulaunch.profiler.probe.originals import Originals
 from gpulaunch.profiler.probe.sites import Sites, caller, path_of
-from gpulaunch.profiler.probe.state import OFF, PRICED_EVERY, Probe
+from gpulaunch.profiler.probe.state import OFF, Probe
 from gpulaunch.profiler.probe.whose import is_programs
 
 __all__ = ["Ledger"]
@@ -312,7 +312,7 @@ class Ledger:
         """What the entry has cost since the user's call ended."""
         probe = self._probe
         if probe.prices:
-            probe.machine.price_ns += PRICED_EVERY * (monotonic_ns() - spent[1])
+            probe.machine.spent_ns += monotonic_ns() - spent[1]
 
     # --- the GPU's time ---------------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class Compilations:
             self._nested = probe.nested()
             probe.machine.compiled()
             # On CUDA a backward is compiled in autograd's thread for the device, and the training thread waits for it.
-            waits = self._nested is None and probe.machine.inside_backward
+            waits = self._nested is None and probe.is_in_backward()
             self._nested_before_ns = probe.machine.nested_ns if waits else None
         except Exception as error:
             probe.fail(error)
@@ -139,7 +139,7 @@ class Compilations:
             began_ns, self._began_ns = self._began_ns, 0
             if self._nested is not None:
                 probe.nested_end(COMPILE, self._nested)
-            elif self._nested_before_ns is not None and probe.machine.inside_backward:
+            elif self._nested_before_ns is not None and probe.is_in_backward():
                 probe.machine.nest(COMPILE, began_ns, monotonic_ns(), self._nested_before_ns)
             words = probe.writer.words
             words[Word.COMPILES] += 1

@@ -6,37 +6,47 @@ Nothing here raises into the user's code. A fault takes the part it happened in 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, TextSlot, Word
+from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, StepSource, TextSlot, Word
 from gpulaunch.profiler.channel.writer import PageWriter
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import CHECKPOINT, Record, bucket_of
 from gpulaunch.profiler.probe.bare import BARE, OFF, Bare
 from gpulaunch.profiler.probe.batch import LoaderWatch
 from gpulaunch.profiler.probe.device import write_memory
-from gpulaunch.profiler.probe.step import StepMachine
+from gpulaunch.profiler.probe.step import COUNTED, StepMachine
 from gpulaunch.profiler.probe.whose import is_programs
 
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.gpu_time import GpuClock
 
-__all__ = ["OFF", "PRICED_EVERY", "Nested", "Probe"]
+__all__ = ["OFF", "TOGETHER", "Nested", "Probe"]
 
-PRICED_EVERY: Final = 8
-"""Steps of which one is priced; it stands for the others."""
+TOGETHER: Final = 8
+"""Steps whose edges are taken up together. All ranks do that after the same steps: who waits for one waits for all."""
+
+_PRICED_EVERY: Final = 8  # of the groups of TOGETHER steps one is priced; it stands for the others
 
 _NO_THREAD: Final = 0  # get_ident is never 0
 _ASIDE: Final = -1  # the training thread is inside something whose inside does not count
 _MOST_REASONS: Final = 7
 _SECOND_NS: Final = 1_000_000_000
+_LATEST_NS: Final = 250_000_000  # what was noted is taken up by then, if anything goes on
+_PLAIN_FROM: Final = 8  # steps in a row, each with the one edge that ends it
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
+_STEPS_MADE: Final = int(Word.STEPS_MADE)
 _LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
 _OTHER: Final = int(Region.OTHER)
+_FORWARD: Final = int(Region.FORWARD)
+_BACKWARD: Final = int(Region.BACKWARD)
+_REGION: Final = (1 << REGION_BITS) - 1
+_BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 
 Nested = tuple[int, int]
 """When something nested began, and the machine's `nested_ns` then."""
@@ -53,35 +63,60 @@ class Probe:
         "_bucket",
         "_bucket_from",
         "_bucket_to",
+        "_catches_up",
         "_due_ns",
         "_each_second",
+        "_ended",
         "_loader_thread",
+        "_plain",
+        "_price_ns",
         "_reasons",
+        "_settled",
         "_stood_here",
-        "_turn",
         "bare",
         "clock",
+        "closely",
+        "late_ns",
         "loader",
         "machine",
+        "pivot",
         "prices",
+        "steps",
+        "tell",
         "thread",
         "times",
+        "turn",
         "writer",
     )
 
     def __init__(self, writer: PageWriter, torch: Any) -> None:
         self.writer = writer
         self.machine = StepMachine(self._publish_first)
+        self.machine.on_steps = self._publish_plain
         self.loader = LoaderWatch(writer, self.unavailable, torch.Tensor)
         self.machine.on_evaluated = self.loader.evaluated
+        self.machine.on_batch = self.loader.plain
+        self.loader.before_change = self._catch_up_here
         self._reasons: list[str] = []  # why parts are out of service, the newest first
         self.thread = _NO_THREAD
         self._loader_thread = _NO_THREAD
         self._stood_here = _NO_THREAD
-        self._turn = PRICED_EVERY // 2  # the first steps are like no others
+        self._catches_up = False
+        self._plain = 0  # steps in a row that were plain
+        self._settled = self._ended = 0  # steps, and steps of optimizers, when the last of them were settled
+        self._price_ns = 0  # of a step, when that was last looked at
+        self.pivot = 0
+        """The optimizer (its `id`) whose edges may be noted; 0: none may, each edge is taken up at once."""
+        self.steps = self.turn = 0
+        """While there is such a one: steps that have ended, and at how many `catch_up` is to be called."""
+        self.late_ns = 0
+        """When it is to be called, whatever has or has not ended."""
+        self.tell: Callable[[int], object] = self._take_up
+        """Told the time of an edge of the training thread, and the region after it, as LAST_EDGE has them."""
         self._bucket = self._bucket_from = self._bucket_to = 0
-        self.prices = False
-        self.times = False
+        self.prices = self.times = False
+        self.closely = False
+        """Whether the step under way is priced, or timed on the GPU: `attend` is to be called."""
         self.clock: GpuClock | None = None
         """What times phases on the GPU, if anything does; whoever has one sets it."""
         self.bare = Bare(self)
@@ -98,6 +133,8 @@ class Probe:
         try:
             if self.thread != OFF:
                 self.bare.end()
+                if self.is_training() or self.thread not in sys._current_frames():
+                    self.catch_up()
                 self.loader.flush()
         except Exception as error:
             self.fail(error)
@@ -175,6 +212,10 @@ class Probe:
         """True on the training thread, in a bare step too."""
         return get_ident() == self.thread or (self.thread == BARE and self.bare.is_here())
 
+    def is_in_backward(self) -> bool:
+        """True while the training thread is inside autograd; on any thread."""
+        return self.writer.words[_LAST_EDGE] & _REGION == _BACKWARD
+
     def nested(self) -> Nested | None:
         """Something begins on this thread that is one thing, whatever happens in it: a save, a compilation.
 
@@ -203,6 +244,101 @@ class Probe:
         if self.is_training():
             self.machine.nest(CHECKPOINT, since_ns, monotonic_ns(), nested_before_ns)
 
+    # --- edges: noted, or taken up at once --------------------------------------------------------------------------
+
+    def catch_up(self) -> int:
+        """Take up what the training thread has noted, and do what is done when steps have ended. On that thread only.
+
+        Returns:
+            The region after the last edge that was noted; 0 if there was none.
+        """
+        if self._catches_up:
+            return 0  # a signal handler of the program's came in between
+        self._catches_up = True
+        try:
+            machine = self.machine
+            began_ns = monotonic_ns()
+            region = machine.catch_up()
+            steps = machine.totals[0]
+            if steps != self._settled:
+                self._settle(steps, steps - self._settled)
+            elif machine.optimized != self._ended:
+                self._take_each()  # it has ended no step: another's, or a wrapped one's
+            self.late_ns = began_ns + _LATEST_NS
+            if self.pivot:  # else the tap that calls this counts it
+                machine.price_ns += monotonic_ns() - began_ns
+        finally:
+            self._catches_up = False
+        return region
+
+    def _catch_up_here(self) -> None:
+        """The same, on any thread: on others nothing is done."""
+        if self.is_training():
+            self.catch_up()
+
+    def edge(self, now_ns: int, region: int) -> None:
+        """The training thread has passed an edge that was not noted, after `catch_up`."""
+        self._at(now_ns, region)
+        self.catch_up()
+
+    def handed(self, now_ns: int, samples: int, trains: bool, dataset: int) -> None:
+        """The training thread was handed a batch that is no plain one: see `StepMachine.loader_exit`."""
+        machine = self.machine
+        if trains and self.pivot and samples == machine.samples and dataset == machine.dataset:
+            self._at(now_ns, _FORWARD)
+            self.tell(now_ns << REGION_BITS | COUNTED)
+            return
+        self.catch_up()
+        machine.samples, machine.dataset = samples, dataset
+        self.edge(now_ns, machine.loader_exit(now_ns, samples, trains, dataset))
+
+    def _take_up(self, note: int) -> None:
+        """Take up an edge at once."""
+        self.machine.notes.append(note)
+        region = self.catch_up()
+        if region:
+            self._at(note >> REGION_BITS, region)
+
+    def _settle(self, steps: int, observed: int) -> None:
+        """So many steps have ended, and are published; so many of them since it was last called were observed."""
+        machine = self.machine
+        if self.prices and observed:
+            self._price_ns = machine.spent_ns // observed
+        machine.price_ns += observed * self._price_ns
+        if self.clock is not None:
+            try:
+                self.times = self.clock.step(steps)
+            except Exception as error:
+                self._untimed(error)
+        now_ns = machine.totals[_LAST_STEP]
+        if now_ns >= self._due_ns:
+            self._look_around(now_ns)
+        if steps >= self.bare.turn:
+            self.bare.take(steps)
+            if self.thread == BARE and self.clock is not None:
+                self.clock.drop()
+                self.times = False
+        self.prices = _is_priced(steps)
+        self.closely = self.prices or self.times
+        machine.spent_ns = 0
+        if machine.source is _BY_OPTIMIZER and machine.optimized - self._ended == observed:
+            self._plain += observed
+            if self._plain >= _PLAIN_FROM:
+                self.pivot, self.tell = machine.pivot, machine.notes.append
+                self.steps = steps
+                self.turn = steps + 1 if self.times else min(self.bare.turn, steps - steps % TOGETHER + TOGETHER)
+        else:
+            self._take_each()
+        self._settled, self._ended = steps, machine.optimized
+
+    def _take_each(self) -> None:
+        """What comes is not known before: each edge is taken up at once."""
+        if self.pivot:
+            self.writer.words[_STEPS_MADE] = 0
+        self._plain = self.pivot = 0
+        self.tell = self._take_up
+        self._ended = self.machine.optimized
+
     # --- what the taps call -----------------------------------------------------------------------------------------
 
     def loader_end(self) -> None:
@@ -211,18 +347,21 @@ class Probe:
             self.bare.end()
             now_ns = monotonic_ns()
             if get_ident() == self.thread or self.stands_in(now_ns):
+                self.catch_up()
                 self._at(now_ns, self.machine.loader_end(now_ns))
                 self.loader.flush()
         except Exception as error:
             self.fail(error)
 
-    def time_edge(self, phase: int) -> None:
-        """A phase begins, in a step that is timed on the GPU."""
-        try:
-            if self.clock is not None:
+    def attend(self, phase: int, began_ns: int) -> None:
+        """A phase begins, in a step that is timed on the GPU or priced; what is done for it began then."""
+        if self.times and self.clock is not None:
+            try:
                 self.clock.edge(phase)
-        except Exception as error:
-            self._untimed(error)
+            except Exception as error:
+                self._untimed(error)
+        if self.prices:
+            self.machine.spent_ns += monotonic_ns() - began_ns
 
     # --- what the user says -----------------------------------------------------------------------------------------
 
@@ -234,8 +373,10 @@ class Probe:
                 return
             now_ns = monotonic_ns()
             if get_ident() == self.thread or self.adopts(now_ns):
+                self.catch_up()
                 self.machine.mark_step(now_ns)
                 self._at(now_ns, _OTHER)
+                self.catch_up()
         except Exception as error:
             self.fail(error)
 
@@ -249,6 +390,7 @@ class Probe:
             self.bare.end()
             now_ns = monotonic_ns()
             if get_ident() == self.thread or self.adopts(now_ns):
+                self.catch_up()
                 self._at(now_ns, _OTHER)
                 return self.machine.mark_phase(now_ns, phase)
         except Exception as error:
@@ -281,41 +423,21 @@ class Probe:
         self._publish(count, record)
 
     def _publish(self, count: int, record: Record) -> None:
-        """Steps have ended: everything that is published once per step."""
+        """Steps have ended."""
         totals = self.machine.totals
-        steps = totals[0]
         duration_ns = record[1]
         if not self._bucket_from < duration_ns <= self._bucket_to:  # most steps are in the bucket of the one before
             self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
         self.writer.end_step(totals, self._bucket, count, record)
-        if self.clock is not None:
-            try:
-                self.times = self.clock.step(steps)
-            except Exception as error:
-                self._untimed(error)
-        now_ns = totals[_LAST_STEP]
-        if now_ns >= self._due_ns:
-            self._look_around(now_ns)
-        if steps >= self._turn:
-            self._take_turn(steps)
 
-    def _take_turn(self, steps: int) -> None:
-        """The step that now begins is to be treated in another way than the one before."""
-        group, at = divmod(steps, PRICED_EVERY)
-        turn = _priced(group)
-        self.prices = at == turn
-        if at < turn:
-            following = steps + turn - at
-        elif self.prices:
-            following = steps + 1
-        else:
-            following = PRICED_EVERY * (group + 1) + _priced(group + 1)
-        if steps >= self.bare.turn:
-            self.bare.take(steps)
-            if self.thread == BARE and self.clock is not None:
-                self.clock.drop()
-                self.times = False
-        self._turn = min(self.bare.turn, following)
+    def _publish_plain(self, records: list[Record]) -> None:
+        """Several steps have ended."""
+        buckets = []
+        for _, duration_ns, *_ in records:
+            if not self._bucket_from < duration_ns <= self._bucket_to:
+                self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
+            buckets.append(self._bucket)
+        self.writer.end_plain_steps(self.machine.totals, buckets, records)
 
     def _look_around(self, now_ns: int) -> None:
         """What is done once a second."""
@@ -343,6 +465,11 @@ class Probe:
             with suppress(Exception):
                 clock.drop()  # whoever else has it times nothing either
 
+    def unobserved(self, steps: int) -> None:
+        """Steps were made without the probe, and are published; so many have ended now."""
+        self._ended = self.machine.optimized
+        self._settle(steps, 0)
+
     def _untimed(self, error: Exception) -> None:
         """What times phases on the GPU failed."""
         if is_programs(error):
@@ -351,7 +478,10 @@ class Probe:
         self.unavailable(Hook.GPU_TIME, repr(error))
 
 
-def _priced(group: int) -> int:
-    """Which of these `PRICED_EVERY` steps is priced; not always the same one, or what a program does every ten steps
-    would be priced too often, or never."""
-    return ((group * 1103515245 + 12345) >> 16) % PRICED_EVERY if group else PRICED_EVERY // 2
+def _is_priced(steps: int) -> bool:
+    """Whether the steps after so many are priced, up to the end of their group: not at even distances, or what a
+    program does every ten steps would be priced too often, or never. Of the first group, whose steps are like no
+    others, half.
+    """
+    group, at = divmod(steps, TOGETHER)
+    return ((group * 1103515245 + 12345) >> 16) % _PRICED_EVERY == 0 if group else at >= TOGETHER // 2
