@@ -26,6 +26,9 @@ MARKER = "TEST_OF_GPULAUNCH"
 SETTLE_S = 5.0
 """The kernel takes a moment to end what was told to die; what outlives this was left behind."""
 
+_ENV_END = 51 - 3
+"""Of /proc/<pid>/stat, from the state on (proc_pid_stat(5) counts from 1): 0 until the environment is written."""
+
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=100, database=None)
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -80,9 +83,24 @@ def processes_of(marker: str) -> list[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                if wanted in environ_of(entry.path).split(b"\0"):
                     found.append(int(entry.name))
     return found
+
+
+def environ_of(process: str) -> bytes:
+    """The environment that a process was started with; b"" for zombies and threads of the kernel. Raises OSError.
+
+    In the middle of an exec there is none: `Popen` is back when the descriptors are closed, and the kernel writes the
+    environment of the new program after that (up to 14 ms later, seen on a machine with more to do than cores).
+    """
+    until_s = time.monotonic() + SETTLE_S
+    while not (environ := Path(process, "environ").read_bytes()) and time.monotonic() < until_s:
+        os.readlink(f"{process}/exe")  # who has no program, does not get one either
+        if Path(process, "stat").read_bytes().rpartition(b")")[2].split()[_ENV_END] != b"0":
+            return Path(process, "environ").read_bytes()
+        time.sleep(0.001)
+    return environ
 
 
 def command_of(pid: int) -> str:

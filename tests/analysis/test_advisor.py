@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,7 +26,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rule_cases import CASES
 
+from gpulaunch.profiler.analysis import advisor as advisor_room
 from gpulaunch.profiler.analysis.advisor import Advisor, advise
+from gpulaunch.profiler.analysis.finding import Loss
+from gpulaunch.profiler.analysis.pausing import recompiles
 from gpulaunch.profiler.analysis.window import Window
 
 WELL = window()
@@ -78,6 +82,52 @@ def test_the_largest_loss_comes_first() -> None:
     )
 
     assert [found.rule for found in advise(window(both))] == ["recompiles", "gc-pauses"]
+
+
+# --- a rule that fails
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A rule with a fault of ours; it speaks before it fails."""
+
+    def judge(seen: Window) -> Iterator[Loss]:
+        yield from recompiles(seen)
+        raise ZeroDivisionError
+
+    rules = [replace(rule, judge=judge) if rule.id == "recompiles" else rule for rule in advisor_room.RULES]
+    monkeypatch.setattr(advisor_room, "RULES", tuple(rules))
+    return "recompiles"
+
+
+def test_a_rule_that_fails_silences_no_other(broken: str) -> None:
+    failed: list[tuple[str, str]] = []
+    found = advise(COLLECTS, lambda rule, error: failed.append((rule, type(error).__name__)))
+
+    assert [each.rule for each in found] == ["gc-pauses"]
+    assert failed == [(broken, "ZeroDivisionError")]
+
+
+def test_nobody_who_does_not_listen_misses_that_it_failed(broken: str) -> None:
+    """Else no test of the rules could find a fault in one."""
+    with pytest.raises(ZeroDivisionError):
+        advise(COLLECTS)
+
+
+def test_an_advisor_goes_on_with_the_others_and_knows_who_failed(broken: str) -> None:
+    advisor = Advisor()
+    told = [[found.rule for found in advisor.hear(COLLECTS)] for _ in range(3)]
+
+    assert told == [[], ["gc-pauses"], ["gc-pauses"]]
+    assert advisor.failed == {broken: "ZeroDivisionError"}
+
+
+def test_where_all_rules_are_well_nobody_failed() -> None:
+    advisor = Advisor()
+    for case in CASES.values():
+        advisor.hear(case.fault)
+
+    assert advisor.failed == {}
 
 
 # --- any window at all

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from sights import Node, device
 
+from gpulaunch.profiler.analysis import advisor
+from gpulaunch.profiler.analysis.rules import RULES
+from gpulaunch.profiler.analysis.window import Window
 from gpulaunch.profiler.daemon.findings import Findings
 from gpulaunch.profiler.record import GpuState
 
@@ -55,3 +59,23 @@ def test_where_a_rank_may_run_is_asked_where_it_matters_and_now_and_then(tmp_pat
 
     node.attempt = 1
     assert found("4-5", gpu, seconds=20) == ["numa-mismatch"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_rule_that_fails_is_told_once_and_the_others_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def judge(_: Window) -> NoReturn:
+        raise ZeroDivisionError
+
+    rules = [replace(rule, judge=judge) if fails and rule.id == "straggler" else rule for rule in RULES]
+    monkeypatch.setattr(advisor, "RULES", tuple(rules))
+    findings, node = Findings(root=tmp_path), Node()
+    troubles: list[str] = []
+    for _ in range(60):
+        node.ranks[0].gc += 10
+        standing = findings.look(node.train(1.0, gc=30.0).state)
+        troubles.extend(findings.troubles())
+
+    assert [each.rule for each in standing] == ["gc-pauses"]
+    assert troubles == (["rule straggler: ZeroDivisionError"] if fails else [])

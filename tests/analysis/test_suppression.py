@@ -402,3 +402,13 @@ def test_a_power_cap_is_no_throttling() -> None:
 
 def test_without_the_gpus_node_there_is_no_mismatch() -> None:
     assert rules(window(rank(cpu_nodes=frozenset({1})), gpus=(gpu(numa_node=None),))) == []
+
+
+@pytest.mark.parametrize("seen_bytes", [None, 8 * MIB])
+def test_batches_that_may_not_be_seen_are_no_evidence(seen_bytes: int | None) -> None:
+    full = host(shm_size_bytes=64 * MIB, shm_used_bytes=60 * MIB)
+
+    (found,) = advise(window(rank(shm_inflight_bytes=seen_bytes), host=full))
+
+    assert found.rule == "shm-nearly-full"
+    assert found.evidence.get("in_flight_bytes") == seen_bytes

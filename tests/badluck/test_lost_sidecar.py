@@ -107,6 +107,7 @@ def test_a_finding_stays_in_the_file_and_stands_again(tmp_path: Path) -> None:
         keeper = FindingsKeeper(tmp_path)
         for _ in range(20):
             keeper.keep(refreshes.refresh())
+        keeper.close()
         lines = [json.loads(line) for line in (tmp_path / FINDINGS_FILE).read_text().splitlines()]
         assert [line["rule"] for line in lines] == ["gc-pauses"]
         told.append([lines[0]["active"], lines[0]["first_seen_s"]])

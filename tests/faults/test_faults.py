@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from fault_harness import AROUND, SEEN_STEPS, STEPS, Job, wait_until
 from fault_page import PAGE, page
 from fault_rows import ROWS, Row
 
+Ran = tuple[Job, int]
+"""A job that has ended, and its exit code."""
 TIMES = 3
 """So many times what it needs and what the settings allow may pass between the last step before and the first after."""
 
@@ -21,20 +24,9 @@ def marks(row: Row) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=marks(row)) for row in ROWS])
-def test_fault(row: Row, tmp_path: Path, undisturbed: Callable) -> None:
+def test_fault(row: Row, tmp_path: Path, undisturbed: Callable, hung: Callable[[Row], Ran]) -> None:
     expected = undisturbed(row.ranks)
-    program = ["--steps", str(STEPS), "--plant", row.plant, "--rank", str(row.rank), *row.program]
-    program += ["--save-every", str(row.save_every)] + (["--hold"] if row.acts else [])
-    with AROUND[row.around](tmp_path) as around:
-        allowed = row.restarts + 1 if row.allowed is None else row.allowed
-        options = ["--max-restarts", str(allowed), *row.options]
-        job = Job(tmp_path, ranks=row.ranks, options=options, program=program, around=around)
-        job.start()
-        try:
-            act(row, job)
-            code = job.wait()
-        finally:
-            job.close()
+    job, code = hung(row) if row.kind == "hang" else go_through(row, tmp_path)
 
     assert code == row.code, f"{job}"
     check_what_it_said(row, job)
@@ -47,6 +39,40 @@ def test_fault(row: Row, tmp_path: Path, undisturbed: Callable) -> None:
     if row.restarts and code == 0:
         check_time(row, job)
     check_nothing_left(job)
+
+
+def go_through(row: Row, directory: Path) -> Ran:
+    """A job to its end, through its fault."""
+    program = ["--steps", str(STEPS), "--plant", row.plant, "--rank", str(row.rank), *row.program]
+    program += ["--save-every", str(row.save_every)] + (["--hold"] if row.acts else [])
+    with AROUND[row.around](directory) as around:
+        allowed = row.restarts + 1 if row.allowed is None else row.allowed
+        options = ["--max-restarts", str(allowed), *row.options]
+        job = Job(directory, ranks=row.ranks, options=options, program=program, around=around)
+        job.start()
+        try:
+            act(row, job)
+            return job, job.wait()
+        finally:
+            job.close()
+
+
+@pytest.fixture(scope="module")
+def hung(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Row], Ran]:
+    """What became of a job that hangs. All that is done with one is to wait for the verdict, some 15 to 30 seconds: so
+    those of all tests to come go through it at once, in the first that asks, and the census of that test is of all."""
+    told = [item.callspec.params.get("row") for item in request.session.items if hasattr(item, "callspec")]
+    hanging = [row for row in told if isinstance(row, Row) and row.kind == "hang"]
+    ran: dict[str, Future[Ran]] = {}
+
+    def of(row: Row) -> Ran:
+        if not ran:
+            with ThreadPoolExecutor(len(hanging)) as pool:
+                for one in hanging:
+                    ran[one.name] = pool.submit(go_through, one, tmp_path_factory.mktemp(one.name))
+        return ran[row.name].result()
+
+    return of
 
 
 def act(row: Row, job: Job) -> None:

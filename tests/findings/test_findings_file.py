@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,3 +162,31 @@ def test_what_is_no_finding_is_passed_over(path: Path, line: str) -> None:
 
 def test_no_file_is_no_findings(path: Path) -> None:
     assert read_findings(path) == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link to what has no end"])
+def test_what_is_no_file_is_no_findings_and_holds_up_nobody(path: Path, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(path)
+        os.write(os.open(path, os.O_RDWR), b"{}\n")  # somebody who has written, and may go on
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+    assert read_findings(path) == []
+
+
+def test_a_file_without_a_writer_is_opened_without_waiting(path: Path) -> None:
+    os.mkfifo(path)
+
+    assert read_findings(path) == []
+
+
+def test_of_a_file_that_is_too_large_only_the_beginning_is_read(path: Path) -> None:
+    whole = json.dumps({"version": 1, **GC.as_json(), "active": True, "first_seen_s": 1, "last_seen_s": 1})
+    with path.open("w") as file:
+        file.write(f"{whole}\n")
+        file.truncate(1 << 40)  # sparse: a terabyte of zeros
+
+    assert [each["rule"] for each in read_findings(path)] == ["gc-pauses"]

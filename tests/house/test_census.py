@@ -31,6 +31,24 @@ def test_leaves_nothing(tmp_path):
     (tmp_path / "file").touch()
 """
 
+# Popen is back before the kernel has written the environment of the new program, one time in fifty.
+LOOKS_AT_ONCE = """
+import os, subprocess
+from pathlib import Path
+import conftest
+def test_finds_what_is_in_the_middle_of_its_exec():
+    marker = f"{conftest.MARKER}={os.environ[conftest.MARKER]}".encode()
+    early = []
+    for _ in range(2000):
+        with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+            early.append(not Path(f"/proc/{process.pid}/environ").read_bytes())
+            found = marker in conftest.environ_of(f"/proc/{process.pid}").split(b"\\0")
+            process.kill()
+        assert found
+        if sum(early) == 3:
+            break
+"""
+
 
 def run(source: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """A pytest of its own, with our conftest."""
@@ -45,6 +63,12 @@ def test_a_process_left_behind_fails_the_test(tmp_path: Path) -> None:
 
     assert done.returncode == 1, done.stdout
     assert "sleep 60" in done.stdout
+
+
+def test_a_process_that_has_just_been_started_is_found(tmp_path: Path) -> None:
+    done = run(LOOKS_AT_ONCE, tmp_path)
+
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_file_left_behind_fails_the_test(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -18,15 +18,16 @@ SLICES = ("launcher", "profiler", "exporters")
 
 # room: the rooms that it may import (its own always). A room that is not named here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
-    "profiler.channel": set(),
+    "profiler.files": set(),
+    "profiler.channel": {"profiler.files"},
     "profiler.record": set(),
-    "profiler.probe": {"profiler.channel"},
-    "profiler.samplers": {"profiler.channel", "profiler.record"},
+    "profiler.probe": {"profiler.channel", "profiler.files"},
+    "profiler.samplers": {"profiler.channel", "profiler.record", "profiler.files"},
     "profiler.analysis": {"profiler.channel", "profiler.record"},
     "profiler.daemon": {"profiler.samplers", "profiler.analysis", "profiler.channel", "profiler.record"},
     "mark": {"profiler.probe"},
     "exporters.prometheus": {"profiler.record", "profiler.channel", "profiler.analysis"},
-    "exporters.files": {"profiler.record"},
+    "exporters.files": {"profiler.record", "profiler.files"},
     "launcher.job": set(),
     "launcher.loop": set(),
     "launcher.rendezvous": {"launcher.loop", "launcher.job"},
@@ -66,7 +67,7 @@ IMPORTS_ITS_NEIGHBOUR = {"launcher.loop.rank_main": "rank_end"}
 
 # What runs inside the user's process: nothing but the standard library, and each other.
 IN_RANK = (
-    *("profiler.channel", "profiler.probe", "mark"),
+    *("profiler.files", "profiler.channel", "profiler.probe", "mark"),
     *("launcher.failure.inside", "launcher.loop.rank_main", "launcher.loop.rank_end", "launcher.loop.linux"),
     *("launcher.loop.forkserver_main", "launcher.loop.preload"),
     *("compat._callable",),

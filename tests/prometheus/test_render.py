@@ -68,6 +68,16 @@ def test_what_is_not_known_is_absent(node: NodeState, empty_node: NodeState) -> 
     assert "rank=" not in page(empty_node).replace('rank=""', "")
 
 
+@pytest.mark.parametrize(("inflight", "told"), [(None, []), ({}, ["0.0"]), ({7: 5, 8: 1}, ["6.0"])])
+def test_batches_that_may_not_be_seen_are_not_told_as_none(
+    node: NodeState, inflight: dict[int, int] | None, told: list[str]
+) -> None:
+    seen = dataclasses.replace(node.processes[0], shm_inflight_bytes=inflight)
+    text = page(dataclasses.replace(node, processes=(seen,)))
+
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("gpulaunch_shm_inflight_bytes{")] == told
+
+
 @pytest.mark.parametrize(
     ("captured_s", "age"),
     [

@@ -387,6 +387,53 @@ def test_descriptors_that_may_not_be_read_are_an_error_and_the_rest_goes_on(fake
 
     assert reading.errors == ("shared memory of rank 0: Not a directory",)
     assert [rank.workers_alive for rank in reading.values] == [1, 1]
+    assert [rank.shm_inflight_bytes for rank in reading.values] == [None, {}]
+
+
+def test_batches_that_may_be_seen_again_are_told_again(fake: FakeProc, tmp_path: Path) -> None:
+    """A figure that cannot be had is no zero, neither at first nor later, and not when the workers are gone."""
+    batch = tmp_path / "dev/shm/torch_11_1_0 (deleted)"
+    batch.parent.mkdir(parents=True)
+    batch.write_bytes(bytes(100))
+    fake.put(10, children=(11,))
+    fake.put(11, comm="pt_data_worker")
+    fake.opens(10, batch)
+    fake.opens(11, batch)
+    sampler = ProcessSampler(
+        lambda: group(10), Ledger(), proc=fake.root, clock=Clock(), shm_dir=tmp_path / "none", shm_period_s=5.0
+    )
+    (shown,) = sampler.read(0.0).values
+    shutil.rmtree(fake.root / "10/fd")
+    (fake.root / "10/fd").write_text("not a directory")
+    hidden = sampler.read(5.0)
+    fake.remove(11)
+    without_workers = sampler.read(10.0)
+    (fake.root / "10/fd").unlink()
+    fake.opens(10)
+    (again,) = sampler.read(15.0).values
+
+    assert shown.shm_inflight_bytes == {11: 100}
+    for reading in (hidden, without_workers):
+        assert reading.values[0].shm_inflight_bytes is None
+        assert reading.errors == ("shared memory of rank 0: Not a directory",)
+    assert again.shm_inflight_bytes == {}
+
+
+def test_batches_that_nobody_has_looked_for_yet_are_not_none(fake: FakeProc, tmp_path: Path) -> None:
+    """There are too many ranks to look at all of them in one refresh."""
+    for pid in (10, 20):
+        fake.put(pid, children=(pid + 1,))
+        fake.put(pid + 1, comm="pt_data_worker")
+        fake.opens(pid)
+        fake.opens(pid + 1)
+    clock = Clock(step_s=0.001)
+    sampler = ProcessSampler(
+        lambda: group(10, 20), Ledger(), proc=fake.root, clock=clock, shm_dir=tmp_path / "none", shm_budget_s=0.0015
+    )
+
+    seen = [[rank.shm_inflight_bytes for rank in sampler.read(at).values] for at in (0.0, 1.0)]
+
+    assert seen == [[{}, None], [{}, {}]]
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=15).map(

@@ -25,6 +25,19 @@ from gpulaunch.profiler.channel import page
 WAIT_S = 30.0
 PYTHON = (sys.executable, "-P")
 SIDECAR = (*PYTHON, "-m", "gpulaunch.launcher.cli.sidecar")
+# One whose run directory is on a file system that hangs as long as there is a file `<it>-hangs`: open() does not come
+# back from there.
+HUNG = """
+import os, sys, time
+run_dir, real_open = sys.argv.pop(1), os.open
+def hung_open(path, *args, **kwargs):
+    while os.fspath(path).startswith(run_dir + "/") and os.path.exists(run_dir + "-hangs"):
+        time.sleep(0.01)
+    return real_open(path, *args, **kwargs)
+os.open = hung_open
+from gpulaunch.launcher.cli import sidecar
+raise SystemExit(sidecar.run(sys.argv[1:]))
+"""
 TOY = str(Path(__file__).with_name("toy_rank.py"))
 
 
@@ -57,6 +70,7 @@ class Node:
 
     def __init__(self, directory: Path, listener: socket.socket) -> None:
         self.directory = directory
+        self.run_dir = directory
         self.listener = listener
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.ranks: list[Rank] = []
@@ -74,7 +88,7 @@ class Node:
         places = [{"rank": rank, "local_rank": rank, "pid": pid} for rank, pid in enumerate(pids)]
         group = {"version": 1, "run_id": "0123456789abcdef", "name": "toy", "attempt": number, "ranks": places}
         draft = self.directory / "group.new"
-        draft.write_text(json.dumps({**group, "world_size": ranks, "node_rank": 0, "run_dir": str(self.directory)}))
+        draft.write_text(json.dumps({**group, "world_size": ranks, "node_rank": 0, "run_dir": str(self.run_dir)}))
         draft.rename(self.directory / "group.json")
 
     def account(self, **more: object) -> None:
@@ -91,10 +105,12 @@ class Node:
         draft.write_text(json.dumps({**account, **more}))
         draft.rename(self.directory / "run.json")
 
-    def start_sidecar(self, *, interval_s: float = 0.02, parent_pid: int | None = None) -> subprocess.Popen[bytes]:
+    def start_sidecar(
+        self, *command: str, interval_s: float = 0.02, parent_pid: int | None = None
+    ) -> subprocess.Popen[bytes]:
         sidecar = subprocess.Popen(
             [
-                *SIDECAR,
+                *(command or SIDECAR),
                 *("--channel-dir", str(self.directory)),
                 *("--listen-fd", str(self.listener.fileno())),
                 *("--parent-pid", str(parent_pid or os.getpid())),
@@ -258,6 +274,35 @@ def test_saves_and_the_agents_account_are_exported_over_a_restart(node: Node) ->
     assert node.value("gpulaunch_steps_total") == 0
     node.account(goodput_seconds={"productive": 130.0}, restarts={"segfault": 1})
     node.wait_for(130, "gpulaunch_goodput_seconds_total", bucket="productive")
+
+
+def test_a_run_directory_that_hangs_stalls_neither_the_page_nor_the_end(node: Node) -> None:
+    """A mount of others; measuring needs nothing of it. When it is back, what was found is written."""
+    node.run_dir = node.directory / "run"
+    node.run_dir.mkdir()
+    hangs = node.directory / "run-hangs"
+    hangs.touch()
+    sidecar = node.start_sidecar(*PYTHON, "-c", HUNG, str(node.run_dir))
+    node.attempt(0)
+    node.ranks[0].tell("step 5")
+    node.wait_for(5, "gpulaunch_steps_total")
+    refreshes = node.value("gpulaunch_sidecar_refreshes_total") or 0
+    node.ranks[0].tell("step 2")
+    samples = node.wait_until(refreshes + 20, "gpulaunch_sidecar_refreshes_total")
+    assert total(samples, "gpulaunch_steps_total") == 7
+    assert list(node.run_dir.iterdir()) == []
+
+    hangs.unlink()
+    deadline = time.monotonic() + WAIT_S
+    while not (node.run_dir / "findings.jsonl").exists():
+        assert time.monotonic() < deadline, "the file system is back, and nothing is written"
+        time.sleep(0.01)
+
+    hangs.touch()
+    node.ranks[0].tell("step 2")
+    node.wait_for(9, "gpulaunch_steps_total")
+    sidecar.terminate()
+    assert sidecar.wait(WAIT_S) == 0
 
 
 def test_a_successor_without_a_ledger_begins_with_the_pages(node: Node) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import pytest
 from gpulaunch.launcher.cli import main, trace, tracer
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.profiler.channel import page
-from gpulaunch.profiler.daemon import window
+from gpulaunch.profiler.daemon import tracefile, window
 
 TOY = Path(__file__).with_name("toy_traced.py")
 AGENT = "import os, sys, time\nfd = os.open(sys.argv[1], os.O_RDONLY)\nprint('held', flush=True)\ntime.sleep(600)"
@@ -32,7 +33,8 @@ def job(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     def start(argv: list[str], says: bytes) -> subprocess.Popen[bytes]:
         env = {**os.environ, "GPULAUNCH_RUNS": "ab", "PYTHONPATH": str(TOY.parent)}
-        process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, env=env)
+        # The umask of people who share everything: what a rank writes is open to others, unless somebody closes it.
+        process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, env=env, umask=0)
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == says
@@ -119,6 +121,76 @@ def test_one_rank_into_another_directory(job: Job, tmp_path: Path, capsys: pytes
 
     with pytest.raises(UsageError, match="there is a trace of rank 1 in"):
         trace.run(["--rank", "1", "--duration", "100ms", "--out", str(out), "--again"])
+
+
+def test_what_an_older_trace_has_left_is_not_taken_for_this_one(job: Job, tmp_path: Path) -> None:
+    """A whole trace of the same rank under the name that its process would give it, and one under a shorter name."""
+    run_dir = job("good")
+    pid = json.loads((run_dir / "group.json").read_text())["ranks"][0]["pid"]
+    out = tmp_path / "traces"
+    out.mkdir()
+    stale = json.dumps({"traceEvents": [], "traceName": "of yesterday", "baseTimeNanoseconds": 0})
+    names = {f"rank-0.part_{pid}.json", "rank-0.part_1.json", "rank-0.part_2.json.tmp"}
+    for name in names:
+        (out / name).write_text(stale)
+
+    assert trace.run(["--duration", "100ms", "--out", str(out)]) == 0
+
+    assert len(json.loads((out / "rank-0.json").read_text())["traceEvents"]) == 100
+    assert set(os.listdir(out)) == {*names, "rank-0.json", "trace.json"}
+    assert {(out / name).read_text() for name in names} == {stale}  # and they are nobody's to throw away
+
+
+def test_a_rank_that_is_late_with_an_interrupted_trace_does_not_spoil_the_next(
+    job: Job, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has its order from a trace that nobody waits for any more, and writes it when asked for another."""
+    run_dir = job("tardy")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt, directory / "ordered")
+        with pytest.raises(KeyboardInterrupt):
+            trace.run(["--duration", "100ms"])
+
+    assert trace.run(["--duration", "100ms"]) == 1
+
+    assert lines(capsys)[-1].startswith("rank 0: no trace: torch ")
+    assert [path.name for path in (run_dir / "traces").iterdir()] == ["last"]
+
+
+def test_half_a_trace_is_not_left_for_the_next_one(job: Job, tmp_path: Path) -> None:
+    job("halved")
+    out = tmp_path / "traces"
+    out.mkdir()
+
+    assert trace.run(["--duration", "100ms", "--out", str(out)]) == 1
+    assert os.listdir(out) == []
+
+
+def test_nobody_else_can_read_a_trace_whatever_the_umask(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even while it is written, in a directory that is open to all."""
+    job("good")
+    out = tmp_path / "traces"
+    out.mkdir()
+    out.chmod(0o777)
+    before: list[tuple[int, int]] = []
+
+    def look(path: str) -> tracefile.Contents | None:
+        before.append((mode(Path(path).parent), mode(Path(path))))
+        return tracefile.contents_of(path)
+
+    monkeypatch.setattr(tracer, "contents_of", look)
+
+    assert trace.run(["--duration", "100ms", "--out", str(out)]) == 0
+
+    assert {file for _, file in before} == {0o666}  # as the rank has made it
+    assert {directory for directory, _ in before} == {0o700}
+    assert {name: mode(out / name) for name in os.listdir(out)} == {"rank-0.json": 0o600, "trace.json": 0o600}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_the_slowest_is_chosen(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

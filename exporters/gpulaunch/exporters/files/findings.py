@@ -8,12 +8,12 @@ and empty, as soon as somebody watches: nothing found is another thing than nobo
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from gpulaunch.profiler.files import regular, write_file
 from gpulaunch.profiler.record import Finding
 
 __all__ = ["FINDINGS_FILE", "FindingsFile", "read_findings"]
@@ -92,18 +92,13 @@ class FindingsFile:
             del self._lines[key]
 
     def _write(self) -> None:
-        """Write for the owner only; readers find the old file or the new one."""
-        draft = self._path.with_name(self._path.name + ".tmp")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line.as_json()) + "\n" for line in self._lines.values())
-        draft.replace(self._path)
+        write_file(self._path, (json.dumps(line.as_json()) + "\n" for line in self._lines.values()))
 
 
 def read_findings(path: Path) -> list[dict[str, Any]]:
-    """Give the findings of a file; what is no finding is passed over, and without a file there are none."""
+    """Give the findings of a file; what is no finding is passed over, and without a regular file there are none."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             text = file.read(_LARGEST_FILE_BYTES)
     except OSError:
         return []

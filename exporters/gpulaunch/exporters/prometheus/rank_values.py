@@ -160,7 +160,8 @@ def put_processes(out: Families, processes: RankProcesses) -> None:
     for role, waited_s in processes.runqueue_s.items():
         out.put("gpulaunch_process_runqueue_seconds_total", waited_s, rank=rank, role=role.value)
     out.put("gpulaunch_process_busy_threads", processes.threads, rank=rank)
-    out.put("gpulaunch_shm_inflight_bytes", sum(processes.shm_inflight_bytes.values()), rank=rank)
+    inflight = processes.shm_inflight_bytes
+    out.put("gpulaunch_shm_inflight_bytes", None if inflight is None else sum(inflight.values()), rank=rank)
 
 
 def put_workers(out: Families, workers: LoaderWorkers) -> None:

@@ -30,9 +30,10 @@ from gpulaunch.launcher.loop.loop import Exit, Timer
 from gpulaunch.launcher.policy.restart import REQUEUE, Decision
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
 from gpulaunch.profiler.channel.control import ControlWriter
+from gpulaunch.profiler.channel.ending import SIDECAR_ENDS_S
 
 _HELPERS_S = 1.0
-"""How long sidecar and fork server may take to end by themselves at the end of the job."""
+"""How long all helpers but the sidecar may take to end by themselves at the end of the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +177,10 @@ class Agent:
         self._recovery.cancel()
         if self._sidecar is not None:
             self._sidecar.close()
-        # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover.
+        # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover. The sidecar has
+        # something to write first, and its `pid` goes with it.
         self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
+        self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, SIDECAR_ENDS_S - _HELPERS_S)
         cleared: list[list[int]] = []
         group = self._group or Group(self._around, _NO_WORLD, self._group_events(), agent_store=False)
         group.when_cleared(cleared.append)

@@ -1,8 +1,8 @@
 """`gpulaunch _sidecar`: the process beside the ranks that measures and exports; only the agent starts it.
 
 Composition only: samplers and their loop (profiler), the page and its server (exporters), joined here. The main
-thread refreshes, one thread serves. SIGTERM is blocked in all threads and taken where the loop waits for its next
-second: no handler runs in the middle of anything.
+thread refreshes, one serves; the run directory is left to others. SIGTERM is blocked in all threads and taken where the
+loop waits for its next second: no handler runs in the middle of anything.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     findings = FindingsKeeper(Path(options.channel_dir))
 
     def publish(state: NodeState) -> None:
-        board.publish(state)
-        findings.keep(state)
+        board.publish(findings.keep(state))
 
     sidecar = Sidecar(Path(options.channel_dir), publish, interval_s=options.interval)
     sidecar.refresh()

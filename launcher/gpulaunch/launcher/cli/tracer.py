@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from gpulaunch.launcher.cli.traced import Copied, Rss, Traced
@@ -101,7 +103,7 @@ class Tracer:
         self._poller = select.poll()
         self._by_fd = {rank.process.pidfd: rank for rank in ranks}
         self._by_pid = {rank.process.pid: rank for rank in ranks}
-        self._files = {rank.number: Watched(directory, rank.number) for rank in ranks}
+        self._files: dict[int, Watched] = {}
 
     def make(self, *, duration_s: float, step_s: float, tell: Callable[[Window], None]) -> list[Traced]:
         """Make it, which takes about ten seconds more than the window itself. Raises OSError.
@@ -120,25 +122,43 @@ class Tracer:
             rank.note_steps(of_all)
             rank.last_step = max(rank.before, default=-1)
         link = tracing.traces_path(self._channel_dir)
-        try:
-            # The ranks get a path through this link: its letters are ours, whatever the directory is called.
-            _remove(link)
-            os.symlink(self._directory, link)
-            self._order(of_all)
-            self._record(of_all)
-            self._collect(of_all)
-        finally:
-            _remove(link)
-            _remove(tracing.socket_path(self._channel_dir))  # where Ctrl-C came between its making and its `with`
+        with self._apart() as parts:
+            self._files = {rank.number: Watched(parts, rank.number) for rank in self._ranks}
+            try:
+                # The ranks get a path through this link: its letters are ours, whatever the directory is called.
+                _remove(link)
+                os.symlink(self._directory, link)
+                self._order(of_all, os.path.join(link, os.path.basename(parts)))
+                self._record(of_all)
+                self._collect(of_all)
+            finally:
+                _remove(link)
+                _remove(tracing.socket_path(self._channel_dir))  # where Ctrl-C came between its making and its `with`
         return self._settle(of_all)
 
-    def _order(self, of_all: Window) -> None:
+    @contextlib.contextmanager
+    def _apart(self) -> Generator[str]:
+        """Make a directory for what is not whole yet, in the one that the traces go to; what stays in it is no trace.
+
+        Its name is new, so that no older trace can be in it, and none that was interrupted and is written only now. And
+        it is closed to others: a trace shows paths and shapes, and the umask of a rank is not ours.
+        """
+        parts = tempfile.mkdtemp(prefix=".part-", dir=self._directory)
+        try:
+            for rank in self._ranks[:1]:  # all are of one user, which is not root's own where root traces them
+                with contextlib.suppress(OSError):
+                    os.chown(parts, os.stat(f"/proc/{rank.process.pid}").st_uid, -1)
+            yield parts
+        finally:
+            shutil.rmtree(parts, ignore_errors=True)
+
+    def _order(self, of_all: Window, parts: str) -> None:
         """Give all ranks the order; those that do not come for it in time have no trace.
 
         The socket is there no longer than that: an answer that comes late, because this process has something else to
         do, would be taken for the answer to a later question.
         """
-        texts = {rank.number: self._text(rank, of_all) for rank in self._ranks}
+        texts = {rank.number: self._text(rank, of_all, parts) for rank in self._ranks}
 
         def order_for(ask: Ask) -> str:
             rank = self._by_pid.get(ask.pid)
@@ -161,9 +181,9 @@ class Tracer:
             if rank.open and not rank.ordered:
                 rank.trouble = _why_not(rank)
 
-    def _text(self, rank: Rank, of_all: Window) -> str:
+    def _text(self, rank: Rank, of_all: Window, parts: str) -> str:
         return order(
-            os.path.join(tracing.traces_path(self._channel_dir), part_name(rank.number)),
+            os.path.join(parts, part_name(rank.number)),
             start_ms=wall_ns(of_all.start_ns, anchor()) // 1_000_000,
             duration_ms=(of_all.end_ns - of_all.start_ns) // 1_000_000,
             warmup_s=of_all.warmup_s,
@@ -214,6 +234,11 @@ class Tracer:
             rank.contents = contents_of(path)
         except TraceFileError:  # it may be between two of its writes
             return False
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
         os.replace(path, os.path.join(self._directory, file_name(rank.number)))
         rank.whole = True
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,9 +20,22 @@ _RECENT: Final = 5
 """Windows whose median is told: a finding's figures should not jump about."""
 
 
-def advise(window: Window) -> tuple[Finding, ...]:
-    """Give everything that the rules find in one window, the largest loss first."""
-    return _by_loss([found for rule in RULES for found in findings_of(rule.id, rule.judge(window))])
+def advise(window: Window, failed: Callable[[str, Exception], None] | None = None) -> tuple[Finding, ...]:
+    """Give everything that the rules find in one window, the largest loss first.
+
+    Args:
+        window: what they look at.
+        failed: is told of a rule (its id) that raises, and the others speak all the same. None: it is raised.
+    """
+    found: list[Finding] = []
+    for rule in RULES:
+        try:
+            found += findings_of(rule.id, rule.judge(window))
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(rule.id, error)
+    return _by_loss(found)
 
 
 @dataclass
@@ -45,10 +59,19 @@ class Advisor:
 
     def __init__(self) -> None:
         self._standing: dict[tuple[str, str, int, str], _Standing] = {}
+        self._failed: dict[str, str] = {}
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """The rules that have failed in a window, by their ids, and with what the first time: faults of ours."""
+        return self._failed
 
     def hear(self, window: Window) -> tuple[Finding, ...]:
-        """Take the next window; give the findings that stand after it, the largest loss first."""
-        found = {finding.key: finding for finding in advise(window)}
+        """Take the next window; give the findings that stand after it, the largest loss first.
+
+        What a rule that fails has found before goes as if it saw it no more.
+        """
+        found = {finding.key: finding for finding in advise(window, self._fail)}
         for key, finding in found.items():
             standing = self._standing.setdefault(key, _Standing())
             standing.recent.append(finding)
@@ -60,6 +83,9 @@ class Advisor:
             if standing.seen < APPEARS.value or standing.missed >= GONE.value:
                 del self._standing[key]
         return _by_loss([each.as_told() for each in self._standing.values() if each.seen >= APPEARS.value])
+
+    def _fail(self, rule: str, error: Exception) -> None:
+        self._failed.setdefault(rule, type(error).__name__)
 
 
 def _by_loss(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -148,7 +148,7 @@ def _held(training: TrainingState, processes: RankProcesses | None) -> _Held:
     usage: Mapping[Role, Usage] = {} if processes is None else processes.usage
     trainer, workers = usage.get(Role.TRAINER), usage.get(Role.WORKERS)
     trainer_bytes = None if trainer is None else trainer.anonymous_bytes
-    if trainer_bytes is not None and processes is not None:
+    if trainer_bytes is not None and processes is not None and processes.shm_inflight_bytes is not None:
         # Batches that workers have made are in shared memory, as long as the rank keeps them.
         trainer_bytes += sum(processes.shm_inflight_bytes.values())
     return _Held(

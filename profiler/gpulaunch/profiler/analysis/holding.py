@@ -71,6 +71,7 @@ def shm_nearly_full(window: Window) -> Iterator[Loss]:
     if used < SHM_FULL.value:
         return
     for rank in window.ranks:
+        in_flight = {} if rank.shm_inflight_bytes is None else {"in_flight_bytes": float(rank.shm_inflight_bytes)}
         if rank.shm_inflight_bytes or rank.workers_alive:
             yield Loss(
                 rank=rank.rank,
@@ -80,7 +81,7 @@ def shm_nearly_full(window: Window) -> Iterator[Loss]:
                 evidence={
                     "used_ratio": used,
                     "size_bytes": float(host.shm_size_bytes),
-                    "in_flight_bytes": float(rank.shm_inflight_bytes),
+                    **in_flight,
                     "workers": float(rank.workers_alive),
                 },
                 advice="Give /dev/shm more room (a container gets 64 MiB if nobody says more), or lower num_workers or "

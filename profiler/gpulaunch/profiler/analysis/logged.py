@@ -7,30 +7,37 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-__all__ = ["Tally", "line_that_logs"]
+__all__ = ["Place", "Tally", "line_that_logs"]
 
-_LOGS: Final = (
-    *("logging/", "torch/utils/tensorboard/", "tensorboard/", "tensorboardX/", "wandb/", "mlflow/", "comet_ml/"),
-    *("neptune/", "aim/", "clearml/", "tqdm/", "rich/progress"),
+_PACKAGES: Final = r".*/(?:site|dist)-packages/"
+_PYTHON: Final = r".*/lib(?:64)?/python3\.\d+t?/"
+_LOGS: Final = re.compile(
+    rf"{_PYTHON}logging/|{_PACKAGES}(?:torch/utils/tensorboard|tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune"
+    r"|aim|clearml|tqdm|rich/progress)[/.]"
 )
-"""Where the files of what programs log with are, as labels have them: from the package on."""
-_LABEL: Final = re.compile(r".* \((?P<path>.+):(?P<line>\d+)\)")
+"""Where the files of what programs log with are."""
+_NOT_THE_USERS: Final = re.compile(
+    rf"{_PYTHON}(?!(?:site|dist)-packages/)|{_PACKAGES}torch/|.*/gpulaunch/(?:launcher|profiler|compat|checkpoint)/"
+    r"|<frozen "
+)
+"""What cannot be the line to change: Python's own, torch's, ours (as `probe.sites.caller` has it)."""
 _MOST_LINES: Final = 64
 
+Place = tuple[str, int]
 
-def line_that_logs(labels: Sequence[str]) -> str | None:
-    """Give `path:line` of what called into logging; None for a stack that is not inside of it.
+
+def line_that_logs(stack: Sequence[Place]) -> Place | None:
+    """Give the line of the program that called into logging; None for a stack that is not inside of it.
 
     Args:
-        labels: `name (path:line)`, the outermost frame first, as `samplers.folded` makes them.
+        stack: file, as Python has it, and line of every frame, the outermost first.
     """
-    caller = ""
-    for label in labels:
-        found = _LABEL.fullmatch(label)
-        path = found["path"] if found else ""
-        if path.startswith(_LOGS):
-            return caller or None
-        caller = f"{path}:{found['line']}" if found else ""
+    caller = None
+    for file, line in stack:
+        if _LOGS.match(file):
+            return caller
+        if not _NOT_THE_USERS.match(file):
+            caller = file, line
     return None
 
 
@@ -41,13 +48,20 @@ class Tally:
         self._samples = Counter[int]()
         self._logged = Counter[tuple[int, str]]()
 
-    def add(self, rank: int, phase: str, labels: Sequence[str]) -> None:
-        """Count a sample of a rank's main thread, taken in a phase of `samplers.phases`."""
+    def add(self, rank: int, phase: str, line: str | None) -> None:
+        """Count a sample of a rank's main thread.
+
+        Args:
+            rank: whose.
+            phase: of `samplers.phases`.
+            line: `path:line` of what called into logging; None: the thread was not inside of that.
+        """
         if phase == "startup":  # before the first step, and no part of any
             return
         self._samples[rank] += 1
-        line = line_that_logs(labels)
-        if line is not None and ((rank, line) in self._logged or len(self._logged) < _MOST_LINES):
+        if line is None or phase == "data_wait":  # a progress bar around a loader waits for data, and logs nothing
+            return
+        if (rank, line) in self._logged or len(self._logged) < _MOST_LINES:
             self._logged[rank, line] += 1
 
     @property

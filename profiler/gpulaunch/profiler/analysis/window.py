@@ -88,7 +88,8 @@ class RankWindow:
     workers_cpu_s: float
     trainer_runqueue_s: float | None
     """None where the kernel does not count it."""
-    shm_inflight_bytes: int
+    shm_inflight_bytes: int | None
+    """None where it may not be seen."""
     facts: Mapping[str, Any]
     samples: int
     """Stacks of the training thread that were sampled."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from gpulaunch.profiler.files import write_file
+
 __all__ = ["fits", "refuse", "refused", "socket_path", "traces_path"]
 
 _CLIENT_BYTES: Final = len("/dynoconfigclient") + 36
@@ -36,15 +38,7 @@ def fits(directory: str) -> bool:
 
 def refuse(directory: str, rank: int, why: str) -> None:
     """Say why this process, a rank, cannot be traced. Raises OSError."""
-    path = _refusal_path(directory, rank)
-    part = f"{path}.part"
-    text = f"{os.getpid()} {' '.join(why.split())}"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, text.encode("utf-8", "replace")[:_REASON_BYTES])
-    finally:
-        os.close(fd)
-    os.replace(part, path)
+    write_file(_refusal_path(directory, rank), [f"{os.getpid()} {' '.join(why.split())[:_REASON_BYTES]}"])
 
 
 def refused(directory: str, rank: int, pid: int) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.advisor import Advisor
 from gpulaunch.profiler.analysis.history import History
-from gpulaunch.profiler.analysis.logged import Tally
+from gpulaunch.profiler.analysis.logged import Tally, line_that_logs
 from gpulaunch.profiler.analysis.window import Sight
-from gpulaunch.profiler.record import Finding, Group, NodeState
+from gpulaunch.profiler.record import Finding, Group, NodeState, RankPlace
 from gpulaunch.profiler.samplers import numa
+from gpulaunch.profiler.samplers.pyspy import Frame
+from gpulaunch.profiler.samplers.spelling import spelled, working_directory
 
 __all__ = ["Findings"]
 
@@ -23,25 +25,40 @@ class Findings:
     """Looks at every refresh, judges when a window of steps is over, and says what stands."""
 
     def __init__(self, *, root: Path = Path("/")) -> None:
-        self.tally = Tally()
-        """Is to be told of every stack sample: `tally.add(rank, phase, labels)`."""
+        self._tally = Tally()
         self._root = root
         self._history = History()
         self._advisor = Advisor()
         self._standing: tuple[Finding, ...] = ()
+        self._told_of: set[str] = set()
         self._group: Group | None = None
         self._cpu_nodes: Mapping[int, frozenset[int]] = {}
         self._nodes_in = 0
+
+    def hear(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
+        """Take a stack sample of a rank, the deepest frame first. By any thread, but one at a time."""
+        logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
+        line = None
+        if logs is not None:
+            file, number = logs
+            line = f"{spelled(file, working_directory(place.pid, root=str(self._root)))}:{number}"
+        self._tally.add(place.rank, phase, line)
 
     def look(self, state: NodeState) -> tuple[Finding, ...]:
         """Take what this refresh has read; give the findings that stand now, the largest loss first."""
         self._look_at_nodes(state)
         window = self._history.look(
-            Sight(state=state, samples=self.tally.samples, logged=self.tally.logged, cpu_nodes=self._cpu_nodes)
+            Sight(state=state, samples=self._tally.samples, logged=self._tally.logged, cpu_nodes=self._cpu_nodes)
         )
         if window is not None:
             self._standing = self._advisor.hear(window)
         return self._standing
+
+    def troubles(self) -> tuple[str, ...]:
+        """Give the rules that have failed since this was asked, each once: the next window would fail it again."""
+        new = {rule: error for rule, error in self._advisor.failed.items() if rule not in self._told_of}
+        self._told_of.update(new)
+        return tuple(f"rule {rule}: {error}" for rule, error in new.items())
 
     def _look_at_nodes(self, state: NodeState) -> None:
         """Read where the ranks may run, if that matters: on most machines all cores are as near to every GPU."""

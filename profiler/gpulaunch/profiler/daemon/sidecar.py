@@ -120,7 +120,7 @@ class Sidecar:
         )
         self._devices: Sampler[tuple[GpuState, ...]] = GpuSampler(self._ledger, self._helper, root=root)
         self._findings = Findings(root=root)
-        self._stacks = Stacks(channel_dir, lambda: self._ranks.group, heard=self._findings.tally.add)
+        self._stacks = Stacks(channel_dir, lambda: self._ranks.group, heard=self._findings.hear)
         self._guards = {collector: _Guard(clock) for collector in Collector}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
         self._refreshes = 0
@@ -206,7 +206,7 @@ class Sidecar:
 
     def _look(self, state: NodeState, now: float) -> Reading[tuple[Finding, ...]]:
         found = self._findings.look(state)
-        return Reading(values=found, late_s=self._clock() - now)
+        return Reading(values=found, errors=self._findings.troubles(), late_s=self._clock() - now)
 
     def _save(self, now: float) -> Reading[None]:
         self._ledger.save(self._ledger_path)

@@ -1,7 +1,6 @@
 """The collectives of each rank, as the rank says itself (`probe.collectives`, `probe.recorder`).
 
-Files come and go with attempts, and with programs that follow each other in a rank; the totals go on. A file that was
-replaced is read a last time before the new one is opened. Nobody asks the rank anything: what it says is in memory.
+Nobody asks the rank anything: what it says is in memory.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Final
 
 from gpulaunch.profiler.channel.collectives import CANNOT, KINDS, TELLS, CollectivesReader
 from gpulaunch.profiler.record import Group, RankCollectives, Reading
+from gpulaunch.profiler.samplers.held import HeldFiles
 from gpulaunch.profiler.samplers.ledger import Ledger
 
 __all__ = ["CollectivesSampler"]
@@ -32,24 +32,24 @@ class CollectivesSampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group = group
-        self._channel_dir = channel_dir
         self._ledger = ledger
         self._clock = clock
-        self._readers: dict[int, CollectivesReader] = {}
+        self._files = HeldFiles(lambda rank: CollectivesReader(str(channel_dir / f"collectives-{rank}.bin")))
+        self._attempt = 0
         self._recorders: set[int] = set()
 
     def read(self, now: float) -> Reading[tuple[RankCollectives, ...]]:
         """Give the collectives of every rank that has ever had one."""
         group = self._group()
         ranks = [] if group is None else [place.rank for place in group.ranks]
-        for rank in self._readers.keys() - set(ranks):
-            self._readers.pop(rank).close()
+        self._attempt = 0 if group is None else group.attempt
+        self._files.only(ranks)
         self._recorders.clear()
         values: list[RankCollectives] = []
         errors: list[str] = []
         for rank in ranks:
             try:
-                state = self._read_rank(rank, 0 if group is None else group.attempt)
+                state = self._files.read(rank, self._state)
             except FileNotFoundError:
                 continue  # a program without torch, or it has not imported it yet
             except OSError as error:
@@ -65,21 +65,9 @@ class CollectivesSampler:
 
     def close(self) -> None:
         """Let all files go."""
-        while self._readers:
-            self._readers.popitem()[1].close()
+        self._files.close()
 
-    def _read_rank(self, rank: int, attempt: int) -> RankCollectives | None:
-        reader = self._readers.get(rank)
-        if reader is not None and reader.replaced():
-            del self._readers[rank]
-            with reader:
-                self._state(rank, reader, attempt)
-            reader = None
-        if reader is None:
-            reader = self._readers[rank] = CollectivesReader(str(self._channel_dir / f"collectives-{rank}.bin"))
-        return self._state(rank, reader, attempt)
-
-    def _state(self, rank: int, reader: CollectivesReader, attempt: int) -> RankCollectives | None:
+    def _state(self, rank: int, reader: CollectivesReader) -> RankCollectives | None:
         seen = reader.read()
         counters = (*seen.calls, seen.enqueued, seen.completed)
         source = f"{seen.pid}:{seen.started_ns}"
@@ -87,7 +75,7 @@ class CollectivesSampler:
         if not any(totals):
             return None
         self._recorders.add(seen.recorder)
-        is_now = seen.attempt == attempt  # else its rank has not come so far yet
+        is_now = seen.attempt == self._attempt  # else its rank has not come so far yet
         *calls, enqueued, completed = totals
         recorded = bool(enqueued)
         return RankCollectives(

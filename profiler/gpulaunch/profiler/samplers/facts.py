@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from gpulaunch.profiler.samplers.files import read_file
+from gpulaunch.profiler.files import read_file
 
 __all__ = ["FactsFile"]
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpulaunch.profiler.samplers.files import without_waiting, write_file
+from gpulaunch.profiler.files import regular, write_file
 from gpulaunch.profiler.samplers.phases import STACK_PHASES
 from gpulaunch.profiler.samplers.pyspy import Frame
 
@@ -119,10 +118,9 @@ class Folded:
 
 def load(path: Path, into: Folded) -> Folded:
     """Add the stacks of a file to `into` and give it back; lines that are none are passed over. Raises OSError."""
-    with open(path, encoding="utf-8", errors="replace", opener=without_waiting) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_FILE_BYTES:
-            raise OSError(errno.EFBIG, "special, or too large to be a file of ours")
+    with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
+        if os.fstat(file.fileno()).st_size > _LARGEST_FILE_BYTES:
+            raise OSError(errno.EFBIG, "too large to be a file of ours")
         for line in file:
             if (stack := parse_line(line)) is not None:
                 into.add(*stack)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gpulaunch.profiler.files import read_file, write_file
 from gpulaunch.profiler.record import GpuHealth, Reading
 from gpulaunch.profiler.samplers import driver
-from gpulaunch.profiler.samplers.files import read_file, write_file
 
 __all__ = ["HEALTH_FILE", "GpuHealthSampler"]
 

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
-from gpulaunch.profiler.samplers.files import read_file, write_file
+from gpulaunch.profiler.files import read_file, write_file
 
 _VERSION = 1
 

@@ -84,8 +84,8 @@ class _Rank:
     hidden: bool = False
     """It runs, and /proc does not show it."""
     known: dict[int, _Process] = field(default_factory=dict[int, _Process])
-    inflight: dict[int, shm.Segment] = field(default_factory=dict[int, shm.Segment])
-    """Batches in shared memory, by inode, at the last look."""
+    inflight: dict[int, shm.Segment] | None = field(default_factory=dict[int, shm.Segment])
+    """Batches in shared memory, by inode, at the last look; None: they cannot be seen."""
     shm_due_s: float = _NEVER_S
 
     @property
@@ -93,6 +93,11 @@ class _Rank:
         """Its living dataloader workers."""
         found = [process for process in self.known.values() if process.role is Role.WORKERS and process.living]
         return [process for process in found if process.stat.comm == DATALOADER_WORKER]
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether there may be batches: what has no workers, and had none, has none."""
+        return self.inflight is None or bool(self.inflight or self.workers)
 
     @property
     def holders(self) -> list[int]:
@@ -171,7 +176,8 @@ class ProcessSampler:
         if (rank.attempt, rank.trainer_pid) != (attempt, root) or rank.hidden:
             # First sight of this attempt's process. Later the pid alone proves nothing: it may have been given to a
             # stranger.
-            rank.attempt, rank.trainer_pid, rank.inflight = attempt, root, {}
+            rank.attempt, rank.trainer_pid = attempt, root
+            rank.inflight, rank.shm_due_s = {}, _NEVER_S
             known.pop(root, None)
             rank.hidden = True  # unless it is seen now, or known to be gone: mount option hidepid, or another's /proc
             if (stat := self._stat(root)) is not None:
@@ -236,14 +242,15 @@ class ProcessSampler:
         return errors
 
     def _ask_shm(self, now: float) -> list[str]:
-        """Look for the batches of the ranks that are due; what has no workers, and had none, has no batches."""
+        """Look for the batches of the ranks that are due."""
         errors: list[str] = []
-        due = [r for r in self._ranks.values() if r.shm_due_s <= now and (r.workers or r.inflight)]
+        due = [r for r in self._ranks.values() if r.shm_due_s <= now and r.may_hold]
         for rank in self._within(self._shm_budget_s, sorted(due, key=lambda rank: rank.shm_due_s)):
             rank.shm_due_s = now + self._shm_period_s
             try:
                 rank.inflight = shm.batches(self._proc, self._shm_dir, rank.holders, trainer_pid=rank.trainer_pid)
             except OSError as error:
+                rank.inflight = None
                 errors.append(f"shared memory of rank {rank.rank}: {error.strerror}")
         return errors
 
@@ -275,9 +282,6 @@ class ProcessSampler:
             )
             if self._waits_counted:
                 runqueue_s[role] = waited_ns / 1e9
-        inflight: dict[int, int] = defaultdict(int)
-        for segment in rank.inflight.values():
-            inflight[segment.maker_pid] += segment.size_bytes
         wanting = [p.threads.wanting for p in rank.known.values() if p.living and p.threads.wanting is not None]
         return RankProcesses(
             rank=rank.rank,
@@ -285,7 +289,7 @@ class ProcessSampler:
             workers_alive=len(rank.workers),
             runqueue_s=runqueue_s,
             threads=sum(wanting) if wanting and self._waits_counted else None,
-            shm_inflight_bytes=dict(inflight),
+            shm_inflight_bytes=_by_maker(rank),
         )
 
     def _stat(self, pid: int) -> ProcessStat | None:
@@ -364,6 +368,16 @@ def parse_statm(text: bytes) -> tuple[int, int]:
         return 0, 0
     resident, shared = int(fields[1]), int(fields[2])
     return resident, max(0, resident - shared)  # they are counted one after another
+
+
+def _by_maker(rank: _Rank) -> dict[int, int] | None:
+    """Give the bytes of a rank's batches by the worker that made them; None if nobody could look, or has yet."""
+    if rank.inflight is None or (rank.may_hold and rank.shm_due_s == _NEVER_S):
+        return None
+    size_bytes: dict[int, int] = defaultdict(int)
+    for segment in rank.inflight.values():
+        size_bytes[segment.maker_pid] += segment.size_bytes
+    return dict(size_bytes)
 
 
 def _sum_known(sizes: Iterable[int | None]) -> int | None:

@@ -1,7 +1,6 @@
 """What the ranks have published: the group of the running attempt, and one shared-memory page per rank.
 
-Pages are mapped once and read in place; a page that the agent replaced (a new attempt) is read a last time before the
-new one is opened, so the steps made since the refresh before are counted.
+Pages are opened once and read in place; what they count goes on from attempt to attempt.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gpulaunch.profiler.channel.page import PageReader, PageSnapshot
+from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Group, RankPlace, Reading, TrainingState
 from gpulaunch.profiler.samplers.facts import FactsFile
-from gpulaunch.profiler.samplers.files import read_file
+from gpulaunch.profiler.samplers.held import HeldFiles
 from gpulaunch.profiler.samplers.ledger import Ledger
 from gpulaunch.profiler.samplers.training import WIDTH, counters, training
 
@@ -62,7 +62,7 @@ class RankSampler:
         self._file = GroupFile(channel_dir / "group.json")
         self._ledger = ledger
         self._clock = clock
-        self._readers: dict[int, PageReader] = {}
+        self._pages = HeldFiles(lambda rank: PageReader(str(channel_dir / f"rank-{rank}.bin")))
         self._facts: dict[int, FactsFile] = {}
         self._errors: list[str] = []
 
@@ -77,13 +77,14 @@ class RankSampler:
         if (reason := self._file.read()) is not None:
             errors.append(reason)
         places = () if self.group is None else self.group.ranks
-        for rank in self._readers.keys() - {place.rank for place in places}:
-            self._readers.pop(rank).close()
-            self._facts.pop(rank, None)
+        ranks = {place.rank for place in places}
+        self._pages.only(ranks)
+        for rank in self._facts.keys() - ranks:
+            del self._facts[rank]
         values: list[TrainingState] = []
         for place in places:
             try:
-                values.append(self._read_rank(place.rank))
+                values.append(self._pages.read(place.rank, self._state))
             except OSError as error:
                 errors.append(f"page of rank {place.rank}: {error.strerror}")
             except ValueError as error:  # PageError is one; so is a value that this version has no name for
@@ -91,20 +92,8 @@ class RankSampler:
         return Reading(values=tuple(values), errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
-        """Unmap all pages."""
-        while self._readers:
-            self._readers.popitem()[1].close()
-
-    def _read_rank(self, rank: int) -> TrainingState:
-        reader = self._readers.get(rank)
-        if reader is not None and reader.replaced():
-            del self._readers[rank]
-            with reader:
-                self._state(rank, reader)
-            reader = None
-        if reader is None:
-            reader = self._readers[rank] = PageReader(str(self._channel_dir / f"rank-{rank}.bin"))
-        return self._state(rank, reader)
+        """Let all pages go."""
+        self._pages.close()
 
     def _state(self, rank: int, reader: PageReader) -> TrainingState:
         page = reader.read()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, Reading, RunState
-from gpulaunch.profiler.samplers.files import read_file
 from gpulaunch.profiler.samplers.ledger import Ledger
 
 __all__ = ["RunSampler", "parse_run"]

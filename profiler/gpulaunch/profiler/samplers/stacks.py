@@ -22,13 +22,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from gpulaunch.profiler.channel.ending import LOOK_ENDS_S
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.channel.page import PageReader
+from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Group, RankPlace, Reading, StackState
-from gpulaunch.profiler.samplers.files import read_file
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, labels_of, load
 from gpulaunch.profiler.samplers.peek import Peek, StackSampler
 from gpulaunch.profiler.samplers.phases import phase_of
+from gpulaunch.profiler.samplers.pyspy import Frame
 
 __all__ = ["BUDGET", "Stacks", "rest_s"]
 
@@ -43,8 +45,6 @@ _REFUSALS: Final = 3
 """So many failures in a row are no accident."""
 _SAVE_S: Final = 30.0
 _STUCK_S: Final = 10.0
-_CLOSE_S: Final = 4.0
-"""A little more than the longest look."""
 
 
 class Stacks:
@@ -56,11 +56,11 @@ class Stacks:
         group: Callable[[], Group | None],
         *,
         sampler: StackSampler | None = None,
-        heard: Callable[[int, str, Sequence[str]], None] | None = None,
+        heard: Callable[[RankPlace, str, Sequence[Frame]], None] | None = None,
         shortest_s: float = _SHORTEST_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`heard` is told of every stack, by the sampling thread: rank, phase, labels (outermost first)."""
+        """`heard` is told of every stack, by the sampling thread: whose, phase, frames (deepest first)."""
         self._channel_dir = channel_dir
         self._group = group
         self._sampler: StackSampler = sampler or Peek()
@@ -98,13 +98,10 @@ class Stacks:
         return Reading(values=state, absent=absent, errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
-        """Stop sampling and write the file a last time; a look that hangs is left behind."""
-        if self._thread is None:
-            return
-        self._stop.set()
-        self._thread.join(_CLOSE_S)
-        if not self._thread.is_alive():
-            self._save()
+        """Have the file written a last time; a look, or a file system, that hangs is left behind."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join(LOOK_ENDS_S)
 
     # -- the thread
 
@@ -136,6 +133,7 @@ class Stacks:
                     refusals=self._refusals,
                     shortest_s=self._shortest_s,
                 )
+        self._save()
 
     def _open(self) -> None:
         """Find the run directory, and go on with the stacks that are there."""
@@ -175,7 +173,7 @@ class Stacks:
                 self._folded.add(phase, labels)
                 self._unsaved = True
         if labels and self._heard is not None:
-            self._heard(place.rank, phase, labels)
+            self._heard(place, phase, look.frames)
         return look.cpu_s
 
     def _edge_of(self, place: RankPlace) -> int:
@@ -199,7 +197,7 @@ class Stacks:
         if self._path is None or not self._unsaved:
             return
         try:
-            self._folded.save(self._path)  # without the lock: only this thread, or whoever has joined it, adds stacks
+            self._folded.save(self._path)  # without the lock: only this thread adds stacks
             self._unsaved = False
         except OSError as error:
             with self._lock:

@@ -1,7 +1,6 @@
 """Where the time of each rank's dataloader workers goes, as they say themselves (`probe.worker`).
 
-Workers come and go, and so do files, one for each attempt; the totals go on. A file that was replaced is read a last
-time before the new one is opened.
+Workers come and go, and so do files, one for each attempt; the totals go on.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from gpulaunch.profiler.channel.workers import COUNTERS, WorkersReader
 from gpulaunch.profiler.record import Group, LoaderWorkers, Reading
+from gpulaunch.profiler.samplers.held import HeldFiles
 from gpulaunch.profiler.samplers.ledger import Ledger
 
 __all__ = ["WorkersSampler"]
@@ -29,22 +29,20 @@ class WorkersSampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group = group
-        self._channel_dir = channel_dir
         self._ledger = ledger
         self._clock = clock
-        self._readers: dict[int, WorkersReader] = {}
+        self._files = HeldFiles(lambda rank: WorkersReader(str(channel_dir / f"workers-{rank}.bin")))
 
     def read(self, now: float) -> Reading[tuple[LoaderWorkers, ...]]:
         """Give the workers of every rank that has ever had one that was measured."""
         group = self._group()
         ranks = [] if group is None else [place.rank for place in group.ranks]
-        for rank in self._readers.keys() - set(ranks):
-            self._readers.pop(rank).close()
+        self._files.only(ranks)
         values: list[LoaderWorkers] = []
         errors: list[str] = []
         for rank in ranks:
             try:
-                workers = self._read_rank(rank)
+                workers = self._files.read(rank, self._sum)
             except FileNotFoundError:
                 continue  # the agent could not make it; the rank's page says that its workers are not measured
             except OSError as error:
@@ -57,20 +55,8 @@ class WorkersSampler:
         return Reading(values=tuple(values), errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
-        """Unmap all files."""
-        while self._readers:
-            self._readers.popitem()[1].close()
-
-    def _read_rank(self, rank: int) -> LoaderWorkers:
-        reader = self._readers.get(rank)
-        if reader is not None and reader.replaced():
-            del self._readers[rank]
-            with reader:
-                self._sum(rank, reader)
-            reader = None
-        if reader is None:
-            reader = self._readers[rank] = WorkersReader(str(self._channel_dir / f"workers-{rank}.bin"))
-        return self._sum(rank, reader)
+        """Let all files go."""
+        self._files.close()
 
     def _sum(self, rank: int, reader: WorkersReader) -> LoaderWorkers:
         slots = reader.read()

@@ -1,0 +1,62 @@
+"""The vocabulary of what is measured: frozen values, the unit in every field name.
+
+Everything here is plain data that one thread makes and any other may read: a `NodeState` is published whole, once a
+refresh, and never changed afterwards. Quantities stay in the unit in which they were counted (ns, bytes, ticks
+already turned into seconds); the exporters convert at the edge.
+"""
+
+from __future__ import annotations
+
+from gpulaunch.profiler.record.finding import Finding
+from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, GpuHealth, GpuState
+from gpulaunch.profiler.record.node import GOODPUT_BUCKETS, RESTART_KINDS, HostState, NodeState, RunState, StackState
+from gpulaunch.profiler.record.ranks import Group, LoaderWorkers, RankCollectives, RankPlace, RankProcesses, Role, Usage
+from gpulaunch.profiler.record.reading import Collector, CollectorState, Reading, Sampler, SidecarState
+from gpulaunch.profiler.record.training import (
+    CheckpointState,
+    CopyTotals,
+    GpuMemory,
+    GpuTime,
+    LoaderState,
+    Pauses,
+    Price,
+    Site,
+    SyncTotals,
+    TrainingState,
+)
+
+__all__ = [
+    "DIRECTIONS",
+    "GOODPUT_BUCKETS",
+    "RESTART_KINDS",
+    "THROTTLE_REASONS",
+    "CheckpointState",
+    "Collector",
+    "CollectorState",
+    "CopyTotals",
+    "Finding",
+    "GpuHealth",
+    "GpuMemory",
+    "GpuState",
+    "GpuTime",
+    "Group",
+    "HostState",
+    "LoaderState",
+    "LoaderWorkers",
+    "NodeState",
+    "Pauses",
+    "Price",
+    "RankCollectives",
+    "RankPlace",
+    "RankProcesses",
+    "Reading",
+    "Role",
+    "RunState",
+    "Sampler",
+    "SidecarState",
+    "Site",
+    "StackState",
+    "SyncTotals",
+    "TrainingState",
+    "Usage",
+]

@@ -1,0 +1,103 @@
+"""Everything known about this node at one refresh, and what all its ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpulaunch.profiler.record.finding import Finding
+from gpulaunch.profiler.record.gpus import GpuHealth, GpuState
+from gpulaunch.profiler.record.ranks import Group, LoaderWorkers, RankCollectives, RankProcesses
+from gpulaunch.profiler.record.reading import Collector, CollectorState, SidecarState
+from gpulaunch.profiler.record.training import TrainingState
+
+GOODPUT_BUCKETS: Final = (
+    "productive",
+    "checkpoint_stall",
+    "detection",
+    "teardown",
+    "restart",
+    "lost_work",
+    "startup",
+)
+"""Where the time of a run goes; every second is in one of them."""
+
+RESTART_KINDS: Final = (
+    *("exception", "syntax", "import", "peer", "loader_worker", "gpu_oom", "gpu_fault", "gpu_hardware", "host_oom"),
+    *("shm_full", "disk_full", "port_in_use", "segfault", "bus_error", "abort", "signal", "interrupt", "exit_code"),
+    *("early_exit_0", "hang", "preempted", "stopped", "node_loss", "other"),
+)
+"""What ends an attempt, as the agent names it; whatever has another name is "other"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostState:
+    """What all ranks of this node share; None, or not in the mapping, where the kernel would not say."""
+
+    shm_size_bytes: int | None
+    shm_used_bytes: int | None
+    memory_total_bytes: int | None
+    memory_available_bytes: int | None
+    page_cache_bytes: int | None = None
+    """Files of disks that are in memory; shared memory is not in it, though the kernel counts it there."""
+    swap_used_bytes: int | None = None
+    pressure_s: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    """Seconds since boot in which tasks of the node stood still for want of a resource, by resource (`cpu`, `io`,
+    `memory`) and severity (`some`: at least one task, `full`: all of them; there is no `full` for cpu)."""
+    cgroup_limit_bytes: int | None = None
+    """Memory limit of the control group with the least room left, ours or one above; None without any limit."""
+    cgroup_used_bytes: int | None = None
+    """What counts against that limit, without the page cache of files, which the kernel takes back before it kills."""
+    cpu_quota_cores: float | None = None
+    """Cores' worth of time that our control group may use; None without a quota."""
+    cores: int | None = None
+    """Cores that processes of this node's agent may run on (the affinity mask), whatever the quota."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """How the run goes, as its agent says in run.json. None of it falls, though the agent may think better of it."""
+
+    goodput_ns: Mapping[str, int]
+    """By bucket of GOODPUT_BUCKETS."""
+    restarts: Mapping[str, int]
+    """By kind of RESTART_KINDS; only what there was."""
+    hang_suspicions: int
+    hangs: int
+    preempted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackState:
+    """What was sampled, in all attempts of the run."""
+
+    source: str
+    """What takes the stacks."""
+    samples: Mapping[str, int]
+    """By phase of `phases.STACK_PHASES`; only those seen."""
+    cpu_s: float
+    """What looking has cost since this sidecar started, py-spy's share included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """Everything known about this node at one refresh."""
+
+    taken_monotonic_ns: int
+    taken_wall_ns: int
+    """The same moment on both clocks, so that a monotonic time of a rank can be told as wall time."""
+    group: Group | None
+    training: tuple[TrainingState, ...]
+    processes: tuple[RankProcesses, ...]
+    host: HostState | None
+    run: RunState | None
+    gpus: tuple[GpuHealth, ...]
+    workers: tuple[LoaderWorkers, ...] = ()
+    collectives: tuple[RankCollectives, ...] = ()
+    devices: tuple[GpuState, ...] = ()
+    stacks: StackState | None = None
+    findings: tuple[Finding, ...] = ()
+    """What stands now, the largest loss first."""
+    collectors: Mapping[Collector, CollectorState]
+    sidecar: SidecarState

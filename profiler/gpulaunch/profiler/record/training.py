@@ -1,0 +1,183 @@
+"""One rank's training loop: its steps, and what it spends their time on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderState:
+    """The dataloader of a rank: its queue when the training loop last asked for a batch, and what was waited so far."""
+
+    ready: int
+    outstanding: int
+    reorder_blocked: int
+    pin_backlog: int
+    """Batches that workers have delivered and the thread that pins has not."""
+    workers_configured: int
+    batches: int
+    eval_batches: int
+    """Of them, fetched with gradients off."""
+    batch_bytes_total: int
+    wait_ns_total: int
+    transfer_ns_total: int
+    """Of the wait: a batch was ready, and had to be unpickled, mapped, pinned."""
+    blocked_ns_total: int
+    """Of the wait: batches were there, but an earlier one was not (`in_order`)."""
+    wait_counts: tuple[int, ...]
+    """Waits per bucket of `TrainingState.step_bounds_s`, not cumulated; one longer than the bounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemory:
+    """torch's caching allocator in one rank."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    active_bytes: int
+    inactive_split_bytes: int
+    """Free parts of blocks that are in use: they cannot be given back, and larger requests do not fit."""
+    alloc_retries: int
+    """Times that everything cached had to be given back before an allocation succeeded."""
+    ooms: int
+    pinned_bytes: int
+    """Host memory that torch holds pinned for this rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTime:
+    """Time on the GPU of those steps that were timed there."""
+
+    steps: int
+    step_ns_total: int
+    forward_ns_total: int
+    backward_ns_total: int
+    optimizer_ns_total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyTotals:
+    """What was copied in one direction, from or to one kind of host memory."""
+
+    count: int
+    size_bytes: int
+    blocked_ns: int
+    gpu_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncTotals:
+    """What the program waited for the GPU by."""
+
+    calls: int
+    blocked_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What one line of the program did, in the running attempt."""
+
+    kind: str
+    """One of `channel.layout.SITE_KINDS`."""
+    text: str
+    """`path:line function`; empty for all lines that found no row of their own."""
+    count: int
+    size_bytes: int
+    blocked_ns: int
+    gpu_ns: int
+    pinned: int
+    non_blocking: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pauses:
+    """What stops a program inside or outside of its steps. Counts and sums cover all attempts of the run."""
+
+    gc_collections: int
+    gc_ns_total: int
+    compiles: int
+    compile_ns_total: int
+    comm_calls: int
+    comm_blocked_ns_total: int
+    ddp_comm_ns: int
+    """Of one step, as DistributedDataParallel logged it last: all of its communication."""
+    ddp_overlap_ns: int
+    """The part of it that backward hid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What it costs a rank to be observed. The count covers all attempts of the run, the rest is the running one's."""
+
+    budget_ratio: float
+    """Share of a step's time that it may cost; past it, parts are switched off. 0: no limit."""
+    hooks_shed: tuple[str, ...]
+    """The parts that were, lower case."""
+    unobserved_steps: int
+    """Steps made without the probe, to be compared with those around them."""
+    pairs: int
+    """Comparisons that the next two are of."""
+    paired_cost_ns: int | None
+    """By how much steps with the probe are longer than those without, which may come out below zero; None: not known
+    yet."""
+    paired_error_ns: int | None
+    """Standard error of that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointState:
+    """What a rank that uses gpulaunch.checkpoint tells of its saves. Counts and sums cover all attempts of the run."""
+
+    saves: int
+    failures: int
+    stall_ns_total: int
+    bytes_total: int
+    newest_step: int | None
+    """Of the newest checkpoint that it committed, in whichever attempt."""
+    captured_monotonic_ns: int | None
+    """When the state in that one was taken."""
+    resumed_step: int | None
+    """What the running attempt went on from; None: from nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """One rank's training loop. Counts and sums cover all attempts of the run; gauges are the running attempt's."""
+
+    rank: int
+    armed: bool
+    """Whether the probe armed in the rank: a program without torch never does, and then all counts stay 0."""
+    steps: int
+    microsteps: int
+    samples: int
+    skipped_steps: int
+    step_ns_total: int
+    step_bounds_s: tuple[float, ...]
+    """Upper bounds of the step duration buckets; the last bucket (above them all) has none."""
+    step_counts: tuple[int, ...]
+    """Steps per bucket, not cumulated; one longer than the bounds."""
+    phase_ns: Mapping[str, int]
+    probe_ns_total: int
+    step_source: str | None
+    last_step_monotonic_ns: int | None
+    loader: LoaderState | None
+    gpu: GpuMemory | None
+    gpu_time: GpuTime | None
+    checkpoint: CheckpointState | None
+    copies: Mapping[tuple[str, str], CopyTotals]
+    """By direction and host memory, as `channel.layout.COPIES`; only what there was."""
+    syncs: Mapping[str, SyncTotals]
+    """By `channel.layout.SYNCS`; only what there was."""
+    sites: tuple[Site, ...]
+    pauses: Pauses
+    price: Price
+    facts: Mapping[str, Any]
+    """What the rank says about its surroundings, as `probe.facts` wrote it; empty before that."""
+    hooks_unavailable: tuple[str, ...]
+    """Parts of the probe that are out of service, lower case."""
+    fault: str
+    """Why the last of them is."""
