@@ -3,8 +3,9 @@
     python benchmarks/probe.py [--steps 4000] [--json FILE]
 
 The step is small on purpose (a two-layer network on the CPU, a fraction of a millisecond), so that the probe's
-microseconds are not lost in it. A pair is one block with the probe and one without, in alternating order; the cost is
-the median over the pairs of the difference of their median steps. The second case has dataloader workers, whose queue
+microseconds are not lost in it. The probe takes steps up in groups of eight, so the time of a step is that of such a
+group, an eighth of it. A pair is one block with the probe and one without, in alternating order; the cost is the median
+over the pairs of the difference of their median groups. The second case has dataloader workers, whose queue
 is read too; its steps wait for another process and are noisy: look at the quartiles. "own price" is what the page says.
 """
 
@@ -27,9 +28,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.workers import create as create_workers
 from gpulaunch.profiler.probe.hooks import Hooks
-from gpulaunch.profiler.probe.state import Probe
+from gpulaunch.profiler.probe.state import TOGETHER, Probe
 
-BLOCK_STEPS = 100
+GROUPS = 12
+BLOCK_STEPS = GROUPS * TOGETHER
 TARGET_US = 20.0
 
 
@@ -45,18 +47,19 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.batches = self._endless()
 
-    def block(self, steps: int) -> float:
-        """The median duration of `steps` steps, in microseconds."""
+    def block(self, groups: int = GROUPS) -> float:
+        """The duration of a step, in microseconds: the median over so many groups of steps."""
         durations_ns = []
-        for _ in range(steps):
+        for _ in range(groups):
             start_ns = time.perf_counter_ns()
-            inputs, targets = next(self.batches)
-            loss = self.loss(self.model(inputs), targets)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+            for _ in range(TOGETHER):
+                inputs, targets = next(self.batches)
+                loss = self.loss(self.model(inputs), targets)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
             durations_ns.append(time.perf_counter_ns() - start_ns)
-        return statistics.median(durations_ns) / 1e3
+        return statistics.median(durations_ns) / TOGETHER / 1e3
 
     def _endless(self) -> Iterator[Any]:
         while True:
@@ -74,7 +77,7 @@ def measure(workers: int, steps: int, directory: str) -> dict[str, Any]:
     probe = Probe(writer, torch)
     hooks = Hooks(probe, torch)
     training = Training(workers)
-    training.block(BLOCK_STEPS)
+    training.block()
 
     on_us: list[float] = []
     off_us: list[float] = []
@@ -82,10 +85,10 @@ def measure(workers: int, steps: int, directory: str) -> dict[str, Any]:
         for with_probe in (True, False) if pair % 2 else (False, True):
             if with_probe:
                 hooks.place()
-                on_us.append(training.block(BLOCK_STEPS))
+                on_us.append(training.block())
                 hooks.remove()
             else:
-                off_us.append(training.block(BLOCK_STEPS))
+                off_us.append(training.block())
     differences = sorted(on - off for on, off in zip(on_us, off_us, strict=True))
     seen = page.read(path)
     assert not seen.hooks_unavailable, seen.fault

@@ -299,7 +299,7 @@ def test_every_file_that_samples_is_behind_a_collector_that_is_named() -> None:
 
     assert samplers == known
     # gpu_health is `gpu`, gpus is `device`, patience is a way to read; two collectors are no samplers.
-    assert len(Collector) == len(known) - 1 + len({Collector.FINDINGS, Collector.LEDGER})
+    assert len(Collector) == len(known) - 1 + len({Collector.FINDINGS, Collector.LEDGER, Collector.STORE})
 
 
 def test_what_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,9 @@ OURS = """
     --no-profile --no_profile | GPULAUNCH_NO_PROFILE
     --profile-budget --profile_budget | GPULAUNCH_PROFILE_BUDGET
     --metrics-addr --metrics_addr | GPULAUNCH_METRICS_ADDR
+    --metrics-sd --metrics_sd | GPULAUNCH_METRICS_SD
+    --metrics-push --metrics_push | GPULAUNCH_METRICS_PUSH
+    --metrics-otlp --metrics_otlp | GPULAUNCH_METRICS_OTLP
     --restart-rate --restart_rate | GPULAUNCH_RESTART_RATE
     --restart-backoff --restart_backoff | GPULAUNCH_RESTART_BACKOFF
     --no-progress-limit --no_progress_limit | GPULAUNCH_NO_PROGRESS_LIMIT

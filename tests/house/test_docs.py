@@ -20,6 +20,8 @@ ELSEWHERE = {
     *("--help", "--version", "--epochs", "--steps", "--require-accuracy", "--out", "--extra-index-url"),
     *("--use-env", "--local-rank", "--kill-on-bad-exit", "--signal", "--after", "--ckpt"),
     *("--duration", "--rank", "--what", "--again"),  # of gpulaunch trace
+    *("--format", "--every"),  # of gpulaunch export
+    *("--build", "--file", "--profile"),  # of docker compose
 }
 
 

@@ -225,7 +225,7 @@ def test_an_ambiguous_abbreviation_names_its_candidates() -> None:
 
 
 def test_abbreviations_of_our_own_options_work_and_never_take_torchruns() -> None:
-    assert parse(["--dry", "--metrics", ":1", "x"])["dry_run"] is True
+    assert parse(["--dry", "--metrics-a", ":1", "x"])["dry_run"] is True
     assert parse(["--no-p", "x"])["no_python"] is True
     assert parse(["--no-prof", "x"])["no_profile"] is True
 

@@ -82,6 +82,23 @@ def late_steps_seen_from_beside() -> None:
         assert (seen.steps, seen.steps_made) == (number, number) or number <= 10
 
 
+def scores_with_gradients_on() -> None:
+    """Trains, and then looks at batches for more than a second, and never at their gradients."""
+    from gpulaunch.profiler.probe.inject import current
+
+    train(a_model(), many_batches(40))
+    probe = current()
+    assert probe is not None
+    assert probe.pivot
+    taken_up = notes = 0
+    until_s = time.monotonic() + 1.2
+    while time.monotonic() < until_s:
+        for _ in many_batches(50):
+            taken_up += len(probe.machine.notes) < notes
+            notes = len(probe.machine.notes)
+    assert taken_up >= 2
+
+
 def many_steps_that_cost_much() -> None:
     """The same, and no time is given to a short program."""
     from gpulaunch.profiler.probe import price

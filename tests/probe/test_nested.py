@@ -16,7 +16,7 @@ import pytest
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.channel.page import PageSnapshot
-from gpulaunch.profiler.probe.account import CHECKPOINT
+from gpulaunch.profiler.probe.account import CHECKPOINT, COMM
 from gpulaunch.profiler.probe.nested import Compilations, tap_collection
 from gpulaunch.profiler.probe.state import Probe
 
@@ -285,3 +285,17 @@ def test_what_fails_once_a_second_is_not_tried_again(path):
     assert tried == ["fails", "works", "works"]
     assert seen.hooks_unavailable == Hook.NESTED
     assert "no such thing" in seen.fault
+
+
+def test_any_number_of_them_may_lie_between_two_edges(probe, path):
+    """A rollout, a generation: thousands of waits and not one edge."""
+    now_ns = time.monotonic_ns()
+    probe.edge(now_ns, probe.machine.backward_enter(now_ns))
+    waited_ns = 0
+    for _ in range(5_000):
+        waited_ns += probe.nested_end(COMM, probe.nested())
+    probe.catch_up()
+    probe.machine.backward_exit(time.monotonic_ns(), True)
+    seen = end_a_step(probe, path)
+
+    assert seen.phase_ns["comm"] == waited_ns > 0

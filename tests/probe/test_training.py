@@ -56,6 +56,13 @@ def test_how_many_steps_and_where_is_told_at_once_and_how_long_they_took_a_littl
     assert seen.samples == 8 * seen.steps
 
 
+def test_what_is_noted_is_taken_up_where_no_step_ever_ends(run):
+    """A rank must not grow, whatever it does for hours."""
+    seen = run("scores_with_gradients_on")
+
+    assert (seen.steps, seen.fault) == (40, "")
+
+
 @pytest.mark.parametrize("program", ["fork_workers", "spawn_workers"])
 def test_dataloader_workers_leave_the_page_alone(run, program):
     seen = run(program)

@@ -30,9 +30,9 @@ gpulaunch_collective_calls_total kind=COLLECTIVES rank
 gpulaunch_collective_sequence rank
 gpulaunch_collectives_completed_total rank
 gpulaunch_collectives_enqueued_total rank
-gpulaunch_collector_available collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|workers
-gpulaunch_collector_errors_total collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|workers
-gpulaunch_collector_seconds_total collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|workers
+gpulaunch_collector_available collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|store|workers
+gpulaunch_collector_errors_total collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|store|workers
+gpulaunch_collector_seconds_total collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|store|workers
 gpulaunch_comm_blocked_seconds_total rank
 gpulaunch_comm_calls_total rank
 gpulaunch_compile_seconds_total rank

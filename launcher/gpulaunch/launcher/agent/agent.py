@@ -175,12 +175,14 @@ class Agent:
             self._group.kill()
         self._rendezvous.close()
         self._recovery.cancel()
+        end_s = SIDECAR_ENDS_S - _HELPERS_S
         if self._sidecar is not None:
             self._sidecar.close()
+            end_s += self._sidecar.end_s
         # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover. The sidecar has
         # something to write first, and its `pid` goes with it.
         self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
-        self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, SIDECAR_ENDS_S - _HELPERS_S)
+        self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, end_s)
         cleared: list[list[int]] = []
         group = self._group or Group(self._around, _NO_WORLD, self._group_events(), agent_store=False)
         group.when_cleared(cleared.append)

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE
 from gpulaunch.launcher.loop import child
@@ -58,8 +58,19 @@ class SidecarProcess:
     """Keeps one sidecar running over the pages in `channel_dir`."""
 
     def __init__(
-        self, loop: Loop, sock: socket.socket, channel_dir: str, env: Mapping[str, str], say: Callable[[str], None]
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        channel_dir: str,
+        env: Mapping[str, str],
+        say: Callable[[str], None],
+        *,
+        outlets: Sequence[str] = (),
+        end_s: float = 0.0,
     ) -> None:
+        """`outlets`: more arguments of the sidecar's; `end_s`: how much longer it may take to end for them."""
+        self._outlets = outlets
+        self.end_s = end_s
         self._loop = loop
         self._sock = sock
         self._channel_dir = channel_dir
@@ -78,6 +89,7 @@ class SidecarProcess:
         """Start it. A sidecar that cannot be started is said once; the job goes on without metrics."""
         argv = [sys.executable, "-P", "-c", _ENTRY, "--channel-dir", self._channel_dir]
         argv += ["--listen-fd", str(self._sock.fileno()), "--parent-pid", str(os.getpid())]
+        argv += self._outlets
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             self.pid = child.start(

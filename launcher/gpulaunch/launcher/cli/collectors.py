@@ -21,6 +21,7 @@ _OF_A_JOB: Final[Mapping[Collector, str]] = {
     Collector.RUN: "what the launcher says of the run",
     Collector.WORKERS: "what dataloader workers say of their fetches",
     Collector.COLLECTIVES: "what ranks say of their collectives",
+    Collector.STORE: "telemetry.sqlite of the run directory",
 }
 """What there is nothing of without a job."""
 _TRACES_FROM = (2, 7)
@@ -37,9 +38,12 @@ def collectors() -> Iterator[Finding]:
         sidecar = Sidecar(Path(directory), lambda _: None)
         state = sidecar.refresh()
         sidecar.close()
-    for collector, condition in state.collectors.items():
+    for collector in Collector:
+        condition = state.collectors.get(collector)
         name = f"collector {collector.value}"
-        if condition.errors:
+        if condition is None:
+            yield Finding(name=name, status=Status.OK, value=f"ready: {_OF_A_JOB[collector]}")
+        elif condition.errors:
             advice = "what it measures will be missing; see docs/metrics.md for what that is"
             yield Finding(name=name, status=Status.WARN, value=condition.reason, advice=advice)
         elif collector in _OF_A_JOB:

@@ -21,6 +21,7 @@ _VERBS = {
     "report": "gpulaunch.launcher.cli.report",
     "trace": "gpulaunch.launcher.cli.trace",
     "flame": "gpulaunch.launcher.cli.flame",
+    "export": "gpulaunch.launcher.cli.export",
     "_sidecar": "gpulaunch.launcher.cli.sidecar",
 }
 

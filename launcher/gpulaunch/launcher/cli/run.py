@@ -55,6 +55,7 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
     """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
     spec = request.spec
     _check_resume(spec)
+    _check_outlets(spec)
     foreign = frozenset(linux.children_of(os.getpid()))
     linux.become_subreaper()
     needed, allowed = _FILES_PER_RANK * spec.nproc + _FILES_BESIDE, child.allow_many_files()
@@ -105,6 +106,43 @@ def _rendezvous(loop: Loop, spec: JobSpec, console: Console) -> Rendezvous:
     )
     rendezvous.on_note = console.say
     return rendezvous
+
+
+def _outlets(spec: JobSpec) -> tuple[list[str], float]:
+    """Where else metrics go, as arguments of the sidecar; and how much longer its end may take for that."""
+    outlets = ["--run-label", spec.metrics_run]
+    end_s = 0.0
+    if spec.metrics_sd:
+        outlets += ["--sd-dir", os.path.abspath(spec.metrics_sd)]
+    if spec.metrics_push:
+        outlets += ["--push-url", spec.metrics_push]
+        end_s += 3.5  # exporters.push.last.LONGEST_S, and to be loaded
+    if spec.metrics_otlp:
+        outlets += ["--otlp-url", spec.metrics_otlp]
+        end_s += 3.5  # exporters.otlp.sender.CLOSE_S
+    return outlets, end_s
+
+
+def _check_outlets(spec: JobSpec) -> None:
+    """What can be said of them before anything starts. Raises UsageError."""
+    complaints: list[tuple[str, str | None]] = []
+    if spec.metrics_sd:
+        from pathlib import Path
+
+        from gpulaunch.exporters.discovery import announce
+
+        complaints.append(("sd", announce.complaint_about(Path(spec.metrics_sd))))
+    if spec.metrics_push:
+        from gpulaunch.exporters.push import address
+
+        complaints.append(("push", address.complaint_about(spec.metrics_push)))
+    if spec.metrics_otlp:
+        from gpulaunch.exporters.otlp import extra
+
+        complaints.append(("otlp", extra.complaint_about(spec.metrics_otlp) or extra.missing()))
+    for name, complaint in complaints:
+        if complaint:
+            raise UsageError(f"--metrics-{name}: {complaint}")
 
 
 def _open(spec: JobSpec) -> RunDir:
@@ -273,7 +311,10 @@ class _Job:
                 f"cannot serve metrics on {where}: {err.strerror}; choose another with --metrics-addr, or --no-profile"
             ) from err
         env = {**base_env, "GPULAUNCH_CHANNEL_DIR": pages.directory}
-        return SidecarProcess(self._loop, self._metrics, pages.directory, env, console.say)
+        outlets, end_s = _outlets(self._spec)
+        return SidecarProcess(
+            self._loop, self._metrics, pages.directory, env, console.say, outlets=outlets, end_s=end_s
+        )
 
     def _greet(self, console: Console, *, sidecar_url: str) -> None:
         spec, place = self._spec, self._place

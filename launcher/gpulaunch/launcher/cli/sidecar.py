@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,24 +58,36 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     from gpulaunch.exporters.prometheus.pages import routes
     from gpulaunch.exporters.prometheus.render import Board
     from gpulaunch.exporters.prometheus.serve import MetricsServer
+    from gpulaunch.exporters.store.keeper import TelemetryKeeper
+    from gpulaunch.launcher.cli.outlets import Outlets
     from gpulaunch.profiler.daemon.sidecar import Sidecar
+    from gpulaunch.profiler.record import Collector
 
     board = Board(version=_version())
     findings = FindingsKeeper(Path(options.channel_dir))
+    telemetry = TelemetryKeeper(Path(options.channel_dir))
+    outlets = Outlets(options, listener, version=_version())
 
     def publish(state: NodeState) -> None:
-        board.publish(findings.keep(state))
+        state = findings.keep(state)
+        telemetry.keep(state)
+        state = replace(state, collectors={**state.collectors, Collector.STORE: telemetry.condition})
+        outlets.publish(state)
+        board.publish(state)
 
     sidecar = Sidecar(Path(options.channel_dir), publish, interval_s=options.interval)
     sidecar.refresh()
     server = MetricsServer(listener, routes(board, stale_s=10 * max(1.0, options.interval)))
     server.start()
+    outlets.start()
     try:
         sidecar.run(lambda wait_s: signal.sigtimedwait({signal.SIGTERM}, wait_s) is not None or not server.alive)
         return 0 if server.alive else 1
     finally:
         server.close()
         findings.close()
+        telemetry.close()
+        outlets.close()
 
 
 def _settle() -> None:
@@ -104,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--channel-dir", required=True, help="directory of the shared-memory pages")
     parser.add_argument("--listen-fd", required=True, type=int, help="listening TCP socket, inherited")
     parser.add_argument("--parent-pid", required=True, type=int, help="the agent; the sidecar ends with it")
+    parser.add_argument("--run-label", default="", help="what all nodes of the run have in common")
+    parser.add_argument("--sd-dir", default="", help="directory that Prometheus watches for targets")
+    parser.add_argument("--push-url", default="", help="Pushgateway for the last values")
+    parser.add_argument("--otlp-url", default="", help="collector that takes OTLP")
     parser.add_argument("--interval", type=_interval_s, default=1.0, help="seconds between refreshes")
     return parser
 

@@ -263,6 +263,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="metrics-addr", section=METRICS, metavar="HOST:PORT", default="", ours=True,
            help="where /metrics is served (default: 127.0.0.1, first free port from 9464); "
                 "HOST, :PORT and [::1]:PORT work"),
+    Option(name="metrics-sd", section=METRICS, metavar="DIR", default="", ours=True,
+           help="announce this node's metrics to Prometheus by a file in DIR, while the job runs (file_sd)"),
+    Option(name="metrics-push", section=METRICS, metavar="URL", default="", ours=True,
+           help="push the last values to this Pushgateway at the end"),
+    Option(name="metrics-otlp", section=METRICS, metavar="URL", default="", ours=True,
+           help="send metrics to this OpenTelemetry collector, every 15 s (pip install 'gpulaunch[otlp]')"),
 
     Option(name="standalone", section=RENDEZVOUS, default=False, toml=BOOLEAN,
            help="one node with a free port; other rendezvous options are ignored"),

@@ -130,6 +130,11 @@ class JobSpec:
     """Of a step's time: what being observed may cost a rank; 0: whatever it does."""
     metrics_host: str
     metrics_port: int | None
+    metrics_run: str
+    """What the user calls the run on all its nodes (--rdzv-id); "" if nothing was said."""
+    metrics_sd: str
+    metrics_push: str
+    metrics_otlp: str
     """None: the first free one from METRICS_PORT_BASE upwards; 0: whichever the kernel gives."""
 
     omp_num_threads: int | None

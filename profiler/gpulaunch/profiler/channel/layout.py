@@ -184,7 +184,7 @@ class Word(IntEnum):
     PAIRED_COST_NS = 108  # of a step, two's complement: it may come out below zero
     PAIRED_ERROR_NS = 109  # standard error of it
 
-    # STEP_BUCKETS words each; the first is written just before the step counters, so for a microsecond one step ahead
+    # STEP_BUCKETS words each; the first is written just before the step counters, so for a moment some steps ahead
     STEP_HISTOGRAM = 112
     LOADER_WAIT_HISTOGRAM = 128
 

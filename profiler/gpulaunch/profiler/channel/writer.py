@@ -156,9 +156,28 @@ class PageWriter:
             records: of each step, as in `end_step`.
         """
         words = self.words
+        steps = totals[0]
+        ring, rare = self._ring, self._rare_slots
+        for step, record in enumerate(records, steps - len(records) + 1):
+            at = (step - 1) % RING_SLOTS * _RECORD_WORDS
+            start, duration, wait, _, forward, backward, comm, optimizer, _, _, _, _, _, samples = record
+            ring[at] = step
+            ring[at + 1] = start
+            ring[at + 2] = duration
+            ring[at + 3] = wait
+            ring[at + 5] = forward
+            ring[at + 6] = backward
+            ring[at + 8] = optimizer
+            if comm or at in rare:
+                rare.add(at) if comm else rare.discard(at)
+                ring[at + 4] = 0
+                ring[at + 7] = comm
+                ring[at + 9 : at + 14] = _NOTHING
+            ring[at + 14] = samples
+            ring[at + 15] = step
+
         for bucket in buckets:
             words[_HISTOGRAM + bucket] += 1
-        steps = totals[0]
         words[_OPENING] = steps
         to = self._counters
         # fmt: off
@@ -166,22 +185,6 @@ class PageWriter:
          to[10], _, _, _, _, _, to[16], to[17], to[18], to[19]) = totals
         # fmt: on
         words[_CLOSING] = steps
-
-        ring, rare = self._ring, self._rare_slots
-        for step, record in enumerate(records, steps - len(records) + 1):
-            at = (step - 1) % RING_SLOTS * _RECORD_WORDS
-            ring[at] = step
-            # fmt: off
-            (ring[at + 1], ring[at + 2], ring[at + 3], _, ring[at + 5], ring[at + 6], ring[at + 7], ring[at + 8],
-             _, _, _, _, _, ring[at + 14]) = record
-            # fmt: on
-            if at in rare:
-                rare.discard(at)
-                ring[at + 4] = 0
-                ring[at + 9 : at + 14] = _NOTHING
-            if record[6]:
-                rare.add(at)
-            ring[at + 15] = step
 
     def lasted_ns(self, count: int) -> list[int]:
         """How long the last steps took, as the ring has them."""

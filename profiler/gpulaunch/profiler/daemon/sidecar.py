@@ -121,7 +121,7 @@ class Sidecar:
         self._devices: Sampler[tuple[GpuState, ...]] = GpuSampler(self._ledger, self._helper, root=root)
         self._findings = Findings(root=root)
         self._stacks = Stacks(channel_dir, lambda: self._ranks.group, heard=self._findings.hear)
-        self._guards = {collector: _Guard(clock) for collector in Collector}
+        self._guards = {each: _Guard(clock) for each in Collector if each is not Collector.STORE}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
         self._refreshes = 0
         self._late_refreshes = 0

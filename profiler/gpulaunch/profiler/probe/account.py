@@ -202,13 +202,14 @@ class Account:
         self._samples += samples
         self._close(steps)
 
-    def _close_plain(self, edges: Sequence[tuple[int, int, int, int, int, int]], samples: int) -> None:
+    def _close_plain(self, edges: Sequence[tuple[int, int, int, int, int, int]], samples: int, notes: int) -> None:
         """Enter steps that had six edges each, at these times, and nothing else: all of them at once, which takes a
         third of what it takes one by one. None is under way before the first.
 
         Args:
             edges: of each step, when it asked for its batch and had it, began and ended its backward, its optimizer.
             samples: in each batch.
+            notes: how many of the notes these were; they go.
         """
         start_ns = self._start_ns
         before_ns = start_ns
@@ -229,6 +230,7 @@ class Account:
                 (start_ns, end_ns - start_ns, wait, 0, forward, backward, comm, optimizer, 0, 0, 0, 0, 0, samples)
             )
             start_ns = end_ns
+        del self.notes[:notes]
         self._start_ns = self._edge_ns = start_ns
         self.microsteps += len(records)
         self._last_micro = 1

@@ -97,7 +97,7 @@ class Bare:
             self.turn = comparison.turn
             return
         pairs = comparison.entered
-        if comparison.take(steps, probe.writer.lasted_ns(BLOCK)):
+        if comparison.take(steps, *self._block(steps)):
             self._like_ns = _steady(self._before, machine.totals)
             self._micro = machine.totals[_MICROSTEPS] - self._before[_MICROSTEPS]
             self._lasted_ns = []
@@ -113,6 +113,16 @@ class Bare:
         else:
             self._before = list(machine.totals)
         self.turn = comparison.turn
+
+    def _block(self, steps: int) -> tuple[list[int], int]:
+        """How long each of the last steps took, without what it took to take steps up, and how long that took."""
+        lasted_ns = self._probe.writer.lasted_ns(BLOCK)
+        apart_ns = 0
+        for ended, took_ns in self._probe.taken_up:
+            if 0 <= (step := ended - (steps - BLOCK)) < BLOCK:
+                lasted_ns[step] -= took_ns
+                apart_ns += took_ns
+        return lasted_ns, apart_ns
 
     def fetch(self, original: Callable[[Any], Any], iterator: Any, grad_enabled: Callable[[], bool]) -> Any:
         """Hand out a dataloader's next batch, in a bare step."""

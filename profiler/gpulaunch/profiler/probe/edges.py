@@ -69,6 +69,8 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
                     asked = loader.asked(self, asked_ns)
                 if probe.closely:
                     probe.attend(DATA_WAIT, asked_ns)
+                if asked_ns >= probe.late_ns:
+                    probe.catch_up(True)
             elif self._num_workers:
                 asked = loader.asked(self, asked_ns)
         except Exception as error:
@@ -115,20 +117,18 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
-    depth = 0  # calls of the training thread within each other
 
     @functools.wraps(original)
     def tapped_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal depth
         if is_compiling():
             return original(t_outputs, *args, **kwargs)
-        inside = 0
+        around = _STEPPING
         try:
             now_ns = monotonic_ns()
             if get_ident() == probe.thread or probe.adopts(now_ns):
+                around = edge[0] & 7
                 edge[0] = note = now_ns << 3 | _BACKWARD
                 probe.tell(note)
-                inside, depth = depth, depth + 1
                 if probe.closely:
                     probe.attend(BACKWARD, now_ns)
         except Exception as error:
@@ -139,11 +139,11 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
             try:
                 now_ns = monotonic_ns()
                 if get_ident() == probe.thread:
-                    depth = inside
                     # `backward` accumulates gradients into parameters, `grad` does not.
                     if kwargs.get("accumulate_grad", False):
                         note = now_ns << 3 | _STEPPING
-                        edge[0] = now_ns << 3 | _BACKWARD if inside else note
+                        # In a backward (a checkpoint recomputes) or an optimizer's closure it goes on there.
+                        edge[0] = now_ns << 3 | around if around in (_BACKWARD, _OPTIMIZER) else note
                         probe.tell(note)
                     else:
                         probe.catch_up()
@@ -151,7 +151,7 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
                     if probe.closely:
                         probe.attend(OTHER, now_ns)
                     if now_ns >= probe.late_ns:
-                        probe.catch_up()
+                        probe.catch_up(True)
             except Exception as error:
                 probe.fail(error)
 
@@ -209,7 +209,7 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
                     if probe.closely:
                         probe.attend(OTHER, now_ns)
                     if steps >= probe.turn or now_ns >= probe.late_ns:
-                        probe.catch_up()
+                        probe.catch_up(True)
                 else:
                     probe.catch_up()
                     machine.optimized += 1

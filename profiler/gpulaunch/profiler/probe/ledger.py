@@ -296,7 +296,7 @@ class Ledger:
 
     def _nest(self, phase: int, spent: Spent) -> None:
         began_ns, ended_ns, nested_before_ns = spent
-        self._probe.machine.nest(phase, began_ns, ended_ns, nested_before_ns)
+        self._probe.nest(phase, began_ns, ended_ns, nested_before_ns)
 
     def _tell_built(self, frame: FrameType) -> tuple[int, str] | None:
         """A line that moves to the GPU what the program has built on the CPU is of a kind of its own."""

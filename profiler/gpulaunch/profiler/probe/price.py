@@ -4,7 +4,8 @@
     ------- ------- -------
 
 The typical step of the two outer blocks less that of the one between them is the cost of a step, once. A typical step
-is the mean of the middle half of them: a loop that logs every ten steps does so in one block and not in the next. One
+is the mean of the middle half of them: a loop that logs every ten steps does so in one block and not in the next. What
+it took to take steps up is done once for all steps of a block: it is measured where it is done, and added. One
 such comparison says little all the same, for steps are noisy; the median of many says it, and how they spread tells how
 well.
 
@@ -93,8 +94,13 @@ class Comparison:
         self._at = _IDLE
         self._before_ns = self._bare_ns = 0
 
-    def take(self, steps: int, lasted_ns: Sequence[int]) -> bool:
+    def take(self, steps: int, lasted_ns: Sequence[int], apart_ns: int = 0) -> bool:
         """So many steps have ended; the last `BLOCK` of them took so long.
+
+        Args:
+            steps: how many.
+            lasted_ns: of each of the last `BLOCK`, without the next.
+            apart_ns: what was spent on all of them in one or two.
 
         Returns:
             True: the next `BLOCK` are to be bare. Then comes `bare_ended`, or `give_up`.
@@ -105,12 +111,12 @@ class Comparison:
             self._turn_to(_BEFORE, steps)
         elif self._at == _BEFORE:
             if sum(lasted_ns) <= _LONGEST_BLOCK_NS:
-                self._before_ns = _typical(lasted_ns)
+                self._before_ns = _typical(lasted_ns) + apart_ns // BLOCK
                 self._turn_to(_BARE, steps)
                 return True
             self.give_up(steps)
         else:
-            self._enter((self._before_ns + _typical(lasted_ns)) // 2 - self._bare_ns)
+            self._enter((self._before_ns + _typical(lasted_ns) + apart_ns // BLOCK) // 2 - self._bare_ns)
             self.give_up(steps)
         return False
 

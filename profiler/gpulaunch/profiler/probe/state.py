@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, StepSource, TextSlot, Word
 from gpulaunch.profiler.channel.writer import PageWriter
 from gpulaunch.profiler.probe import facts
-from gpulaunch.profiler.probe.account import CHECKPOINT, Record, bucket_of
+from gpulaunch.profiler.probe.account import CHECKPOINT, MOST_NOTES, Record, bucket_of
 from gpulaunch.profiler.probe.bare import BARE, OFF, Bare
 from gpulaunch.profiler.probe.batch import LoaderWatch
 from gpulaunch.profiler.probe.device import write_memory
@@ -38,6 +38,7 @@ _ASIDE: Final = -1  # the training thread is inside something whose inside does 
 _MOST_REASONS: Final = 7
 _SECOND_NS: Final = 1_000_000_000
 _LATEST_NS: Final = 250_000_000  # what was noted is taken up by then, if anything goes on
+_FEW: Final = 8
 _PLAIN_FROM: Final = 8  # steps in a row, each with the one edge that ends it
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _STEPS_MADE: Final = int(Word.STEPS_MADE)
@@ -70,6 +71,7 @@ class Probe:
         "_loader_thread",
         "_plain",
         "_price_ns",
+        "_priced",
         "_reasons",
         "_settled",
         "_stood_here",
@@ -82,6 +84,7 @@ class Probe:
         "pivot",
         "prices",
         "steps",
+        "taken_up",
         "tell",
         "thread",
         "times",
@@ -104,7 +107,10 @@ class Probe:
         self._catches_up = False
         self._plain = 0  # steps in a row that were plain
         self._settled = self._ended = 0  # steps, and steps of optimizers, when the last of them were settled
-        self._price_ns = 0  # of a step, when that was last looked at
+        self._price_ns = 0  # of a step, of the group that was priced last
+        self._priced = 0  # steps that have been priced so far, of the group that is
+        self.taken_up: tuple[tuple[int, int], ...] = ()
+        """When steps were taken up last: how many had ended, and how long it took."""
         self.pivot = 0
         """The optimizer (its `id`) whose edges may be noted; 0: none may, each edge is taken up at once."""
         self.steps = self.turn = 0
@@ -234,7 +240,7 @@ class Probe:
             return 0
         self.thread = self._stood_here
         try:
-            return self.machine.nest(phase, began[0], monotonic_ns(), began[1])
+            return self.nest(phase, began[0], monotonic_ns(), began[1])
         except Exception as error:
             self.fail(error)
             return 0
@@ -242,12 +248,22 @@ class Probe:
     def stood_still(self, since_ns: int, nested_before_ns: int) -> None:
         """This thread stood still for a save since then, when the machine's `nested_ns` was this."""
         if self.is_training():
-            self.machine.nest(CHECKPOINT, since_ns, monotonic_ns(), nested_before_ns)
+            self.nest(CHECKPOINT, since_ns, monotonic_ns(), nested_before_ns)
+
+    def nest(self, phase: int, began_ns: int, now_ns: int, nested_before_ns: int) -> int:
+        """As the machine's, for what a tap has seen: any number of them may lie between two edges."""
+        own_ns = self.machine.nest(phase, began_ns, now_ns, nested_before_ns)
+        if len(self.machine.notes) > MOST_NOTES // 2:
+            self._catch_up_here()
+        return own_ns
 
     # --- edges: noted, or taken up at once --------------------------------------------------------------------------
 
-    def catch_up(self) -> int:
+    def catch_up(self, apart: bool = False) -> int:
         """Take up what the training thread has noted, and do what is done when steps have ended. On that thread only.
+
+        Args:
+            apart: what it costs is in no span that `attend` is told of.
 
         Returns:
             The region after the last edge that was noted; 0 if there was none.
@@ -265,8 +281,10 @@ class Probe:
             elif machine.optimized != self._ended:
                 self._take_each()  # it has ended no step: another's, or a wrapped one's
             self.late_ns = began_ns + _LATEST_NS
-            if self.pivot:  # else the tap that calls this counts it
-                machine.price_ns += monotonic_ns() - began_ns
+            if apart:
+                spent_ns = monotonic_ns() - began_ns
+                machine.price_ns += spent_ns
+                self.taken_up = (*self.taken_up[1 - _FEW :], (steps, spent_ns))
         finally:
             self._catches_up = False
         return region
@@ -302,10 +320,12 @@ class Probe:
     def _settle(self, steps: int, observed: int) -> None:
         """So many steps have ended, and are published; so many of them since it was last called were observed."""
         machine = self.machine
-        if self.prices and observed:
-            self._price_ns = machine.spent_ns // observed
+        if self.prices:
+            self._priced += observed
+            if self._priced and (not self._price_ns or steps // TOGETHER != self._settled // TOGETHER):
+                self._price_ns = machine.spent_ns // self._priced
         machine.price_ns += observed * self._price_ns
-        if self.clock is not None:
+        if self.clock is not None and steps != self._settled:
             try:
                 self.times = self.clock.step(steps)
             except Exception as error:
@@ -318,9 +338,10 @@ class Probe:
             if self.thread == BARE and self.clock is not None:
                 self.clock.drop()
                 self.times = False
-        self.prices = _is_priced(steps)
+        if not self.prices or steps // TOGETHER != self._settled // TOGETHER:
+            self.prices = _is_priced(steps)
+            self._priced = machine.spent_ns = 0
         self.closely = self.prices or self.times
-        machine.spent_ns = 0
         if machine.source is _BY_OPTIMIZER and machine.optimized - self._ended == observed:
             self._plain += observed
             if self._plain >= _PLAIN_FROM:
@@ -433,7 +454,8 @@ class Probe:
     def _publish_plain(self, records: list[Record]) -> None:
         """Several steps have ended."""
         buckets = []
-        for _, duration_ns, *_ in records:
+        for record in records:
+            duration_ns = record[1]
             if not self._bucket_from < duration_ns <= self._bucket_to:
                 self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
             buckets.append(self._bucket)

@@ -139,18 +139,15 @@ class StepMachine(Account):
         Returns:
             The region after the last edge of them; 0 if there was none.
         """
-        notes = self.notes[:]
-        del self.notes[: len(notes)]  # more may have come meanwhile
-        region = 0
-        ahead = iter(notes)
-        if len(notes) >= _EDGES and self._is_between_steps():
-            taken = self._take_plain(notes)
-            if taken:
-                region = _IN_OTHER
-                ahead = iter(notes[taken:])
+        notes = self.notes  # more may come meanwhile
+        region = done = 0
         try:
-            for note in ahead:
+            if len(notes) >= _EDGES and self._is_between_steps() and self._take_plain(notes):
+                region = _IN_OTHER
+            while done < len(notes):
+                note = notes[done]
                 edge, now_ns = note & _REGION, note >> REGION_BITS
+                done += 1 if edge else 3
                 if edge == _IN_BACKWARD:
                     region = self.backward_enter(now_ns)
                 elif edge == _IN_STEPPING:
@@ -167,13 +164,13 @@ class StepMachine(Account):
                         self.on_batch(now_ns - self._wanted_ns)
                     region = self.loader_exit(now_ns, self.samples, True, self.dataset)
                 else:
-                    amount, phase = next(ahead), next(ahead)
+                    amount, phase = notes[done - 2 : done]
                     if phase:
                         self._take_out(phase, now_ns, amount)
                     else:
                         self.add_samples(amount)
         finally:
-            self.notes[:0] = ahead  # what a signal handler raised may have come in between
+            del notes[:done]  # what a signal handler raised may have come in between: it costs the edge it hit
         return region
 
     def _is_between_steps(self) -> bool:
@@ -185,9 +182,10 @@ class StepMachine(Account):
             and not (self._exhausted or self._validates)
         )
 
-    def _take_plain(self, notes: list[int]) -> int:
-        """Take up the plain steps that these begin with; how many of the notes those were."""
+    def _take_plain(self, notes: list[int]) -> bool:
+        """Take up the plain steps that these begin with, if they do."""
         steps = []
+        waits_ns = []
         taken = 0
         while len(notes) - taken >= _EDGES:
             asked, handed, began, done, steps_at, ended = notes[taken : taken + _EDGES]
@@ -205,13 +203,16 @@ class StepMachine(Account):
             asked >>= REGION_BITS
             handed >>= REGION_BITS
             if batch == _IN_FORWARD:
-                self.on_batch(handed - asked)
+                waits_ns.append(handed - asked)
             began, done = began >> REGION_BITS, done >> REGION_BITS
             steps.append((asked, handed, began, done, steps_at >> REGION_BITS, ended >> REGION_BITS))
-        if steps:
-            self._trained = self._dataset = self.dataset
-            self._close_plain(steps, self.samples)
-        return taken
+        if not steps:
+            return False
+        self._trained = self._dataset = self.dataset
+        self._close_plain(steps, self.samples, taken)
+        for wait_ns in waits_ns:
+            self.on_batch(wait_ns)
+        return True
 
     def note_samples(self, samples: int) -> None:
         """Note that a helper thread of the user's fetched a batch."""
@@ -250,7 +251,7 @@ class StepMachine(Account):
 
     def loader_enter(self, now_ns: int) -> int:
         """A batch is asked for."""
-        self._optimizer = 0  # no optimizer reads data: one that is still open has raised
+        self._optimizer = self._depth = 0  # nothing of both reads data: what is still open has raised
         if self._exhausted:
             self._forget_batches()  # an evaluation ran to its end, and the next thing is not a backward
         if now_ns < self._edge_ns:

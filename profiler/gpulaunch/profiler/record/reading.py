@@ -44,6 +44,8 @@ class Collector(Enum):
     STACKS = "stacks"
     FINDINGS = "findings"
     LEDGER = "ledger"
+    STORE = "store"
+    """telemetry.sqlite, which somebody beside the loop writes and tells of."""
 
 
 @dataclass(frozen=True, kw_only=True)

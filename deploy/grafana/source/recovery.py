@@ -1,0 +1,142 @@
+"""What did failures cost, and what would one cost now?"""
+
+from __future__ import annotations
+
+from source.board import dashboard, row
+from source.expr import highest, lowest, total
+from source.overview import stepping_s
+from source.parts import BAD, WARN, Json, bars, figure, lines
+from source.promql import gauge, increase, rate
+
+__all__ = ["recovery"]
+
+GOODPUT = "gpulaunch_goodput_seconds_total"
+
+
+def recovery() -> Json:
+    """Make the dashboard."""
+    saving = total(rate("gpulaunch_checkpoint_stall_seconds_total"), "rank")
+    return dashboard(
+        "recovery",
+        "Recovery and goodput",
+        "What did failures cost, and what would one cost now?",
+        row(
+            "What did they cost?",
+            figure(
+                "Goodput",
+                "Share of the time looked at that went into steps which counted.",
+                (total(increase(GOODPUT, bucket="productive")) / total(increase(GOODPUT)), "productive"),
+            ),
+            figure(
+                "Attempt",
+                "The running attempt, counted from 0.",
+                (highest(gauge("gpulaunch_attempt")), "attempt"),
+                limits=((1, WARN),),
+            ),
+            figure(
+                "Lost work",
+                "Time looked at that went into steps which had to be done again.",
+                (total(increase(GOODPUT, bucket="lost_work")), "lost"),
+            ),
+            figure(
+                "Hangs",
+                "Hangs in this run.",
+                (highest(gauge("gpulaunch_hangs_total")), "hangs"),
+                limits=((1, BAD),),
+            ),
+            figure(
+                "A failure now would cost",
+                "Since the state in the newest checkpoint was taken: all of it would have to be done again. No data: no"
+                " checkpoint yet, or none that gpulaunch.checkpoint made.",
+                (highest(gauge("gpulaunch_checkpoint_age_seconds")), "age"),
+                limits=((1800, WARN), (7200, BAD)),
+            ),
+            figure(
+                "Asked to end",
+                "1 from the moment that the run was asked to save and to end.",
+                (highest(gauge("gpulaunch_preempted")), "preempted"),
+                limits=((1, WARN),),
+            ),
+            lines(
+                "Where the time goes",
+                "Share of the agents' time by bucket. Steps that must be done again are lost work, and productive"
+                " stands still until they are made up for.",
+                (total(rate(GOODPUT), "bucket").over(total(rate(GOODPUT))), "{{bucket}}"),
+                stacked=True,
+                most=1,
+            ),
+            bars(
+                "Where the time has gone",
+                "Seconds of all agents since the run began, by bucket.",
+                (total(gauge(GOODPUT), "bucket"), "{{bucket}}"),
+            ),
+            lines(
+                "Attempts",
+                "Every step up is a restart of the ranks.",
+                (highest(gauge("gpulaunch_attempt")), "attempt"),
+                width=8,
+            ),
+            bars(
+                "Restarts by cause",
+                "What ended the attempts before. None: no restart.",
+                (highest(gauge("gpulaunch_restarts_total"), "kind"), "{{kind}}"),
+                width=8,
+            ),
+            lines(
+                "Hangs",
+                "Times that the ranks made no progress for so long that their stacks were taken, and those of them that"
+                " were hangs.",
+                (highest(gauge("gpulaunch_hang_suspicions_total")), "suspected"),
+                (highest(gauge("gpulaunch_hangs_total")), "hangs"),
+                width=8,
+            ),
+        ),
+        row(
+            "Checkpoints (of gpulaunch.checkpoint; a program that saves by other means has no data here)",
+            figure(
+                "Newest",
+                "Step of the newest checkpoint committed; the rank that is furthest behind.",
+                (lowest(gauge("gpulaunch_checkpoint_step")), "step"),
+                width=6,
+            ),
+            figure(
+                "Went on from",
+                "The step that the ranks went on from in the running attempt. No data: from nothing.",
+                (highest(gauge("gpulaunch_resumed_step")), "step"),
+                width=6,
+            ),
+            figure(
+                "Failed saves",
+                "Saves that came to nothing in this run; training went on.",
+                (total(gauge("gpulaunch_checkpoint_failures_total")), "failures"),
+                width=6,
+                limits=((1, BAD),),
+            ),
+            figure(
+                "Standing still for saves",
+                "Share of the steps' time, the rank with most of it.",
+                (highest(saving / stepping_s("rank")), "of the step"),
+                width=6,
+                limits=((0.05, WARN),),
+            ),
+            lines(
+                "Checkpoints",
+                "Committed in this run, and saves that came to nothing; the rank with most of either.",
+                (highest(gauge("gpulaunch_checkpoint_saves_total")), "committed"),
+                (highest(gauge("gpulaunch_checkpoint_failures_total")), "failed"),
+                width=8,
+            ),
+            lines(
+                "Written",
+                "Into checkpoints that were committed, by all ranks.",
+                (total(rate("gpulaunch_checkpoint_bytes_total")), "written"),
+                width=8,
+            ),
+            lines(
+                "Age of the newest",
+                "Since the state in it was taken; the node where it is oldest.",
+                (highest(gauge("gpulaunch_checkpoint_age_seconds")), "age"),
+                width=8,
+            ),
+        ),
+    )

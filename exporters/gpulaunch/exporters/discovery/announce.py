@@ -1,0 +1,157 @@
+"""Puts the file of a run into a directory that Prometheus watches, and takes it away again.
+
+Whole or not at all: it is written beside under a name that file_sd does not look for, then renamed. The directory is
+the user's: it is not made (a typing mistake would make one that nobody watches), and readable by others the file must
+be, because Prometheus is another user. There is nothing in it that /metrics does not say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from gpulaunch.exporters.discovery.targets import (
+    PREFIX,
+    Target,
+    address_of,
+    document,
+    file_name,
+    is_left_over,
+)
+from gpulaunch.profiler.record import NodeState
+
+__all__ = ["Announcement", "complaint_about"]
+
+_CAP_BYTES = 1 << 16
+_MODE = 0o644
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def complaint_about(directory: Path) -> str | None:
+    """Say what is wrong with a directory to announce in, as one line; None: nothing. For before a job is started."""
+    if not directory.is_dir():
+        return f"there is no directory {directory}; make it, and name it in file_sd_configs of prometheus.yml"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"cannot write to {directory}; Prometheus reads it, and you must be able to write there"
+    return None
+
+
+class Announcement:
+    """One node of a run in a directory: there from `tell` until `close`.
+
+    A disk that is full or a directory that goes away is no reason to stop: `fault` says so, the next `tell` tries
+    again.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        bound: tuple[str, int],
+        run: str = "",
+        pid: int,
+        node: str | None = None,
+        kernel: str | None = None,
+        alive: Callable[[int], bool] | None = None,
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            directory: watched by Prometheus.
+            bound: host and port that the page is bound to.
+            run: what all nodes of the run have in common; "" for the run's own token.
+            pid: of the agent.
+            node: the host's name, if it is not what the kernel says.
+            kernel: which boot and pid namespace this is, if it is not what /proc says.
+            alive: whether a process of this host lives.
+        """
+        self._directory = directory
+        self._bound = bound
+        self._run = run
+        self._pid = pid
+        self._node = node if node is not None else socket.gethostname()
+        self._kernel = kernel if kernel is not None else _kernel()
+        self._alive = alive if alive is not None else _lives
+        self._told: Target | None = None
+        self.fault = ""
+        """Why the file is not there, as one line; "" if it is, or is not due."""
+
+    def tell(self, state: NodeState) -> None:
+        """Announce the run of this state, if it has begun and is not announced as it is."""
+        if (group := state.group) is None:
+            return
+        host, port = self._bound
+        target = Target(
+            address=address_of(host, port, self._node),
+            run=self._run or group.run_id,
+            node=self._node,
+            name=group.name,
+            token=group.run_id,
+            pid=self._pid,
+            kernel=self._kernel,
+        )
+        if target == self._told:
+            return
+        if self._told is None:
+            self._sweep()
+        try:
+            self._put(target)
+        except OSError as error:
+            self.fault = f"cannot announce this run in {self._directory}: {error.strerror}"
+        else:
+            self._told, self.fault = target, ""
+
+    def close(self) -> None:
+        """Take the file away: the job has ended."""
+        if self._told is not None:
+            with contextlib.suppress(OSError):  # gone already, or the directory is: nobody is told of it any more
+                (self._directory / file_name(self._told)).unlink()
+            self._told = None
+
+    def _put(self, target: Target) -> None:
+        path = self._directory / file_name(target)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with contextlib.suppress(FileNotFoundError):  # of a sidecar with our pid that was killed right here
+                beside.unlink()
+            # O_EXCL: the directory may be everybody's, and a link of another's must not lead us elsewhere.
+            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+            with open(fd, "wb") as file:
+                os.fchmod(fd, _MODE)  # whatever the umask: Prometheus is another user
+                file.write(document(target))
+            beside.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+
+    def _sweep(self) -> None:
+        """Remove files of runs whose agent was killed, as far as that can be seen from here: nobody else would."""
+        for path in sorted(self._directory.glob(f"{PREFIX}*.json")):
+            with contextlib.suppress(OSError):
+                if path.is_symlink() or not path.is_file():
+                    continue
+                with path.open("rb") as file:
+                    content = file.read(_CAP_BYTES)
+                if is_left_over(content, kernel=self._kernel, alive=self._alive):
+                    path.unlink()
+
+
+def _kernel() -> str:
+    try:
+        return f"{_BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # a hardened container: then nobody's file is judged
+        return ""
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's: it lives
+        return True
+    return True

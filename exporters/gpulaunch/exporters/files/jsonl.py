@@ -1,0 +1,64 @@
+"""Rows as JSON, one object a line, written as they come.
+
+The first line says what it is: {"kind": "export", "version": 1}. What a row does not have is not in its object.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any, Final, TextIO
+
+from gpulaunch.exporters.files.rows import Row
+
+__all__ = ["read_jsonl", "write_jsonl"]
+
+VERSION: Final = 1
+_NAMES: Final = tuple(each.name for each in fields(Row))
+
+
+def write_jsonl(rows: Iterable[Row], out: TextIO) -> int:
+    """Write rows; give how many. Raises OSError."""
+    out.write(json.dumps({"kind": "export", "version": VERSION}) + "\n")
+    count = 0
+    for row in rows:
+        told = {name: value for name in _NAMES if (value := getattr(row, name)) is not None and value != {}}
+        out.write(_line(told) + "\n")
+        count += 1
+    return count
+
+
+def read_jsonl(lines: Iterable[str]) -> Iterator[Row]:
+    """Give the rows of such a file.
+
+    Raises:
+        ValueError: it is none, or of another version.
+    """
+    version: Any = None
+    for line in lines:
+        told: Any = json.loads(line)
+        if version is None:
+            version = told.get("version") if isinstance(told, dict) else None
+            if version != VERSION:
+                raise ValueError(f"an export of version {version!r}, this gpulaunch knows {VERSION}")
+            continue
+        yield Row(**told)
+
+
+def _line(told: dict[str, Any]) -> str:
+    try:
+        return json.dumps(told, allow_nan=False)
+    except ValueError:  # an event of the run's history may say NaN, which is not JSON
+        return json.dumps(_finite(told), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return value

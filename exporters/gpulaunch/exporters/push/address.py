@@ -1,0 +1,25 @@
+"""What can be said of a Pushgateway's address before a job is started. Apart, because the launcher asks it: it should
+not have to load what pushes.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+__all__ = ["complaint_about"]
+
+
+def complaint_about(url: str) -> str | None:
+    """Say what is wrong with a gateway's address, as one line; None: nothing. For before a job is started."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is no number
+    except ValueError as error:
+        return f"not an address: {error}; give one such as http://gateway:9091"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "not an address; give one such as http://gateway:9091"
+    if parts.username is not None or parts.password is not None:
+        return "a password in an address is seen by every user of this machine (ps); let a proxy on this node add it"
+    if parts.query or parts.fragment:
+        return "an address with ? or # in it is none of a Pushgateway; give one such as http://gateway:9091"
+    return None

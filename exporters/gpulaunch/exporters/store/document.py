@@ -1,0 +1,131 @@
+"""What is known of an attempt and is no curve, as JSON: places, causes, lines of the program, states told as text.
+
+    {"version": 1, "at_s", "group": {"run_id", "name", "attempt", "world_size", "node_rank"},
+     "counters": [[name, [label values], value] ...], "gauges": the same,
+     "ranks": {"0": {"local_rank", "pid", "armed", "step_source", "last_step_s", "unavailable", "shed", "fault",
+                     "sites": [[kind, text, count, size_bytes, blocked_ns, gpu_ns, pinned, non_blocking] ...]}},
+     "devices": {"0": {"uuid", "model"}},
+     "collectors": {"ranks": {"available", "reason", "errors", "spent_s"}}}
+
+`counters` and `gauges` are the newest values, exactly. A rank that has ended is not in a state any more: what was
+known of it is carried on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from gpulaunch.exporters.store.series import Key, Sample
+from gpulaunch.profiler.record import NodeState, Site, TrainingState
+
+__all__ = ["VERSION", "document_of", "values_of"]
+
+VERSION: Final = 1
+_MOST_SITES: Final = 24
+"""Of a rank: those that cost most."""
+_NS_PER_S: Final = 1e9
+
+
+def document_of(state: NodeState, sample: Sample, before: Mapping[str, Any] | None, *, at_s: float) -> dict[str, Any]:
+    """Give the document of a state.
+
+    Args:
+        state: what was seen.
+        sample: its numbers.
+        before: the document of the look before in the same attempt: what is not seen any more is taken from it.
+        at_s: when it was seen (Unix time).
+    """
+    places = {} if state.group is None else {place.rank: place for place in state.group.ranks}
+    wall_minus_monotonic_s = at_s - state.taken_monotonic_ns / _NS_PER_S
+    ranks: dict[str, Any] = dict(_part(before, "ranks"))
+    for training in state.training:
+        place = places.get(training.rank)
+        ranks[str(training.rank)] = {
+            "local_rank": place.local_rank if place is not None else None,
+            "pid": place.pid if place is not None else None,
+            **_training(training, wall_minus_monotonic_s),
+        }
+    document = {
+        "version": VERSION,
+        "at_s": at_s,
+        "group": _part(before, "group"),
+        "counters": _merged(before, "counters", sample.counters),
+        "gauges": _merged(before, "gauges", sample.gauges),
+        "ranks": ranks,
+        "devices": {
+            **_part(before, "devices"),
+            **{
+                device.uuid if device.parent_uuid is not None else str(device.index): {
+                    "uuid": device.uuid,
+                    "model": device.model,
+                }
+                for device in state.devices
+            },
+        },
+        "collectors": {
+            collector.value: {
+                "available": condition.available,
+                "reason": condition.reason,
+                "errors": condition.errors,
+                "spent_s": condition.spent_s,
+            }
+            for collector, condition in state.collectors.items()
+        },
+    }
+    if (group := state.group) is not None:
+        document["group"] = {
+            "run_id": group.run_id,
+            "name": group.name,
+            "attempt": group.attempt,
+            "world_size": group.world_size,
+            "node_rank": group.node_rank,
+        }
+    return document
+
+
+def values_of(document: Mapping[str, Any], part: str) -> dict[Key, float]:
+    """Give the newest counters or gauges; what is no number is left out."""
+    values: dict[Key, float] = {}
+    rows = document.get(part)
+    for row in rows if isinstance(rows, list) else []:
+        match row:
+            case [str(name), list(labels), int() | float() as value]:
+                values[name, *map(str, labels)] = value
+            case _:
+                pass
+    return values
+
+
+def _training(training: TrainingState, wall_minus_monotonic_s: float) -> dict[str, Any]:
+    last_ns = training.last_step_monotonic_ns
+    dear = sorted(training.sites, key=_weight, reverse=True)[:_MOST_SITES]
+    return {
+        "armed": training.armed,
+        "step_source": training.step_source,
+        "last_step_s": None if last_ns is None else round(last_ns / _NS_PER_S + wall_minus_monotonic_s, 3),
+        "unavailable": list(training.hooks_unavailable),
+        "shed": list(training.price.hooks_shed),
+        "fault": training.fault,
+        "sites": [
+            [
+                *(site.kind, site.text, site.count, site.size_bytes),
+                *(site.blocked_ns, site.gpu_ns, site.pinned, site.non_blocking),
+            ]
+            for site in dear
+        ],
+    }
+
+
+def _weight(site: Site) -> tuple[int, int, int]:
+    return site.blocked_ns + site.gpu_ns, site.size_bytes, site.count
+
+
+def _merged(before: Mapping[str, Any] | None, part: str, values: Mapping[Key, float]) -> list[list[Any]]:
+    merged = {**values_of(before or {}, part), **values}
+    return [[key[0], list(key[1:]), value] for key, value in merged.items()]
+
+
+def _part(before: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    part = (before or {}).get(name)
+    return cast("dict[str, Any]", part) if isinstance(part, dict) else {}

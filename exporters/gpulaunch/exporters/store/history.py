@@ -1,0 +1,110 @@
+"""What the agent writes into the run directory, carried into telemetry.sqlite: its events, the causes of failures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final, cast
+
+from gpulaunch.exporters.store.writing import TelemetryFile
+
+__all__ = ["EVENTS_FILE", "carry", "first_cause", "read_lines", "regular"]
+
+EVENTS_FILE: Final = "events.jsonl"
+_AT_ONCE_BYTES: Final = 1 << 20
+_LARGEST_REPORT_BYTES: Final = 16 << 20
+_LONGEST_LINE_BYTES: Final = 256 << 10
+_PLACE: Final = "events.jsonl was read until"
+_TELLS_OF_FAILURES: Final = frozenset(("phase", "run_ended", "started"))
+
+
+def carry(file: TelemetryFile, run_dir: Path) -> None:
+    """Take over what is new; within `file.writing()`. What cannot be read is left for another time."""
+    at = file.noted(_PLACE)
+    lines, place = read_lines(run_dir / EVENTS_FILE, at if isinstance(at, int) else 0)
+    news = False
+    for line in lines:
+        what, at_s = line.pop("event", None), line.pop("time_s", None)
+        if isinstance(what, str) and isinstance(at_s, (int, float)) and 0 <= at_s < 1e12:
+            for name in ("version", "monotonic_s"):
+                line.pop(name, None)
+            file.event(what, line, at_s=at_s)
+            news = news or what in _TELLS_OF_FAILURES
+    if place != at:
+        file.note(_PLACE, place)
+    if news:
+        _carry_failures(file, run_dir / "attempts")
+
+
+def read_lines(path: Path, place: int = 0, *, most_bytes: int = _AT_ONCE_BYTES) -> tuple[list[dict[str, Any]], int]:
+    """Give the whole lines of a JSONL file from a place on, and the place behind them; one that shrank is begun anew.
+
+    A line that is no object is passed over; one that is not finished yet is left.
+    """
+    try:
+        with regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if place > size:
+                place = 0
+            file.seek(place)
+            text: bytes = file.read(most_bytes)
+    except OSError:
+        return [], place
+    end = text.rfind(b"\n") + 1
+    if not end and len(text) >= _LONGEST_LINE_BYTES:
+        end = len(text)  # no line of ours is so long
+    lines: list[dict[str, Any]] = []
+    for line in text[:end].split(b"\n"):
+        with contextlib.suppress(ValueError, RecursionError):
+            value: object = json.loads(line)
+            if isinstance(value, dict):
+                lines.append(cast("dict[str, Any]", value))
+    return lines, place + end
+
+
+def first_cause(path: Path) -> dict[str, Any] | None:
+    """Give `first` of a failure.json, with the attempt and the time in it; None where it cannot be read."""
+    try:
+        with regular(path) as file:
+            document: Any = json.loads(file.read(_LARGEST_REPORT_BYTES))
+        first = document["first"]
+        if not isinstance(first, dict):
+            return None
+        return {
+            **cast("dict[str, Any]", first),
+            "exit_code": document.get("exit_code"),
+            "started_wall_s": document.get("started_wall_s"),
+            "attempt": document.get("attempt"),
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _carry_failures(file: TelemetryFile, attempts: Path) -> None:
+    try:
+        numbers = sorted(int(name) for name in os.listdir(attempts) if name.isdecimal() and len(name) < 10)
+    except OSError:
+        return
+    known = file.failures()
+    for number in numbers[-50:]:
+        path = attempts / str(number) / "failure.json"
+        if number not in known and (first := first_cause(path)) is not None:
+            try:
+                at_s = os.stat(path).st_mtime
+            except OSError:
+                continue
+            file.failure(number, first, at_s=at_s)
+
+
+@contextlib.contextmanager
+def regular(path: Path) -> Generator[Any]:
+    """Open a file to read; a pipe that somebody has put there must not stop us. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(22, "not a file")
+        yield file

@@ -1,0 +1,337 @@
+"""A view put together of what was read: files of the run directory, sources of its nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from gpulaunch.exporters.store.bounded import bounded
+from gpulaunch.exporters.view.curves import Axis, Curves, Growth, axis_of, ratio, total
+from gpulaunch.exporters.view.files import RunFiles
+from gpulaunch.exporters.view.history import History
+from gpulaunch.exporters.view.model import Curve, EventView, FindingView, RankView, RunView, Status
+from gpulaunch.exporters.view.nodes import collectors_of, devices_of, finding_of, node_of, sites_of
+from gpulaunch.exporters.view.ranks import phase_curves, phase_growths, ranks_of, ranks_of_summary
+from gpulaunch.exporters.view.source import NodeSource, part
+from gpulaunch.exporters.view.values import Values, whole
+from gpulaunch.profiler.channel.layout import PHASES
+from gpulaunch.profiler.record import GOODPUT_BUCKETS
+
+__all__ = ["MOST_EVENTS", "MOST_FINDINGS", "Parts", "assemble", "events_of"]
+
+MOST_EVENTS: Final = 500
+MOST_FINDINGS: Final = 200
+_MOST_RANKS_WITH_CURVES: Final = 128
+_NUMBERS: Final = 150_000
+"""About so many numbers may be in all curves of ranks together: axes of large jobs are coarser."""
+_CURVES_OF_A_RANK: Final = 20
+_FEWEST_POINTS: Final = 30
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """Everything that was read."""
+
+    run_dir: Path
+    files: RunFiles
+    history: History
+    status: Status
+    now_s: float
+    sources: list[NodeSource]
+    findings: list[FindingView]
+    """Of findings.jsonl."""
+    other_events: list[EventView] = field(default_factory=list[EventView])
+    """Of other nodes."""
+    live: bool = False
+    notes: list[str] = field(default_factory=list[str])
+
+
+def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunView:
+    """Make the view."""
+    files, history, sources = parts.files, parts.history, parts.sources
+    first = next((source for source in sources if source.run is not None), None)
+    counters = Values(first.counters if first is not None else {})
+    gauges = Values(first.gauges if first is not None else {})
+    num_ranks = sum(len(part(source.document, "ranks")) for source in sources)
+    axis = _axis(sources, num_ranks, max_points, window_s)
+    curves = [source.curves(axis) for source in sources]
+    ranks, with_curves = _ranks(sources, curves, num_ranks, parts.notes)
+    if not ranks:
+        ranks = ranks_of_summary(files.summary)
+    steps, samples, times, phases = _growths(sources, curves, with_curves)
+    goodput = _goodput(parts, counters)
+    causes = {**(first.failures if first is not None else {}), **files.causes}
+    attempts = history.views(causes, parts.status)
+    moments = [*(source.seen_s for source in sources), parts.files.touched_s]
+    newest_s: float | None = max((moment for moment in moments if moment is not None), default=None)
+    elapsed_s = _elapsed(parts, newest_s)
+    rates = [rank.steps_per_second_now for rank in ranks if rank.steps_per_second_now is not None]
+    lengths = [rank.step_seconds_now for rank in ranks if rank.step_seconds_now is not None]
+    recent = [source.recent for source in sources if source.recent is not None]
+    program = part(files.job, "program")
+    command = files.job.get("command")
+    for source in sources:
+        parts.notes += [note for note in source.notes if note not in parts.notes]
+    error = files.summary.get("error")
+    return RunView(
+        run_dir=str(parts.run_dir),
+        name=_name(parts, first) or str(program.get("target", "")) or parts.run_dir.name,
+        run_id=history.run_id or (first.run.run_id if first is not None and first.run is not None else ""),
+        command=tuple(map(str, command)) if isinstance(command, list) else (),
+        status=parts.status,
+        phase=history.phase,
+        live=parts.live,
+        made_s=parts.now_s,
+        seen_s=newest_s,
+        began_s=history.began_s,
+        ended_s=history.ended_s,
+        elapsed_seconds=elapsed_s,
+        exit_code=history.exit_code,
+        error=error if isinstance(error, str) and parts.status is Status.FAILED else "",
+        world_size=_world_size(parts, first, ranks),
+        num_nodes=whole(files.job.get("nnodes")) or (len(sources) or None),
+        attempts=attempts,
+        attempt=attempts[-1].number if attempts else None,
+        restarts=_restarts(history, counters),
+        hang_suspicions=max(history.hang_suspicions, counters.count("hang_suspicions_total")),
+        hangs=max(history.hangs, counters.count("hangs_total")),
+        preempted=history.preempted or bool(gauges.get("preempted")) or history.ending.get("preempted") in (1, True),
+        goodput_seconds=goodput,
+        goodput_ratio=goodput["productive"] / total_s if goodput and (total_s := sum(goodput.values())) > 0 else None,
+        steps=max((rank.steps for rank in ranks), default=0),
+        steps_per_second_now=min(rates, default=None),
+        samples_per_second_now=_samples_now(sources),
+        step_seconds_now=sum(lengths) / len(lengths) if lengths else None,
+        phase_ratios_now=_mean_ratios(ranks),
+        recent_seconds=max((now.at_s - before.at_s for before, now in recent), default=0.0),
+        checkpoint_step=max(
+            (round(value) for source in sources for key, value in source.gauges.items() if key[0] == _CHECKPOINT),
+            default=None,
+        ),
+        resumed_step=whole(history.ending.get("resumed_step"))
+        or max(
+            (round(value) for source in sources for key, value in source.gauges.items() if key[0] == _RESUMED),
+            default=None,
+        ),
+        times_s=axis.times_s if axis is not None else (),
+        interval_seconds=axis.interval_s if axis is not None else 0.0,
+        steps_per_second=_slowest([growth.per_second() for growth in steps]),
+        samples_per_second=() if (all_samples := total(samples)) is None else all_samples.per_second(),
+        step_mean_seconds=ratio(total(times), total(list(steps))),
+        phase_ratios=phase_curves(phases),
+        goodput_ratio_over_time=_goodput_curve(curves[0] if curves else Curves.none()),
+        ranks=tuple(ranks),
+        devices=tuple(view for source, own in zip(sources, curves, strict=True) for view in devices_of(source, own)),
+        nodes=tuple(
+            node_of(source, own) for source, own in zip(sources, curves, strict=True) if source.run is not None
+        ),
+        collectors=tuple(view for source in sources for view in collectors_of(source)),
+        findings=_findings(parts),
+        sites=sites_of(sources),
+        events=_events(parts),
+        watched=any(source.run is not None for source in sources),
+        notes=(*files.notes, *parts.notes),
+    )
+
+
+_CHECKPOINT: Final = "gpulaunch_checkpoint_step"
+_RESUMED: Final = "gpulaunch_resumed_step"
+
+
+def _axis(sources: Sequence[NodeSource], num_ranks: int, max_points: int, window_s: float | None) -> Axis | None:
+    spans = [source.span for source in sources if source.span is not None]
+    if not spans:
+        return None
+    begin_s, end_s = min(span[0] for span in spans), max(span[1] for span in spans)
+    if window_s is not None:
+        begin_s = max(begin_s, end_s - max(2.0, window_s))
+    points = max(_FEWEST_POINTS, _NUMBERS // (_CURVES_OF_A_RANK * max(1, min(num_ranks, _MOST_RANKS_WITH_CURVES))))
+    return axis_of(begin_s, end_s, max(1, min(max_points, points)))
+
+
+def _ranks(
+    sources: Sequence[NodeSource], curves: Sequence[Curves], num_ranks: int, notes: list[str]
+) -> tuple[list[RankView], set[int] | None]:
+    """All ranks; of very many, every so-manieth has curves."""
+    chosen: set[int] | None = None
+    if num_ranks > _MOST_RANKS_WITH_CURVES:
+        every = sorted(
+            {int(label) for source in sources for label in part(source.document, "ranks") if label.isdecimal()}
+        )
+        step = len(every) / _MOST_RANKS_WITH_CURVES
+        chosen = {every[int(index * step)] for index in range(_MOST_RANKS_WITH_CURVES)} if every else set()
+        notes.append(f"curves of {len(chosen)} of {num_ranks} ranks only; all have their totals")
+    ranks: dict[int, RankView] = {}
+    for source, own in zip(sources, curves, strict=True):
+        for view in ranks_of(source, own, with_curves=chosen):
+            ranks[view.rank] = view
+    return [ranks[rank] for rank in sorted(ranks)], chosen
+
+
+def _growths(
+    sources: Sequence[NodeSource], curves: Sequence[Curves], chosen: set[int] | None
+) -> tuple[list[Growth], list[Growth | None], list[Growth | None], list[dict[str, Growth | None]]]:
+    """Of every rank: steps, samples, the time of the steps, the phases. Of very many ranks, of the chosen ones."""
+    steps: list[Growth] = []
+    samples: list[Growth | None] = []
+    times: list[Growth | None] = []
+    phases: list[dict[str, Growth | None]] = []
+    for source, own in zip(sources, curves, strict=True):
+        for label in part(source.document, "ranks"):
+            samples.append(own.growth("gpulaunch_samples_total", label))
+            if chosen is not None and not (label.isdecimal() and int(label) in chosen):
+                continue
+            growth = own.growth("gpulaunch_steps_total", label)
+            if growth is not None:
+                steps.append(growth)
+            times.append(own.growth("gpulaunch_step_duration_seconds_sum", label))
+            phases.append(phase_growths(own, label))
+    return steps, samples, times, phases
+
+
+def _slowest(curves: Sequence[Curve]) -> Curve:
+    known = [curve for curve in curves if curve]
+    return tuple(
+        min((value for value in values if value is not None), default=None) for values in zip(*known, strict=True)
+    )
+
+
+def _samples_now(sources: Sequence[NodeSource]) -> float | None:
+    rates: list[float] = []
+    for source in sources:
+        if source.recent is None:
+            continue
+        before, now = source.recent
+        for key, value in now.counters.items():
+            if key[0] == "gpulaunch_samples_total" and now.at_s > before.at_s:
+                was = before.counters.get(key, 0.0)
+                rates.append((value - was if value >= was else value) / (now.at_s - before.at_s))
+    return sum(rates) if rates else None
+
+
+def _mean_ratios(ranks: Sequence[RankView]) -> dict[str, float]:
+    known = [rank.phase_ratios_now for rank in ranks if rank.phase_ratios_now]
+    return {phase: sum(ratios[phase] for ratios in known) / len(known) for phase in PHASES} if known else {}
+
+
+def _goodput(parts: Parts, counters: Values) -> dict[str, float]:
+    """Where the time went: as the agent said at the end, else as the sidecar has it."""
+    said = part(parts.history.ending, "goodput_seconds")
+    if not said and parts.history.ended_s is not None:
+        said = part(parts.files.summary, "goodput_seconds")
+    told = said or counters.one("goodput_seconds_total")
+    seconds = {bucket: told.get(bucket) for bucket in GOODPUT_BUCKETS}
+    known = {
+        bucket: float(value)
+        for bucket, value in seconds.items()
+        if isinstance(value, (int, float)) and 0 <= value < 1e12
+    }
+    return {bucket: known.get(bucket, 0.0) for bucket in GOODPUT_BUCKETS} if known else {}
+
+
+def _goodput_curve(curves: Curves) -> Curve:
+    buckets = [curves.counter("gpulaunch_goodput_seconds_total", bucket) for bucket in GOODPUT_BUCKETS]
+    known = [curve for curve in buckets if curve]
+    if not known or not buckets[0]:
+        return ()
+    shares: list[float | None] = []
+    for productive, *values in zip(buckets[0], *known, strict=True):
+        elapsed_s = sum(value for value in values if value is not None)
+        shares.append(productive / elapsed_s if productive is not None and elapsed_s > 0 else None)
+    return tuple(shares)
+
+
+def _restarts(history: History, counters: Values) -> dict[str, int]:
+    said = part(history.ending, "restarts") or counters.one("restarts_total")
+    return {kind: round(count) for kind, count in said.items() if isinstance(count, (int, float)) and count > 0}
+
+
+def _elapsed(parts: Parts, newest_s: float | None) -> float | None:
+    history = parts.history
+    if history.began_s is None:
+        told = parts.files.summary.get("elapsed_s")
+        return float(told) if isinstance(told, (int, float)) else None
+    until_s = history.ended_s
+    if until_s is None:
+        until_s = parts.now_s if parts.status is Status.RUNNING else newest_s
+    return None if until_s is None else max(0.0, until_s - history.began_s)
+
+
+def _name(parts: Parts, first: NodeSource | None) -> str:
+    name = parts.files.job.get("name")
+    if isinstance(name, str) and name:
+        return name
+    return first.run.name if first is not None and first.run is not None else ""
+
+
+def _world_size(parts: Parts, first: NodeSource | None, ranks: Sequence[RankView]) -> int | None:
+    told = whole(parts.files.group.get("world_size"))
+    if told is None and first is not None and first.run is not None:
+        told = first.run.world_size
+    if told is None:
+        nproc, nnodes = whole(parts.files.job.get("nproc")), whole(parts.files.job.get("nnodes"))
+        told = nproc * nnodes if nproc is not None and nnodes is not None else None
+    return told if told is not None else (len(ranks) or None)
+
+
+def _findings(parts: Parts) -> tuple[FindingView, ...]:
+    """Those of findings.jsonl, with what the telemetry knows besides: what each has cost."""
+    found = {_key(finding): finding for finding in parts.findings}
+    for source in parts.sources:
+        for row in source.findings:
+            view = finding_of(
+                row.told,
+                node=source.node,
+                active=row.active and parts.status is Status.RUNNING,
+                first_seen_s=row.first_seen_s,
+                last_seen_s=row.last_seen_s,
+                lost_seconds=row.lost_seconds,
+            )
+            known = found.get(_key(view))
+            found[_key(view)] = view if known is None else _joined(known, view)
+    ordered = sorted(
+        found.values(), key=lambda finding: (not finding.active, -finding.seconds_per_hour, finding.rule, finding.node)
+    )
+    return tuple(ordered[:MOST_FINDINGS])
+
+
+def _joined(one: FindingView, other: FindingView) -> FindingView:
+    """The newer of two, with what both have cost."""
+    newer = other if other.last_seen_s > one.last_seen_s else one
+    lost = [each.lost_seconds for each in (one, other) if each.lost_seconds is not None]
+    return replace(
+        newer,
+        first_seen_s=min(one.first_seen_s, other.first_seen_s),
+        lost_seconds=sum(lost) if lost else None,
+        active=one.active or other.active,
+    )
+
+
+def _key(finding: FindingView) -> tuple[Any, ...]:
+    return finding.node, finding.rule, finding.file, finding.line, finding.subject
+
+
+def _events(parts: Parts) -> tuple[EventView, ...]:
+    """The history, with findings that came and went; of the telemetry alone where events.jsonl says nothing."""
+    events = [_event(line) for line in parts.files.events]
+    for source in parts.sources:
+        events += [
+            EventView(at_s=at_s, what=what, fields=fields, node=source.node)
+            for at_s, what, fields in source.events
+            if what.startswith("finding_") or not parts.files.events
+        ]
+    events += parts.other_events
+    events.sort(key=lambda event: event.at_s)
+    return tuple(events[-MOST_EVENTS:])
+
+
+def _event(line: Mapping[str, Any], node: int = 0) -> EventView:
+    fields = {name: value for name, value in line.items() if name not in ("version", "time_s", "monotonic_s", "event")}
+    return EventView(at_s=float(line["time_s"]), what=str(line["event"]), fields=bounded(fields), node=node)
+
+
+def events_of(files: RunFiles, node: int) -> list[EventView]:
+    """The history of another node."""
+    return [_event(line, node) for line in files.events[-MOST_EVENTS:]]

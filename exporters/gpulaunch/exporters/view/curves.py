@@ -1,0 +1,171 @@
+"""Rows of a file as curves over one axis of time. Pure.
+
+A counter's growth between two rows is spread evenly over the time between them, so that intervals need not meet rows.
+Where the launcher run changes between two rows nothing is known of the time between them: counters began anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpulaunch.exporters.store.frame import Frame
+from gpulaunch.exporters.store.series import Key
+from gpulaunch.exporters.view.model import Curve
+
+__all__ = ["Axis", "Curves", "Growth", "axis_of", "ratio", "total"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """Equal intervals of time."""
+
+    begin_s: float
+    interval_s: float
+    num_intervals: int
+
+    @property
+    def times_s(self) -> tuple[float, ...]:
+        """The end of each interval."""
+        return tuple(self.begin_s + self.interval_s * (index + 1) for index in range(self.num_intervals))
+
+    def parts(self, begin_s: float, end_s: float) -> Iterator[tuple[int, float]]:
+        """Give every interval that a stretch of time touches, and the share of the stretch that is in it."""
+        if end_s <= begin_s:
+            index = math.ceil((end_s - self.begin_s) / self.interval_s) - 1
+            if 0 <= index < self.num_intervals:
+                yield index, 1.0
+            return
+        first = max(0, math.floor((begin_s - self.begin_s) / self.interval_s))
+        last = min(self.num_intervals - 1, math.ceil((end_s - self.begin_s) / self.interval_s) - 1)
+        for index in range(first, last + 1):
+            low_s = max(begin_s, self.begin_s + index * self.interval_s)
+            high_s = min(end_s, self.begin_s + (index + 1) * self.interval_s)
+            if high_s > low_s:
+                yield index, (high_s - low_s) / (end_s - begin_s)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a counter has grown by in each interval, and how much of the interval that is of."""
+
+    amounts: list[float]
+    covered_s: list[float]
+
+    def per_second(self) -> Curve:
+        """The rate."""
+        return _known(
+            tuple(
+                amount / covered if covered > 0 else None
+                for amount, covered in zip(self.amounts, self.covered_s, strict=True)
+            )
+        )
+
+
+def axis_of(begin_s: float, end_s: float, most_points: int) -> Axis | None:
+    """Divide a stretch of time; None where it is too short to be divided. No interval is shorter than a second."""
+    span_s = end_s - begin_s
+    if not 1.0 <= span_s < math.inf:
+        return None
+    num = max(1, min(most_points, math.floor(span_s)))
+    return Axis(begin_s=begin_s, interval_s=span_s / num, num_intervals=num)
+
+
+class Curves:
+    """The rows of one node, asked for by the name of a series."""
+
+    def __init__(self, axis: Axis | None, frames: Sequence[Frame], keys: tuple[Sequence[Key], Sequence[Key]]) -> None:
+        """`keys`: the series of the slots, of gauges and of counters."""
+        self._axis = axis
+        self._frames = frames
+        self._gauges = {key: slot for slot, key in enumerate(keys[0])}
+        self._counters = {key: slot for slot, key in enumerate(keys[1])}
+        self._spread: list[tuple[float, list[tuple[int, float]]]] = []
+        """Of each row but the first: seconds since the one before, and the intervals these are in."""
+        self._within: list[list[tuple[int, float]]] = []
+        """Of each row: the intervals that it is in."""
+        if axis is not None:
+            for before, frame in pairwise(frames):
+                parts = list(axis.parts(before.end_s, frame.end_s)) if before.run == frame.run else []
+                self._spread.append((frame.end_s - before.end_s, parts))
+            self._within = [list(axis.parts(frame.begin_s, frame.end_s)) for frame in frames]
+
+    @classmethod
+    def none(cls) -> Curves:
+        """Nothing was kept."""
+        return cls(None, (), ((), ()))
+
+    def growth(self, *key: str) -> Growth | None:
+        """What a counter has grown by; None where it is not known at all."""
+        axis, slot = self._axis, self._counters.get(key)
+        if axis is None or slot is None:
+            return None
+        amounts, covered_s = [0.0] * axis.num_intervals, [0.0] * axis.num_intervals
+        known = False
+        frames = self._frames
+        for (seconds, parts), before, frame in zip(self._spread, frames, frames[1:], strict=False):
+            if slot >= len(before.counters) or slot >= len(frame.counters):
+                continue
+            was, is_ = before.counters[slot], frame.counters[slot]
+            if was != was or is_ != is_:  # NaN: not known
+                continue
+            grown = is_ - was if is_ >= was else is_
+            for index, share in parts:
+                amounts[index] += grown * share
+                covered_s[index] += seconds * share
+                known = True
+        return Growth(amounts, covered_s) if known else None
+
+    def level(self, *key: str) -> Curve:
+        """The mean of a gauge; () where it is not known at all."""
+        axis, slot = self._axis, self._gauges.get(key)
+        if axis is None or slot is None:
+            return ()
+        sums, weights = [0.0] * axis.num_intervals, [0.0] * axis.num_intervals
+        for parts, frame in zip(self._within, self._frames, strict=True):
+            value = frame.means[slot] if slot < len(frame.means) else math.nan
+            if value == value:
+                for index, share in parts:
+                    weight = share * frame.looks
+                    sums[index] += value * weight
+                    weights[index] += weight
+        return _known(tuple(sum_ / weight if weight > 0 else None for sum_, weight in zip(sums, weights, strict=True)))
+
+    def counter(self, *key: str) -> Curve:
+        """A counter itself, at the end of each interval; () where it is not known at all."""
+        axis, slot = self._axis, self._counters.get(key)
+        if axis is None or slot is None:
+            return ()
+        values: list[float | None] = [None] * axis.num_intervals
+        for parts, frame in zip(self._within, self._frames, strict=True):
+            value = frame.counters[slot] if slot < len(frame.counters) else math.nan
+            if value == value and parts:
+                values[parts[-1][0]] = value
+        known = [index for index, value in enumerate(values) if value is not None]
+        for index in range(known[0] + 1, known[-1]) if known else ():  # an interval that no row ends in
+            values[index] = values[index - 1] if values[index] is None else values[index]
+        return _known(tuple(values))
+
+
+def ratio(above: Growth | None, below: Growth | None) -> Curve:
+    """One growth by another; None where the second is 0."""
+    if above is None or below is None:
+        return ()
+    return _known(tuple(up / down if down > 0 else None for up, down in zip(above.amounts, below.amounts, strict=True)))
+
+
+def total(growths: Sequence[Growth | None]) -> Growth | None:
+    """The sum of several growths; covered is what any of them covers."""
+    known = [growth for growth in growths if growth is not None]
+    if not known:
+        return None
+    return Growth(
+        [sum(values) for values in zip(*(growth.amounts for growth in known), strict=True)],
+        [max(values) for values in zip(*(growth.covered_s for growth in known), strict=True)],
+    )
+
+
+def _known(curve: Curve) -> Curve:
+    return curve if any(value is not None for value in curve) else ()

@@ -1,0 +1,151 @@
+"""Lines of a run's history as attempts, and how the run stands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpulaunch.exporters.view.model import AttemptView, CauseView, Status
+from gpulaunch.exporters.view.values import whole
+
+__all__ = ["History", "cause_of", "history_of"]
+
+
+_MOST_ATTEMPTS: Final = 200
+
+
+@dataclass
+class _Attempt:
+    begin_s: float | None = None
+    end_s: float | None = None
+    status: Status = Status.UNKNOWN
+
+
+@dataclass(kw_only=True)
+class History:
+    """What the lines tell of the newest launcher run in the directory, and of every attempt."""
+
+    run_id: str = ""
+    pid: object = None
+    began_s: float | None = None
+    ended_s: float | None = None
+    exit_code: int | None = None
+    phase: str = ""
+    ending: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The fields of `run_ended`."""
+    hang_suspicions: int = 0
+    hangs: int = 0
+    preempted: bool = False
+    attempts: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
+
+    def views(self, causes: Mapping[int, Mapping[str, Any]], status: Status) -> tuple[AttemptView, ...]:
+        """Give the attempts, oldest first; `status`: how the run stands."""
+        views: list[AttemptView] = []
+        newest = max(self.attempts, default=None)
+        for number, attempt in sorted(self.attempts.items())[-_MOST_ATTEMPTS:]:
+            of_run = attempt.status
+            if of_run is Status.UNKNOWN and number == newest:
+                of_run = status
+            first = causes.get(number)
+            if first is not None and of_run is not Status.RUNNING:
+                of_run = Status.FAILED
+            views.append(
+                AttemptView(
+                    number=number,
+                    status=of_run,
+                    began_s=attempt.begin_s,
+                    ended_s=attempt.end_s,
+                    cause=cause_of(first) if first is not None else None,
+                )
+            )
+        return tuple(views)
+
+
+def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], directories: Sequence[int]) -> History:
+    """Read the lines, oldest first.
+
+    The lines count attempts from 0 in each launcher run, their directories count on: each run begins behind the one
+    before. What group.json says of the newest has the last word.
+
+    Args:
+        lines: of events.jsonl.
+        group: group.json, which says the number of the newest attempt.
+        directories: numbers of the attempts that have one.
+    """
+    history = History()
+    numbered: list[tuple[int, _Attempt]] = []
+    base = highest = 0
+    of_run = 0
+    """Where the attempts of the newest run begin in `numbered`."""
+    started: int | None = None
+    """The newest of them whose ranks have run."""
+    for line in lines:
+        what, at_s = str(line["event"]), float(line["time_s"])
+        if what == "run_started":
+            base += highest if numbered else 0
+            highest, of_run, started = 0, len(numbered), None
+            attempts = history.attempts
+            history = History(run_id=str(line.get("run_id", "")), pid=line.get("pid"), began_s=at_s, attempts=attempts)
+        number = whole(line.get("attempt"))
+        attempt: _Attempt | None = None
+        if number is not None and 0 <= number < 1_000_000 and what in _OF_ATTEMPTS:
+            highest = max(highest, number + 1)
+            if not numbered[of_run:] or numbered[-1][0] < base + number:
+                _close_open(numbered[of_run:], at_s)
+                numbered.append((base + number, _Attempt(begin_s=at_s)))
+            attempt = numbered[-1][1]
+            started = numbered[-1][0] if what == "started" else started
+        match what:
+            case "phase":
+                history.phase = str(line.get("phase", ""))
+                if attempt is not None and history.phase in ("clearing", "done") and attempt.end_s is None:
+                    attempt.end_s = at_s
+            case "hang_suspected":
+                history.hang_suspicions += 1
+            case "hung":
+                history.hangs += 1
+            case "signalled":
+                history.preempted = history.preempted or line.get("preempted") is True
+            case "run_ended":
+                code = whole(line.get("exit_code"))
+                history.ended_s, history.ending = at_s, line
+                history.exit_code = code
+                if numbered[of_run:]:
+                    last = numbered[-1][1]
+                    last.end_s = last.end_s or at_s
+                    last.status = Status.FINISHED if code == 0 else Status.FAILED
+            case _:
+                pass
+    said = whole(group.get("attempt"))
+    shift = 0
+    if said is not None and group.get("run_id") == history.run_id and started is not None:
+        shift = max(0, said - started)  # it may not have been written anew yet
+    for place, (number, attempt) in enumerate(numbered):
+        history.attempts[number + (shift if place >= of_run else 0)] = attempt
+    for number in directories:
+        history.attempts.setdefault(number, _Attempt())
+    return history
+
+
+def cause_of(first: Mapping[str, Any]) -> CauseView:
+    """Give the first cause, as failure.json has it."""
+    return CauseView(
+        kind=str(first.get("kind", "other")),
+        headline=str(first.get("headline", "")),
+        rank=whole(first.get("rank")),
+        why=str(first.get("why", "")),
+        advice=str(first.get("advice", "")),
+        report=str(first.get("report", "")),
+    )
+
+
+_OF_ATTEMPTS = ("phase", "started", "rank_ended", "store_lost")
+
+
+def _close_open(attempts: Sequence[tuple[int, _Attempt]], at_s: float) -> None:
+    """Another attempt of the run begins: the one before it has failed."""
+    if attempts:
+        last = attempts[-1][1]
+        last.end_s = last.end_s or at_s
+        last.status = Status.FAILED

@@ -1,0 +1,131 @@
+"""A run as its directory has it, while it goes on or afterwards, whole or in pieces."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
+from gpulaunch.exporters.store.place import files_of
+from gpulaunch.exporters.view.assemble import Parts, assemble, events_of
+from gpulaunch.exporters.view.files import RunFiles, holds, read_files
+from gpulaunch.exporters.view.history import History, history_of
+from gpulaunch.exporters.view.model import FindingView, RunView, Status
+from gpulaunch.exporters.view.nodes import finding_of
+from gpulaunch.exporters.view.source import NodeSource, read_source
+
+__all__ = ["gather", "load_run"]
+
+_FRESH_S: Final = 30.0
+"""A run of which something newer than this is known goes on, wherever its launcher is."""
+
+
+def load_run(
+    run_dir: str | Path, *, max_points: int = 180, window_s: float | None = None, now_s: float | None = None
+) -> RunView:
+    """Give the view of a run.
+
+    Never raises for what is in the directory: what is missing or damaged is told in the view's notes.
+
+    Args:
+        run_dir: the run directory; of a job of several nodes, that of the first.
+        max_points: of every curve.
+        window_s: curves of the last so many seconds; None: of the whole run.
+        now_s: the time (Unix seconds), where it is not now.
+    """
+    parts = gather(Path(run_dir), now_s=time.time() if now_s is None else now_s)
+    try:
+        return assemble(parts, max_points=max_points, window_s=window_s)
+    finally:
+        for source in parts.sources:
+            source.close()
+
+
+def gather(run_dir: Path, *, now_s: float) -> Parts:
+    """Read everything; the sources are to be closed."""
+    files = read_files(run_dir)
+    sources = [read_source(path, node) for node, path in files_of(run_dir)]
+    history = history_of(files.events, files.group, files.attempts)
+    notes: list[str] = []
+    if not sources and files.job:
+        notes.append("telemetry.sqlite is missing: nothing is known over time (--no-profile, or an older gpulaunch)")
+    for source in sources:
+        _only_of(source, history, notes)
+    others = _other_nodes(run_dir)
+    events = [event for node, path in others for event in events_of(read_files(path), node)]
+    return Parts(
+        run_dir=run_dir,
+        files=files,
+        history=history,
+        status=_status(files, history, sources, now_s, notes),
+        now_s=now_s,
+        sources=sources,
+        findings=[
+            finding
+            for node, path in [(sources[0].node if sources else 0, run_dir), *others]
+            for finding in _findings(path, node)
+        ],
+        other_events=events,
+        notes=notes,
+    )
+
+
+def _only_of(source: NodeSource, history: History, notes: list[str]) -> None:
+    """Totals of another launcher run in the same directory are not those of the newest one."""
+    if source.run is None or not history.run_id or source.run.run_id == history.run_id or source.node:
+        return
+    source.document, source.counters, source.gauges = {}, {}, {}
+    source.recent, source.seen_s = None, None
+    notes.append(f"telemetry.sqlite has nothing of the newest run in this directory ({history.run_id}) yet")
+
+
+def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s: float, notes: list[str]) -> Status:
+    """How the run stands: as it said, else whether its launcher lives, else whether anything is new."""
+    if history.ended_s is not None:
+        return Status.FINISHED if history.exit_code == 0 else Status.FAILED
+    if history.began_s is None:
+        code = files.summary.get("exit_code")
+        if isinstance(code, int):
+            return Status.FINISHED if code == 0 else Status.FAILED
+        if not files.group and not sources:
+            return Status.UNKNOWN
+    seen_s = [source.seen_s for source in sources if source.seen_s is not None]
+    seen_s += [files.touched_s] if files.touched_s is not None else []
+    fresh = bool(seen_s) and now_s - max(seen_s) <= _FRESH_S
+    here = all(source.run is None or source.run.host in ("", socket.gethostname()[:64]) for source in sources[:1])
+    pid = history.pid if history.pid is not None else files.group.get("agent_pid")
+    held = holds(pid, files.run_dir) if here else None
+    if held or (held is None and fresh):
+        return Status.RUNNING
+    if held is None and not seen_s:
+        return Status.UNKNOWN
+    notes.append("the launcher of this run is gone and has not said how it ended: killed, or its node went down")
+    return Status.LOST
+
+
+def _other_nodes(run_dir: Path) -> list[tuple[int, Path]]:
+    try:
+        names = os.listdir(run_dir)
+    except OSError:
+        return []
+    numbers = sorted(int(name[5:]) for name in names if name.startswith("node-") and name[5:].isdecimal())
+    return [(number, run_dir / f"node-{number}") for number in numbers[:1024]]
+
+
+def _findings(run_dir: Path, node: int) -> list[FindingView]:
+    path = run_dir / FINDINGS_FILE
+    found: list[dict[str, Any]] = read_findings(path) if path.is_file() else []  # not from a pipe
+    return [
+        finding_of(
+            told,
+            node=node,
+            active=told["active"],
+            first_seen_s=told["first_seen_s"],
+            last_seen_s=told["last_seen_s"],
+            lost_seconds=None,
+        )
+        for told in found
+    ]

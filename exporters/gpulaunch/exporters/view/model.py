@@ -1,0 +1,442 @@
+"""What is known of a run, as one value: the terminal, the page, the report and every file show this and nothing else.
+
+Plain frozen values. Units are in the names: times are Unix seconds (`_s` after a moment such as `began_s`), lengths of
+time `_seconds`, memory `_bytes`, shares from 0 to 1 `_ratio`. What is not known is None, never 0. Text is as the
+program, its user and its files have it: whoever shows it makes it harmless (`text.inert` for a terminal).
+
+There is one axis of time. `RunView.times_s` are the ends of equal intervals, and every `Curve` has one value for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+__all__ = [
+    "VERSION",
+    "AttemptView",
+    "CauseView",
+    "CollectiveView",
+    "CollectorView",
+    "CopyView",
+    "CostView",
+    "Curve",
+    "DeviceView",
+    "EventView",
+    "FindingView",
+    "LoaderView",
+    "MemoryView",
+    "NodeView",
+    "PauseView",
+    "RankView",
+    "RunView",
+    "SiteView",
+    "Status",
+    "SyncView",
+]
+
+VERSION: Final = 1
+"""Of the shape of a view as JSON. A field more is the same version; one that goes, or means something else, is not."""
+
+Curve: TypeAlias = tuple[float | None, ...]
+"""A quantity over the intervals of `RunView.times_s`: its mean in each. None: not known there. Empty: never known."""
+
+
+class Status(Enum):
+    """How a run, or one attempt of it, stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    LOST = "lost"
+    """It did not say how it ended, and its launcher is gone: killed, or the node went down."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CauseView:
+    """The first cause of a failure."""
+
+    kind: str
+    """Of `record.RESTART_KINDS`."""
+    headline: str
+    """One line: which rank, and what happened to it."""
+    rank: int | None = None
+    why: str = ""
+    """Why this one is taken for the first."""
+    advice: str = ""
+    report: str = ""
+    """Where the whole report (failure.json) is; "" where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptView:
+    """One start of all ranks."""
+
+    number: int
+    """As its directory `attempts/<number>` has it: never used twice in a run directory."""
+    status: Status
+    began_s: float | None = None
+    """When its processes were asked for, or, not knowing that, when they ran."""
+    ended_s: float | None = None
+    cause: CauseView | None = None
+    """Why it failed; None if it did not, or nothing is known of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventView:
+    """A line of the run's history."""
+
+    at_s: float
+    what: str
+    """`run_started`, `phase`, `rank_ended`, `hung` ..."""
+    fields: Mapping[str, Any]
+    """Whatever else the line says."""
+    node: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingView:
+    """Something to change, and what it costs."""
+
+    rule: str
+    """docs/findings.md has a heading for each."""
+    file: str | None
+    line: int | None
+    subject: str
+    ranks: tuple[int, ...]
+    seconds_per_step: float
+    seconds_per_hour: float
+    lost_seconds: float | None
+    """Of training, in all, for as long as it stood; None where that was not kept."""
+    confidence: float
+    evidence: Mapping[str, float | str]
+    advice: str
+    active: bool
+    first_seen_s: float
+    last_seen_s: float
+    node: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderView:
+    """The dataloader of a rank: totals of the run, and its queue now."""
+
+    batches: int
+    eval_batches: int
+    batch_bytes: int
+    wait_seconds: float
+    transfer_seconds: float
+    """Of the wait: for a batch that was ready."""
+    reorder_blocked_seconds: float
+    """Of the wait: for a batch while later ones were ready."""
+    ready: int | None = None
+    outstanding: int | None = None
+    reorder_blocked: int | None = None
+    pin_backlog: int | None = None
+    workers_configured: int | None = None
+    workers_alive: int | None = None
+    worker_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of all workers, inside of fetches: `prep` on a core, `contention` waiting for one, `blocked` for other things."""
+    storage_bytes: int | None = None
+    cached_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyView:
+    """Copies in one direction, from or to one kind of host memory; totals of the run."""
+
+    direction: str
+    """`h2d`, `d2h` or `d2d`."""
+    host_memory: str
+    """`pageable`, `pinned`, or "" where there is none."""
+    count: int
+    size_bytes: int
+    blocked_seconds: float
+    gpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncView:
+    """Waits for the GPU by one kind of call; totals of the run."""
+
+    kind: str
+    calls: int
+    blocked_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteView:
+    """What one line of the program did in its newest attempt; all ranks that have the line together."""
+
+    kind: str
+    """One of `channel.layout.SITE_KINDS`."""
+    text: str
+    """`path:line function`; "" for all lines that found no row of their own."""
+    ranks: tuple[int, ...]
+    count: int
+    size_bytes: int
+    blocked_seconds: float
+    """Summed over its ranks, as every quantity here."""
+    gpu_seconds: float
+    pinned: int
+    non_blocking: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryView:
+    """Memory of a rank, now or when it was seen last."""
+
+    rss_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Resident, shared pages counted in each; by `trainer` and `workers`."""
+    pss_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Proportional: may be added up."""
+    shm_inflight_bytes: int | None = None
+    gpu_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """torch's allocator: `allocated`, `reserved`, `peak_allocated`, `peak_reserved`, `active`, `inactive_split`."""
+    pinned_bytes: int | None = None
+    alloc_retries: int | None = None
+    ooms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseView:
+    """What stopped a rank besides its phases; totals of the run."""
+
+    gc_collections: int
+    gc_seconds: float
+    compiles: int
+    compile_seconds: float
+    comm_calls: int
+    comm_blocked_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveView:
+    """How far a rank's collectives are."""
+
+    calls: Mapping[str, int]
+    """By kind; totals of the run."""
+    enqueued: int | None = None
+    completed: int | None = None
+    sequence: int | None = None
+    """Number of the last one begun: who is behind the others is waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostView:
+    """What being measured costs a rank."""
+
+    probe_seconds: float
+    """Inside the probe, in all."""
+    step_cost_seconds: float | None = None
+    """By how much a step is longer with the probe, measured in pairs; may be below zero."""
+    step_cost_error_seconds: float | None = None
+    pairs: int = 0
+    budget_ratio: float | None = None
+    """Share of a step that the probe may cost; None: no limit."""
+    parts_shed: tuple[str, ...] = ()
+    """Parts switched off for their price."""
+    parts_unavailable: tuple[str, ...] = ()
+    """Parts out of service."""
+    fault: str = ""
+    """Why the last of them is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """One rank. Totals are of the run, all attempts together; what ends in `_now` is of the last
+    `RunView.recent_seconds`."""
+
+    rank: int
+    node: int = 0
+    local_rank: int | None = None
+    pid: int | None = None
+    armed: bool = False
+    """Whether the probe measures in it."""
+    step_source: str | None = None
+    steps: int = 0
+    microsteps: int = 0
+    skipped_steps: int = 0
+    samples: int = 0
+    step_seconds: float = 0.0
+    """Time of all its steps."""
+    last_step_s: float | None = None
+    """When the last one ended."""
+    steps_per_second_now: float | None = None
+    step_seconds_now: float | None = None
+    """Mean length of a step."""
+    phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By phase, in the order of `channel.layout.PHASES`."""
+    phase_ratios_now: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Share of the steps' time; empty where it made none lately."""
+    gpu_phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """On the GPU's clock, of the steps that were timed there."""
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """CPU time by `trainer` and `workers`."""
+    cores_now: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The same a second, now: cores in use."""
+    loader: LoaderView | None = None
+    copies: tuple[CopyView, ...] = ()
+    syncs: tuple[SyncView, ...] = ()
+    memory: MemoryView = field(default_factory=MemoryView)
+    pauses: PauseView | None = None
+    collectives: CollectiveView | None = None
+    cost: CostView | None = None
+    # over time
+    steps_per_second: Curve = ()
+    step_mean_seconds: Curve = ()
+    """Mean length of a step."""
+    phase_ratios: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
+    """By phase: only phases that there were; share of the steps' time."""
+    rss_bytes: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
+    """By `trainer` and `workers`."""
+    gpu_bytes: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
+    """`allocated` and `reserved`."""
+    loader_ready: Curve = ()
+    """Batches that were ready."""
+    copy_bytes_per_second: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
+    """By direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceView:
+    """One GPU, or MIG instance."""
+
+    gpu: str
+    """Its index, or the UUID of an instance."""
+    node: int = 0
+    uuid: str = ""
+    model: str = ""
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What is known of it now, by `utilization_ratio`, `memory_used_bytes`, `memory_total_bytes`, `clock_hertz`,
+    `power_watts`, `temperature_celsius`, `sm_active_ratio`, `sm_occupancy_ratio`, `dram_active_ratio`; totals of the
+    run: `energy_joules`, `pcie_receive_bytes`, `pcie_transmit_bytes`, `nvlink_receive_bytes`,
+    `nvlink_transmit_bytes`, `pcie_replays`, `ecc_corrected`, `ecc_uncorrected`, `xid_errors`."""
+    throttle_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By reason."""
+    curves: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
+    """Over time: `utilization_ratio`, `memory_used_bytes`, `power_watts`, `temperature_celsius`, `sm_active_ratio`,
+    `pcie_receive_bytes_per_second`, `pcie_transmit_bytes_per_second`; only what is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorView:
+    """How one collector of a node's sidecar does."""
+
+    name: str
+    """Of `record.Collector`."""
+    available: bool
+    reason: str
+    """Why not, or what failed last; "" if nothing ever did."""
+    errors: int
+    spent_seconds: float
+    node: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """One node of the run, and the sidecar on it."""
+
+    node: int
+    host: str = ""
+    seen_s: float | None = None
+    """When its sidecar looked last."""
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What is known of it now: `memory_total_bytes`, `memory_available_bytes`, `page_cache_bytes`, `swap_used_bytes`,
+    `shm_size_bytes`, `shm_used_bytes`, `cgroup_limit_bytes`, `cgroup_used_bytes`, `cores_allowed`, `cores_quota`."""
+    pressure_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By `<resource>_<severity>`, such as `io_some`; since the node was started."""
+    sidecar_cpu_seconds: float | None = None
+    sidecar_rss_bytes: int | None = None
+    refreshes: int | None = None
+    late_refreshes: int | None = None
+    memory_available_bytes: Curve = ()
+    shm_used_bytes: Curve = ()
+    sidecar_cores: Curve = ()
+    """CPU time of the sidecar a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """A run, while it goes on or afterwards."""
+
+    run_dir: str
+    name: str
+    run_id: str
+    command: tuple[str, ...]
+    """As it was typed; () where it is not known."""
+    status: Status
+    phase: str
+    """What its agent was doing last: `joining`, `starting`, `running`, `waiting`, `clearing`, `done` ...; or ""."""
+    live: bool
+    """Whether this was made by a running sidecar from what it sees, and not from files."""
+    made_s: float
+    """When this view was made."""
+    seen_s: float | None
+    """The newest moment that anything in it is of."""
+    began_s: float | None
+    ended_s: float | None
+    """None while it runs, and where nobody wrote it down."""
+    elapsed_seconds: float | None
+    exit_code: int | None
+    error: str
+    """Why it failed, in one line; "" where it did not."""
+    world_size: int | None
+    num_nodes: int | None
+    attempts: tuple[AttemptView, ...]
+    """Oldest first."""
+    attempt: int | None
+    """The number of the newest."""
+    restarts: Mapping[str, int]
+    """How often, by kind of the first cause (`record.RESTART_KINDS`)."""
+    hang_suspicions: int
+    hangs: int
+    preempted: bool
+    goodput_seconds: Mapping[str, float]
+    """By `record.GOODPUT_BUCKETS`, in that order; empty where it is not known."""
+    goodput_ratio: float | None
+    steps: int
+    """Of the rank that made most, all attempts together."""
+    steps_per_second_now: float | None
+    """Of the slowest rank."""
+    samples_per_second_now: float | None
+    """Of all ranks together."""
+    step_seconds_now: float | None
+    """Mean length of a step, over the ranks."""
+    phase_ratios_now: Mapping[str, float]
+    """Share of all ranks' steps, by phase."""
+    recent_seconds: float
+    """What every `_now` is of: so many seconds up to `seen_s`."""
+    checkpoint_step: int | None
+    """Of the newest checkpoint that a rank told of."""
+    resumed_step: int | None
+    """What the newest attempt went on from."""
+    # over time
+    times_s: tuple[float, ...]
+    """Ends of the intervals that every Curve is of, equally far from each other; () where nothing was kept."""
+    interval_seconds: float
+    """Length of one."""
+    steps_per_second: Curve
+    samples_per_second: Curve
+    step_mean_seconds: Curve
+    phase_ratios: Mapping[str, Curve]
+    goodput_ratio_over_time: Curve
+    """Share of productive time from the beginning until then."""
+    # in parts
+    ranks: tuple[RankView, ...]
+    devices: tuple[DeviceView, ...]
+    nodes: tuple[NodeView, ...]
+    collectors: tuple[CollectorView, ...]
+    findings: tuple[FindingView, ...]
+    """Those that stand first, then the largest loss first."""
+    sites: tuple[SiteView, ...]
+    """Lines that cost time, the largest first; at most 200."""
+    events: tuple[EventView, ...]
+    """The newest 500, oldest first."""
+    watched: bool
+    """Whether a profiler looked at it at all."""
+    notes: tuple[str, ...]
+    """What is missing or damaged, one line each, fit to be shown (but for `inert`)."""

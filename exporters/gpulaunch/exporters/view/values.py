@@ -1,0 +1,67 @@
+"""The newest numbers of a node, asked for by name and first label. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import overload
+
+from gpulaunch.exporters.store.series import Key
+
+__all__ = ["Values", "by_label", "whole"]
+
+
+class Values:
+    """Numbers whose first label is one rank, or one GPU; or, without one, those of the node."""
+
+    def __init__(self, values: Mapping[Key, float], label: str | None = None) -> None:
+        """`label`: the first label."""
+        self._values: dict[str, dict[Key, float]] = {}
+        for key, value in values.items():
+            name, labels = key[0], key[1:]
+            if label is not None:
+                if not labels or labels[0] != label:
+                    continue
+                labels = labels[1:]
+            self._values.setdefault(name.removeprefix("gpulaunch_"), {})[labels] = value
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    @overload
+    def get(self, name: str, *labels: str) -> float | None: ...
+    @overload
+    def get(self, name: str, *labels: str, default: float) -> float: ...
+    def get(self, name: str, *labels: str, default: float | None = None) -> float | None:
+        """Give a number; `default` where it is not known."""
+        return self._values.get(name, {}).get(labels, default)
+
+    def whole(self, name: str, *labels: str) -> int | None:
+        """Give a number that counts something; None where it is not known."""
+        value = self.get(name, *labels)
+        return None if value is None else round(value)
+
+    def count(self, name: str, *labels: str) -> int:
+        """Give a number that counts something; 0 where there was none of it."""
+        return round(self.get(name, *labels, default=0.0))
+
+    def by(self, name: str) -> Iterator[tuple[Key, float]]:
+        """Give all numbers of a name, with the labels that are left."""
+        yield from self._values.get(name, {}).items()
+
+    def one(self, name: str) -> dict[str, float]:
+        """Give all numbers of a name that has one label left, by it."""
+        return {labels[0]: value for labels, value in self.by(name) if len(labels) == 1}
+
+
+def whole(value: object) -> int | None:
+    """Give a whole number that a file has; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53 else None
+
+
+def by_label(values: Mapping[Key, float]) -> dict[str, dict[Key, float]]:
+    """Divide numbers by their first label."""
+    divided: dict[str, dict[Key, float]] = {}
+    for key, value in values.items():
+        if len(key) > 1:
+            divided.setdefault(key[1], {})[key] = value
+    return divided

@@ -1,0 +1,142 @@
+"""`gpulaunch export`: everything that was measured in a run, over time, as a file for other programs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.words import Words, time_s, wants_help
+from gpulaunch.launcher.failure.redact import inert
+from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.loop.files import shown
+from gpulaunch.launcher.runs.find import find_run, here
+from gpulaunch.launcher.runs.group import RunError
+
+if TYPE_CHECKING:
+    from gpulaunch.exporters.files.rows import Row
+
+_HELP = """\
+usage: gpulaunch export [RUN] --out FILE [--format jsonl|parquet] [--every TIME]
+
+Writes what was measured in a run, while it runs or afterwards, into FILE (replaced if it is there): every metric over
+time, events, findings, first causes of failures. RUN is a run directory, or the name of one below ./gpulaunch-runs;
+without it, the newest there.
+
+  --format jsonl        one JSON object a line (default); FILE may be `-`, for stdout
+  --format parquet      a table for pandas, Polars, DuckDB; needs pip install 'gpulaunch[parquet]'
+  --every TIME          samples about so far apart, such as 60s, are enough (default: as fine as there are: the last
+                        10 minutes by the second, 2 hours by 10 s, 2 days by the minute, what is older by 10 minutes)
+
+Exit code 0 when something was written, 1 when there was nothing to write, 2 for wrong words.
+"""
+_PATIENCE_S = 2.0
+"""What takes longer shows how far it is, on a terminal."""
+_SHOWN_EVERY_S = 0.5
+
+T = TypeVar("T")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Export the run that the arguments name, and give the exit code."""
+    if wants_help(argv):
+        answer(_HELP)
+        return 0
+    options = _parse(argv)
+    try:
+        run_dir = find_run(options.run[0] if options.run else None, here())
+    except RunError as err:
+        raise UsageError(f"export: {err}") from None
+
+    from gpulaunch.exporters.files.parquet import PyarrowMissingError
+    from gpulaunch.exporters.files.rows import rows_of
+
+    notes: list[str] = []
+    rows = counted(rows_of(Path(run_dir), step_s=options.every, notes=notes))
+    try:
+        count = _to_stdout(rows) if options.out == "-" else _to_file(rows, options.out, options.format)
+    except PyarrowMissingError as err:
+        raise UsageError(
+            f"export: --format parquet needs pyarrow ({err}): pip install 'gpulaunch[parquet]'; or use --format jsonl"
+        ) from None
+    except OSError as err:
+        raise UsageError(f"export: cannot write {options.out}: {err.strerror}; name a file with --out") from None
+    for note in notes:
+        print(inert(f"gpulaunch export: {note}"), file=sys.stderr)
+    if options.out != "-":
+        answer(f"{count:,} rows in {shown(options.out)}\n" if count else f"nothing to export in {shown(run_dir)}\n")
+    return 0 if count else 1
+
+
+def counted(
+    rows: Iterable[T], *, now: Callable[[], float] = time.monotonic, patience_s: float = _PATIENCE_S
+) -> Iterator[T]:
+    """Give the rows; while that takes long and somebody looks on, say how many there were."""
+    looked_on = sys.stderr is not None and sys.stderr.isatty()
+    began_s = shown_s = now()
+    showing = False
+    try:
+        for number, row in enumerate(rows, 1):
+            yield row
+            if looked_on and not number % 1000:
+                at_s = now()
+                if at_s - began_s >= patience_s and at_s - shown_s >= _SHOWN_EVERY_S:
+                    showing, shown_s = True, at_s
+                    print(f"\r{number:,} rows", end="", file=sys.stderr, flush=True)
+    finally:
+        if showing:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _to_file(rows: Iterable[Row], out: str, kind: str) -> int:
+    """Write under another name, then rename: nobody finds half a file. Raises OSError."""
+    from gpulaunch.exporters.files.jsonl import write_jsonl
+    from gpulaunch.exporters.files.parquet import write_parquet
+
+    part = f"{out}.{os.getpid()}.part"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if kind == "parquet":
+            with open(fd, "wb") as binary:
+                count = write_parquet(rows, binary)
+        else:
+            with open(fd, "w", encoding="utf-8") as text:
+                count = write_jsonl(rows, text)
+        if count:
+            os.replace(part, out)
+        return count
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+
+
+def _to_stdout(rows: Iterable[Row]) -> int:
+    from gpulaunch.exporters.files.jsonl import write_jsonl
+
+    try:
+        count = write_jsonl(rows, sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader that went away has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return count
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Words("export")
+    parser.add_argument("run", nargs="*")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--format", choices=("jsonl", "parquet"), default="jsonl")
+    parser.add_argument("--every", type=time_s, default=0.0)
+    given = parser.read(argv)
+    if len(given.run) > 1:
+        raise UsageError(f"export: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    if given.out == "-" and given.format == "parquet":
+        raise UsageError("export: --format parquet needs a file: name it with --out")
+    return given

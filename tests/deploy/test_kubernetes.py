@@ -1,0 +1,137 @@
+"""The example for Kubernetes: what the API would take, a command line of ours, and pods that Prometheus finds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from gpulaunch.launcher.job import place
+from gpulaunch.launcher.job.load import load
+from gpulaunch.launcher.job.spec import METRICS_PORT_BASE
+
+SHIPPED = Path(__file__).parents[2] / "deploy/kubernetes"
+OBJECTS: dict[str, dict[str, Any]] = {
+    document["kind"]: document for document in yaml.safe_load_all((SHIPPED / "job.yaml").read_text())
+}
+POD: dict[str, Any] = OBJECTS["Job"]["spec"]["template"]
+(CONTAINER,) = POD["spec"]["containers"]
+NOTES: dict[str, str] = POD["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.37"])
+@pytest.mark.parametrize("kind", ["Service", "Job"])
+def test_the_objects_are_as_the_api_has_them(kind: str, version: str) -> None:
+    kubernetes_validate.validate(OBJECTS[kind], version, strict=True)
+
+
+def test_a_planted_slip_is_found() -> None:
+    """As the check above would."""
+    slip = {**OBJECTS["Job"], "spec": {**OBJECTS["Job"]["spec"], "completion_mode": "Indexed"}}
+
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(slip, "1.31", strict=True)
+
+
+def test_the_pods_find_each_other() -> None:
+    """Pods of an indexed Job are named by their index in the service that their spec names."""
+    name = OBJECTS["Job"]["metadata"]["name"]
+    assert OBJECTS["Job"]["spec"]["completionMode"] == "Indexed"
+    assert OBJECTS["Service"]["spec"]["clusterIP"] == "None"
+    assert OBJECTS["Service"]["spec"]["selector"] == {"job-name": name}
+    assert POD["spec"]["subdomain"] == OBJECTS["Service"]["metadata"]["name"]
+    assert f"--master-addr={name}-0.{POD['spec']['subdomain']}" in CONTAINER["args"]
+    assert f"--nnodes={OBJECTS['Job']['spec']['completions']}" in CONTAINER["args"]
+
+
+def test_the_metrics_are_served_where_the_annotation_says() -> None:
+    port = NOTES["gpulaunch.io/port"]
+
+    assert int(port) == METRICS_PORT_BASE
+    assert f"--metrics-addr=0.0.0.0:{port}" in CONTAINER["args"]
+    assert {"name": "metrics", "containerPort": int(port)} in CONTAINER["ports"]
+
+
+def test_shared_memory_is_more_than_a_container_gets() -> None:
+    (mount,) = [each for each in CONTAINER["volumeMounts"] if each["mountPath"] == "/dev/shm"]
+    (volume,) = [each for each in POD["spec"]["volumes"] if each["name"] == mount["name"]]
+
+    assert volume["emptyDir"]["medium"] == "Memory"
+
+
+def discovered(promtool: str, tmp_path: Path, pods: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """What Prometheus makes of pods. Debian's is built without Kubernetes: the pods come from a file here, as its
+    discovery would have described them; the relabelling is the shipped one and Prometheus' own."""
+    document = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
+    (job,) = document["scrape_configs"]
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    job["file_sd_configs"] = [{"files": ["pods.json"]}]
+    del document["rule_files"]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(document))
+    groups = [{"targets": [pod.pop("__address__")], "labels": pod} for pod in pods]
+    (tmp_path / "pods.json").write_text(json.dumps(groups))
+
+    found = subprocess.run(
+        [promtool, "check", "service-discovery", "--timeout=2s", tmp_path / "prometheus.yml", job["job_name"]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    targets: list[dict[str, Any]] = json.loads(found.stdout)
+    return [target["labels"] for target in targets if target.get("labels")]
+
+
+def pod(index: int, phase: str = "Running", **changed: str) -> dict[str, str]:
+    meta = "__meta_kubernetes_pod_"
+    notes = {f"{meta}annotation_{name.translate(str.maketrans('./-', '___'))}": value for name, value in NOTES.items()}
+    return {
+        "__address__": f"10.0.0.{index}:9464",
+        "__meta_kubernetes_namespace": "vision",
+        f"{meta}name": f"train-{index}-x7k2p",
+        f"{meta}ip": f"10.0.0.{index}",
+        f"{meta}phase": phase,
+        f"{meta}node_name": f"gpu{index}",
+        f"{meta}container_init": "false",
+        f"{meta}label_batch_kubernetes_io_controller_uid": "5f0c",
+        f"{meta}label_batch_kubernetes_io_job_name": "train",
+        **notes,
+        **changed,
+    }
+
+
+def test_the_pods_of_a_job_are_one_run(promtool: str, tmp_path: Path) -> None:
+    ours = [pod(0), pod(1)]
+    others = [
+        pod(2, "Succeeded"),
+        pod(3, "Pending"),
+        pod(4, __meta_kubernetes_pod_annotation_gpulaunch_io_scrape="false"),
+        pod(5, __meta_kubernetes_pod_container_init="true"),
+    ]
+
+    found = discovered(promtool, tmp_path, [*ours, *others])
+
+    shown = ("__address__", "run", "name", "node", "pod")
+    assert sorted(tuple(target[label] for label in shown) for target in found) == [
+        ("10.0.0.0:9464", "vision/5f0c", "train", "gpu0", "train-0-x7k2p"),
+        ("10.0.0.1:9464", "vision/5f0c", "train", "gpu1", "train-1-x7k2p"),
+    ]
+
+
+def test_the_command_is_one_that_gpulaunch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    told = [
+        argument.replace("$(JOB_COMPLETION_INDEX)", "1").replace("--nproc=gpu", "--nproc=2")  # there is no GPU here
+        for argument in CONTAINER["args"]
+    ]
+
+    spec = load(told, {}, place.look({})).spec
+
+    assert (spec.nnodes, spec.node_rank, spec.master_addr) == (2, 1, "train-0.train")
+    assert (spec.metrics_host, spec.metrics_port) == ("0.0.0.0", METRICS_PORT_BASE)

@@ -1,0 +1,246 @@
+"""The rules for Prometheus fire when they should, are silent when they should, and name nothing that does not exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
+from gpulaunch.launcher.job.place import PROGRAM_XIDS
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy/prometheus/gpulaunch.rules.yml"
+STORIES = sorted((ROOT / "deploy/prometheus/tests").glob("*.yml"))
+
+ADDRESS = frozenset({"job", "instance"})
+DISCOVERED = frozenset({"run", "node", "name"})
+"""What discovery puts on a target; see gpulaunch.exporters.discovery."""
+
+RULE_LIST: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+]
+ALERTS = {rule["alert"]: rule for rule in RULE_LIST if "alert" in rule}
+RECORDED = {rule["record"]: rule for rule in RULE_LIST if "record" in rule}
+
+
+def tool(promtool: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([promtool, *arguments], capture_output=True, text=True, timeout=60)
+
+
+# --- what promtool says of them
+
+
+def test_the_rules_are_valid(promtool: str) -> None:
+    checked = tool(promtool, "check", "rules", "--lint=all", "--lint-fatal", RULES)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
+def test_the_stories_end_as_told(promtool: str, story: Path) -> None:
+    told = tool(promtool, "test", "rules", story)
+
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("planted", ["vector(1) == 0", "vector(1)"], ids=["never", "always"])
+@pytest.mark.parametrize("alert", ALERTS)
+def test_the_stories_would_notice(promtool: str, alert: str, planted: str, tmp_path: Path) -> None:
+    """An alert that never fires, and one that always does, fail what the stories ask about it."""
+    rule = {**ALERTS[alert], "expr": planted, "for": "0m"}
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "planted", "rules": [rule]}]}))
+    told = [
+        {"interval": "1m", "input_series": [], "promql_expr_test": questions}
+        for story in stories()
+        if (questions := [each for each in story.get("promql_expr_test", ()) if is_about(alert, each)])
+    ]
+    document = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": told}
+    (tmp_path / "story.yml").write_text(yaml.safe_dump(document))
+
+    ended = tool(promtool, "test", "rules", tmp_path / "story.yml")
+
+    assert ended.returncode != 0, f"nobody noticed {planted}"
+    assert "FAILED" in ended.stdout + ended.stderr
+
+
+# --- what can be said without it
+
+
+def stories() -> Iterator[dict[str, Any]]:
+    for path in STORIES:
+        yield from yaml.safe_load(path.read_text())["tests"]
+
+
+def is_about(alert: str, question: Mapping[str, Any]) -> bool:
+    """Whether a story asks here if the alert fires."""
+    return re.match(rf'ALERTS\{{.*alertname="{alert}"', question["expr"]) is not None
+
+
+def asked(alert: str) -> list[bool]:
+    """For each time that a story asks whether the alert fires: whether it is to."""
+    return [
+        bool(question.get("exp_samples"))
+        for story in stories()
+        for question in story.get("promql_expr_test", ())
+        if is_about(alert, question)
+    ]
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_each_alert_has_a_story_of_firing_and_one_of_silence(alert: str) -> None:
+    assert set(asked(alert)) == {True, False}
+
+
+def test_no_story_is_about_an_alert_that_does_not_exist() -> None:
+    named = {name for path in STORIES for name in re.findall(r'alertname[=:] ?"?(\w+)', path.read_text())}
+
+    assert named == set(ALERTS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_each_alert_says_what_to_do_and_where_to_read_on(alert: str) -> None:
+    rule = ALERTS[alert]
+    page, _, place = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.M)
+
+    assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert len(rule["annotations"]["summary"]) < 200
+    assert len(rule["annotations"]["description"]) > 80
+    assert not place or place in [re.sub(r"[^a-z0-9 -]", "", each.lower()).replace(" ", "-") for each in headings]
+
+
+@pytest.mark.parametrize("alert", sorted(set(ALERTS) - {"GpulaunchTargetDown"}))
+def test_each_alert_ends_with_its_job(alert: str) -> None:
+    """It needs the job's gpulaunch_run_info of this moment, by itself or by what is recorded."""
+    seen: set[str] = set()
+    todo = [ALERTS[alert]["expr"]]
+    while todo:
+        names = set(re.findall(r"\bgpulaunch:[a-z0-9_:]+", todo.pop())) - seen
+        seen |= names
+        todo += [RECORDED[name]["expr"] for name in names]
+
+    assert "gpulaunch:run_info" in seen
+
+
+def test_what_is_recorded_is_on_the_page_about_it() -> None:
+    page = (ROOT / "docs/prometheus.md").read_text()
+
+    assert [name for name in [*RECORDED, *ALERTS] if f"`{name}`" not in page] == []
+
+
+def test_the_page_has_when_and_how_bad() -> None:
+    """Row by row: how long it must hold, and its severity."""
+    rows = re.findall(
+        r"^\| `(Gpulaunch\w+)` \|.*\| ([^|]+) \| (\w+) \|$", (ROOT / "docs/prometheus.md").read_text(), re.M
+    )
+    told = {
+        alert: ("0m" if held == "at once" else held.replace(" min", "m"), severity) for alert, held, severity in rows
+    }
+
+    assert told == {alert: (rule["for"], rule["labels"]["severity"]) for alert, rule in ALERTS.items()}
+
+
+def test_the_xids_of_programs_are_left_out() -> None:
+    (left_out,) = set(re.findall(r'xid!~"([\d|]+)"', ALERTS["GpulaunchXid"]["expr"]))
+
+    assert {int(xid) for xid in left_out.split("|")} == PROGRAM_XIDS
+
+
+# --- names and labels, against the catalogue
+
+SERIES = {
+    f"{metric.name}{suffix}": metric
+    for metric in CATALOGUE
+    for suffix in (("_bucket", "_sum", "_count") if metric.kind is Kind.HISTOGRAM else ("",))
+}
+SELECTOR = re.compile(r"(?<![\w:])([a-zA-Z_:][\w:]*)\s*\{([^}]*)\}")
+MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
+GROUPING = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+EVERY_LABEL = {label.name for metric in CATALOGUE for label in metric.labels} | ADDRESS | DISCOVERED | {"le"}
+
+
+def labels_of(name: str) -> dict[str, frozenset[str] | None] | None:
+    """The labels that a series may have, with their values where they are closed; None: there is no such series."""
+    open_: dict[str, frozenset[str] | None] = dict.fromkeys(ADDRESS | DISCOVERED)
+    if name == "up":
+        return open_
+    if name in RECORDED:
+        return open_ | dict.fromkeys(EVERY_LABEL)
+    if name not in SERIES:
+        return None
+    metric: Metric = SERIES[name]
+    own = {label.name: label.values for label in metric.labels}
+    clash = {f"exported_{label}": None for label in own if label in DISCOVERED}
+    return open_ | own | clash | ({"le": None} if name.endswith("_bucket") else {})
+
+
+def complaints(expression: str) -> list[str]:
+    """What an expression names that does not exist."""
+    found: list[str] = []
+    text = re.sub(r'"[^"]*"', '""', expression)
+    for name in set(re.findall(r"(?<![\w:])gpulaunch[_:][\w:]+", text)):
+        if labels_of(name) is None:
+            found.append(f"no metric {name}")
+    for name, matchers in SELECTOR.findall(expression):
+        known = labels_of(name) or {}
+        for label, operator, value in MATCHER.findall(matchers):
+            closed = known.get(label)
+            values = value.split("|") if "~" in operator else [value]
+            if label not in known:
+                found.append(f"{name} has no label {label}")
+            elif closed is not None and not set(values) <= closed:
+                found.append(f"{name}: {label} is never {value}")
+    for _, inside in GROUPING.findall(text):
+        labels = {label.strip() for label in inside.split(",")} - {""}
+        found += [f"no label {label}" for label in labels - EVERY_LABEL]
+    return found
+
+
+@pytest.mark.parametrize("rule", RULE_LIST, ids=lambda rule: rule.get("alert") or rule.get("record"))
+def test_a_rule_names_what_is_in_the_catalogue(rule: Mapping[str, Any]) -> None:
+    assert complaints(rule["expr"]) == []
+
+
+@pytest.mark.parametrize("rule", RULE_LIST, ids=lambda rule: rule.get("alert") or rule.get("record"))
+def test_its_words_name_what_is_in_the_catalogue(rule: Mapping[str, Any]) -> None:
+    words = " ".join(rule.get("annotations", {}).values())
+    fields = set(re.findall(r"\$labels\.(\w+)", words))
+
+    assert [name for name in re.findall(r"\bgpulaunch_\w+", words) if labels_of(name) is None] == []
+    assert fields <= EVERY_LABEL
+
+
+@pytest.mark.parametrize("story", list(stories()), ids=lambda story: story["name"][:60])
+def test_a_story_tells_of_series_that_there_are(story: Mapping[str, Any]) -> None:
+    """A silence over a misspelt metric would prove nothing."""
+    told = [series["series"] for series in story["input_series"]]
+
+    assert [complaint for series in told for complaint in complaints(series)] == []
+    for series in told:
+        name, matchers = SELECTOR.findall(series)[0]
+        missing = {label.name for label in SERIES[name].labels} if name in SERIES else set()
+        assert missing <= {label for label, _, _ in MATCHER.findall(matchers)}, series
+
+
+@pytest.mark.parametrize(
+    ("expression", "complaint"),
+    [
+        ("rate(gpulaunch_step_total[5m])", "no metric gpulaunch_step_total"),
+        ("gpulaunch_step_duration_seconds", "no metric gpulaunch_step_duration_seconds"),
+        ("gpulaunch:run_inf", "no metric gpulaunch:run_inf"),
+        ('gpulaunch_phase_seconds_total{phase="data"}', "gpulaunch_phase_seconds_total: phase is never data"),
+        ('gpulaunch_shm_bytes{state=~"used|free"}', "gpulaunch_shm_bytes: state is never used|free"),
+        ('gpulaunch_attempt{rank="0"}', "gpulaunch_attempt has no label rank"),
+        ("sum by (ranks) (gpulaunch_steps_total)", "no label ranks"),
+    ],
+)
+def test_a_planted_slip_is_found(expression: str, complaint: str) -> None:
+    assert complaints(expression) == [complaint]

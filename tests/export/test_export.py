@@ -1,0 +1,234 @@
+"""What leaves the house as a file comes back as it was; and the verb that does it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from kept_run import SYNC, WALL_S, line, state
+from runs_on_disk import begin, keep, whole
+
+from gpulaunch.exporters.files import parquet
+from gpulaunch.exporters.files.jsonl import read_jsonl, write_jsonl
+from gpulaunch.exporters.files.parquet import PyarrowMissingError, read_parquet, write_parquet
+from gpulaunch.exporters.files.rows import Row, rows_of
+from gpulaunch.exporters.store.reading import TelemetryReader
+from gpulaunch.launcher.cli import export
+from gpulaunch.launcher.job.options import UsageError
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return whole(tmp_path / "run", 60, gpu=True, findings=(SYNC,))
+
+
+def rows(run_dir: Path, step_s: float = 0.0) -> list[Row]:
+    notes: list[str] = []
+    found = list(rows_of(run_dir, step_s=step_s, notes=notes))
+    assert notes == []
+    return found
+
+
+def test_every_number_of_the_file_is_a_row(run_dir: Path) -> None:
+    samples = [row for row in rows(run_dir) if row.kind == "sample"]
+
+    with TelemetryReader(run_dir / "telemetry.sqlite") as reader:
+        expected = sum(len(part) for frame in reader.frames() for part in reader.values(frame))
+    assert len(samples) == expected > 59 * 100
+    steps = {row.at_s: row.value for row in samples if row.name == "gpulaunch_steps_total" and row.rank == 1}
+    assert steps[WALL_S + 50] == 500.0
+    (phase,) = {
+        row.labels["phase"] for row in samples if row.name == "gpulaunch_phase_seconds_total" and row.value == 0
+    } & {"optimizer"}
+    assert phase == "optimizer"
+    assert {row.gpu for row in samples if row.name == "gpulaunch_gpu_power_watts"} == {"0"}
+    assert {row.run_id for row in samples} == {"aaaa"}
+
+
+def test_findings_events_and_runs_are_rows_too(run_dir: Path) -> None:
+    others = {(row.kind, row.name) for row in rows(run_dir) if row.kind != "sample"}
+
+    assert {("run", "demo"), ("finding", "sync-every-step"), ("event", "run_started")} <= others
+    assert ("event", "finding_came") in others
+
+
+def test_coarser_samples_are_fewer_and_end_at_the_same_numbers(run_dir: Path) -> None:
+    fine, coarse = rows(run_dir), rows(run_dir, step_s=10.0)
+
+    assert len(coarse) < len(fine) / 2
+    newest = [max(row.value or 0 for row in each if row.name == "gpulaunch_steps_total") for each in (fine, coarse)]
+    assert newest == [590.0, 590.0]
+
+
+def test_json_lines_come_back_as_they_were(run_dir: Path) -> None:
+    out = io.StringIO()
+    every = rows(run_dir)
+
+    assert write_jsonl(every, out) == len(every)
+    assert list(read_jsonl(out.getvalue().splitlines())) == every
+
+
+def test_json_lines_are_json_whatever_an_event_says() -> None:
+    out = io.StringIO()
+    write_jsonl(
+        [Row(kind="event", at_s=1.0, node=0, name="odd\x1b\n\udcff", data={"x": math.nan, "y": [math.inf]})], out
+    )
+
+    _, text = out.getvalue().splitlines()
+    assert text.isascii()
+    assert json.loads(text)["data"] == {"x": None, "y": [None]}
+
+
+def test_json_lines_of_another_version_are_refused() -> None:
+    with pytest.raises(ValueError, match="version 9, this gpulaunch knows 1"):
+        list(read_jsonl(['{"kind": "export", "version": 9}']))
+
+
+def test_parquet_comes_back_as_it_was(run_dir: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra gpulaunch[parquet] is not installed")
+    out = io.BytesIO()
+    every = rows(run_dir)
+
+    assert write_parquet(every, out) == len(every)
+    out.seek(0)
+    assert list(read_parquet(out)) == every
+
+
+# -- the verb
+
+
+def run(*words: str) -> int:
+    return export.run(list(words))
+
+
+def test_the_verb_writes_the_file_whole_and_says_so(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("old")
+
+    assert run(str(run_dir), "--out", str(out)) == 0
+
+    with open(out) as lines:
+        count = len(list(read_jsonl(lines)))
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{count:,} rows in ")
+    assert said.err == ""  # nobody looks on: no progress
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
+
+
+def test_the_verb_writes_to_stdout(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(run_dir), "--out", "-", "--every", "10s") == 0
+
+    assert len(list(read_jsonl(capsys.readouterr().out.splitlines()))) > 100
+
+
+def test_a_run_without_telemetry_has_its_history_and_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin(tmp_path / "run")
+
+    assert run(str(tmp_path / "run"), "--out", str(tmp_path / "out")) == 0
+
+    said = capsys.readouterr()
+    assert said.err == "gpulaunch export: telemetry.sqlite is missing: there are no samples\n"
+    assert said.out.startswith("4 rows in ")
+
+
+def test_nothing_to_write_is_told_by_the_code_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "job.json").write_text("{}")
+
+    assert run(str(tmp_path / "run"), "--out", str(tmp_path / "out")) == 1
+
+    assert not (tmp_path / "out").exists()
+    assert "nothing to export" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--out"], "expected one argument"),
+        ([], "required: --out"),
+        (["nowhere", "--out", "x"], "no run directory nowhere"),
+        (["a", "b", "--out", "x"], "one run at a time"),
+        (["RUN", "--out", "x", "--format", "csv"], "invalid choice"),
+        (["RUN", "--out", "-", "--format", "parquet"], "needs a file"),
+        (["RUN", "--out", "/proc/nowhere/x"], "cannot write /proc/nowhere/x"),
+        (["RUN", "--out", "x", "--every", "often"], "expected a time"),
+        (["RUN", "--out", "x", "--evry", "1s"], "unknown argument --evry"),
+    ],
+)
+def test_wrong_words_are_one_line(run_dir: Path, words: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told) as refused:
+        run(*(str(run_dir) if word == "RUN" else word for word in words))
+
+    assert "\n" not in str(refused.value)
+
+
+def test_without_pyarrow_one_line_says_what_to_install(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise PyarrowMissingError("No module named 'pyarrow'")
+
+    monkeypatch.setattr(parquet, "_pyarrow", missing)
+
+    with pytest.raises(UsageError, match=r"pip install 'gpulaunch\[parquet\]'"):
+        run(str(run_dir), "--out", str(tmp_path / "out"), "--format", "parquet")
+    assert not (tmp_path / "out").exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("looked_on", [True, False])
+def test_progress_is_for_somebody_who_looks_on_and_waits(monkeypatch: pytest.MonkeyPatch, looked_on: bool) -> None:
+    """A thousand rows a second: after two seconds the count is shown, and it is gone at the end."""
+    shown = Terminal() if looked_on else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    seconds = iter(range(1000))
+
+    assert len(list(export.counted(range(5000), now=lambda: float(next(seconds))))) == 5000
+
+    if looked_on:
+        assert shown.getvalue() == "\r2,000 rows\r3,000 rows\r4,000 rows\r5,000 rows\r\x1b[K"
+    else:
+        assert shown.getvalue() == ""
+
+
+def test_what_is_quick_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+
+    list(export.counted(range(50_000), now=lambda: 0.0))
+
+    assert shown.getvalue() == ""
+
+
+def test_two_nodes_are_told_apart(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    begin(run_dir)
+    keep(run_dir, [state(second) for second in range(1, 5)])
+    keep(run_dir / "node-1", [state(second, ranks=(2, 3), node=1) for second in range(1, 5)], channel="channel-1")
+
+    found = {(row.node, row.rank) for row in rows(run_dir) if row.name == "gpulaunch_steps_total"}
+
+    assert found == {(0, 0), (0, 1), (1, 2), (1, 3)}
+
+
+def test_a_damaged_file_costs_its_samples_and_a_note(run_dir: Path) -> None:
+    (run_dir / "telemetry.sqlite").write_bytes(os.urandom(5000))
+    (run_dir / "events.jsonl").write_text(line("run_started", 0))
+    notes: list[str] = []
+
+    found = list(rows_of(run_dir, notes=notes))
+
+    assert [row.kind for row in found] == ["event"]
+    assert len(notes) == 1
+    assert "damaged" in notes[0]

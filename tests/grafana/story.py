@@ -1,0 +1,125 @@
+"""Two runs that do badly when they are told to, and pictures of what the dashboards show of them. Not a test module."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sysconfig
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exprs import dashboards
+from scene import SCRAPE_S, WAIT_S, WINDOW_S, Album, Prometheus, Target, photograph, until
+
+TRAIN = Path(__file__).with_name("train.py")
+RUNS = ("real", "many")
+
+
+class RealRun:
+    """Two ranks that train on the CPU."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.out = directory / "out"
+        command = Path(sysconfig.get_path("scripts"), "gpulaunch")
+        assert command.exists(), f"{command} is missing: pip install -e ."
+        ours = ("PET_", "GPULAUNCH_", "TORCHELASTIC_", "SLURM_")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        env |= {"TRAINING_DIR": str(directory), "TMPDIR": str(directory), "CUDA_VISIBLE_DEVICES": ""}
+        arguments = (
+            "--nproc",
+            "2",
+            "--max-restarts",
+            "3",
+            "--profile-budget",
+            "100",
+            "--metrics-addr",
+            "127.0.0.1:0",
+            str(TRAIN),
+        )
+        with self.out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [str(command), *arguments],
+                cwd=directory,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def ready(self) -> None:
+        """Wait for it."""
+        self.address = until(self._address, "it says where its metrics are")
+
+    def _address(self) -> str:
+        assert self.process.poll() is None, self.out.read_text()
+        found = re.search(r"metrics http://(127\.0\.0\.1:\d+)/", self.out.read_text())
+        return found[1] if found else ""
+
+    def tell(self, order: str) -> None:
+        """Make it do badly, or well again."""
+        for name in ("slow-loader", "slow-rank"):
+            (self.directory / name).unlink(missing_ok=True)
+        if order != "healthy":
+            (self.directory / order).touch()
+
+    def stop(self) -> None:
+        """End it as a job manager would."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class Story:
+    """What was seen, by run and scene."""
+
+    prometheus: Prometheus
+    targets: dict[str, Target]
+    albums: dict[tuple[str, str], Album] = field(default_factory=dict)
+    at_s: float = 0.0
+    """When the last picture was taken."""
+    marked: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    """How many series an annotation had, by run, scene and its name."""
+
+    def settle(self) -> float:
+        """Wait until everything in the windows of rates is of this scene, and well scraped; give a time of which both
+        hold. A machine that has other things to do may miss scrapes."""
+        since_s = time.time() + WINDOW_S + 2 * SCRAPE_S
+
+        def settled() -> float:
+            now_s = time.time()
+            if now_s < since_s:
+                return 0.0
+            asked = (
+                "gpulaunch_build_info{of}",  # a scrape that failed takes everything away until the next
+                f"count_over_time(gpulaunch_sidecar_memory_bytes{{of}}[{WINDOW_S}s]) >= 3",
+                f"min(rate(gpulaunch_steps_total{{of}}[{WINDOW_S}s])) > 0",
+            )
+            seen = (
+                self.prometheus.instant(each.replace("{of}", f'{{instance="{target.node}"}}'), at_s).series
+                for target in self.targets.values()
+                for each in asked
+                for at_s in (now_s - SCRAPE_S, now_s)  # what a picture shows
+            )
+            return now_s if all(seen) else 0.0
+
+        return until(settled, "both were scraped often enough")
+
+    def take(self, scene: str) -> None:
+        """Take a picture of everything."""
+        at_s = self.at_s = self.settle()
+        for run in RUNS:
+            self.albums[run, scene] = photograph(self.prometheus, self.targets[run], at_s)
+            for dashboard in dashboards().values():
+                for each in dashboard["annotations"]["list"]:
+                    if "expr" in each:
+                        expr = self.targets[run].into(each["expr"])
+                        asked = self.prometheus.over_time(expr, at_s, back_s=300, step_s=60)
+                        self.marked[run, scene, each["name"]] = len(asked.series)

@@ -1,0 +1,92 @@
+"""Run directories as an agent and its sidecars leave them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kept_run import WALL_S, announce, line, state
+
+from gpulaunch.exporters.store import keeper as keepers
+from gpulaunch.exporters.store.keeper import TelemetryKeeper
+from gpulaunch.profiler.record import NodeState
+
+PRODUCTIVE = {
+    "productive": 90.0,
+    "checkpoint_stall": 0.0,
+    "detection": 0.0,
+    "teardown": 0.0,
+    "restart": 0.0,
+    "lost_work": 0.0,
+    "startup": 10.0,
+}
+
+
+def keep(run_dir: Path, states: Iterable[NodeState], *, channel: str = "channel") -> None:
+    """Have states stored as a sidecar does, but without its thread."""
+    announce(run_dir.parent / channel, run_dir)
+    keeper = TelemetryKeeper(run_dir.parent / channel)
+    for each in states:
+        keeper._try(each)
+    assert keeper.condition.available, keeper.condition
+    keeper._close(None)
+    assert keepers.TELEMETRY_FILE in os.listdir(run_dir)
+
+
+def write(run_dir: Path, name: str, content: Any) -> None:
+    path = run_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def begin(run_dir: Path, *, run_id: str = "aaaa", pid: int | None = None) -> None:
+    """What is there once the ranks run."""
+    run_dir.mkdir(exist_ok=True)
+    write(
+        run_dir,
+        "job.json",
+        {"version": 1, "command": ["gpulaunch", "train.py"], "name": "demo", "nproc": 2, "nnodes": 1},
+    )
+    with open(run_dir / "events.jsonl", "a") as history:
+        history.write(line("run_started", -10, run_id=run_id, pid=os.getpid() if pid is None else pid))
+        history.write(line("phase", -9, phase="starting", attempt=0))
+        history.write(line("started", -1, attempt=0))
+        history.write(line("phase", -1, phase="running", attempt=0))
+    write(run_dir, "group.json", {"version": 1, "run_id": run_id, "attempt": 0, "world_size": 2})
+    (run_dir / "attempts" / "0").mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Hold the directory open, as a living agent does."""
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def end(run_dir: Path, at_s: float, *, code: int = 0, attempt: int = 0) -> None:
+    """What is there once all is over."""
+    with open(run_dir / "events.jsonl", "a") as history:
+        history.write(line("phase", at_s, phase="clearing", attempt=attempt))
+        history.write(line("phase", at_s, phase="done", attempt=attempt))
+        history.write(
+            line("run_ended", at_s, exit_code=code, goodput_seconds=PRODUCTIVE, restarts={}, preempted=0, hangs=0)
+        )
+    write(run_dir, "summary.json", {"version": 1, "exit_code": code, "error": "it broke" if code else "", "ranks": {}})
+
+
+def whole(run_dir: Path, seconds: int = 100, **more: Any) -> Path:
+    """A run of two ranks that went well."""
+    begin(run_dir)
+    keep(run_dir, [state(second, **more) for second in range(1, seconds)])
+    end(run_dir, seconds)
+    return run_dir
+
+
+NOW_S = WALL_S + 1000

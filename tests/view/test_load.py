@@ -1,0 +1,430 @@
+"""A run directory, whole or in pieces, as one view."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kept_run import GC, SYNC, WALL_S, announce, line, state
+from runs_on_disk import NOW_S, begin, end, held, keep, whole, write
+
+from gpulaunch.exporters.files.findings import FindingsFile
+from gpulaunch.exporters.files.rows import rows_of
+from gpulaunch.exporters.store.keeper import TelemetryKeeper
+from gpulaunch.exporters.view.document import to_json
+from gpulaunch.exporters.view.load import load_run
+from gpulaunch.exporters.view.model import RunView, Status
+from gpulaunch.profiler.channel.layout import PHASES
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def load(run_dir: Path, **named: float) -> RunView:
+    """Load it, and see that it is fit for a page whatever it is."""
+    view = load_run(run_dir, **{"now_s": NOW_S, **named})  # type: ignore[arg-type]
+    json.dumps(to_json(view), allow_nan=False)
+    return view
+
+
+# -- what there is
+
+
+def test_a_run_that_went_well(run_dir: Path) -> None:
+    view = load(whole(run_dir))
+
+    assert (view.status, view.exit_code, view.name, view.run_id) == (Status.FINISHED, 0, "demo", "aaaa")
+    assert (view.command, view.world_size, view.notes) == (("gpulaunch", "train.py"), 2, ())
+    assert (view.began_s, view.ended_s, view.elapsed_seconds) == (WALL_S - 10, WALL_S + 100, 110.0)
+    assert view.goodput_ratio == 0.9
+    assert [(attempt.number, attempt.status, attempt.cause) for attempt in view.attempts] == [
+        (0, Status.FINISHED, None)
+    ]
+    assert view.steps == 990
+    assert view.watched
+
+
+def test_now_is_the_last_half_minute(run_dir: Path) -> None:
+    view = load(whole(run_dir))
+
+    assert view.recent_seconds == pytest.approx(30.0, abs=1.0)
+    assert view.steps_per_second_now == pytest.approx(10.0)
+    assert view.samples_per_second_now == pytest.approx(640.0)
+    assert view.step_seconds_now == pytest.approx(0.1)
+    assert view.ranks[0].phase_ratios_now["forward"] == pytest.approx(0.75)
+    assert view.ranks[1].phase_ratios_now["data_wait"] == pytest.approx(0.75)
+    assert view.phase_ratios_now["backward"] == pytest.approx(0.25)
+    assert list(view.phase_ratios_now) == list(PHASES)
+    assert view.ranks[0].cores_now["trainer"] == pytest.approx(0.95)
+
+
+def test_curves_share_one_axis_and_say_what_was_done(run_dir: Path) -> None:
+    """Fast for a minute, then at a third of the pace: the curve has both, and none of the ends is made up."""
+    begin(run_dir)
+    fast = [state(second) for second in range(1, 61)]
+    slow = [state(60 + second / 3) for second in range(1, 61)]
+    slow = [
+        replace(
+            each,
+            taken_monotonic_ns=fast[-1].taken_monotonic_ns + second * 10**9,
+            taken_wall_ns=fast[-1].taken_wall_ns + second * 10**9,
+        )
+        for second, each in enumerate(slow, 1)
+    ]
+    keep(run_dir, [*fast, *slow])
+    end(run_dir, 120)
+
+    view = load(run_dir, max_points=24)
+
+    assert len(view.times_s) == 24
+    assert view.interval_seconds == pytest.approx(5.0, abs=0.1)
+    assert view.times_s[-1] == pytest.approx(WALL_S + 120, abs=0.01)
+    for curve in (
+        view.steps_per_second,
+        view.samples_per_second,
+        view.step_mean_seconds,
+        view.goodput_ratio_over_time,
+        *view.phase_ratios.values(),
+        *(curve for rank in view.ranks for curve in (rank.steps_per_second, *rank.rss_bytes.values())),
+    ):
+        assert len(curve) == 24
+    assert view.steps_per_second[2:10] == tuple(pytest.approx(10.0, abs=0.3) for _ in range(8))
+    assert view.steps_per_second[14:] == tuple(pytest.approx(3.33, abs=0.3) for _ in range(10))
+    assert view.ranks[1].phase_ratios["data_wait"][5] == pytest.approx(0.75, abs=0.01)
+    assert "optimizer" not in view.phase_ratios  # there was none
+
+
+def test_a_window_shows_the_end_only(run_dir: Path) -> None:
+    view = load(whole(run_dir), window_s=20.0)
+
+    assert view.times_s[0] > WALL_S + 75
+    assert view.steps == 990
+
+
+def test_the_parts_of_a_rank(run_dir: Path) -> None:
+    view = load(whole(run_dir, gpu=True))
+
+    rank = view.ranks[0]
+    assert (rank.local_rank, rank.pid, rank.armed, rank.step_source) == (0, 4000, True, "optimizer")
+    assert (rank.steps, rank.samples) == (990, 31680)
+    assert rank.phase_seconds["forward"] == pytest.approx(74.25, abs=0.01)
+    assert rank.last_step_s == pytest.approx(WALL_S + 99, abs=0.1)
+    assert rank.loader is not None
+    assert (rank.loader.batches, rank.loader.ready, rank.loader.workers_alive) == (990, 2, 2)
+    (copies,) = rank.copies
+    assert (copies.direction, copies.host_memory, copies.size_bytes) == ("h2d", "pageable", 990 * 4096)
+    assert rank.copy_bytes_per_second["h2d"][5] == pytest.approx(40960.0)
+    assert [(sync.kind, sync.calls) for sync in rank.syncs] == [("item", 990)]
+    assert rank.memory.pss_bytes == {"trainer": 60 << 20}
+    assert rank.memory.gpu_bytes["allocated"] == 1 << 20
+    assert rank.collectives is not None
+    assert (rank.collectives.calls, rank.collectives.completed) == ({"all_reduce": 99}, 99)
+    assert rank.cost is not None
+    assert (rank.cost.parts_unavailable, rank.cost.fault) == (("gpu_time",), "GPU_TIME: no GPU")
+    (device,) = view.devices
+    assert (device.uuid, device.model, device.values["utilization_ratio"]) == ("GPU-a", "NVIDIA H200", 0.5)
+    assert device.curves["pcie_receive_bytes_per_second"][5] == pytest.approx(1 << 20)
+    (site,) = view.sites
+    assert (site.text, site.ranks, site.count) == ("train.py:88 main", (0, 1), 1980)
+    assert [(each.name, each.available, each.reason) for each in view.collectors] == [
+        ("ranks", True, ""),
+        ("gpu", False, "no NVIDIA driver"),
+    ]
+    (node,) = view.nodes
+    assert node.values["memory_total_bytes"] == 1 << 34
+    assert node.sidecar_cores[5] == pytest.approx(0.01, abs=1e-3)
+
+
+def test_ranks_that_have_ended_before_the_last_look_are_still_there(run_dir: Path) -> None:
+    begin(run_dir)
+    keep(run_dir, [*(state(second) for second in range(1, 30)), *(state(second, ended=True) for second in (30, 31))])
+    end(run_dir, 31)
+
+    view = load(run_dir)
+
+    assert [rank.steps for rank in view.ranks] == [290, 290]
+    assert view.steps_per_second_now == pytest.approx(10.0)
+
+
+def test_findings_have_their_line_and_what_they_have_cost(run_dir: Path) -> None:
+    """findings.jsonl says what stands, the telemetry what it came to; nothing stands in a run that is over."""
+    begin(run_dir)
+    file = FindingsFile(run_dir / "findings.jsonl")
+    file.tell((SYNC, GC), WALL_S + 1)
+    file.tell((SYNC,), WALL_S + 50)
+    keep(run_dir, [state(second, findings=(SYNC, GC) if second < 50 else (SYNC,)) for second in range(1, 100)])
+
+    with held(run_dir):
+        first, second = load(run_dir).findings
+
+    assert (first.rule, first.file, first.line, first.active) == ("sync-every-step", "train.py", 88, True)
+    assert first.lost_seconds == pytest.approx(99 * 720 / 3600)
+    assert (second.rule, second.active) == ("gc-pauses", False)
+    assert second.lost_seconds == pytest.approx(49 * 36 / 3600)
+    came = [event for event in load(run_dir).events if event.what.startswith("finding_")]
+    assert [(event.what, event.fields["rule"]) for event in came][-1] == ("finding_went", "gc-pauses")
+
+
+# -- attempts
+
+
+def test_a_restart_has_two_attempts_and_one_cause(run_dir: Path) -> None:
+    begin(run_dir)
+    keep(
+        run_dir,
+        [
+            *(state(second) for second in range(1, 40)),
+            *(state(second, attempt=1, restarts={"segfault": 1}) for second in range(45, 90)),
+        ],
+    )
+    with open(run_dir / "events.jsonl", "a") as history:
+        history.write(line("rank_ended", 40, rank=1, code=None, signal=11, attempt=0))
+        history.write(line("phase", 41, phase="clearing", attempt=0))
+        history.write(line("phase", 42, phase="starting", attempt=1))
+        history.write(line("started", 44, attempt=1))
+    first = {"rank": 1, "kind": "segfault", "headline": "rank 1 died", "why": "it was first", "advice": "look"}
+    write(run_dir, "attempts/0/failure.json", {"version": 1, "first": first, "attempt": 0})
+
+    with held(run_dir):
+        view = load(run_dir)
+
+    assert [(attempt.number, attempt.status) for attempt in view.attempts] == [(0, Status.FAILED), (1, Status.RUNNING)]
+    failed = view.attempts[0]
+    assert (failed.began_s, failed.ended_s) == (WALL_S - 9, WALL_S + 41)
+    assert failed.cause is not None
+    assert (failed.cause.rank, failed.cause.kind, failed.cause.headline) == (1, "segfault", "rank 1 died")
+    assert failed.cause.report == str(run_dir / "attempts/0/failure.json")
+    assert view.restarts == {"segfault": 1}
+    assert view.attempt == 1
+
+
+def test_two_runs_in_one_directory_are_one_history_and_two_accounts(run_dir: Path) -> None:
+    """The second goes on where the first stopped: its totals are its own, its attempts are numbered on."""
+    whole(run_dir)
+    with open(run_dir / "events.jsonl", "a") as history:
+        history.write(line("run_started", 200, run_id="bbbb", pid=os.getpid()))
+        history.write(line("phase", 201, phase="starting", attempt=0))
+        history.write(line("started", 202, attempt=0))
+    write(run_dir, "group.json", {"version": 1, "run_id": "bbbb", "attempt": 1, "world_size": 2})
+    keep(
+        run_dir,
+        [
+            replace(
+                each,
+                taken_monotonic_ns=each.taken_monotonic_ns + 2 * 10**11,
+                taken_wall_ns=each.taken_wall_ns + 2 * 10**11,
+            )
+            for each in (state(second, run_id="bbbb") for second in range(3, 50))
+        ],
+    )
+
+    with held(run_dir):
+        view = load(run_dir)
+
+    assert (view.run_id, view.status, view.steps) == ("bbbb", Status.RUNNING, 490)
+    assert [(attempt.number, attempt.status) for attempt in view.attempts] == [
+        (0, Status.FINISHED),
+        (1, Status.RUNNING),
+    ]
+    assert view.times_s[0] < WALL_S + 10  # the curves have both
+    assert None in view.steps_per_second  # and say nothing of the time between
+    assert view.goodput_ratio is not None
+
+
+# -- how it stands
+
+
+def test_a_run_whose_agent_lives_goes_on_however_long_it_is_silent(run_dir: Path) -> None:
+    begin(run_dir)
+    with held(run_dir):
+        assert load(run_dir, now_s=NOW_S + 86_400).status is Status.RUNNING
+
+
+def test_a_run_whose_agent_is_gone_without_a_word_is_lost(run_dir: Path) -> None:
+    begin(run_dir, pid=2**22 + 1)
+    keep(run_dir, [state(second) for second in range(1, 20)])
+
+    view = load(run_dir)
+
+    assert view.status is Status.LOST
+    assert view.attempts[0].status is Status.LOST
+    assert any("gone and has not said how it ended" in note for note in view.notes)
+
+
+def test_a_run_that_failed_says_why(run_dir: Path) -> None:
+    begin(run_dir)
+    end(run_dir, 5, code=1)
+
+    view = load(run_dir)
+
+    assert (view.status, view.exit_code, view.error) == (Status.FAILED, 1, "it broke")
+
+
+# -- what is missing
+
+
+def test_a_run_that_nobody_watched_has_what_its_agent_wrote(run_dir: Path) -> None:
+    begin(run_dir)
+    end(run_dir, 100)
+    ranks = {
+        "0": {"steps": 7, "samples": 70, "step_seconds": 1.5, "phase_seconds": {"forward": 1.5}, "max_rss_bytes": 5}
+    }
+    write(run_dir, "summary.json", {"version": 1, "exit_code": 0, "ranks": ranks})
+
+    view = load(run_dir)
+
+    assert (view.watched, view.steps, view.times_s, view.steps_per_second) == (False, 7, (), ())
+    assert view.ranks[0].phase_seconds["forward"] == 1.5
+    assert any("telemetry.sqlite is missing" in note for note in view.notes)
+
+
+DAMAGES = {
+    "job.json": b"{",
+    "events.jsonl": b"\x00\xff\n[1, 2]\n{}\n",
+    "group.json": b"[]",
+    "summary.json": b"\xff",
+    "telemetry.sqlite": b"This is no database." * 50,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("how", ["damaged", "missing", "empty", "a directory", "a pipe"])
+def test_one_file_that_is_not_as_it_should_be_costs_what_is_in_it_and_no_more(
+    run_dir: Path, name: str, how: str
+) -> None:
+    whole(run_dir, 20)
+    path = run_dir / name
+    path.unlink()
+    match how:
+        case "damaged":
+            path.write_bytes(DAMAGES[name])
+        case "empty":
+            path.write_bytes(b"")
+        case "a directory":
+            path.mkdir()
+        case "a pipe":
+            os.mkfifo(path)
+        case _:
+            pass
+
+    view = load(run_dir)
+
+    said = " ".join(view.notes)
+    assert (name in said) or (how == "missing" and name in ("group.json", "summary.json"))
+    if name != "telemetry.sqlite":
+        assert view.steps == 190
+        assert len(view.steps_per_second) > 10
+    if name != "events.jsonl":
+        assert view.status is Status.FINISHED
+    assert view.name in ("demo", "run")
+
+
+def test_a_directory_of_nothing_and_no_directory(tmp_path: Path) -> None:
+    assert load(tmp_path).status is Status.UNKNOWN
+    assert load(tmp_path / "nowhere").notes[0].startswith("cannot read ")
+
+
+def test_a_damaged_report_of_a_failure_is_told(run_dir: Path) -> None:
+    whole(run_dir, 20)
+    (run_dir / "attempts/0/failure.json").write_text('{"first": 3}')
+
+    assert any("attempts/0/failure.json is damaged" in note for note in load(run_dir).notes)
+
+
+def test_a_killed_sidecar_leaves_a_log_that_is_read_too(run_dir: Path, tmp_path: Path) -> None:
+    """A copy of the files while they are written is what a kill leaves."""
+    begin(run_dir)
+    announce(tmp_path / "channel", run_dir)
+    keeper = TelemetryKeeper(tmp_path / "channel")
+    for second in range(1, 30):
+        keeper._try(state(second))
+    shutil.copytree(run_dir, tmp_path / "copy")
+    keeper._close(None)
+
+    view = load(tmp_path / "copy")
+
+    assert view.steps == 290
+    assert view.watched
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a run, to be spoiled."""
+    run_dir = whole(tmp_path_factory.mktemp("good") / "run", 40, gpu=True, findings=(SYNC,))
+    write(run_dir, "attempts/0/failure.json", {"version": 1, "first": {"rank": 1, "kind": "x"}, "attempt": 0})
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+
+TABLES = ("run", "series", "frame", "document", "finding", "event", "failure", "meta")
+JUNK = (None, "x", b"\x00\xff", -1, 1e300, '{"a":[1]}', "[]", 10**15)
+
+
+@given(data=st.data())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+def test_any_value_in_any_column_and_any_bytes_anywhere_still_give_a_view(
+    good: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    run_dir = tmp_path_factory.mktemp("spoiled")
+    for name, content in good.items():
+        (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (run_dir / name).write_bytes(content)
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from(sorted(good)))
+        spoiled = bytearray(good[name])
+        for _ in range(data.draw(st.integers(1, 30))):
+            spoiled[data.draw(st.integers(0, len(spoiled) - 1))] = data.draw(st.integers(0, 255))
+        (run_dir / name).write_bytes(spoiled)
+    else:
+        connection = sqlite3.connect(run_dir / "telemetry.sqlite", isolation_level=None)
+        table = data.draw(st.sampled_from(TABLES))
+        column = data.draw(st.sampled_from([row[1] for row in connection.execute(f"PRAGMA table_info({table})")]))
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute(f"UPDATE {table} SET {column} = ?", (data.draw(st.sampled_from(JUNK)),))
+        connection.close()
+
+    load(run_dir)
+    list(rows_of(run_dir, notes=[]))
+    shutil.rmtree(run_dir)
+
+
+# -- several nodes, many ranks
+
+
+def test_two_nodes_that_share_a_directory_are_one_run(run_dir: Path) -> None:
+    begin(run_dir)
+    keep(run_dir, [state(second, ranks=(0, 1), gpu=True) for second in range(1, 30)])
+    keep(
+        run_dir / "node-1",
+        [state(second, ranks=(2, 3), node=1, findings=(SYNC,)) for second in range(1, 30)],
+        channel="channel-1",
+    )
+
+    view = load(run_dir)
+
+    assert [(rank.rank, rank.node) for rank in view.ranks] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert [node.node for node in view.nodes] == [0, 1]
+    assert view.samples_per_second_now == pytest.approx(4 * 320.0)
+    assert [finding.node for finding in view.findings] == [1]
+
+
+def test_many_ranks_have_coarser_curves_and_a_bounded_document(run_dir: Path) -> None:
+    begin(run_dir)
+    keep(run_dir, [state(second, ranks=range(256)) for second in range(1, 60, 8)])
+
+    view = load(run_dir)
+
+    assert len(view.ranks) == 256
+    assert len([rank for rank in view.ranks if rank.steps_per_second]) == 128
+    assert all(rank.steps for rank in view.ranks)
+    assert any("curves of 128 of 256 ranks" in note for note in view.notes)
+    assert len(json.dumps(to_json(view))) < 4 << 20
