@@ -30,9 +30,9 @@ gpulaunch_collective_calls_total kind=COLLECTIVES rank
 gpulaunch_collective_sequence rank
 gpulaunch_collectives_completed_total rank
 gpulaunch_collectives_enqueued_total rank
-gpulaunch_collector_available collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|store|workers
-gpulaunch_collector_errors_total collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|store|workers
-gpulaunch_collector_seconds_total collector=collectives|device|findings|gpu|host|ledger|process|ranks|run|stacks|store|workers
+gpulaunch_collector_available collector=COLLECTORS
+gpulaunch_collector_errors_total collector=COLLECTORS
+gpulaunch_collector_seconds_total collector=COLLECTORS
 gpulaunch_comm_blocked_seconds_total rank
 gpulaunch_comm_calls_total rank
 gpulaunch_compile_seconds_total rank
@@ -137,6 +137,7 @@ gpulaunch_unobserved_steps_total rank
 """
 FROZEN_VALUES = {
     "=COLLECTIVES": KINDS,
+    "=COLLECTORS": "collectives device findings gpu host ledger process ranks run stacks store workers".split(),
     "=HOOKS": [(hook.name or "").lower() for hook in layout.Hook],
     "=KINDS": RESTART_KINDS,
     "=RULES": [rule.id for rule in RULES],

@@ -56,7 +56,7 @@ def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(path: Path) ->
 
 
 def test_a_draft_that_a_killed_writer_left_is_no_hindrance(path: Path) -> None:
-    path.with_name("small.json.tmp").write_text("half of a longer te")
+    path.with_name("small.json.tmp").write_text("half of a longer tex")
     write_file(path, ["whole"])
 
     assert read_file(path) == b"whole"

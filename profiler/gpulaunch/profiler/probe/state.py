@@ -139,7 +139,8 @@ class Probe:
         try:
             if self.thread != OFF:
                 self.bare.end()
-                if self.is_training() or self.thread not in sys._current_frames():
+                running = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
+                if self.is_training() or self.thread not in running:
                     self.catch_up()
                 self.loader.flush()
         except Exception as error:
