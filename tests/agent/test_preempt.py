@@ -24,9 +24,9 @@ HANDLER = """
     for step in range(3000):
         time.sleep(0.02)
         if told:
+            told.clear()  # before anybody can know that it has saved: the next notice may come at once
             torch.save({"step": step}, os.path.join(os.environ["GPULAUNCH_CHECKPOINT_DIR"], f"ckpt_{step}.pt"))
             print("SAVED", flush=True)
-            told.clear()
             if {ends}:
                 sys.exit(0)
 """
