@@ -48,6 +48,7 @@ OURS = """
     --no-profile --no_profile | GPULAUNCH_NO_PROFILE
     --profile-budget --profile_budget | GPULAUNCH_PROFILE_BUDGET
     --metrics-addr --metrics_addr | GPULAUNCH_METRICS_ADDR
+    --metrics-web-config --metrics_web_config | GPULAUNCH_METRICS_WEB_CONFIG
     --metrics-sd --metrics_sd | GPULAUNCH_METRICS_SD
     --metrics-push --metrics_push | GPULAUNCH_METRICS_PUSH
     --metrics-otlp --metrics_otlp | GPULAUNCH_METRICS_OTLP

@@ -24,7 +24,7 @@ from many_ranks import GPUS, SLOW
 from scene import SCRAPE_S, WINDOW_S, ManyRanks, Prometheus, Target, until, wrong_with
 from story import RUNS, RealRun, Story
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.torch, pytest.mark.live, pytest.mark.timeout(1800)]
 
 MANY = 64
 SCENES = ("healthy", "slow-loader", "slow-rank", "restarted")

@@ -21,6 +21,7 @@ ELSEWHERE = {
     *("--use-env", "--local-rank", "--kill-on-bad-exit", "--signal", "--after", "--ckpt"),
     *("--duration", "--rank", "--what", "--again"),  # of gpulaunch trace
     *("--format", "--every"),  # of gpulaunch export
+    *("--once", "--json"),  # of gpulaunch top
     *("--build", "--file", "--profile"),  # of docker compose
 }
 

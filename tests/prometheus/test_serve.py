@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulaunch.exporters.prometheus.doorkeeper import Doorkeeper, holds_token, same_origin
+from gpulaunch.exporters.prometheus.head import Request, RequestError, parse_head
 from gpulaunch.exporters.prometheus.pages import routes
 from gpulaunch.exporters.prometheus.render import OPENMETRICS, TEXT, Board
-from gpulaunch.exporters.prometheus.serve import Answer, Doorkeeper, MetricsServer, Request, RequestError, parse_head
+from gpulaunch.exporters.prometheus.serve import Answer, MetricsServer
 from gpulaunch.profiler.record import NodeState
 
 WAIT_S = 20.0  # bounds every wait; nothing here takes it unless something is broken
@@ -53,8 +62,12 @@ class Endpoint:
         client.sendall(data)
         return everything(client)
 
-    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    def get(
+        self, path: str, method: str = "GET", tls: ssl.SSLContext | None = None, **headers: str
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         connection = http.client.HTTPConnection(*self.address, timeout=WAIT_S)
+        if tls is not None:
+            connection = http.client.HTTPSConnection(*self.address, timeout=WAIT_S, context=tls)
         with contextlib.closing(connection):
             connection.request(method, path, headers=headers)
             response = connection.getresponse()
@@ -73,10 +86,10 @@ def everything(client: socket.socket) -> bytes:
 def serve() -> Iterator[Opener]:
     with contextlib.ExitStack() as stack:
 
-        def start(address: str = "127.0.0.1", **limits: float) -> Endpoint:
+        def start(address: str = "127.0.0.1", **more: object) -> Endpoint:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             listener = stack.enter_context(socket.create_server((address, 0), family=family))
-            server = MetricsServer(listener, ROUTES, hostname="node7.cluster", **limits)  # type: ignore[arg-type]
+            server = MetricsServer(listener, ROUTES, hostname="node7.cluster", **more)  # type: ignore[arg-type]
             endpoint = Endpoint(server, listener)
             server.start()
             stack.callback(server.close)
@@ -305,6 +318,191 @@ def test_a_web_page_that_points_its_own_name_here_learns_nothing(serve: Opener) 
 def test_a_wildcard_endpoint_is_reached_by_any_name(serve: Opener) -> None:
     endpoint = serve("::1")
     assert endpoint.get("/metrics", host=f"[::1]:{endpoint.address[1]}")[0].status == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "same"),
+    [
+        (None, "localhost:9464", True),
+        ("http://localhost:9464", "localhost:9464", True),
+        ("https://LOCALHOST:9464", "localhost:9464", True),
+        ("http://localhost:8000", "localhost:9464", False),
+        ("http://evil.example", "localhost:9464", False),
+        ("null", "localhost:9464", False),
+        ("http://localhost:9464", None, False),
+    ],
+)
+def test_a_page_that_came_from_elsewhere_is_known_by_its_origin(origin: str | None, host: str, same: bool) -> None:
+    assert same_origin(origin, host) == same
+
+
+def test_a_page_that_came_from_elsewhere_learns_nothing(serve: Opener) -> None:
+    endpoint = serve()
+    assert endpoint.get("/metrics", origin="http://evil.example")[0].status == 403
+    host, port = endpoint.address
+    assert endpoint.get("/metrics", origin=f"http://{host}:{port}")[0].status == 200
+
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "holds"),
+    [
+        (f"Bearer {TOKEN}", True),
+        (f"bearer  {TOKEN} ", True),
+        ("", False),
+        ("Bearer", False),
+        (f"Basic {TOKEN}", False),
+        (TOKEN, False),
+        (f"Bearer {TOKEN[:-1]}", False),
+        (f"Bearer {TOKEN}x", False),
+        (f"Bearer {TOKEN}\xe9", False),
+        (f"Bearer {TOKEN},Bearer {TOKEN}", False),
+    ],
+)
+def test_a_token_is_the_whole_token(authorization: str, holds: bool) -> None:
+    assert holds_token(authorization, TOKEN) == holds
+
+
+def test_with_a_token_everything_else_is_refused_before_it_is_looked_for(serve: Opener) -> None:
+    endpoint = serve(token=TOKEN, public={"/empty"})
+    for path in ("/metrics", "/nowhere", "/fault"):
+        response, body = endpoint.get(path)
+        assert (response.status, body) == (401, b"401 Unauthorized\n")
+    assert endpoint.get("/empty")[0].status == 200
+    assert endpoint.get("/metrics", authorization=f"Bearer {TOKEN}")[0].status == 200
+    assert endpoint.get("/nowhere", authorization=f"Bearer {TOKEN}")[0].status == 404
+
+
+def test_a_page_may_answer_later_and_nobody_else_waits_for_it(serve: Opener) -> None:
+    made: list[Future[Answer]] = []
+
+    def later(_: Request) -> Future[Answer]:
+        made.append(Future())
+        return made[-1]
+
+    endpoint = serve(pages={"/later": later})
+    waiting = [endpoint.client() for _ in range(3)]
+    for client in waiting:
+        client.sendall(b"GET /later HTTP/1.0\r\n\r\n")
+    assert endpoint.get("/metrics")[0].status == 200
+    while len(made) < 3:  # each was heard by the time that its future is there
+        endpoint.get("/metrics")
+    made[1].set_result(Answer(body=b"second", headers={"ETag": '"2"', "Cache-Control": "no-cache"}))
+    made[0].set_exception(RuntimeError("a fault of ours"))
+    made[2].set_result(Answer(body=b"third"))
+    first, second, third = map(everything, waiting)
+    assert first.startswith(b"HTTP/1.1 500 ")
+    assert second.endswith(b"\r\n\r\nsecond")
+    assert b'ETag: "2"\r\n' in second
+    assert second.count(b"Cache-Control") == 1
+    assert third.endswith(b"\r\n\r\nthird")
+
+
+def test_an_answer_that_never_comes_does_not_hold_its_client_for_ever(serve: Opener) -> None:
+    late: Future[Answer] = Future()
+    endpoint = serve(pages={"/never": lambda _: late}, deadline_s=0.5)
+    client = endpoint.client()
+    client.sendall(b"GET /never HTTP/1.0\r\n\r\n")
+    assert client.recv(1) == b""
+    late.set_result(Answer(body=b"too late"))
+    assert endpoint.get("/metrics")[0].status == 200
+
+
+def test_an_answer_that_comes_after_the_end_wakes_nobody(serve: Opener) -> None:
+    late: Future[Answer] = Future()
+    endpoint = serve(pages={"/later": lambda _: late})
+    client = endpoint.client()
+    client.sendall(b"GET /later HTTP/1.0\r\n\r\n")
+    endpoint.get("/metrics")
+    endpoint.server.close()
+    late.set_result(Answer(body=b"too late"))
+    with contextlib.suppress(ConnectionResetError):
+        assert client.recv(1) == b""
+
+
+def test_who_takes_a_long_answer_slowly_but_steadily_gets_all_of_it(serve: Opener) -> None:
+    """A chart library over a slow line: longer in all than the deadline for what makes no progress."""
+    endpoint = serve(deadline_s=1.0)
+    client = endpoint.client()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    client.sendall(b"GET /big HTTP/1.0\r\n\r\n")
+    began_s, received = time.monotonic(), 0
+    pause = threading.Event()
+    while part := client.recv(1 << 20):
+        received += len(part)
+        if time.monotonic() - began_s < 2.5:
+            pause.wait(0.02)
+    assert received > len(BIG)
+    assert time.monotonic() - began_s > 1.0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """For this machine, by nobody."""
+    if shutil.which("openssl") is None:
+        assert not os.environ.get("CI"), "openssl is required in CI"
+        pytest.skip("no openssl (Debian's package openssl)")
+    folder = tmp_path_factory.mktemp("tls")
+    argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    argv += ["-keyout", "server.key", "-out", "server.crt", "-days", "2", "-subj", "/CN=localhost"]
+    argv += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    subprocess.run(argv, cwd=folder, check=True, capture_output=True)
+    return folder / "server.crt", folder / "server.key"
+
+
+@pytest.fixture
+def contexts(certificate: tuple[Path, Path]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's, and one of a client that trusts it."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*certificate)
+    return server, ssl.create_default_context(cafile=str(certificate[0]))
+
+
+def test_with_a_certificate_it_speaks_tls_and_nothing_else(
+    serve: Opener, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    server, client = contexts
+    endpoint = serve(tls=server)
+    response, body = endpoint.get("/metrics", tls=client, accept="text/plain")
+    assert (response.status, body) == (200, b"accept=text/plain\n")
+    assert endpoint.get("/big", tls=client)[1] == BIG
+    with contextlib.suppress(ConnectionResetError):
+        assert b"200" not in endpoint.say(b"GET /metrics HTTP/1.0\r\n\r\n")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        endpoint.get("/metrics", tls=ssl.create_default_context())
+    assert endpoint.get("/metrics", tls=client)[0].status == 200
+
+
+def test_a_head_in_many_records_and_one_that_ends_too_early_over_tls(
+    serve: Opener, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    server, trusting = contexts
+    endpoint = serve(tls=server)
+    with trusting.wrap_socket(endpoint.client(), server_hostname="localhost") as client:
+        for byte in b"GET /metrics HTTP/1.0\r\n\r\n":
+            client.sendall(bytes([byte]))
+        assert everything(client).startswith(b"HTTP/1.1 200 ")
+    with trusting.wrap_socket(endpoint.client(), server_hostname="localhost") as client:
+        client.sendall(b"GET /" + b"a" * 16000)
+        assert everything(client).startswith(b"HTTP/1.1 431 ")
+    with trusting.wrap_socket(endpoint.client(), server_hostname="localhost") as client:
+        client.sendall(b"GET /met")
+    assert endpoint.get("/metrics", tls=trusting)[0].status == 200
+
+
+def test_clients_that_never_greet_hold_nobody_up(
+    serve: Opener, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    server, trusting = contexts
+    endpoint = serve(tls=server, deadline_s=0.5)
+    idle = [endpoint.client() for _ in range(10)]
+    idle[0].sendall(b"\x16\x03\x01")
+    assert endpoint.get("/metrics", tls=trusting)[0].status == 200
+    for client in idle:
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
 
 
 def test_the_pages_over_a_board(node: NodeState) -> None:

@@ -7,32 +7,40 @@ served, whoever else sits there.
 
 It answers GET and HEAD and changes nothing. A page in a browser may point a name of its own at this address (DNS
 rebinding) and then read what it gets; the name is in the Host header, so only names that belong to this endpoint are
-answered.
+answered. What takes longer to make than a scraper should wait for is made elsewhere: a page may answer with a future,
+and its client waits while others are served.
+
+With a certificate it speaks TLS, and with a token it answers whoever sends it (`Authorization: Bearer`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
 import re
 import selectors
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
+
+from gpulaunch.exporters.prometheus.doorkeeper import Doorkeeper, holds_token, same_origin
+from gpulaunch.exporters.prometheus.head import Request, RequestError, parse_head
 
 MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 8192
 MAX_DISCARDED_BYTES = 1 << 20
 DEADLINE_S = 10.0
+PROGRESS_BYTES = 1 << 16
+"""Who takes so much of a long answer has another `DEADLINE_S` for the next so much."""
 _PLAIN = "text/plain; charset=utf-8"
-_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/1\.([01])")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,93 +50,23 @@ class Answer:
     body: bytes
     content_type: str = _PLAIN
     status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further ones, or in place of those that every answer has."""
 
 
 Route = Callable[[str], Answer]
 """Gives the answer for an Accept header."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The head of a request, as far as it matters here."""
-
-    method: str
-    path: str
-    host: str | None
-    accept: str
-    minor: int
-
-
-class RequestError(Exception):
-    """The request gets an error status."""
-
-    def __init__(self, status: HTTPStatus) -> None:
-        super().__init__(status.phrase)
-        self.status = status
-
-
-def parse_head(head: bytes) -> Request:
-    """Read the lines before the first empty one.
-
-    Raises:
-        RequestError: they are not the head of an HTTP/1 request.
-    """
-    request_line, *lines = head.replace(b"\r\n", b"\n").split(b"\n")
-    match = _REQUEST_LINE.fullmatch(request_line)
-    if match is None:
-        raise RequestError(HTTPStatus.BAD_REQUEST)
-    headers: dict[str, str] = {}
-    for line in lines:
-        header = _HEADER.fullmatch(line)
-        if header is None:
-            raise RequestError(HTTPStatus.BAD_REQUEST)
-        name, value = header[1].decode("ascii").lower(), header[2].decode("latin-1")
-        if name == "host" and name in headers:
-            raise RequestError(HTTPStatus.BAD_REQUEST)
-        headers[name] = f"{headers[name]},{value}" if name in headers else value
-    minor = int(match[3])
-    if minor and "host" not in headers:
-        raise RequestError(HTTPStatus.BAD_REQUEST)
-    return Request(
-        method=match[1].decode("ascii"),
-        path=match[2].decode("ascii").partition("?")[0],
-        host=headers.get("host"),
-        accept=headers.get("accept", ""),
-        minor=minor,
-    )
-
-
-class Doorkeeper:
-    """Decides whether a Host header names this endpoint."""
-
-    def __init__(self, bound: str, hostname: str) -> None:
-        """Know the names of an endpoint bound to an address (as `getsockname` gives it) on a machine of that name."""
-        address = ipaddress.ip_address(bound.partition("%")[0])
-        self._any = address.is_unspecified  # bound to all addresses: reached by names we cannot know, and no secret
-        self._names = {"localhost"}
-        if not address.is_loopback:
-            self._names |= {hostname.lower(), hostname.partition(".")[0].lower()} - {""}
-        self._address = address
-
-    def admits(self, host: str | None) -> bool:
-        """Say whether a request with this Host header may be answered (browsers always send one)."""
-        if self._any or host is None:
-            return True
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d{1,5})?", host)
-        if match is None:
-            return False
-        name = (match[1] or match[2]).lower().removesuffix(".")
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return name in self._names
-        return address.is_loopback or address == self._address
+Page = Callable[[Request], "Answer | Future[Answer]"]
+"""Gives the answer for a request, now or later."""
 
 
 class _Stage(Enum):
     """What a client is doing; while it is closing it is read on, so that its answer is not reset under it."""
 
+    GREETING = "greeting"
     ASKING = "asking"
+    WAITING = "waiting"
     TAKING = "taking"
     CLOSING = "closing"
 
@@ -139,9 +77,11 @@ class _Connection:
     def __init__(self, sock: socket.socket, deadline_s: float) -> None:
         self.sock = sock
         self.deadline_s = deadline_s
-        self.stage = _Stage.ASKING
+        self.stage = _Stage.GREETING if isinstance(sock, ssl.SSLSocket) else _Stage.ASKING
         self.received = bytearray()
+        self.head_only = False
         self.out: list[memoryview] = []
+        self.taken_bytes = 0
         self.discarded_bytes = 0
 
 
@@ -153,12 +93,33 @@ class MetricsServer:
         listener: socket.socket,
         routes: Mapping[str, Route],
         *,
+        pages: Mapping[str, Page] | None = None,
+        public: Collection[str] = (),
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
         hostname: str | None = None,
         deadline_s: float = DEADLINE_S,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
+        """Make one; `start` begins.
+
+        Args:
+            listener: bound and listening; it stays the caller's.
+            routes: by path: what scrapers ask for.
+            pages: by path: what browsers ask for; such a path comes before the same one of `routes`.
+            public: paths that need no token.
+            token: everything else is answered only to who sends it. None: to everyone.
+            tls: speak TLS, with the certificate that is in this.
+            hostname: of this machine; None: ask it.
+            deadline_s: for a request and the beginning of its answer.
+            max_connections: at a time.
+        """
         self._listener = listener
         self._routes = routes
+        self._pages = pages or {}
+        self._public = frozenset(public)
+        self._token = token
+        self._tls = tls
         self._doorkeeper = Doorkeeper(listener.getsockname()[0], socket.gethostname() if hostname is None else hostname)
         self._deadline_s = deadline_s
         self._max_connections = max_connections
@@ -166,6 +127,8 @@ class MetricsServer:
         self._connections: dict[_Connection, None] = {}  # in the order of their arrival
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
+        self._lock = threading.Lock()  # whoever wakes us must not write to a descriptor that is closed meanwhile
+        self._made: deque[tuple[_Connection, Future[Answer]]] = deque()
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -182,10 +145,11 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stop serving and drop all connections; the listening socket stays open (it is not ours). Idempotent."""
-        if self._stopping:
-            return
-        self._stopping = True
-        os.eventfd_write(self._wakeup, 1)
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+            os.eventfd_write(self._wakeup, 1)
         self._thread.join()
         for connection in list(self._connections):
             self._drop(connection)
@@ -194,11 +158,13 @@ class MetricsServer:
 
     def _serve(self) -> None:
         while not self._stopping:
-            oldest = next(iter(self._connections), None)
-            wait_s = None if oldest is None else max(0.0, oldest.deadline_s - time.monotonic())
+            first_s = min((connection.deadline_s for connection in self._connections), default=None)
+            wait_s = None if first_s is None else max(0.0, first_s - time.monotonic())
             for key, _ in self._selector.select(wait_s):
                 if key.fileobj is self._listener:
                     self._accept()
+                elif key.fileobj == self._wakeup:
+                    self._hand_out()
                 elif isinstance(connection := key.data, _Connection) and connection in self._connections:
                     self._advance(connection)
             now = time.monotonic()
@@ -219,6 +185,12 @@ class MetricsServer:
         if len(self._connections) >= self._max_connections:
             self._drop(next(iter(self._connections)))
         sock.setblocking(False)
+        if self._tls is not None:
+            try:
+                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # it has left already
+                sock.close()
+                return
         connection = _Connection(sock, time.monotonic() + self._deadline_s)
         self._connections[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)
@@ -226,13 +198,23 @@ class MetricsServer:
     def _advance(self, connection: _Connection) -> None:
         """Do what this client is ready for."""
         try:
+            if connection.stage is _Stage.GREETING:
+                assert isinstance(connection.sock, ssl.SSLSocket), "only TLS begins with a greeting"
+                connection.sock.do_handshake()
+                connection.stage = _Stage.ASKING
+                self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
             if connection.stage is _Stage.TAKING:
                 self._send(connection)
                 return
-            data = connection.sock.recv(MAX_HEAD_BYTES)
-        except BlockingIOError:
+            data = self._receive(connection)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            if connection.stage is _Stage.GREETING:
+                self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
             return
-        except OSError:  # reset by the client: its answer is nobody's any more
+        except ssl.SSLWantWriteError:
+            self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
+            return
+        except OSError:  # reset by the client, or not TLS: its answer is nobody's any more
             data = b""
         if not data:
             self._drop(connection)
@@ -243,6 +225,14 @@ class MetricsServer:
             if connection.discarded_bytes > MAX_DISCARDED_BYTES:
                 self._drop(connection)
 
+    @staticmethod
+    def _receive(connection: _Connection) -> bytes:
+        data = connection.sock.recv(MAX_HEAD_BYTES)
+        # What TLS has decrypted beyond that is in no descriptor that could become readable.
+        while isinstance(connection.sock, ssl.SSLSocket) and (more := connection.sock.pending()):
+            data += connection.sock.recv(more)
+        return data
+
     def _hear(self, connection: _Connection, data: bytes) -> None:
         """Take in more of a request, and begin to answer when its head is complete (or hopeless)."""
         connection.received += data
@@ -250,47 +240,97 @@ class MetricsServer:
         if end is None and len(connection.received) < MAX_HEAD_BYTES:
             return
         try:
-            if end is None or end.start() > MAX_HEAD_BYTES:
-                connection.out = _message(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), head_only=False)
-            else:
-                connection.out = self._answer(parse_head(bytes(connection.received[: end.start()])))
+            answer = self._heard(connection, None if end is None else end.start())
         except RequestError as error:
-            connection.out = _message(_error(error.status), head_only=False)
+            answer = _error(error.status)
+        if isinstance(answer, Answer):
+            self._reply(connection, answer)
+            return
+        connection.stage = _Stage.WAITING
+        self._selector.unregister(connection.sock)  # it has said what it has to say
+        answer.add_done_callback(lambda made: self._wake(connection, made))
+
+    def _heard(self, connection: _Connection, length: int | None) -> Answer | Future[Answer]:
+        if length is None or length > MAX_HEAD_BYTES:
+            raise RequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        request = parse_head(bytes(connection.received[:length]))
+        connection.head_only = request.method == "HEAD"
+        return self._answer(request)
+
+    def _answer(self, request: Request) -> Answer | Future[Answer]:
+        if request.method not in ("GET", "HEAD"):
+            raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED)
+        page = self._pages.get(request.path)
+        # Who has the token is no page of somebody else, by whatever name it came.
+        strange_names = page is None or self._token is not None
+        if not self._doorkeeper.admits(request.host, strange_names=strange_names):
+            raise RequestError(HTTPStatus.FORBIDDEN)
+        if not same_origin(request.headers.get("origin"), request.host):
+            raise RequestError(HTTPStatus.FORBIDDEN)
+        needed = None if request.path in self._public else self._token
+        if needed is not None and not holds_token(request.headers.get("authorization", ""), needed):
+            raise RequestError(HTTPStatus.UNAUTHORIZED)
+        route = self._routes.get(request.path)
+        try:
+            if page is not None:
+                return page(request)
+            if route is not None:
+                return route(request.accept)
+        except Exception:  # a fault of ours in one page must not end the server
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR)
+        raise RequestError(HTTPStatus.NOT_FOUND)
+
+    def _wake(self, connection: _Connection, made: Future[Answer]) -> None:
+        """An answer has been made. Called from the thread that made it."""
+        self._made.append((connection, made))
+        with self._lock:
+            if not self._stopping:
+                os.eventfd_write(self._wakeup, 1)
+
+    def _hand_out(self) -> None:
+        """Answer those who waited."""
+        os.eventfd_read(self._wakeup)
+        while self._made:
+            connection, made = self._made.popleft()
+            if connection not in self._connections:
+                continue  # its deadline was over
+            try:
+                answer = made.result()
+            except Exception:  # a fault of ours, as in a page that answers at once
+                answer = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
+            self._selector.register(connection.sock, selectors.EVENT_WRITE, connection)
+            self._reply(connection, answer)
+
+    def _reply(self, connection: _Connection, answer: Answer) -> None:
+        connection.out = _message(answer, head_only=connection.head_only)
         connection.stage = _Stage.TAKING
         self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
-
-    def _answer(self, request: Request) -> list[memoryview]:
-        head_only = request.method == "HEAD"
-        if request.method not in ("GET", "HEAD"):
-            return _message(_error(HTTPStatus.METHOD_NOT_ALLOWED), head_only=False)
-        if not self._doorkeeper.admits(request.host):
-            return _message(_error(HTTPStatus.FORBIDDEN), head_only=head_only)
-        route = self._routes.get(request.path)
-        if route is None:
-            return _message(_error(HTTPStatus.NOT_FOUND), head_only=head_only)
-        try:
-            answer = route(request.accept)
-        except Exception:  # a fault of ours in one page must not end the server
-            answer = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
-        return _message(answer, head_only=head_only)
 
     def _send(self, connection: _Connection) -> None:
         while connection.out:
             part = connection.out[0]
-            sent = connection.sock.send(part)
+            sent = connection.sock.send(part[:PROGRESS_BYTES])  # TLS takes all of what it is given, or nothing
             if sent == len(part):
                 connection.out.pop(0)
             else:
                 connection.out[0] = part[sent:]
+            connection.taken_bytes += sent
+            if connection.taken_bytes >= PROGRESS_BYTES:
+                connection.taken_bytes = 0
+                connection.deadline_s = time.monotonic() + self._deadline_s
         # Closing while the client still sends would reset the connection under its answer: say that this is all, and
         # read on until it closes.
+        if isinstance(connection.sock, ssl.SSLSocket):
+            with contextlib.suppress(OSError):
+                connection.sock.unwrap()  # says so inside of TLS too; we need no answer to that
         connection.sock.shutdown(socket.SHUT_WR)
         connection.stage = _Stage.CLOSING
         self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
 
     def _drop(self, connection: _Connection) -> None:
         del self._connections[connection]
-        self._selector.unregister(connection.sock)
+        if connection.stage is not _Stage.WAITING:
+            self._selector.unregister(connection.sock)
         with contextlib.suppress(OSError):
             connection.sock.close()
 
@@ -300,16 +340,24 @@ def _error(status: HTTPStatus) -> Answer:
 
 
 def _message(answer: Answer, *, head_only: bool) -> list[memoryview]:
-    lines = [
-        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
-        f"Content-Type: {answer.content_type}",
-        f"Content-Length: {len(answer.body)}",
-        "Cache-Control: no-store",
-        "X-Content-Type-Options: nosniff",
-        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'",
-        "Connection: close",
-    ]
+    headers = {
+        "Content-Type": answer.content_type,
+        "Content-Length": str(len(answer.body)),
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "Connection": "close",
+    }
     if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
-        lines.append("Allow: GET, HEAD")
-    head = memoryview("".join(f"{line}\r\n" for line in [*lines, ""]).encode("ascii"))
-    return [head] if head_only or not answer.body else [head, memoryview(answer.body)]
+        headers["Allow"] = "GET, HEAD"
+    elif answer.status is HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="gpulaunch"'
+    elif answer.status is HTTPStatus.NOT_MODIFIED:
+        del headers["Content-Length"], headers["Content-Type"]  # of what the client has already
+    headers |= answer.headers
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    head = "\r\n".join([f"HTTP/1.1 {answer.status.value} {answer.status.phrase}", *lines, "", ""])
+    parts = [memoryview(head.encode("ascii"))]
+    return parts if head_only or not answer.body else [*parts, memoryview(answer.body)]

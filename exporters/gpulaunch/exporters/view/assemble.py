@@ -13,7 +13,7 @@ from gpulaunch.exporters.view.files import RunFiles
 from gpulaunch.exporters.view.history import History
 from gpulaunch.exporters.view.model import Curve, EventView, FindingView, RankView, RunView, Status
 from gpulaunch.exporters.view.nodes import collectors_of, devices_of, finding_of, node_of, sites_of
-from gpulaunch.exporters.view.ranks import phase_curves, phase_growths, ranks_of, ranks_of_summary
+from gpulaunch.exporters.view.ranks import phase_curves, phase_growths, ranks_of, with_summary
 from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values, whole
 from gpulaunch.profiler.channel.layout import PHASES
@@ -58,8 +58,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     axis = _axis(sources, num_ranks, max_points, window_s)
     curves = [source.curves(axis) for source in sources]
     ranks, with_curves = _ranks(sources, curves, num_ranks, parts.notes)
-    if not ranks:
-        ranks = ranks_of_summary(files.summary)
+    ranks = with_summary(ranks, files.summary)
     steps, samples, times, phases = _growths(sources, curves, with_curves)
     goodput = _goodput(parts, counters)
     causes = {**(first.failures if first is not None else {}), **files.causes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from gpulaunch.exporters.store.series import Key
@@ -22,7 +23,7 @@ from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values, by_label, whole
 from gpulaunch.profiler.channel.layout import PHASES
 
-__all__ = ["phase_curves", "phase_growths", "ranks_of", "ranks_of_summary"]
+__all__ = ["phase_curves", "phase_growths", "ranks_of", "with_summary"]
 
 _ROLES = ("trainer", "workers")
 _QUEUE = ("ready", "outstanding", "reorder_blocked", "pin_backlog")
@@ -58,8 +59,27 @@ def ranks_of(source: NodeSource, curves: Curves, *, with_curves: set[int] | None
     return views
 
 
-def ranks_of_summary(summary: Mapping[str, Any]) -> list[RankView]:
-    """Give the ranks as summary.json has them, where nobody has kept anything else of them."""
+def with_summary(ranks: list[RankView], summary: Mapping[str, Any]) -> list[RankView]:
+    """Give the ranks with what summary.json has of them: it comes last, and has the steps since the last look."""
+    told = {view.rank: view for view in _ranks_of_summary(summary)}
+    if not ranks:
+        return list(told.values())
+    return [_newer(view, told[view.rank]) if view.rank in told else view for view in ranks]
+
+
+def _newer(view: RankView, told: RankView) -> RankView:
+    if told.steps <= view.steps:
+        return view
+    return replace(
+        view,
+        steps=told.steps,
+        samples=told.samples,
+        step_seconds=told.step_seconds,
+        phase_seconds=told.phase_seconds or view.phase_seconds,
+    )
+
+
+def _ranks_of_summary(summary: Mapping[str, Any]) -> list[RankView]:
     views: list[RankView] = []
     for label, told in part(summary, "ranks").items():
         if not label.isdecimal() or not isinstance(told, dict):

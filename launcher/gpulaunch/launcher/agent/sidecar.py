@@ -46,12 +46,12 @@ def bind_metrics(host: str, port: int | None) -> socket.socket:
     raise AssertionError("the last candidate either binds or raises")
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, scheme: str = "http") -> str:
     """Where the metrics are, as a person would type it."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 (shown, not bound)
         host = socket.gethostname()
-    return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+    return f"{scheme}://[{host}]:{port}/metrics" if ":" in host else f"{scheme}://{host}:{port}/metrics"
 
 
 class SidecarProcess:

@@ -22,6 +22,8 @@ _VERBS = {
     "trace": "gpulaunch.launcher.cli.trace",
     "flame": "gpulaunch.launcher.cli.flame",
     "export": "gpulaunch.launcher.cli.export",
+    "compare": "gpulaunch.launcher.cli.compare",
+    "top": "gpulaunch.launcher.cli.top",
     "_sidecar": "gpulaunch.launcher.cli.sidecar",
 }
 

@@ -2,44 +2,112 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.loop.files import shown, write_text
 from gpulaunch.launcher.runs.find import find_run, here
 from gpulaunch.launcher.runs.group import RunError
 
+if TYPE_CHECKING:
+    from gpulaunch.exporters.report.document import Document
+
 _HELP = """\
-usage: gpulaunch report [RUN] [--json]
+usage: gpulaunch report [RUN] [--json | --md | --html [FILE.html] [--static]]
 
 Shows what was found in a run: what to change, where, and what it costs per hour. RUN is a run directory, or the name
 of one below ./gpulaunch-runs; without it, the newest there. docs/findings.md has a page for each rule.
 
+  --json                the same for programs
+  --md                  the whole report (steps, memory, copies, failures, goodput) as Markdown
+  --html [FILE.html]    the whole report as one page that needs nothing else, into report.html of the run directory,
+                        or FILE.html; `-` is stdout. With pip install 'gpulaunch[report]' its charts can be zoomed
+  --static              do without that: a page of 100 kB, not of 5 MB
+
 Exit code 0 whether something was found or not, 2 for wrong words.
 """
+PAGE_FILE = "report.html"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the report of a run and give the exit code."""
+    """Print the report of a run, or write it, and give the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
-    words = Words("report")
-    words.add_argument("run", nargs="*")
-    words.add_argument("--json", action="store_true")
-    given = words.read(argv)
-    if len(given.run) > 1:
-        raise UsageError(f"report: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    given = _parse(argv)
     try:
         run_dir = find_run(given.run[0] if given.run else None, here())
     except RunError as err:
         raise UsageError(f"report: {err}") from None
-    report = collect(Path(run_dir))
-    answer((as_json(report) if given.json else as_text(report)) + "\n")
+    if given.html is not None:
+        page = as_page(run_dir, static=given.static)
+        if given.html == "-":
+            answer(page)
+            return 0
+        into = given.html or os.path.join(run_dir, PAGE_FILE)
+        try:
+            write_text(into, page)
+        except OSError as err:
+            raise UsageError(f"report: cannot write {into}: {err.strerror}; name a file with --html") from None
+        answer(f"report in {shown(into)}\n")
+    elif given.md:
+        answer(as_markdown(run_dir))
+    else:
+        report = collect(Path(run_dir))
+        answer((as_json(report) if given.json else as_text(report)) + "\n")
     return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    words = Words("report")
+    words.add_argument("run", nargs="*")
+    how = words.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true")
+    how.add_argument("--md", action="store_true")
+    how.add_argument("--html", nargs="?", const="", metavar="FILE.html")
+    words.add_argument("--static", action="store_true")
+    given = words.read(argv)
+    if given.html and given.html != "-" and not given.html.endswith((".html", ".htm")):
+        # `report --html RUN` reads well, and means what it says.
+        if given.run:
+            raise UsageError(f"report: --html {given.html}: name a file that ends in .html")
+        given.run, given.html = [given.html], ""
+    if given.static and given.html is None:
+        raise UsageError("report: --static is about the page: use it with --html")
+    if len(given.run) > 1:
+        raise UsageError(f"report: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    return given
+
+
+def as_page(run_dir: str, *, static: bool = False) -> str:
+    """The whole report as an HTML page; `static`: without the library for charts, whether it is installed or not."""
+    from gpulaunch.exporters.report.library import plotly_js
+    from gpulaunch.exporters.report.page import as_html
+
+    return as_html(_document(run_dir), library=None if static else plotly_js())
+
+
+def as_markdown(run_dir: str) -> str:
+    """The whole report as Markdown."""
+    from gpulaunch.exporters.report import markdown
+
+    return markdown.as_markdown(_document(run_dir))
+
+
+def _document(run_dir: str) -> Document:
+    """The whole report, without secrets: command lines and errors may hold some, and reports are passed on."""
+    from gpulaunch.exporters.report.content import report_of
+    from gpulaunch.exporters.report.document import rewritten
+    from gpulaunch.exporters.view.load import load_run
+    from gpulaunch.launcher.failure.redact import redact
+
+    return rewritten(report_of(load_run(run_dir)), redact)
 
 
 def collect(run_dir: Path) -> dict[str, Any]:

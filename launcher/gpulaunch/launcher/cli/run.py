@@ -177,6 +177,7 @@ class _Job:
         self._started_s = time.monotonic()
         self._started_wall_s = time.time()
         self._oom = OomWatch()
+        self._scheme = "http"
         self._page = ""  # the report of the failure that ended the job
 
     def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
@@ -235,7 +236,7 @@ class _Job:
                 rundir.write_json("job.json", _job_document(spec))
             except OSError as err:
                 console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job goes on")
-            self._greet(console, sidecar_url=url_of(self._metrics) if sidecar is not None else "")
+            self._greet(console, sidecar_url=url_of(self._metrics, self._scheme) if sidecar is not None else "")
             if spawn_because == reading.obstacle != "":
                 console.say(f"starting every rank as a program of its own, not as a fork: {spawn_because}")
             ended = agent.run()
@@ -312,6 +313,14 @@ class _Job:
             ) from err
         env = {**base_env, "GPULAUNCH_CHANNEL_DIR": pages.directory}
         outlets, end_s = _outlets(self._spec)
+        if web_config := self._spec.metrics_web_config:
+            from gpulaunch.exporters.web.webconfig import WebConfigError, read_web_config  # loads ssl
+
+            try:
+                self._scheme = "https" if read_web_config(web_config).tls is not None else "http"
+            except WebConfigError as err:
+                raise UsageError(f"--metrics-web-config: {err}") from err
+            outlets += ["--web-config", web_config]
         return SidecarProcess(
             self._loop, self._metrics, pages.directory, env, console.say, outlets=outlets, end_s=end_s
         )

@@ -59,13 +59,21 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     from gpulaunch.exporters.prometheus.render import Board
     from gpulaunch.exporters.prometheus.serve import MetricsServer
     from gpulaunch.exporters.store.keeper import TelemetryKeeper
+    from gpulaunch.exporters.web.document import run_dir_of
+    from gpulaunch.exporters.web.pages import PUBLIC, pages
+    from gpulaunch.exporters.web.webconfig import WebConfig, WebConfigError, read_web_config
     from gpulaunch.launcher.cli.outlets import Outlets
     from gpulaunch.profiler.daemon.sidecar import Sidecar
     from gpulaunch.profiler.record import Collector
 
+    channel_dir = Path(options.channel_dir)
+    try:
+        protection = read_web_config(Path(options.web_config)) if options.web_config else WebConfig()
+    except WebConfigError as error:
+        return _usage(f"--web-config: {error}")
     board = Board(version=_version())
-    findings = FindingsKeeper(Path(options.channel_dir))
-    telemetry = TelemetryKeeper(Path(options.channel_dir))
+    findings = FindingsKeeper(channel_dir)
+    telemetry = TelemetryKeeper(channel_dir)
     outlets = Outlets(options, listener, version=_version())
 
     def publish(state: NodeState) -> None:
@@ -75,9 +83,16 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
         outlets.publish(state)
         board.publish(state)
 
-    sidecar = Sidecar(Path(options.channel_dir), publish, interval_s=options.interval)
+    sidecar = Sidecar(channel_dir, publish, interval_s=options.interval)
     sidecar.refresh()
-    server = MetricsServer(listener, routes(board, stale_s=10 * max(1.0, options.interval)))
+    server = MetricsServer(
+        listener,
+        routes(board, stale_s=10 * max(1.0, options.interval)),
+        pages=pages(lambda: board.state, lambda: run_dir_of(channel_dir)),
+        public=PUBLIC,
+        token=protection.token,
+        tls=protection.tls,
+    )
     server.start()
     outlets.start()
     try:
@@ -121,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sd-dir", default="", help="directory that Prometheus watches for targets")
     parser.add_argument("--push-url", default="", help="Pushgateway for the last values")
     parser.add_argument("--otlp-url", default="", help="collector that takes OTLP")
+    parser.add_argument("--web-config", default="", help="file that says how the endpoint is protected")
     parser.add_argument("--interval", type=_interval_s, default=1.0, help="seconds between refreshes")
     return parser
 

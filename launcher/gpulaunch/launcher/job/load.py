@@ -98,6 +98,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         profile_budget_percent=read("profile-budget", values.percent),
         metrics_host=metrics_host,
         metrics_port=metrics_port,
+        metrics_web_config=os.path.abspath(path) if (path := settings["metrics-web-config"]) else "",
         metrics_run=settings["rdzv-id"] if settings["rdzv-id"] != "none" else "",
         metrics_sd=settings["metrics-sd"],
         metrics_push=settings["metrics-push"],

@@ -263,6 +263,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="metrics-addr", section=METRICS, metavar="HOST:PORT", default="", ours=True,
            help="where /metrics is served (default: 127.0.0.1, first free port from 9464); "
                 "HOST, :PORT and [::1]:PORT work"),
+    Option(name="metrics-web-config", section=METRICS, metavar="FILE", default="", ours=True,
+           help="protect that address with TLS or a token, in the format of Prometheus' web config; docs/page.md"),
     Option(name="metrics-sd", section=METRICS, metavar="DIR", default="", ours=True,
            help="announce this node's metrics to Prometheus by a file in DIR, while the job runs (file_sd)"),
     Option(name="metrics-push", section=METRICS, metavar="URL", default="", ours=True,

@@ -118,8 +118,10 @@ def version_text() -> str:
 _HEAD = """\
 usage: gpulaunch [options] PROGRAM [arguments of the program]
        gpulaunch doctor [--json]              what this machine has and lacks
+       gpulaunch top [RUN]                    a run in the terminal, while it goes on or afterwards
        gpulaunch report [RUN]                 what was found in a run: what to change, where, what it costs
        gpulaunch trace --steps N              record what the ranks of a running job do
+       gpulaunch compare RUN_A RUN_B          what changed between two runs, and what of it is noise
        gpulaunch flame [RUN]                  where its time went, as flame graphs
        gpulaunch export [RUN] --out FILE      what was measured, as JSON lines or Parquet
        gpulaunch chaos FAULT [RANK]           make a fault on a run that is under way
@@ -132,8 +134,8 @@ _TAIL = """
 Each option can also be set in the environment (PET_NNODES for --nnodes and all of torchrun's own; GPULAUNCH_GPUS for
 --gpus and all marked *), or in a job file under its long name. Command line wins over environment over job file.
 Names may be written with - or _, and shortened as long as they are clear.
-`doctor`, `report`, `trace`, `flame`, `export` and `chaos` are commands as the first word only, with a --help of their
-own; a program of that name runs as ./doctor.
+`doctor`, `top`, `report`, `compare`, `trace`, `flame`, `export` and `chaos` are commands as the first word only, with
+a --help of their own; a program of that name runs as ./doctor.
 """
 
 

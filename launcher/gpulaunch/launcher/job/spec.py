@@ -130,6 +130,8 @@ class JobSpec:
     """Of a step's time: what being observed may cost a rank; 0: whatever it does."""
     metrics_host: str
     metrics_port: int | None
+    metrics_web_config: str
+    """File that says how the endpoint is protected; "": it is not."""
     metrics_run: str
     """What the user calls the run on all its nodes (--rdzv-id); "" if nothing was said."""
     metrics_sd: str

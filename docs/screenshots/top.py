@@ -1,0 +1,65 @@
+"""Screenshots of `gpulaunch top` as SVG files, for the documentation.
+
+    python docs/screenshots/top.py RUN --out DIR
+
+RUN is a run directory; with --rank N that rank is selected. It writes a file for each page: top-ranks.svg,
+top-findings.svg ... Needs pip install 'gpulaunch[top]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from gpulaunch.exporters.tui.app import Top
+from gpulaunch.exporters.tui.look import Page
+
+WAIT_S = 30.0
+PAGES = (Page.RANKS, Page.FINDINGS, Page.INPUT, Page.COPIES, Page.MEMORY, Page.HISTORY, Page.RANK, Page.LOG, Page.HELP)
+
+
+async def take(run_dir: Path, out: Path, *, rank: int | None, size: tuple[int, int]) -> list[Path]:
+    """Write a picture of each page; give the files."""
+    app = Top(run_dir)
+    files: list[Path] = []
+    async with app.run_test(size=size) as pilot:
+        await _until(pilot, lambda: app.view is not None)
+        app.select(rank)
+        for page in PAGES:
+            app.action_page(page.value)
+            if page is Page.LOG:
+                await _until(pilot, lambda: app.look.log is not None)
+            await pilot.pause()
+            file = out / f"top-{page.value}.svg"
+            file.write_text(app.export_screenshot(title=f"gpulaunch top {run_dir.name}"), encoding="utf-8")
+            files.append(file)
+    return files
+
+
+async def _until(pilot: Pilot[None], ready: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not ready():
+            await pilot.pause(0.05)
+
+
+def main() -> None:
+    """Read the words and take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("screenshots"))
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--size", default="100x30")
+    given = parser.parse_args()
+    width, height = map(int, given.size.split("x"))
+    given.out.mkdir(parents=True, exist_ok=True)
+    for file in asyncio.run(take(given.run, given.out, rank=given.rank, size=(width, height))):
+        sys.stdout.write(f"{file}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The report of a run: which sections, in which order. What held the run back comes first."""
+
+from __future__ import annotations
+
+from gpulaunch.exporters.report import anatomy, history, losses, machine, memory, traffic
+from gpulaunch.exporters.report.document import Document, Facts, Items, Paragraph, Section
+from gpulaunch.exporters.report.words import UNKNOWN, amount, count, moment, percent, seconds
+from gpulaunch.exporters.view.model import RunView, Status
+
+__all__ = ["report_of"]
+
+
+def report_of(view: RunView) -> Document:
+    """Give the report of a run. Pure."""
+    sections = (
+        losses.section(view),
+        anatomy.section(view),
+        memory.section(view),
+        traffic.copies(view),
+        traffic.loader(view),
+        machine.gpus(view),
+        history.failures(view),
+        history.goodput(view),
+        machine.cost(view),
+        _run(view),
+        _notes(view),
+    )
+    return Document(
+        title=view.name or view.run_id or "run",
+        status=view.status.value,
+        lead=(_standing(view), *losses.headline(view)),
+        sections=tuple(section for section in sections if section is not None),
+        made=f"Made by gpulaunch report at {moment(view.made_s)}. A dash: not known.",
+    )
+
+
+def _standing(view: RunView) -> str:
+    """How it went, in a sentence."""
+    length = f" after {seconds(view.elapsed_seconds)}" if view.elapsed_seconds is not None else ""
+    how = {
+        Status.RUNNING: f"Running{length.replace('after', 'for')}",
+        Status.FINISHED: f"Finished{length}",
+        Status.FAILED: f"Failed{length}" + (f", exit code {view.exit_code}" if view.exit_code is not None else ""),
+        Status.LOST: "Lost: its launcher is gone and has not said how it ended",
+        Status.UNKNOWN: "It is not known how it ended",
+    }[view.status]
+    none = "; no steps yet" if view.status is Status.RUNNING else "; no step was seen"
+    steps = f"; {count(view.steps)} step{'' if view.steps == 1 else 's'}" if view.steps else none
+    ranks = f" on {count(view.world_size)} rank{'' if view.world_size == 1 else 's'}" if view.world_size else ""
+    restarts = sum(view.restarts.values())
+    again = f"; {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
+    goodput = f"; goodput {percent(view.goodput_ratio)}" if view.goodput_ratio is not None else ""
+    error = f". {view.error}" if view.error else ""
+    return f"{how}{steps}{ranks}{again}{goodput}{error}" + ("" if error.endswith(".") else ".")
+
+
+def _run(view: RunView) -> Section:
+    pairs = (
+        ("command", " ".join(view.command)),
+        ("run directory", view.run_dir),
+        ("run id", view.run_id),
+        ("began", moment(view.began_s)),
+        ("ended", moment(view.ended_s)),
+        ("exit code", UNKNOWN if view.exit_code is None else str(view.exit_code)),
+        ("ranks", count(view.world_size)),
+        ("nodes", count(view.num_nodes)),
+        ("attempts", count(len(view.attempts))),
+        ("steps", count(view.steps)),
+        ("newest checkpoint at step", count(view.checkpoint_step)),
+        (f"in the last {seconds(view.recent_seconds)}: step", seconds(view.step_seconds_now)),
+        (f"in the last {seconds(view.recent_seconds)}: samples/s", amount(view.samples_per_second_now)),
+    )
+    return Section(
+        id="run", title="The run", blocks=(Facts("The run", tuple((name, value or UNKNOWN) for name, value in pairs)),)
+    )
+
+
+def _notes(view: RunView) -> Section:
+    if not view.notes:
+        return Section(id="notes", title="Notes", blocks=(Paragraph("Nothing is missing or damaged."),))
+    return Section(id="notes", title="Notes: what is missing or damaged", blocks=(Items(view.notes),))

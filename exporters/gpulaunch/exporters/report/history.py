@@ -1,0 +1,216 @@
+"""What happened: attempts, why they failed, restarts; and where the time of the whole run went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpulaunch.exporters.report.document import Block, Chart, Column, Facts, Paragraph, Section, Series, Span, Table
+from gpulaunch.exporters.report.overtime import clock_of
+from gpulaunch.exporters.report.words import UNKNOWN, moment, percent, seconds
+from gpulaunch.exporters.view.model import AttemptView, RunView, Status
+
+__all__ = ["failures", "goodput"]
+
+_MOST_EVENTS: Final = 120
+_MOST_ATTEMPTS: Final = 60
+_LONGEST_FIELDS: Final = 240
+_COLOURS: Final = {Status.FINISHED: 2, Status.RUNNING: 0, Status.FAILED: 3, Status.LOST: 4, Status.UNKNOWN: 5}
+_BUCKETS: Final = {
+    "productive": "steps that counted",
+    "checkpoint_stall": "training stood still while checkpoints were written",
+    "detection": "from a failure until it was noticed",
+    "teardown": "ending what was left of an attempt",
+    "restart": "starting the ranks again",
+    "lost_work": "steps that were made again after a restart",
+    "startup": "from the command until the first step",
+}
+
+
+def failures(view: RunView) -> Section:
+    """Attempts, their first causes, and the history."""
+    blocks: list[Block] = []
+    failed = [attempt for attempt in view.attempts if attempt.cause is not None]
+    if view.restarts:
+        kinds = ", ".join(f"{kind} {number}" for kind, number in view.restarts.items())
+        blocks.append(Paragraph(f"Restarts by first cause: {kinds}."))
+    elif view.attempts:
+        blocks.append(Paragraph("No restart."))
+    if view.hangs or view.hang_suspicions:
+        blocks.append(Paragraph(f"Hangs: {view.hangs}; suspected: {view.hang_suspicions}."))
+    if view.preempted:
+        blocks.append(Paragraph("The job was preempted."))
+    if view.resumed_step is not None:
+        blocks.append(Paragraph(f"The newest attempt went on from step {view.resumed_step}."))
+    if len(view.attempts) > _MOST_ATTEMPTS:
+        blocks.append(Paragraph(f"Of {len(view.attempts)} attempts, the newest {_MOST_ATTEMPTS} are shown."))
+    attempts = view.attempts[-_MOST_ATTEMPTS:]
+    if attempts:
+        blocks += [*_timeline(view, attempts), _attempts(view, attempts)]
+    parts = [_cause(attempt) for attempt in failed[-_MOST_ATTEMPTS:]]
+    if view.events:
+        parts.append(Section(id="events", title="History", blocks=(_events(view),)))
+    return Section(
+        id="failures",
+        title="Failures and restarts",
+        blocks=tuple(blocks) or (Paragraph("Nothing is known of attempts."),),
+        parts=tuple(parts),
+    )
+
+
+def _timeline(view: RunView, attempts: tuple[AttemptView, ...]) -> list[Block]:
+    clock = clock_of(view)
+    until_s = view.ended_s if view.ended_s is not None else view.seen_s
+    spans: list[Span] = []
+    for attempt in attempts:
+        end_s = attempt.ended_s if attempt.ended_s is not None else until_s
+        if attempt.began_s is None or end_s is None:
+            continue
+        spans.append(
+            Span(
+                label=f"attempt {attempt.number}",
+                begin=clock.of(attempt.began_s),
+                end=max(clock.of(attempt.began_s), clock.of(end_s)),
+                text=f"{attempt.status.value} after {seconds(max(0.0, end_s - attempt.began_s))}",
+                colour=_COLOURS[attempt.status],
+            )
+        )
+    if not spans:
+        return []
+    return [
+        Chart(
+            id="attempts",
+            title="Attempts over time",
+            kind="spans",
+            unit=clock.unit,
+            summary="The table below has the same figures.",
+            time_unit=clock.unit,
+            spans=tuple(spans),
+        )
+    ]
+
+
+def _attempts(view: RunView, attempts: tuple[AttemptView, ...]) -> Table:
+    zero_s = clock_of(view).zero_s
+    rows: list[tuple[str, ...]] = []
+    for attempt in attempts:
+        began_s, ended_s = attempt.began_s, attempt.ended_s
+        rows.append(
+            (
+                str(attempt.number),
+                seconds(None if began_s is None else began_s - zero_s),
+                seconds(None if began_s is None or ended_s is None else ended_s - began_s),
+                attempt.status.value,
+                attempt.cause.kind if attempt.cause is not None else UNKNOWN,
+                attempt.cause.headline if attempt.cause is not None else UNKNOWN,
+            )
+        )
+    return Table(
+        caption="Attempts: when each began, how long it lasted, and the first cause of its end",
+        columns=(
+            Column("Attempt"),
+            Column("Began after", number=True),
+            Column("Lasted", number=True),
+            Column("Ended"),
+            Column("Kind"),
+            Column("First cause"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _cause(attempt: AttemptView) -> Section:
+    cause = attempt.cause
+    assert cause is not None, "only attempts that have one"
+    pairs = (
+        ("what happened", cause.headline),
+        ("kind", cause.kind),
+        ("rank", str(cause.rank) if cause.rank is not None else ""),
+        ("why this is the first cause", cause.why),
+        ("what to do", cause.advice),
+        ("whole report", cause.report),
+    )
+    return Section(
+        id=f"attempt-{attempt.number}",
+        title=f"Why attempt {attempt.number} failed",
+        blocks=(Facts(f"First cause of attempt {attempt.number}", tuple(pair for pair in pairs if pair[1])),),
+    )
+
+
+def _events(view: RunView) -> Table:
+    zero_s = clock_of(view).zero_s
+    shown = view.events[-_MOST_EVENTS:]
+    more = f" (the newest {len(shown)} of {len(view.events)})" if len(shown) < len(view.events) else ""
+    return Table(
+        caption=f"What happened, oldest first{more}",
+        columns=(Column("After", number=True), Column("Event"), Column("Node", number=True), Column("Details")),
+        rows=tuple(
+            (seconds(event.at_s - zero_s), event.what.replace("_", " "), str(event.node), _fields(event.fields))
+            for event in shown
+        ),
+    )
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    told = ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in fields.items()
+        if value not in (None, "", {}, [])
+    )
+    return told if len(told) <= _LONGEST_FIELDS else told[: _LONGEST_FIELDS - 3] + "..."
+
+
+def goodput(view: RunView) -> Section:
+    """Where the time of the run went."""
+    whole = sum(view.goodput_seconds.values())
+    if whole <= 0:
+        said = "It is not known where the time of the run went."
+        return Section(id="goodput", title="Goodput", blocks=(Paragraph(said),))
+    used = [(bucket, value) for bucket, value in view.goodput_seconds.items() if value > 0]
+    blocks: list[Block] = [
+        Paragraph(f"{percent(view.goodput_ratio)} of {seconds(whole)} went into steps that counted."),
+        Chart(
+            id="goodput-shares",
+            title="Where the time of the run went",
+            kind="bars",
+            unit="%",
+            summary="; ".join(f"{bucket.replace('_', ' ')} {percent(value / whole)}" for bucket, value in used) + ".",
+            labels=("run",),
+            series=tuple(
+                Series(name=bucket.replace("_", " "), values=(100 * value / whole,), colour=index)
+                for index, (bucket, value) in enumerate(view.goodput_seconds.items())
+                if value > 0
+            ),
+        ),
+        Table(
+            caption="Where the time of the run went",
+            columns=(Column("Part"), Column("Time", number=True), Column("Share", number=True), Column("What it is")),
+            rows=tuple(
+                (bucket.replace("_", " "), seconds(value), percent(value / whole), _BUCKETS.get(bucket, UNKNOWN))
+                for bucket, value in view.goodput_seconds.items()
+            ),
+        ),
+    ]
+    if any(value is not None for value in view.goodput_ratio_over_time):
+        clock = clock_of(view)
+        blocks.append(
+            Chart(
+                id="goodput-over-time",
+                title="Goodput from the beginning until then",
+                kind="lines",
+                unit="%",
+                summary=f"It ends at {percent(view.goodput_ratio)}.",
+                times=clock.times,
+                time_unit=clock.unit,
+                series=(
+                    Series(
+                        name="goodput",
+                        values=tuple(None if value is None else 100 * value for value in view.goodput_ratio_over_time),
+                        colour=2,
+                    ),
+                ),
+            )
+        )
+    if view.ended_s is not None:
+        blocks.append(Paragraph(f"From {moment(view.began_s)} to {moment(view.ended_s)}."))
+    return Section(id="goodput", title="Goodput", blocks=tuple(blocks))

@@ -1,0 +1,138 @@
+"""What held the run back: findings with their price, and the time that was not training."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpulaunch.exporters.report.document import Block, Column, Facts, Paragraph, Section, Table
+from gpulaunch.exporters.report.words import UNKNOWN, amount, moment, percent, rank_list, seconds
+from gpulaunch.exporters.view.model import FindingView, RunView
+from gpulaunch.profiler.analysis.rules import RULES
+
+__all__ = ["headline", "section"]
+
+_MOST_IN_DETAIL: Final = 40
+_RULES: Final = {rule.id: rule for rule in RULES}
+
+
+def headline(view: RunView) -> tuple[str, ...]:
+    """The losses that matter most, a sentence each."""
+    priced = [finding for finding in view.findings if finding.seconds_per_hour > 0]
+    said = [f"{found.rule}{_at(found)}: {_price(found)}. {found.advice}" for found in priced[:3]]
+    idle = {bucket: lost for bucket, lost in view.goodput_seconds.items() if bucket != "productive" and lost > 0}
+    whole = sum(view.goodput_seconds.values())
+    if idle and whole > 0:
+        bucket = max(idle, key=lambda each: idle[each])
+        if idle[bucket] >= 0.05 * whole:
+            said.append(
+                f"{percent(idle[bucket] / whole)} of the run's time ({seconds(idle[bucket])}) was no training but "
+                f"{bucket.replace('_', ' ')}."
+            )
+    return tuple(said)
+
+
+def section(view: RunView) -> Section:
+    """The findings, the largest loss first, each with what to change."""
+    findings = view.findings
+    if not findings:
+        return Section(id="losses", title="What held the run back", blocks=(Paragraph(_nothing(view)),))
+    blocks: list[Block] = [
+        Paragraph(
+            "The time is what every step, and an hour of training, would be shorter by. Confidence: 90 % is read off "
+            "a clock or a counter, 70 % follows from what was measured, 40 % is a bound."
+        ),
+        Table(
+            caption="Findings, the largest loss first",
+            columns=(
+                Column("Finding"),
+                Column("Where", code=True),
+                Column("Each step", number=True),
+                Column("Each hour", number=True),
+                Column("In this run", number=True),
+                Column("Confidence", number=True),
+                Column("Ranks"),
+                Column("Stands"),
+            ),
+            rows=tuple(
+                (
+                    found.rule,
+                    _where(found) or UNKNOWN,
+                    seconds(found.seconds_per_step) if found.seconds_per_step else "no time",
+                    seconds(found.seconds_per_hour) if found.seconds_per_step else "no time",
+                    seconds(found.lost_seconds),
+                    f"{found.confidence:.0%}",
+                    rank_list(found.ranks) or UNKNOWN,
+                    "to the end" if _stood_to_the_end(found, view) else "not any more",
+                )
+                for found in findings
+            ),
+        ),
+    ]
+    if len(findings) > _MOST_IN_DETAIL:
+        blocks.append(Paragraph(f"In detail below: the first {_MOST_IN_DETAIL} of {len(findings)}."))
+    return Section(
+        id="losses",
+        title="What held the run back",
+        blocks=tuple(blocks),
+        parts=tuple(_part(number, found, view) for number, found in enumerate(findings[:_MOST_IN_DETAIL], 1)),
+    )
+
+
+def _part(number: int, found: FindingView, view: RunView) -> Section:
+    rule = _RULES.get(found.rule)
+    blocks: list[Block] = []
+    if rule is not None:
+        blocks.append(Paragraph(rule.says.replace("`", "")))
+    blocks.append(
+        Paragraph(f"It costs {_price(found)}." if found.seconds_per_step else "It costs no time, or none yet.")
+    )
+    if found.advice:
+        blocks.append(Paragraph(f"What to change: {found.advice}"))
+    if rule is not None:
+        blocks.append(Paragraph(f"How in general: {rule.mend.replace('`', '')}"))
+    pairs = [
+        (name.replace("_", " "), amount(value) if isinstance(value, (int, float)) else value)
+        for name, value in found.evidence.items()
+    ]
+    pairs += [
+        ("ranks", rank_list(found.ranks, 64) or UNKNOWN),
+        ("confidence", f"{found.confidence:.0%}"),
+        ("lost in this run", seconds(found.lost_seconds)),
+        ("seen", f"{moment(found.first_seen_s)} to {moment(found.last_seen_s)}"),
+    ]
+    if view.num_nodes is not None and view.num_nodes > 1:
+        pairs.append(("node", str(found.node)))
+    blocks.append(Facts(f"Evidence of finding {number}, {found.rule}", tuple(pairs)))
+    return Section(id=f"finding-{number}", title=f"{number}. {found.rule}{_at(found)}", blocks=tuple(blocks))
+
+
+def _nothing(view: RunView) -> str:
+    if not view.watched and not view.ranks:
+        return "Nobody watched this run (--no-profile?), or it made no steps: nothing can be said of where time went."
+    if not view.watched:
+        return "No finding is on record. What each rank did in all is below."
+    return (
+        "Nothing was found that a rule knows. A finding needs two windows of 5 s in a row, after 10 steps of warm-up: "
+        "a short run may have had none. Where the time of a step went is below."
+    )
+
+
+def _stood_to_the_end(found: FindingView, view: RunView) -> bool:
+    """A run that is over has nothing that stands: what was seen in its last minute did."""
+    if found.active:
+        return True
+    return view.seen_s is not None and view.ended_s is not None and view.ended_s - found.last_seen_s < 60.0
+
+
+def _where(found: FindingView) -> str:
+    place = "" if found.file is None else found.file if found.line is None else f"{found.file}:{found.line}"
+    return " ".join(each for each in (place, f"({found.subject})" if found.subject else "") if each)
+
+
+def _at(found: FindingView) -> str:
+    where = _where(found)
+    return f" at {where}" if where and found.file is not None else f" {where}" if where else ""
+
+
+def _price(found: FindingView) -> str:
+    return f"{seconds(found.seconds_per_step)} of every step, {seconds(found.seconds_per_hour)} of every hour"

@@ -1,0 +1,198 @@
+"""Whether two series of measurements differ by more than they do by chance. Pure, and the standard library only.
+
+Neighbouring intervals of a run are alike: a slow minute is 60 slow seconds, not 60 witnesses. So a series is cut into
+blocks that are twice as long as it remembers (its integrated autocorrelation time, of the ranks of its values), and
+no more than 20 of them; each block is its median, and counts once. The blocks of two runs are compared by the test of
+Mann and Whitney, exactly where they are few, and by how much they are apart by the estimate of Hodges and Lehmann.
+
+That is what chance does within a run. Between two runs there is more of it (other neighbours, other places in
+memory, other temperature), and two runs cannot tell how much. So a difference must also be larger than what each run
+differs by from itself, first half against second, and larger than `LEAST_RATIO`.
+
+A short run that wanders has too few blocks. Then a difference is told only if neither run ever came near the other:
+if between their values there is a gap that is wider, as a factor, than either wandered in its whole course.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from typing import Final
+
+__all__ = ["FEWEST_BLOCKS", "LEAST_RATIO", "Judgement", "blocks_of", "correlation_length", "judge", "mann_whitney"]
+
+FEWEST_BLOCKS: Final = 5
+"""Of each run: with fewer, no order of them would be unlikely enough."""
+_MOST_BLOCKS: Final = 20
+LEAST_RATIO: Final = 0.03
+"""Smaller differences are never told: equal runs on an idle machine differ by a percent or two."""
+_MOST_EXACT: Final = 30
+_Z_95: Final = 1.96
+_FEWEST_VALUES: Final = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """How the second of two series differs from the first."""
+
+    a: float
+    b: float
+    """Medians."""
+    shift: float | None = None
+    """By how much the second is more; None where there was too little to compare."""
+    low: float | None = None
+    high: float | None = None
+    """95 % of the time the shift is between these, as far as chance within the runs goes."""
+    p: float | None = None
+    """How often blocks of equal runs are apart at least as far."""
+    blocks_a: int
+    blocks_b: int
+    drift: float = 0.0
+    """The more of what each of them differs by from itself."""
+    apart: bool = False
+    """Whether neither ever came near the other."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The shift as a share of the first."""
+        return None if self.shift is None or self.a == 0 else self.shift / abs(self.a)
+
+    @property
+    def large(self) -> bool:
+        """Whether it is more than what a run differs by from itself, and not too little to matter."""
+        return self.shift is not None and abs(self.shift) > max(self.drift, LEAST_RATIO * abs(self.a))
+
+
+def judge(a: Sequence[float], b: Sequence[float]) -> Judgement:
+    """Compare two series, each in the order in which it was measured. Neither may be empty."""
+    blocks_a, blocks_b = blocks_of(a), blocks_of(b)
+    if min(len(blocks_a), len(blocks_b)) < FEWEST_BLOCKS:
+        apart_at_all = _apart(a, b)
+        return Judgement(
+            a=median(a),
+            b=median(b),
+            shift=median(b) - median(a) if apart_at_all else None,
+            blocks_a=len(blocks_a),
+            blocks_b=len(blocks_b),
+            apart=apart_at_all,
+        )
+    apart = sorted(second - first for first in blocks_a for second in blocks_b)
+    n, m = len(blocks_a), len(blocks_b)
+    outside = max(0, math.floor(n * m / 2 - _Z_95 * math.sqrt(n * m * (n + m + 1) / 12)))
+    return Judgement(
+        a=median(a),
+        b=median(b),
+        shift=median(apart),
+        low=apart[outside],
+        high=apart[-1 - outside],
+        p=mann_whitney(blocks_a, blocks_b),
+        blocks_a=n,
+        blocks_b=m,
+        drift=max(_drift(blocks_a), _drift(blocks_b)),
+    )
+
+
+def blocks_of(values: Sequence[float]) -> list[float]:
+    """The medians of the blocks of a series. What is left over is left out at the beginning."""
+    count = len(values)
+    remembered = correlation_length(values)
+    length = max(1 if remembered < 1.5 else math.ceil(2 * remembered), math.ceil(count / _MOST_BLOCKS))
+    number = count // length
+    begin = count - number * length
+    return [median(values[begin + index * length : begin + (index + 1) * length]) for index in range(number)]
+
+
+def correlation_length(values: Sequence[float]) -> float:
+    """Over how many intervals a series remembers: its integrated autocorrelation time, 1 where it does not at all.
+
+    Summed in pairs of lags for as long as they are positive and fall (Geyer's initial monotone sequence). Of the ranks
+    of the values: a few very long intervals must not hide what the others have in common.
+    """
+    count = len(values)
+    if count < 4:
+        return 1.0
+    ranks, _ = _ranks(values)
+    middle = (count + 1) / 2
+    centred = [rank - middle for rank in ranks]
+    whole = sum(each * each for each in centred)
+    if whole <= 0:
+        return 1.0  # it never changes: nothing to remember
+
+    def correlation(lag: int) -> float:
+        return sum(centred[index] * centred[index + lag] for index in range(count - lag)) / whole
+
+    total, before = 0.0, math.inf
+    for lag in range(0, count - 1, 2):
+        pair = correlation(lag) + correlation(lag + 1)
+        if pair <= 0:
+            break
+        before = min(before, pair)
+        total += before
+    return max(1.0, 2 * total - 1)
+
+
+def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
+    """How often two samples of one kind would be apart at least as far as these (two-sided)."""
+    n, m = len(a), len(b)
+    ranks, ties = _ranks([*a, *b])
+    u = sum(ranks[:n]) - n * (n + 1) / 2
+    if not ties and max(n, m) <= _MOST_EXACT:
+        smaller = round(min(u, n * m - u))
+        ways = sum(_ways(n, m, each) for each in range(smaller + 1))
+        return min(1.0, 2 * ways / math.comb(n + m, n))
+    both = n + m
+    spread = math.sqrt(n * m / 12 * ((both + 1) - ties / (both * (both - 1))))
+    if spread == 0:
+        return 1.0
+    z = max(0.0, abs(u - n * m / 2) - 0.5) / spread
+    return math.erfc(z / math.sqrt(2))
+
+
+@cache
+def _ways(n: int, m: int, u: int) -> int:
+    """In how many orders of n and m values exactly u pairs stand the wrong way round."""
+    if u < 0:
+        return 0
+    if n == 0 or m == 0:
+        return int(u == 0)
+    return _ways(n - 1, m, u - m) + _ways(n, m - 1, u)
+
+
+def _ranks(values: Sequence[float]) -> tuple[list[float], int]:
+    """The ranks, ties their mean; and the sum of t^3 - t over groups of ties."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    ranks, ties = [0.0] * len(values), 0
+    begin = 0
+    while begin < len(order):
+        end = begin
+        while end < len(order) and values[order[end]] == values[order[begin]]:
+            end += 1
+        for index in order[begin:end]:
+            ranks[index] = (begin + end + 1) / 2
+        ties += (end - begin) ** 3 - (end - begin)
+        begin = end
+    return ranks, ties
+
+
+def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether the gap between two series is wider than either wandered, all but the outermost tenths of its values.
+    By factors, so that it is the same for times and for rates. Of few values nothing can be said."""
+    if min(len(a), len(b)) < _FEWEST_VALUES or min(*a, *b) <= 0:
+        return False
+    (low_a, high_a), (low_b, high_b) = (
+        (math.log(_quantile(each, 0.1)), math.log(_quantile(each, 0.9))) for each in (a, b)
+    )
+    return max(low_b - high_a, low_a - high_b) > max(high_a - low_a, high_b - low_b)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[round(share * (len(values) - 1))]
+
+
+def _drift(blocks: Sequence[float]) -> float:
+    """By how much a run differs from itself."""
+    half = len(blocks) // 2
+    return abs(median(blocks[:half]) - median(blocks[-half:]))

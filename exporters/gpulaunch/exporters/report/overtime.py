@@ -1,0 +1,87 @@
+"""What the curves of a view have in common: their axis for people, slices of it, and which ranks are worth a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpulaunch.exporters.report.words import seconds
+from gpulaunch.exporters.view.model import Curve, RankView, RunView
+
+__all__ = ["Clock", "chosen", "clock_of", "known_range", "mean", "slices"]
+
+_SLICES = 12
+_UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 300.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Time since the run began."""
+
+    times: tuple[float, ...]
+    """Ends of the intervals, in `unit`."""
+    unit: str
+    zero_s: float
+    seconds_per_unit: float
+
+    def of(self, at_s: float) -> float:
+        """A Unix time on it."""
+        return (at_s - self.zero_s) / self.seconds_per_unit
+
+
+def clock_of(view: RunView) -> Clock:
+    """Give the clock that suits a run's length."""
+    moments = [*view.times_s, *(attempt.ended_s for attempt in view.attempts if attempt.ended_s is not None)]
+    begins = [*(time_s - view.interval_seconds for time_s in view.times_s[:1])]
+    begins += [attempt.began_s for attempt in view.attempts if attempt.began_s is not None]
+    zero_s = view.began_s if view.began_s is not None else min(begins, default=0.0)
+    span_s = max(moments, default=zero_s) - zero_s
+    unit, length_s = next(((unit, length) for unit, length, least in _UNITS if span_s >= least), ("s", 1.0))
+    return Clock(
+        times=tuple((time_s - zero_s) / length_s for time_s in view.times_s),
+        unit=unit,
+        zero_s=zero_s,
+        seconds_per_unit=length_s,
+    )
+
+
+def slices(view: RunView, most: int = _SLICES) -> list[tuple[str, slice]]:
+    """Divide the axis into a few stretches that a table has room for: what to call each, and where it is."""
+    count = len(view.times_s)
+    zero_s = clock_of(view).zero_s
+    parts = min(most, count)
+    bounds = [count * part // parts for part in range(parts + 1)] if parts else []
+    stretches: list[tuple[str, slice]] = []
+    for begin, end in pairwise(bounds):
+        from_s = view.times_s[begin] - view.interval_seconds - zero_s
+        stretches.append(
+            (f"{seconds(max(0.0, from_s))} to {seconds(view.times_s[end - 1] - zero_s)}", slice(begin, end))
+        )
+    return stretches
+
+
+def mean(curve: Curve, weights: Curve = ()) -> float | None:
+    """Of what is known; None where nothing is. The mean length of a step must count steps, not intervals: `weights`."""
+    by = weights or (1.0,) * len(curve)
+    known = [(value, weight) for value, weight in zip(curve, by, strict=True) if value is not None and weight]
+    whole = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / whole if whole > 0 else None
+
+
+def known_range(curve: Curve) -> tuple[float, float] | None:
+    """The least and the most that a curve has."""
+    known = [value for value in curve if value is not None]
+    return (min(known), max(known)) if known else None
+
+
+def chosen(ranks: Sequence[RankView], most: int) -> list[RankView]:
+    """So many ranks at most: those whose steps are longest, and the one whose are shortest; in their order."""
+    if len(ranks) <= most:
+        return list(ranks)
+    by_length = sorted(ranks, key=lambda rank: (-_step(rank), rank.rank))
+    return sorted([*by_length[: most - 1], by_length[-1]], key=lambda rank: rank.rank)
+
+
+def _step(rank: RankView) -> float:
+    return rank.step_seconds / rank.steps if rank.steps else 0.0

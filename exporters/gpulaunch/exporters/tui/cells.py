@@ -1,0 +1,299 @@
+"""What a frame is made of: text that fits its cells, bars, curves, figures for people.
+
+A line is a tuple of spans, and a span is a text with the name of a style. Nothing here depends on colour: a bar is made
+of letters, and a curve of blocks, or of ASCII where the terminal has no blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from gpulaunch.exporters.view.model import Curve
+from gpulaunch.exporters.view.text import inert
+
+__all__ = [
+    "UNKNOWN",
+    "Line",
+    "Span",
+    "bar",
+    "broken",
+    "cells",
+    "clip",
+    "count",
+    "curve_line",
+    "figure",
+    "fit",
+    "fit_end",
+    "line",
+    "pairs",
+    "plain",
+    "ratio",
+    "seconds",
+    "size",
+    "spark",
+    "text_of",
+    "took",
+    "without_colours",
+    "wrap",
+]
+
+Span: TypeAlias = tuple[str, str]
+"""A text and the name of its style; "" for none."""
+Line: TypeAlias = tuple[Span, ...]
+
+UNKNOWN: Final = "-"
+_BLOCKS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_ASCII_BLOCKS: Final = "_.:-=+*#"
+_CUT: Final = "~"
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;:]{0,64}m")
+_MARKS: Final = ("Mn", "Me")
+_SHORTEST: Final = 4
+"""A curve of fewer cells says nothing."""
+
+
+# -- text
+
+
+def plain(text: object) -> str:
+    """Give anything as one line that no terminal obeys."""
+    return inert(str(text))
+
+
+def without_colours(text: str) -> str:
+    """Drop the sequences that only colour: what is left is read better, and hides nothing."""
+    return _COLOURS.sub("", text)
+
+
+def cells(text: str) -> int:
+    """How many cells a text takes: two for wide characters, none for marks that combine."""
+    return len(text) if text.isascii() else sum(map(_cells_of, text))
+
+
+def _cells_of(char: str) -> int:
+    if char.isascii():
+        return 1
+    if unicodedata.category(char) in _MARKS:
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+def fit(text: str, width: int) -> str:
+    """Give the beginning of a text, padded to this many cells."""
+    return _pad(_cut(text, width), width)
+
+
+def fit_end(text: str, width: int) -> str:
+    """Give the end of a text, where a path says most, in at most this many cells."""
+    return _cut(text[::-1], width)[::-1] if cells(text) > width else text
+
+
+def _cut(text: str, width: int) -> str:
+    if cells(text) <= width:
+        return text
+    if width <= 0:
+        return ""
+    return _head(text, width - 1) + _CUT
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - cells(text))
+
+
+def line(*spans: Span | str) -> Line:
+    """Give a line of spans; a bare text has no style."""
+    return tuple((span, "") if isinstance(span, str) else span for span in spans)
+
+
+def text_of(of: Line) -> str:
+    """Give a line without its styles."""
+    return "".join(text for text, _ in of)
+
+
+def clip(of: Line, width: int) -> Line:
+    """Give what of a line has room in this many cells."""
+    kept: list[Span] = []
+    for text, style in of:
+        have = cells(text)
+        if have > width:
+            return (*kept, (_cut(text, width), style)) if width > 0 else tuple(kept)
+        kept.append((text, style))
+        width -= have
+    return tuple(kept)
+
+
+def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Break a text into lines of at most this many cells, between words where it can; all but the first are indented
+    by `indent`."""
+    width = max(12, width)
+    now = text[: len(text) - len(text.lstrip(" "))]
+    lines: list[str] = []
+    begun = False
+    for word in text.split():
+        if begun and cells(now) + 1 + cells(word) > width:
+            lines.append(now)
+            now, begun = indent, False
+        now += f" {word}" if begun else word
+        begun = True
+        while cells(now) > width:  # a word longer than a line
+            head = _head(now, width)
+            lines.append(head)
+            now = indent + now[len(head) :]
+    return [*lines, now]
+
+
+def _head(text: str, width: int) -> str:
+    """Give as many characters as fit into this many cells."""
+    used = 0
+    for at, char in enumerate(text):
+        used += _cells_of(char)
+        if used > width:
+            return text[:at]
+    return text
+
+
+def broken(text: str, width: int) -> list[str]:
+    """Break where the line ends, and nowhere else: what a program printed may be a table."""
+    parts: list[str] = []
+    while cells(text) > width > 1:
+        head = _head(text, width)
+        parts.append(head)
+        text = text[len(head) :]
+    return [*parts, text]
+
+
+# -- pictures
+
+
+def spark(curve: Curve, width: int, *, ascii_only: bool = False, most: float | None = None) -> str:
+    """Draw a curve from 0 to its largest value; a gap is where nothing is known."""
+    known = [value for value in curve if value is not None and math.isfinite(value)]
+    if not known or width <= 0:
+        return " " * max(0, width)
+    blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
+    top = max(known) if most is None else most
+    drawn: list[str] = []
+    columns = min(width, len(curve))
+    for at in range(columns):
+        part = curve[at * len(curve) // columns : (at + 1) * len(curve) // columns]
+        values = [value for value in part if value is not None and math.isfinite(value)]
+        if not values:
+            drawn.append(" ")
+            continue
+        share = sum(max(0.0, min(1.0, value / top)) for value in values) / len(values) if top > 0 else 0.0
+        drawn.append(blocks[round(share * (len(blocks) - 1))])
+    return "".join(drawn).rjust(width)
+
+
+def bar(parts: Sequence[tuple[str, str, float]], width: int) -> Line:
+    """Draw parts (letter, style, share) as runs of their letter: what has less than half a cell has none.
+
+    The shares are of the whole width, so what is missing to 1 stays blank.
+    """
+    if width <= 0:
+        return ()
+    drawn: list[Span] = []
+    done, upto = 0, 0.0
+    for letter, style, share in parts:
+        upto = min(1.0, upto + share) if math.isfinite(share) and share > 0 else upto
+        to = min(width, math.floor(upto * width + 0.5))
+        if to > done:
+            drawn.append((letter * (to - done), style))
+            done = to
+    if done < width:
+        drawn.append((" " * (width - done), ""))
+    return tuple(drawn)
+
+
+def curve_line(name: str, curve: Curve, told: Callable[[float | None], str], width: int, *, ascii_only: bool) -> Line:
+    """Draw a curve between its name and what it is now and at most."""
+    known = [value for value in curve if value is not None and math.isfinite(value)]
+    if not known:
+        return clip(line((fit(f"{name} {UNKNOWN}", width), "dim")), width)
+    after = f" {told(known[-1])}, max {told(max(known))}"
+    if width - cells(name) - 1 - cells(after) < _SHORTEST:
+        after = f" {told(known[-1])}"
+    drawn = spark(curve, width - cells(name) - 1 - cells(after), ascii_only=ascii_only)
+    return clip(line((f"{name} ", "dim"), (drawn, "curve"), after), width)
+
+
+# -- figures
+
+
+def count(value: float | None) -> str:
+    """Give 12,340."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def figure(value: float | None) -> str:
+    """Give three digits of a number: 9.81, 102, 1.2k, 3.4M."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit * 0.9995:
+            return _digits(value / limit) + unit
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    size_of = abs(value)
+    if size_of >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size_of >= 9.995 or value == 0 else f"{value:.2f}"
+
+
+def ratio(value: float | None) -> str:
+    """Give 40%."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.0%}"
+
+
+def seconds(value: float | None) -> str:
+    """Give a short length of time: 20us, 102ms, 1.23s, then as `took`."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if abs(value) >= 100:
+        return took(value)
+    if abs(value) >= 0.9995:
+        return _digits(value) + "s"
+    if abs(value) >= 0.0009995:
+        return _digits(value * 1e3) + "ms"
+    return "0s" if not value else _digits(value * 1e6) + "us"
+
+
+def took(value: float | None) -> str:
+    """Give a long one: 42s, 12m 30s, 3h 04m, 2d 05h."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    sign, whole = ("-" if value < 0 else ""), int(abs(value))
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{sign}{days}d {hour:02}h"
+    if hours:
+        return f"{sign}{hours}h {minute:02}m"
+    return f"{sign}{minutes}m {second:02}s" if minutes else f"{sign}{second}s"
+
+
+def size(value: float | None) -> str:
+    """Give bytes: 512B, 1.20G; K, M, G, T are powers of 1024."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
+        if abs(value) >= 1024**power:
+            return _digits(value / 1024**power) + unit
+    return f"{value:.0f}B"
+
+
+def pairs(of: Mapping[str, object]) -> str:
+    """Give a mapping as `name=value name=value`, harmless."""
+    return " ".join(f"{plain(name)}={_value(value)}" for name, value in of.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return plain(str(value)[:400])

@@ -1,0 +1,104 @@
+"""What became of the run: attempts and why they failed, where the time went, events, and what is not known."""
+
+from __future__ import annotations
+
+from gpulaunch.exporters.tui.cells import (
+    UNKNOWN,
+    Line,
+    clip,
+    count,
+    line,
+    pairs,
+    plain,
+    ratio,
+    seconds,
+    size,
+    took,
+    wrap,
+)
+from gpulaunch.exporters.tui.header import restarts
+from gpulaunch.exporters.tui.look import Body
+from gpulaunch.exporters.tui.pages import since
+from gpulaunch.exporters.tui.phases import GOODPUT_LETTERS, legend, shares_bar
+from gpulaunch.exporters.view.model import AttemptView, RunView, Status
+
+__all__ = ["history_page"]
+
+
+def history_page(view: RunView, width: int, *, most_events: int = 500) -> Body:
+    """The attempts, the newest first; then where the time of the run went; then its events, the newest first."""
+    rows: list[Line] = []
+    for attempt in reversed(view.attempts):
+        rows += _attempt(view, attempt, width)
+    rows += _goodput(view, width)
+    told = [restarts(view), f"{count(view.hangs)} hangs", f"{count(view.hang_suspicions)} suspicions of one"]
+    told += ["preempted"] if view.preempted else []
+    told += [f"resumed from step {count(view.resumed_step)}"] if view.resumed_step is not None else []
+    rows += [line(each) for each in wrap("; ".join(told), width)]
+    for note in view.notes:
+        rows += [line((each, "warn")) for each in wrap(f"note: {plain(note)}", width, indent="  ")]
+    rows += _watching(view, width)
+    if view.events:
+        rows += [line(""), line(("EVENTS", "title"))]
+    for event in list(reversed(view.events))[:most_events]:
+        node = f" n{event.node}" if event.node else ""
+        text = f"{since(view, event.at_s):>9}{node} {plain(event.what)} {pairs(event.fields)}"
+        rows.append(clip(line(text), width))
+    if len(view.events) > most_events:
+        rows.append(line((f"          ... and {len(view.events) - most_events} more", "dim")))
+    return Body(rows=tuple(rows))
+
+
+def _attempt(view: RunView, attempt: AttemptView, width: int) -> list[Line]:
+    lasted = ""
+    if attempt.began_s is not None:
+        end_s = attempt.ended_s if attempt.ended_s is not None else view.seen_s
+        lasted = f", {took(None if end_s is None else end_s - attempt.began_s)}"
+    style = "bad" if attempt.status in (Status.FAILED, Status.LOST) else "good"
+    head = f"attempt {attempt.number}: {attempt.status.value} {since(view, attempt.began_s)}{lasted}"
+    lines = [line((head, style))]
+    cause = attempt.cause
+    if cause is None:
+        return lines
+    lines += [
+        line((each, "strong")) for each in wrap(f"   {plain(cause.kind)}: {plain(cause.headline)}", width, indent="   ")
+    ]
+    for text in (cause.why, cause.advice):
+        if text:
+            lines += [line(each) for each in wrap(f"   {plain(text)}", width, indent="   ")]
+    if cause.report:
+        lines += [line((each, "dim")) for each in wrap(f"   report: {plain(cause.report)}", width, indent="   ")]
+    return lines
+
+
+def _goodput(view: RunView, width: int) -> list[Line]:
+    spent = {name: value for name, value in view.goodput_seconds.items() if value > 0}
+    total = sum(spent.values())
+    if not total:
+        return []
+    shares = {name: value / total for name, value in spent.items()}
+    head = f"goodput {ratio(view.goodput_ratio)}: of {took(total)}, {seconds(spent.get('productive', 0.0))} productive"
+    return [
+        line(""),
+        line((head, "strong")),
+        shares_bar(shares, width, GOODPUT_LETTERS),
+        legend(shares, width, GOODPUT_LETTERS),
+    ]
+
+
+def _watching(view: RunView, width: int) -> list[Line]:
+    """What watched the run, what that cost, and what could not be watched."""
+    lines: list[Line] = []
+    for node in view.nodes:
+        if node.sidecar_cpu_seconds is None and node.sidecar_rss_bytes is None:
+            continue
+        late = f", {count(node.late_refreshes)} looks too late" if node.late_refreshes else ""
+        host = f" ({plain(node.host)})" if node.host else ""
+        told = f"node {node.node}{host}: sidecar {seconds(node.sidecar_cpu_seconds)} of CPU, "
+        lines.append(clip(line((told + size(node.sidecar_rss_bytes) + late, "dim")), width))
+    for collector in view.collectors:
+        if not collector.available:
+            where = f" on node {collector.node}" if len(view.nodes) > 1 else ""
+            told = f"not measured{where}: {plain(collector.name)}: {plain(collector.reason) or UNKNOWN}"
+            lines += [line((each, "dim")) for each in wrap(told, width, indent="  ")]
+    return lines

@@ -1,0 +1,121 @@
+"""Reading on a thread of its own: a disk that does not answer stops neither keys nor the end of the program.
+
+The thread is a daemon, and not one of asyncio's: those are waited for when a program ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpulaunch.exporters.tui.cells import plain
+from gpulaunch.exporters.tui.tail import LogPlace, Tail, read_tail
+from gpulaunch.exporters.view.load import load_run
+from gpulaunch.exporters.view.model import RunView, Status
+
+__all__ = ["Reader", "Seen", "Want"]
+
+_EVERY_S: Final = 1.0
+_OVER_EVERY_S: Final = 5.0
+"""A run that is over may be started again in its directory."""
+_DUTY: Final = 5.0
+"""Reading takes at most one part of so many of a core: a large run on a slow disk is read less often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Want:
+    """What is to be read."""
+
+    window_s: float | None = None
+    log: LogPlace | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What was read."""
+
+    view: RunView | None
+    log: Tail | None
+    window_s: float | None
+    trouble: str = ""
+
+
+class Reader:
+    """Reads a run at most once a second, and the log that is wanted, and tells what it saw."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        tell: Callable[[Seen], None],
+        *,
+        load: Callable[[Path, float | None], RunView] | None = None,
+        tail: Callable[[Path, LogPlace], Tail] = read_tail,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read what lies in `run_dir`; `tell` is called on the reader's thread."""
+        self._run_dir = run_dir
+        self._tell = tell
+        self._load = load or _load
+        self._tail = tail
+        self._now = now
+        self._want = Want()
+        self._wake = threading.Event()
+        self._closing = False
+        self._since_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name="gpulaunch-top-reader", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def want(self, want: Want) -> None:
+        """Read this from now on; never waits."""
+        if want != self._want:
+            self._want = want
+            self._wake.set()
+
+    def close(self) -> None:
+        """Read no more; what is being read is waited for a moment only."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(0.5)
+
+    def busy_seconds(self) -> float:
+        """For how long the read that is under way has been; 0: none is."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else self._now() - since_s
+
+    def _run(self) -> None:
+        view: RunView | None = None
+        trouble, window_s = "", self._want.window_s
+        read_s, pause_s = float("-inf"), _EVERY_S
+        while not self._closing:
+            self._wake.clear()
+            want, log = self._want, None
+            began_s = self._since_s = self._now()
+            try:
+                if began_s >= read_s + (pause_s if want.window_s == window_s else _EVERY_S):
+                    read_s, window_s, pause_s = began_s, want.window_s, _EVERY_S
+                    view = self._load(self._run_dir, window_s)
+                    trouble = ""
+                    usual_s = _EVERY_S if view.status is Status.RUNNING else _OVER_EVERY_S
+                    pause_s = max(usual_s, _DUTY * (self._now() - began_s))
+                if want.log is not None:
+                    log = self._tail(self._run_dir, want.log)
+            except Exception as error:  # whatever lies there: what was seen before stays on the screen
+                trouble = plain(f"cannot read the run: {type(error).__name__}: {error}")
+            self._since_s = None
+            if self._closing:
+                return
+            self._tell(Seen(view=view, log=log, window_s=window_s, trouble=trouble))
+            soon = want.log is not None or self._want.window_s != window_s
+            wait_s = (_EVERY_S if soon else pause_s) - (self._now() - began_s)
+            self._wake.wait(max(0.05, wait_s))
+
+
+def _load(run_dir: Path, window_s: float | None) -> RunView:
+    return load_run(run_dir, window_s=window_s)

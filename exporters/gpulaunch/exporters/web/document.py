@@ -1,0 +1,132 @@
+"""The run as JSON for the page: made when it is asked for, in a thread of its own, for all who ask meanwhile.
+
+Making it reads files and takes some 10 to 100 ms, so nobody who scrapes waits for it, and a page that is open costs a
+bounded share of a core: after each the next is made only when `REST` times its own time is over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from gpulaunch.exporters.view.document import to_json
+from gpulaunch.exporters.view.live import view_of_state
+from gpulaunch.profiler.record import NodeState
+
+__all__ = ["Document", "Documents", "in_thread", "packed", "run_dir_of"]
+
+REST: Final = 9.0
+_EARLIER_S: Final = 5.0
+"""What is of now, where no file has it, is of about so many seconds."""
+_MOST_POINTS: Final = 180
+_FEWEST_POINTS: Final = 30
+_POINTS_OF_ALL_RANKS: Final = 3000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A body, the same packed, and what names it."""
+
+    body: bytes
+    gzipped: bytes
+    etag: str
+
+
+def packed(body: bytes, *, level: int = 6) -> Document:
+    """Give a document of a body."""
+    packer = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # as gzip, without the time
+    gzipped = packer.compress(body) + packer.flush()
+    return Document(body=body, gzipped=gzipped, etag=f'"{hashlib.sha256(body).hexdigest()[:24]}"')
+
+
+def in_thread(make: Callable[[], T]) -> Future[T]:
+    """Have something made; the thread ends with it, and does not keep the process from ending."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(make())
+        except BaseException as error:  # whoever waits for it is told
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="page", daemon=True).start()
+    return future
+
+
+def run_dir_of(channel_dir: Path) -> Path | None:
+    """Give the run directory that the agent has named in a directory of pages; None: it has not, yet."""
+    try:
+        told: Any = json.loads((channel_dir / "group.json").read_bytes())
+        return Path(cast("str", told["run_dir"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+class Documents:
+    """The newest document of a run. `newest` is for one thread."""
+
+    def __init__(
+        self,
+        state: Callable[[], NodeState | None],
+        run_dir: Callable[[], Path | None],
+        *,
+        rest: float = REST,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = state
+        self._run_dir = run_dir
+        self._rest = rest
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._made: tuple[NodeState | None, Document] | None = None
+        self._making: Future[Document] | None = None
+        self._not_before_s = float("-inf")
+        self._earlier: deque[NodeState] = deque()
+
+    def newest(self) -> Document | Future[Document]:
+        """Give the document of the newest state, or of the one before it if it is too soon for the next; or wait."""
+        with self._lock:
+            state = self._state()
+            made = self._made
+            if made is not None and (made[0] is state or self._clock() < self._not_before_s):
+                return made[1]
+            if self._making is None:
+                self._making = making = in_thread(lambda: self._make(state))
+                making.add_done_callback(self._finished)  # after the assignment: it may be done already
+                return making
+            return self._making
+
+    def _make(self, state: NodeState | None) -> Document:
+        began_s = self._clock()
+        document = packed(json.dumps(self._plain(state), allow_nan=False, separators=(",", ":")).encode(), level=1)
+        with self._lock:
+            self._made = state, document
+            self._not_before_s = self._clock() + self._rest * (self._clock() - began_s)
+        return document
+
+    def _finished(self, _: Future[Document]) -> None:
+        self._making = None
+
+    def _plain(self, state: NodeState | None) -> dict[str, Any]:
+        if state is None:
+            return {"version": 1, "starting": True}
+        now_ns = state.taken_monotonic_ns
+        while len(self._earlier) > 1 and now_ns - self._earlier[1].taken_monotonic_ns >= _EARLIER_S * 1e9:
+            self._earlier.popleft()
+        earlier = self._earlier[0] if self._earlier and self._earlier[0].taken_monotonic_ns < now_ns else None
+        if not self._earlier or self._earlier[-1] is not state:
+            self._earlier.append(state)
+        world = state.group.world_size if state.group is not None else len(state.training)
+        points = max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS_OF_ALL_RANKS // max(1, world)))
+        return to_json(view_of_state(state, run_dir=self._run_dir(), earlier=earlier, max_points=points))

@@ -1,0 +1,180 @@
+"""What a browser asks for: the page, its parts, and the run as JSON. Nothing of it comes from anywhere else."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from gpulaunch.exporters.prometheus.head import Request
+from gpulaunch.exporters.prometheus.serve import Answer, Page
+from gpulaunch.exporters.web.document import Document, Documents, in_thread, packed
+from gpulaunch.profiler.record import NodeState
+
+__all__ = ["PUBLIC", "installed_plotly", "pages"]
+
+# The hash is that of nothing: plotly makes an empty style element and fills it by script.
+POLICY: Final = (
+    "default-src 'self'; script-src 'self'; "
+    "style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; img-src 'self' data:; connect-src 'self'; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_STATIC: Final = Path(__file__).parent / "static"
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_FILES: Final = (
+    "index.html",
+    *("page.css", "icon.svg"),
+    *("page.js", "panels.js", "charts.js", "build.js", "format.js"),
+)
+_PLOTLY: Final = "/assets/plotly.js"
+_SLOT: Final = b"<!-- plotly -->"
+_MAP_STYLE: Final = re.compile(rb'getElementById\("([0-9a-f]{64})"\)\)\{var \w+=document\.createElement\("style"\)')
+
+PUBLIC: Final = frozenset({"/", "/healthz", _PLOTLY, *(f"/assets/{name}" for name in _FILES[1:])})
+"""Paths that are the same for every run, and need no token: the page itself asks for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plotly:
+    """The chart library, as its own package has it."""
+
+    path: Path
+    version: str
+
+
+def installed_plotly() -> Plotly | None:
+    """Find it without loading anything of it; None: it is not installed."""
+    try:
+        spec = importlib.util.find_spec("plotly")
+        found = version("plotly")
+    except (ImportError, ValueError, PackageNotFoundError):
+        return None
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(place) / "package_data" / "plotly.min.js"
+        if path.is_file():
+            return Plotly(path=path, version=re.sub(r"[^0-9A-Za-z.+-]", "", found))
+    return None
+
+
+def pages(
+    state: Callable[[], NodeState | None],
+    run_dir: Callable[[], Path | None],
+    *,
+    find_plotly: Callable[[], Plotly | None] = installed_plotly,
+) -> Mapping[str, Page]:
+    """Give the pages by their paths.
+
+    Args:
+        state: gives the newest state.
+        run_dir: gives where the rest of the run is, when that is known.
+        find_plotly: gives the chart library.
+    """
+    documents = Documents(state, run_dir)
+    plotly = find_plotly()
+    found: dict[str, Page] = {
+        f"/assets/{name}": _static(name, lambda body: body) for name in _FILES if name != "index.html"
+    }
+    found["/"] = _static("index.html", lambda body: body.replace(_SLOT, _elements(plotly)))
+    found["/api/run.json"] = _run(documents)
+    if plotly is not None:
+        found[_PLOTLY] = _library(plotly.path)
+    return found
+
+
+def _elements(plotly: Plotly | None) -> bytes:
+    """Give what loads the chart library.
+
+    The maps in it bring a style sheet of their own, which this page has no use for and its policy forbids. They leave
+    it out where an element has its id already.
+    """
+    if plotly is None:
+        return b""
+    found = _MAP_STYLE.search(plotly.path.read_bytes())
+    ours = f'<meta id="{found[1].decode()}" name="no-style-of-maps" content="">\n' if found else ""
+    return f'{ours}<script src="assets/plotly.js?v={plotly.version}" defer></script>'.encode()
+
+
+def _static(name: str, finish: Callable[[bytes], bytes]) -> Page:
+    """Give the page of one of our files, read when it is asked for first."""
+
+    @functools.cache
+    def document() -> Document:
+        return packed(finish((_STATIC / name).read_bytes()))
+
+    def page(request: Request) -> Answer:
+        return _answer(request, document(), _TYPES[Path(name).suffix], {"Cache-Control": "no-cache"})
+
+    return page
+
+
+def _run(documents: Documents) -> Page:
+    def page(request: Request) -> Answer | Future[Answer]:
+        newest = documents.newest()
+        if isinstance(newest, Document):
+            return told(request, newest)
+        answer: Future[Answer] = Future()
+
+        def hand_on(made: Future[Document]) -> None:
+            error = made.exception()
+            if error is None:
+                answer.set_result(told(request, made.result()))
+            else:
+                answer.set_exception(error)
+
+        newest.add_done_callback(hand_on)
+        return answer
+
+    def told(request: Request, document: Document) -> Answer:
+        return _answer(request, document, "application/json; charset=utf-8", {"Cache-Control": "private, no-cache"})
+
+    return page
+
+
+def _library(path: Path) -> Page:
+    """Give the page of the chart library: megabytes, packed once, in a thread."""
+    packing: list[Future[bytes]] = []
+
+    def page(request: Request) -> Answer | Future[Answer]:
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Answer(body=path.read_bytes(), content_type=_TYPES[".js"], headers=headers)
+        if not packing or (packing[0].done() and packing[0].exception() is not None):
+            packing[:] = [in_thread(lambda: packed(path.read_bytes()).gzipped)]
+        answer: Future[Answer] = Future()
+
+        def hand_on(made: Future[bytes]) -> None:
+            error = made.exception()
+            if error is not None:
+                answer.set_exception(error)
+                return
+            more = {**headers, "Content-Encoding": "gzip"}
+            answer.set_result(Answer(body=made.result(), content_type=_TYPES[".js"], headers=more))
+
+        packing[0].add_done_callback(hand_on)
+        return answer
+
+    # Its address has its version.
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    return page
+
+
+def _answer(request: Request, document: Document, content_type: str, headers: Mapping[str, str]) -> Answer:
+    more = {**headers, "ETag": document.etag, "Vary": "Accept-Encoding", "Content-Security-Policy": POLICY}
+    known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
+    if document.etag in known:
+        return Answer(status=HTTPStatus.NOT_MODIFIED, body=b"", headers=more)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        more["Content-Encoding"] = "gzip"
+        return Answer(body=document.gzipped, content_type=content_type, headers=more)
+    return Answer(body=document.body, content_type=content_type, headers=more)

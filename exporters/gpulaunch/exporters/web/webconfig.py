@@ -1,0 +1,164 @@
+"""The file that says how the endpoint is protected, in the format of Prometheus' own exporters.
+
+    tls_server_config:
+      cert_file: server.crt
+      key_file: server.key
+      client_auth_type: RequireAndVerifyClientCert    # optional, with:
+      client_ca_file: ca.crt
+      min_version: TLS13                              # optional: TLS12 (default) or TLS13
+    bearer_token_file: token                          # ours: Prometheus has `authorization: credentials_file`
+
+Of YAML this reads what such a file needs: `key: value` on two levels, comments, quotes; it has no lists and no
+anchors. Names of files are relative to it. What it asks for and this endpoint has not (passwords, ciphers) is refused
+and not passed over: somebody relies on it.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+__all__ = ["WebConfig", "WebConfigError", "read_web_config"]
+
+_T = TypeVar("_T")
+
+_LINE: Final = re.compile(r"( *)([A-Za-z0-9_]+) *:(?: +(.*?))? *")
+_LARGEST_BYTES: Final = 64 << 10
+_SHORTEST_TOKEN: Final = 16
+_TLS: Final = "tls_server_config"
+_TLS_KEYS: Final = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version")
+_CLIENT_AUTH: Final = {"NoClientCert": ssl.CERT_NONE, "RequireAndVerifyClientCert": ssl.CERT_REQUIRED}
+_VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+
+
+class WebConfigError(ValueError):
+    """The file cannot be used: in one line, why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebConfig:
+    """How the endpoint is protected."""
+
+    tls: ssl.SSLContext | None = None
+    token: str | None = None
+
+
+def read_web_config(file: str | Path) -> WebConfig:
+    """Read the file and everything that it names.
+
+    Raises:
+        WebConfigError: it cannot be used.
+    """
+    path = Path(file)
+    asked = _parse(_text(path, "the web config"), path)
+    tls = asked.pop(_TLS, {})
+    token_file = asked.pop("bearer_token_file", "")
+    if "basic_auth_users" in asked:
+        raise WebConfigError(f"{path}: basic_auth_users is not supported; use bearer_token_file")
+    for name in asked:
+        raise WebConfigError(f"{path}: {name} is not supported; known are {_TLS} and bearer_token_file")
+    if not isinstance(tls, Mapping) or not isinstance(token_file, str):
+        raise WebConfigError(f"{path}: {_TLS} has keys below it, bearer_token_file has a value")
+    if not tls and not token_file:
+        raise WebConfigError(f"{path}: protects nothing; give {_TLS} or bearer_token_file, or leave the option out")
+    return WebConfig(
+        tls=_context(tls, path) if tls else None,
+        token=_token(path.parent / token_file) if token_file else None,
+    )
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)
+        if len(data) > _LARGEST_BYTES:
+            raise WebConfigError(f"{what} {path} is larger than {_LARGEST_BYTES >> 10} KiB; is it the right file?")
+        return data.decode()
+    except OSError as error:
+        raise WebConfigError(f"cannot read {what} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise WebConfigError(f"{what} {path} is not text; is it the right file?") from None
+
+
+def _parse(text: str, path: Path) -> dict[str, str | dict[str, str]]:
+    """Give the two levels of the file."""
+    found: dict[str, str | dict[str, str]] = {}
+    below: dict[str, str] | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#") or line.rstrip() == "---":
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise WebConfigError(f"{path}, line {number}: expected `key: value`, indented with spaces")
+        indent, key, value = match[1], match[2], _value(match[3] or "", path, number)
+        if indent and below is None:
+            raise WebConfigError(f"{path}, line {number}: {key} is indented below nothing")
+        level = below if indent and below is not None else found
+        if key in level:
+            raise WebConfigError(f"{path}, line {number}: {key} is there twice")
+        if indent:
+            assert below is not None, "seen above"
+            below[key] = value
+        elif value:
+            found[key], below = value, None
+        else:
+            found[key] = below = {}
+    return found
+
+
+def _value(text: str, path: Path, number: int) -> str:
+    if text[:1] in ("'", '"'):
+        end = text.find(text[0], 1)
+        if end < 0 or not re.fullmatch(r" *(?: #.*)?", text[end + 1 :]) or "\\" in text[:end]:
+            raise WebConfigError(f"{path}, line {number}: a quoted value ends with its quote and has no backslash")
+        return text[1:end]
+    value = re.sub(r"(?:^| +)#.*", "", text)
+    if value[:1] in tuple("[{&*!|>%@`"):
+        raise WebConfigError(f"{path}, line {number}: only plain and quoted values are read here")
+    return value
+
+
+def _context(asked: Mapping[str, str], path: Path) -> ssl.SSLContext:
+    for name in asked:
+        if name not in _TLS_KEYS:
+            raise WebConfigError(f"{path}: {_TLS}.{name} is not supported; known are {', '.join(_TLS_KEYS)}")
+    missing = [name for name in ("cert_file", "key_file") if not asked.get(name)]
+    if missing:
+        raise WebConfigError(f"{path}: {_TLS} needs {' and '.join(missing)}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _choice(_VERSIONS, asked, "min_version", "TLS12", path)
+    authority = asked.get("client_ca_file")
+    verify = _choice(
+        _CLIENT_AUTH, asked, "client_auth_type", "RequireAndVerifyClientCert" if authority else "NoClientCert", path
+    )
+    if (verify is ssl.CERT_REQUIRED) != bool(authority):
+        raise WebConfigError(f"{path}: client_ca_file and client_auth_type RequireAndVerifyClientCert go together")
+    try:
+        # A password would be asked for on the terminal of a program that has none: an empty one fails instead.
+        context.load_cert_chain(path.parent / asked["cert_file"], path.parent / asked["key_file"], password="")
+        if authority:
+            context.load_verify_locations(path.parent / authority)
+    except OSError as error:  # and ssl.SSLError, which is one
+        why = error.strerror if not isinstance(error, ssl.SSLError) else (error.reason or "not PEM")
+        names = ", ".join(asked[name] for name in ("cert_file", "key_file", "client_ca_file") if asked.get(name))
+        raise WebConfigError(f"{path}: cannot use the certificate or key ({names}): {why}") from None
+    context.verify_mode = verify
+    return context
+
+
+def _choice(known: Mapping[str, _T], asked: Mapping[str, str], name: str, default: str, path: Path) -> _T:
+    value = asked.get(name) or default
+    if value not in known:
+        raise WebConfigError(f"{path}: {_TLS}.{name} {value} is not supported; known are {', '.join(known)}")
+    return known[value]
+
+
+def _token(path: Path) -> str:
+    token = _text(path, "bearer_token_file").strip()
+    if len(token) < _SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token):
+        raise WebConfigError(f"{path}: a token is one word of at least {_SHORTEST_TOKEN} characters (ASCII)")
+    return token

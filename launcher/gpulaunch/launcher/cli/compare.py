@@ -1,0 +1,90 @@
+"""`gpulaunch compare`: what changed between two runs, and which of it can be told from noise."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.words import Words, wants_help
+from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.runs.find import find_run, here
+from gpulaunch.launcher.runs.group import RunError
+
+if TYPE_CHECKING:
+    from gpulaunch.exporters.report.compare import Comparison
+
+_HELP = """\
+usage: gpulaunch compare RUN_A RUN_B [--json]
+
+Shows what changed from RUN_A to RUN_B: the length of a step and its parts, throughput, memory, goodput, findings that
+came and went, settings and versions that differ; and what of it can be told from noise. Each is a run directory, or
+the name of one below ./gpulaunch-runs.
+
+Neighbouring seconds of a run are alike, so they are taken together in blocks. A difference is told if the blocks of
+the two runs are apart by more than chance allows, by more than each run differs from itself, and by 3 % at least;
+and not where others had the cores. Runs of a few minutes tell more than those of a few seconds.
+
+Exit code 0 whether they differ or not, 2 for wrong words.
+"""
+_LARGEST_BYTES = 32 << 20
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the comparison of two runs and give the exit code."""
+    if wants_help(argv):
+        answer(_HELP)
+        return 0
+    words = Words("compare")
+    words.add_argument("runs", nargs="*")
+    words.add_argument("--json", action="store_true")
+    given = words.read(argv)
+    if len(given.runs) != 2:
+        raise UsageError(f"compare: two runs are needed, not {len(given.runs)}: gpulaunch compare RUN_A RUN_B")
+    try:
+        run_dirs = [find_run(name, here()) for name in given.runs]
+    except RunError as err:
+        raise UsageError(f"compare: {err}") from None
+    from gpulaunch.exporters.report import compared
+
+    found = compare_runs(run_dirs[0], run_dirs[1])
+    if given.json:
+        answer(json.dumps(compared.as_json(found), indent=2, allow_nan=False, default=str) + "\n")
+    else:
+        answer(compared.as_text(found) + "\n")
+    return 0
+
+
+def compare_runs(run_a: str, run_b: str) -> Comparison:
+    """Read two run directories and compare them; settings and notes are without secrets."""
+    from gpulaunch.exporters.report.compare import compare
+    from gpulaunch.exporters.report.crowding import crowding_of
+    from gpulaunch.exporters.view.load import load_run
+    from gpulaunch.launcher.failure.redact import redact_all
+
+    now_s = time.time()
+    found = compare(
+        load_run(run_a, now_s=now_s),
+        load_run(run_b, now_s=now_s),
+        jobs=(_job(run_a), _job(run_b)),
+        crowding=(crowding_of(run_a, now_s=now_s), crowding_of(run_b, now_s=now_s)),
+    )
+    settings = tuple((name, redact_all(one), redact_all(other)) for name, one, other in found.settings)
+    return replace(found, settings=settings)
+
+
+def _job(run_dir: str) -> Mapping[str, Any]:
+    """job.json; nothing of it where it cannot be read (the view's notes say so)."""
+    path = os.path.join(run_dir, "job.json")
+    try:
+        if not os.path.isfile(path):  # a pipe of that name would never end
+            return {}
+        with open(path, "rb") as file:
+            content: object = json.loads(file.read(_LARGEST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("Mapping[str, Any]", content) if isinstance(content, dict) else {}

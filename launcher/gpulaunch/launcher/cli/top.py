@@ -1,0 +1,174 @@
+"""`gpulaunch top`: a run in the terminal, while it goes on or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.words import Words, wants_help
+from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.runs.find import find_run, here
+from gpulaunch.launcher.runs.group import RunError, read_group, take_rank
+
+if TYPE_CHECKING:
+    from gpulaunch.exporters.tui.errand import Task
+    from gpulaunch.exporters.view.model import RunView
+    from gpulaunch.launcher.hang.stacks import Stacks
+
+_HELP = """\
+usage: gpulaunch top [RUN] [--once | --json]
+
+Shows a run in the terminal, while it goes on or afterwards: ranks by phase, what to change, input, copies, memory,
+attempts and why they failed, logs, stacks, traces. Keys only, from 40 columns on (? lists them). RUN is a run
+directory, or the name of one below ./gpulaunch-runs; without it, the newest there.
+
+  --once                print everything once, as plain text; also where there is no terminal
+  --json                print everything once, as JSON
+
+The screen needs pip install 'gpulaunch[top]'; --once and --json do not.
+Exit code 0, 2 for wrong words or where the screen cannot be shown.
+"""
+_NARROWEST = 80
+"""What is printed once is at least so wide."""
+_QUIET_S = 30.0
+"""A rank without a step for so long may be disturbed by a signal, where its stack cannot be read otherwise."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Show the run that the arguments name, and give the exit code."""
+    if wants_help(argv):
+        answer(_HELP)
+        return 0
+    options = _parse(argv)
+    try:
+        run_dir = Path(find_run(options.run[0] if options.run else None, here()))
+    except RunError as err:
+        raise UsageError(f"top: {err}") from None
+    if options.json:
+        answer(_as_json(run_dir))
+    elif options.once or not _on_a_terminal():
+        answer(_as_text(run_dir))
+    else:
+        _show(run_dir)
+    return 0
+
+
+def _as_json(run_dir: Path) -> str:
+    import json
+
+    from gpulaunch.exporters.view.document import to_json
+    from gpulaunch.exporters.view.load import load_run
+
+    return json.dumps(to_json(load_run(run_dir)), allow_nan=False) + "\n"
+
+
+def _as_text(run_dir: Path) -> str:
+    from gpulaunch.exporters.tui.frame import once
+    from gpulaunch.exporters.view.load import load_run
+
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
+    width = max(_NARROWEST, shutil.get_terminal_size((_NARROWEST, 24)).columns)
+    return once(load_run(run_dir), width, ascii_only=not encoding.startswith("utf"))
+
+
+def _on_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _show(run_dir: Path) -> None:
+    try:
+        from gpulaunch.exporters.tui.app import Top
+    except ImportError as err:
+        why = f"{err.name or err} is missing" if isinstance(err, ModuleNotFoundError) else f"it does not fit: {err}"
+        raise UsageError(
+            f"top: the screen needs Textual ({why}): pip install 'gpulaunch[top]'; or use gpulaunch top --once"
+        ) from None
+    # No mouse: over ssh the terminal's own, which selects and copies text, is worth more.
+    app = Top(run_dir, dump=_dump_of(run_dir), trace=lambda rank: _trace(run_dir, rank))
+    app.run(mouse=False)
+    if app.fault is not None:
+        raise app.fault
+
+
+# -- what keys ask of a running job
+
+
+def _trace(run_dir: Path, rank: int | None) -> Task:
+    from gpulaunch.exporters.tui.errand import Command
+
+    code = "import sys; from gpulaunch.launcher.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    whom = "all" if rank is None else str(rank)
+    command = [sys.executable, "-P", "-u", "-c", code, "trace", "--rank", whom, "--job-dir", os.path.abspath(run_dir)]
+    return Command(command)
+
+
+def _dump_of(run_dir: Path) -> Callable[[RunView, int], Task]:
+    return lambda view, rank: Dump(run_dir, rank, quiet_s=_quiet_s(view, rank))
+
+
+def _quiet_s(view: RunView, rank: int) -> float:
+    last_s = next((each.last_step_s for each in view.ranks if each.rank == rank), None)
+    return 0.0 if last_s is None or view.seen_s is None else view.seen_s - last_s
+
+
+class Dump:
+    """The stacks of a rank of this node, read from outside; bounded in time."""
+
+    def __init__(self, run_dir: Path, rank: int, *, quiet_s: float = 0.0) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._quiet_s = quiet_s
+
+    def run(self, say: Callable[[str], None]) -> None:
+        """Take them and say them, the main thread first and of each the innermost frame first."""
+        try:
+            stacks = self._take()
+        except RunError as err:
+            say(str(err))
+            return
+        for why in stacks.refused:
+            say(f"not possible: {why}")
+        if not stacks.threads:
+            say(f"no stack of rank {self._rank} could be read")
+            return
+        say(f"read by {stacks.source}; the innermost frame is on top")
+        for thread in sorted(stacks.threads, key=lambda thread: thread.frames != stacks.main):
+            state = "has the GIL" if thread.owns_gil else "idle" if thread.idle else "running"
+            say("")
+            say(f"{'main thread' if thread.frames == stacks.main else f'thread {thread.name}'} ({state})")
+            for frame in thread.frames:
+                say(f"  {frame.name} ({frame.file}:{frame.line})")
+
+    def _take(self) -> Stacks:
+        from gpulaunch.launcher.hang.stacks import Target, take
+
+        group = read_group(str(self._run_dir))
+        if group is None or not group.ranks:
+            raise RunError("no ranks are running on this node now")
+        with take_rank(group, self._rank) as process:
+            rank_dir = self._run_dir / "attempts" / str(group.attempt) / f"rank-{self._rank}"
+            may_signal = self._quiet_s >= _QUIET_S
+            target = Target(rank=self._rank, pid=process.pid, rank_dir=str(rank_dir), may_signal=may_signal)
+            return take([target])[self._rank]
+
+    def stop(self) -> None:
+        """It ends by itself, within seconds."""
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Words("top")
+    parser.add_argument("run", nargs="*")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    given = parser.read(argv)
+    if len(given.run) > 1:
+        raise UsageError(f"top: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    if given.once and given.json:
+        raise UsageError("top: --once or --json, not both")
+    return given

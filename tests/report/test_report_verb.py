@@ -1,0 +1,134 @@
+"""`gpulaunch report`: the whole report as a page and as Markdown; and the page that is written when a run has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from parsed import parse
+from runs_on_disk import whole
+
+from gpulaunch.launcher.cli import report, report_page
+from gpulaunch.launcher.job.options import UsageError
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    whole(tmp_path / "mine", 40)
+    return tmp_path
+
+
+def test_the_page_goes_beside_the_run_for_its_owner_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.run(["mine", "--html", "--static"]) == 0
+
+    assert capsys.readouterr().out == "report in ./mine/report.html\n"
+    page = here / "mine" / "report.html"
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert parse(page.read_text()).title == "demo: finished - gpulaunch report"
+    assert sorted(each.name for each in (here / "mine").glob("report.html*")) == ["report.html"]
+
+
+def test_the_page_goes_where_it_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.run(["mine", "--static", "--html", "mine.html"]) == 0
+    assert report.run(["--html", "mine", "--static"]) == 0, "a run behind --html is the run"
+    assert report.run(["mine", "--static", "--html", "-"]) == 0
+
+    out = capsys.readouterr().out
+    assert parse((here / "mine.html").read_text()).title == parse((here / "mine" / "report.html").read_text()).title
+    assert parse(out[out.index("<!DOCTYPE") :]).counts["h1"] == 1
+
+
+def test_markdown_is_for_stdout(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.run(["mine", "--md"]) == 0
+
+    assert capsys.readouterr().out.startswith("# demo: finished\n\nFinished after 50 s; 390 steps on 2 ranks;")
+
+
+def test_secrets_are_in_none_of_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command line may have them, and a report is passed on."""
+    job = json.loads((here / "mine" / "job.json").read_text())
+    job["command"] = ["gpulaunch", "train.py", "--hf-token", "very-secret-word", "hf_AbCdEfGhIjKlMn", "--lr", "3"]
+    (here / "mine" / "job.json").write_text(json.dumps(job))
+
+    report.run(["mine", "--md"])
+    report.run(["mine", "--html", "-", "--static"])
+
+    out = capsys.readouterr().out
+    assert "very-secret-word" not in out
+    assert "hf_AbCd" not in out
+    assert out.count("--lr 3") == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["mine", "--html", "page.txt"], "--html page.txt: name a file that ends in .html"),
+        (["mine", "--html", "no/such/place.html"], "cannot write no/such/place.html: No such file or directory"),
+        (["mine", "--json", "--md"], "not allowed with argument"),
+        (["mine", "--static"], "use it with --html"),
+        (["--html", "nosuch"], "there is no run directory nosuch"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(here: Path, argv: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        report.run(argv)
+
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_has_ended_gets_its_page_from_a_process_of_its_own(here: Path) -> None:
+    """It is begun and left alone; the page is there soon after, whole."""
+    pid = report_page.begin("mine")
+    assert pid is not None
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert parse((here / "mine" / "report.html").read_text()).counts["h1"] == 1
+
+
+def test_a_run_that_cannot_be_reported_leaves_nothing(here: Path) -> None:
+    (here / "mine" / "report.html").mkdir()
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", report_page._ENTRY, str(here / "mine")], capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    assert sorted(each.name for each in (here / "mine").glob("report.html*")) == ["report.html"]
+
+
+def test_what_takes_too_long_ends_itself_and_leaves_nothing(here: Path) -> None:
+    """The alarm comes while a page of another size than any is being written."""
+    program = f"""
+import os, sys
+from gpulaunch.launcher.cli import report, report_page
+from gpulaunch.launcher.loop import files
+report_page._LONGEST_S = 1
+def endless(run_dir):
+    while True:
+        pass
+report.as_page = endless
+sys.exit(report_page.run([{str(here / "mine")!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    assert list((here / "mine").glob("report.html*")) == []
+
+
+def test_it_steps_back_behind_the_ranks(here: Path) -> None:
+    program = f"""
+import os, resource, sys
+from gpulaunch.launcher.cli import report_page
+code = report_page.run([{str(here / "mine")!r}])
+print(code, os.getpriority(os.PRIO_PROCESS, 0), resource.getrlimit(resource.RLIMIT_CPU))
+"""
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout == f"0 {max(10, nice)} (20, 20)\n", done.stderr

@@ -1,0 +1,418 @@
+"""The application, driven by Textual's own pilot: keys, sizes, help, logs, stacks, traces, a disk that stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import views
+from runs_on_disk import whole
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from gpulaunch.exporters.tui.app import Board, Top
+from gpulaunch.exporters.tui.cells import cells, text_of
+from gpulaunch.exporters.tui.errand import Command
+from gpulaunch.exporters.tui.look import Page
+from gpulaunch.exporters.tui.reader import Reader, Seen
+from gpulaunch.exporters.tui.tail import LogPlace, Tail
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.text import inert
+
+WAIT_S = 30.0
+
+
+def drive(app: Top, story: Callable[[Pilot[None]], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+    """Have the story played on the application."""
+
+    async def play() -> None:
+        async with app.run_test(size=size) as pilot:
+            await story(pilot)
+
+    asyncio.run(play())
+
+
+def shown(app: Top) -> str:
+    return "\n".join(text_of(line) for line in app.query_one(Board).lines)
+
+
+async def until(pilot: Pilot[None], text: str) -> str:
+    """Wait until this is on the screen."""
+    app = pilot.app
+    assert isinstance(app, Top)
+    for _ in range(int(WAIT_S / 0.02)):
+        await pilot.pause(0.02)
+        if text in shown(app):
+            return shown(app)
+    pytest.fail(f"{text!r} never came on the screen:\n{shown(app)}")
+
+
+def top(view: RunView, **more: object) -> Top:
+    """The application on a view that no disk is read for."""
+    lines = tuple(f"line {at}" for at in range(200))
+
+    def tail(run_dir: Path, place: LogPlace) -> Tail:
+        said = f"{place.stream} of rank {place.rank} attempt {place.attempt}"
+        return Tail(place=place, path="log", lines=(*lines, said))
+
+    def reader(tell: Callable[[Seen], None]) -> Reader:
+        return Reader(Path("run"), tell, load=lambda run_dir, window_s: view, tail=tail)
+
+    return Top(Path("run"), reader=reader, **more)  # type: ignore[arg-type]
+
+
+# -- from a directory to the screen
+
+
+def test_a_run_on_disk_comes_on_the_screen(tmp_path: Path) -> None:
+    run_dir = whole(tmp_path / "run", 30)
+    log = run_dir / "attempts" / "0" / "rank-1" / "stderr.log"
+    log.parent.mkdir()
+    log.write_text(f"first\nlast {views.HOSTILE}\n", errors="surrogateescape")
+
+    async def story(pilot: Pilot[None]) -> None:
+        text = await until(pilot, "FINISHED")
+        assert "demo" in text
+        await pilot.press("down", "l")
+        text = await until(pilot, "last ared\\x1b]0;title")
+        assert "attempts/0/rank-1/stderr.log" in text
+
+    drive(Top(run_dir), story)
+
+
+def test_a_directory_of_nothing_comes_on_the_screen_too(tmp_path: Path) -> None:
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "UNKNOWN")
+
+    drive(Top(tmp_path), story)
+
+
+# -- keys
+
+
+def test_every_page_opens_with_its_key_and_escape_goes_back() -> None:
+    app = top(views.input_bound())
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        for key, text in [
+            ("2", "Set num_workers to 4"),
+            ("3", "CONTEND"),
+            ("4", "WAITS FOR THE GPU"),
+            ("5", "TRAINER"),
+            ("6", "EVENTS"),
+            ("7", "pid 4000"),
+            ("8", "stderr of rank 0"),
+            ("1", "PHASES"),
+            ("question_mark", "filter ranks"),
+        ]:
+            await pilot.press(key)
+            await until(pilot, text)
+        await pilot.press("escape")
+        await until(pilot, "PHASES")
+
+    drive(app, story)
+
+
+def test_tab_turns_the_pages_and_comes_round() -> None:
+    app = top(views.healthy())
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        seen = [app.look.page]
+        for _ in range(8):
+            await pilot.press("tab")
+            seen.append(app.look.page)
+        assert seen[0] is seen[-1] is Page.RANKS
+        assert len(set(seen)) == 8
+        await pilot.press("shift+tab")
+        assert app.look.page is Page.LOG
+
+    drive(app, story)
+
+
+def test_arrows_select_a_rank_and_stop_at_the_ends() -> None:
+    app = top(views.crowd(64))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "64 ranks")
+        await pilot.press("up")
+        assert app.look.rank == 0
+        await pilot.press("down", "j", "j", "k")
+        assert app.look.rank == 2
+        await pilot.press("end")
+        assert app.look.rank == 63
+        await until(pilot, ">   63 ")
+        await pilot.press("pageup", "enter")
+        await until(pilot, f"rank {app.look.rank}  node")
+
+    drive(app, story)
+
+
+def test_ranks_are_sorted_and_filtered() -> None:
+    app = top(views.crowd(64))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "64 ranks")
+        await pilot.press("s")
+        assert "sorted by own step time" in shown(app)
+        assert shown(app).index(">   37   n4") < shown(app).index("     0   n0")
+        await pilot.press("slash")
+        assert app.query_one("#filter", Input).has_focus
+        await pilot.press(*"n1 37", "enter")
+        text = await until(pilot, "9 ranks, own step time")
+        assert "only n1 37" in text
+        await pilot.press("slash", *"xq", "enter")
+        await until(pilot, "no filter: 'xq'")
+        assert app.look.only == "n1 37"
+        await pilot.press("slash", "q", "escape")
+        assert app.look.only == "n1 37"
+        assert app.is_running
+
+    drive(app, story)
+
+
+def test_the_log_changes_stream_attempt_and_rank() -> None:
+    app = top(views.failed())
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "FAILED")
+        await pilot.press("l")
+        await until(pilot, "stderr of rank 0 attempt 1")
+        await pilot.press("e")
+        await until(pilot, "stdout of rank 0 attempt 1")
+        await pilot.press("left_square_bracket")
+        await until(pilot, "stdout of rank 0 attempt 0")
+        await pilot.press("right_square_bracket")
+        await until(pilot, "stdout of rank 0 attempt 1")
+        await pilot.press("home")
+        assert "line 0" in shown(app)
+        await pilot.press("end")
+        assert "attempt 1" in shown(app)
+        await pilot.press("escape", "down", "l")
+        await until(pilot, "stdout of rank 1 attempt 1")
+
+    drive(app, story)
+
+
+def test_the_window_of_the_curves_is_asked_of_the_reader() -> None:
+    asked: list[float | None] = []
+
+    def load(run_dir: Path, window_s: float | None) -> RunView:
+        asked.append(window_s)
+        return views.healthy()
+
+    app = Top(Path("run"), reader=lambda tell: Reader(Path("run"), tell, load=load))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        await pilot.press("w")
+        assert "curves of the last 10 min" in shown(app)
+        for _ in range(1000):
+            await pilot.pause(0.02)
+            if asked[-1] == 600.0:
+                return
+        pytest.fail(f"never read: {asked}")
+
+    drive(app, story)
+
+
+# -- sizes
+
+
+@pytest.mark.parametrize("ranks", [2, 64, 256])
+def test_a_terminal_of_any_size_is_filled_and_not_more(ranks: int) -> None:
+    app = top(views.crowd(ranks) if ranks > 2 else views.healthy())
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        for width, height in [(80, 24), (200, 60), (40, 10), (20, 5), (81, 25)]:
+            await pilot.resize_terminal(width, height)
+            await pilot.pause()
+            lines = app.query_one(Board).lines
+            assert len(lines) == height
+            assert max(cells(text_of(line)) for line in lines) <= width
+            strip = app.query_one(Board).render_line(0)
+            assert strip.cell_length == width
+
+    drive(app, story)
+
+
+# -- stacks and traces
+
+
+def test_a_trace_is_asked_for_twice_and_shows_what_the_command_says() -> None:
+    asked: list[int | None] = []
+
+    def trace(rank: int | None) -> Command:
+        asked.append(rank)
+        told = f"rank {rank}: a trace of 500 ms begins \x1b[2J"
+        return Command([sys.executable, "-u", "-c", f"print({told!r}); raise SystemExit(1)"])
+
+    app = top(views.healthy(), trace=trace)
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        await pilot.press("down", "t")
+        assert "t once more to begin" in shown(app)
+        assert asked == []
+        await pilot.press("down", "t")  # another key in between: asked anew
+        assert asked == []
+        await pilot.press("t")
+        text = await until(pilot, "exit code 1")
+        assert "rank 1: a trace of 500 ms begins \\x1b[2J" in text
+        assert asked == [1]
+        await pilot.press("T", "T")
+        await until(pilot, "trace of all ranks")
+        await until(pilot, "exit code 1")
+        assert asked == [1, None]
+
+    drive(app, story)
+
+
+def test_a_stack_is_shown_from_its_top_and_one_at_a_time() -> None:
+    go = threading.Event()
+
+    class Stack:
+        def run(self, say: Callable[[str], None]) -> None:
+            say("main thread (has the GIL)")
+            assert go.wait(WAIT_S)
+            for at in range(100):
+                say(f"  frame {at} (train.py:{at})")
+
+        def stop(self) -> None:
+            go.set()
+
+    app = top(views.healthy(), dump=lambda view, rank: Stack())
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        await pilot.press("d")
+        await until(pilot, "main thread")
+        await pilot.press("escape", "d")
+        assert "is not over yet" in shown(app)
+        go.set()
+        text = await until(pilot, "frame 10 ")
+        assert "main thread" in text
+        await pilot.press("end")
+        await until(pilot, "frame 99 ")
+
+    drive(app, story)
+
+
+def test_a_run_that_is_over_has_no_stacks_and_no_traces() -> None:
+    def never(*_: object) -> Command:
+        raise AssertionError("asked of a run that is over")
+
+    app = top(views.finished(), dump=never, trace=never)
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "FINISHED")
+        await pilot.press("d")
+        assert "the run is finished" in shown(app)
+        await pilot.press("t", "t")
+        assert "there is nothing to trace" in shown(app)
+
+    drive(app, story)
+
+
+def test_quitting_ends_a_trace_that_is_under_way() -> None:
+    app = top(
+        views.healthy(),
+        trace=lambda rank: Command([sys.executable, "-u", "-c", "import time; print('began'); time.sleep(600)"]),
+    )
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        await pilot.press("t", "t")
+        await until(pilot, "began")
+        await pilot.press("q")
+
+    drive(app, story)  # the census sees that the command is gone
+
+
+# -- what goes wrong
+
+
+def test_a_disk_that_stalls_stops_no_key() -> None:
+    answers, clock = threading.Event(), [0.0]
+    reads: list[int] = []
+
+    def load(run_dir: Path, window_s: float | None) -> RunView:
+        reads.append(1)
+        if len(reads) > 1:
+            assert answers.wait(WAIT_S)
+        return views.healthy()
+
+    def reader(tell: Callable[[Seen], None]) -> Reader:
+        return Reader(Path("run"), tell, load=load, now=lambda: clock[0])
+
+    app = Top(Path("run"), reader=reader)
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        clock[0] += 2.0  # time to read again
+        app._reader._wake.set()
+        while len(reads) < 2:
+            await pilot.pause(0.02)
+        clock[0] += 40.0
+        await until(pilot, "the disk has not answered for 40s")
+        await pilot.press("2")
+        await until(pilot, "nothing found")
+        await pilot.press("question_mark")
+        await until(pilot, "filter ranks")
+
+    drive(app, story)  # and it ends while the disk still stalls
+    answers.set()
+
+
+def test_a_frame_that_cannot_be_drawn_costs_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = top(views.healthy())
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by \x1b[2J")
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        with monkeypatch.context() as patch:
+            patch.setattr("gpulaunch.exporters.tui.app.frame", broken)
+            await pilot.press("2")
+            assert "cannot draw this: ZeroDivisionError: by \\x1b[2J" in shown(app)
+        await pilot.press("1")
+        await until(pilot, "RUNNING")
+
+    drive(app, story)
+
+
+def test_hostile_text_reaches_the_terminal_as_text() -> None:
+    app = top(replace(views.hostile(), name="\x1b]0;title\x07[bold]not markup[/bold]"))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "\\x1b]0;title\\x07[bold]")
+        for key in "12345678":
+            await pilot.press(key)
+            await pilot.pause()
+            board = app.query_one(Board)
+            for at in range(24):
+                text = board.render_line(at).text
+                assert inert(text) == text
+
+    drive(app, story)
+
+
+def test_q_and_ctrl_c_quit() -> None:
+    for key in ("q", "ctrl+c"):
+        app = top(views.healthy())
+
+        async def story(pilot: Pilot[None], key: str = key) -> None:
+            await until(pilot, "RUNNING")
+            await pilot.press(key)
+            await pilot.pause()
+
+        drive(app, story)
+        assert app.return_code == 0

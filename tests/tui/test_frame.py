@@ -1,0 +1,324 @@
+"""What is on the screen, for runs of every kind: as text, without a terminal."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import views
+from golden_frames import FRAMES, GOLDEN, ONCE, drawn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulaunch.exporters.tui.cells import Line, cells, text_of
+from gpulaunch.exporters.tui.frame import HELP, frame, once, scrolled
+from gpulaunch.exporters.tui.look import Look, Output, Page
+from gpulaunch.exporters.tui.over import settled
+from gpulaunch.exporters.tui.phases import GOODPUT_LETTERS, LETTERS, shares_bar
+from gpulaunch.exporters.tui.tail import LogPlace, Tail
+from gpulaunch.exporters.view.model import RunView, Status
+from gpulaunch.exporters.view.text import inert
+from gpulaunch.profiler.channel.layout import PHASES
+from gpulaunch.profiler.record import GOODPUT_BUCKETS
+
+VIEWS = {
+    "healthy": views.healthy(),
+    "input_bound": views.input_bound(),
+    "straggling": views.straggling(),
+    "restarted": views.restarted(),
+    "failed": views.failed(),
+    "finished": views.finished(),
+    "crowd": views.crowd(64),
+    "nothing": views.nothing(),
+    "hostile": views.hostile(),
+}
+HOSTILE_LOOK = Look(
+    rank=0,
+    notice=views.HOSTILE,
+    log=Tail(place=LogPlace(node=0, attempt=0, rank=0, stream="stderr"), path=views.HOSTILE, trouble=views.HOSTILE),
+    output=Output(title=views.HOSTILE, lines=(views.HOSTILE,)),
+)
+
+
+def text(view: RunView | None, look: Look | None = None, width: int = 80, height: int = 24) -> str:
+    return "\n".join(text_of(each) for each in frame(view, look or Look(), width, height))
+
+
+# -- as it looks
+
+
+@pytest.mark.parametrize("name", [*FRAMES, *ONCE])
+def test_a_frame_is_as_it_was_read_and_found_good(name: str) -> None:
+    assert drawn(name) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_no_golden_frame_is_forgotten() -> None:
+    assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == sorted([*FRAMES, *ONCE])
+
+
+@pytest.mark.parametrize("page", Page)
+def test_a_frame_fills_the_screen_and_never_more(page: Page) -> None:
+    look = replace(HOSTILE_LOOK, page=page)
+    for view, width, height in product(VIEWS.values(), [1, 39, 40, 57, 80, 96, 133, 250], [1, 10, 24, 60]):
+        lines: list[Line] = frame(view, look, width, height)
+
+        assert len(lines) == height
+        assert max(cells(text_of(each)) for each in lines) <= width
+
+
+def test_before_anything_was_read_it_says_so() -> None:
+    assert "reading the run" in text(None)
+    assert "the disk has not answered for 40s" in text(None, Look(stale_seconds=40.0))
+    assert "cannot read the run" in text(None, Look(trouble="cannot read the run: no such thing"))
+
+
+def test_help_fits_a_small_terminal_and_names_every_letter() -> None:
+    assert max(map(len, HELP.splitlines())) <= 80
+    assert len(HELP.splitlines()) <= 23
+    for phase, letter in LETTERS.items():
+        assert f"{letter} {phase}" in HELP
+
+
+# -- nothing that a terminal obeys
+
+
+def test_what_is_hostile_is_hostile() -> None:
+    """The control of the test below: shown as it is, this text would fail it."""
+    assert inert(views.HOSTILE) != views.HOSTILE
+
+
+@pytest.mark.parametrize("page", Page)
+def test_no_text_of_a_run_reaches_the_terminal_as_a_command(page: Page) -> None:
+    look = replace(HOSTILE_LOOK, page=page)
+    shown = [text_of(each) for each in frame(views.hostile(), look, 400, 400)]
+
+    assert [each for each in shown if inert(each) != each] == []
+    assert page is Page.HELP or any("\\x1b[31mred" in each for each in shown)
+
+
+def test_nor_does_what_is_printed_once() -> None:
+    printed = once(views.hostile(), 100)
+
+    assert [each for each in printed.splitlines() if inert(each) != each] == []
+    assert printed.count("\\x1b[31mred") > 10
+
+
+@given(
+    name=st.text(max_size=60),
+    figure=st.one_of(st.none(), st.floats()),
+    shares=st.dictionaries(st.text(max_size=12), st.floats(), max_size=4),
+    curve=st.lists(st.one_of(st.none(), st.floats()), max_size=40),
+    page=st.sampled_from(list(Page)),
+    width=st.integers(1, 140),
+)
+def test_any_text_and_any_figure_make_a_frame(
+    name: str,
+    figure: float | None,
+    shares: dict[str, float],
+    curve: list[float | None],
+    page: Page,
+    width: int,
+) -> None:
+    view = views.input_bound()
+    odd = replace(
+        view.ranks[0],
+        steps_per_second_now=figure,
+        step_seconds_now=figure,
+        last_step_s=figure,
+        phase_ratios_now=shares,
+        steps_per_second=tuple(curve),
+        rss_bytes={name: tuple(curve)},
+    )
+    view = replace(
+        view,
+        name=name,
+        error=name,
+        elapsed_seconds=figure,
+        goodput_ratio=figure,
+        phase_ratios_now=shares,
+        goodput_seconds=shares,
+        steps_per_second=tuple(curve),
+        ranks=(odd, view.ranks[1]),
+        findings=(replace(view.findings[0], advice=name, lost_seconds=figure, seconds_per_step=figure or 0.0),),
+    )
+
+    lines = [text_of(each) for each in frame(view, Look(page=page), width, 24)]
+
+    assert [each for each in lines if inert(each) != each or cells(each) > width] == []
+    assert once(view, 80)
+
+
+# -- without colours
+
+
+def test_every_phase_has_a_letter_of_its_own() -> None:
+    assert tuple(LETTERS) == PHASES
+    assert len(set(LETTERS.values())) == len(PHASES)
+    assert tuple(GOODPUT_LETTERS) == GOODPUT_BUCKETS
+    assert len(set(GOODPUT_LETTERS.values())) == len(GOODPUT_BUCKETS)
+
+
+def test_a_bar_has_as_many_letters_as_its_share() -> None:
+    drawn_bar = text_of(shares_bar({"data_wait": 0.5, "forward": 0.25, "backward": 0.25}, 40))
+
+    assert drawn_bar == "D" * 20 + "F" * 10 + "B" * 10
+
+
+def test_a_terminal_without_blocks_gets_ascii() -> None:
+    look = Look(ascii_only=True)
+
+    for page in Page:
+        assert text(views.input_bound(), replace(look, page=page), 120, 60).isascii()
+    assert once(views.input_bound(), 80, ascii_only=True).isascii()
+    assert not text(views.input_bound()).isascii()
+
+
+# -- what is not known is not 0
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    shown = text(views.nothing())
+
+    assert "- steps  - steps/s  - a step  attempt -" in shown
+    assert "goodput -" in shown
+    assert "job.json is missing" in shown
+
+
+# -- marks
+
+
+def test_the_rank_that_the_others_wait_for_is_marked_and_no_other() -> None:
+    shown = text(views.straggling(), Look(page=Page.RANKS))
+
+    assert re.findall(r"^[> ] +(\d+) .* late *$", shown, re.M) == ["3"]
+
+
+def test_a_straggler_of_earlier_is_not_marked() -> None:
+    view = views.straggling()
+
+    assert " - late" in text(view)
+    assert " - late" not in text(replace(view, findings=(replace(view.findings[0], active=False),)))
+
+
+def test_of_a_run_that_is_over_what_stood_until_the_end_is_told() -> None:
+    """Nothing is active any more then; what was found in its first minute only was changed meanwhile."""
+    over = replace(views.straggling(), status=Status.FINISHED)
+    until_the_end = replace(over.findings[0], active=False)
+    earlier = replace(until_the_end, last_seen_s=views.BEGAN_S + 60)
+
+    assert "straggler (rank 3)" in text(replace(over, findings=(until_the_end,)))
+    assert "straggler (rank 3)" not in text(replace(over, findings=(earlier,)))
+
+
+def test_a_rank_that_makes_no_steps_is_marked_while_the_run_goes_on() -> None:
+    view = views.straggling()
+
+    assert "still 40s" in text(view)
+    assert "still" not in text(replace(view, status=Status.FINISHED))
+    assert "still" not in text(views.healthy())
+
+
+def test_a_slow_step_is_not_a_still_rank() -> None:
+    """Steps of half a minute: 40 s after the last one, nothing is odd."""
+    view = views.straggling()
+    slow = tuple(replace(rank, steps=20, step_seconds=600.0) for rank in view.ranks)
+
+    assert "still" not in text(replace(view, ranks=slow))
+
+
+def test_a_rank_without_a_profiler_is_marked() -> None:
+    view = views.healthy(ranks=(views.rank(0), views.rank(1, armed=False)))
+
+    assert re.findall(r"^[> ] +(\d+) .* off *$", text(view), re.M) == ["1"]
+
+
+def test_a_run_that_says_nothing_new_tells_for_how_long() -> None:
+    view = views.healthy()
+
+    assert "nothing new" not in text(view)
+    assert "nothing new for 2m 00s" in text(replace(view, made_s=views.SEEN_S + 120))
+    assert "nothing new" not in text(replace(views.finished(), made_s=views.SEEN_S + 120))
+
+
+def test_of_a_run_that_is_over_nothing_is_odd_that_is_not_known() -> None:
+    assert " off" not in text(replace(views.finished(), ranks=(views.rank(0, armed=False),)))
+
+
+# -- a run that is over, of which the last moments are not known
+
+
+def forgotten(status: Status) -> RunView:
+    bare = {"steps_per_second_now": None, "step_seconds_now": None}
+    ranks = tuple(replace(rank, phase_ratios_now={}, **bare) for rank in views.healthy().ranks)
+    return replace(views.finished(), status=status, ranks=ranks, phase_ratios_now={}, **bare)
+
+
+def test_its_totals_stand_in_for_them() -> None:
+    shown = text(settled(forgotten(Status.FINISHED)))
+
+    assert "10.0 steps/s  100ms a step" in shown
+    assert "B=backward 45%" in shown
+    assert shown == text(views.finished())
+
+
+def test_but_not_while_the_run_goes_on() -> None:
+    """Then no steps lately is news."""
+    shown = text(settled(forgotten(Status.RUNNING)))
+
+    assert "- steps/s  - a step" in shown
+    assert shown.count("no steps lately") == 2
+
+
+def test_what_is_known_of_them_stays() -> None:
+    view = replace(views.finished(), steps_per_second_now=3.0)
+
+    assert settled(view).steps_per_second_now == 3.0
+    assert settled(views.nothing()) == views.nothing()
+
+
+# -- many ranks
+
+
+def test_the_selected_rank_is_seen_whichever_it_is() -> None:
+    view = views.crowd(256)
+
+    for number in (0, 1, 100, 254, 255):
+        assert re.search(rf"^> +{number} ", text(view, Look(rank=number)), re.M)
+
+
+def test_one_slow_rank_of_256_sticks_out() -> None:
+    curve = next(each for each in text(views.crowd(256)).splitlines() if each.startswith("256 ranks"))
+
+    assert "most 92.0ms rank 37" in curve
+    assert curve.count("\u2588") == 1
+
+
+# -- scrolling
+
+
+def test_a_long_page_scrolls_to_its_end_and_no_further() -> None:
+    view, look = views.input_bound(), Look(page=Page.RANK)
+    most = scrolled(view, look, 80, 24)
+
+    assert most > 0
+    assert "lines below" in text(view, look)
+    assert "found: sync-every-step" in text(view, replace(look, top=most))
+    assert text(view, replace(look, top=most + 50)) == text(view, replace(look, top=most))
+
+
+def test_a_log_is_shown_from_its_end() -> None:
+    place = LogPlace(node=0, attempt=0, rank=0, stream="stderr")
+    log = Tail(place=place, path="attempts/0/rank-0/stderr.log", lines=tuple(f"line {at}" for at in range(100)))
+
+    assert "line 99" in text(views.healthy(), Look(page=Page.LOG, log=log))
+    assert "line 99" not in text(views.healthy(), Look(page=Page.LOG, log=log, top=30))
+    assert "line 60" in text(views.healthy(), Look(page=Page.LOG, log=log, top=30))
+
+
+def test_the_log_of_another_rank_is_not_shown_as_this_one_s() -> None:
+    place = LogPlace(node=0, attempt=0, rank=0, stream="stderr")
+    log = Tail(place=place, path="attempts/0/rank-0/stderr.log", lines=("of rank 0",))
+
+    assert "of rank 0" not in text(views.healthy(), Look(page=Page.LOG, rank=1, log=log))

@@ -1,0 +1,75 @@
+"""The tests of the page share the runs of the tests of the view and of the store, and a browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+for room in ("store", "view", "web"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / room))
+
+from scenes import Scene, Served  # noqa: E402 - found by the lines above
+from tab import FLAGS, Tab  # noqa: E402
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    with ExitStack() as stack:
+
+        def start(scene: Scene, **more: Any) -> Served:
+            served = Served(scene, **more)
+            stack.callback(served.close)
+            return served
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium, driven by playwright; no browser is fetched from anywhere."""
+    with _driver() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS, headless=True)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def _driver() -> Iterator[Any]:
+    if not CHROMIUM.exists():
+        _missing(f"no {CHROMIUM} (Debian's package chromium)")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _missing("playwright is not installed (gpulaunch[test])")
+        return
+    with sync_playwright() as playwright:
+        yield playwright
+
+
+def _missing(what: str) -> None:
+    assert not os.environ.get("CI"), f"{what}: required in CI"
+    pytest.skip(what)
+
+
+@pytest.fixture
+def look(browser: Any) -> Iterator[Callable[..., Tab]]:
+    """Open a page; at the end nothing may have been complained of, and nobody else been asked."""
+    tabs: list[Tab] = []
+
+    def start(url: str, **context: Any) -> Tab:
+        tabs.append(Tab(browser, url, **context))
+        return tabs[-1]
+
+    yield start
+    for tab in tabs:
+        tab.context.close()
+        assert tab.strangers == []
+        assert tab.complaints == []

@@ -1,0 +1,48 @@
+"""A page that is open in a browser, and what went wrong on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["FLAGS", "WAIT_MS", "Tab"]
+
+# Root has no sandbox of its own, and /dev/shm of a container is small. The others: ask nobody for anything.
+FLAGS = [
+    *("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run", "--disable-gpu", "--force-color-profile=srgb"),
+]
+WAIT_MS = 30_000.0  # bounds every wait; nothing here takes it unless something is broken
+
+
+class Tab:
+    """A page that is open, and what went wrong on it."""
+
+    def __init__(self, browser: Any, url: str, **context: Any) -> None:
+        self.context = browser.new_context(
+            locale="en-GB", **{"viewport": {"width": 1280, "height": 6000}, "service_workers": "block", **context}
+        )
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.origin = url.rstrip("/")
+        self.complaints: list[str] = []
+        self.strangers: list[str] = []
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self._see)
+
+    def _hear(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _see(self, request: Any) -> None:
+        if not request.url.startswith((f"{self.origin}/", "data:")):
+            self.strangers.append(request.url)
+
+    def open(self, fragment: str = "") -> Any:
+        self.page.goto(f"{self.origin}/{fragment}")
+        return self.page
+
+    def until(self, state: str) -> Any:
+        """Wait until the page says that its connection is in this state."""
+        self.page.wait_for_selector(f'#connection[data-state="{state}"]')
+        return self.page

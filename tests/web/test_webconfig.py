@@ -1,0 +1,131 @@
+"""The file that says how the endpoint is protected: what it may say, and one line for everything else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulaunch.exporters.web.webconfig import WebConfigError, read_web_config
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate, a key that is not its, an encrypted key, a token."""
+    if shutil.which("openssl") is None:
+        assert not os.environ.get("CI"), "openssl is required in CI"
+        pytest.skip("no openssl (Debian's package openssl)")
+    folder = tmp_path_factory.mktemp("tls")
+    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    new += ["-subj", "/CN=localhost"]
+    for name, how in (("server", ["-nodes"]), ("other", ["-nodes"]), ("locked", ["-passout", "pass:secret"])):
+        argv = [*new, *how, "-keyout", f"{name}.key", "-out", f"{name}.crt"]
+        subprocess.run(argv, cwd=folder, check=True, capture_output=True)
+    (folder / "token").write_text(f"{TOKEN}\n")
+    (folder / "short").write_text("secret\n")
+    (folder / "words").write_text("two words, and long enough\n")
+    (folder / "binary").write_bytes(b"\xff\xfe\x00")
+    return folder
+
+
+def test_tls_and_a_token_with_names_relative_to_the_file(folder: Path) -> None:
+    path = folder / "web.yml"
+    path.write_text(
+        "---\n# how it is protected\ntls_server_config:\n  cert_file: 'server.crt'   # ours\n"
+        '  key_file: "server.key"\n  min_version: TLS13\n\nbearer_token_file: token\n'
+    )
+
+    config = read_web_config(path)
+
+    assert config.token == TOKEN
+    assert config.tls is not None
+    assert config.tls.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert config.tls.verify_mode is ssl.CERT_NONE
+
+
+def test_clients_may_be_asked_for_a_certificate(folder: Path) -> None:
+    path = folder / "web.yml"
+    path.write_text(
+        "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n  client_ca_file: other.crt\n"
+    )
+
+    config = read_web_config(path)
+
+    assert config.tls is not None
+    assert config.tls.verify_mode is ssl.CERT_REQUIRED
+    assert config.tls.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "protects nothing"),
+        ("tls_server_config:\n", "protects nothing"),
+        ("basic_auth_users:\n  alice: $2y$10$abc\n", "basic_auth_users is not supported; use bearer_token_file"),
+        ("http_server_config:\n  http2: false\n", "http_server_config is not supported"),
+        ("tls_server_config:\n  cipher_suites: x\n", "tls_server_config.cipher_suites is not supported"),
+        ("tls_server_config:\n  cert_file: server.crt\n", "needs key_file"),
+        ("tls_server_config: server.crt\n", "has keys below it"),
+        ("bearer_token_file:\n  a: b\n", "has a value"),
+        (TLS + "  min_version: TLS10\n", "min_version TLS10 is not supported; known are TLS12, TLS13"),
+        (TLS + "  client_auth_type: RequestClientCert\n", "client_auth_type RequestClientCert is not supported"),
+        (TLS + "  client_auth_type: RequireAndVerifyClientCert\n", "go together"),
+        (TLS + "  client_auth_type: NoClientCert\n  client_ca_file: other.crt\n", "go together"),
+        (TLS.replace("server.key", "other.key"), "cannot use the certificate or key (server.crt, other.key)"),
+        (TLS.replace("server.key", "locked.key").replace("server.crt", "locked.crt"), "cannot use the certificate"),
+        (TLS.replace("server.key", "token"), "cannot use the certificate or key (server.crt, token)"),
+        (TLS.replace("server.key", "nowhere"), "No such file"),
+        ("bearer_token_file: nowhere\n", "cannot read bearer_token_file"),
+        ("bearer_token_file: short\n", "at least 16 characters"),
+        ("bearer_token_file: words\n", "one word"),
+        ("bearer_token_file: binary\n", "is not text"),
+        ("bearer_token_file: [token]\n", "line 1: only plain and quoted values"),
+        ("bearer_token_file: 'token\n", "line 1: a quoted value ends with its quote"),
+        ("bearer_token_file: token\nbearer_token_file: token\n", "line 2: bearer_token_file is there twice"),
+        ("  cert_file: x\n", "line 1: cert_file is indented below nothing"),
+        ("\tcert_file: x\n", "line 1: expected `key: value`"),
+        ("- a\n", "line 1: expected `key: value`"),
+        ('{"bearer_token_file": "token"}\n', "line 1: expected `key: value`"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(folder: Path, text: str, says: str) -> None:
+    path = folder / "web.yml"
+    path.write_text(text)
+
+    with pytest.raises(WebConfigError) as caught:
+        read_web_config(path)
+
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WebConfigError, match=r"cannot read the web config .*web\.yml: No such file"):
+        read_web_config(tmp_path / "web.yml")
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "web.yml").write_bytes(b"#" * (1 << 20))
+    with pytest.raises(WebConfigError, match="is larger than 64 KiB"):
+        read_web_config(tmp_path / "web.yml")
+
+
+@given(st.text(alphabet="abct_: '\"#\n-\\{[&*\xe9\t0", max_size=80))
+def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yml"
+    path.write_text(text)
+    with pytest.raises(WebConfigError) as caught:  # nothing of this alphabet protects anything
+        read_web_config(path)
+    assert str(path) in str(caught.value)
