@@ -159,7 +159,7 @@ class Node:
 
     def says(self) -> str:
         """The page for people: how each collector does, and why."""
-        with urllib.request.urlopen(f"{self.url}/", timeout=WAIT_S) as response:
+        with urllib.request.urlopen(f"{self.url}/collectors", timeout=WAIT_S) as response:
             return re.sub(r"<[^>]*>", " ", html.unescape(response.read().decode()))
 
     def wait_until(self, condition: Callable[[Scrape], object]) -> Scrape:

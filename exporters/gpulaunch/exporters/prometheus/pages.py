@@ -38,7 +38,7 @@ def routes(
     def index(_: str) -> Answer:
         return Answer(content_type="text/html; charset=utf-8", body=_index(board.state).encode())
 
-    return {"/metrics": metrics, "/healthz": health, "/": index}
+    return {"/metrics": metrics, "/healthz": health, "/": index, "/collectors": index}
 
 
 def _index(state: NodeState | None) -> str:
