@@ -33,7 +33,7 @@ from gpulaunch.profiler.channel.layout import Hook
 __all__ = ["BLOCK", "DEFAULT_BUDGET_PPM", "SHED", "Budget", "Comparison", "budget_ppm"]
 
 BLOCK: Final = 8
-"""Steps of a block: one of them is priced from inside, and one of 16 timed on the GPU, as of all the others."""
+"""Steps of a block: as many as are taken up together (`state.TOGETHER`), so that each block has one such moment."""
 
 DEFAULT_BUDGET_PPM: Final = 5_000
 """Of a step, in millionths."""
