@@ -10,7 +10,7 @@
     halved    writes the first half of its trace
     tardy     writes the trace of its first order when it gets the second, and that one never
     empty     writes a trace in which nothing happened
-    slowed    takes three times as long for a step from then on
+    slowed    takes twenty times as long for a step from then on: no noise hides it
     late      is the one that the others wait for
     copies    copies 1000 bytes to the GPU in each step, and its trace has 20 such copies
 """
@@ -105,7 +105,7 @@ def main(page: Path, how: str) -> None:
             write(told, how)
             told = {}
             if how == "slowed":
-                step_s *= 3
+                step_s *= 20
 
 
 if __name__ == "__main__":
