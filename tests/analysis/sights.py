@@ -56,6 +56,9 @@ class Rank:
     batches: int = 0
     wait_ns: int = 0
     workers: LoaderWorkers | None = None
+    workers_configured: int = 2
+    hooks_off: tuple[str, ...] = ()
+    hooks_shed: tuple[str, ...] = ()
     trainer_bytes: int | None = 1000 * MIB
     workers_bytes: int | None = 200 * MIB
     inflight_bytes: int = MIB
@@ -96,7 +99,7 @@ class Rank:
                 outstanding=4,
                 reorder_blocked=0,
                 pin_backlog=0,
-                workers_configured=2,
+                workers_configured=self.workers_configured,
                 batches=self.batches,
                 eval_batches=0,
                 batch_bytes_total=self.batches * MIB,
@@ -131,14 +134,14 @@ class Rank:
             ),
             price=Price(
                 budget_ratio=0.005,
-                hooks_shed=(),
+                hooks_shed=self.hooks_shed,
                 unobserved_steps=0,
                 pairs=0,
                 paired_cost_ns=None,
                 paired_error_ns=None,
             ),
             facts=self.facts,
-            hooks_unavailable=(),
+            hooks_unavailable=self.hooks_off,
             fault="",
         )
 

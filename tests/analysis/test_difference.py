@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from sights import MIB, MS, Node, Rank, device, workers
 
+from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.difference import between
 from gpulaunch.profiler.analysis.window import MemoryPoint
 from gpulaunch.profiler.record import CopyTotals, Site
@@ -125,6 +126,20 @@ def test_the_verdict_on_the_wait_is_there() -> None:
 
     assert rank.stall.kind == "prep"
     assert rank.stall.share == pytest.approx(200 / 299)
+
+
+def test_a_queue_that_is_not_read_is_not_one_without_workers() -> None:
+    """Out of service or switched off, it leaves the page saying "no workers", as the loader for evaluation has."""
+    loader = {"site": "train.py:41 main", "split": "train", "num_workers": 4}
+    evaluates = {"site": "eval.py:7 evaluate", "split": "eval", "num_workers": 0}
+
+    def found_with(**off: tuple[str, ...]) -> list[tuple[str, str | None]]:
+        node = Node(ranks=[Rank(workers_configured=0, facts={"loaders": [loader, evaluates]}, **off)])
+        return [(each.rule, each.file) for each in advise(between(node.train(10), node.train(5, data_wait=200.0)))]
+
+    assert found_with() == [("dataloader-too-few-workers", "eval.py")]
+    assert found_with(hooks_off=("loader_queue",)) == []
+    assert found_with(hooks_shed=("copies", "loader_queue")) == []
 
 
 def test_a_rank_that_has_not_stepped_enough_is_left_out(node: Node) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.analysis.finding import MEASURED, NOWHERE, Loss, Place, findings_of, place_of
+from gpulaunch.profiler.analysis.finding import (
+    DERIVED,
+    ESTIMATED,
+    MEASURED,
+    NOWHERE,
+    Loss,
+    Place,
+    findings_of,
+    place_of,
+)
 from gpulaunch.profiler.record import Finding
 
 
@@ -70,6 +81,24 @@ def test_losses_of_different_subjects_stay_apart() -> None:
     found = findings_of("a-rule", [loss(0, 0.01, subject="rank 0"), loss(1, 0.01, subject="rank 1")])
 
     assert [each.key for each in found] == [("a-rule", "", 0, "rank 0"), ("a-rule", "", 0, "rank 1")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_sure"),
+    [
+        ({}, True),
+        ({"confidence": DERIVED}, True),
+        ({"confidence": ESTIMATED}, False),
+        ({"confidence": ESTIMATED, "seconds_per_step": 0.0}, True),  # not of its seconds, and it claims none
+        ({"confidence": DERIVED, "evidence": {"cause": "compute"}}, True),
+        ({"confidence": DERIVED, "evidence": {"cause": "other"}}, False),
+    ],
+)
+def test_a_verdict_that_is_not_sure_says_what_would_make_it_so(changes: dict[str, Any], is_sure: bool) -> None:
+    (found,) = findings_of("a-rule", [replace(loss(3, 0.01), **changes)])
+
+    more = "" if is_sure else " To be sure: gpulaunch trace --steps 5 --rank 3."
+    assert found.advice == f"Do it otherwise.{more}"
 
 
 def test_a_finding_as_json_has_the_names_that_others_rely_on() -> None:

@@ -47,7 +47,7 @@ def finds(gpulaunch: Any, tmp_path: Path) -> Finds:
     return run
 
 
-@pytest.mark.parametrize(("by", "cause"), [("input", "input"), ("cpu", "CPU contention")])
+@pytest.mark.parametrize(("by", "cause"), [("input", "input"), ("cpu", "CPU contention"), ("gc", "garbage collection")])
 def test_the_rank_is_found_and_why_it_is_late(finds: Finds, by: str, cause: str) -> None:
     found = finds(by)
 

@@ -11,6 +11,7 @@ from healthy_node import rank, window
 from rule_cases import CASES, Case
 
 from gpulaunch.profiler.analysis.advisor import advise
+from gpulaunch.profiler.analysis.finding import ESTIMATED
 from gpulaunch.profiler.analysis.rules import RULES, markdown
 
 IDS = (
@@ -52,6 +53,20 @@ def test_the_fault_is_found_and_nothing_else(rule: str) -> None:
     assert found.advice.endswith(".")
     assert found.evidence
     json.dumps(found.as_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("rule", IDS)
+@pytest.mark.parametrize("gpus", [True, False], ids=["gpus", "no-gpus"])
+def test_a_trace_is_advised_where_the_loss_is_a_bound(rule: str, gpus: bool) -> None:
+    """Without the GPU's own account copies and waits are bounds, too."""
+    fault = CASES[rule].fault
+    found = advise(fault if gpus else replace(fault, gpus=()))
+
+    assert found or not gpus
+    for each in found:
+        is_bound = each.confidence == ESTIMATED and each.seconds_per_step > 0
+        assert each.advice.endswith("gpulaunch trace --steps 5 --rank 0.") == is_bound
+        assert each.advice.count("gpulaunch trace") == is_bound
 
 
 @pytest.mark.parametrize("rule", IDS)

@@ -221,6 +221,20 @@ def test_of_an_unpinned_copy_only_what_pinning_saves_is_promised() -> None:
     assert found.seconds_per_step == pytest.approx(0.25 * 0.030)
 
 
+@pytest.mark.parametrize(
+    ("pinned", "non_blocking", "is_told"),
+    [(0, 0, True), (STEPS, 0, True), (0, STEPS, True), (STEPS // 4, STEPS // 4, True), (STEPS, STEPS, False)],
+)
+def test_a_copy_to_the_cpu_is_a_wait_unless_it_runs_beside_the_program(
+    pinned: int, non_blocking: int, is_told: bool
+) -> None:
+    """`host.copy_(loss)` or `loss.to("cpu")`: as good as `loss.cpu()`, but into pinned memory and without blocking."""
+    copied = site("d2h", blocked_ns=40 * STEPS * MS, pinned=pinned, non_blocking=non_blocking)
+    seen = replace(CASES["sync-every-step"].fault, ranks=(rank(phases_ms={"sync": 40.0}, sites=(copied,)),))
+
+    assert rules(seen) == ["sync-every-step"] * is_told
+
+
 def test_a_sync_on_a_line_that_has_no_row_of_its_own_is_not_told() -> None:
     """There is no line to change in "elsewhere"."""
     case = CASES["sync-every-step"].fault
@@ -299,6 +313,18 @@ def test_a_control_group_is_full_before_the_node() -> None:
     assert found.evidence["hours_to_full"] == pytest.approx(1000 / 10 / 3600)
 
 
+@pytest.mark.parametrize(("used_mib", "room_mib"), [(76000, 4000 / 2 + 2000), (None, 80000 - 8000)])
+def test_a_card_is_full_when_all_that_is_on_it_is(used_mib: int | None, room_mib: float) -> None:
+    """Two ranks on one card, and somebody else who has the most of it: half of what is free, and what each has kept."""
+    used_bytes = None if used_mib is None else used_mib * MIB
+    grows = memory(gpu_mib=100)
+
+    (found,) = advise(window(rank(0, memory=grows), rank(1, memory=grows), gpus=(gpu(memory_used_bytes=used_bytes),)))
+
+    assert (found.rule, found.ranks) == ("gpu-memory-growth", (0, 1))
+    assert found.evidence["hours_to_full"] == pytest.approx(room_mib / 10 / 3600)
+
+
 def test_a_gpu_that_never_had_to_try_again_is_not_called_fragmented() -> None:
     split = gpu_memory(inactive_split_bytes=9000 * MIB)
 
@@ -375,6 +401,14 @@ def test_a_few_samples_in_logging_are_no_verdict() -> None:
     guess = rank(samples=20, logged={"train.py:88": 4})
 
     assert rules(window(guess)) == []
+
+
+def test_more_ranks_than_cores_are_not_told_to_use_fewer_threads_than_one() -> None:
+    """The ranks wait for cores, and each computes with one thread already."""
+    waits = {"trainer_cpu_s": 100.0, "trainer_runqueue_s": 100.0, "facts": facts(torch_threads=1)}
+    assert "omp-oversubscribed" not in rules(window(*(rank(rank=number, **waits) for number in range(64))))
+    waits["facts"] = facts(torch_threads=4)
+    assert "omp-oversubscribed" in rules(window(*(rank(rank=number, **waits) for number in range(64))))
 
 
 def test_threads_that_only_exist_oversubscribe_nothing() -> None:

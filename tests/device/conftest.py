@@ -1,7 +1,9 @@
-"""What the tests of devices share: the stand-in beside them, a clock, and samplers whose thread ends with the test."""
+"""What the tests of devices share: the stand-in beside them, a clock, and samplers whose thread ends with the test; and
+the node that tests/prometheus exports."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,16 @@ from libnvidia import Library, binding
 from gpulaunch.profiler.samplers.gpus import GpuSampler
 from gpulaunch.profiler.samplers.ledger import Ledger
 from gpulaunch.profiler.samplers.patience import Helper
+
+_spec = importlib.util.spec_from_file_location(
+    "node_of_prometheus", Path(__file__).parents[1] / "prometheus/conftest.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+
+node = _module.node
 
 PATIENCE_S = 30.0
 

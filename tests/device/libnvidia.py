@@ -64,6 +64,7 @@ class Gpu:
             "nvmlDeviceGetMigMode": pynvml.NVML_DEVICE_MIG_DISABLE,
             "nvmlDeviceGetMaxMigDeviceCount": 7,
             "nvmlDeviceGetGpuInstanceId": 0,
+            "nvmlDeviceGetComputeInstanceId": 0,
             "nvmlDeviceGetFieldValues": None,
         }
     )
@@ -281,7 +282,7 @@ _SIMPLE: dict[str, Callable[..., None]] = {
             *("nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetCurrPcieLinkWidth"),
             *("nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth"),
             *("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
-            *("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetGpuInstanceId"),
+            *("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"),
         ),
         _into_last,
     ),

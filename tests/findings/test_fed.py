@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pynvml
 import pytest
+from libnvidia import GIB, NOT_SUPPORTED, Gpu
 
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.record import Finding
@@ -160,6 +162,34 @@ def test_a_rank_is_matched_to_its_gpu_by_uuid_whatever_their_numbers(recorded: C
     node.ranks[0].may_run_on("0-3")
     (found,) = node.watch(60)
     assert (found.rule, found.evidence["gpu_numa_node"], found.evidence["cpu_numa_nodes"]) == ("numa-mismatch", 1, "0")
+
+
+def test_a_rank_on_a_mig_instance_is_matched_to_it_and_to_its_card(recorded: Callable[..., Any]) -> None:
+    """CUDA tells the instance's UUID without a prefix, and the rank puts a card's before it.
+
+    The tensor pipes are the instance's own, the node of the slot and the throttling are the second card's.
+    """
+    node = recorded()
+    card = node.gpus[1]
+    memory = {"nvmlDeviceGetMemoryInfo": (GIB, 16 * GIB), "nvmlDeviceGetGpuInstanceId": 7}
+    card.instances = {0: Gpu("MIG-1f5c", answers=memory, fields={}, gpm={2: 80.0, 5: 0.0, 12: 60.0})}
+    card.answers |= {
+        "nvmlDeviceGetMigMode": pynvml.NVML_DEVICE_MIG_ENABLE,
+        "nvmlDeviceGetUtilizationRates": NOT_SUPPORTED,
+        "nvmlDeviceGetClockInfo": 990,
+    }
+    node.ranks[0].facts["device"]["uuid"] = "GPU-1f5c"
+
+    def heats(node: Recorded, second: int) -> None:
+        node.gpus[1].fields[75] = 500 * MS * second
+
+    found = node.watch(20, heats)
+
+    assert {(each.rule, each.subject) for each in found} == {
+        ("fp32-on-tensor-cores", ""),
+        ("numa-mismatch", "rank 0"),
+        ("throttled", "GPU 1"),
+    }
 
 
 def test_what_a_rank_far_from_its_gpu_copies_is_in_the_evidence(recorded: Callable[..., Any]) -> None:

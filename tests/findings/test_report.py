@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.exporters.files.findings import FindingsFile
+from gpulaunch.exporters.view.document import from_json
+from gpulaunch.exporters.view.model import Status
 from gpulaunch.launcher.cli import report
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.profiler.record import Finding
@@ -80,6 +82,25 @@ def test_the_json_has_what_others_rely_on_largest_loss_first(here: Path, capsys:
     assert (said["version"], said["run"], said["watched"]) == (1, str(run), True)
     assert [found["rule"] for found in said["findings"]] == ["sync-every-step", "host-memory-growth"]
     assert {"rule", "file", "line", "ranks", "seconds_per_step", "confidence", "evidence"} <= said["findings"][0].keys()
+
+
+def test_the_json_has_everything_that_is_known_of_the_run_and_no_secret(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(here / "gpulaunch-runs" / "mine", replace(SYNC, subject="HF_TOKEN=very-secret-word"))
+    command = ["gpulaunch", "train.py", "--hf-token", "very-secret-word", "API_KEY=very-secret-word", "--lr", "3"]
+    (run / "job.json").write_text(json.dumps({"version": 1, "command": command}))
+
+    assert report.run(["mine", "--json"]) == 0
+
+    text = capsys.readouterr().out
+    said = json.loads(text)
+    view = from_json(said["view"])
+    assert (view.run_dir, view.status) == (str(run), Status.UNKNOWN)
+    assert [found.rule for found in view.findings] == [found["rule"] for found in said["findings"]] == [SYNC.rule]
+    assert {"ranks", "attempts", "goodput_seconds", "restarts", "sites", "devices", "collectors"} <= said["view"].keys()
+    assert "very-secret-word" not in text
+    assert "3" in view.command
 
 
 def test_all_nodes_of_a_run_are_in_one_report(here: Path) -> None:

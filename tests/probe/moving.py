@@ -178,6 +178,31 @@ def logs() -> None:
     train_with(lambda *_: logger.warning("loss %f", loss))  # logged
 
 
+class Scaler(torch.amp.GradScaler):
+    """torch's own; that it finds no infinity is known on the accelerator only."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+
+    def _unscale_grads_(self, *_: Any) -> dict[torch.device, torch.Tensor]:
+        return {torch.device("meta"): Remote(torch.tensor(0.0))}
+
+
+def gradients_are_scaled() -> None:
+    """A mixed precision step asks once whether gradients are infinite; the program asks something of its own."""
+    scaler, scale = Scaler(), Remote(torch.tensor(1.0))
+    weight = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([weight])
+
+    def scaled(*_: Any) -> None:
+        scaler.scale(weight * 2).backward()
+        scaler.step(optimizer)
+        scaler._per_optimizer_states.clear()  # `update` would want the values here
+        assert scale.item() == 1.0  # asked by the program
+
+    train_with(scaled)
+
+
 def a_helper_thread_moves() -> None:
     """It prefetches: the copies count, and take nothing of the steps."""
 

@@ -201,6 +201,17 @@ def test_a_value_that_is_logged_is_told_at_the_line_that_logs(run):
     assert seen.waits == {"item": 12}
 
 
+def test_what_a_gradient_scaler_waits_for_is_no_line_of_the_programs(run):
+    """It counts; but that it looks whether gradients are infinite is not for the program to change."""
+    seen = run("gradients_are_scaled")
+
+    assert seen.waits == {"item": 24}
+    assert {mark: (row.kind, row.count) for mark, row in seen.sites.items()} == {
+        "": ("elsewhere", 12),
+        "asked by the program": ("item", 12),
+    }
+
+
 def test_another_threads_copies_count_and_take_nothing_of_the_steps(run):
     seen = run("a_helper_thread_moves")
 

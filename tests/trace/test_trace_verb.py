@@ -247,6 +247,20 @@ def test_a_rank_that_stays_slow_is_told(job: Job, capsys: pytest.CaptureFixture[
     assert rank["after"]["step_s"] > 2 * rank["before"]["step_s"]
 
 
+def test_a_rank_that_keeps_memory_is_told(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = job("good", "keeps")
+
+    assert trace.run(["--duration", "100ms"]) == 0
+
+    (warned,) = [line for line in lines(capsys) if "more than before" in line]
+    assert re.fullmatch(r"  warning: rank 1 holds 1\d\d\.\d MB more than before; a restart of the job frees it", warned)
+    (record,) = run_dir.glob("traces/*/trace.json")
+    kept = [
+        each["rss"]["after_bytes"] - each["rss"]["before_bytes"] for each in json.loads(record.read_text())["ranks"]
+    ]
+    assert kept[0] < 64 << 20 < 100 << 20 <= kept[1]
+
+
 def test_a_trace_in_which_nothing_happened_is_told(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job("empty")
 

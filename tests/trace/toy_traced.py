@@ -11,6 +11,7 @@
     tardy     writes the trace of its first order when it gets the second, and that one never
     empty     writes a trace in which nothing happened
     slowed    takes twenty times as long for a step from then on: no noise hides it
+    keeps     holds 128 MiB more from then on
     late      is the one that the others wait for
     copies    copies 1000 bytes to the GPU in each step, and its trace has 20 such copies
 """
@@ -71,6 +72,7 @@ def main(page: Path, how: str) -> None:
     first: dict[str, str] = {}
     step_s = 0.005
     asked_s = written_s = 0.0
+    kept: list[bytes] = []
     print("ok", flush=True)
     while True:
         began_ns = time.monotonic_ns()
@@ -106,6 +108,8 @@ def main(page: Path, how: str) -> None:
             told = {}
             if how == "slowed":
                 step_s *= 20
+            if how == "keeps":
+                kept.append(b"x" * (128 << 20))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Rank 1 takes 20 ms longer than rank 0, and rank 0 waits for it. Repaired: it does not.
 
-LATE_BY says at what: `compute` in its forward (it sleeps there), `input` (its dataset does), or `cpu`: both ranks
-compute for 20 ms, each on a core of its own, and rank 1 has to share it with another process.
+LATE_BY says at what: `compute` in its forward (it sleeps there), `input` (its dataset does), `gc` (it collects garbage
+after every step), or `cpu`: both ranks compute for 20 ms, each on a core of its own, and rank 1 has to share it with
+another process.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -47,6 +49,13 @@ class Samples(Dataset[torch.Tensor]):
         return torch.rand(4, 8)
 
 
+def collect(step: int, loss: torch.Tensor) -> None:
+    """Once, if that takes so long here; else until it has."""
+    end_s = time.monotonic() + LATE_S
+    while time.monotonic() < end_s:
+        gc.collect()
+
+
 def share_a_core(rank: int, seconds: float, *, is_late: bool) -> None:
     """Have a core to oneself, or share it with a process that computes for so long."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
@@ -67,5 +76,6 @@ if __name__ == "__main__":
     training.run(
         DataLoader(Samples(late_s), batch_size=None) if by == "input" else [torch.rand(4, 8) for _ in range(64)],
         seconds=args.seconds,
+        after=collect if by == "gc" and late_s else None,
     )
     dist.destroy_process_group()

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gpulaunch.launcher.loop.files import shown
 from gpulaunch.profiler.daemon.window import Speed
 
 __all__ = ["Copied", "Rss", "Traced", "time_of", "told"]
+
+_KEPT_BYTES: Final = 64 << 20
+"""Allocators keep less than this of anything; a rank holds more than before if it is more than this..."""
+_KEPT_SHARE: Final = 0.10
+"""...and more than this share of what it held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +77,11 @@ def _lines(each: Traced, num_steps: int | None) -> list[str]:
     if each.rss is not None:
         sizes = (each.rss.before_bytes, each.rss.during_bytes, each.rss.after_bytes)
         lines.append("  memory {} before, {} at most, {} after".format(*map(_bytes, sizes)))
+        kept_bytes = each.rss.after_bytes - each.rss.before_bytes
+        if kept_bytes > max(_KEPT_BYTES, _KEPT_SHARE * each.rss.before_bytes):
+            lines.append(
+                f"  warning: {rank} holds {_bytes(kept_bytes)} more than before; a restart of the job frees it"
+            )
     for direction, copied in each.copied.items():
         seen, everything = _bytes(copied.ledger_bytes), _bytes(copied.traced_bytes)
         lines.append(f"  copies {direction}: {everything} in the trace, {seen} in the ledger of copies")

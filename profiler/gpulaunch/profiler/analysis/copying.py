@@ -83,8 +83,10 @@ def blocking_copies(window: Window) -> Iterator[Loss]:
 
 def sync_every_step(window: Window) -> Iterator[Loss]:
     """Lines that wait for the GPU at every step."""
-    for rank, site in _sites(window, *_SYNCS):
+    for rank, site in _sites(window, *_SYNCS, "d2h"):
         if site.count < EVERY_STEP.value * rank.steps:
+            continue
+        if 2 * min(site.pinned, site.non_blocking) > site.count:  # copies to the CPU that are not waited for
             continue
         seconds, confidence, idle_s = _bounded(window, rank, rank.per_step_s(site.blocked_ns))
         if seconds >= LOST_MEASURED.value * rank.step_s:
@@ -93,8 +95,7 @@ def sync_every_step(window: Window) -> Iterator[Loss]:
                 seconds,
                 site,
                 confidence=confidence,
-                advice="Keep the value on the GPU (add up with +=, detach()) and read it every N steps only; "
-                "gpulaunch trace --steps 5 shows what the GPU does meanwhile.",
+                advice="Keep the value on the GPU (add up with +=, detach()) and read it every N steps only.",
                 idle_s=idle_s,
                 calls_per_step=site.count / rank.steps,
             )

@@ -94,7 +94,7 @@ def _rank(
         steps=new.steps - old.steps,
         step_ns=new.step_ns_total - old.step_ns_total,
         phase_ns=_grown(old.phase_ns, new.phase_ns),
-        loader=None if new.loader is None else _minus(old.loader, new.loader, _LOADER_GAUGES),
+        loader=_loader(old, new),
         workers=_workers(_workers_of(rank, before), _workers_of(rank, after)),
         workers_alive=0 if now is None else now.workers_alive,
         stall=Stall(kind="none", share=0.0, parts_ns={}),
@@ -119,6 +119,13 @@ def _rank(
         cpu_nodes=after.cpu_nodes.get(rank, frozenset()),
     )
     return window if window.loader is None else replace(window, stall=_stall(window, window.loader))
+
+
+def _loader(old: TrainingState, new: TrainingState) -> LoaderState | None:
+    """None, too, where its queue is not read: the page then says that nobody works ahead, and nobody knows."""
+    if new.loader is None or "loader_queue" in (*new.hooks_unavailable, *new.price.hooks_shed):
+        return None
+    return _minus(old.loader, new.loader, _LOADER_GAUGES)
 
 
 def _stall(rank: RankWindow, loader: LoaderState) -> Stall:

@@ -59,6 +59,14 @@ class Loss:
     """Tells findings of one rule apart where the line does not: `rank 3`, `GPU 0`."""
 
 
+def _advice(loss: Loss) -> str:
+    """What to change; where the verdict is no more than likely, with what would make sure of it."""
+    is_bound = loss.confidence <= ESTIMATED and loss.seconds_per_step > 0
+    if not is_bound and loss.evidence.get("cause") != "other":
+        return loss.advice
+    return f"{loss.advice} To be sure: gpulaunch trace --steps 5 --rank {loss.rank}."
+
+
 def findings_of(rule: str, losses: Iterable[Loss]) -> list[Finding]:
     """Make one finding of all losses at one place; ranks wait for each other, so the largest loss is the job's."""
     by_place: dict[tuple[Place, str], list[Loss]] = {}
@@ -79,7 +87,7 @@ def findings_of(rule: str, losses: Iterable[Loss]) -> list[Finding]:
                 seconds_per_hour=3600 * seconds / worst.step_s if worst.step_s else 0.0,
                 confidence=worst.confidence,
                 evidence=worst.evidence,
-                advice=worst.advice,
+                advice=_advice(worst),
             )
         )
     return found

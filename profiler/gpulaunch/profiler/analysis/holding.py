@@ -30,9 +30,7 @@ def host_memory_growth(window: Window) -> Iterator[Loss]:
 def gpu_memory_growth(window: Window) -> Iterator[Loss]:
     """What is allocated on the GPU at its lowest grows with every step."""
     for rank in window.ranks:
-        gpu = window.gpu_of(rank)
-        total = None if gpu is None else gpu.state.memory_total_bytes
-        room = None if total is None or rank.gpu is None else max(0, total - rank.gpu.allocated_bytes)
+        room = _gpu_room(window, rank)
         points = [(point.at_s, float(point.gpu_bytes)) for point in rank.memory if point.gpu_bytes is not None]
         advice = "Look for what keeps tensors of every step, and with them their graph: use detach() or .item()."
         yield from _growing(rank, "GPU", points, room, advice)
@@ -127,6 +125,21 @@ def _of_workers(points: Sequence[MemoryPoint]) -> list[tuple[float, float]]:
         for point in points
         if now and point.workers_alive == now and point.workers_bytes is not None
     ]
+
+
+def _gpu_room(window: Window, rank: RankWindow) -> int | None:
+    """What a rank could still allocate: its part of what is free on the card, and what its allocator keeps for later.
+
+    The card may have others on it: ranks of this job, who do the same, and whoever else uses it.
+    """
+    gpu, own = window.gpu_of(rank), rank.gpu
+    if gpu is None or own is None or gpu.state.memory_total_bytes is None:
+        return None
+    if gpu.state.memory_used_bytes is None:
+        return max(0, gpu.state.memory_total_bytes - own.allocated_bytes)
+    free = max(0, gpu.state.memory_total_bytes - gpu.state.memory_used_bytes)
+    sharing = sum(window.gpu_of(each) is gpu for each in window.ranks)
+    return free // max(1, sharing) + max(0, own.reserved_bytes - own.allocated_bytes)
 
 
 def _host_room(host: HostState | None) -> int | None:

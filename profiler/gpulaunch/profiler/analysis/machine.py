@@ -19,7 +19,7 @@ _FAULTS: Final = ("thermal", "hw_slowdown", "hw_thermal", "hw_power_brake", "rel
 
 def throttled_share(window: Window, rank: RankWindow) -> float:
     """The share of the window in which the rank's GPU was slowed down by a fault; several may hold at once."""
-    gpu = window.gpu_of(rank)
+    gpu = window.card_of(rank)
     if gpu is None or window.seconds <= 0:
         return 0.0
     return min(1.0, max((gpu.throttle_s.get(reason, 0.0) for reason in _FAULTS), default=0.0) / window.seconds)
@@ -29,7 +29,7 @@ def throttled(window: Window) -> Iterator[Loss]:
     """A GPU that lowers its clocks against heat or a bad power supply."""
     clocks = [gpu.state.sm_clock_hertz for gpu in window.gpus if gpu.state.sm_clock_hertz]
     for rank in window.ranks:
-        gpu, share = window.gpu_of(rank), throttled_share(window, rank)
+        gpu, share = window.card_of(rank), throttled_share(window, rank)
         if gpu is None or share < THROTTLED.value:
             continue
         clock = gpu.state.sm_clock_hertz
@@ -87,12 +87,14 @@ def omp_oversubscribed(window: Window) -> Iterator[Loss]:
     threads, cores = sum(threads_of.values()), window.cores
     if not cores or threads <= THREADS.value * cores:
         return
+    fitting = max(1, int(cores) // len(window.ranks))
     for rank in window.ranks:
+        if threads_of[rank.rank] <= fitting:  # more ranks than cores: no number of threads helps
+            continue
         waiting = _waiting_share(window, rank, 1.0 - cores / threads)
         if waiting < CROWDED.value:  # threads that are only there cost nothing
             continue
         computing_s = sum(rank.phase_s(phase) for phase in ("forward", "backward", "comm", "optimizer"))
-        fitting = max(1, int(cores) // len(window.ranks))
         yield Loss(
             rank=rank.rank,
             # A thread gets on while it has a core, and while the one that it waits for has one, too.
@@ -106,8 +108,8 @@ def omp_oversubscribed(window: Window) -> Iterator[Loss]:
                 "cores": cores,
                 "waiting_ratio": waiting,
             },
-            advice=f"Use {fitting} threads per rank: leave OMP_NUM_THREADS to gpulaunch, and drop "
-            "torch.set_num_threads.",
+            advice=f"Use {fitting} {'thread' if fitting == 1 else 'threads'} per rank: leave OMP_NUM_THREADS to"
+            " gpulaunch, and drop torch.set_num_threads.",
         )
 
 

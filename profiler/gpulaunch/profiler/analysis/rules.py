@@ -94,11 +94,13 @@ RULES: Final = (
         id="sync-every-step",
         judge=copying.sync_every_step,
         says="A line makes the program wait for the GPU at every step.",
-        sees="`item`, `tolist`, `numpy`, `cpu`, a condition on a tensor, `nonzero` or `synchronize` on one line.",
+        sees="`item`, `tolist`, `numpy`, `cpu`, a copy to the CPU (`to`, `copy_`), a condition on a tensor, `nonzero` "
+        "or `synchronize` on one line.",
         costs="The time that the line blocks, but no more than the GPU idles: it is the gap behind a wait that is "
         "lost, not the wait. An upper bound where the idle time is not known.",
         mend="`total += loss.detach()`, and `total.item()` every N steps.",
-        silent="The GPU works meanwhile, or the line is reached less often than every other step.",
+        silent="The GPU works meanwhile; the line is reached less often than every other step; copies go to pinned "
+        "memory with `non_blocking=True`; or it is `GradScaler.step` that looks for infinities, as it must.",
         limits=(limits.LOST_MEASURED, limits.EVERY_STEP),
     ),
     Rule(
@@ -151,7 +153,8 @@ RULES: Final = (
         sees="The same line through what torch has allocated at its lowest.",
         costs="No time until the memory is full: `hours_to_full` in the evidence.",
         mend="`total += loss.detach()`: a loss that is kept keeps its graph.",
-        silent="It would take more than a week to fill what is left.",
+        silent="It would take more than a week to fill what is left: what the allocator keeps for later, and of what "
+        "is free on the card each rank's part.",
         limits=(limits.GROWN_BYTES, limits.GROWN_POINTS, limits.MOST_TO_FULL_S),
     ),
     Rule(
@@ -286,7 +289,8 @@ def markdown() -> str:
         f"A window is {limits.WINDOW_S} and {limits.WINDOW_STEPS} at least, after {limits.WARM_UP_STEPS} of warm-up;",
         f"where steps are slow, {limits.SLOW_WINDOW_S} and {limits.SLOW_WINDOW_STEPS}.",
         f"A finding appears after {limits.APPEARS} in a row and goes after {limits.GONE} without it.",
-        "No seconds: it costs none, or none yet.",
+        "No seconds: it costs none, or none yet. Where the seconds are a bound, or nobody knows why a rank is late,",
+        "the advice ends with the `gpulaunch trace` that shows more.",
         "",
         "| rule | what is wrong |",
         "|---|---|",

@@ -22,6 +22,7 @@ from gpulaunch.profiler.record import (
     NodeState,
     Pauses,
     Site,
+    bare_uuid,
 )
 
 __all__ = [
@@ -69,7 +70,7 @@ class RankWindow:
     step_ns: int
     phase_ns: Mapping[str, int]
     loader: LoaderState | None
-    """Counts and times are the window's; the queue is as it was at its end."""
+    """Counts and times are the window's; the queue is as it was at its end. None where the queue is not known."""
     workers: LoaderWorkers | None
     """None where they do not measure themselves, or there are none."""
     workers_alive: int
@@ -144,10 +145,19 @@ class Window:
         return self.longer or self
 
     def gpu_of(self, rank: RankWindow) -> GpuWindow | None:
-        """The GPU that a rank computes on, found by its UUID."""
+        """The GPU or MIG instance that a rank computes on, found by its UUID."""
         device = rank.facts.get("device")
         uuid = device.get("uuid") if isinstance(device, dict) else None
-        return next((gpu for gpu in self.gpus if uuid and gpu.state.uuid == uuid), None)
+        return self._gpu(uuid) if isinstance(uuid, str) and uuid else None
+
+    def card_of(self, rank: RankWindow) -> GpuWindow | None:
+        """The same as a whole card: what is measured on cards only is that of every instance of one."""
+        gpu = self.gpu_of(rank)
+        return gpu if gpu is None or gpu.state.parent_uuid is None else self._gpu(gpu.state.parent_uuid)
+
+    def _gpu(self, uuid: str) -> GpuWindow | None:
+        bare = bare_uuid(uuid)
+        return next((gpu for gpu in self.gpus if bare_uuid(gpu.state.uuid) == bare), None)
 
     def pressure(self, resource: str) -> float | None:
         """The share of the time in which at least one task of the node waited for a resource."""

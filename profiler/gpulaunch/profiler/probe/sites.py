@@ -20,15 +20,17 @@ __all__ = ["Sites", "caller", "line_of_user", "path_of", "place_of"]
 _NOT_THE_USERS: Final = frozenset({"torch", "gpulaunch", *sys.stdlib_module_names})
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 _DEEP: Final = 64  # frames looked through; torch's own towers are lower
+_SCALER: Final = "torch.amp.grad_scaler"
 _KEYS: Final = 512  # places remembered; a line has several where it does several things, or where code is made anew
 
 
 def caller(skip: int = 0, *, above: FrameType | None = None) -> FrameType | None:
     """The innermost frame of the user's program on this thread, a library that is not torch being part of it; None if
-    there is none (a thread of torch's).
+    there is none (a thread of torch's), or the program cannot help it.
 
     `logger.info("%f", loss)` waits for the GPU inside `logging`: that the standard library is passed over leads to the
-    line that logs.
+    line that logs. But `GradScaler.step` has to ask whether gradients are infinite, in a generator expression of its
+    own: no line of the program could do without.
 
     Args:
         skip: frames above the caller of this that need not be looked at, to be quicker.
@@ -47,6 +49,8 @@ def caller(skip: int = 0, *, above: FrameType | None = None) -> FrameType | None
         name = frame.f_globals.get("__name__")  # code that torch generates has none
         if type(name) is str and name.partition(".")[0] not in _NOT_THE_USERS:
             return frame
+        if name == _SCALER and frame.f_code.co_name == "<genexpr>":
+            return None
         frame = frame.f_back
     return None
 

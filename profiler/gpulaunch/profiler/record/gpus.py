@@ -14,6 +14,14 @@ THROTTLE_REASONS: Final = (
 )
 
 
+def bare_uuid(uuid: str) -> str:
+    """A GPU's UUID without the word before it: to compare by, since CUDA leaves it out.
+
+    NVML has `GPU-` there, or `MIG-`; of what CUDA gives a rank, nobody can tell which of the two it is.
+    """
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuHealth:
     """What the driver holds against one GPU of the node."""
@@ -38,10 +46,12 @@ class GpuState:
     index: int
     """The card's, as NVML counts; an instance has its card's."""
     uuid: str
-    """What ranks know it by: `GPU-...`, or `MIG-...` for an instance."""
+    """As NVML has it: `GPU-...`, or `MIG-...` for an instance. What a rank says is compared by `bare_uuid`."""
     parent_uuid: str | None
     """The card's UUID, for a MIG instance. What is measured on cards only, such as power and PCIe, is with the card."""
     model: str
+    instance: tuple[int, int] | None = None
+    """Of a MIG instance: the number of its GPU instance on the card, and of its compute instance in that."""
     age_s: float = 0.0
     """How long ago this was read; 0 for a reading that came in time."""
     utilization_ratio: float | None = None
@@ -81,3 +91,12 @@ class GpuState:
     """How busy the insides were between the last two readings, by the names of `gpm.RATIOS`; Hopper and newer."""
     numa_node: int | None = None
     """Of its slot; None where the machine has one node only, or does not tell."""
+
+    @property
+    def label(self) -> str:
+        """How metrics call it: `0`, or `0.7` for GPU instance 7 of card 0, whichever one has that place now.
+
+        Hardly ever is a GPU instance divided further; what is not its first part is `0.7.1`.
+        """
+        gpu, compute = self.instance or (None, 0)
+        return ".".join(str(each) for each in (self.index, gpu, compute or None) if each is not None)

@@ -79,6 +79,7 @@ def _lasting(state: GpuState) -> GpuState:
         index=state.index,
         uuid=state.uuid,
         parent_uuid=state.parent_uuid,
+        instance=state.instance,
         model=state.model,
         memory_total_bytes=state.memory_total_bytes,
         pcie_generation_max=state.pcie_generation_max,
@@ -104,6 +105,7 @@ class _Node:
         self._rarely_s = 0.0
         self._cards: dict[int, Card] = {}
         self._instances: dict[int, dict[str, Card]] = {}
+        self._places: dict[str, tuple[int, int]] = {}  # of instances, by UUID
         self._numa_nodes: dict[int, int | None] = {}
         self._errors: list[str] = []
 
@@ -124,7 +126,8 @@ class _Node:
         for index, card in sorted(self._cards.items()):
             for each in (card, *self._instances.get(index, {}).values()):
                 seen, errors = each.read(rarely=rarely)
-                values.append(replace(seen, state=replace(seen.state, numa_node=self._numa_nodes.get(index))))
+                place, numa_node = self._places.get(each.uuid), self._numa_nodes.get(index)
+                values.append(replace(seen, state=replace(seen.state, instance=place, numa_node=numa_node)))
                 self._errors += errors
         return Reading(values=tuple(values), errors=tuple(self._errors), late_s=self._clock() - now)
 
@@ -156,11 +159,15 @@ class _Node:
         there: dict[str, Card] = {}
         for handle in self._mig_handles(card):
             uuid = driver.text(self._nvml.nvmlDeviceGetUUID(handle))
+            if uuid not in self._places:
+                gpu_instance = int(self._nvml.nvmlDeviceGetGpuInstanceId(handle))
+                self._places[uuid] = gpu_instance, int(self._nvml.nvmlDeviceGetComputeInstanceId(handle))
             # An instance that was made anew has another UUID, even where it has the place of one that is gone.
             there[uuid] = known.get(uuid) or Card(self._nvml, handle, index=index, clock=self._clock, parent=card)
         self._instances[index] = there
         for uuid in known.keys() - there.keys():
             known[uuid].close()
+            del self._places[uuid]
 
     def _mig_handles(self, card: Card) -> Iterator[Any]:
         nvml = self._nvml
