@@ -7,6 +7,7 @@ Not a test: `python strange_torch.py DIRECTORY` arms a rank in each of them, tra
     hooks    bits in service, and bits that are not
     fault    what the page says about it
     taps     where torch's functions are ours
+    steps    how many the page tells, of `STEPS`
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpulaunch.profiler.channel import page, workers
 from gpulaunch.profiler.probe import inject
+from gpulaunch.profiler.probe.step import PATIENCE
 
 DATALOADER = importlib.import_module("torch.utils.data.dataloader")
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
@@ -36,6 +38,7 @@ WORKER = importlib.import_module("torch.utils.data._utils.worker")
 PARALLEL = importlib.import_module("torch.nn.parallel.data_parallel")
 DDP = importlib.import_module("torch.nn.parallel.distributed")
 AUTOCAST = importlib.import_module("torch.amp.autocast_mode")
+STEPS = PATIENCE + 8
 NEXT = DATALOADER._BaseDataLoaderIter.__next__
 RUN_BACKWARD = torch.autograd._engine_run_backward
 
@@ -157,11 +160,11 @@ CASES = (as_it_is, newer, no_switch_of_dynamo, next_takes_more, next_is_in_c, ba
 
 def train() -> list[float]:
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(24, 4), torch.randn(24, 1))
+    data = TensorDataset(torch.randn(2 * STEPS, 4), torch.randn(2 * STEPS, 1))
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses: list[float] = []
-    for inputs, targets in DataLoader(data, batch_size=8):
+    for inputs, targets in DataLoader(data, batch_size=2):
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -202,7 +205,7 @@ def run(directory: str, number: int, case: Callable[[], None]) -> None:
     seen = page.read(path)
     hooks = int(seen.hooks_armed), int(seen.hooks_unavailable)
     told = {"case": case.__name__, "losses": losses, "hooks": hooks, "fault": seen.fault, "taps": placed}
-    print(json.dumps(told), flush=True)
+    print(json.dumps({**told, "steps": seen.steps_made}), flush=True)
 
 
 def main(directory: str) -> None:

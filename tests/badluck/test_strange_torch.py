@@ -19,15 +19,17 @@ pytestmark = pytest.mark.torch
 
 PROGRAM = str(Path(__file__).with_name("strange_torch.py"))
 LEDGER = Hook.COPIES | Hook.SYNCS
-PLACED = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER | Hook.NESTED | Hook.WORKERS | Hook.FACTS | LEDGER
+LOADER = Hook.DATALOADER | Hook.LOADER_QUEUE | Hook.SAMPLES
+PLACED = LOADER | Hook.BACKWARD | Hook.OPTIMIZER | Hook.NESTED | Hook.WORKERS | Hook.FACTS | LEDGER
+ASKED = PLACED | Hook.GPU_MEMORY  # which is neither on nor off here: there is no GPU
 
 # What is off then, and the words that tell it.
 OFF: dict[str, tuple[Hook, str]] = {
     "as_it_is": (Hook(0), ""),
     "newer": (Hook(0), ""),
     "no_switch_of_dynamo": (Hook(0), ""),
-    "next_takes_more": (Hook.DATALOADER, "takes ('self', 'timeout'), not ('self',)"),
-    "next_is_in_c": (Hook.DATALOADER, "is not a function"),
+    "next_takes_more": (LOADER, "takes ('self', 'timeout'), not ('self',)"),
+    "next_is_in_c": (LOADER, "is not a function"),
     "backward_takes_more": (Hook.BACKWARD, "takes ('outputs',), not ('t_outputs',)"),
     "backward_is_twofold": (Hook.BACKWARD, "torch.autograd and torch.autograd.graph differ"),
     "no_pre_hook": (Hook.OPTIMIZER, "has no attribute 'register_optimizer_step_pre_hook'"),
@@ -43,9 +45,9 @@ OFF: dict[str, tuple[Hook, str]] = {
     "no_autocast": (Hook.FACTS, "autocast.__enter__ is not a function"),
     "no_tolist": (LEDGER, "torch.Tensor has no tolist"),
     "no_synchronize": (LEDGER, "has no attribute 'synchronize'"),
-    "older": (PLACED, "torch 2.5.1+cu124 is older than 2.6"),
-    "much_older": (PLACED, "torch 1.13.1 is older than 2.6"),
-    "unnumbered": (PLACED, ""),
+    "older": (ASKED, "torch 2.5.1+cu124 is older than 2.6"),
+    "much_older": (ASKED, "torch 1.13.1 is older than 2.6"),
+    "unnumbered": (ASKED, ""),
 }
 TAPS = {
     "_BaseDataLoaderIter.__next__": Hook.DATALOADER,
@@ -94,7 +96,7 @@ def test_what_does_not_fit_is_off_with_a_reason_and_the_rest_is_on(told: dict[st
     off, why = OFF[case]
     armed, unavailable = map(Hook, told[case]["hooks"])
 
-    assert (unavailable, armed & PLACED) == (off, PLACED & ~off)
+    assert (unavailable, armed & ASKED) == (off, PLACED & ~off)
     assert why in told[case]["fault"]
     assert bool(told[case]["fault"]) == bool(off)
 
@@ -106,3 +108,14 @@ def test_nothing_is_left_half_placed(told: dict[str, dict[str, Any]], case: str)
 
     assert {hook_of(tap) for tap in whole} == {*TAPS.values(), LEDGER}
     assert told[case]["taps"] == [tap for tap in whole if not hook_of(tap) & off]
+
+
+def test_steps_are_told_whatever_is_missing(told: dict[str, dict[str, Any]]) -> None:
+    """By another edge, if the optimizer's is not to be had: late, but within the first minute of a training."""
+    whole = told["as_it_is"]["steps"]
+    off = {case for case, (hooks, _) in OFF.items() if hooks & Hook.OPTIMIZER}
+    blind = {case for case in off if OFF[case][0] & (Hook.BACKWARD | Hook.DATALOADER)}
+
+    assert whole == told["no_tolist"]["steps"] > 64
+    assert off - blind == {"no_pre_hook", "no_post_hook"}
+    assert all(0 < told[case]["steps"] <= whole for case in off - blind)

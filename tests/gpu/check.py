@@ -27,8 +27,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TRAIN = str(HERE / "train.py")
+GPULAUNCH = (sys.executable, "-m", "gpulaunch.launcher.cli.main")
 MARKER = "CHECK_OF_GPULAUNCH"
-BUDGET_S = 300.0
+BUDGET_S = 420.0
 RUN_TIMEOUT_S = 90.0
 MIB = 1 << 20
 GIB = 1 << 30
@@ -59,15 +60,36 @@ class Bench:
         path.write_text(source)
         return str(path)
 
+    def environ(self) -> dict[str, str]:
+        """What a run, and what is asked about it, is started with."""
+        env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        return env | {"PYTHONPATH": os.pathsep.join(self.python_path), "REPORT_DIR": str(self.reports), MARKER: "1"}
+
+    def ask(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """`gpulaunch *args` to its end, beside a run that is under way or after it."""
+        return subprocess.run(
+            [*GPULAUNCH, *args],
+            cwd=self.directory,
+            env=self.environ(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
+
     @contextmanager
     def started(self, *args: str) -> Iterator[subprocess.Popen[str]]:
         """`gpulaunch *args`, under way; output in `out` and `err`; killed if it outlives the block."""
-        env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        env |= {"PYTHONPATH": os.pathsep.join(self.python_path), "REPORT_DIR": str(self.reports), MARKER: "1"}
-        command = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *args]
         with (self.directory / "out").open("w") as out, (self.directory / "err").open("w") as err:
             process = subprocess.Popen(
-                command, cwd=self.directory, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True
+                [*GPULAUNCH, *args],
+                cwd=self.directory,
+                env=self.environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
             )
         try:
             yield process
@@ -457,6 +479,229 @@ def copies_and_waits_are_counted(bench: Bench) -> Result:
     }
 
 
+WAITING_PROGRAM = """
+import dataclasses, json, os, torch
+from torch.utils.data import DataLoader
+from gpulaunch.profiler.channel import page
+
+model = torch.nn.Linear(256, 1).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+flags, event = torch.ones(4, device="cuda"), torch.cuda.Event()
+far, near, pinned = torch.ones(1 << 20, device="cuda"), torch.ones(1 << 20), torch.ones(1 << 20).pin_memory()
+for batch in DataLoader(torch.ones(64, 256)):
+    loss = model(batch.cuda()).mean()
+    bool(flags[0])
+    flags.tolist()
+    flags.nonzero()
+    torch.cuda.synchronize()
+    torch.cuda.current_stream().synchronize()
+    event.record()
+    event.synchronize()
+    far.copy_(near)
+    far.copy_(pinned, non_blocking=True)
+    pinned.copy_(far, non_blocking=True)
+    pinned.copy_(far)
+    near.copy_(far)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+seen = page.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
+with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
+    json.dump({
+        "copies": {
+            " ".join(key): [copies.count, copies.size_bytes] for key, copies in seen.copies.items() if copies.count
+        },
+        "calls": {kind: waits.calls for kind, waits in seen.syncs.items() if waits.calls},
+        "step_s": seen.step_ns_total / 1e9,
+        "phase_s": {phase: ns / 1e9 for phase, ns in seen.phase_ns.items()},
+        "fault": seen.fault,
+    }, file)
+"""
+
+
+def every_kind_of_wait_and_of_copy_is_counted(bench: Bench) -> Result:
+    """What copies_and_waits_are_counted has not: the other ways to wait, copy_, and copies to pinned memory."""
+    code, _ = bench.run("--nproc", "1", bench.program(WAITING_PROGRAM))
+    report = bench.report(0)
+    wanted_copies = {
+        "h2d pageable": [1 + 2 * 64, 4 * 257 + 64 * (1024 + 4 * MIB)],  # the model, batches, near
+        "h2d pinned": [64, 64 * 4 * MIB],
+        "d2h pageable": [2 * 64, 64 * (4 * MIB + 16)],  # a list brings its values, too
+        "d2h pinned": [2 * 64, 2 * 64 * 4 * MIB],
+    }
+    # Of the three copies to the CPU, the one to pinned memory that was asked not to wait does not.
+    wanted_calls = {"bool": 64, "tolist": 64, "nonzero": 64, "synchronize": 3 * 64, "cpu": 2 * 64}
+    return {
+        "ok": code == 0
+        and report["copies"] == wanted_copies
+        and report["calls"] == wanted_calls
+        and min(report["phase_s"]["h2d"], report["phase_s"]["sync"]) > 0
+        and abs(sum(report["phase_s"].values()) - report["step_s"]) < 0.02 * report["step_s"]
+        and report["fault"] == "",
+        "code": code,
+        "wanted_copies": wanted_copies,
+        "wanted_calls": wanted_calls,
+        **report,
+    }
+
+
+PINNING_PROGRAM = """
+import json, os, time, torch
+from torch.utils.data import DataLoader, Dataset
+from gpulaunch.profiler.channel import page
+
+STEPS = 64
+class Data(Dataset):
+    def __len__(self):
+        return 8 * STEPS
+    def __getitem__(self, index):
+        return torch.ones(1 << 17)
+model = torch.nn.Linear(1 << 17, 1).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+workers = ready = 0
+with page.PageReader(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin") as reader:
+    for batch in DataLoader(Data(), batch_size=8, num_workers=2, pin_memory=True):
+        assert batch.is_pinned()
+        time.sleep(0.05)  # slower than the workers: batches pile up behind the thread that pins
+        model(batch.to("cuda", non_blocking=True)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        now = reader.read()
+        workers, ready = max(workers, now.loader_workers_configured), max(ready, now.loader_ready)
+    seen = reader.read()
+with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
+    json.dump({
+        "steps": seen.steps, "samples": seen.samples, "batches": seen.loader_batches, "workers": workers,
+        "most_ready": ready, "pinned_copies": seen.copies["h2d", "pinned"].count,
+        "pinned_copied_bytes": seen.copies["h2d", "pinned"].size_bytes, "pinned_bytes": seen.gpu_pinned_bytes,
+        "wait_s": seen.loader_wait_ns_total / 1e9, "transfer_s": seen.loader_transfer_ns_total / 1e9,
+        "armed": str(seen.hooks_armed), "fault": seen.fault,
+    }, file)
+"""
+
+
+def batches_that_a_thread_pins_are_counted(bench: Bench) -> Result:
+    """Workers, and the thread that pins what they deliver: its queue is read, and its batches go over as pinned."""
+    code, _ = bench.run("--nproc", "1", bench.program(PINNING_PROGRAM))
+    report = bench.report(0)
+    batch_bytes = 8 * (4 << 17)
+    return {
+        "ok": code == 0
+        and (report["steps"], report["samples"], report["batches"], report["workers"]) == (64, 512, 64, 2)
+        and report["most_ready"] >= 1
+        and (report["pinned_copies"], report["pinned_copied_bytes"]) == (64, 64 * batch_bytes)
+        and report["pinned_bytes"] >= batch_bytes
+        and 0 < report["transfer_s"] <= report["wait_s"]
+        and all(name in report["armed"] for name in ("LOADER_QUEUE", "SAMPLES", "GPU_MEMORY", "COPIES"))
+        and report["fault"] == "",
+        "code": code,
+        **report,
+    }
+
+
+TRACED_PROGRAM = """
+import os, time, torch
+
+STOP, READY = (os.path.join(os.environ["REPORT_DIR"], name) for name in ("stop", "rank-0.json"))
+model = torch.nn.Linear(256, 1).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+source, back = torch.ones(2, 8 << 20).pin_memory()
+until_s, steps = time.monotonic() + 80, 0
+while not os.path.exists(STOP) and time.monotonic() < until_s:
+    far = source.to("cuda", non_blocking=True)
+    back.copy_(far, non_blocking=True)
+    model(torch.ones(16, 256, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+    time.sleep(0.01)
+    steps += 1
+    if steps == 50:
+        with open(READY, "w") as file:
+            file.write("{}")
+"""
+
+
+def a_trace_agrees_with_the_ledger(bench: Bench) -> Result:
+    """A running job is traced: what the GPU copied in the window, by Kineto and by the probe, is the same."""
+    with bench.started("--nproc", "1", bench.program(TRACED_PROGRAM)) as process:
+        bench.wait_for_reports(process, 1)
+        traced = bench.ask("trace", "--duration", "2s", "--what", "memcpy")
+        (bench.reports / "stop").touch()
+        code = process.wait(RUN_TIMEOUT_S)
+    found = sorted(bench.directory.glob("gpulaunch-runs/*/traces/*/trace.json"))
+    if not found:
+        raise RuntimeError(f"no trace: {traced.stdout[-1000:]}{traced.stderr[-1000:]}")
+    (rank,) = json.loads(found[-1].read_text())["ranks"]
+    shares = {
+        direction: copied["ledger_bytes"] / copied["traced_bytes"] for direction, copied in rank["copied"].items()
+    }
+    return {
+        # The ledger is read within 0.1 s of the window's ends, and a few steps are made without it.
+        "ok": (code, traced.returncode) == (0, 0)
+        and shares.keys() >= {"h2d", "d2h"}
+        and all(0.8 < share < 1.2 for direction, share in shares.items() if direction in ("h2d", "d2h")),
+        "code": code,
+        "code_of_trace": traced.returncode,
+        "ledger_to_trace": shares,
+        **rank,
+    }
+
+
+FOUND_PROGRAM = """
+import os, sys, time, torch
+
+fixed = sys.argv[1] == "fixed"
+model = torch.nn.Linear(256, 1).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+source, weights = torch.ones(16 << 20), torch.randn(4096, 4096, device="cuda")
+source = source.pin_memory() if fixed else source
+until_s, total, steps = time.monotonic() + 20, torch.zeros((), device="cuda"), 0
+while time.monotonic() < until_s:
+    far = source.to("cuda", non_blocking=fixed)  # the copy
+    product = weights
+    for _ in range(8):
+        product = product @ weights * 1e-3
+    loss = model(far[:4096].view(16, 256)).mean() + 0 * product[0, 0]
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if fixed:
+        total += loss.detach()
+    else:
+        loss.item()  # the wait
+    time.sleep(0.02)
+    steps += 1
+    if fixed and steps % 8 == 0:
+        total.item()  # or the GPU would fall behind without end
+"""
+
+
+def slow_lines_are_found(bench: Bench) -> Result:
+    """A wait at every step and a copy from pageable memory: both lines are found; and nothing of it once repaired."""
+    program = bench.program(FOUND_PROGRAM)
+    lines = {mark: number for number, line in enumerate(FOUND_PROGRAM.splitlines(), 1) for mark in ("copy", "wait")
+             if line.endswith(f"# the {mark}")}  # fmt: skip
+    found: dict[str, list[list[Any]]] = {}
+    codes: list[int] = []
+    for how in ("planted", "fixed"):
+        run_dir = str(bench.directory / how)
+        code, _ = bench.run("--nproc", "1", "--job-dir", run_dir, program, how)
+        told = bench.ask("report", "--json", run_dir)
+        codes += [code, told.returncode]
+        found[how] = [[each["rule"], each["line"]] for each in json.loads(told.stdout)["findings"]]
+    planted = [["sync-every-step", lines["wait"]], ["unpinned-copies", lines["copy"]]]
+    repaired = {"sync-every-step", "unpinned-copies", "blocking-copies", "tensor-built-on-cpu"}
+    return {
+        "ok": not any(codes)
+        and all(each in found["planted"] for each in planted)
+        and not any(rule in repaired for rule, _ in found["fixed"]),
+        "codes": codes,
+        "planted": planted,
+        "found": found,
+    }
+
+
 SNAPSHOT_PROGRAM = """
 import json, os, pickle, torch
 from gpulaunch.profiler.channel import page
@@ -564,7 +809,7 @@ one = lambda: next(gpu for gpu in sampler.read(time.monotonic()).values if gpu.u
 one()
 source = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
 a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-copied, spent, errors = 0, [], []
+copied, spent, errors, capability = 0, [], [], list(torch.cuda.get_device_capability(0))
 for _ in range(12):
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
@@ -581,7 +826,8 @@ print(json.dumps({
     "copied_bytes": copied, "pcie_bytes": dict(gpu.pcie_bytes), "energy_joules": gpu.energy_joules,
     "power_watts": gpu.power_watts, "utilization": gpu.utilization_ratio, "gpm": dict(gpu.gpm_ratios),
     "throttle_seconds": dict(gpu.throttle_seconds), "link": [gpu.pcie_generation, gpu.pcie_generation_max,
-    gpu.pcie_width, gpu.pcie_width_max], "errors": errors,
+    gpu.pcie_width, gpu.pcie_width_max], "errors": list(map(str, errors)),
+    "capability": capability,
     "reading_wall_s": sorted(wall for wall, _ in spent)[len(spent) // 2],
     "reading_cpu_s": sorted(cpu for _, cpu in spent)[len(spent) // 2],
 }))
@@ -599,9 +845,15 @@ def device_counters(bench: Bench) -> Result:
     said: Result = json.loads(done.stdout.splitlines()[-1])
     received = said["pcie_bytes"].get("receive")
     said["pcie_share_seen"] = None if received is None else received / said["copied_bytes"]
+    ratios = said["gpm"]
+    has_gpm = said["capability"] >= [9, 0]  # from Hopper on; in half of the time, matrices are multiplied in bfloat16
     return {
         "ok": said["utilization"] > 0.5
         and said["energy_joules"] > 0
+        and said["errors"] == []
+        and bool(ratios) == has_gpm
+        and all(0 <= ratio <= 1 for ratio in ratios.values())
+        and (not has_gpm or min(ratios["sm_active"], ratios["tensor_active"], ratios["dram_active"]) > 0.01)
         and (received is None or 0.9 < said["pcie_share_seen"] < 1.3),
         **said,
     }
@@ -618,9 +870,13 @@ CHECKS: tuple[Callable[[Bench], Result], ...] = (
     metrics_have_gpu_memory,
     doctor_sees_the_gpu,
     copies_and_waits_are_counted,
+    every_kind_of_wait_and_of_copy_is_counted,
+    batches_that_a_thread_pins_are_counted,
     out_of_memory_leaves_a_snapshot,
     graphs_are_captured_as_ever,
     device_counters,
+    a_trace_agrees_with_the_ledger,
+    slow_lines_are_found,
     probe_cost,
 )
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.launcher.failure import inside
-from gpulaunch.launcher.hang import proc, server, stacks
+from gpulaunch.launcher.hang import helper, proc, server, stacks
 from gpulaunch.launcher.loop import linux
 
 HOLDS_THE_GIL = "import ctypes\ndef in_c():\n    ctypes.PyDLL(None).sleep(600)\nREADY()\nin_c()\n"
@@ -146,6 +146,40 @@ def test_where_ptrace_is_forbidden_the_report_says_so(toys: Any) -> None:
     assert said.startswith("py-spy: permission denied (ptrace: another user, Yama, or a container")
     assert "torch's worker server: Permission denied" in said
     assert "faulthandler: " in said
+
+
+# -- dataloader workers
+
+LOADS = """
+import ctypes, os, signal
+from torch.utils.data import DataLoader, Dataset
+class Data(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        if index == 1:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # who is stuck does not see that its rank has gone
+            os.mkfifo("pipe")
+            READY()
+            open("pipe")
+        return index
+for _ in DataLoader(Data(), num_workers=2, batch_size=None):
+    pass
+"""
+
+
+@pytest.mark.torch
+def test_the_worker_that_is_stuck_is_told_from_the_one_that_has_nothing_to_do(toys: Any) -> None:
+    """The second of two waits for storage; the first has delivered what was asked of it."""
+    workers = proc.read(toys.start(LOADS).pid).workers
+
+    pid, frames = helper._busy_worker(workers)
+    nobody = helper._busy_worker([each for each in workers if each != pid])
+
+    assert (len(workers), pid) == (2, max(workers))
+    assert (frames[0].name.rpartition(".")[2], Path(frames[0].file).name) == ("__getitem__", "train.py")
+    assert frames[-1].name.rpartition(".")[2] == "fetch", "and not what the program was at that forked it"
+    assert nobody == (0, ())
 
 
 # -- torch's worker server

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +161,18 @@ def test_a_child_leads_its_own_session_and_has_the_default_sigpipe(loop: Loop) -
 
     assert not ignored & (1 << (signal.SIGPIPE - 1)), "Python's SIG_IGN was handed on"
     assert pid == session
+
+
+def test_whose_stacks_may_be_read_says_so_itself(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under Yama only ancestors may, and the sidecar is none. (Whether a kernel has Yama cannot be chosen here.)"""
+    said = tmp_path / "said"
+    monkeypatch.setattr(linux, "allow_ptrace_by_anyone_of_same_user", said.touch)
+
+    for shows_stacks in (False, True):
+        pid = child.start(["/bin/true"], os.environ, shows_stacks=shows_stacks)
+        loop.watch_pid(pid, lambda end: loop.stop())
+        run(loop)
+        assert said.exists() is shows_stacks
 
 
 def test_when_the_parent_is_killed_its_child_dies_too() -> None:

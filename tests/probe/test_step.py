@@ -484,6 +484,19 @@ def test_without_backward_each_batch_ends_a_step(loop):
     assert loop.ended[-1] == Step(1, loop.ended[-1].start, 100, 10, 0, 0, 0, 8)
 
 
+def test_where_no_backward_can_be_seen_batches_are_trained_on_by_the_optimizer(loop):
+    """A torch whose autograd looks different: its hook is not placed, and no batch is taken for an evaluation's."""
+    evaluated = []
+    loop.machine.on_evaluated = lambda *told: evaluated.append(told)
+    for _ in range(2 * PATIENCE):
+        loop.fetch(5)
+        loop.work(20)
+        loop.optimize(3)
+
+    assert (loop.steps, loop.samples, evaluated) == (2 * PATIENCE, 16 * PATIENCE, [])
+    assert loop.phases == {"data_wait": 10 * PATIENCE, "optimizer": 6 * PATIENCE, "other": 40 * PATIENCE}
+
+
 def test_a_backward_shows_that_batches_are_not_the_steps(loop):
     for _ in range(PATIENCE + 10):
         loop.fetch(10)

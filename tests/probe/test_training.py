@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 RANKS = str(Path(__file__).with_name("ranks.py"))
 EDGES = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
-IN_SERVICE = EDGES | Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.GPU_MEMORY | Hook.NESTED | Hook.WORKERS | Hook.FACTS
+IN_SERVICE = EDGES | Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.NESTED | Hook.WORKERS | Hook.FACTS
 MS = 1_000_000
 PLAIN = ("data_wait", "forward", "backward", "optimizer", "other")
 

@@ -215,6 +215,22 @@ def test_a_kernel_that_keeps_no_accounts_leaves_the_clocks(in_worker, monkeypatc
     assert slot.blocked_ns >= 10 * MS
 
 
+def test_a_worker_lets_its_stacks_be_read_once(in_worker, monkeypatch, tmp_path):
+    """Under Yama only ancestors may, and who looks is none. (Whether a kernel has Yama cannot be chosen here.)"""
+    from gpulaunch.profiler.probe import worker
+
+    said = tmp_path / "said"
+    monkeypatch.setattr(worker, "_show_stacks", lambda: said.open("a").write("once\n"))
+
+    def body(fetch, meter):
+        for _ in range(3):
+            fetch(Fetcher(), 2)
+
+    in_worker.runs(body)
+
+    assert said.read_text() == "once\n"
+
+
 def test_outside_a_worker_nothing_is_measured_or_opened(in_worker):
     here = SimpleNamespace(_worker_info=None)
     fetcher = Fetcher()

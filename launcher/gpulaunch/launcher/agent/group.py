@@ -158,6 +158,7 @@ class Group:
                         affinity=self._cpus(local_rank),
                         # A shell cannot trap what was ignored when it started.
                         deaf_to=() if spec.program.kind == "exec" else child.NOTICES,
+                        shows_stacks=True,
                     )
                 finally:
                     os.close(out)

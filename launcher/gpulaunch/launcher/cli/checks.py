@@ -253,7 +253,7 @@ def tracing(root: str = "/") -> Iterator[Finding]:
     value += ", CAP_SYS_PTRACE" if capable else ", no CAP_SYS_PTRACE"
     if status.get("Seccomp") == "2":
         value += ", seccomp filter"
-    if scope == "3" or (scope in ("1", "2") and not capable):
+    if scope == "3" or (scope == "2" and not capable):
         advice = "no stacks of other processes: sysctl kernel.yama.ptrace_scope=0, or docker run --cap-add SYS_PTRACE"
         yield _warn("ptrace", value, advice)
     elif "seccomp" in value and not capable:

@@ -46,11 +46,13 @@ def start(
     affinity: Sequence[int] = (),
     nice: int = 0,
     deaf_to: Sequence[int] = NOTICES,
+    shows_stacks: bool = False,
 ) -> int:
     """Start `argv` and return its pid once exec has succeeded.
 
     Raises OSError with the program's name if it cannot be executed. Descriptors in `pass_fds` keep their numbers.
-    Signals in `deaf_to` are ignored until the program sets a handler.
+    Signals in `deaf_to` are ignored until the program sets a handler. `shows_stacks`: other processes of this user may
+    read its stacks, though they have not started it.
     """
     told_read, told_write = os.pipe2(os.O_CLOEXEC)
     agent_pid = os.getpid()
@@ -65,6 +67,7 @@ def start(
             affinity,
             nice,
             deaf_to,
+            shows_stacks,
             agent_pid,
             told_write,
             _users_open_files,
@@ -88,6 +91,7 @@ def _become(
     affinity: Sequence[int],
     nice: int,
     deaf_to: Sequence[int],
+    shows_stacks: bool,
     agent_pid: int,
     told_write: int,
     open_files: tuple[int, int] | None,
@@ -117,6 +121,8 @@ def _become(
             signal.signal(signum, signal.SIG_IGN)
         if open_files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+        if shows_stacks:
+            linux.allow_ptrace_by_anyone_of_same_user()  # an exec leaves it in force
         linux.die_with_parent(agent_pid)
         os.execvpe(argv[0], list(argv), dict(env))
     except OSError as err:

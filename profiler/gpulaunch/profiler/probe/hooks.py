@@ -13,7 +13,9 @@ where it would compile the tap as a function of its own, `taps.keep_out` tells i
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -24,6 +26,7 @@ from gpulaunch.profiler.probe import copies, kineto, nested, program, worker
 from gpulaunch.profiler.probe.account import Account
 from gpulaunch.profiler.probe.bare import Bare
 from gpulaunch.profiler.probe.batch import LoaderWatch
+from gpulaunch.profiler.probe.device import accelerator_types, write_memory
 from gpulaunch.profiler.probe.edges import (
     tap_after_step,
     tap_backward,
@@ -55,13 +58,14 @@ class Hooks:
     def place(self) -> None:
         """Place every tap that can be placed; the page tells which could not, and why. Raises nothing."""
         places: dict[Hook, Place] = {
-            Hook.DATALOADER: _dataloader,
+            Hook.DATALOADER | Hook.LOADER_QUEUE | Hook.SAMPLES: _dataloader,
             Hook.BACKWARD: _backward,
             Hook.OPTIMIZER: _optimizer,
             Hook.NESTED: nested.place,
             Hook.COPIES | Hook.SYNCS: copies.place,
             Hook.WORKERS: worker.place,
             Hook.FACTS: program.place,
+            Hook.GPU_MEMORY: _gpu_memory,
             Hook(0): kineto.place,
         }
         for hook, place in places.items():
@@ -71,6 +75,8 @@ class Hooks:
                 in_service = place(self._probe, self._torch, undo)
             except Exception as error:
                 _run(undo)
+                if hook is Hook.OPTIMIZER:
+                    self._probe.machine.compiled()  # as good as: its steps will not be seen
                 self._probe.unavailable(hook, str(error) if isinstance(error, HookError) else repr(error))
             else:
                 self._undo.append(undo)  # itself: what is tapped later is entered there
@@ -127,6 +133,15 @@ def _optimizer(probe: Probe, torch: Any, undo: Undo) -> None:
         scaled = tap_scaler(probe, torch, scaler.step)
         _keep_out(torch, scaled)
         put(scaler, "step", scaled, undo)
+
+
+def _gpu_memory(probe: Probe, torch: Any, undo: Undo) -> Hook | None:
+    """Nothing is put into torch: the allocator is asked, where there may be a GPU."""
+    if "cuda" not in accelerator_types(torch, os.environ):
+        return Hook(0)
+    read = functools.partial(write_memory, probe.writer.words, torch.cuda)
+    undo.append(probe.each_second(Hook.GPU_MEMORY, read))
+    return None
 
 
 def _keep_out(torch: Any, *taps: Any) -> None:

@@ -33,7 +33,7 @@ from gpulaunch.profiler.channel.layout import Hook
 __all__ = ["BLOCK", "DEFAULT_BUDGET_PPM", "SHED", "Budget", "Comparison", "budget_ppm"]
 
 BLOCK: Final = 8
-"""Steps of a block: as many as are taken up together (`state.TOGETHER`), so that each block has one such moment."""
+"""Steps of a block."""
 
 DEFAULT_BUDGET_PPM: Final = 5_000
 """Of a step, in millionths."""

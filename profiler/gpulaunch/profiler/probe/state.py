@@ -19,7 +19,7 @@ from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import CHECKPOINT, MOST_NOTES, Record, bucket_of
 from gpulaunch.profiler.probe.bare import BARE, OFF, Bare
 from gpulaunch.profiler.probe.batch import LoaderWatch
-from gpulaunch.profiler.probe.device import write_memory
+from gpulaunch.profiler.probe.price import BLOCK
 from gpulaunch.profiler.probe.step import COUNTED, StepMachine
 from gpulaunch.profiler.probe.whose import is_programs
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OFF", "TOGETHER", "Nested", "Probe"]
 
-TOGETHER: Final = 8
-"""Steps whose edges are taken up together. All ranks do that after the same steps: who waits for one waits for all."""
+TOGETHER: Final = BLOCK
+"""Steps whose edges are taken up together. All ranks do that after the same steps: who waits for one waits for all.
+As many as a block of `price` has, so that each block has one such moment."""
 
 _PRICED_EVERY: Final = 8  # of the groups of TOGETHER steps one is priced; it stands for the others
 
@@ -128,8 +129,6 @@ class Probe:
         self.bare = Bare(self)
         self._due_ns = 0
         self._each_second: list[tuple[Hook, Callable[[], None]]] = []
-        self.each_second(Hook.GPU_MEMORY, functools.partial(write_memory, writer.words, torch.cuda))
-        self.armed(Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.GPU_MEMORY)
         for part in (Hook.LOADER_QUEUE, Hook.SAMPLES):
             self.bare.can_do_without(part, functools.partial(self.loader.do_without, part))
         self.bare.can_do_without(Hook.GPU_TIME, self._stop_clock)

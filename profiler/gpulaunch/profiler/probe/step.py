@@ -390,6 +390,9 @@ class StepMachine(Account):
             micro = 1
         if micro:
             self._last_micro = micro
+        elif not self.microsteps:
+            self._use_batches()  # no backward was ever seen: this torch's cannot be tapped
+            self._trained = self._dataset
         self._close(1)
         return region
 
