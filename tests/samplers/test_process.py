@@ -221,7 +221,8 @@ def test_proportional_sizes_are_asked_one_after_another(fake: FakeProc) -> None:
     for pid in (10, 11, 12):
         fake.put(pid, pss_kb=1)
     clock = Clock(step_s=0.004)  # each look at the clock takes 4 ms: two looks fit into the budget
-    sampler = ProcessSampler(lambda: group(10, 11, 12), Ledger(), proc=fake.root, clock=clock, pss_period_s=30.0)
+    ranks = [10, 11, 12]
+    sampler = ProcessSampler(lambda: group(*ranks), Ledger(), proc=fake.root, clock=clock, pss_period_s=30.0)
     known: list[list[int | None]] = []
     for moment in (0.0, 1.0, 2.0):
         known.append([rank.usage[Role.TRAINER].pss_bytes for rank in sampler.read(moment).values])
@@ -233,6 +234,13 @@ def test_proportional_sizes_are_asked_one_after_another(fake: FakeProc) -> None:
     after = [rank.usage[Role.TRAINER].pss_bytes for rank in sampler.read(30.0).values]
     assert before == [1024] * 3
     assert after == [2048, 2048, 1024]
+
+    fake.put(13, pss_kb=3)  # a rank that was never asked does not wait
+    ranks.append(13)
+    soon = [rank.usage[Role.TRAINER].pss_bytes for rank in sampler.read(31.0).values]
+    later = [rank.usage[Role.TRAINER].pss_bytes for rank in sampler.read(60.0).values]
+    assert soon == [2048, 2048, 1024, 3072], "the last look took a share of the time; it is made up for first"
+    assert later[2] == 2048
 
 
 def test_what_may_not_be_read_is_an_error_and_the_rest_goes_on(fake: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:

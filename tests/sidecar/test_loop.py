@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.cli.sidecar import _told_to_end
 from gpulaunch.profiler.daemon.sidecar import LEDGER_FILE, Sidecar
 from gpulaunch.profiler.record import Collector, NodeState
 from gpulaunch.profiler.samplers.host import HostSampler
@@ -19,6 +24,7 @@ class Pace:
         self.now_s = 100.0
         self.refreshes_s = refreshes_s
         self.began_s: list[float] = []
+        self.cpu_s = self.each_cpu_s = 0.0
 
     def clock(self) -> float:
         return self.now_s
@@ -30,6 +36,7 @@ class Pace:
     def publish(self, _: NodeState) -> None:
         self.began_s.append(self.now_s - 100.0)
         self.now_s += self.refreshes_s.pop(0)
+        self.cpu_s += self.each_cpu_s
 
 
 @pytest.mark.parametrize(
@@ -43,11 +50,35 @@ class Pace:
 )
 def test_the_pace_is_steady(tmp_path: Path, refreshes_s: list[float], began_s: list[float], late: int) -> None:
     pace = Pace(refreshes_s)
-    sidecar = Sidecar(tmp_path, pace.publish, clock=pace.clock)
+    sidecar = Sidecar(tmp_path, pace.publish, clock=pace.clock, cpu=lambda: pace.cpu_s)
     sidecar.run(pace.stopped)
     assert pace.began_s == began_s
     pace.refreshes_s = [0.0]
     assert sidecar.refresh().sidecar.late_refreshes == late
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "ranks", "began_s"),
+    [
+        (0.006, 0, [0.0, 1.0, 2.0]),
+        (0.012, 0, [0.0, 2.0, 4.0]),  # a machine on which it costs more than its share is looked at less often
+        (0.012, 8, [0.0, 2.0, 4.0]),
+        (0.012, 16, [0.0, 1.0, 2.0]),  # a node of twice as many ranks has more cores, too
+        (60.0, 8, [0.0, 5.0, 10.0]),  # but never so seldom that it is no news
+    ],
+)
+def test_a_refresh_comes_as_often_as_its_price_allows(
+    tmp_path: Path, cpu_s: float, ranks: int, began_s: list[float]
+) -> None:
+    pace = Pace([0.0] * 3)
+    pace.each_cpu_s = cpu_s
+    sidecar = Sidecar(tmp_path, pace.publish, clock=pace.clock, cpu=lambda: pace.cpu_s)
+    if ranks:
+        places = [{"rank": rank, "local_rank": rank, "pid": 1 << 30} for rank in range(ranks)]
+        group = {"version": 1, "run_id": "r", "name": "n", "attempt": 0, "world_size": ranks, "node_rank": 0}
+        (tmp_path / "group.json").write_text(json.dumps({**group, "ranks": places}))
+    sidecar.run(pace.stopped)
+    assert pace.began_s == began_s
 
 
 def no_gpus(directory: Path) -> Path:
@@ -111,3 +142,28 @@ def test_its_cpu_time_goes_on_where_the_sidecar_before_it_ended(tmp_path: Path) 
     first = Sidecar(tmp_path, lambda _: None).refresh().sidecar.cpu_s
     second = Sidecar(tmp_path, lambda _: None).refresh().sidecar.cpu_s
     assert second > first > 0
+
+
+def test_a_sidecar_that_is_stopped_and_continued_is_not_told_to_end() -> None:
+    """A debugger does that, and so does `scontrol suspend`. CPython's sigtimedwait then gives what lay in memory."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        while not _told_to_end(0.01):
+            pass
+        os.write(write, b"told")
+        os._exit(0)
+    os.close(write)
+    for _ in range(40):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.015)  # longer than the wait that it interrupts
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.002)
+    assert not select.select([read], [], [], 0)[0]
+
+    os.kill(pid, signal.SIGTERM)
+    assert os.read(read, 10) == b"told"
+    os.waitpid(pid, 0)
+    os.close(read)

@@ -272,6 +272,22 @@ def test_one_that_is_installed_later_starts(node: Node) -> None:
     assert room.read().absent == ""
 
 
+def test_where_no_thread_can_be_had_the_next_reading_tries_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may limit how many there are; the sidecar must not end of it, neither now nor when it closes."""
+    node.page()
+    room = node.sampling(Scripted())
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            room.read()
+        room.room.close()
+    room.until(lambda: room.samples)
+
+
 def test_looks_that_are_refused_are_told_and_tried_again(node: Node) -> None:
     permitted = threading.Event()
     sampler = Scripted(lambda pid: SEEN if permitted.is_set() else REFUSED)

@@ -127,7 +127,7 @@ def slow(process: Process, *, factor: float, for_s: float) -> int:
             for signum, share in ((signal.SIGSTOP, 1 - 1 / factor), (signal.SIGCONT, 1 / factor)):
                 process.send(signum)
                 news = signal.sigtimedwait(_ENDING, min(_PERIOD_S, left_s) * share)
-                if news is not None:
+                if news is not None and news.si_signo in _ENDING:  # an interrupted wait may give anything
                     return news.si_signo
     except RunError:
         return 0  # it has ended

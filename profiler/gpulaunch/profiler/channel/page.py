@@ -316,6 +316,8 @@ class PageReader:
     def sites(self) -> tuple[SiteRow, ...]:
         """The lines of the program that were seen to copy, to wait and so on."""
         table = self._held.piece(SITE_BYTE, SITE_ROWS * SITE_ROW_BYTES)
+        if table == _NO_SITES:  # most programs have few, many none, and this is read once a second for each rank
+            return ()
         rows = (_site(table, row * SITE_ROW_BYTES) for row in range(SITE_ROWS))
         return tuple(row for row in rows if row is not None)
 
@@ -373,12 +375,17 @@ def read(path: str) -> PageSnapshot:
         return reader.read()
 
 
+_NO_SITES: Final = bytes(SITE_ROWS * SITE_ROW_BYTES)
+
+
 def _signed(word: int) -> int:
     """A word that holds a number below zero, too."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _site(table: bytes, at: int) -> SiteRow | None:
+    if not any(table[at : at + 8]):
+        return None
     mark, kind, count, size_bytes, blocked_ns, gpu_ns, pinned, non_blocking, length = _SITE.unpack_from(table, at)
     if not mark or kind >= len(SITE_KINDS):
         return None

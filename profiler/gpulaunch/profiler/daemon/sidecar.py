@@ -1,4 +1,4 @@
-"""The sidecar's one loop: once a second, read every sampler, publish what is known.
+"""The sidecar's one loop: once a second, or as often as its price allows, read every sampler, publish what is known.
 
 It must never matter to training. So every collector is guarded on its own, the result is an immutable state that a
 server may show as long as it likes, and the ledger beside the pages lets the next sidecar go on if this one is
@@ -48,6 +48,11 @@ from gpulaunch.profiler.samplers.workers import WorkersSampler
 T = TypeVar("T")
 LEDGER_FILE = "sidecar.json"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SHARE = 0.006
+"""Of a core, for each eight ranks: where a refresh takes more (a slow machine), they come less often."""
+_RANKS = 8
+_LONGEST_S = 5.0
+"""From one to the next, at most: what is older is no news."""
 
 
 class _Guard:
@@ -95,10 +100,13 @@ class Sidecar:
         proc: Path = Path("/proc"),
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`interval_s`: from one refresh to the next, if that costs no more than it may; `cpu`: seconds on a core."""
         self._publish = publish
         self._interval_s = interval_s
         self._clock = clock
+        self._cpu = cpu
         self._proc = proc
         self._ledger = Ledger()
         self._ledger_path = channel_dir / LEDGER_FILE
@@ -135,13 +143,21 @@ class Sidecar:
         """
         due = self._clock()
         while not stopped(max(0.0, due - self._clock())):
+            before_s = self._cpu()
             self.refresh()
-            due += self._interval_s
-            behind = int((self._clock() - due) / self._interval_s)
+            interval_s = self._pace_s(self._cpu() - before_s)
+            due += interval_s
+            behind = int((self._clock() - due) / interval_s)
             if behind > 0:
                 self._late_refreshes += 1
-                due += behind * self._interval_s
+                due += behind * interval_s
         self.close()
+
+    def _pace_s(self, spent_s: float) -> float:
+        """How long to wait from a refresh that took so long on a core to the next."""
+        group = self._ranks.group
+        share = _SHARE * max(1.0, len(group.ranks) / _RANKS if group is not None else 0.0)
+        return max(self._interval_s, min(_LONGEST_S, spent_s / share))
 
     def close(self) -> None:
         """Let go of everything that is read from."""

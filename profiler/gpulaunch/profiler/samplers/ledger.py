@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import add
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,7 +48,10 @@ class Ledger:
         for name, counters in sources.items():
             # The kernel's own CPU figures have been seen to step back by a tick; a counter must not.
             known = account.living.get(name, ())
-            account.living[name] = tuple(max(pair) for pair in zip_longest(known, counters, fillvalue=0))
+            if len(known) == len(counters):  # nearly always, and this is done a hundred times a second
+                account.living[name] = tuple(map(max, known, counters))
+            else:
+                account.living[name] = tuple(max(pair) for pair in zip_longest(known, counters, fillvalue=0))
         total = account.gone
         for counters in account.living.values():
             total = _add(total, counters)
@@ -75,6 +79,8 @@ class Ledger:
 
 
 def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    if len(left) == len(right):
+        return tuple(map(add, left, right))
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
 
 

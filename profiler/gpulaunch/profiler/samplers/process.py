@@ -7,7 +7,7 @@ the longest waiting first, within a budget of time per refresh:
 - the threads of a process (a torch process has dozens): their time on a core and in the run queue, and the children
   that others than its first thread have started;
 - the proportional set size (`smaps_rollup`: 5 ms on a process with torch in it, holding the lock that its page faults
-  need), of each process at most every `pss_period_s`;
+  need), of each process at most every `pss_period_s`, and never more than `pss_share` of the time;
 - the batches in shared memory (all descriptors of a rank and its workers), of each rank at most every `shm_period_s`.
 
 A process is known by its pid and its start time, and once known it is followed until it is gone: the kernel documents
@@ -120,6 +120,7 @@ class ProcessSampler:
         threads_budget_s: float = 0.002,
         pss_period_s: float = 30.0,
         pss_budget_s: float = 0.010,
+        pss_share: float = 0.003,
         shm_period_s: float = 10.0,
         shm_budget_s: float = 0.001,
         lives: Callable[[int], bool] | None = None,
@@ -133,6 +134,8 @@ class ProcessSampler:
         self._threads_budget_s = threads_budget_s
         self._pss_period_s = pss_period_s
         self._pss_budget_s = pss_budget_s
+        self._pss_share = pss_share
+        self._pss_rests_until_s = _NEVER_S
         self._shm_period_s = shm_period_s
         self._shm_budget_s = shm_budget_s
         self._ranks: dict[int, _Rank] = {}
@@ -225,9 +228,15 @@ class ProcessSampler:
         return errors
 
     def _ask_pss(self, now: float) -> list[str]:
-        """Ask the processes that are due for their proportional set size."""
+        """Ask the processes that are due for their proportional set size.
+
+        Where that takes long (page tables in a virtual machine within another: 15 ms), they are asked less often.
+        """
         errors: list[str] = []
-        due = [process for rank in self._ranks.values() for process in rank.known.values() if process.pss_due_s <= now]
+        began_s = self._clock()
+        latest_s = now if now >= self._pss_rests_until_s else _NEVER_S  # who was never asked does not wait
+        processes = [process for rank in self._ranks.values() for process in rank.known.values()]
+        due = [process for process in processes if process.pss_due_s <= latest_s]
         for process in self._within(self._pss_budget_s, sorted(due, key=lambda process: process.pss_due_s)):
             process.pss_due_s = now + self._pss_period_s
             try:
@@ -239,6 +248,8 @@ class ProcessSampler:
             sizes = parse_meminfo(text or b"")  # the same format
             process.pss_bytes = sizes.get("Pss") if process.living else 0
             process.pss_anonymous_bytes = sizes.get("Pss_Anon") if process.living else 0
+        if due:
+            self._pss_rests_until_s = now + (self._clock() - began_s) / self._pss_share
         return errors
 
     def _ask_shm(self, now: float) -> list[str]:

@@ -86,8 +86,9 @@ class Stacks:
         """Give what was sampled so far; never waits for a look. The first reading with a group starts the sampling."""
         absent = self._sampler.absent()
         if self._thread is None and not absent and self._group() is not None:
-            self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="stacks", daemon=True)
+            thread.start()  # raises where no more threads are to be had: at the next reading there may be
+            self._thread = thread
         with self._lock:
             errors, self._errors = self._errors, []
             if self._refusals >= _REFUSALS:
