@@ -1,4 +1,5 @@
 # make demo    see it work: a virtual environment, an install, and a training run
+# make observe   a longer one, with Prometheus and its alerts: says where to look at it
 # make test    everything that must hold: lint, types, and the whole test suite
 # make lint    the first part of it
 # make bench   measure start, restart, memory and probe cost beside torchrun
@@ -7,7 +8,7 @@
 # make clean   remove what these made
 #
 # PYTHON=python3.12   which Python (3.11 or newer) makes the virtual environment
-# RANKS=8             how many ranks the demo starts
+# RANKS=8             how many ranks demo and observe start
 # PIP_ARGS=...        more arguments for pip: another index, say
 # PYTEST_ARGS=...     more arguments for pytest
 
@@ -25,13 +26,16 @@ GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
 RANKS ?= $(shell n=2; [ $(CORES) -ge 4 ] && n=4; \
 	[ $(GPUS) -gt 0 ] && [ $(GPUS) -lt $$n ] && n=$(GPUS); [ $$n -lt 2 ] && n=2; echo $$n)
 
-.PHONY: help demo test lint bench bench-recovery bench-overhead clean
+.PHONY: help demo observe test lint bench bench-recovery bench-overhead clean
 
 help:
 	@sed -n '/^# /s/^# //p;/^$$/q' Makefile
 
 demo: $(VENV)/.examples
 	$(BIN)/gpulaunch --nproc $(RANKS) examples/digits_ddp.py
+
+observe: $(VENV)/.examples
+	@$(BIN)/python deploy/observe/observe.py --nproc $(RANKS)
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -54,7 +58,7 @@ bench-overhead: $(VENV)/.examples
 
 clean:
 	rm -rf $(VENV) build dist gpulaunch-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find launcher profiler exporters tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find launcher profiler exporters tests deploy examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # Each stamp is touched when its step has succeeded, and is out of date when what it was made from changes.
 $(VENV)/.made:
@@ -64,7 +68,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.examples: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e '.[examples]'
+	$(PIP) -c constraints.txt -e '.[examples,top,web]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt

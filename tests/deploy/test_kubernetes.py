@@ -123,6 +123,20 @@ def test_the_pods_of_a_job_are_one_run(promtool: str, tmp_path: Path) -> None:
     ]
 
 
+def test_pods_of_no_job_are_not_one_run(promtool: str, tmp_path: Path) -> None:
+    """Each is known by the token that it tells itself; with one name for all of a namespace they would be mixed."""
+    of_none = dict.fromkeys(
+        (f"__meta_kubernetes_pod_label_batch_kubernetes_io_{name}" for name in ("controller_uid", "job_name")), ""
+    )
+
+    found = discovered(promtool, tmp_path, [pod(0, **of_none), pod(1, **of_none)])
+
+    assert sorted((target["pod"], target.get("run", "")) for target in found) == [
+        ("train-0-x7k2p", ""),
+        ("train-1-x7k2p", ""),
+    ]
+
+
 def test_the_command_is_one_that_gpulaunch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

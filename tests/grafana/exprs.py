@@ -17,6 +17,8 @@ from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
 GRAFANA = Path(__file__).parents[2] / "deploy/grafana"
 METRICS = {metric.name: metric for metric in CATALOGUE}
 TARGET = frozenset({"job", "instance"})
+DISCOVERED = "run"
+"""A label that targets may have; the selectors let those pass that have none."""
 GIVEN_BY_GRAFANA = {"__rate_interval", "__range"}
 GPU_ROW = "needs a GPU"
 OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
@@ -124,16 +126,22 @@ def _of_selector(expr: str, match: re.Match[str]) -> Iterator[str]:
     if ", ".join(f'{label}{sign}"{value}"' for label, sign, value in matchers) != match["matchers"]:
         yield f"cannot read {match['matchers']}"
     for label, sign, value in matchers:
-        if label not in closed and label not in TARGET:
+        if label == DISCOVERED and label not in closed:
+            yield from [] if (sign, value) == ("=~", "$run|") else [f"{name} of targets with {label}{sign}{value}"]
+        elif label not in closed and label not in TARGET:
             yield f"{name} has no label {label}"
         elif label in closed and "$" not in value:
             values = closed[label]
             wanted = value.split("|") if sign == "=~" else [value]
             yield from (f"{name}: {label} is never {each}" for each in wanted if values and each not in values)
-    named = {label for label, _, _ in matchers}
-    if metric.kind is Kind.INFO and "run" in named:
+    if match["matchers"] == 'run=~"$run"' and name == "gpulaunch_run_info":
         return  # what everything else is joined with
-    yield from (f"{name} without {label}" for label in ("instance", "rank") if label in {*closed, "instance"} - named)
+    named = {label for label, _, _ in matchers}
+    wanted = {"instance", DISCOVERED, *({"rank"} & closed.keys())}
+    if ("where", "=", "sidecar") in matchers:  # which is no rank
+        yield from [f"{name} of a rank of a sidecar"] if "rank" in named else []
+        wanted.discard("rank")
+    yield from (f"{name} without {label}" for label in sorted(wanted - named))
 
 
 def _of_function(before: str, kind: Kind, name: str, *, windowed: bool) -> Iterator[str]:

@@ -177,24 +177,45 @@ def test_every_query_asks_for_what_there_is(query: Any) -> None:
 @pytest.mark.parametrize(
     ("expr", "complaint"),
     [
-        ('sum(gpulaunch_stepz_total{instance=~"$node"})', "gpulaunch_stepz_total is not in the catalogue"),
-        ('rate(gpulaunch_attempt{instance=~"$node"}[5m])', "rate() of the gauge gpulaunch_attempt"),
-        ('changes(gpulaunch_hangs_total{instance=~"$node"}[5m])', "changes() of the counter gpulaunch_hangs_total"),
-        ('gpulaunch_hangs_total{instance=~"$node", rank="0"}', "gpulaunch_hangs_total has no label rank"),
-        ('gpulaunch_steps_total{instance=~"$node"}', "gpulaunch_steps_total without rank"),
-        ('gpulaunch_shm_bytes{instance=~"$node", state="full"}', "gpulaunch_shm_bytes: state is never full"),
-        ('sum by (rank) (gpulaunch_hangs_total{instance=~"$node"})', "by (rank), which is nowhere inside"),
+        (
+            'sum(gpulaunch_stepz_total{instance=~"$node", run=~"$run|"})',
+            "gpulaunch_stepz_total is not in the catalogue",
+        ),
+        ('rate(gpulaunch_attempt{instance=~"$node", run=~"$run|"}[5m])', "rate() of the gauge gpulaunch_attempt"),
+        (
+            'changes(gpulaunch_hangs_total{instance=~"$node", run=~"$run|"}[5m])',
+            "changes() of the counter gpulaunch_hangs_total",
+        ),
+        ('gpulaunch_hangs_total{instance=~"$node", run=~"$run|", rank="0"}', "gpulaunch_hangs_total has no label rank"),
+        ('gpulaunch_steps_total{instance=~"$node", run=~"$run|"}', "gpulaunch_steps_total without rank"),
+        (
+            'gpulaunch_shm_bytes{instance=~"$node", run=~"$run|", state="full"}',
+            "gpulaunch_shm_bytes: state is never full",
+        ),
+        (
+            'sum by (rank) (gpulaunch_hangs_total{instance=~"$node", run=~"$run|"})',
+            "by (rank), which is nowhere inside",
+        ),
+        ('gpulaunch_hangs_total{instance=~"$node"}', "gpulaunch_hangs_total without run"),
+        (
+            'gpulaunch_hangs_total{instance=~"$node", run=~"$run"}',
+            "gpulaunch_hangs_total of targets with run=~$run",
+        ),
+        (
+            'gpulaunch_profiler_overhead_seconds_total{where="sidecar", instance=~"$node", run=~"$run|", rank="0"}',
+            "gpulaunch_profiler_overhead_seconds_total of a rank of a sidecar",
+        ),
         ("time() - gpulaunch_attempt", "gpulaunch_attempt without a selector"),
         (
-            'gpulaunch_step_duration_seconds_count{instance=~"$node", rank=~"$rank"}',
+            'gpulaunch_step_duration_seconds_count{instance=~"$node", run=~"$run|", rank=~"$rank"}',
             "the histogram gpulaunch_step_duration_seconds_count without rate()",
         ),
         (
-            'rate(gpulaunch_step_duration_seconds_bucket{instance=~"$node", rank=~"$rank"}[5m])',
+            'rate(gpulaunch_step_duration_seconds_bucket{instance=~"$node", run=~"$run|", rank=~"$rank"}[5m])',
             "gpulaunch_step_duration_seconds_bucket without histogram_quantile()",
         ),
         (
-            'rate(gpulaunch_step_duration_seconds{instance=~"$node", rank=~"$rank"}[5m])',
+            'rate(gpulaunch_step_duration_seconds{instance=~"$node", run=~"$run|", rank=~"$rank"}[5m])',
             "gpulaunch_step_duration_seconds is not in the catalogue",
         ),
     ],

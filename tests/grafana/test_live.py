@@ -172,22 +172,26 @@ def test_every_gpu_is_there(story: Story) -> None:
 
 
 def test_one_rank_can_be_looked_at_alone(story: Story) -> None:
+    """And what is no rank's, the sidecar's own cost, stays."""
     one = Target(run=story.targets["many"].run, node=story.targets["many"].node, rank=str(SLOW))
-    own = next(query for query in queries() if query.panel == "Own work in a step, by rank")
+    own, cores = (
+        next(query for query in queries() if query.panel == panel)
+        for panel in ("Own work in a step, by rank", "Cores of the sidecars")
+    )
 
     answer = story.prometheus.instant(one.into(own.expr), story.at_s)
 
     assert [labels["rank"] for labels, _ in answer.series] == [str(SLOW)]
+    assert story.prometheus.instant(one.into(cores.expr), story.at_s).last[0] > 0
 
 
 def test_of_another_run_on_the_same_address_nothing_is_shown(story: Story) -> None:
-    """The next job of a machine often gets the port of the one before."""
-    other = Target(run="another", node=story.targets["real"].node)
+    """Whether its targets have a label run or not; of one that was there, test_runs_in_turn has the story."""
+    for run in RUNS:
+        other = Target(run="another", node=story.targets[run].node)
+        asked = [query for query in queries() if "or vector(0)" not in query.expr]
 
-    shown = [str(query) for query in queries() if story.prometheus.instant(other.into(query.expr), story.at_s).series]
-    shown = [each for each in shown if "or vector(0)" not in next(q.expr for q in queries() if str(q) == each)]
-
-    assert shown == []
+        assert [str(each) for each in asked if story.prometheus.instant(other.into(each.expr), story.at_s).series] == []
 
 
 # --- variables and annotations ---------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def _variables() -> list[Json]:
             "rank",
             "Rank",
             "Ranks of the nodes chosen.",
-            'label_values(gpulaunch_rank_info{instance=~"$node"}, rank)',
+            'label_values(gpulaunch_rank_info{instance=~"$node", run=~"$run|"}, rank)',
         )
         | _ALL,
     ]
@@ -160,14 +160,14 @@ def _annotations() -> list[Json]:
         _annotation(
             "Restarts",
             "red",
-            f'max(changes(gpulaunch_attempt{{instance=~"$node"}}[1m]) {run}) > 0',
+            f'max(changes(gpulaunch_attempt{{instance=~"$node", run=~"$run|"}}[1m]) {run}) > 0',
             "restart",
             "The ranks were started again.",
         ),
         _annotation(
             "Findings",
             "orange",
-            f'max by (rule) (gpulaunch_finding_active{{instance=~"$node"}} {run}) > 0',
+            f'max by (rule) (gpulaunch_finding_active{{instance=~"$node", run=~"$run|"}} {run}) > 0',
             "{{rule}}",
             "A rule finds something; the run's report has the line.",
         ),

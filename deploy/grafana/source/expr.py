@@ -23,7 +23,6 @@ __all__ = [
     "median",
     "number",
     "product",
-    "seconds",
     "since",
     "spread",
     "top",
@@ -189,11 +188,6 @@ def top(count: int, of: Expr, /) -> Expr:
 def spread(of: Expr, /) -> tuple[tuple[Expr, str], ...]:
     """Three lines for any number of ranks: the highest, the median, the lowest."""
     return (highest(of), "highest"), (median(of), "median"), (lowest(of), "lowest")
-
-
-def seconds(value: float, /) -> Expr:
-    """A constant number of seconds."""
-    return Expr(text=f"{value:g}", unit=BASE["seconds"], labels=frozenset(), is_number=True)
 
 
 def since(of: Expr, /) -> Expr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from source.board import dashboard, row
-from source.expr import Expr, highest, lowest, mean, number, seconds, since, total
+from source.expr import Expr, highest, lowest, mean, number, since, total
 from source.parts import BAD, WARN, Json, bars, figure, lines, table
 from source.promql import gauge, histogram_mean, increase, info, quantile, rate, seconds_counted
 
@@ -129,10 +129,7 @@ def overview() -> Json:
                 "What was found, and what it costs",
                 "Share of training time that each finding costs, the largest of each rule. None: nothing is found. The"
                 " run's report has the lines of the program.",
-                (
-                    highest(gauge("gpulaunch_finding_lost_seconds_per_hour"), "rule") / seconds(3600),
-                    "{{rule}}",
-                ),
+                (highest(gauge("gpulaunch_finding_lost_ratio"), "rule"), "{{rule}}"),
                 limits=((0.05, WARN), (0.2, BAD)),
             ),
             lines(

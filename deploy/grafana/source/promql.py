@@ -3,9 +3,11 @@
 A metric or a label that is not in the catalogue, a label value that its metric cannot have, a rate of a gauge, an
 aggregation by a label that is not there: each is a `QueryError`.
 
-Every selector keeps to the variables of the dashboards: `$node`, `$rank` where there are ranks, and the run by a join
-with gpulaunch_run_info, as the run is a label of that metric alone. The join drops what another run measured on the
-same address, as the next job of a machine often has the port of the one before.
+Every selector keeps to the variables of the dashboards: `$node`, `$rank` where there are ranks, and `$run`. The next
+job of a machine often has the port of the one before, so the run is asked for twice. A join with gpulaunch_run_info,
+the one metric that has the run as a label, drops what an address serves while another run is there. The label `run` of
+the target drops what another run has left in the window of a rate. Targets without that label, which `run=~"a|"` lets
+pass, have both in the window.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ def _metric(name: str) -> Metric:
 
 
 def _unit(metric: Metric) -> Unit:
-    return BASE["seconds"] if metric.name.endswith("_seconds_per_hour") else BASE[metric.unit]
+    return BASE[metric.unit]
 
 
 def _histogram(name: str) -> Metric:
@@ -115,8 +117,9 @@ def _of_counter(function: str, name: str, window: str, labels: Mapping[str, str 
 
 def _selector(metric: Metric, series: str, labels: Mapping[str, str | tuple[str, ...]]) -> str:
     values_of = {label.name: label.values for label in metric.labels}
-    matchers = ['instance=~"$node"']
-    if "rank" in values_of and "rank" not in labels:
+    matchers = ['instance=~"$node"', 'run=~"$run|"']
+    # What the sidecar takes is no rank's, and there whichever rank is chosen.
+    if "rank" in values_of and "rank" not in labels and labels.get("where") != "sidecar":
         matchers.append('rank=~"$rank"')
     for label, wanted in labels.items():
         values = wanted if isinstance(wanted, tuple) else (wanted,)
