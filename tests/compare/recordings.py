@@ -9,22 +9,32 @@ Each batch comes `--late-ms` late, on two cores that other people used meanwhile
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpulaunch.exporters.report.crowding import Crowding
 from gpulaunch.exporters.view.document import from_json
-from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.model import NodeView, RunView
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
     view: RunView
     job: dict[str, Any]
-    crowding: Crowding
 
 
 def recorded(name: str) -> Recorded:
     content = json.loads((Path(__file__).parent / "recorded" / f"{name}.json").read_text())
-    return Recorded(view=from_json(content["view"]), job=content["job"], crowding=Crowding(**content["crowding"]))
+    view = from_json(content["view"])
+    node = under(content["crowding"], len(view.times_s))
+    return Recorded(view=replace(view, nodes=(node,)), job=content["job"])
+
+
+def under(crowding: dict[str, float], points: int = 1) -> NodeView:
+    """A node of which the mean over the run is known."""
+    return NodeView(
+        node=0,
+        values={"cores_allowed": crowding["cores_allowed"]},
+        cpu_pressure_ratio=(crowding["pressure_ratio"],) * points,
+        cores_used=(crowding["cores_used"],) * points,
+    )

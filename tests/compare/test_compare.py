@@ -14,7 +14,7 @@ from runs_on_disk import begin, end, keep, whole
 
 from gpulaunch.exporters.report.compare import Change, Comparison, compare, settings_of
 from gpulaunch.exporters.report.compared import as_json, as_text, verdict
-from gpulaunch.exporters.report.crowding import Crowding
+from gpulaunch.exporters.report.crowding import Crowding, crowding_of
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import FindingView, RunView
 from gpulaunch.launcher.cli import compare as verb
@@ -22,7 +22,12 @@ from gpulaunch.launcher.job.options import UsageError
 
 
 def compared(a: Recorded, b: Recorded) -> Comparison:
-    return compare(a.view, b.view, jobs=(a.job, b.job), crowding=(a.crowding, b.crowding))
+    return compare(a.view, b.view, jobs=(a.job, b.job))
+
+
+def alone(run: RunView) -> RunView:
+    """A run of whose node nothing is known: nobody looks for others."""
+    return replace(run, nodes=())
 
 
 def of(found: Comparison, name: str) -> Change:
@@ -55,7 +60,7 @@ def test_data_that_really_came_later_is_told() -> None:
     assert wait.judgement.shift == pytest.approx(0.020, abs=0.004)
     assert of(found, "step time").told == "changed"
     assert verdict(found).startswith("Steps are 90.6 % longer in B: 25.8 ms in A, 49.1 ms in B")
-    assert "Most of it: data wait in a step, +21.1 ms" in verdict(found)
+    assert "Most of it: data wait in a step, +21.2 ms" in verdict(found)
     assert of(found, "forward in a step").told in ("noise", "short")
     assert found.settings == (("program.args", "--seconds 45 --late-ms 20", "--seconds 40 --late-ms 40"),)
 
@@ -74,14 +79,40 @@ def test_the_same_program_again_is_not_told_apart(a: str, b: str) -> None:
     assert [change.name for change in found.changes if change.told == "changed"] == []
 
 
+@pytest.mark.parametrize(("a", "b"), [("crowded", "crowded-again"), ("full", "full-again")])
+def test_what_chance_does_is_not_told_even_where_nobody_asks_for_others(a: str, b: str) -> None:
+    """The same pairs, as if the cores had been their own: it is the blocks, and no gate, that must hold here."""
+    found = compare(alone(recorded(a).view), alone(recorded(b).view))
+
+    assert found.step is not None
+    assert found.step.a is not None
+    assert found.step.told in ("noise", "short")
+    assert [change.name for change in found.changes if change.told in ("changed", "crowded")] == []
+
+
+def test_a_share_that_is_not_known_is_not_none_of_it() -> None:
+    """Every other second the phases were not seen. Taken for nothing, the wait for data would be half as long."""
+    run = recorded("calm").view
+    seen = run.phase_ratios["data_wait"]
+    blinking = tuple(share if second % 2 else None for second, share in enumerate(seen))
+    other = replace(run, phase_ratios={**run.phase_ratios, "data_wait": blinking})
+
+    wait = of(compare(run, other), "data wait in a step")
+
+    assert wait.a is not None
+    assert wait.b == pytest.approx(wait.a, rel=0.05)
+    assert wait.told != "changed"
+
+
 def test_it_is_those_others_that_keep_it_from_being_told() -> None:
     """Without a look at the cores, the same pair would pass for a difference: the control of the control."""
     a, b = recorded("calm"), recorded("crowded-again")
 
-    blind = compare(a.view, b.view)
+    blind = compare(alone(a.view), alone(b.view))
     seeing = compared(a, b)
 
-    assert of(blind, "step time").told == "changed"
+    assert of(blind, "data wait in a step").told == "changed"
+    assert of(seeing, "data wait in a step").told == "crowded"
     assert of(seeing, "step time").told == "crowded"
     assert "others had the cores" in verdict(seeing)
     assert any("others had the cores in B" in note for note in seeing.notes)
@@ -270,6 +301,29 @@ def test_what_cannot_be_compared_is_said_in_one_line(
 def test_help_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert verb.run(["--help"]) == 0
     assert "RUN_A RUN_B" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("cores", "crowded"), [(16, True), (2, False)])
+def test_others_on_the_cores_are_seen_in_what_the_run_has_kept(tmp_path: Path, cores: int, crowded: bool) -> None:
+    """Somebody waits for a core half of the time. The two ranks use 1.9: of 16, others have the rest; of 2, nobody."""
+    run_dir = tmp_path / "run"
+    begin(run_dir)
+    states = [state(second) for second in range(1, 90)]
+    keep(
+        run_dir,
+        [
+            replace(each, host=replace(each.host, cores=cores, pressure_s={("cpu", "some"): 0.5 * second}))
+            for second, each in enumerate(states)
+            if each.host is not None
+        ],
+    )
+    end(run_dir, 90)
+
+    found = crowding_of(load_run(run_dir))
+
+    assert found is not None
+    assert (found.pressure_ratio, found.cores_used) == (pytest.approx(0.5, abs=0.01), pytest.approx(1.9, abs=0.02))
+    assert (found.cores_allowed, found.crowded) == (cores, crowded)
 
 
 def test_cores_that_the_job_itself_fills_are_not_others() -> None:

@@ -8,7 +8,15 @@ import random
 
 import pytest
 
-from gpulaunch.exporters.report.noise import blocks_of, correlation_length, judge, mann_whitney
+from gpulaunch.exporters.report.noise import (
+    FEWEST_BLOCKS,
+    SURE,
+    blocks_of,
+    correlation_length,
+    judge,
+    mann_whitney,
+    shift_between,
+)
 
 
 def wandering(seed: int, count: int, memory: float, *, level: float = 100.0) -> list[float]:
@@ -23,7 +31,7 @@ def wandering(seed: int, count: int, memory: float, *, level: float = 100.0) -> 
 
 def told(a: list[float], b: list[float]) -> bool:
     found = judge(a, b)
-    return found.apart or (found.p is not None and found.p <= 0.01 and found.large)
+    return found.apart or (found.p is not None and found.p <= SURE and found.large)
 
 
 def test_the_exact_test_counts_every_order() -> None:
@@ -59,10 +67,35 @@ def test_what_a_series_remembers_is_how_long_a_block_is() -> None:
 
 @pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.95])
 def test_equal_runs_are_hardly_ever_told_apart(memory: float) -> None:
-    """The negative control: 60 pairs of runs that differ by chance alone."""
-    wrong = sum(told(wandering(seed, 60, memory), wandering(1000 + seed, 60, memory)) for seed in range(60))
+    """The negative control: 300 pairs of runs of a minute that differ by chance alone, of which 1 % may be told."""
+    wrong = sum(told(wandering(seed, 60, memory), wandering(100_000 + seed, 60, memory)) for seed in range(300))
 
-    assert wrong <= 6
+    assert wrong <= 3
+
+
+def test_the_fewest_blocks_are_enough_to_be_told_among_a_dozen() -> None:
+    """Else a phase that changed would be "noise", however far apart its blocks are, and not "short"."""
+    apart = mann_whitney([float(block) for block in range(FEWEST_BLOCKS)], [100.0 + block for block in range(9)])
+
+    assert mann_whitney([1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]) > 0.05 / 12
+    assert apart <= 0.05 / 12
+
+
+@pytest.mark.parametrize(("n", "m"), [(5, 5), (6, 6), (7, 7), (5, 8)])
+def test_the_bounds_of_a_shift_hold_nineteen_times_of_twenty(n: int, m: int) -> None:
+    """Over all ways to deal out n + m values of one kind, whose shift is 0; one step closer they hold too rarely."""
+    values = [float(1 << power) for power in range(n + m)]
+    held = closer = 0
+    for a in itertools.combinations(values, n):
+        b = [value for value in values if value not in a]
+        low, high = shift_between(a, b)
+        held += low <= 0 <= high
+        apart = sorted(second - first for first in a for second in b)
+        closer += apart[apart.index(low) + 1] <= 0 <= apart[apart.index(high) - 1]
+
+    ways = math.comb(n + m, n)
+    assert held / ways >= 0.95
+    assert closer / ways < 0.95
 
 
 def test_a_test_that_forgets_the_memory_is_wrong_all_the_time() -> None:

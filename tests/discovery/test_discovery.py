@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpulaunch.exporters.discovery.announce import Announcement, complaint_about
+from gpulaunch.exporters.discovery.keeper import AnnouncementKeeper
 from gpulaunch.exporters.discovery.targets import Target, address_of, document, file_name, is_left_over
 from gpulaunch.profiler.record import NodeState
 
 ME = os.getpid()
 GONE = 4_000_001  # above the kernel's highest pid where nobody raised it; `alive` decides here anyway
 TOKEN = "0123456789abcdef"
+WAIT_S = 20.0  # bounds every wait; nothing here takes it unless something is broken
 
 
 def announcement(directory: Path, **changed: Any) -> Announcement:
@@ -67,6 +70,75 @@ def test_a_run_is_announced_while_it_is(node: NodeState, empty_node: NodeState, 
     told.close()
     assert list(tmp_path.iterdir()) == []
     told.close()
+
+
+def test_a_page_behind_tls_is_asked_for_by_https_and_any_other_as_the_scrape_job_says(
+    node: NodeState, tmp_path: Path
+) -> None:
+    """By http Prometheus would get no answer, and say that the target of a healthy job is down."""
+    told = announcement(tmp_path, scheme="https")
+    told.tell(node)
+    (group,) = groups_in(tmp_path)
+    assert group["labels"]["__scheme__"] == "https"
+
+    told.close()
+    announcement(tmp_path).tell(node)
+    (group,) = groups_in(tmp_path)
+    assert "__scheme__" not in group["labels"]
+
+
+class Hanging(Announcement):
+    """One whose directory does not answer until it is told to."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, bound=("127.0.0.1", 9464), pid=ME, node="n1", kernel="boot pid:[1]")
+        self.entered = threading.Event()
+        self.answers = threading.Event()
+
+    def tell(self, state: NodeState) -> None:
+        self.entered.set()
+        assert self.answers.wait(WAIT_S)
+        super().tell(state)
+
+
+def test_a_directory_that_hangs_holds_up_nobody_and_is_told_once_it_is_late(node: NodeState, tmp_path: Path) -> None:
+    """Every call here comes back while the directory answers nobody: a call that waits for it would wait for ever."""
+    now_s = 100.0
+    hanging = Hanging(tmp_path)
+    keeper = AnnouncementKeeper(hanging, clock=lambda: now_s)
+    keeper.tell(node)
+    assert hanging.entered.wait(WAIT_S)
+    keeper.tell(node)
+    assert keeper.fault == ""
+    now_s += 60.0
+    assert keeper.fault == f"cannot announce this run in {tmp_path}: it does not answer"
+    keeper.close()
+    assert not hanging.answers.is_set()
+
+    hanging.answers.set()
+    keeper.close()
+    assert list(tmp_path.iterdir()) == [], "it has ended meanwhile: nothing may stay announced"
+
+
+def test_a_directory_that_comes_back_has_the_file_and_in_the_end_has_not(node: NodeState, tmp_path: Path) -> None:
+    directory = tmp_path / "targets"
+    keeper = AnnouncementKeeper(announcement(directory))
+    until_s = time.monotonic() + WAIT_S
+    while not keeper.fault and time.monotonic() < until_s:
+        keeper.tell(node)
+    assert keeper.fault == f"cannot announce this run in {directory}: No such file or directory"
+
+    directory.mkdir()
+    while not groups_in(directory) and time.monotonic() < until_s:
+        keeper.tell(node)
+    while keeper.fault and time.monotonic() < until_s:
+        keeper.tell(node)
+    assert len(groups_in(directory)) == 1
+    assert keeper.fault == ""
+
+    keeper.close()
+    assert list(directory.iterdir()) == []
+    keeper.close()
 
 
 def test_nodes_that_share_an_id_share_the_label_and_not_the_file(node: NodeState, tmp_path: Path) -> None:
@@ -179,7 +251,7 @@ def test_a_link_in_the_way_leads_nowhere(node: NodeState, tmp_path: Path) -> Non
     victim.write_text("precious")
     directory = tmp_path / "targets"
     directory.mkdir()
-    for name in (f"gpulaunch-{TOKEN}.json", f".gpulaunch-{TOKEN}.json.{ME}.tmp"):
+    for name in (f"gpulaunch-{TOKEN}.json", f"gpulaunch-{TOKEN}.json.tmp"):
         (directory / name).symlink_to(victim)
 
     told = announcement(directory)

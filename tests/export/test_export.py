@@ -170,6 +170,17 @@ def test_wrong_words_are_one_line(run_dir: Path, words: list[str], told: str) ->
     assert "\n" not in str(refused.value)
 
 
+def test_what_is_no_file_is_not_replaced_by_one(run_dir: Path, tmp_path: Path) -> None:
+    """Whoever may replace /dev/null would miss it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(UsageError, match=r"cannot write .*pipe: it is there, and no file; name a file with --out"):
+        run(str(run_dir), "--out", str(pipe))
+
+    assert pipe.is_fifo()
+
+
 def test_without_pyarrow_one_line_says_what_to_install(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ gpulaunch_dataloader_workers rank state=alive|configured
 gpulaunch_ddp_comm_seconds rank
 gpulaunch_ddp_overlap_seconds rank
 gpulaunch_finding_active rule=RULES
-gpulaunch_finding_lost_seconds_per_hour rule=RULES
+gpulaunch_finding_lost_ratio rule=RULES
 gpulaunch_gc_collections_total rank
 gpulaunch_gc_seconds_total rank
 gpulaunch_goodput_seconds_total bucket=checkpoint_stall|detection|lost_work|productive|restart|startup|teardown
@@ -174,9 +174,9 @@ def test_names_follow_the_rules(metric: Metric) -> None:
     assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
     assert metric.name.endswith("_info") == (metric.kind is Kind.INFO)
     assert metric.unit in ("", "seconds", "bytes", "ratio", "hertz", "watts", "joules", "celsius")
-    for unit in ("seconds", "bytes"):
+    for unit in ("seconds", "bytes", "ratio", "hertz", "watts", "joules", "celsius"):
         assert metric.name.removesuffix("_total").endswith(f"_{unit}") == (metric.unit == unit)
-    assert not re.search(r"milli|micro_|nano|kilo|_ms|_ns|percent", metric.name)
+    assert not re.search(r"milli|micro_|nano|kilo|_ms|_ns|percent|_per_", metric.name)
     assert metric.help.endswith(".")
 
 
@@ -207,3 +207,10 @@ def test_what_the_agent_names_is_known_by_its_name() -> None:
 def test_a_pid_is_a_label_of_rank_info_only() -> None:
     """Anything else would begin a new series with every restart."""
     assert [m.name for m in CATALOGUE if any(label.name == "pid" for label in m.labels)] == ["gpulaunch_rank_info"]
+
+
+def test_a_uuid_is_a_label_of_gpu_info_only() -> None:
+    """Anything else would begin a new series with every MIG instance that is made anew. That no other label has one for
+    its value is in device/test_mig.py."""
+    holds_one = [m.name for m in CATALOGUE if any(label.name in ("uuid", "parent") for label in m.labels)]
+    assert holds_one == ["gpulaunch_gpu_info"]

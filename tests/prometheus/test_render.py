@@ -180,26 +180,6 @@ def test_no_type_is_forgotten() -> None:
     assert {metric.kind for metric in CATALOGUE} == set(Kind)
 
 
-def test_a_page_is_written_once_per_refresh_and_format(node: NodeState) -> None:
-    looks = 0
-
-    def clock() -> float:
-        nonlocal looks
-        looks += 1
-        return float(looks)
-
-    board = Board(version="1", clock=clock)
-    board.publish(node)
-    first = board.metrics("text/plain")
-    assert board.metrics("text/plain")[1] is first[1]
-    assert looks == 2
-    assert board.metrics("application/openmetrics-text")[0] == OPENMETRICS
-    assert looks == 4
-    board.publish(dataclasses.replace(node))
-    assert b"gpulaunch_sidecar_scrapes_total 4.0\n" in board.metrics("text/plain")[1]
-    assert looks == 6
-
-
 def test_before_the_first_refresh_the_page_is_empty_and_well_formed() -> None:
     board = Board(version="1")
     assert board.metrics("") == (TEXT, b"")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import gzip
 import http.client
 import os
 import shutil
@@ -25,18 +27,18 @@ from gpulaunch.exporters.prometheus.head import Request, RequestError, parse_hea
 from gpulaunch.exporters.prometheus.pages import routes
 from gpulaunch.exporters.prometheus.render import OPENMETRICS, TEXT, Board
 from gpulaunch.exporters.prometheus.serve import Answer, MetricsServer
-from gpulaunch.profiler.record import NodeState
+from gpulaunch.profiler.record import Collector, NodeState
 
 WAIT_S = 20.0  # bounds every wait; nothing here takes it unless something is broken
 
 
-def fault(_: str) -> Answer:
+def fault(_: Request) -> Answer:
     raise RuntimeError("a fault of ours")
 
 
 BIG = b"x" * (32 << 20)  # more than the kernel takes at once
 ROUTES = {
-    "/metrics": lambda accept: Answer(body=f"accept={accept}\n".encode()),
+    "/metrics": lambda request: Answer(body=f"accept={request.accept}\n".encode()),
     "/big": lambda _: Answer(body=BIG),
     "/empty": lambda _: Answer(body=b""),
     "/fault": fault,
@@ -315,6 +317,16 @@ def test_a_web_page_that_points_its_own_name_here_learns_nothing(serve: Opener) 
     assert (response.status, body) == (403, b"403 Forbidden\n")
 
 
+def test_an_endpoint_for_all_addresses_gives_metrics_by_any_name_and_nothing_else(serve: Opener) -> None:
+    """Why a collector does not deliver is not for a web page that points a name of its own here."""
+    endpoint = serve("0.0.0.0", pages={"/": lambda _: Answer(body=b"the run")})
+    for path in ("/empty", "/", "/nowhere"):
+        assert endpoint.get(path, host="evil.example")[0].status == 403, path
+    assert endpoint.get("/metrics", host="evil.example")[0].status == 200
+    assert endpoint.get("/empty", host="node7.cluster")[0].status == 200
+    assert endpoint.get("/empty", host="127.0.0.1")[0].status == 200
+
+
 def test_a_wildcard_endpoint_is_reached_by_any_name(serve: Opener) -> None:
     endpoint = serve("::1")
     assert endpoint.get("/metrics", host=f"[::1]:{endpoint.address[1]}")[0].status == 200
@@ -505,22 +517,73 @@ def test_clients_that_never_greet_hold_nobody_up(
             assert client.recv(1) == b""
 
 
+def asked(**headers: str) -> Request:
+    return Request(method="GET", path="/", host=None, accept=headers.get("accept", ""), minor=1, headers=headers)
+
+
 def test_the_pages_over_a_board(node: NodeState) -> None:
     now_s = 6.0
     board = Board(version="1")
     pages = routes(board, stale_s=10.0, clock=lambda: now_s)
-    assert pages["/healthz"]("").status is HTTPStatus.SERVICE_UNAVAILABLE
-    assert b"no run yet" in pages["/"]("").body
+    assert pages["/healthz"](asked()).status is HTTPStatus.SERVICE_UNAVAILABLE
+    assert b"no run yet" in pages["/collectors"](asked()).body
+    assert "/" not in pages, "that is the page of the run"
 
     board.publish(node)
-    assert pages["/healthz"]("") == Answer(body=b"ok\n")
-    assert pages["/metrics"]("").content_type == TEXT
-    assert pages["/metrics"]("application/openmetrics-text").content_type == OPENMETRICS
-    index = pages["/"]("").body
-    assert b"digits_ddp" in index
-    assert b"&lt;Permission denied&gt;" in index
-    assert b"<Permission" not in index
+    assert pages["/healthz"](asked()) == Answer(body=b"ok\n")
+    assert pages["/metrics"](asked()).content_type == TEXT
+    assert pages["/metrics"](asked(accept="application/openmetrics-text")).content_type == OPENMETRICS
+    collectors = pages["/collectors"](asked()).body
+    assert b"digits_ddp" in collectors
+    assert b"&lt;Permission denied&gt;" in collectors
+    assert b"<Permission" not in collectors
 
     now_s = 60.0
-    health = pages["/healthz"]("")
+    health = pages["/healthz"](asked())
     assert (health.status, health.body) == (HTTPStatus.SERVICE_UNAVAILABLE, b"stale: last refresh 54 s ago\n")
+
+
+def test_metrics_are_packed_for_who_likes_that(node: NodeState) -> None:
+    board = Board(version="1")
+    board.publish(node)
+    pages = routes(board)
+    whole = pages["/metrics"](asked())
+    packed = pages["/metrics"](asked(**{"accept-encoding": "gzip"}))
+
+    assert whole.headers == {"Vary": "Accept, Accept-Encoding"}
+    assert packed.headers == {"Vary": "Accept, Accept-Encoding", "Content-Encoding": "gzip"}
+    assert packed.content_type == whole.content_type
+    assert gzip.decompress(packed.body) == whole.body
+    assert pages["/metrics"](asked(**{"accept-encoding": "gzip;q=0"})).body == whole.body
+
+
+def test_who_has_had_an_answer_is_dropped_before_who_waits_for_one(serve: Opener) -> None:
+    """Scrapers that are slow to close do not cost another its answer."""
+    later: Future[Answer] = Future()
+    endpoint = serve(pages={"/later": lambda _: later}, max_connections=3)
+    waiting = endpoint.client()
+    waiting.sendall(b"GET /later HTTP/1.0\r\n\r\n")
+    for _ in range(5):
+        assert endpoint.say(b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")  # and keeps its end open
+    later.set_result(Answer(body=b"in the end"))
+    assert everything(waiting).endswith(b"\r\n\r\nin the end")
+
+
+def test_the_page_of_collectors_shows_text_of_others_and_does_nothing_it_says(node: NodeState) -> None:
+    """Neither a tag, nor marks that turn text around or hide some of it."""
+    hostile = "<script>\u202egpj.exe\u200b\x1b[2J\ud800 caf\u00e9"
+    collectors = {
+        **node.collectors,
+        Collector.STORE: dataclasses.replace(next(iter(node.collectors.values())), reason=hostile),
+    }
+    faulty = dataclasses.replace(node.training[0], hooks_unavailable=("copies",), fault=hostile)
+    board = Board(version="1")
+    assert node.group is not None
+    group = dataclasses.replace(node.group, name=hostile)
+    board.publish(dataclasses.replace(node, collectors=collectors, training=(faulty,), group=group))
+
+    page = routes(board)["/collectors"](asked()).body.decode()
+
+    shown = "&lt;script&gt;\\u202egpj.exe\\u200b\\x1b[2J\\ud800 caf\u00e9"
+    assert page.count(shown) == 3
+    assert page.removesuffix("\n").isprintable()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from gpulaunch.exporters.push.address import complaint_about
-from gpulaunch.exporters.push.last import JOB, LONGEST_S, push
+from gpulaunch.exporters.push.address import LONGEST_S, complaint_about
+from gpulaunch.exporters.push.last import JOB, push
 from gpulaunch.profiler.record import NodeState
 
 PAGE = Path(__file__).parents[2] / "docs/prometheus.md"

@@ -40,6 +40,7 @@ def test_what_held_the_run_back_comes_first_with_its_price(view: RunView) -> Non
     findings = page.tables[0]
     assert findings[0][:4] == ["Finding", "Where", "Each step", "Each hour"]
     assert findings[1][:4] == ["sync-every-step", "train.py:88", "20 ms", "12 min 00 s"]
+    assert findings[1][-1] == "to the end"
     assert findings[2][0] == "gc-pauses"
     assert "What to change: Say less often." in page.text
     assert (3, "1. sync-every-step at train.py:88") in page.headings

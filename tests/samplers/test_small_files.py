@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.profiler.files import read_file, regular, write_file
+from gpulaunch.profiler.files import read_file, regular, replacing, write_file
 
 
 @pytest.fixture
@@ -63,8 +63,9 @@ def test_a_draft_that_a_killed_writer_left_is_no_hindrance(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "link to what has no end"])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "hard link", "link to what has no end"])
 def test_what_is_no_file_is_neither_read_nor_written_to(path: Path, kind: str) -> None:
+    """What lies in the way is replaced if it can be, and led to nobody."""
     draft = path.with_name("small.json.tmp")
     elsewhere = path.with_name("elsewhere")
     elsewhere.write_text("somebody's")
@@ -73,15 +74,45 @@ def test_what_is_no_file_is_neither_read_nor_written_to(path: Path, kind: str) -
             os.mkfifo(place)
         elif kind == "directory":
             place.mkdir()
+        elif kind == "hard link":
+            place.hardlink_to(elsewhere)
         else:
             place.symlink_to("/dev/zero" if kind == "link to what has no end" else elsewhere)
-    with pytest.raises(OSError):  # noqa: PT011 - which one is the kernel's business
-        write_file(path, ["mine"])
-    if kind != "link":  # a link to a file is one, to be read
+    if kind not in ("link", "hard link"):  # a link to a file is one, to be read
         with pytest.raises(OSError, match=r"Is a directory|not a regular file"):
             read_file(path)
+    if kind == "directory":
+        with pytest.raises(IsADirectoryError):
+            write_file(path, ["mine"])
+    else:
+        write_file(path, ["mine"])
+        assert read_file(path) == b"mine"
+        assert sorted(os.listdir(path.parent)) == ["elsewhere", path.name]
 
     assert elsewhere.read_text() == "somebody's"
+
+
+def test_others_may_read_it_where_that_is_asked_for_whatever_the_umask(path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_file(path, [b"\xff"], mode=0o644)
+    finally:
+        os.umask(before)
+
+    assert read_file(path) == b"\xff"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_two_writers_with_drafts_of_their_own_leave_the_file_of_the_one_or_the_other(path: Path) -> None:
+    with replacing(path, suffix=".1.part") as one:
+        one.write(b"half of ")
+        with replacing(path, suffix=".2.part") as other:
+            other.write(b"two")
+        assert read_file(path) == b"two"
+        one.write(b"one")
+
+    assert read_file(path) == b"half of one"
+    assert os.listdir(path.parent) == [path.name]
 
 
 def test_what_has_no_end_is_not_read_to_it(path: Path) -> None:

@@ -25,16 +25,18 @@ from gpulaunch.profiler.channel import page
 WAIT_S = 30.0
 PYTHON = (sys.executable, "-P")
 SIDECAR = (*PYTHON, "-m", "gpulaunch.launcher.cli.sidecar")
-# One whose run directory is on a file system that hangs as long as there is a file `<it>-hangs`: open() does not come
-# back from there.
+# One for which a directory is on a file system that hangs as long as there is a file `<it>-hangs`: open() and unlink()
+# do not come back from there.
 HUNG = """
 import os, sys, time
-run_dir, real_open = sys.argv.pop(1), os.open
-def hung_open(path, *args, **kwargs):
-    while os.fspath(path).startswith(run_dir + "/") and os.path.exists(run_dir + "-hangs"):
-        time.sleep(0.01)
-    return real_open(path, *args, **kwargs)
-os.open = hung_open
+directory = sys.argv.pop(1)
+def hanging(real):
+    def hung(path, *args, **kwargs):
+        while os.fspath(path).startswith(directory + "/") and os.path.exists(directory + "-hangs"):
+            time.sleep(0.01)
+        return real(path, *args, **kwargs)
+    return hung
+os.open, os.unlink = hanging(os.open), hanging(os.unlink)
 from gpulaunch.launcher.cli import sidecar
 raise SystemExit(sidecar.run(sys.argv[1:]))
 """
@@ -303,6 +305,32 @@ def test_a_run_directory_that_hangs_stalls_neither_the_page_nor_the_end(node: No
     node.wait_for(9, "gpulaunch_steps_total")
     sidecar.terminate()
     assert sidecar.wait(WAIT_S) == 0
+
+
+def test_a_directory_of_targets_that_hangs_stalls_neither_the_page_nor_the_end(node: Node) -> None:
+    """What docs recommend is a file system of others, too. When it is back, the run is announced."""
+    targets = node.directory / "targets"
+    targets.mkdir()
+    hangs = node.directory / "targets-hangs"
+    hangs.touch()
+    node.attempt(0)  # so that the first look, before anybody is served, has something to announce
+    sidecar = node.start_sidecar(*PYTHON, "-c", HUNG, str(targets), "--sd-dir", str(targets))
+    node.ranks[0].tell("step 5")
+    node.wait_for(5, "gpulaunch_steps_total")
+    refreshes = node.value("gpulaunch_sidecar_refreshes_total") or 0
+    node.wait_until(refreshes + 20, "gpulaunch_sidecar_refreshes_total")
+    assert list(targets.iterdir()) == []
+
+    hangs.unlink()
+    deadline = time.monotonic() + WAIT_S
+    while not list(targets.glob("gpulaunch-*.json")):
+        assert time.monotonic() < deadline, "the file system is back, and nothing is announced"
+        time.sleep(0.01)
+
+    hangs.touch()
+    sidecar.terminate()
+    assert sidecar.wait(WAIT_S) == 0
+    assert list(targets.glob("gpulaunch-*.json")) != [], "it did hang: the file could not be taken away"
 
 
 def test_a_successor_without_a_ledger_begins_with_the_pages(node: Node) -> None:

@@ -1,10 +1,9 @@
-"""Texts, bars, curves and figures, cell by cell."""
+"""Texts, bars and curves, cell by cell."""
 
 from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,50 +12,13 @@ from gpulaunch.exporters.tui.cells import (
     broken,
     cells,
     clip,
-    count,
-    figure,
     fit,
     fit_end,
-    ratio,
-    seconds,
-    size,
     spark,
     text_of,
-    took,
     without_colours,
     wrap,
 )
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        (seconds(None), "-"),
-        (seconds(0.0), "0s"),
-        (seconds(2e-5), "20.0us"),
-        (seconds(0.1024), "102ms"),
-        (seconds(0.99996), "1.00s"),
-        (seconds(59.96), "60.0s"),
-        (seconds(100.0), "1m 40s"),
-        (took(42.9), "42s"),
-        (took(750), "12m 30s"),
-        (took(3 * 3600 + 240), "3h 04m"),
-        (took(2 * 86400 + 5 * 3600), "2d 05h"),
-        (took(-5), "-5s"),
-        (took(math.inf), "-"),
-        (size(512), "512B"),
-        (size(1536), "1.50K"),
-        (size(140 << 30), "140G"),
-        (figure(9.81), "9.81"),
-        (figure(999.9), "1.00k"),
-        (figure(1240), "1.24k"),
-        (figure(math.nan), "-"),
-        (count(12340), "12,340"),
-        (ratio(0.404), "40%"),
-    ],
-)
-def test_figures_for_people(told: str, expected: str) -> None:
-    assert told == expected
 
 
 def test_a_curve_rises_from_0_to_its_most_and_shows_its_gaps() -> None:

@@ -109,3 +109,22 @@ def test_with_log_dir_the_rank_s_directory_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "attempts" / "2" / "rank-7").symlink_to(elsewhere)
 
     assert read_tail(tmp_path, PLACE).lines == ("there",)
+
+
+def test_secrets_are_not_shown_and_what_only_sounds_like_one_is(log: Path, tmp_path: Path) -> None:
+    secrets = [
+        "401 for hf_abcdefghijklmnopqrstuvwxyz",
+        "python train.py --hf-token my-c4n4ry --lr 0.1",
+        "Authorization: Bearer my-c4n4ry",
+        "AWS_SECRET_ACCESS_KEY=\x1b[1mmy-c4n4ry\x1b[0m",
+        "connect(user='me', password='my-c4n4ry')",
+        f"{'x' * 1990} --token my-c4n4ry",
+    ]
+    ordinary = ["KeyError: 'layer.0.weight'", "num_tokens=4096 loss 0.31", "sorted(x, key=len)", "password?"]
+    log.write_text("\n".join(secrets + ordinary))
+
+    lines = read_tail(tmp_path, PLACE).lines
+
+    assert not any("c4n4ry" in line or "abcdef" in line for line in lines)
+    assert lines[1] == "python train.py --hf-token <redacted> --lr 0.1"
+    assert lines[len(secrets) :] == tuple(ordinary)

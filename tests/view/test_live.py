@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from kept_run import GC, SYNC, state
-from runs_on_disk import begin, end, keep
+from runs_on_disk import NOW_S, begin, end, keep
 
 from gpulaunch.exporters.view.document import to_json
 from gpulaunch.exporters.view.live import view_of_state
+from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import Status
+from gpulaunch.profiler.record import CopyTotals, StackState, SyncTotals
 
 
 def test_a_state_alone_is_a_view() -> None:
@@ -62,3 +64,67 @@ def test_a_new_run_in_an_old_directory_shows_nothing_of_the_old_one_as_its_own(t
 
     assert (view.run_id, view.steps, view.steps_per_second_now) == ("bbbb", 20, None)
     assert view.ranks[0].phase_seconds["forward"] == pytest.approx(1.5)
+
+
+def test_a_label_that_nobody_knows_costs_what_it_says_and_no_more() -> None:
+    """Of a newer driver, say: everything else is told, and the page is no error."""
+    odd = "none we know"
+    before = state(10.0, gpu=True)
+    (gpu,) = before.devices
+    assert before.host is not None
+    assert before.run is not None
+    planted = replace(
+        before,
+        devices=(
+            replace(
+                gpu,
+                throttle_seconds={"power_cap": 2.0, odd: 1.0},
+                pcie_bytes={**gpu.pcie_bytes, odd: 1},
+                nvlink_bytes={odd: 1},
+                remapped_rows={odd: 1},
+                gpm_ratios={"sm_active": 0.5, odd: 0.5},
+            ),
+        ),
+        host=replace(before.host, pressure_s={**before.host.pressure_s, (odd, "some"): 1.0, ("io", odd): 1.0}),
+        run=replace(before.run, goodput_ns={**before.run.goodput_ns, odd: 1}, restarts={"segfault": 1, odd: 1}),
+        stacks=StackState(source="py-spy", samples={"forward": 3, odd: 1}, cpu_s=0.1),
+        training=tuple(
+            replace(
+                each,
+                step_source=odd,
+                phase_ns={**each.phase_ns, odd: 10**9},
+                copies={**each.copies, (odd, odd): CopyTotals(count=1, size_bytes=1, blocked_ns=1, gpu_ns=1)},
+                syncs={**each.syncs, odd: SyncTotals(calls=1, blocked_ns=1)},
+            )
+            for each in before.training
+        ),
+        collectives=tuple(replace(each, calls={**each.calls, odd: 1}) for each in before.collectives),
+    )
+
+    view, usual = view_of_state(planted), view_of_state(before)
+
+    assert odd not in json.dumps({**to_json(view), "ranks": []})
+    (device,) = view.devices
+    assert device.throttle_seconds == {"power_cap": 2.0}
+    assert {**device.values, "sm_active_ratio": 0.0} == {**usual.devices[0].values, "sm_active_ratio": 0.0}
+    assert device.values["sm_active_ratio"] == 0.5
+    assert view.restarts == {"segfault": 1}
+    assert (view.goodput_seconds, view.nodes[0].pressure_seconds) == (
+        usual.goodput_seconds,
+        usual.nodes[0].pressure_seconds,
+    )
+    for rank, same in zip(view.ranks, usual.ranks, strict=True):
+        assert replace(rank, step_source=None) == replace(same, step_source=None)
+
+
+def test_what_lives_is_not_told_to_be_gone(tmp_path: Path) -> None:
+    """Its launcher is on another host, or has not opened its directory yet: its sidecar asks, so it lives."""
+    run_dir = tmp_path / "run"
+    begin(run_dir, pid=2**22 + 1)
+
+    live = view_of_state(state(5.0), run_dir=run_dir)
+
+    assert (live.status, live.attempts[0].status, live.notes) == (Status.RUNNING, Status.RUNNING, ())
+    gone = load_run(run_dir, now_s=NOW_S)  # seen from outside, it is
+    assert gone.status is Status.LOST
+    assert "the launcher of this run is gone" in " ".join(gone.notes)

@@ -157,7 +157,7 @@ def test_ranks_that_have_ended_before_the_last_look_are_still_there(run_dir: Pat
 
 
 def test_findings_have_their_line_and_what_they_have_cost(run_dir: Path) -> None:
-    """findings.jsonl says what stands, the telemetry what it came to; nothing stands in a run that is over."""
+    """findings.jsonl says what stands, the telemetry what it came to."""
     begin(run_dir)
     file = FindingsFile(run_dir / "findings.jsonl")
     file.tell((SYNC, GC), WALL_S + 1)
@@ -173,6 +173,34 @@ def test_findings_have_their_line_and_what_they_have_cost(run_dir: Path) -> None
     assert second.lost_seconds == pytest.approx(49 * 36 / 3600)
     came = [event for event in load(run_dir).events if event.what.startswith("finding_")]
     assert [(event.what, event.fields["rule"]) for event in came][-1] == ("finding_went", "gc-pauses")
+
+
+@pytest.mark.parametrize("kept", ["telemetry.sqlite", "findings.jsonl", "both"])
+def test_of_a_run_that_is_over_what_stood_to_its_end_is_the_same_in_every_file(run_dir: Path, kept: str) -> None:
+    """Where only one of them is left, it says what both would. What a run before it left standing is not this one's."""
+    lines = replace(GC, rule="logging-stall")
+    begin(run_dir, run_id="before")
+    file = FindingsFile(run_dir / "findings.jsonl")
+    earlier = [state(second, run_id="before", findings=(lines,)) for second in range(1, 20)]
+    keep(run_dir, [replace(each, taken_wall_ns=each.taken_wall_ns - 100 * 10**9) for each in earlier])
+    file.tell((lines,), WALL_S - 81)
+    begin(run_dir)
+    for second in range(1, 100):
+        file.tell((SYNC, GC) if second < 20 else (SYNC,), WALL_S + second)
+    keep(run_dir, [state(second, findings=(SYNC, GC) if second < 20 else (SYNC,)) for second in range(1, 100)])
+    end(run_dir, 100)
+    for name in {"telemetry.sqlite", "findings.jsonl"} - {kept}:
+        if kept != "both":
+            (run_dir / name).unlink()
+
+    view = load(run_dir)
+
+    assert view.status is Status.FINISHED
+    assert {(found.rule, found.active) for found in view.findings} == {
+        ("sync-every-step", True),
+        ("gc-pauses", False),
+        ("logging-stall", False),
+    }
 
 
 # -- attempts

@@ -13,17 +13,19 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from os import PathLike
+    from typing import BinaryIO
 
-__all__ = ["read_file", "regular", "write_file"]
+__all__ = ["read_file", "regular", "replacing", "write_file"]
 
 _MOST_BYTES: Final = 16 << 20
 """More than the accounts of 256 ranks take."""
 _PIECE_BYTES: Final = 1 << 17
+_OWNER: Final = 0o600
 
 
 def read_file(path: str | PathLike[str], *, most_bytes: int = _MOST_BYTES) -> bytes:
@@ -40,16 +42,36 @@ def read_file(path: str | PathLike[str], *, most_bytes: int = _MOST_BYTES) -> by
         os.close(fd)
 
 
-def write_file(path: str | PathLike[str], pieces: Iterable[str]) -> None:
-    """Write a file for its owner only; readers find the old one or the new one, never half. Raises OSError.
+def write_file(path: str | PathLike[str], pieces: Iterable[str | bytes], *, mode: int = _OWNER) -> None:
+    """Write a file; readers find the old one or the new one, never half. Raises OSError. See `replacing`."""
+    with replacing(path, mode=mode) as file:
+        file.writelines(piece.encode("utf-8", "replace") if isinstance(piece, str) else piece for piece in pieces)
 
-    One process at a time writes a file: the draft beside it has a fixed name, so that whoever is killed leaves one.
+
+@contextlib.contextmanager
+def replacing(path: str | PathLike[str], *, mode: int = _OWNER, suffix: str = ".tmp") -> Generator[BinaryIO]:
+    """Open a draft beside a file, which takes its place in the end; where anything fails, nothing has happened.
+
+    Args:
+        path: the file. A link there is replaced, not followed.
+        mode: who may read it, whatever the umask; its owner only, if nothing is said.
+        suffix: of the draft. Its name is fixed, so that whoever is killed leaves one: of one path there may be one
+            writer at a time. Where there may be several each needs a suffix of its own.
+
+    Raises:
+        OSError: it cannot be written.
     """
-    draft = f"{os.fspath(path)}.tmp"
-    fd = regular(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+    draft = f"{os.fspath(path)}{suffix}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(draft)
+    # A draft is always new (O_EXCL): the directory may be everybody's, and what lies in the way (a link to a file of
+    # ours, a FIFO that nobody reads) must not be written to.
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        with open(fd, "w", encoding="utf-8", errors="replace") as file:
-            file.writelines(pieces)
+        with open(fd, "wb") as file:
+            if mode != _OWNER:  # what the umask has taken away; not every file system can do that
+                os.fchmod(fd, mode)
+            yield file
         os.replace(draft, path)
     except BaseException:  # whatever it is goes on; but a full disk is not to stay full of us
         with contextlib.suppress(OSError):

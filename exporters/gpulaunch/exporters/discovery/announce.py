@@ -1,8 +1,8 @@
 """Puts the file of a run into a directory that Prometheus watches, and takes it away again.
 
-Whole or not at all: it is written beside under a name that file_sd does not look for, then renamed. The directory is
-the user's: it is not made (a typing mistake would make one that nobody watches), and readable by others the file must
-be, because Prometheus is another user. There is nothing in it that /metrics does not say.
+Whole or not at all: its draft has a name that file_sd does not look for. The directory is the user's: it is not made
+(a typing mistake would make one that nobody watches), and readable by others the file must be, because Prometheus is
+another user. There is nothing in it that /metrics does not say.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gpulaunch.exporters.discovery.targets import (
     file_name,
     is_left_over,
 )
+from gpulaunch.profiler.files import write_file
 from gpulaunch.profiler.record import NodeState
 
 __all__ = ["Announcement", "complaint_about"]
 
 _CAP_BYTES = 1 << 16
-_MODE = 0o644
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -43,7 +43,7 @@ class Announcement:
     """One node of a run in a directory: there from `tell` until `close`.
 
     A disk that is full or a directory that goes away is no reason to stop: `fault` says so, the next `tell` tries
-    again.
+    again. A directory that hangs holds up its caller: see `keeper`.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Announcement:
         directory: Path,
         *,
         bound: tuple[str, int],
+        scheme: str = "http",
         run: str = "",
         pid: int,
         node: str | None = None,
@@ -62,14 +63,16 @@ class Announcement:
         Args:
             directory: watched by Prometheus.
             bound: host and port that the page is bound to.
+            scheme: http, or https.
             run: what all nodes of the run have in common; "" for the run's own token.
             pid: of the agent.
             node: the host's name, if it is not what the kernel says.
             kernel: which boot and pid namespace this is, if it is not what /proc says.
             alive: whether a process of this host lives.
         """
-        self._directory = directory
+        self.directory = directory
         self._bound = bound
+        self._scheme = scheme
         self._run = run
         self._pid = pid
         self._node = node if node is not None else socket.gethostname()
@@ -92,15 +95,17 @@ class Announcement:
             token=group.run_id,
             pid=self._pid,
             kernel=self._kernel,
+            scheme=self._scheme,
         )
         if target == self._told:
             return
         if self._told is None:
             self._sweep()
         try:
-            self._put(target)
+            # Readable by others whatever the umask: Prometheus is another user.
+            write_file(self.directory / file_name(target), [document(target)], mode=0o644)
         except OSError as error:
-            self.fault = f"cannot announce this run in {self._directory}: {error.strerror}"
+            self.fault = f"cannot announce this run in {self.directory}: {error.strerror}"
         else:
             self._told, self.fault = target, ""
 
@@ -108,29 +113,12 @@ class Announcement:
         """Take the file away: the job has ended."""
         if self._told is not None:
             with contextlib.suppress(OSError):  # gone already, or the directory is: nobody is told of it any more
-                (self._directory / file_name(self._told)).unlink()
+                (self.directory / file_name(self._told)).unlink()
             self._told = None
-
-    def _put(self, target: Target) -> None:
-        path = self._directory / file_name(target)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with contextlib.suppress(FileNotFoundError):  # of a sidecar with our pid that was killed right here
-                beside.unlink()
-            # O_EXCL: the directory may be everybody's, and a link of another's must not lead us elsewhere.
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-            with open(fd, "wb") as file:
-                os.fchmod(fd, _MODE)  # whatever the umask: Prometheus is another user
-                file.write(document(target))
-            beside.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
 
     def _sweep(self) -> None:
         """Remove files of runs whose agent was killed, as far as that can be seen from here: nobody else would."""
-        for path in sorted(self._directory.glob(f"{PREFIX}*.json")):
+        for path in sorted(self.directory.glob(f"{PREFIX}*.json")):
             with contextlib.suppress(OSError):
                 if path.is_symlink() or not path.is_file():
                     continue

@@ -39,6 +39,8 @@ class Target:
     """The agent, which the page ends with."""
     kernel: str
     """Where that pid means something: a boot of a machine, and a pid namespace of it."""
+    scheme: str = "http"
+    """How the page is asked for: http, or https."""
 
 
 def address_of(host: str, port: int, node: str) -> str:
@@ -55,6 +57,8 @@ def file_name(target: Target) -> str:
 def document(target: Target) -> bytes:
     """Write the file's content."""
     labels = {
+        # What the scrape job itself says holds where a target says nothing.
+        **({"__scheme__": target.scheme} if target.scheme != "http" else {}),
         "run": _clean(target.run),
         "node": _clean(target.node),
         "name": _clean(target.name),

@@ -24,7 +24,7 @@ __all__ = ["FindingsKeeper"]
 _LATE_S: Final = 10.0
 """A write that takes longer is told."""
 _GOODBYE_S: Final = 0.5
-"""How long the end of a run waits for the last write; the agent gives the whole sidecar a second."""
+"""How long the end of a run waits for the last write; all of the sidecar's is in `channel.ending`."""
 
 _Seen = tuple[tuple[Finding, ...], float]
 

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["complaint_about", "endpoint", "missing"]
+__all__ = ["CLOSE_S", "complaint_about", "endpoint", "missing"]
+
+CLOSE_S: Final = 3.0
+"""What the end of a job may be held up by the last message."""
 
 _NEEDS: Final = ("opentelemetry.sdk.metrics.export", "opentelemetry.exporter.otlp.proto.http.metric_exporter")
 _PATH: Final = "/v1/metrics"

@@ -15,19 +15,17 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.resources import Resource
 
-from gpulaunch.exporters.otlp.extra import endpoint
+from gpulaunch.exporters.otlp.extra import CLOSE_S, endpoint
 from gpulaunch.exporters.otlp.points import data_of, resource_of
 from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["CLOSE_S", "INTERVAL_S", "Sender"]
+__all__ = ["INTERVAL_S", "Sender"]
 
 INTERVAL_S: Final = 15.0
 """How often a state is sent: what a scrape interval usually is."""
 TIMEOUT_S: Final = 10.0
 """How long one message may take, its retries included; the library's own default."""
-CLOSE_S: Final = 3.0
-"""What the end of a job may be held up by the last message."""
 _LIBRARY: Final = "opentelemetry"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -16,6 +17,43 @@ class CatalogueError(Exception):
     """A value was offered under a name or a label that the catalogue does not have."""
 
 
+class Sink(Protocol):
+    """Takes the values of a state, one by one."""
+
+    def put(self, name: str, value: float | None, /, **labels: str) -> None:
+        """Add one value; None is what is not known, and adds nothing."""
+        ...
+
+    def put_histogram(
+        self, name: str, bounds: Sequence[float], counts: Sequence[int], total: float, /, **labels: str
+    ) -> None:
+        """Add one histogram; `counts` are per bucket and one longer than the bounds."""
+        ...
+
+
+def metric_of(name: str, labels: Mapping[str, str]) -> Metric:
+    """Give the row of the catalogue for a value.
+
+    Raises:
+        CatalogueError: there is none, or it has other labels, or not these values of them.
+    """
+    metric = _BY_NAME.get(name)
+    if metric is None:
+        raise CatalogueError(f"{name} is not in the catalogue")
+    if tuple(labels) != tuple(label.name for label in metric.labels):
+        raise CatalogueError(f"{name} has the labels {[label.name for label in metric.labels]}, not {list(labels)}")
+    for label in metric.labels:
+        if label.values is not None and labels[label.name] not in label.values:
+            raise CatalogueError(f"{name}: {label.name}={labels[label.name]!r} is not in the catalogue")
+    return metric
+
+
+def check_histogram(metric: Metric, bounds: Sequence[float], counts: Sequence[int]) -> None:
+    """Raise CatalogueError if it is none, or not of so many buckets."""
+    if metric.kind is not Kind.HISTOGRAM or len(counts) != len(bounds) + 1:
+        raise CatalogueError(f"{metric.name} is not a histogram of {len(counts)} buckets")
+
+
 class Families:
     """Metric families under construction; they come out in the order of the catalogue, empty ones left out."""
 
@@ -26,16 +64,17 @@ class Families:
         """Add one value; None is what is not known, and adds nothing."""
         if value is None:
             return
-        family = self._family(name, labels)
+        family = self._family(metric_of(name, labels))
         family.add_sample(name, labels, value)
 
     def put_histogram(
         self, name: str, bounds: Sequence[float], counts: Sequence[int], total: float, /, **labels: str
     ) -> None:
         """Add one histogram; `counts` are per bucket and one longer than the bounds."""
-        family = self._family(name, labels)
-        if not isinstance(family, HistogramMetricFamily) or len(counts) != len(bounds) + 1:
-            raise CatalogueError(f"{name} is not a histogram of {len(counts)} buckets")
+        metric = metric_of(name, labels)
+        check_histogram(metric, bounds, counts)
+        family = self._family(metric)
+        assert isinstance(family, HistogramMetricFamily), "its kind has been looked at"
         seen = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*(repr(float(bound)) for bound in bounds), "+Inf"), counts, strict=True):
@@ -47,18 +86,10 @@ class Families:
         """Give the families (this makes it a collector of prometheus_client)."""
         return [self._families[metric.name] for metric in CATALOGUE if metric.name in self._families]
 
-    def _family(self, name: str, labels: dict[str, str]) -> Family:
-        metric = _BY_NAME.get(name)
-        if metric is None:
-            raise CatalogueError(f"{name} is not in the catalogue")
-        if tuple(labels) != tuple(label.name for label in metric.labels):
-            raise CatalogueError(f"{name} has the labels {[label.name for label in metric.labels]}, not {list(labels)}")
-        for label in metric.labels:
-            if label.values is not None and labels[label.name] not in label.values:
-                raise CatalogueError(f"{name}: {label.name}={labels[label.name]!r} is not in the catalogue")
-        family = self._families.get(name)
+    def _family(self, metric: Metric) -> Family:
+        family = self._families.get(metric.name)
         if family is None:
-            family = self._families[name] = _new_family(metric)
+            family = self._families[metric.name] = _new_family(metric)
         return family
 
 

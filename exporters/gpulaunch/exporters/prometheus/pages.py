@@ -1,4 +1,4 @@
-"""What the endpoint answers: the metrics, its health, and a plain page of links that says how each collector does."""
+"""What the endpoint answers: the metrics, its health, and a plain page that says how each collector does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
-from gpulaunch.exporters.prometheus.render import Board
+from gpulaunch.exporters.prometheus.head import Request
+from gpulaunch.exporters.prometheus.render import Board, takes_gzip
 from gpulaunch.exporters.prometheus.serve import Answer, Route
 from gpulaunch.profiler.record import NodeState
 
@@ -20,11 +21,15 @@ def routes(
 ) -> Mapping[str, Route]:
     """Give the routes over a board."""
 
-    def metrics(accept: str) -> Answer:
-        content_type, body = board.metrics(accept)
-        return Answer(content_type=content_type, body=body)
+    def metrics(request: Request) -> Answer:
+        gzipped = takes_gzip(request.headers.get("accept-encoding", ""))
+        content_type, body = board.metrics(request.accept, gzipped=gzipped)
+        headers = {"Vary": "Accept, Accept-Encoding"}
+        if gzipped:
+            headers["Content-Encoding"] = "gzip"
+        return Answer(content_type=content_type, body=body, headers=headers)
 
-    def health(_: str) -> Answer:
+    def health(_: Request) -> Answer:
         state = board.state
         if state is None:
             return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"starting\n")
@@ -35,28 +40,33 @@ def routes(
             )
         return Answer(body=b"ok\n")
 
-    def index(_: str) -> Answer:
-        return Answer(content_type="text/html; charset=utf-8", body=_index(board.state).encode())
+    def collectors(_: Request) -> Answer:
+        return Answer(content_type="text/html; charset=utf-8", body=_collectors(board.state).encode())
 
-    return {"/metrics": metrics, "/healthz": health, "/": index, "/collectors": index}
+    return {"/metrics": metrics, "/healthz": health, "/collectors": collectors}
 
 
-def _index(state: NodeState | None) -> str:
+def _collectors(state: NodeState | None) -> str:
     name = state.group.name if state is not None and state.group is not None else "no run yet"
     rows = "".join(
         f"<tr><td>{collector.value}</td><td>{'available' if condition.available else 'not available'}</td>"
-        f"<td>{html.escape(condition.reason)}</td></tr>"
+        f"<td>{_shown(condition.reason)}</td></tr>"
         for collector, condition in (state.collectors.items() if state is not None else ())
     )
     rows += "".join(
-        f"<tr><td>probe of rank {training.rank}</td><td>in part</td><td>{html.escape(training.fault)}</td></tr>"
+        f"<tr><td>probe of rank {training.rank}</td><td>in part</td><td>{_shown(training.fault)}</td></tr>"
         for training in (state.training if state is not None else ())
         if training.hooks_unavailable
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>gpulaunch</title>'
         "<style>body{font-family:sans-serif;margin:2em}td{padding-right:1em}</style>"
-        f"<h1>gpulaunch: {html.escape(name)}</h1>"
+        f"<h1>gpulaunch: {_shown(name)}</h1>"
         '<p><a href="/metrics">metrics</a> for Prometheus, <a href="/healthz">health</a> of this sidecar</p>'
         f"<table>{rows}</table></html>\n"
     )
+
+
+def _shown(text: str) -> str:
+    r"""Text of others for a page: no tag of theirs, and what would turn text around or hide some of it is `\u202e`."""
+    return html.escape("".join(each if each.isprintable() else ascii(each)[1:-1] for each in text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulaunch.exporters.prometheus.families import Families
+from gpulaunch.exporters.prometheus.families import Sink
 from gpulaunch.profiler.record import (
     CheckpointState,
     GpuMemory,
@@ -22,7 +22,7 @@ __all__ = ["put_collectives", "put_processes", "put_training", "put_workers"]
 _NS_PER_S = 1e9
 
 
-def put_training(out: Families, training: TrainingState, *, wall_minus_monotonic_ns: int) -> None:
+def put_training(out: Sink, training: TrainingState, *, wall_minus_monotonic_ns: int) -> None:
     """The training loop of a rank; the difference turns a monotonic time into wall time."""
     rank = str(training.rank)
     out.put("gpulaunch_probe_armed", training.armed, rank=rank)
@@ -72,7 +72,7 @@ def put_training(out: Families, training: TrainingState, *, wall_minus_monotonic
     _put_price(out, rank, training.price)
 
 
-def _put_price(out: Families, rank: str, price: Price) -> None:
+def _put_price(out: Sink, rank: str, price: Price) -> None:
     out.put("gpulaunch_unobserved_steps_total", price.unobserved_steps, rank=rank)
     out.put("gpulaunch_probe_budget_ratio", price.budget_ratio or None, rank=rank)
     for part in price.hooks_shed:
@@ -84,7 +84,7 @@ def _put_price(out: Families, rank: str, price: Price) -> None:
         out.put("gpulaunch_probe_step_cost_error_seconds", price.paired_error_ns / _NS_PER_S, rank=rank)
 
 
-def _put_loader(out: Families, rank: str, loader: LoaderState, bounds_s: Sequence[float], *, knows_queue: bool) -> None:
+def _put_loader(out: Sink, rank: str, loader: LoaderState, bounds_s: Sequence[float], *, knows_queue: bool) -> None:
     out.put("gpulaunch_dataloader_batches_total", loader.batches, rank=rank)
     out.put("gpulaunch_dataloader_eval_batches_total", loader.eval_batches, rank=rank)
     out.put("gpulaunch_dataloader_batch_bytes_total", loader.batch_bytes_total, rank=rank)
@@ -100,7 +100,7 @@ def _put_loader(out: Families, rank: str, loader: LoaderState, bounds_s: Sequenc
     out.put("gpulaunch_dataloader_reorder_blocked_seconds_total", loader.blocked_ns_total / _NS_PER_S, rank=rank)
 
 
-def _put_gpu_memory(out: Families, rank: str, gpu: GpuMemory) -> None:
+def _put_gpu_memory(out: Sink, rank: str, gpu: GpuMemory) -> None:
     for state, size_bytes in (
         ("allocated", gpu.allocated_bytes),
         ("reserved", gpu.reserved_bytes),
@@ -115,7 +115,7 @@ def _put_gpu_memory(out: Families, rank: str, gpu: GpuMemory) -> None:
     out.put("gpulaunch_pinned_memory_bytes", gpu.pinned_bytes, rank=rank)
 
 
-def _put_transfers(out: Families, rank: str, training: TrainingState) -> None:
+def _put_transfers(out: Sink, rank: str, training: TrainingState) -> None:
     for (direction, host_memory), copies in training.copies.items():
         labels = {"rank": rank, "direction": direction, "host_memory": host_memory}
         out.put("gpulaunch_copies_total", copies.count, **labels)
@@ -127,7 +127,7 @@ def _put_transfers(out: Families, rank: str, training: TrainingState) -> None:
         out.put("gpulaunch_sync_blocked_seconds_total", syncs.blocked_ns / _NS_PER_S, rank=rank, kind=kind)
 
 
-def _put_pauses(out: Families, rank: str, pauses: Pauses) -> None:
+def _put_pauses(out: Sink, rank: str, pauses: Pauses) -> None:
     out.put("gpulaunch_gc_collections_total", pauses.gc_collections, rank=rank)
     out.put("gpulaunch_gc_seconds_total", pauses.gc_ns_total / _NS_PER_S, rank=rank)
     out.put("gpulaunch_compiles_total", pauses.compiles, rank=rank)
@@ -139,7 +139,7 @@ def _put_pauses(out: Families, rank: str, pauses: Pauses) -> None:
         out.put("gpulaunch_ddp_overlap_seconds", pauses.ddp_overlap_ns / _NS_PER_S, rank=rank)
 
 
-def _put_checkpoint(out: Families, rank: str, checkpoint: CheckpointState) -> None:
+def _put_checkpoint(out: Sink, rank: str, checkpoint: CheckpointState) -> None:
     out.put("gpulaunch_checkpoint_saves_total", checkpoint.saves, rank=rank)
     out.put("gpulaunch_checkpoint_failures_total", checkpoint.failures, rank=rank)
     out.put("gpulaunch_checkpoint_stall_seconds_total", checkpoint.stall_ns_total / _NS_PER_S, rank=rank)
@@ -148,7 +148,7 @@ def _put_checkpoint(out: Families, rank: str, checkpoint: CheckpointState) -> No
     out.put("gpulaunch_resumed_step", checkpoint.resumed_step, rank=rank)
 
 
-def put_processes(out: Families, processes: RankProcesses) -> None:
+def put_processes(out: Sink, processes: RankProcesses) -> None:
     """The processes of a rank."""
     rank = str(processes.rank)
     out.put("gpulaunch_dataloader_workers", processes.workers_alive, rank=rank, state="alive")
@@ -164,7 +164,7 @@ def put_processes(out: Families, processes: RankProcesses) -> None:
     out.put("gpulaunch_shm_inflight_bytes", None if inflight is None else sum(inflight.values()), rank=rank)
 
 
-def put_workers(out: Families, workers: LoaderWorkers) -> None:
+def put_workers(out: Sink, workers: LoaderWorkers) -> None:
     """The dataloader workers of a rank."""
     rank = str(workers.rank)
     for state, spent_ns in (
@@ -179,7 +179,7 @@ def put_workers(out: Families, workers: LoaderWorkers) -> None:
         out.put("gpulaunch_dataloader_worker_read_bytes_total", read_bytes, rank=rank, source=source)
 
 
-def put_collectives(out: Families, collectives: RankCollectives) -> None:
+def put_collectives(out: Sink, collectives: RankCollectives) -> None:
     """How far a rank's collectives are."""
     rank = str(collectives.rank)
     for kind, calls in collectives.calls.items():

@@ -1,70 +1,138 @@
-"""The newest state as a page of metrics, in Prometheus' text format or in OpenMetrics.
+"""The newest state as a page of metrics, in Prometheus' text format or in OpenMetrics, packed or not.
 
 A page is written when it is first asked for after a refresh, so an endpoint that nobody scrapes costs nothing, and one
-that is hammered costs one page a second.
+that is hammered costs one page a second. Where there are so many ranks that a scraper would wait for it, it is written
+ahead as long as somebody scrapes: with the refresh, before its state is shown. Whoever asks meanwhile gets the page
+before it, so that what is served is always whole, and its counters never go back.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
-from prometheus_client.exposition import generate_latest as write_text
-from prometheus_client.openmetrics.exposition import generate_latest as write_openmetrics
-
-from gpulaunch.exporters.prometheus.values import Facts, families
+from gpulaunch.exporters.prometheus.lines import Lines, page_of
+from gpulaunch.exporters.prometheus.values import Facts, put_state
 from gpulaunch.profiler.record import NodeState
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+SLOW_S: Final = 0.01
+"""A page that takes longer to write is written ahead of those who ask for it..."""
+REMEMBER_S: Final = 75.0
+"""...if somebody asked for its like within so long: Prometheus asks once a minute unless told otherwise."""
+
+_Variant: TypeAlias = tuple[str, bool]
+"""A content type, and whether it is packed."""
+_VARIANTS: Final = tuple((kind, gzipped) for kind in (TEXT, OPENMETRICS) for gzipped in (False, True))
 
 
 def negotiate(accept: str) -> str:
     """Give the content type for an Accept header: OpenMetrics if it is liked at least as much as plain text."""
-    weight = {"application/openmetrics-text": 0.0, "text/plain": 0.0, "text/*": 0.0, "*/*": 0.0}
-    for clause in accept.split(","):
+    weight = _weights(accept, "application/openmetrics-text", "text/plain", "text/*", "*/*")
+    openmetrics = weight.pop("application/openmetrics-text")
+    return OPENMETRICS if openmetrics and openmetrics >= max(weight.values()) else TEXT
+
+
+def takes_gzip(accept_encoding: str) -> bool:
+    """Say whether an Accept-Encoding header likes gzip at least as much as the body as it is."""
+    weight = _weights(accept_encoding, "gzip", "identity")
+    return weight["gzip"] > 0 and weight["gzip"] >= weight["identity"]
+
+
+def _weights(header: str, *known: str) -> dict[str, float]:
+    weight = dict.fromkeys(known, 0.0)
+    for clause in header.split(","):
         kind, *parameters = (part.strip().lower() for part in clause.split(";"))
         quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
         if kind in weight and quality.replace(".", "", 1).isdecimal() and quality.isascii():
             weight[kind] = max(weight[kind], float(quality))
-    openmetrics = weight.pop("application/openmetrics-text")
-    return OPENMETRICS if openmetrics and openmetrics >= max(weight.values()) else TEXT
+    return weight
+
+
+class _Shown:
+    """A state and what has been written of it."""
+
+    def __init__(self, state: NodeState) -> None:
+        self.state = state
+        self.lines: Mapping[str, str] | None = None
+        self.pages: dict[_Variant, bytes] = {}
+        self.spent_s = 0.0
 
 
 class Board:
     """The newest state, and the pages written from it. `publish` may be called from another thread than the rest."""
 
     def __init__(self, *, version: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._facts = Facts(version=version)
+        self._version = version
         self._clock = clock
-        self._state: NodeState | None = None
-        self._pages: dict[str, tuple[NodeState, bytes]] = {}
+        self._shown: _Shown | None = None  # replaced whole: a reader has the old one or the new one
+        self._lines = Lines()
+        # Of two threads that write, the second has the newer state, and has counted no fewer scrapes.
+        self._writing = threading.Lock()
+        self._scrapes = 0
+        self._render_s: float | None = None
+        self._asked_s = dict.fromkeys(_VARIANTS, float("-inf"))
 
     @property
     def state(self) -> NodeState | None:
         """The newest state; None before the first refresh."""
-        return self._state
+        shown = self._shown
+        return None if shown is None else shown.state
 
     def publish(self, state: NodeState) -> None:
-        """Show this state from now on."""
-        self._state = state  # one reference, replaced whole: a reader has the old state or the new one
+        """Show this state from now on; write its pages first, if somebody would have to wait for them."""
+        shown = _Shown(state)
+        with self._writing:
+            for variant in self._awaited():
+                with contextlib.suppress(Exception):  # a fault of ours: it is written when it is asked for, or a 500
+                    self._write(shown, variant)
+            self._shown = shown
 
-    def metrics(self, accept: str) -> tuple[str, bytes]:
+    def metrics(self, accept: str, *, gzipped: bool = False) -> tuple[str, bytes]:
         """Give the content type and the page of metrics, as an Accept header asks for it."""
-        state = self._state
         kind = negotiate(accept)
-        facts = self._facts = _asked_again(self._facts)
-        if state is None:
-            return kind, b"# EOF\n" if kind == OPENMETRICS else b""
-        cached = self._pages.get(kind)
-        if cached is not None and cached[0] is state:
-            return kind, cached[1]
-        started = self._clock()
-        page = (write_openmetrics if kind == OPENMETRICS else write_text)(families(state, facts))
-        self._pages[kind] = (state, page)
-        self._facts = Facts(version=facts.version, scrapes=facts.scrapes, render_s=self._clock() - started)
-        return kind, page
+        variant = kind, gzipped
+        self._scrapes += 1
+        self._asked_s[variant] = self._clock()
+        shown = self._shown
+        if shown is not None and (page := shown.pages.get(variant)) is not None:
+            return kind, page
+        with self._writing:
+            shown = self._shown  # it may have been replaced meanwhile
+            if shown is None:
+                nothing = page_of({}, openmetrics=kind == OPENMETRICS)
+                return kind, _packed(nothing) if gzipped else nothing
+            return kind, self._write(shown, variant)
+
+    def _awaited(self) -> list[_Variant]:
+        """Give what is worth to be written ahead."""
+        if self._render_s is None or self._render_s <= SLOW_S:
+            return []
+        now_s = self._clock()
+        return [variant for variant, asked_s in self._asked_s.items() if now_s - asked_s <= REMEMBER_S]
+
+    def _write(self, shown: _Shown, variant: _Variant) -> bytes:
+        page = shown.pages.get(variant)
+        if page is not None:
+            return page
+        kind, gzipped = variant
+        began_s = self._clock()
+        if shown.lines is None:
+            facts = Facts(version=self._version, scrapes=self._scrapes, render_s=self._render_s)
+            self._lines.begin()
+            put_state(self._lines, shown.state, facts)
+            shown.lines = self._lines.end()
+        page = page_of(shown.lines, openmetrics=kind == OPENMETRICS)
+        page = shown.pages[variant] = _packed(page) if gzipped else page
+        shown.spent_s += self._clock() - began_s
+        self._render_s = shown.spent_s
+        return page
 
 
-def _asked_again(facts: Facts) -> Facts:
-    return Facts(version=facts.version, scrapes=facts.scrapes + 1, render_s=facts.render_s)
+def _packed(page: bytes) -> bytes:
+    return gzip.compress(page, compresslevel=1, mtime=0)

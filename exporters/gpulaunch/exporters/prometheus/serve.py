@@ -2,8 +2,10 @@
 
 The agent binds the socket and keeps it, so a restarted sidecar has the same port and connections made meanwhile wait
 in the backlog. One epoll loop serves all connections; each may send one short head, gets one answer and `DEADLINE_S`
-for everything. When `MAX_CONNECTIONS` are open the oldest is dropped for a new one: a scraper that comes now is
-served, whoever else sits there.
+for everything. When `MAX_CONNECTIONS` are open one is dropped for a new one, the oldest of those that have had their
+answer, or else the oldest: a scraper that comes now is served, whoever else sits there. Most have asked before they
+are accepted, and their answer fits into the kernel's buffers: they are read from and written to at once, and waited for
+only when that would block.
 
 It answers GET and HEAD and changes nothing. A page in a browser may point a name of its own at this address (DNS
 rebinding) and then read what it gets; the name is in the Host header, so only names that belong to this endpoint are
@@ -22,6 +24,7 @@ import re
 import selectors
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -34,13 +37,17 @@ from http import HTTPStatus
 from gpulaunch.exporters.prometheus.doorkeeper import Doorkeeper, holds_token, same_origin
 from gpulaunch.exporters.prometheus.head import Request, RequestError, parse_head
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 128
 MAX_HEAD_BYTES = 8192
 MAX_DISCARDED_BYTES = 1 << 20
 DEADLINE_S = 10.0
 PROGRESS_BYTES = 1 << 16
 """Who takes so much of a long answer has another `DEADLINE_S` for the next so much."""
+SWITCH_S = 0.0005
+"""A thread that computes lets this one go on so soon; by default it takes ten times as long, at each system call."""
 _PLAIN = "text/plain; charset=utf-8"
+_BY_ANY_NAME = frozenset(("/metrics", "/healthz"))
+"""Paths that an endpoint for all addresses, which cannot know its names, answers under any: for scrapers and probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +61,8 @@ class Answer:
     """Further ones, or in place of those that every answer has."""
 
 
-Route = Callable[[str], Answer]
-"""Gives the answer for an Accept header."""
+Route = Callable[[Request], Answer]
+"""Gives the answer for a request, at once."""
 
 Page = Callable[[Request], "Answer | Future[Answer]"]
 """Gives the answer for a request, now or later."""
@@ -80,6 +87,8 @@ class _Connection:
         self.stage = _Stage.GREETING if isinstance(sock, ssl.SSLSocket) else _Stage.ASKING
         self.received = bytearray()
         self.head_only = False
+        self.watched = 0
+        """The selector's events that are waited for."""
         self.out: list[memoryview] = []
         self.taken_bytes = 0
         self.discarded_bytes = 0
@@ -126,13 +135,15 @@ class MetricsServer:
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}  # in the order of their arrival
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._switch_s = sys.getswitchinterval()
         self._stopping = False
         self._lock = threading.Lock()  # whoever wakes us must not write to a descriptor that is closed meanwhile
         self._made: deque[tuple[_Connection, Future[Answer]]] = deque()
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve, in a thread of its own."""
+        """Begin to serve, in a thread of its own; others of this process, which compute, give way to it sooner."""
+        sys.setswitchinterval(min(self._switch_s, SWITCH_S))
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
@@ -151,6 +162,7 @@ class MetricsServer:
             self._stopping = True
             os.eventfd_write(self._wakeup, 1)
         self._thread.join()
+        sys.setswitchinterval(self._switch_s)
         for connection in list(self._connections):
             self._drop(connection)
         self._selector.close()
@@ -183,7 +195,8 @@ class MetricsServer:
                     threading.Event().wait(1.0)
             return  # or the client left before it was accepted
         if len(self._connections) >= self._max_connections:
-            self._drop(next(iter(self._connections)))
+            served = (each for each in self._connections if each.stage is _Stage.CLOSING)
+            self._drop(next(served, next(iter(self._connections))))
         sock.setblocking(False)
         if self._tls is not None:
             try:
@@ -193,29 +206,31 @@ class MetricsServer:
                 return
         connection = _Connection(sock, time.monotonic() + self._deadline_s)
         self._connections[connection] = None
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._advance(connection)
 
     def _advance(self, connection: _Connection) -> None:
-        """Do what this client is ready for."""
+        """Do what this client is ready for; then wait for what it is not."""
         try:
-            if connection.stage is _Stage.GREETING:
-                assert isinstance(connection.sock, ssl.SSLSocket), "only TLS begins with a greeting"
-                connection.sock.do_handshake()
-                connection.stage = _Stage.ASKING
-                self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
-            if connection.stage is _Stage.TAKING:
-                self._send(connection)
-                return
-            data = self._receive(connection)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            if connection.stage is _Stage.GREETING:
-                self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
-            return
+            self._go_on(connection)
+        except ssl.SSLWantReadError:
+            self._watch(connection, selectors.EVENT_READ)
         except ssl.SSLWantWriteError:
-            self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
-            return
+            self._watch(connection, selectors.EVENT_WRITE)
+        except BlockingIOError:
+            taking = connection.stage is _Stage.TAKING
+            self._watch(connection, selectors.EVENT_WRITE if taking else selectors.EVENT_READ)
         except OSError:  # reset by the client, or not TLS: its answer is nobody's any more
-            data = b""
+            self._drop(connection)
+
+    def _go_on(self, connection: _Connection) -> None:
+        if connection.stage is _Stage.GREETING:
+            assert isinstance(connection.sock, ssl.SSLSocket), "only TLS begins with a greeting"
+            connection.sock.do_handshake()
+            connection.stage = _Stage.ASKING
+        if connection.stage is _Stage.TAKING:
+            self._send(connection)
+            return
+        data = self._receive(connection)
         if not data:
             self._drop(connection)
         elif connection.stage is _Stage.ASKING:
@@ -224,6 +239,18 @@ class MetricsServer:
             connection.discarded_bytes += len(data)
             if connection.discarded_bytes > MAX_DISCARDED_BYTES:
                 self._drop(connection)
+
+    def _watch(self, connection: _Connection, events: int) -> None:
+        """Have this connection wait for so many kinds of events; 0: for none."""
+        if events == connection.watched:
+            return
+        if not connection.watched:
+            self._selector.register(connection.sock, events, connection)
+        elif events:
+            self._selector.modify(connection.sock, events, connection)
+        else:
+            self._selector.unregister(connection.sock)
+        connection.watched = events
 
     @staticmethod
     def _receive(connection: _Connection) -> bytes:
@@ -238,6 +265,7 @@ class MetricsServer:
         connection.received += data
         end = re.search(rb"\r?\n\r?\n", connection.received)
         if end is None and len(connection.received) < MAX_HEAD_BYTES:
+            self._watch(connection, selectors.EVENT_READ)
             return
         try:
             answer = self._heard(connection, None if end is None else end.start())
@@ -245,9 +273,10 @@ class MetricsServer:
             answer = _error(error.status)
         if isinstance(answer, Answer):
             self._reply(connection, answer)
+            self._send(connection)
             return
         connection.stage = _Stage.WAITING
-        self._selector.unregister(connection.sock)  # it has said what it has to say
+        self._watch(connection, 0)  # it has said what it has to say
         answer.add_done_callback(lambda made: self._wake(connection, made))
 
     def _heard(self, connection: _Connection, length: int | None) -> Answer | Future[Answer]:
@@ -262,7 +291,7 @@ class MetricsServer:
             raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED)
         page = self._pages.get(request.path)
         # Who has the token is no page of somebody else, by whatever name it came.
-        strange_names = page is None or self._token is not None
+        strange_names = request.path in _BY_ANY_NAME or self._token is not None
         if not self._doorkeeper.admits(request.host, strange_names=strange_names):
             raise RequestError(HTTPStatus.FORBIDDEN)
         if not same_origin(request.headers.get("origin"), request.host):
@@ -275,7 +304,7 @@ class MetricsServer:
             if page is not None:
                 return page(request)
             if route is not None:
-                return route(request.accept)
+                return route(request)
         except Exception:  # a fault of ours in one page must not end the server
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR)
         raise RequestError(HTTPStatus.NOT_FOUND)
@@ -298,23 +327,26 @@ class MetricsServer:
                 answer = made.result()
             except Exception:  # a fault of ours, as in a page that answers at once
                 answer = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
-            self._selector.register(connection.sock, selectors.EVENT_WRITE, connection)
             self._reply(connection, answer)
+            self._advance(connection)
 
-    def _reply(self, connection: _Connection, answer: Answer) -> None:
+    @staticmethod
+    def _reply(connection: _Connection, answer: Answer) -> None:
         connection.out = _message(answer, head_only=connection.head_only)
         connection.stage = _Stage.TAKING
-        self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
 
     def _send(self, connection: _Connection) -> None:
-        while connection.out:
-            part = connection.out[0]
-            sent = connection.sock.send(part[:PROGRESS_BYTES])  # TLS takes all of what it is given, or nothing
-            if sent == len(part):
-                connection.out.pop(0)
+        out = connection.out
+        while out:
+            if isinstance(connection.sock, ssl.SSLSocket):
+                sent = connection.sock.send(out[0][:PROGRESS_BYTES])  # it takes all of what it is given, or nothing
             else:
-                connection.out[0] = part[sent:]
+                sent = connection.sock.sendmsg(out)
             connection.taken_bytes += sent
+            while out and sent >= len(out[0]):
+                sent -= len(out.pop(0))
+            if sent:
+                out[0] = out[0][sent:]
             if connection.taken_bytes >= PROGRESS_BYTES:
                 connection.taken_bytes = 0
                 connection.deadline_s = time.monotonic() + self._deadline_s
@@ -325,12 +357,11 @@ class MetricsServer:
                 connection.sock.unwrap()  # says so inside of TLS too; we need no answer to that
         connection.sock.shutdown(socket.SHUT_WR)
         connection.stage = _Stage.CLOSING
-        self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
+        self._watch(connection, selectors.EVENT_READ)
 
     def _drop(self, connection: _Connection) -> None:
         del self._connections[connection]
-        if connection.stage is not _Stage.WAITING:
-            self._selector.unregister(connection.sock)
+        self._watch(connection, 0)
         with contextlib.suppress(OSError):
             connection.sock.close()
 

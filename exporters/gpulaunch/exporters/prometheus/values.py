@@ -6,9 +6,9 @@ import platform
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gpulaunch.exporters.prometheus.families import Families
+from gpulaunch.exporters.prometheus.families import Families, Sink
 from gpulaunch.exporters.prometheus.rank_values import put_collectives, put_processes, put_training, put_workers
-from gpulaunch.profiler.record import GpuState, HostState, NodeState
+from gpulaunch.profiler.record import GpuState, HostState, NodeState, bare_uuid
 
 _NS_PER_S = 1e9
 
@@ -26,6 +26,12 @@ class Facts:
 def families(state: NodeState, facts: Facts) -> Families:
     """Give every metric of a state."""
     out = Families()
+    put_state(out, state, facts)
+    return out
+
+
+def put_state(out: Sink, state: NodeState, facts: Facts) -> None:
+    """Every value of a state."""
     out.put("gpulaunch_build_info", 1, version=facts.version, python=facts.python)
     if (group := state.group) is not None:
         out.put(
@@ -57,10 +63,9 @@ def families(state: NodeState, facts: Facts) -> Families:
     _put_findings(out, state)
     out.put("gpulaunch_sidecar_scrapes_total", facts.scrapes)
     out.put("gpulaunch_sidecar_render_duration_seconds", facts.render_s)
-    return out
 
 
-def _put_run(out: Families, state: NodeState) -> None:
+def _put_run(out: Sink, state: NodeState) -> None:
     captured_ns = [
         training.checkpoint.captured_monotonic_ns
         for training in state.training
@@ -80,7 +85,7 @@ def _put_run(out: Families, state: NodeState) -> None:
     out.put("gpulaunch_preempted", run.preempted)
 
 
-def _put_node(out: Families, state: NodeState) -> None:
+def _put_node(out: Sink, state: NodeState) -> None:
     for gpu in state.gpus:
         for xid, count in gpu.xids.items():
             out.put("gpulaunch_gpu_xid_errors_total", count, gpu=str(gpu.index), xid=str(xid))
@@ -99,7 +104,7 @@ def _put_node(out: Families, state: NodeState) -> None:
     out.put("gpulaunch_sidecar_refresh_duration_seconds", sidecar.refresh_s)
 
 
-def _put_host(out: Families, host: HostState) -> None:
+def _put_host(out: Sink, host: HostState) -> None:
     out.put("gpulaunch_shm_bytes", host.shm_used_bytes, state="used")
     out.put("gpulaunch_shm_bytes", host.shm_size_bytes, state="size")
     out.put("gpulaunch_node_memory_bytes", host.memory_total_bytes, state="total")
@@ -114,8 +119,8 @@ def _put_host(out: Families, host: HostState) -> None:
         out.put("gpulaunch_node_pressure_seconds_total", lost_s, resource=resource, severity=severity)
 
 
-def _put_device(out: Families, device: GpuState) -> None:
-    gpu = _gpu_label(device)
+def _put_device(out: Sink, device: GpuState) -> None:
+    gpu = device.label
     out.put("gpulaunch_gpu_info", 1, gpu=gpu, uuid=device.uuid, parent=device.parent_uuid or "", model=device.model)
     out.put("gpulaunch_gpu_utilization_ratio", device.utilization_ratio, gpu=gpu)
     out.put("gpulaunch_gpu_device_memory_bytes", device.memory_used_bytes, gpu=gpu, state="used")
@@ -148,34 +153,32 @@ def _put_device(out: Families, device: GpuState) -> None:
         out.put("gpulaunch_gpu_pipe_active_ratio", ratio, gpu=gpu, pipe=name.removesuffix("_active"))
 
 
-def _put_coverage(out: Families, state: NodeState) -> None:
+def _put_coverage(out: Sink, state: NodeState) -> None:
     """How much of what crossed the links of GPUs were copies that the ranks have counted."""
+    cards = {bare_uuid(device.uuid): device.parent_uuid or device.uuid for device in state.devices}
     copied: dict[tuple[str, str], int] = {}
     for training in state.training:
         said: Any = training.facts.get("device")
         uuid = cast("dict[str, Any]", said).get("uuid") if isinstance(said, dict) else None
-        if isinstance(uuid, str):
+        card = cards.get(bare_uuid(uuid)) if isinstance(uuid, str) else None
+        if card is not None:  # a link is its card's, whichever MIG instances copy over it
             for (direction, _), copies in training.copies.items():
-                copied[uuid, direction] = copied.get((uuid, direction), 0) + copies.size_bytes
+                copied[card, direction] = copied.get((card, direction), 0) + copies.size_bytes
     for device in state.devices:
         for direction, link in (("h2d", "receive"), ("d2h", "transmit")):
             crossed = device.pcie_bytes.get(link)
             if crossed and (device.uuid, direction) in copied:
                 ratio = copied[device.uuid, direction] / crossed
-                out.put("gpulaunch_copy_coverage_ratio", ratio, gpu=_gpu_label(device), direction=direction)
+                out.put("gpulaunch_copy_coverage_ratio", ratio, gpu=device.label, direction=direction)
 
 
-def _gpu_label(device: GpuState) -> str:
-    return str(device.index) if device.parent_uuid is None else device.uuid
-
-
-def _put_findings(out: Families, state: NodeState) -> None:
+def _put_findings(out: Sink, state: NodeState) -> None:
     if state.stacks is not None:
         for phase, samples in state.stacks.samples.items():
             out.put("gpulaunch_stack_samples_total", samples, phase=phase)
-    lost_s_per_hour: dict[str, float] = {}
+    lost_ratio: dict[str, float] = {}
     for finding in state.findings:
-        lost_s_per_hour[finding.rule] = max(lost_s_per_hour.get(finding.rule, 0.0), finding.seconds_per_hour)
-    for rule, lost_s in lost_s_per_hour.items():
+        lost_ratio[finding.rule] = max(lost_ratio.get(finding.rule, 0.0), finding.seconds_per_hour / 3600)
+    for rule, ratio in lost_ratio.items():
         out.put("gpulaunch_finding_active", 1, rule=rule)
-        out.put("gpulaunch_finding_lost_seconds_per_hour", lost_s, rule=rule)
+        out.put("gpulaunch_finding_lost_ratio", ratio, rule=rule)

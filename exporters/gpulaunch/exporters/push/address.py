@@ -4,9 +4,13 @@ not have to load what pushes.
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["complaint_about"]
+__all__ = ["LONGEST_S", "complaint_about"]
+
+LONGEST_S: Final = 3.0
+"""What the end of a job may be held up by this, whatever the gateway does."""
 
 
 def complaint_about(url: str) -> str | None:

@@ -20,13 +20,12 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from gpulaunch.exporters.prometheus.values import Facts, families
+from gpulaunch.exporters.push.address import LONGEST_S
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["JOB", "LONGEST_S", "push"]
+__all__ = ["JOB", "push"]
 
 JOB: Final = "gpulaunch_ended"
-LONGEST_S: Final = 3.0
-"""What the end of a job may be held up by this, whatever the gateway does."""
 _OF_A_RUNNING_JOB: Final = frozenset({"gpulaunch_run", "gpulaunch_rank"})
 """Families as prometheus_client names them: an info without its suffix."""
 

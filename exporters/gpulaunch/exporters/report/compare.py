@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
-from gpulaunch.exporters.report.crowding import Crowding
-from gpulaunch.exporters.report.noise import Judgement, judge
+from gpulaunch.exporters.report.crowding import Crowding, crowding_of
+from gpulaunch.exporters.report.noise import SURE, Judgement, judge
 from gpulaunch.exporters.view.model import Curve, FindingView, RankView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
 
@@ -18,7 +18,6 @@ Told = Literal["changed", "noise", "short", "crowded", "single"]
 `crowded`: others had the cores. `single`: one figure a run, of which nobody knows the noise."""
 
 _STEP: Final = "step time"
-_SURE: Final = 0.01
 _SURE_OF_MANY: Final = 0.05
 _WARM_UP: Final = 0.1
 """Of the intervals are left out at the beginning; and the first and the last one, which are not whole."""
@@ -88,7 +87,6 @@ def compare(
     b: RunView,
     *,
     jobs: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
-    crowding: tuple[Crowding | None, Crowding | None] = (None, None),
 ) -> Comparison:
     """Compare two runs.
 
@@ -96,8 +94,8 @@ def compare(
         a: the first, which the second is measured by.
         b: the second.
         jobs: their job.json.
-        crowding: what is known of others on their nodes.
     """
+    crowding = crowding_of(a), crowding_of(b)
     crowded = any(each is not None and each.crowded for each in crowding)
     series = _series(a, b)
     changes = [_judged(name, unit, better, one, other) for name, unit, better, one, other in series]
@@ -152,12 +150,12 @@ def _steady(curve: Curve, view: RunView) -> list[float]:
 
 
 def _phase(view: RunView, phase: str) -> Curve:
-    """Seconds of a step; a phase that a run does not have took none."""
+    """Seconds of a step. A phase that a run never had took none; of a share that is not known nothing is said."""
     shares = view.phase_ratios.get(phase)
     if shares is None:
         return tuple(None if step is None else 0.0 for step in view.step_mean_seconds)
     return tuple(
-        None if step is None else (share or 0.0) * step
+        None if step is None or share is None else share * step
         for share, step in zip(shares, view.step_mean_seconds, strict=True)
     )
 
@@ -197,7 +195,7 @@ def _sure(changes: Sequence[Change], *, crowded: bool) -> list[Change]:
         if judgement is not None and judgement.apart:
             says = "changed"
         elif p is not None:
-            says = told.get(change.name, "changed" if p <= _SURE else "noise")
+            says = told.get(change.name, "changed" if p <= SURE else "noise")
         if says == "changed" and judgement is not None and not judgement.large:
             says = "noise"
         if says in ("changed", "short") and crowded:

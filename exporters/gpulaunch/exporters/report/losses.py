@@ -6,7 +6,7 @@ from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Column, Facts, Paragraph, Section, Table
 from gpulaunch.exporters.report.words import UNKNOWN, amount, moment, percent, rank_list, seconds
-from gpulaunch.exporters.view.model import FindingView, RunView
+from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.profiler.analysis.rules import RULES
 
 __all__ = ["headline", "section"]
@@ -62,7 +62,7 @@ def section(view: RunView) -> Section:
                     seconds(found.lost_seconds),
                     f"{found.confidence:.0%}",
                     rank_list(found.ranks) or UNKNOWN,
-                    "to the end" if _stood_to_the_end(found, view) else "not any more",
+                    _stands(found, view),
                 )
                 for found in findings
             ),
@@ -117,11 +117,10 @@ def _nothing(view: RunView) -> str:
     )
 
 
-def _stood_to_the_end(found: FindingView, view: RunView) -> bool:
-    """A run that is over has nothing that stands: what was seen in its last minute did."""
-    if found.active:
-        return True
-    return view.seen_s is not None and view.ended_s is not None and view.ended_s - found.last_seen_s < 60.0
+def _stands(found: FindingView, view: RunView) -> str:
+    if not found.active:
+        return "not any more"
+    return "yes" if view.status is Status.RUNNING else "to the end"
 
 
 def _where(found: FindingView) -> str:

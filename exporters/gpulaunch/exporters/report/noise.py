@@ -22,15 +22,30 @@ from functools import cache
 from statistics import median
 from typing import Final
 
-__all__ = ["FEWEST_BLOCKS", "LEAST_RATIO", "Judgement", "blocks_of", "correlation_length", "judge", "mann_whitney"]
+__all__ = [
+    "FEWEST_BLOCKS",
+    "LEAST_RATIO",
+    "SURE",
+    "Judgement",
+    "blocks_of",
+    "correlation_length",
+    "judge",
+    "mann_whitney",
+    "shift_between",
+]
 
-FEWEST_BLOCKS: Final = 5
-"""Of each run: with fewer, no order of them would be unlikely enough."""
+FEWEST_BLOCKS: Final = 7
+"""Of each run. With five no order of them is unlikely enough to be told among a dozen quantities; and fewer blocks are
+longer ones, of a series whose memory is badly known."""
+SURE: Final = 0.005
+"""The p that a quantity which is looked at alone must not exceed. How long a short run remembers is a guess, so p is
+too small: up to 1 % of equal pairs of runs of a minute pass this bar (made up, with memory of every length)."""
+_UNSURE: Final = 0.05
+"""The shift is as often not between its bounds."""
 _MOST_BLOCKS: Final = 20
 LEAST_RATIO: Final = 0.03
 """Smaller differences are never told: equal runs on an idle machine differ by a percent or two."""
 _MOST_EXACT: Final = 30
-_Z_95: Final = 1.96
 _FEWEST_VALUES: Final = 20
 
 
@@ -45,7 +60,7 @@ class Judgement:
     """By how much the second is more; None where there was too little to compare."""
     low: float | None = None
     high: float | None = None
-    """95 % of the time the shift is between these, as far as chance within the runs goes."""
+    """At least 95 % of the time the shift is between these, as far as chance within the runs goes."""
     p: float | None = None
     """How often blocks of equal runs are apart at least as far."""
     blocks_a: int
@@ -80,17 +95,16 @@ def judge(a: Sequence[float], b: Sequence[float]) -> Judgement:
             apart=apart_at_all,
         )
     apart = sorted(second - first for first in blocks_a for second in blocks_b)
-    n, m = len(blocks_a), len(blocks_b)
-    outside = max(0, math.floor(n * m / 2 - _Z_95 * math.sqrt(n * m * (n + m + 1) / 12)))
+    low, high = shift_between(blocks_a, blocks_b)
     return Judgement(
         a=median(a),
         b=median(b),
         shift=median(apart),
-        low=apart[outside],
-        high=apart[-1 - outside],
+        low=low,
+        high=high,
         p=mann_whitney(blocks_a, blocks_b),
-        blocks_a=n,
-        blocks_b=m,
+        blocks_a=len(blocks_a),
+        blocks_b=len(blocks_b),
         drift=max(_drift(blocks_a), _drift(blocks_b)),
     )
 
@@ -149,6 +163,23 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
         return 1.0
     z = max(0.0, abs(u - n * m / 2) - 0.5) / spread
     return math.erfc(z / math.sqrt(2))
+
+
+def shift_between(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Between which two values the second of two samples is more than the first, at least 95 % of the time.
+
+    The k-th smallest and the k-th largest of all differences: what lies outside of them is as unlikely as a sum of
+    ranks that has fewer than k pairs the wrong way round (Hollander, Wolfe, Chicken: Nonparametric Statistical Methods,
+    3rd edition, 4.3). With very few values nothing is as unlikely, and it is the outermost differences.
+    """
+    n, m = len(a), len(b)
+    apart = sorted(second - first for first in a for second in b)
+    most = _UNSURE / 2 * math.comb(n + m, n)
+    kth, ways = 0, _ways(n, m, 0)
+    while ways <= most:
+        kth += 1
+        ways += _ways(n, m, kth)
+    return apart[max(0, kth - 1)], apart[-max(1, kth)]
 
 
 @cache

@@ -55,13 +55,7 @@ def document_of(state: NodeState, sample: Sample, before: Mapping[str, Any] | No
         "ranks": ranks,
         "devices": {
             **_part(before, "devices"),
-            **{
-                device.uuid if device.parent_uuid is not None else str(device.index): {
-                    "uuid": device.uuid,
-                    "model": device.model,
-                }
-                for device in state.devices
-            },
+            **{device.label: {"uuid": device.uuid, "model": device.model} for device in state.devices},
         },
         "collectors": {
             collector.value: {

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from gpulaunch.exporters.view.figures import CELLS, UNKNOWN, count
 from gpulaunch.exporters.view.model import Curve
 from gpulaunch.exporters.view.text import inert
 
@@ -45,7 +46,6 @@ Span: TypeAlias = tuple[str, str]
 """A text and the name of its style; "" for none."""
 Line: TypeAlias = tuple[Span, ...]
 
-UNKNOWN: Final = "-"
 _BLOCKS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _ASCII_BLOCKS: Final = "_.:-=+*#"
 _CUT: Final = "~"
@@ -223,69 +223,7 @@ def curve_line(name: str, curve: Curve, told: Callable[[float | None], str], wid
 # -- figures
 
 
-def count(value: float | None) -> str:
-    """Give 12,340."""
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:,.0f}"
-
-
-def figure(value: float | None) -> str:
-    """Give three digits of a number: 9.81, 102, 1.2k, 3.4M."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit * 0.9995:
-            return _digits(value / limit) + unit
-    return _digits(value)
-
-
-def _digits(value: float) -> str:
-    size_of = abs(value)
-    if size_of >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if size_of >= 9.995 or value == 0 else f"{value:.2f}"
-
-
-def ratio(value: float | None) -> str:
-    """Give 40%."""
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.0%}"
-
-
-def seconds(value: float | None) -> str:
-    """Give a short length of time: 20us, 102ms, 1.23s, then as `took`."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    if abs(value) >= 100:
-        return took(value)
-    if abs(value) >= 0.9995:
-        return _digits(value) + "s"
-    if abs(value) >= 0.0009995:
-        return _digits(value * 1e3) + "ms"
-    return "0s" if not value else _digits(value * 1e6) + "us"
-
-
-def took(value: float | None) -> str:
-    """Give a long one: 42s, 12m 30s, 3h 04m, 2d 05h."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    sign, whole = ("-" if value < 0 else ""), int(abs(value))
-    minutes, second = divmod(whole, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{sign}{days}d {hour:02}h"
-    if hours:
-        return f"{sign}{hours}h {minute:02}m"
-    return f"{sign}{minutes}m {second:02}s" if minutes else f"{sign}{second}s"
-
-
-def size(value: float | None) -> str:
-    """Give bytes: 512B, 1.20G; K, M, G, T are powers of 1024."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
-        if abs(value) >= 1024**power:
-            return _digits(value / 1024**power) + unit
-    return f"{value:.0f}B"
+seconds, took, size, ratio, figure = CELLS.seconds, CELLS.took, CELLS.size, CELLS.ratio, CELLS.number
 
 
 def pairs(of: Mapping[str, object]) -> str:

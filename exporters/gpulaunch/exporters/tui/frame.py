@@ -12,7 +12,7 @@ from gpulaunch.exporters.tui.look import Body, Look, Page
 from gpulaunch.exporters.tui.one import log_page, output_page, rank_page
 from gpulaunch.exporters.tui.over import settled
 from gpulaunch.exporters.tui.pages import copies_page, costs, findings_page, input_page, memory_page, where
-from gpulaunch.exporters.tui.ranks import ranks_page, stands
+from gpulaunch.exporters.tui.ranks import ranks_page
 from gpulaunch.exporters.view.model import RunView
 
 __all__ = ["HELP", "body_of", "frame", "once", "scrolled"]
@@ -102,7 +102,7 @@ def scrolled(view: RunView, look: Look, width: int, height: int) -> int:
 
 def headlines(view: RunView, width: int, most: int) -> list[Line]:
     """The findings that cost most, one line each."""
-    findings = [finding for finding in view.findings if stands(view, finding)]
+    findings = [finding for finding in view.findings if finding.active]
     if not findings or most < 1:
         return []
     lines = [

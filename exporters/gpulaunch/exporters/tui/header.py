@@ -21,7 +21,6 @@ from gpulaunch.exporters.tui.cells import (
 )
 from gpulaunch.exporters.tui.look import Look, Page
 from gpulaunch.exporters.tui.phases import legend, shares_bar
-from gpulaunch.exporters.tui.ranks import stands
 from gpulaunch.exporters.view.model import RunView, Status
 
 __all__ = ["PAGES", "header", "keys", "tabs"]
@@ -126,7 +125,7 @@ def _curves(view: RunView, look: Look, width: int) -> Line:
 
 def tabs(view: RunView, look: Look, width: int) -> Line:
     """Give the names of the pages, the one that is open in brackets."""
-    found = sum(stands(view, finding) for finding in view.findings)
+    found = sum(finding.active for finding in view.findings)
     spans: list[tuple[str, str]] = []
     for number, page in enumerate(PAGES, 1):
         if page is Page.OUTPUT and look.output is None:

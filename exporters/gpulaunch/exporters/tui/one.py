@@ -23,7 +23,7 @@ from gpulaunch.exporters.tui.cells import (
 )
 from gpulaunch.exporters.tui.look import Body, Look
 from gpulaunch.exporters.tui.phases import legend, shares_bar
-from gpulaunch.exporters.tui.ranks import marks_of, own_seconds, selected, stands, steps_of
+from gpulaunch.exporters.tui.ranks import marks_of, own_seconds, selected, steps_of
 from gpulaunch.exporters.view.model import CostView, LoaderView, RankView, RunView
 
 __all__ = ["log_page", "output_page", "rank_page"]
@@ -53,7 +53,7 @@ def rank_page(view: RunView, look: Look, width: int) -> Body:
         rows += _shares("gpu", {name: value / gpu_total for name, value in rank.gpu_phase_seconds.items()}, width)
     rows += _curves(rank, look, width)
     rows += [line(each) for text in _figures(rank) for each in wrap(text, width, indent="  ")]
-    mine = [finding for finding in view.findings if rank.rank in finding.ranks and stands(view, finding)]
+    mine = [finding for finding in view.findings if rank.rank in finding.ranks and finding.active]
     rows += [
         line((each, "good"))
         for finding in mine

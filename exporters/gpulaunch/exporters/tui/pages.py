@@ -24,7 +24,7 @@ from gpulaunch.exporters.tui.cells import (
     wrap,
 )
 from gpulaunch.exporters.tui.look import Body, Drawn, Look
-from gpulaunch.exporters.tui.ranks import chosen, selected, stands, told_ranks
+from gpulaunch.exporters.tui.ranks import chosen, selected, told_ranks
 from gpulaunch.exporters.view.model import Curve, FindingView, LoaderView, RankView, RunView
 
 __all__ = ["copies_page", "costs", "findings_page", "input_page", "memory_page", "since", "where"]
@@ -65,10 +65,9 @@ def findings_page(view: RunView, width: int) -> Body:
     for number, finding in enumerate(view.findings, 1):
         if rows:
             rows.append(line(""))
-        now = stands(view, finding)
-        state = "" if now else "  not any more"
+        state = "" if finding.active else "  not any more"
         head = f"{number}. {plain(finding.rule)}{where(finding)}{state}"
-        rows += [line((each, "strong" if now else "dim")) for each in wrap(head, width, indent="   ")]
+        rows += [line((each, "strong" if finding.active else "dim")) for each in wrap(head, width, indent="   ")]
         sure = f"; {told_ranks(finding.ranks)}; confidence {ratio(finding.confidence)}; since "
         sure += since(view, finding.first_seen_s)
         rows += [line(each) for each in wrap(f"   {costs(finding)}{sure}", width, indent="   ")]

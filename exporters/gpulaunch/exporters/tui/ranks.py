@@ -23,7 +23,7 @@ from gpulaunch.exporters.tui.cells import (
 )
 from gpulaunch.exporters.tui.look import Body, Drawn, Look
 from gpulaunch.exporters.tui.phases import shares_bar
-from gpulaunch.exporters.view.model import FindingView, RankView, RunView, Status
+from gpulaunch.exporters.view.model import RankView, RunView, Status
 
 __all__ = [
     "SORTS",
@@ -33,7 +33,6 @@ __all__ = [
     "own_seconds",
     "ranks_page",
     "selected",
-    "stands",
     "told_ranks",
 ]
 
@@ -42,7 +41,6 @@ STRAGGLER: Final = "straggler"
 _STILL_S: Final = 10.0
 """Without a step for so long, and for so many of its steps, a rank is marked."""
 _STILL_STEPS: Final = 5.0
-_UNTIL_THE_END_S: Final = 60.0
 _CROWD: Final = 17
 """From so many ranks on, one curve shows all of them side by side."""
 _TERM: Final = re.compile(r"(?:n(?P<node>\d{1,7})|(?P<first>\d{1,7})(?:-(?P<last>\d{1,7}))?|(?P<mark>!))\Z")
@@ -79,20 +77,12 @@ SORTS: Final[Mapping[str, Callable[[RankView], float | None]]] = {
 """By name; all but the number have the largest first."""
 
 
-def stands(view: RunView, finding: FindingView) -> bool:
-    """Whether a finding stands; of a run that is over, whether it did until the end."""
-    if finding.active:
-        return True
-    over = view.status in (Status.FINISHED, Status.FAILED, Status.LOST)
-    return over and view.seen_s is not None and view.seen_s - finding.last_seen_s <= _UNTIL_THE_END_S
-
-
 def marks_of(view: RunView) -> dict[int, str]:
     """Say of each rank that is odd what is: `late`: the others wait for it; `still`: it makes no steps; `off`: nothing
     is measured in it."""
     marks: dict[int, list[str]] = {}
     for finding in view.findings:
-        if finding.rule == STRAGGLER and stands(view, finding):
+        if finding.rule == STRAGGLER and finding.active:
             marks |= {number: ["late"] for number in finding.ranks}
     for rank in view.ranks:
         still_s = still_seconds(view, rank)

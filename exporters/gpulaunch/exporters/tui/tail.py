@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.exporters.tui.cells import plain, without_colours
+from gpulaunch.profiler.redact import redact
 
 __all__ = ["STREAMS", "LogPlace", "Tail", "read_tail"]
 
@@ -37,7 +38,7 @@ class Tail:
     place: LogPlace
     path: str
     lines: tuple[str, ...] = ()
-    """Harmless; oldest first."""
+    """Harmless, and without secrets; oldest first."""
     size_bytes: int = 0
     earlier: bool = False
     """There is more above."""
@@ -81,8 +82,9 @@ def read_tail(run_dir: Path, place: LogPlace) -> Tail:
 
 
 def _shown(text: str) -> str:
-    """A line as a terminal would leave it: of a progress bar its last state, without colours, and harmless."""
-    last = without_colours(text).rstrip("\r").rpartition("\r")[2].expandtabs()
+    """A line as a terminal would leave it: of a progress bar its last state, without colours, harmless, and without
+    what looks like a secret."""
+    last = redact(without_colours(text).rstrip("\r").rpartition("\r")[2].expandtabs())
     cut = last[:_LINE_CHARS]
     return plain(cut) + (f" ... and {len(last) - len(cut)} characters more" if len(last) > len(cut) else "")
 

@@ -18,6 +18,7 @@ from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values, whole
 from gpulaunch.profiler.channel.layout import PHASES
 from gpulaunch.profiler.record import GOODPUT_BUCKETS
+from gpulaunch.profiler.redact import redact_words
 
 __all__ = ["MOST_EVENTS", "MOST_FINDINGS", "Parts", "assemble", "events_of"]
 
@@ -78,7 +79,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
         run_dir=str(parts.run_dir),
         name=_name(parts, first) or str(program.get("target", "")) or parts.run_dir.name,
         run_id=history.run_id or (first.run.run_id if first is not None and first.run is not None else ""),
-        command=tuple(map(str, command)) if isinstance(command, list) else (),
+        command=redact_words(map(str, command)) if isinstance(command, list) else (),
         status=parts.status,
         phase=history.phase,
         live=parts.live,
@@ -276,22 +277,28 @@ def _world_size(parts: Parts, first: NodeSource | None, ranks: Sequence[RankView
 
 
 def _findings(parts: Parts) -> tuple[FindingView, ...]:
-    """Those of findings.jsonl, with what the telemetry knows besides: what each has cost."""
+    """Those of findings.jsonl, with what the telemetry knows besides: what each has cost.
+
+    Neither says that one has gone when the run does: what stood then stood to the end. What was seen last before the
+    newest run began is of another, in the same directory.
+    """
     found = {_key(finding): finding for finding in parts.findings}
     for source in parts.sources:
         for row in source.findings:
             view = finding_of(
                 row.told,
                 node=source.node,
-                active=row.active and parts.status is Status.RUNNING,
+                active=row.active,
                 first_seen_s=row.first_seen_s,
                 last_seen_s=row.last_seen_s,
                 lost_seconds=row.lost_seconds,
             )
             known = found.get(_key(view))
             found[_key(view)] = view if known is None else _joined(known, view)
+    began_s = parts.history.began_s or 0.0
+    views = [replace(each, active=each.active and each.last_seen_s >= began_s) for each in found.values()]
     ordered = sorted(
-        found.values(), key=lambda finding: (not finding.active, -finding.seconds_per_hour, finding.rule, finding.node)
+        views, key=lambda finding: (not finding.active, -finding.seconds_per_hour, finding.rule, finding.node)
     )
     return tuple(ordered[:MOST_FINDINGS])
 
@@ -304,7 +311,6 @@ def _joined(one: FindingView, other: FindingView) -> FindingView:
         newer,
         first_seen_s=min(one.first_seen_s, other.first_seen_s),
         lost_seconds=sum(lost) if lost else None,
-        active=one.active or other.active,
     )
 
 

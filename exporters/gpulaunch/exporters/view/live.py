@@ -37,7 +37,7 @@ def view_of_state(
         window_s: curves of the last so many seconds; None: of the whole run.
     """
     if run_dir is not None:
-        parts = gather(Path(run_dir), now_s=time.time())
+        parts = gather(Path(run_dir), now_s=time.time(), live=True)
     else:
         files = RunFiles(run_dir=Path())
         parts = Parts(
@@ -48,22 +48,14 @@ def view_of_state(
             now_s=state.taken_wall_ns / 1e9,
             sources=[],
             findings=[],
+            live=True,
         )
     try:
-        if parts.history.ended_s is None:
-            parts.status = Status.RUNNING  # whoever asks is alive
-        parts.live = True
         node = state.group.node_rank if state.group is not None else None
         kept = next((source for source in parts.sources if node is None or source.node == node), None)
         live = live_source(state, kept, earlier)
-        parts.sources = (
-            [live if source is kept else source for source in parts.sources]
-            if kept
-            else [
-                live,
-                *parts.sources,
-            ]
-        )
+        others = [source for source in parts.sources if source is not kept]
+        parts.sources = sorted([live, *others], key=lambda source: source.node)
         parts.findings = _standing(state, parts.findings, live)
         return assemble(parts, max_points=max_points, window_s=window_s)
     finally:

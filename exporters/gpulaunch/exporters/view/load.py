@@ -44,23 +44,27 @@ def load_run(
             source.close()
 
 
-def gather(run_dir: Path, *, now_s: float) -> Parts:
-    """Read everything; the sources are to be closed."""
+def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
+    """Read everything; the sources are to be closed. `live`: for a sidecar of the run, which goes on, then, for as
+    long as it has not said that it ended."""
     files = read_files(run_dir)
     sources = [read_source(path, node) for node, path in files_of(run_dir)]
     history = history_of(files.events, files.group, files.attempts)
     notes: list[str] = []
-    if not sources and files.job:
+    if not sources and files.job and not live:  # a collector of its own says why there is none yet
         notes.append("telemetry.sqlite is missing: nothing is known over time (--no-profile, or an older gpulaunch)")
     for source in sources:
         _only_of(source, history, notes)
     others = _other_nodes(run_dir)
     events = [event for node, path in others for event in events_of(read_files(path), node)]
+    status = _status(files, history, sources, now_s, live=live)
+    if status is Status.LOST:
+        notes.append("the launcher of this run is gone and has not said how it ended: killed, or its node went down")
     return Parts(
         run_dir=run_dir,
         files=files,
         history=history,
-        status=_status(files, history, sources, now_s, notes),
+        status=status,
         now_s=now_s,
         sources=sources,
         findings=[
@@ -69,6 +73,7 @@ def gather(run_dir: Path, *, now_s: float) -> Parts:
             for finding in _findings(path, node)
         ],
         other_events=events,
+        live=live,
         notes=notes,
     )
 
@@ -82,10 +87,12 @@ def _only_of(source: NodeSource, history: History, notes: list[str]) -> None:
     notes.append(f"telemetry.sqlite has nothing of the newest run in this directory ({history.run_id}) yet")
 
 
-def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s: float, notes: list[str]) -> Status:
+def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s: float, *, live: bool) -> Status:
     """How the run stands: as it said, else whether its launcher lives, else whether anything is new."""
     if history.ended_s is not None:
         return Status.FINISHED if history.exit_code == 0 else Status.FAILED
+    if live:
+        return Status.RUNNING
     if history.began_s is None:
         code = files.summary.get("exit_code")
         if isinstance(code, int):
@@ -100,10 +107,7 @@ def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s:
     held = holds(pid, files.run_dir) if here else None
     if held or (held is None and fresh):
         return Status.RUNNING
-    if held is None and not seen_s:
-        return Status.UNKNOWN
-    notes.append("the launcher of this run is gone and has not said how it ended: killed, or its node went down")
-    return Status.LOST
+    return Status.UNKNOWN if held is None and not seen_s else Status.LOST
 
 
 def _other_nodes(run_dir: Path) -> list[tuple[int, Path]]:

@@ -115,6 +115,7 @@ class FindingView:
     evidence: Mapping[str, float | str]
     advice: str
     active: bool
+    """Whether it stands; of a run that is over, whether it did to the end."""
     first_seen_s: float
     last_seen_s: float
     node: int = 0
@@ -355,6 +356,10 @@ class NodeView:
     late_refreshes: int | None = None
     memory_available_bytes: Curve = ()
     shm_used_bytes: Curve = ()
+    cpu_pressure_ratio: Curve = ()
+    """Share of the time in which somebody on the node waited for a core."""
+    cores_used: Curve = ()
+    """By the ranks and their workers."""
     sidecar_cores: Curve = ()
     """CPU time of the sidecar a second."""
 
@@ -367,7 +372,7 @@ class RunView:
     name: str
     run_id: str
     command: tuple[str, ...]
-    """As it was typed; () where it is not known."""
+    """As it was typed, without secrets; () where it is not known."""
     status: Status
     phase: str
     """What its agent was doing last: `joining`, `starting`, `running`, `waiting`, `clearing`, `done` ...; or ""."""

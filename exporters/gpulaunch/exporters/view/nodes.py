@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from gpulaunch.exporters.view.curves import Curves
+from gpulaunch.exporters.view.curves import Curves, total
 from gpulaunch.exporters.view.model import CollectorView, Curve, DeviceView, FindingView, NodeView, SiteView
 from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values, by_label, whole
@@ -61,7 +61,9 @@ def node_of(source: NodeSource, curves: Curves) -> NodeView:
     """The node itself, and its sidecar."""
     counters, gauges = Values(source.counters), Values(source.gauges)
     known = {what: gauges.get(*name) for what, name in _NODE_VALUES.items()}
-    growth = curves.growth("gpulaunch_profiler_overhead_seconds_total", "", "sidecar")
+    pressure = curves.growth("gpulaunch_node_pressure_seconds_total", "cpu", "some")
+    used = total([curves.growth(*key) for key in source.counters if key[0] == "gpulaunch_process_cpu_seconds_total"])
+    sidecar = curves.growth("gpulaunch_profiler_overhead_seconds_total", "", "sidecar")
     return NodeView(
         node=source.node,
         host=source.run.host if source.run is not None else "",
@@ -74,7 +76,9 @@ def node_of(source: NodeSource, curves: Curves) -> NodeView:
         late_refreshes=counters.whole("sidecar_late_refreshes_total"),
         memory_available_bytes=curves.level("gpulaunch_node_memory_bytes", "available"),
         shm_used_bytes=curves.level("gpulaunch_shm_bytes", "used"),
-        sidecar_cores=() if growth is None else growth.per_second(),
+        cpu_pressure_ratio=() if pressure is None else pressure.per_second(),
+        cores_used=() if used is None else used.per_second(),
+        sidecar_cores=() if sidecar is None else sidecar.per_second(),
     )
 
 

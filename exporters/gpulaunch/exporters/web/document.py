@@ -22,7 +22,7 @@ from gpulaunch.exporters.view.document import to_json
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["Document", "Documents", "in_thread", "packed", "run_dir_of"]
+__all__ = ["REST", "Document", "Documents", "in_thread", "packed", "run_dir_of"]
 
 REST: Final = 9.0
 _EARLIER_S: Final = 5.0

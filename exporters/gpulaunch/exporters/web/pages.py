@@ -15,7 +15,7 @@ from typing import Final
 
 from gpulaunch.exporters.prometheus.head import Request
 from gpulaunch.exporters.prometheus.serve import Answer, Page
-from gpulaunch.exporters.web.document import Document, Documents, in_thread, packed
+from gpulaunch.exporters.web.document import REST, Document, Documents, in_thread, packed
 from gpulaunch.profiler.record import NodeState
 
 __all__ = ["PUBLIC", "installed_plotly", "pages"]
@@ -73,6 +73,7 @@ def pages(
     run_dir: Callable[[], Path | None],
     *,
     find_plotly: Callable[[], Plotly | None] = installed_plotly,
+    rest: float = REST,
 ) -> Mapping[str, Page]:
     """Give the pages by their paths.
 
@@ -80,8 +81,9 @@ def pages(
         state: gives the newest state.
         run_dir: gives where the rest of the run is, when that is known.
         find_plotly: gives the chart library.
+        rest: after making the run's document, none is made for so many times as long.
     """
-    documents = Documents(state, run_dir)
+    documents = Documents(state, run_dir, rest=rest)
     plotly = find_plotly()
     found: dict[str, Page] = {
         f"/assets/{name}": _static(name, lambda body: body) for name in _FILES if name != "index.html"
@@ -150,7 +152,7 @@ def _library(path: Path) -> Page:
         if "gzip" not in request.headers.get("accept-encoding", ""):
             return Answer(body=path.read_bytes(), content_type=_TYPES[".js"], headers=headers)
         if not packing or (packing[0].done() and packing[0].exception() is not None):
-            packing[:] = [in_thread(lambda: packed(path.read_bytes()).gzipped)]
+            packing[:] = [in_thread(lambda: _gzipped(path))]
         answer: Future[Answer] = Future()
 
         def hand_on(made: Future[bytes]) -> None:
@@ -167,6 +169,11 @@ def _library(path: Path) -> Page:
     # Its address has its version.
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
     return page
+
+
+@functools.lru_cache(maxsize=1)
+def _gzipped(path: Path) -> bytes:
+    return packed(path.read_bytes(), level=1).gzipped
 
 
 def _answer(request: Request, document: Document, content_type: str, headers: Mapping[str, str]) -> Answer:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import find_run, here
@@ -62,17 +62,15 @@ def run(argv: Sequence[str]) -> int:
 def compare_runs(run_a: str, run_b: str) -> Comparison:
     """Read two run directories and compare them; settings and notes are without secrets."""
     from gpulaunch.exporters.report.compare import compare
-    from gpulaunch.exporters.report.crowding import crowding_of
     from gpulaunch.exporters.view.load import load_run
-    from gpulaunch.launcher.failure.redact import redact_all
+    from gpulaunch.profiler.redact import redact_all
 
-    now_s = time.time()
-    found = compare(
-        load_run(run_a, now_s=now_s),
-        load_run(run_b, now_s=now_s),
-        jobs=(_job(run_a), _job(run_b)),
-        crowding=(crowding_of(run_a, now_s=now_s), crowding_of(run_b, now_s=now_s)),
-    )
+    with told_while("reading A") as doing:
+        view_a = load_run(run_a)
+        doing("reading B")
+        view_b = load_run(run_b)
+        doing("comparing")
+        found = compare(view_a, view_b, jobs=(_job(run_a), _job(run_b)))
     settings = tuple((name, redact_all(one), redact_all(other)) for name, one, other in found.settings)
     return replace(found, settings=settings)
 

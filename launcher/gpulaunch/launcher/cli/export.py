@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import errno
+import io
+import itertools
 import os
 import sys
 import time
@@ -94,26 +96,23 @@ def counted(
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _to_file(rows: Iterable[Row], out: str, kind: str) -> int:
-    """Write under another name, then rename: nobody finds half a file. Raises OSError."""
+def _to_file(rows: Iterator[Row], out: str, kind: str) -> int:
+    """Write them whole or not at all; without a row nothing is written. Raises OSError."""
     from gpulaunch.exporters.files.jsonl import write_jsonl
     from gpulaunch.exporters.files.parquet import write_parquet
+    from gpulaunch.profiler.files import replacing
 
-    part = f"{out}.{os.getpid()}.part"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    if os.path.exists(out) and not os.path.isfile(out):  # /dev/null would not be the same afterwards
+        raise OSError(errno.EINVAL, "it is there, and no file")
+    first = next(rows, None)
+    if first is None:
+        return 0
+    rows = itertools.chain([first], rows)
+    with replacing(out, suffix=f".{os.getpid()}.part") as file:
         if kind == "parquet":
-            with open(fd, "wb") as binary:
-                count = write_parquet(rows, binary)
-        else:
-            with open(fd, "w", encoding="utf-8") as text:
-                count = write_jsonl(rows, text)
-        if count:
-            os.replace(part, out)
-        return count
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
+            return write_parquet(rows, file)
+        with io.TextIOWrapper(file, encoding="utf-8") as text:
+            return write_jsonl(rows, text)
 
 
 def _to_stdout(rows: Iterable[Row]) -> int:

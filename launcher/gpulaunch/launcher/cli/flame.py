@@ -10,6 +10,7 @@ from pathlib import Path
 from gpulaunch.exporters.files.flame import Stack, boxes_of, speedscope
 from gpulaunch.exporters.files.flame_svg import flame_svg
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
@@ -48,13 +49,15 @@ def run(argv: Sequence[str]) -> int:
         run_dir = Path(find_run(options.run[0] if options.run else None, here(), having=STACKS_FILE))
     except RunError as error:
         raise UsageError(f"flame: {error}" + ("" if options.run else f". If there is none: {_NONE}")) from None
-    stacks = read_all(run_dir)
+    with told_while("reading stacks"):
+        stacks = read_all(run_dir)
     if not stacks.samples():
         answer(f"no stacks in {shown(str(run_dir))}: {_NONE}\n")
         return 1
     into = Path(options.out) if options.out is not None else run_dir / "flame"
     try:
-        write_all(stacks, into, name=inert(run_dir.name))
+        with told_while("drawing"):
+            write_all(stacks, into, name=inert(run_dir.name))
     except OSError as error:
         raise UsageError(f"flame: cannot write to {into}: {error.strerror}; name a directory with --out") from None
     files = f"{_WHOLE}.svg, an SVG for each phase, stacks.speedscope.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpulaunch.exporters.discovery.announce import Announcement
+    from gpulaunch.exporters.discovery.keeper import AnnouncementKeeper
     from gpulaunch.exporters.otlp.sender import Sender
     from gpulaunch.profiler.record import NodeState
 
@@ -17,20 +17,25 @@ if TYPE_CHECKING:
 class Outlets:
     """What the sidecar's options ask for; nothing is imported for what they do not."""
 
-    def __init__(self, options: argparse.Namespace, listener: socket.socket, *, version: str) -> None:
+    def __init__(
+        self, options: argparse.Namespace, listener: socket.socket, *, version: str, scheme: str = "http"
+    ) -> None:
+        """`scheme`: how the page at `listener` is asked for, http or https."""
         self._run: str = options.run_label
         self._push_url: str = options.push_url
         self._version = version
         self._node = socket.gethostname()
         self._state: NodeState | None = None
         self._told_fault = ""
-        self._announced: Announcement | None = None
+        self._announced: AnnouncementKeeper | None = None
         self._sender: Sender | None = None
         if options.sd_dir:
             from gpulaunch.exporters.discovery.announce import Announcement
+            from gpulaunch.exporters.discovery.keeper import AnnouncementKeeper
 
-            bound = listener.getsockname()[:2]
-            self._announced = Announcement(Path(options.sd_dir), bound=bound, run=self._run, pid=options.parent_pid)
+            where, bound = Path(options.sd_dir), listener.getsockname()[:2]
+            announcement = Announcement(where, bound=bound, scheme=scheme, run=self._run, pid=options.parent_pid)
+            self._announced = AnnouncementKeeper(announcement)
         if options.otlp_url:
             from gpulaunch.exporters.otlp.sender import Sender
 

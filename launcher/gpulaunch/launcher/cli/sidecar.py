@@ -74,7 +74,8 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     board = Board(version=_version())
     findings = FindingsKeeper(channel_dir)
     telemetry = TelemetryKeeper(channel_dir)
-    outlets = Outlets(options, listener, version=_version())
+    scheme = "http" if protection.tls is None else "https"
+    outlets = Outlets(options, listener, version=_version(), scheme=scheme)
 
     def publish(state: NodeState) -> None:
         state = findings.keep(state)
@@ -96,13 +97,23 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     server.start()
     outlets.start()
     try:
-        sidecar.run(lambda wait_s: signal.sigtimedwait({signal.SIGTERM}, wait_s) is not None or not server.alive)
+        sidecar.run(lambda wait_s: _told_to_end(wait_s) or not server.alive)
         return 0 if server.alive else 1
     finally:
         server.close()
         findings.close()
         telemetry.close()
         outlets.close()
+
+
+def _told_to_end(wait_s: float) -> bool:
+    """Wait at most so long for SIGTERM.
+
+    One that is interrupted, by a debugger that attaches for instance, and whose time is then over, gives what lay in
+    memory instead of None (Modules/signalmodule.c of CPython 3.11 to 3.14).
+    """
+    heard = signal.sigtimedwait({signal.SIGTERM}, wait_s)
+    return heard is not None and heard.si_signo == signal.SIGTERM
 
 
 def _settle() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import find_run, here
@@ -65,7 +66,8 @@ def _as_json(run_dir: Path) -> str:
     from gpulaunch.exporters.view.document import to_json
     from gpulaunch.exporters.view.load import load_run
 
-    return json.dumps(to_json(load_run(run_dir)), allow_nan=False) + "\n"
+    with told_while("reading the run"):
+        return json.dumps(to_json(load_run(run_dir)), allow_nan=False) + "\n"
 
 
 def _as_text(run_dir: Path) -> str:
@@ -74,7 +76,8 @@ def _as_text(run_dir: Path) -> str:
 
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     width = max(_NARROWEST, shutil.get_terminal_size((_NARROWEST, 24)).columns)
-    return once(load_run(run_dir), width, ascii_only=not encoding.startswith("utf"))
+    with told_while("reading the run"):
+        return once(load_run(run_dir), width, ascii_only=not encoding.startswith("utf"))
 
 
 def _on_a_terminal() -> bool:

@@ -26,8 +26,9 @@ from gpulaunch.launcher.failure.blame import Blame, exit_code, failed_at_s
 from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify, root_exception
 from gpulaunch.launcher.failure.ends import RankEnd, how, meaning, signal_name
 from gpulaunch.launcher.failure.errors import READ_CAP_BYTES, load_json, read_bounded
-from gpulaunch.launcher.failure.redact import inert, redact, redact_all
+from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.loop.files import write_json
+from gpulaunch.profiler.redact import redact, redact_all
 
 VERSION = 1
 

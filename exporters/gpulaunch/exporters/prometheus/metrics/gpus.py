@@ -30,7 +30,8 @@ GPUS: tuple[Metric, ...] = (
             Label(name="parent"),
             Label(name="model"),
         ),
-        help="A GPU of the node, or a MIG instance (then `gpu` is its UUID, and parent its card).",
+        help="A GPU of the node, or a MIG instance: then `gpu` is 0.7 for GPU instance 7 of card 0, and parent the"
+        " card's UUID.",
     ),
     Metric(
         name="gpulaunch_gpu_utilization_ratio",

@@ -79,10 +79,11 @@ PROFILER: tuple[Metric, ...] = (
         help="1 for a rule that finds something now; docs/findings.md has a page for each, the report has the line.",
     ),
     Metric(
-        name="gpulaunch_finding_lost_seconds_per_hour",
+        name="gpulaunch_finding_lost_ratio",
         kind=Kind.GAUGE,
+        unit="ratio",
         labels=(_RULE,),
-        help="What its largest finding costs an hour of training.",
+        help="Share of training time that its largest finding costs.",
     ),
     Metric(
         name="gpulaunch_collector_available",

@@ -48,7 +48,7 @@ export function tiles(section, key, pairs) {
 }
 
 /**
- * A table. `columns`: [title, kind] with kind "number", "path" or "text"; the first one names the row. `rows`: texts.
+ * A table. `columns`: [title, kind] with kind "number", "time", "path", "prose" or "text"; the first one names the row. `rows`: texts.
  * Without rows there is none.
  */
 export function table(section, key, caption, columns, rows) {

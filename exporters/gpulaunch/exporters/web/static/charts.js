@@ -39,7 +39,7 @@ export function overTime(section, key, { title, times, series, unit, stacked = f
   const shown = series.filter((one) => one.values.some(known));
   const largest = Math.max(0, ...shown.flatMap((one) => one.values.filter(known).map(Math.abs)));
   const [divisor, label] = scale(unit, largest);
-  const columns = [["Time", "text"], ...shown.map((one) => [one.name, "number"])];
+  const columns = [["Time", "time"], ...shown.map((one) => [one.name, "number"])];
   const every = Math.max(1, Math.floor(times.length / ROWS));
   const rows = () =>
     times
@@ -62,7 +62,7 @@ export function overTime(section, key, { title, times, series, unit, stacked = f
       hovertemplate: `%{y:.4~g} ${label}`,
       ...(stacked ? { stackgroup: "all", fillcolor: colour(`--s${(one.at ?? at) % NUM_COLOURS}`) } : {}),
     })),
-    layout: { xaxis: { type: "date" }, yaxis: { title: { text: label }, rangemode: "tozero", ...(stacked ? { range: [0, 100] } : {}) } },
+    layout: { xaxis: { type: "date" }, yaxis: { title: { text: label }, rangemode: "tozero", ...(unit === "ratio" ? { range: [0, 100] } : {}) } },
   }));
 }
 
@@ -93,8 +93,9 @@ export function bars(section, key, { title, groups, series, unit, across = false
     layout: {
       barmode: "stack",
       [across ? "yaxis" : "xaxis"]: { title: { text: across ? "" : groupTitle }, tickmode: "array", tickvals: ticks(groups.length), ticktext: ticks(groups.length).map((at) => harmless(groups[at])), autorange: across ? "reversed" : true, automargin: true, zeroline: false },
-      [across ? "xaxis" : "yaxis"]: { title: { text: label }, rangemode: "tozero" },
-      height: across ? 90 + 22 * groups.length : undefined,
+      // Lying bars have no room for a title below their axis.
+      [across ? "xaxis" : "yaxis"]: { rangemode: "tozero", ...(across ? { ticksuffix: ` ${label}` } : { title: { text: label } }) },
+      height: across ? 70 + 20 * Math.ceil(shown.length / 3) + 26 * groups.length : undefined,
     },
   }));
 }
@@ -110,6 +111,8 @@ function show(section, key, title, summary, columns, rows, any, make) {
   figure.hidden = !any;
   if (!any) return;
   setText(one.caption, title);
+  setText(one.name, `: ${title}`);
+  one.frame.setAttribute("aria-label", inert(title));
   one.refresh = () => one.details.open && fill(one.table, title, columns, rows());
   one.refresh();
   if (!AVAILABLE) return;
@@ -123,9 +126,11 @@ function create() {
   const chart = element("div", { class: "chart", role: "img", hidden: !AVAILABLE });
   const caption = element("figcaption");
   const table = element("table", {}, element("caption"), element("thead", {}, element("tr")), element("tbody"));
-  const details = element("details", { open: !AVAILABLE }, element("summary", {}, "As a table"), element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Values of the chart" }, table));
+  const name = element("span", { class: "unseen" });
+  const frame = element("div", { class: "scroll", tabindex: "0", role: "group" }, table);
+  const details = element("details", { open: !AVAILABLE }, element("summary", {}, "As a table", name), frame);
   const figure = element("figure", {}, caption, chart, details);
-  const one = { chart, caption, table, details, visible: false, dirty: false, refresh: () => {}, make: null };
+  const one = { chart, caption, table, details, name, frame, visible: false, dirty: false, refresh: () => {}, make: null };
   details.addEventListener("toggle", () => one.refresh());
   figures.set(figure, one);
   watcher.observe(figure);

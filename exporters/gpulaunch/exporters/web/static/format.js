@@ -54,7 +54,11 @@ export function scale(unit, largest) {
     const power = largest > 0 ? Math.min(SIZES.length - 1, Math.max(0, Math.floor(Math.log2(largest) / 10))) : 0;
     return [1024 ** power, SIZES[power] + unit.slice(5)];
   }
-  if (unit === "seconds") return largest < 1e-3 ? [1e-6, "\u00b5s"] : largest < 1 ? [1e-3, "ms"] : [1, "s"];
+  if (unit === "seconds") {
+    if (largest < 1) return largest < 1e-3 ? [1e-6, "\u00b5s"] : [1e-3, "ms"];
+    if (largest < 7200) return largest < 120 ? [1, "s"] : [60, "min"];
+    return largest < 172800 ? [3600, "h"] : [86400, "d"];
+  }
   if (unit === "ratio") return [0.01, "%"];
   return [1, unit];
 }

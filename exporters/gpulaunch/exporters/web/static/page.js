@@ -16,6 +16,8 @@ let timer = 0;
 let failures = 0;
 let answeredAt = null;
 let token = takeToken();
+let told = null;
+let tag = null;
 let view = null;
 let standing = null;
 
@@ -40,14 +42,16 @@ async function ask() {
       return;
     }
     if (!answer.ok) throw new Error(`status ${answer.status}`);
-    const told = await answer.json();
+    const same = tag !== null && tag === answer.headers.get("ETag");
+    if (!same) told = await answer.json();
+    tag = answer.headers.get("ETag");
     failures = 0;
     answeredAt = Date.now() / 1000;
     if (told.starting) connected("starting", "Connected; the first look at the run is not over yet");
     else {
       view = told;
       connected("live", view.status === "running" ? "Live" : "Over");
-      show();
+      if (!same) show();
       if (view.status !== "running") wait = OVER_MS;
     }
   } catch (error) {
@@ -72,13 +76,18 @@ function show() {
   setText(byId("status"), view.status);
   byId("status").dataset.status = view.status;
   const nodes = view.num_nodes > 1 ? ` on ${view.num_nodes} nodes` : "";
-  const facts = [view.phase, view.world_size ? `${view.world_size} ranks${nodes}` : "", view.run_id && `run ${view.run_id}`, view.command.join(" "), view.exit_code === null ? "" : `exit code ${view.exit_code}`];
+  const facts = [view.phase, view.world_size ? `${view.world_size} ranks${nodes}` : "", view.run_id && `run ${view.run_id}`, typed(view.command), view.exit_code === null ? "" : `exit code ${view.exit_code}`];
   setText(byId("headline"), facts.filter(Boolean).join(" \u00b7 "));
   setText(byId("error"), view.error);
   byId("error").hidden = !view.error;
   setText(byId("seen"), view.seen_s === null ? "" : `as of ${clock(view.seen_s)}`);
   for (const name of ["now", "steps", "phases", "loader", "copies", "memory", "devices", "history", "profiler", "notes"]) panels[name](byId(name), view, chosen);
   announce(panels.findings(byId("findings"), view));
+}
+
+/** A command as it was typed: not where the shell found it. */
+function typed([program = "", ...words]) {
+  return [program.split("/").at(-1), ...words].join(" ");
 }
 
 /** The rank that is shown apart; there is a choice where not all have lines of their own. */

@@ -2,7 +2,7 @@
 
 import { element, part, say, setText, table, tiles } from "./build.js";
 import { bars, overTime } from "./charts.js";
-import { DASH, bytes, clock, inert, known, number, percent, ranks as rankList, seconds, words } from "./format.js";
+import { DASH, bytes, clock, inUnit, inert, known, number, percent, ranks as rankList, seconds, words } from "./format.js";
 
 const PHASES = ["data_wait", "h2d", "forward", "backward", "comm", "optimizer", "sync", "checkpoint", "compile", "gc", "validation", "other"];
 const BUCKETS = ["productive", "checkpoint_stall", "detection", "teardown", "restart", "lost_work", "startup"];
@@ -78,12 +78,20 @@ export function findings(section, view) {
     setText(place, [placeOf(finding), finding.subject].filter(Boolean).join("  "));
     place.hidden = !place.textContent;
     setText(advice, finding.advice);
-    const evidence = Object.entries(finding.evidence).map(([name, value]) => `${words(name)} ${typeof value === "number" ? number(value) : value}`);
+    const evidence = Object.entries(finding.evidence).map(measured);
     const facts = [`ranks ${rankList(finding.ranks)}`, `confidence ${percent(finding.confidence)}`, `rule ${finding.rule}`, `since ${clock(finding.first_seen_s)}`];
     if (known(finding.lost_seconds)) facts.push(`lost so far ${seconds(finding.lost_seconds)}`);
     setText(more, [...facts, ...evidence].join("; "));
   });
   return view.findings.filter((finding) => finding.active).map((finding) => `${finding.rule} ${placeOf(finding)}`.trim());
+}
+
+/** What was measured, in the unit that its name has. */
+function measured([name, value]) {
+  const parts = name.split("_");
+  const unit = typeof value === "number" && ["seconds", "bytes", "ratio"].find((one) => parts.includes(one));
+  if (unit) return `${parts.filter((one) => one !== unit).join(" ")} ${inUnit(unit, value)}`.trim();
+  return `${words(name)} ${typeof value === "number" ? number(value) : value}`;
 }
 
 function placeOf(finding) {
@@ -279,12 +287,12 @@ export function history(section, view) {
     section,
     "attempts",
     "Attempts, newest first",
-    [["Attempt", "number"], ["Status", "text"], ["Began", "text"], ["Ended", "text"], ["First cause", "text"], ["What to do", "text"]],
+    [["Attempt", "number"], ["Status", "text"], ["Began", "time"], ["Ended", "time"], ["First cause", "prose"], ["What to do", "prose"]],
     view.attempts.slice(-MOST_ROWS).reverse().map((attempt) => [attempt.number, attempt.status, clock(attempt.began_s), clock(attempt.ended_s), attempt.cause ? `${words(attempt.cause.kind)}: ${attempt.cause.headline}` : DASH, attempt.cause?.advice || DASH]),
   );
   const events = part(section, "events", () => element("details", {}, element("summary", {}, "Events")));
   events.hidden = view.events.length === 0;
-  table(events, "events", "Newest events first", [["When", "text"], ["What", "text"], ["Of it", "text"]], view.events.slice(-MOST_EVENTS).reverse().map((event) => [clock(event.at_s), words(event.what), Object.entries(event.fields).map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ")]));
+  table(events, "events", "Newest events first", [["When", "time"], ["What", "text"], ["Of it", "prose"]], view.events.slice(-MOST_EVENTS).reverse().map((event) => [clock(event.at_s), words(event.what), Object.entries(event.fields).map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ")]));
 }
 
 export function profiler(section, view) {
@@ -294,7 +302,7 @@ export function profiler(section, view) {
     section,
     "cost",
     captionOf(view, "What being measured costs"),
-    [["Rank", "number"], ["In the probe", "number"], ["A step longer by", "number"], ["of pairs", "number"], ["Budget", "number"], ["Switched off", "text"], ["Out of service", "text"]],
+    [["Rank", "number"], ["In the probe", "number"], ["A step longer by", "number"], ["of pairs", "number"], ["Budget", "number"], ["Switched off", "text"], ["Out of service", "prose"]],
     shown(view).filter((rank) => rank.cost).map(({ rank, cost }) => [
       rank, seconds(cost.probe_seconds), known(cost.step_cost_seconds) ? `${seconds(cost.step_cost_seconds)} \u00b1 ${seconds(cost.step_cost_error_seconds)}` : DASH, number(cost.pairs),
       percent(cost.budget_ratio), cost.parts_shed.map(words).join(", ") || DASH, [cost.parts_unavailable.map(words).join(", "), cost.fault].filter(Boolean).join(": ") || DASH,
@@ -304,14 +312,14 @@ export function profiler(section, view) {
     section,
     "collectors",
     "Collectors",
-    [["Collector", "text"], ["Node", "number"], ["Works", "text"], ["Why not, or what failed last", "text"], ["Errors", "number"], ["Took", "number"]],
+    [["Collector", "text"], ["Node", "number"], ["Works", "text"], ["Why not, or what failed last", "prose"], ["Errors", "number"], ["Took", "number"]],
     view.collectors.slice(0, 256).map((one) => [words(one.name), one.node, one.available ? "yes" : "no", one.reason || DASH, number(one.errors), seconds(one.spent_seconds)]),
   );
   table(
     section,
     "sidecars",
     "Sidecars",
-    [["Node", "text"], ["Looked last", "text"], ["CPU time", "number"], ["Memory", "number"], ["Looks", "number"], ["Late", "number"]],
+    [["Node", "text"], ["Looked last", "time"], ["CPU time", "number"], ["Memory", "number"], ["Looks", "number"], ["Late", "number"]],
     view.nodes.slice(0, MOST_ROWS).map((node) => [nodeName(node), clock(node.seen_s), seconds(node.sidecar_cpu_seconds), bytes(node.sidecar_rss_bytes), number(node.refreshes), number(node.late_refreshes)]),
   );
 }

@@ -1,0 +1,66 @@
+"""Text of programs without secrets, to be shown or passed on. What is redacted is a copy: raw log files stay raw.
+
+Redaction is by name (`WANDB_API_KEY=...`) and by the published shape of well-known tokens (`hf_...`). In what looks
+like an environment it would rather hide too much; in what looks like source code it lets `num_tokens=4096` stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["HIDDEN", "redact", "redact_all", "redact_words"]
+
+HIDDEN: Final = "<redacted>"
+
+# Every repetition is bounded and every name starts where a word starts: a long line costs linear time.
+_VALUE: Final = r"""("[^"\n]{1,4096}"|'[^'\n]{1,4096}'|[^\s"',;&)}\]]{1,4096})"""
+_OPTION: Final = r"--?[a-z0-9_-]{0,64}(?:token|secret|password|passwd|key)"
+_NAMED: Final = (
+    # HF_TOKEN=x, AWS_SECRET_ACCESS_KEY: x, 'DB_PASSWORD': 'x'
+    r"""((?<![A-Z0-9_])[A-Z0-9_]{0,64}(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD)[A-Z0-9_]{0,64}["']?\s{0,4}[=:]\s{0,4})"""
+    + _VALUE,
+    # password=x, api_key="x", {"auth_token": "x"}, password: x
+    r"""(?i)((?<![a-z0-9_])(?:[a-z0-9]{1,32}[_-]){0,4}"""
+    r"""(?:token|secret|password|passwd|(?:api|access|private|auth)[_-]?key)"""
+    r"""(?:["']?\s{0,4}=|["']\s{0,4}:|(?<=password):|(?<=secret):)\s{0,4})""" + _VALUE,
+    # --hf-token x
+    rf"(?i)((?<!\S){_OPTION}\s{{1,4}})" + _VALUE,
+    # Authorization: Bearer x
+    r"(?i)(\bbearer\s{1,4})([a-z0-9._~+/=-]{8,4096})",
+    # https://user:x@host
+    r"(://[^\s/:@]{1,256}:)([^\s/@]{1,256})(?=@)",
+)
+_SHAPES: Final = (
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_[A-Za-z0-9_]{8,}|glpat-[A-Za-z0-9_-]{8,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}|xox[abprs]-[A-Za-z0-9-]{8,}|sk-[A-Za-z0-9_-]{16,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_.-]{8,})"
+)
+
+
+def redact(text: str) -> str:
+    """Hide what looks like a secret."""
+    for pattern in _NAMED:
+        text = re.sub(pattern, rf"\g<1>{HIDDEN}", text)
+    return re.sub(_SHAPES, HIDDEN, text)
+
+
+def redact_words(words: Iterable[str]) -> tuple[str, ...]:
+    """Hide secrets among the words of a command line: an option's value may be a word of its own."""
+    shown: list[str] = []
+    named = False
+    for word in words:
+        shown.append(HIDDEN if named else redact(word))
+        named = re.fullmatch(_OPTION, word, re.IGNORECASE) is not None
+    return tuple(shown)
+
+
+def redact_all(value: object) -> object:
+    """Redact every string inside lists, tuples and dicts; the shape stays."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {name: redact_all(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_all(item) for item in value]
+    return value
