@@ -1,17 +1,18 @@
 """Screenshots of `gpulaunch top` as SVG files, for the documentation.
 
-    python docs/screenshots/top.py RUN --out DIR
+    python docs/screenshots/top.py RUN --out DIR [--pages ranks findings]
 
-RUN is a run directory; with --rank N that rank is selected. It writes a file for each page: top-ranks.svg,
-top-findings.svg ... Needs pip install 'gpulaunch[top]'.
+RUN is a run directory; with --rank N that rank is selected. It writes a file for each page, or for those named:
+top-ranks.svg, top-findings.svg ... Needs pip install 'gpulaunch[top]'.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -23,20 +24,25 @@ WAIT_S = 30.0
 PAGES = (Page.RANKS, Page.FINDINGS, Page.INPUT, Page.COPIES, Page.MEMORY, Page.HISTORY, Page.RANK, Page.LOG, Page.HELP)
 
 
-async def take(run_dir: Path, out: Path, *, rank: int | None, size: tuple[int, int]) -> list[Path]:
+async def take(
+    run_dir: Path, out: Path, *, rank: int | None = None, size: tuple[int, int], pages: Sequence[Page] = PAGES
+) -> list[Path]:
     """Write a picture of each page; give the files."""
     app = Top(run_dir)
     files: list[Path] = []
     async with app.run_test(size=size) as pilot:
         await _until(pilot, lambda: app.view is not None)
         app.select(rank)
-        for page in PAGES:
+        for page in pages:
             app.action_page(page.value)
             if page is Page.LOG:
                 await _until(pilot, lambda: app.look.log is not None)
             await pilot.pause()
             file = out / f"top-{page.value}.svg"
-            file.write_text(app.export_screenshot(title=f"gpulaunch top {run_dir.name}"), encoding="utf-8")
+            picture = app.export_screenshot(title=f"gpulaunch top {run_dir.name}")
+            # Whoever looks at it has a font of his own: none is asked for elsewhere.
+            picture = re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL)
+            file.write_text(picture, encoding="utf-8")
             files.append(file)
     return files
 
@@ -53,11 +59,13 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path("screenshots"))
     parser.add_argument("--rank", type=int)
-    parser.add_argument("--size", default="100x30")
+    parser.add_argument("--size", default="100x24")
+    parser.add_argument("--pages", nargs="+", type=Page, choices=PAGES, default=PAGES, metavar="PAGE")
     given = parser.parse_args()
     width, height = map(int, given.size.split("x"))
     given.out.mkdir(parents=True, exist_ok=True)
-    for file in asyncio.run(take(given.run, given.out, rank=given.rank, size=(width, height))):
+    files = asyncio.run(take(given.run, given.out, rank=given.rank, size=(width, height), pages=given.pages))
+    for file in files:
         sys.stdout.write(f"{file}\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ for room in ("store", "view", "web"):
 from scenes import Scene, Served  # noqa: E402 - found by the lines above
 from tab import FLAGS, Tab  # noqa: E402
 
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture
@@ -32,19 +33,36 @@ def serve() -> Iterator[Callable[..., Served]]:
         yield start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Scene]:
+    """Scenes, each made once: who shows them only reads."""
+    made: dict[tuple[str, str], Scene] = {}
+
+    def set_up(make: Callable[..., Scene], **how: Any) -> Scene:
+        key = make.__name__, repr(how)
+        if key not in made:
+            made[key] = make(tmp_path_factory.mktemp(make.__name__), **how)
+        return made[key]
+
+    return set_up
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's chromium, driven by playwright; no browser is fetched from anywhere."""
+    """The system's chromium, driven by playwright; no browser is fetched from anywhere.
+
+    Of one module and not of the session: while it runs, playwright's event loop is this thread's.
+    """
     with _driver() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS, headless=True)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, headless=True)
         yield browser
         browser.close()
 
 
 @contextmanager
 def _driver() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        _missing(f"no {CHROMIUM} (Debian's package chromium)")
+    if CHROMIUM is None:
+        _missing("no chromium on PATH (Debian's package chromium)")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

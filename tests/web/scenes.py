@@ -43,11 +43,13 @@ def empty(tmp_path: Path) -> Scene:
     return Scene(state=replace(nothing, group=None, run=None, host=None, collectors={}))
 
 
-def live(tmp_path: Path, *, ranks: Sequence[int] = (0, 1), seconds: int = 90, **more: Any) -> Scene:
+def live(tmp_path: Path, *, ranks: Sequence[int] = (0, 1), seconds: int = 90, every: int = 1, **more: Any) -> Scene:
+    """Looked at so many seconds apart."""
     run_dir = tmp_path / "run"
     begin(run_dir, pid=os.getpid())
+    write(run_dir, "group.json", {"version": 1, "run_id": "aaaa", "attempt": 0, "world_size": len(ranks)})
     more = {"gpu": True, "findings": (SYNC, GC), "ranks": ranks, **more}
-    keep(run_dir, [state(second, **more) for second in range(1, seconds)])
+    keep(run_dir, [state(second, **more) for second in range(every, seconds, every)])
     return Scene(state=state(seconds, **more), run_dir=run_dir)
 
 
@@ -84,12 +86,12 @@ def faulty(tmp_path: Path) -> Scene:
 
 
 def large(tmp_path: Path) -> Scene:
-    return live(tmp_path, ranks=range(64), seconds=60)
+    return live(tmp_path, ranks=range(64), seconds=60, every=3)
 
 
 def long_run(tmp_path: Path) -> Scene:
-    """10^5 steps."""
-    return live(tmp_path, seconds=100, steps_per_s=1000.0)
+    """10^5 steps, in almost three hours."""
+    return live(tmp_path, seconds=10_000, every=20)
 
 
 def hostile(tmp_path: Path) -> Scene:
@@ -152,7 +154,7 @@ class Served:
         self.server = MetricsServer(
             self.listener,
             routes(self.board),
-            pages=pages(lambda: self.board.state, lambda: scene.run_dir, find_plotly=lambda: find(plotly)),
+            pages=pages(lambda: self.board.state, lambda: scene.run_dir, find_plotly=lambda: find(plotly), rest=0.5),
             public=PUBLIC,
             **protection,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 __all__ = ["FLAGS", "WAIT_MS", "Tab"]
@@ -11,7 +12,7 @@ FLAGS = [
     *("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run", "--disable-gpu", "--force-color-profile=srgb"),
 ]
-WAIT_MS = 30_000.0  # bounds every wait; nothing here takes it unless something is broken
+WAIT_MS = 90_000.0  # bounds every wait; nothing here takes it unless something is broken
 
 
 class Tab:
@@ -19,7 +20,7 @@ class Tab:
 
     def __init__(self, browser: Any, url: str, **context: Any) -> None:
         self.context = browser.new_context(
-            locale="en-GB", **{"viewport": {"width": 1280, "height": 6000}, "service_workers": "block", **context}
+            locale="en-GB", **{"viewport": {"width": 1280, "height": 1000}, "service_workers": "block", **context}
         )
         self.page = self.context.new_page()
         self.page.set_default_timeout(WAIT_MS)
@@ -46,3 +47,20 @@ class Tab:
         """Wait until the page says that its connection is in this state."""
         self.page.wait_for_selector(f'#connection[data-state="{state}"]')
         return self.page
+
+    def see(self, charts: str) -> Any:
+        """Go to where charts are, and wait until one is drawn."""
+        self.page.locator(charts).scroll_into_view_if_needed()
+        self.page.wait_for_selector(f"{charts} .chart.js-plotly-plot")
+        return self.page
+
+    def until_so(self, expression: str) -> Any:
+        """Wait until an expression is true on the page.
+
+        Playwright's own `wait_for_function` has the page evaluate a string, which the page's policy forbids.
+        """
+        last_s = time.monotonic() + WAIT_MS / 1000
+        while not (value := self.page.evaluate(expression)):
+            assert time.monotonic() < last_s, f"never so: {expression}"
+            self.page.wait_for_timeout(50)
+        return value
