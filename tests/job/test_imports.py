@@ -158,3 +158,29 @@ def test_our_own_part_with_much_of_torch_in_it_is_preloaded(tmp_path: Path) -> N
     script.write_text("import torch\nfrom gpulaunch import mark\nfrom gpulaunch.checkpoint import Checkpoint\n")
 
     assert imports_of(str(script)) == ["gpulaunch.checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("source", "trains"),
+    [
+        ("import os, json.decoder\nfrom os.path import join", False),
+        ("from __future__ import annotations\nprint(1)", False),
+        ("def main():\n    import torch", True),
+        ("import os\nclass Model:\n    from numpy import ndarray", True),
+        ("import my_own_module", True),
+        ("from . import sibling", True),
+        ("from .os import sibling", True),
+        ("import importlib\nimportlib.import_module('torch')", True),
+        ("__import__('torch')", True),
+        ("exec(open('train.py').read())", True),
+        ("import pickle", True),  # what is in a pickle is imported when it is read
+        ("", False),
+        ("def broken(:", True),  # Python will say so
+    ],
+)
+def test_a_program_that_cannot_come_by_torch_is_known(tmp_path: Path, source: str, trains: bool) -> None:
+    """torch's own slow part (dynamo, for DDP) is then not loaded for it."""
+    path = tmp_path / "script.py"
+    path.write_text(source)
+
+    assert read_script(str(path)).trains is trains

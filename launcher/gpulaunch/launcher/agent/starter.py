@@ -70,7 +70,7 @@ class Starter:
         try:
             self._server.start(
                 self._around.base_env,
-                dynamo=forking,
+                dynamo=forking and self._reading.trains,  # nearly half of the time that the imports take
                 packages=names,
                 refused=packages.recall(names),
                 environment=self._reading.environment if forking else {},

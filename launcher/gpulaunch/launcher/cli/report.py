@@ -6,9 +6,11 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.report_page import PAGE_FILE
+from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_text
@@ -24,15 +26,17 @@ usage: gpulaunch report [RUN] [--json | --md | --html [FILE.html] [--static]]
 Shows what was found in a run: what to change, where, and what it costs per hour. RUN is a run directory, or the name
 of one below ./gpulaunch-runs; without it, the newest there. docs/findings.md has a page for each rule.
 
-  --json                the same for programs
+  --json                the same for programs, and under `view` everything that is known of the run, as of
+                        gpulaunch top --json
   --md                  the whole report (steps, memory, copies, failures, goodput) as Markdown
   --html [FILE.html]    the whole report as one page that needs nothing else, into report.html of the run directory,
                         or FILE.html; `-` is stdout. With pip install 'gpulaunch[report]' its charts can be zoomed
   --static              do without that: a page of 100 kB, not of 5 MB
 
+A run that made steps has a report.html, a static one, when it ends.
+
 Exit code 0 whether something was found or not, 2 for wrong words.
 """
-PAGE_FILE = "report.html"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -46,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
     except RunError as err:
         raise UsageError(f"report: {err}") from None
     if given.html is not None:
-        page = as_page(run_dir, static=given.static)
+        with told_while("reading the run"):
+            page = as_page(run_dir, static=given.static)
         if given.html == "-":
             answer(page)
             return 0
@@ -57,10 +62,15 @@ def run(argv: Sequence[str]) -> int:
             raise UsageError(f"report: cannot write {into}: {err.strerror}; name a file with --html") from None
         answer(f"report in {shown(into)}\n")
     elif given.md:
-        answer(as_markdown(run_dir))
+        with told_while("reading the run"):
+            page = as_markdown(run_dir)
+        answer(page)
+    elif given.json:
+        with told_while("reading the run"):
+            everything = as_json(whole(run_dir))
+        answer(everything + "\n")
     else:
-        report = collect(Path(run_dir))
-        answer((as_json(report) if given.json else as_text(report)) + "\n")
+        answer(as_text(collect(Path(run_dir))) + "\n")
     return 0
 
 
@@ -105,7 +115,7 @@ def _document(run_dir: str) -> Document:
     from gpulaunch.exporters.report.content import report_of
     from gpulaunch.exporters.report.document import rewritten
     from gpulaunch.exporters.view.load import load_run
-    from gpulaunch.launcher.failure.redact import redact
+    from gpulaunch.profiler.redact import redact
 
     return rewritten(report_of(load_run(run_dir)), redact)
 
@@ -122,6 +132,15 @@ def collect(run_dir: Path) -> dict[str, Any]:
         "watched": any(file.exists() for file in files),
         "findings": sorted(findings, key=lambda found: -found["seconds_per_hour"]),
     }
+
+
+def whole(run_dir: str) -> dict[str, Any]:
+    """What `collect` gives and, as `view`, everything that is known of the run; without secrets, as a page is."""
+    from gpulaunch.exporters.view.document import to_json
+    from gpulaunch.exporters.view.load import load_run
+    from gpulaunch.profiler.redact import redact_all
+
+    return cast("dict[str, Any]", redact_all({**collect(Path(run_dir)), "view": to_json(load_run(run_dir))}))
 
 
 def headlines(run_dir: str, most: int = 3, *, since_s: float = 0.0) -> list[str]:

@@ -1,24 +1,32 @@
-"""The report of a run that has just ended, written into its directory by a process that nobody waits for.
+"""The report of a run that has just ended, written into its directory by a process of its own: the launcher, which is
+small, does not load what it takes.
 
-The launcher starts it as its last act and goes. It steps back behind everything else on the node, ends itself if it
-takes too long, and leaves a whole report.html or none. Where the node is cleared with the launcher (a container, a
-batch step) it may not get that far: `gpulaunch report RUN --html` writes the same page later.
+It steps back behind everything else on the node, and leaves a whole report.html or none. The launcher waits for it, not
+long, and it does not outlive the launcher. `gpulaunch report RUN --html` writes the page later, and with charts that
+can be zoomed if their library is there: too much to lie in every run directory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
+import select
 import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-__all__ = ["begin", "run"]
+from gpulaunch.launcher.loop import linux
 
-_LONGEST_S = 30
-_LONGEST_CPU_S = 20
+__all__ = ["PAGE_FILE", "begin", "run", "wait"]
+
+PAGE_FILE = "report.html"
+"""In the run directory."""
+
+_LONGEST_S = 8
+"""How long it may take; it then takes back what it has written of the page."""
+_WAITED_S = _LONGEST_S + 2.0
+"""How long the end of a job may be held up by its report."""
 _NICE = 10
 # `-P`: the user's directory must not shadow what is imported.
 _ENTRY = "import sys; from gpulaunch.launcher.cli.report_page import run; sys.exit(run(sys.argv[1:]))"
@@ -26,34 +34,44 @@ _ENTRY = "import sys; from gpulaunch.launcher.cli.report_page import run; sys.ex
 
 def begin(run_dir: str) -> int | None:
     """Start the process, and return at once with its pid; None: it cannot be started, and there is no report."""
-    argv = [sys.executable, "-P", "-c", _ENTRY, os.path.abspath(run_dir)]
+    argv = [sys.executable, "-P", "-c", _ENTRY, os.path.abspath(run_dir), str(os.getpid())]
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
     try:
-        return os.posix_spawn(argv[0], argv, os.environ, file_actions=null, setsid=True, setsigmask=())
+        return os.posix_spawn(argv[0], argv, os.environ, file_actions=null, setsigmask=())
     except OSError:
         return None
 
 
-def run(argv: Sequence[str]) -> int:
-    """Write the page of the run directory `argv[0]`: 0, or 1 if that failed or took too long."""
-    _settle()
+def wait(pid: int) -> bool:
+    """Wait until the process has ended, or end it when its time is over; whether it has written the page."""
+    pidfd = os.pidfd_open(pid)
     try:
-        from gpulaunch.launcher.cli.report import PAGE_FILE, as_page
+        if not select.select([pidfd], [], [], _WAITED_S)[0]:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write the page of the run directory `argv[0]` for the process `argv[1]`: 0; 1: it failed, or took too long."""
+    run_dir, launcher = argv
+    _settle(int(launcher))
+    try:
+        from gpulaunch.launcher.cli.report import as_page
         from gpulaunch.launcher.loop.files import write_text
 
-        (run_dir,) = argv
-        write_text(os.path.join(run_dir, PAGE_FILE), as_page(run_dir))
+        write_text(os.path.join(run_dir, PAGE_FILE), as_page(run_dir, static=True))
     except Exception:  # nobody listens: no report, then
         return 1
     return 0
 
 
-def _settle() -> None:
+def _settle(launcher: int) -> None:
+    linux.die_with_parent(launcher)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(_LONGEST_S)
-    with contextlib.suppress(OSError, ValueError):  # what may not be limited is limited by the alarm
-        resource.setrlimit(resource.RLIMIT_CPU, (_LONGEST_CPU_S, _LONGEST_CPU_S))
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import os
 import signal
@@ -20,10 +19,12 @@ from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_o
 from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.names import check_pattern
 from gpulaunch.launcher.checkpoint.resume import check_template
+from gpulaunch.launcher.cli import report_page
+from gpulaunch.launcher.cli.outlet_options import OutletOptions, outlet_options
 from gpulaunch.launcher.failure import report
 from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.failure.evidence import OomWatch
-from gpulaunch.launcher.job.describe import HIDDEN, is_secret
+from gpulaunch.launcher.job.document import job_document
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.job.place import Place
@@ -55,7 +56,7 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
     """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
     spec = request.spec
     _check_resume(spec)
-    _check_outlets(spec)
+    outlets = outlet_options(spec)
     foreign = frozenset(linux.children_of(os.getpid()))
     linux.become_subreaper()
     needed, allowed = _FILES_PER_RANK * spec.nproc + _FILES_BESIDE, child.allow_many_files()
@@ -69,7 +70,7 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
         console = Console(loop)
         rendezvous = _rendezvous(loop, spec, console)
         rundir = _open(spec)
-        return _Job(spec, place, loop, console, rendezvous, rundir, run_id, foreign).run(told)
+        return _Job(spec, place, loop, console, rendezvous, rundir, outlets, run_id, foreign).run(told)
     except (RendezvousError, RunDirError) as err:
         raise UsageError(str(err)) from err
     finally:
@@ -108,43 +109,6 @@ def _rendezvous(loop: Loop, spec: JobSpec, console: Console) -> Rendezvous:
     return rendezvous
 
 
-def _outlets(spec: JobSpec) -> tuple[list[str], float]:
-    """Where else metrics go, as arguments of the sidecar; and how much longer its end may take for that."""
-    outlets = ["--run-label", spec.metrics_run]
-    end_s = 0.0
-    if spec.metrics_sd:
-        outlets += ["--sd-dir", os.path.abspath(spec.metrics_sd)]
-    if spec.metrics_push:
-        outlets += ["--push-url", spec.metrics_push]
-        end_s += 3.5  # exporters.push.last.LONGEST_S, and to be loaded
-    if spec.metrics_otlp:
-        outlets += ["--otlp-url", spec.metrics_otlp]
-        end_s += 3.5  # exporters.otlp.sender.CLOSE_S
-    return outlets, end_s
-
-
-def _check_outlets(spec: JobSpec) -> None:
-    """What can be said of them before anything starts. Raises UsageError."""
-    complaints: list[tuple[str, str | None]] = []
-    if spec.metrics_sd:
-        from pathlib import Path
-
-        from gpulaunch.exporters.discovery import announce
-
-        complaints.append(("sd", announce.complaint_about(Path(spec.metrics_sd))))
-    if spec.metrics_push:
-        from gpulaunch.exporters.push import address
-
-        complaints.append(("push", address.complaint_about(spec.metrics_push)))
-    if spec.metrics_otlp:
-        from gpulaunch.exporters.otlp import extra
-
-        complaints.append(("otlp", extra.complaint_about(spec.metrics_otlp) or extra.missing()))
-    for name, complaint in complaints:
-        if complaint:
-            raise UsageError(f"--metrics-{name}: {complaint}")
-
-
 def _open(spec: JobSpec) -> RunDir:
     try:
         return open_run_dir(spec)
@@ -163,6 +127,7 @@ class _Job:
         console: Console,
         rendezvous: Rendezvous,
         rundir: RunDir,
+        outlets: OutletOptions,
         run_id: str,
         foreign: frozenset[int],
     ) -> None:
@@ -172,13 +137,14 @@ class _Job:
         self._console = console
         self._rendezvous = rendezvous
         self._rundir = rundir
+        self._outlets = outlets
         self._run_id = run_id
         self._foreign = foreign
         self._started_s = time.monotonic()
         self._started_wall_s = time.time()
         self._oom = OomWatch()
-        self._scheme = "http"
         self._page = ""  # the report of the failure that ended the job
+        self._worth_a_report = False
 
     def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
         spec, loop, console, rundir = self._spec, self._loop, self._console, self._rundir
@@ -233,10 +199,10 @@ class _Job:
             if sidecar is not None:
                 sidecar.start()
             try:
-                rundir.write_json("job.json", _job_document(spec))
+                rundir.write_json("job.json", job_document(spec, reading.packages))
             except OSError as err:
                 console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job goes on")
-            self._greet(console, sidecar_url=url_of(self._metrics, self._scheme) if sidecar is not None else "")
+            self._greet(console, sidecar_url=url_of(self._metrics, self._outlets.scheme) if sidecar is not None else "")
             if spawn_because == reading.obstacle != "":
                 console.say(f"starting every rank as a program of its own, not as a fork: {spawn_because}")
             ended = agent.run()
@@ -251,12 +217,17 @@ class _Job:
             if pages is not None:
                 pages.close()
             hub.close()
-            # Nothing is left that a signal would have to end but this process, which may wait for its reader.
+            # Nothing is left that a signal would have to end but this process, which may wait for its reader, and one
+            # that ends with it.
             for name in {*spec.signals, *spec.preempt_signals}:
                 signal.signal(signal.Signals[name], signal.SIG_DFL)
             for name in spec.notify_signals:  # there is nothing left to save, and that is no reason to die
                 signal.signal(signal.Signals[name], signal.SIG_IGN)
+            writing = report_page.begin(rundir.path) if self._worth_a_report else None
             console.flush(_FLUSH_S)
+            if writing is not None and not report_page.wait(writing):
+                console.say(f"no {report_page.PAGE_FILE}: it took too long, or failed; try: gpulaunch report --html")
+                console.flush(_FLUSH_S)
             console.close()
             rundir.close()
 
@@ -312,17 +283,14 @@ class _Job:
                 f"cannot serve metrics on {where}: {err.strerror}; choose another with --metrics-addr, or --no-profile"
             ) from err
         env = {**base_env, "GPULAUNCH_CHANNEL_DIR": pages.directory}
-        outlets, end_s = _outlets(self._spec)
-        if web_config := self._spec.metrics_web_config:
-            from gpulaunch.exporters.web.webconfig import WebConfigError, read_web_config  # loads ssl
-
-            try:
-                self._scheme = "https" if read_web_config(web_config).tls is not None else "http"
-            except WebConfigError as err:
-                raise UsageError(f"--metrics-web-config: {err}") from err
-            outlets += ["--web-config", web_config]
         return SidecarProcess(
-            self._loop, self._metrics, pages.directory, env, console.say, outlets=outlets, end_s=end_s
+            self._loop,
+            self._metrics,
+            pages.directory,
+            env,
+            console.say,
+            outlets=self._outlets.arguments,
+            end_s=self._outlets.end_s,
         )
 
     def _greet(self, console: Console, *, sidecar_url: str) -> None:
@@ -398,6 +366,10 @@ class _Job:
         )
         lines.append(agent.account.line())
         lines += self._found(time.time() - elapsed_s)
+        # One for the whole job, and none where nothing was made that it could tell of.
+        self._worth_a_report = self._spec.node_rank == 0 and any(one.steps for one in agent.totals.values())
+        if self._worth_a_report:
+            lines.append(f"report in {shown(os.path.join(self._rundir.path, report_page.PAGE_FILE))}")
         # The report of a failure is the last thing to be read.
         for line in [*lines, *self._page.splitlines()]:
             console.say(line)
@@ -417,13 +389,6 @@ class _Job:
 def _absolute(path: str) -> str:
     """A directory as the ranks may need it, whatever directory they go to; a URL as it is."""
     return path if "://" in path else os.path.abspath(path)
-
-
-def _job_document(spec: JobSpec) -> dict[str, object]:
-    """job.json: the resolved job and where each value came from, without secrets."""
-    document = dataclasses.asdict(spec)
-    document["env"] = {name: HIDDEN if is_secret(name) else value for name, value in spec.env.items()}
-    return {"version": 1, "gpulaunch_pid": os.getpid(), "command": sys.argv, **document}
 
 
 def _spawn_because(spec: JobSpec, reading: Reading, *, has_torch: bool) -> str:

@@ -60,7 +60,8 @@ def _plan(spec: JobSpec, refused: Mapping[str, str]) -> list[tuple[str, str]]:
     port = METRICS_PORT_BASE if spec.metrics_port is None else spec.metrics_port
     upwards = ", or the next free port" if spec.metrics_port is None else ""
     host = f"[{spec.metrics_host}]" if ":" in spec.metrics_host else spec.metrics_host
-    metrics = f"http://{host}:{port or _FREE_PORT}/metrics{upwards}"
+    secured = f"; https if {spec.metrics_web_config} has a certificate" if spec.metrics_web_config else ""
+    metrics = f"http://{host}:{port or _FREE_PORT}/metrics{upwards}{secured}"
     rows = [
         ("job", f"{spec.name}, run id {spec.run_id}"),
         (
@@ -151,7 +152,7 @@ def _ranks(spec: JobSpec) -> list[str]:
     lines = ["Environment of every rank (what gpulaunch sets, beside GPULAUNCH_ variables of the run)"]
     lines += [f"  {name}={value}" for name, value in sorted(common.items())]
     for local_rank, environment in zip(ranks, environments, strict=True):
-        lines += ["", f"Rank {environment['RANK']}", f"  {shlex.join(_without_secrets(rank_argv(spec, local_rank)))}"]
+        lines += ["", f"Rank {environment['RANK']}", f"  {shlex.join(without_secrets(rank_argv(spec, local_rank)))}"]
         lines += [f"  {name}={value}" for name, value in sorted(environment.items()) if name not in common]
     return lines
 
@@ -179,7 +180,7 @@ def is_secret(name: str) -> bool:
     return any(word in name.upper() for word in _SECRET)
 
 
-def _without_secrets(argv: list[str]) -> list[str]:
+def without_secrets(argv: list[str]) -> list[str]:
     """Hide the value of `--hf-token X`, `--api_key=X` and their like."""
     shown: list[str] = []
     hide_next = False

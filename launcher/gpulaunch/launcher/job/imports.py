@@ -25,6 +25,9 @@ _READ_AT_IMPORT = ("TORCH", "PYTORCH", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLA
 _READ_LATER = ("TORCH_NCCL_", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST", "TORCHELASTIC_")
 # What the fork server holds and cannot let go for one program: a module of the user's of this name wins by spawning.
 _HELD = ("torch", "numpy")
+# By which a program gets at code that its own text does not name.
+_RUNS_TEXT = frozenset({"__import__", "compile", "eval", "exec"})
+_IMPORTS_OTHERS = frozenset({"code", "imp", "importlib", "pickle", "pkgutil", "runpy", "zipimport"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class Reading:
     """Third-party packages that can be imported ahead, in the order of their statements."""
     environment: dict[str, str] = field(default_factory=dict[str, str])
     """What it sets, to fixed texts, before its first third-party import."""
+    trains: bool = True
+    """Whether it may come to use torch. False: all that it imports, anywhere in it, is Python's own."""
     obstacle: str = ""
     """Why the ranks cannot start from a process that has imported torch already, or ""."""
 
@@ -57,13 +62,35 @@ def read_script(path: str) -> Reading:
     if own:
         reader.obstacle = f"there is a module {own[0]} beside the script"
     return Reading(
-        packages=tuple(dict.fromkeys(reader.packages)), environment=reader.environment, obstacle=reader.obstacle
+        packages=tuple(dict.fromkeys(reader.packages)),
+        environment=reader.environment,
+        trains=_may_import_others(tree),
+        obstacle=reader.obstacle,
     )
 
 
 def imports_of(path: str) -> list[str]:
     """The packages of `read_script`."""
     return list(read_script(path).packages)
+
+
+def _may_import_others(tree: ast.Module) -> bool:
+    """Whether anything in it, run when it may be, imports what is not of the standard library, or code made of text."""
+    import ast
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module if node.module and not node.level else "."]
+        elif isinstance(node, ast.Name) and node.id in _RUNS_TEXT:
+            return True
+        else:
+            continue
+        tops = {name.partition(".")[0] for name in names}
+        if tops & _IMPORTS_OTHERS or not tops <= sys.stdlib_module_names:
+            return True
+    return False
 
 
 class _Reader:

@@ -1,0 +1,54 @@
+"""job.json: what a run was started with, for those who look at it later; and nothing that only the user should know."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpulaunch.launcher.job.document import job_document
+from gpulaunch.launcher.job.spec import Request
+
+Load = Callable[..., Request]
+
+
+def test_no_secret_of_the_command_line_or_the_job_file_is_in_it(
+    job: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.toml").write_text('script = "train.py"\n[env]\nHF_TOKEN = "hunter1"\nLEVEL = "3"\n')
+    words = ["--config", "job.toml", "train.py", "--hf-token", "hunter2", "--api_key=hunter3", "--lr", "1"]
+    monkeypatch.setattr(sys, "argv", ["gpulaunch", *words])
+
+    document = job_document(job(*words, program=False).spec)
+
+    assert "hunter" not in json.dumps(document)
+    assert document["env"] == {"HF_TOKEN": "<hidden>", "LEVEL": "3"}
+    assert document["command"] == [
+        *("gpulaunch", "--config", "job.toml", "train.py"),
+        *("--hf-token", "<hidden>", "--api_key=<hidden>", "--lr", "1"),
+    ]
+
+
+def test_it_says_what_the_job_ran_on(job: Load, tmp_path: Path) -> None:
+    """By what lies where Python looks: of two, the first is the one that is imported."""
+    near, far = tmp_path / "near", tmp_path / "far"
+    for directory in (
+        near / "torch-2.13.0+cu130.dist-info",
+        near / "nvidia_ml_py-13.5.dist-info",
+        near / "Some.Package-0.1.dist-info",
+        far / "torch-2.6.0.dist-info",
+        far / "not_asked_for-1.0.dist-info",
+    ):
+        directory.mkdir(parents=True)
+
+    path = [str(tmp_path / "gone"), str(near), str(far)]
+    versions = job_document(job().spec, ["some_package"], path=path)["versions"]
+
+    assert isinstance(versions, dict)
+    assert versions.pop("python") == sys.version.split()[0]
+    assert versions.pop("kernel")
+    versions.pop("nvidia-driver", None)
+    assert versions == {"torch": "2.13.0+cu130", "nvidia-ml-py": "13.5", "some_package": "0.1"}
