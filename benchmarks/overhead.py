@@ -30,7 +30,7 @@ from _measure import BIN, machine
 from _pairs import halves, middle, there_and_back
 from growth import STEPS, growth
 from overhead_page import fill, misses, table, targets
-from overhead_runs import PLAIN, PROFILED, PY_SPY, Way, one_run, pause_s, sidecar, traceml
+from overhead_runs import PLAIN, PROFILED, PY_SPY, STOLEN_CORES, Way, one_run, pause_s, sidecar, traceml
 from torn import READS, torn
 
 Row = dict[str, Any]
@@ -107,16 +107,28 @@ def summed_up(rows: list[Row]) -> Row:
     found: Row = {}
     for row in rows:
         found.setdefault(row["way"], {}).setdefault(str(row["step_ms"]), []).append((row["with"], row["without"]))
-    return {way: {step: compared(pairs) for step, pairs in of.items()} for way, of in found.items()}
+    calm = {
+        way: {step: ([pair for pair in pairs if is_calm(pair)], len(pairs)) for step, pairs in of.items()}
+        for way, of in found.items()
+    }
+    return {
+        way: {step: compared(pairs, left_out=ran - len(pairs)) for step, (pairs, ran) in of.items() if pairs}
+        for way, of in calm.items()
+    }
 
 
-def compared(pairs: list[tuple[Row, Row]]) -> Row:
+def is_calm(pair: tuple[Row, Row]) -> bool:
+    return max(run["stolen_cores"] for run in pair) <= STOLEN_CORES
+
+
+def compared(pairs: list[tuple[Row, Row]], *, left_out: int) -> Row:
     """Throughput as a ratio; what else differs, as a difference."""
     differences = {
         name: middle([one[name] - other[name] for one, other in pairs])
         for name in ("median_step_us", "cpu_us_per_step", "busy_cores", "pss_mib")
     }
     return {
+        "left_out": left_out,
         "ratio": middle([one["steps_per_s"] / other["steps_per_s"] for one, other in pairs]),
         **differences,
         "busy_cores_without": statistics.median(other["busy_cores"] for _, other in pairs),
@@ -128,7 +140,7 @@ def own_figure(rows: list[Row]) -> Row:
     """What the pages of the observed ranks say themselves that a step costs."""
     found: Row = {}
     for row in rows:
-        if row["way"] == PROFILED.name:
+        if row["way"] == PROFILED.name and is_calm((row["with"], row["without"])):
             found.setdefault(str(row["step_ms"]), []).append(row["with"]["probe_us_per_step"])
     return {step: statistics.median(values) for step, values in found.items()}
 
@@ -144,12 +156,12 @@ def main() -> None:
     parser.add_argument("--traceml", metavar="PATH", help="TraceML's command, of an environment of its own")
     parser.add_argument("--out", type=Path, help="write figures and raw rows here")
     parser.add_argument("--page", type=Path, help="write the table into this page, between its marks")
-    parser.add_argument("--from", type=Path, dest="result", metavar="FILE", help="measure nothing; take this result")
+    parser.add_argument("--from", type=Path, dest="result", metavar="FILE", help="measure nothing; take its raw rows")
     parser.add_argument("--check", action="store_true", help="end with 1 where a target is missed")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(143))
 
-    result = json.loads(options.result.read_text()) if options.result else measured(options)
+    result = figures(json.loads(options.result.read_text()) if options.result else measured(options))
     print(table(result))
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
@@ -170,7 +182,7 @@ def measured(options: argparse.Namespace) -> Row:
     measuring = Measuring(options, began_s + 60 * options.minutes)
     by_traceml = traceml(options.traceml) if options.traceml else None
     rows = list(measuring.rows(cells(by_traceml, py_spy=(BIN / "py-spy").exists())))
-    result = {
+    return {
         "machine": machine(),
         "settings": {
             **{name: getattr(options, name) for name in ("rounds", "minutes", "ranks", "scale")},
@@ -178,11 +190,14 @@ def measured(options: argparse.Namespace) -> Row:
             **measuring.settings,
         },
         "minutes": (time.monotonic() - began_s) / 60,
-        "ways": summed_up(rows),
-        "own_us_per_step": own_figure(rows),
         **beside,
         "rows": rows,
     }
+
+
+def figures(result: Row) -> Row:
+    """What was measured, and what follows from it."""
+    result = {**result, "ways": summed_up(result["rows"]), "own_us_per_step": own_figure(result["rows"])}
     return {**result, "targets": targets(result)}
 
 

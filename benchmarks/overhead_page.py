@@ -11,6 +11,7 @@ from _measure import markdown
 from _pairs import pairs_for
 from growth import grows
 from growth import told as growth_told
+from overhead_runs import STOLEN_CORES
 from torn import told as torn_told
 
 __all__ = ["BEGIN", "END", "fill", "misses", "table", "targets"]
@@ -25,6 +26,7 @@ SIDECAR_CORES = 0.01
 SIDECAR_BYTES = 60_000_000
 READS = 10_000_000
 STEPS = 100_000
+_NOT_TOLD: Row = {"ratio": {"pairs": 0, "median": None, "interval": None, "deviation": None}}
 PROBE_RESULT = Path(__file__).parent / "results" / "probe.json"
 
 BEGIN = "<!-- from here on written by benchmarks/overhead.py -->"
@@ -33,9 +35,10 @@ END = "<!-- to here -->"
 
 def targets(result: Row) -> list[Row]:
     """What was meant, and what it is; `told` is false where the measurement cannot tell."""
-    ratio = result["ways"]["profiler"]["20"]["ratio"]
+    ratio = result["ways"].get("profiler", {}).get("20", _NOT_TOLD)["ratio"]
     sidecar, ring, growth = result["sidecar_of_8_ranks"], result["ring"], result["growth"]
     low, high = ratio["interval"] or (0.0, 2.0)
+    median = ratio["median"] or 0.0
     found: list[Row] = []
 
     def target(what: str, meant: str, is_: str, met: bool, told: bool = True) -> None:
@@ -52,8 +55,8 @@ def targets(result: Row) -> list[Row]:
     target(
         f"throughput at 20 ms steps, with : without, median of {ratio['pairs']} pairs",
         f"at least {RATIO_AT_20_MS}",
-        ratio_of(ratio),
-        ratio["median"] >= RATIO_AT_20_MS,
+        ratio_of(ratio) if ratio["pairs"] else "no pair of runs that the host did not disturb",
+        median >= RATIO_AT_20_MS,
         high - low <= 2 * RESOLUTION or low >= RATIO_AT_20_MS,
     )
     target(
@@ -161,23 +164,26 @@ def beside(result: Row) -> list[Sequence[str]]:
 
 
 def notes(result: Row, steps: Sequence[str]) -> list[str]:
-    profiler = result["ways"]["profiler"]
+    profiler = result["ways"].get("profiler", {})
     busy = ", ".join(f"{profiler[step]['busy_cores_without']:.2f} at {step} ms" for step in steps if step in profiler)
-    stolen = max(of[step]["stolen_cores"] for of in result["ways"].values() for step in of)
+    compared = [at for of in result["ways"].values() for at in of.values()]
+    stolen = max((at["stolen_cores"] for at in compared), default=0.0)
+    left_out = sum(at["left_out"] for at in compared)
     own = ", ".join(
         f"{result['own_us_per_step'][step]:.1f} us at {step} ms" for step in steps if step in result["own_us_per_step"]
     )
     found = [
         (
             f"- Cores in use without any of it: {busy} steps, of {result['machine']['cores']}."
-            f" The host took at most {stolen:.3f} cores away."
+            f" The host took at most {stolen:.3f} cores away; {left_out} pairs in which it took more than"
+            f" {STOLEN_CORES:g} are left out."
         ),
         f"- What the probe measures inside itself: {own} steps.",
         f"- {live_told(result['growth']['live'])}",
         f"- {upper(torn_told(result['ring']))}.",
         f"- {upper(growth_told(result['growth']))}.",
     ]
-    if deviation := profiler["20"]["ratio"]["deviation"]:
+    if deviation := profiler.get("20", _NOT_TOLD)["ratio"]["deviation"]:
         found.append(
             f"- Single pairs at 20 ms deviate by {deviation:.2%}; an interval of +-{RESOLUTION:.1%} takes about"
             f" {pairs_for(RESOLUTION, deviation)} of them."

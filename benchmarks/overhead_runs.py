@@ -17,12 +17,25 @@ from typing import Any
 
 from _measure import BIN, BOUND_S, GPULAUNCH, Job, Launcher, gpulaunch, job, kib, notes_of, page_of
 
-__all__ = ["PLAIN", "PROFILED", "PY_SPY", "STACKS_HZ", "Way", "one_run", "pause_s", "sidecar", "traceml"]
+__all__ = [
+    "PLAIN",
+    "PROFILED",
+    "PY_SPY",
+    "STACKS_HZ",
+    "STOLEN_CORES",
+    "Way",
+    "one_run",
+    "pause_s",
+    "sidecar",
+    "traceml",
+]
 
 Row = dict[str, Any]
 
 STACKS_HZ = 2
 """How often the profiler looks into a rank, where that costs it no more than its share."""
+STOLEN_CORES = 0.05
+"""A pair of runs in one of which the host took away more than that is left out: it shows what the host does."""
 WARM_S = 10.0
 
 

@@ -177,3 +177,26 @@ def test_a_test_of_tearing_that_could_not_tear_has_told_nothing(load) -> None:
     (missed,) = [each for each in module.misses(seen) if each.startswith("torn records")]
 
     assert "cannot tell" in missed
+
+
+def test_a_pair_that_the_host_disturbed_is_left_out_and_counted(load) -> None:
+    """Whichever of its two runs it was, and whatever it showed."""
+
+    def run(steps_per_s: float, stolen_cores: float) -> dict[str, float]:
+        return {
+            **dict.fromkeys(("median_step_us", "cpu_us_per_step", "busy_cores", "pss_mib"), 1.0),
+            "steps_per_s": steps_per_s,
+            "stolen_cores": stolen_cores,
+        }
+
+    pairs = [(run(50, 0), run(50, 0.01)), (run(20, 1.2), run(50, 0)), (run(50, 0), run(20, 0.9))]
+    rows = [{"way": "profiler", "step_ms": 20, "with": one, "without": other} for one, other in pairs]
+    module = load("overhead")
+
+    of = module.summed_up(rows)["profiler"]["20"]
+    assert (of["ratio"]["pairs"], of["ratio"]["median"], of["left_out"]) == (1, 1.0, 2)
+    assert module.summed_up(rows[1:]) == {"profiler": {}}
+
+    nothing_left = {**result([]), "ways": {"profiler": {}}}
+    (throughput,) = [of for of in load("overhead_page").targets(nothing_left) if of["what"].startswith("throughput")]
+    assert (throughput["met"], throughput["told"]) == (False, False)
