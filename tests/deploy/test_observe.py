@@ -290,7 +290,10 @@ def test_without_prometheus_it_says_how_to_get_it(start: Start) -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 def test_make_knows_it() -> None:
-    done = subprocess.run(["make", "-n", "observe", "RANKS=3"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of a make around us
+    done = subprocess.run(
+        ["make", "-n", "observe", "RANKS=3"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+    )
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith("deploy/observe/observe.py --nproc 3")

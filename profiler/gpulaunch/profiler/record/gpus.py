@@ -96,7 +96,10 @@ class GpuState:
     def label(self) -> str:
         """How metrics call it: `0`, or `0.7` for GPU instance 7 of card 0, whichever one has that place now.
 
-        Hardly ever is a GPU instance divided further; what is not its first part is `0.7.1`.
+        Hardly ever is a GPU instance divided further; what is not its first part is `0.7.1`. An instance whose place
+        the driver does not tell has its UUID: it must not be taken for its card.
         """
+        if self.parent_uuid is not None and self.instance is None:
+            return self.uuid
         gpu, compute = self.instance or (None, 0)
         return ".".join(str(each) for each in (self.index, gpu, compute or None) if each is not None)

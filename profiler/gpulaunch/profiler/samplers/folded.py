@@ -112,8 +112,10 @@ class Folded:
         self._ids = {}
         self._has_dropped = False
         for phase, stacks in kept.items():
-            numbered = ((array("I", map(self._id, labels)).tobytes(), count) for labels, count in stacks.items())
-            self._counts[phase] = dict(numbered)
+            counts = self._counts[phase] = {}
+            for labels, count in stacks.items():
+                stack = array("I", map(self._id, labels)).tobytes()
+                counts[stack] = counts.get(stack, 0) + count  # what has no number any more is elsewhere, with others
 
 
 def load(path: Path, into: Folded) -> Folded:

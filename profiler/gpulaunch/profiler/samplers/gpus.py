@@ -6,6 +6,7 @@ loop: it takes what `_Node` has read last and adds what needs the ledger, which 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -160,14 +161,15 @@ class _Node:
         for handle in self._mig_handles(card):
             uuid = driver.text(self._nvml.nvmlDeviceGetUUID(handle))
             if uuid not in self._places:
-                gpu_instance = int(self._nvml.nvmlDeviceGetGpuInstanceId(handle))
-                self._places[uuid] = gpu_instance, int(self._nvml.nvmlDeviceGetComputeInstanceId(handle))
+                with contextlib.suppress(self._nvml.NVMLError):  # it is known by its UUID then
+                    gpu_instance = int(self._nvml.nvmlDeviceGetGpuInstanceId(handle))
+                    self._places[uuid] = gpu_instance, int(self._nvml.nvmlDeviceGetComputeInstanceId(handle))
             # An instance that was made anew has another UUID, even where it has the place of one that is gone.
             there[uuid] = known.get(uuid) or Card(self._nvml, handle, index=index, clock=self._clock, parent=card)
         self._instances[index] = there
         for uuid in known.keys() - there.keys():
             known[uuid].close()
-            del self._places[uuid]
+            self._places.pop(uuid, None)
 
     def _mig_handles(self, card: Card) -> Iterator[Any]:
         nvml = self._nvml
