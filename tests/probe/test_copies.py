@@ -270,7 +270,7 @@ def test_a_fault_of_the_ledger_ends_the_ledger_and_nothing_else(run):
 
 def test_copies_and_phases_are_timed_on_the_gpu(run):
     """Here with a stand-in for it; tests/gpu has a real one."""
-    seen = run("a_gpu_is_timed").page
+    seen = run("a_gpu_is_timed", GPULAUNCH_DEVICE_TYPES="meta,cuda").page
 
     assert seen.gpu_timed_steps == 2
     assert min(seen.gpu_forward_ns_total, seen.gpu_backward_ns_total, seen.gpu_optimizer_ns_total) > 0
