@@ -74,7 +74,16 @@ def test_each_attempt_has_a_fresh_store(gpulaunch, tmp_path: Path, port: str | N
 
 
 def test_the_budget_is_kept_and_the_last_failure_is_the_exit_code(gpulaunch, tmp_path: Path) -> None:
-    failing = "import os; print('attempt', os.environ['TORCHELASTIC_RESTART_COUNT']); raise SystemExit(40)"
+    # The first to fail ends the other: none may, before both have said their line.
+    failing = """
+        import os, pathlib, time
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print("attempt", attempt, flush=True)
+        pathlib.Path(f"said-{attempt}-{os.environ['RANK']}").touch()
+        while not all(os.path.exists(f"said-{attempt}-{rank}") for rank in range(2)):
+            time.sleep(0.01)
+        raise SystemExit(40)
+    """
 
     ended = gpulaunch("--nproc", "2", "--max-restarts", "2", script(tmp_path, failing))
 

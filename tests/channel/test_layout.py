@@ -163,6 +163,7 @@ def test_version_4_is_what_it_was():
         "WORKERS",
         "FACTS",
         "GPU_TIME",
+        "EVERY_STEP",
     ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import Program, Train
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.alone]
 
 CLEAN = Path(__file__).with_name("programs") / "clean.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -107,6 +107,22 @@ def many_steps_that_cost_much() -> None:
     train(a_model(), many_batches(2_000))
 
 
+def many_steps_of_which_few_are_observed() -> None:
+    """Nor are the parts that can be done without given any; after every 300 steps the model is looked at."""
+    from gpulaunch.profiler.probe import price
+
+    price._SETTLED_NS, price._PATIENCE, price._APART = 0, 1, 32
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (inputs, targets) in enumerate(many_batches(2_500), 1):
+        LOSS(model(inputs), targets).backward()
+        optimizer.step()
+        if number % 300 == 0:
+            with torch.no_grad():
+                for inputs, _ in DataLoader(DATA, batch_size=48):
+                    model(inputs)
+
+
 def many_steps_without_an_optimizer() -> None:
     """Steps end with each backward: the end of one without the probe would not be seen."""
     model = a_model()

@@ -54,6 +54,20 @@ def test_past_the_budget_parts_are_switched_off_one_by_one(run):
     assert (seen.steps, seen.loader_batches) == (2_000, 2_000)
 
 
+def test_past_that_only_some_steps_are_observed(run):
+    """Steps are counted all the same, their batches too, and evaluations are seen."""
+    seen = run("many_steps_of_which_few_are_observed")
+
+    assert Hook.EVERY_STEP in seen.hooks_shed
+    assert Hook.EVERY_STEP not in seen.hooks_armed
+    assert Hook.BACKWARD in seen.hooks_armed
+    assert 0.5 * 2_500 < seen.unobserved_steps < 2_500
+    assert (seen.steps, seen.microsteps, seen.fault) == (2_500, 2_500, "")
+    assert (seen.loader_batches, seen.loader_eval_batches) == (2_500 + 2 * 8, 2 * 8)
+    assert sum(seen.phase_ns.values()) == seen.step_ns_total
+    assert sum(seen.step_histogram_counts) == 2_500
+
+
 def test_within_the_budget_nothing_is_switched_off(run):
     seen = run("many_steps_that_cost_much", GPULAUNCH_PROFILE_BUDGET="100")
 

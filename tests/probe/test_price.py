@@ -33,10 +33,14 @@ class Job:
         while self.steps < until:
             self._make(seen=True)
             if self.steps >= self.comparison.turn and self.comparison.take(self.steps, self.lasted_ns):
-                for _ in range(BLOCK):
+                for _ in range(BLOCK * self.comparison.blocks):
                     self.bare.append(self.steps)
                     self._make(seen=False)
                 self.comparison.bare_ended(self.steps, self.lasted_ns)
+
+    def observe_one_of(self, blocks: int) -> None:
+        self.comparison.observe_one_of(blocks, self.steps)
+        self.bare.clear()
 
     def _make(self, *, seen: bool) -> None:
         self.lasted_ns.append(self._step_ns(self.steps) + (self._cost_ns if seen else 0))
@@ -146,6 +150,56 @@ def test_a_turn_that_was_missed_starts_afresh():
     assert comparison.turn > 261
 
 
+# --- not every step -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one_of", [2, 4, 16])
+def test_of_so_many_blocks_one_is_observed(one_of):
+    job = Job(lambda _: MS, cost_ns=20 * US)
+    job.run(1_000)
+    job.observe_one_of(one_of)
+    job.run(160_000)
+
+    assert len(job.bare) == pytest.approx(160_000 * (1 - 1 / one_of), rel=0.01)
+    assert job.comparison.pairs == 128, "and the price is still known"
+    assert (job.comparison.cost_ns, job.comparison.error_ns) == (20 * US, 0)
+
+
+def test_ranks_that_observe_fewer_blocks_observe_some_of_the_same():
+    jobs = {one_of: Job(noisy(MS, seed=one_of)) for one_of in (2, 8)}
+    for one_of, job in jobs.items():
+        job.run(300 + one_of)
+        job.observe_one_of(one_of)
+        job.run(20_000)
+    observed = {one_of: set(range(1_000, 20_000)) - set(job.bare) for one_of, job in jobs.items()}
+
+    assert observed[8] < observed[2]
+
+
+def test_a_rank_that_gives_up_meets_the_others_in_the_next_round():
+    comparison = Comparison()
+    comparison.observe_one_of(4, 1_000)
+    assert comparison.turn == 1_024 + BLOCK
+    assert comparison.take(1_032, [MS] * BLOCK)
+    assert comparison.blocks == 3
+    comparison.give_up(1_045)
+
+    assert comparison.turn == 1_056 + BLOCK
+    assert not comparison.take(1_050, [MS] * BLOCK), "not its turn"
+    assert comparison.turn == 1_056 + BLOCK
+
+
+def test_nobody_is_out_of_sight_for_long():
+    comparison = Comparison()
+    comparison.observe_one_of(16, 1_000)
+
+    assert comparison.take(comparison.turn, [100 * MS] * BLOCK)
+    assert comparison.blocks == 2, "2 s of 12"
+    comparison.bare_ended(comparison.turn + BLOCK, [100 * MS] * BLOCK)
+    assert comparison.turn % (16 * BLOCK) == BLOCK
+    assert not comparison.take(comparison.turn, [S] * BLOCK)
+
+
 # --- the budget -----------------------------------------------------------------------------------------------------
 
 EVERYTHING = int(Hook.LOADER_QUEUE | Hook.SAMPLES | Hook.COPIES | Hook.SYNCS | Hook.GPU_TIME | Hook.BACKWARD)
@@ -231,8 +285,21 @@ def test_one_part_after_the_other_is_switched_off_until_nothing_is_left():
             armed &= ~hook
             shed.append(hook)
 
-    assert shed == list(price.SHED)
+    assert shed[:4] == list(price.SHED)
+    assert set(shed[4:]) == {Hook(0)}, "then it is for the others to step aside"
     assert armed == Hook.BACKWARD, "steps and phases stay"
+
+
+@pytest.mark.parametrize(("own_us", "one_of"), [(11, 2), (21, 4), (75, 8), (900, 16)])
+def test_when_nothing_is_left_fewer_steps_are_observed_as_few_as_are_within_the_budget(own_us, one_of):
+    watched = Watched(DEFAULT_BUDGET_PPM, own_us=own_us, pairs=0)
+    assert watched.budget.next_of(0) == Hook(0)
+    assert any(watched.too_high() for _ in range(100))
+
+    assert watched.budget.blocks(1) == one_of
+    watched.comparison.one_of = one_of
+    watched.own_us = own_us / one_of
+    assert watched.times() == 0 or own_us == 900
 
 
 def test_what_is_not_in_service_is_passed_over():

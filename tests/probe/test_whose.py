@@ -25,7 +25,9 @@ class Alarm:
 
 
 @pytest.mark.parametrize(
-    "handler", [rings, Alarm().rings, Alarm(), functools.partial(rings), lambda *_: rings()], ids=str
+    "handler",
+    [rings, Alarm().rings, Alarm(), functools.partial(rings), lambda *_: rings()],
+    ids=["function", "method", "object", "partial", "lambda"],
 )
 def test_what_a_handler_raises_is_the_programs(handler: Callable[..., Any]) -> None:
     before = signal.signal(signal.SIGALRM, handler)

@@ -109,5 +109,15 @@ def test_where_an_edge_was_passed_only_the_stack_can_tell(frames: tuple[Frame, .
     assert phase_of(frames, at(Region.VALIDATION, 1), at(Region.OTHER, 2)) == phase
 
 
+def test_where_only_some_steps_are_observed_the_others_tell_of_their_batch_and_their_end_only() -> None:
+    backward = stack(("_engine_run_backward", "autograd/graph.py"), ("backward", "_tensor.py"))
+
+    for region in (Region.FORWARD, Region.OTHER):
+        assert phase_of(backward, at(region), at(region), every_step=False) == "backward"
+        assert phase_of((USERS,), at(region), at(region), every_step=False) == UNSETTLED
+    for region, phase in ((Region.LOADER, "data_wait"), (Region.BACKWARD, "backward"), (Region.OPTIMIZER, "optimizer")):
+        assert phase_of((USERS,), at(region), at(region), every_step=False) == phase
+
+
 def test_a_page_that_went_away_meanwhile_tells_nothing() -> None:
     assert phase_of((USERS,), at(Region.FORWARD), 0) == UNSETTLED

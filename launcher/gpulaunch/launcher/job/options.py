@@ -259,7 +259,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="profile-budget", section=METRICS, metavar="PERCENT", convert=number, default=PROFILE_BUDGET,
            toml=NUMBER, ours=True,
            help="share of a step's time that being observed may cost a rank; past it, parts of the profiler are "
-                "switched off one by one (0: never)"),
+                "switched off one by one, and in the end only some steps are observed (0: never)"),
     Option(name="metrics-addr", section=METRICS, metavar="HOST:PORT", default="", ours=True,
            help="where /metrics is served (default: 127.0.0.1, first free port from 9464); "
                 "HOST, :PORT and [::1]:PORT work"),

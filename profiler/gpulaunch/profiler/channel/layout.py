@@ -279,6 +279,8 @@ class Hook(IntFlag):
     WORKERS = 1024
     FACTS = 2048
     GPU_TIME = 4096
+    EVERY_STEP = 8192
+    """Shed: only some steps are observed; the others are told to have been like them."""
 
 
 class TextSlot(IntEnum):

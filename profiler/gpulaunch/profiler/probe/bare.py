@@ -1,4 +1,5 @@
-"""The probe steps aside for a few steps, to see what it costs; and parts of it for good, if that is too much.
+"""The probe steps aside for a few steps, to see what it costs; parts of it for good, if that is too much; and in the end
+all of it for most steps.
 
 When, and what comes of it, `price` decides; here it is done. In a bare step the taps let everything pass. Three things
 are still done in it: batches are counted, the end of the step is noted, and whatever the program does only now and then
@@ -48,11 +49,13 @@ class Bare:
     __slots__ = (
         "_before",
         "_begun",
+        "_blocks",
         "_budget",
         "_comparison",
         "_ended_ns",
         "_lasted_ns",
         "_like_ns",
+        "_like_steps",
         "_micro",
         "_others",
         "_probe",
@@ -71,12 +74,14 @@ class Bare:
         self._budget = Budget(budget_ppm(os.environ.get("GPULAUNCH_PROFILE_BUDGET", "")))
         self._words[Word.BUDGET_PPM] = self._budget.ppm
         self._switches: list[tuple[Hook, Callable[[], None]]] = []
-        self._before: list[int] = []  # the machine's totals when the block before began
-        self._like_ns: list[int] = []  # what that block took: in all, and by phase
+        self._before = [0] * len(probe.machine.totals)  # the machine's totals when the block before began
+        self._like_ns: list[int] = []  # what its steps took: in all, and by phase
+        self._like_steps = BLOCK  # so many
         self._thread = 0
+        self._blocks = 0  # that are to be bare, the one under way and those after it
         self._lasted_ns: list[int] = []  # of the bare block under way: its steps, their samples, the end of the last
         self._samples = self._ended_ns = 0
-        self._micro = 0  # micro-steps of the block before
+        self._micro = 0  # and their micro-steps
         self._begun = False  # the optimizer that ends steps is at it
         self._others = 0  # steps of others
         self.until_ns = 0
@@ -98,21 +103,35 @@ class Bare:
             return
         pairs = comparison.entered
         if comparison.take(steps, *self._block(steps)):
-            self._like_ns = _steady(self._before, machine.totals)
-            self._micro = machine.totals[_MICROSTEPS] - self._before[_MICROSTEPS]
-            self._lasted_ns = []
-            self._begun = False
-            self._others = 0
+            self._look_back(machine.totals)
             self._ended_ns = machine.totals[_LAST_STEP]
-            self.until_ns = self._ended_ns + _LONGEST_NS
             self._thread = probe.thread
-            probe.thread = BARE  # last: what a signal handler raises may come between any two of these
-        elif comparison.entered > pairs:
+            self._blocks = comparison.blocks
+        else:
+            self._blocks = 0
+            self._before = list(machine.totals)
+        if comparison.entered > pairs:
             self._tell()
             self._reckon(steps)
-        else:
-            self._before = list(machine.totals)
         self.turn = comparison.turn
+        if self._blocks:
+            self._step_aside()
+
+    def _look_back(self, totals: list[int]) -> None:
+        """What comes will have been like what came last."""
+        before = self._before
+        self._like_steps = max(1, totals[0] - before[0])
+        self._like_ns = _steady(before, totals)
+        self._micro = totals[_MICROSTEPS] - before[_MICROSTEPS]
+
+    def _step_aside(self) -> None:
+        """A bare block begins."""
+        self._blocks -= 1
+        self._lasted_ns = []
+        self._begun = False
+        self._others = 0
+        self.until_ns = self._ended_ns + _LONGEST_NS
+        self._probe.thread = BARE  # last: what a signal handler raises may come between any two of these
 
     def _block(self, steps: int) -> tuple[list[int], int]:
         """How long each of the last steps took, without what it took to take steps up, and how long that took."""
@@ -178,10 +197,12 @@ class Bare:
         self._words[_LAST_EDGE] = now_ns << REGION_BITS | _OTHER
         if len(self._lasted_ns) >= BLOCK:
             self._enter()
+            if self._blocks:
+                self._step_aside()
+                return
             steps = probe.machine.totals[0]
             self._comparison.bare_ended(steps, self._lasted_ns)
-            self.turn = self._comparison.turn
-            probe.unobserved(steps)
+            self._observe_again(steps)
 
     def is_here(self) -> bool:
         """True on the thread that makes bare steps."""
@@ -203,10 +224,14 @@ class Bare:
             probe.machine.outside(monotonic_ns())
             steps = probe.machine.totals[0]
             self._comparison.give_up(steps)
-            self.turn = self._comparison.turn
-            probe.unobserved(steps)
+            self._observe_again(steps)
         except Exception as error:
             probe.fail(error)
+
+    def _observe_again(self, steps: int) -> None:
+        self._before = list(self._probe.machine.totals)
+        self.turn = self._comparison.turn
+        self._probe.unobserved(steps)
 
     def _enter(self) -> None:
         """The bare steps so far are published, and steps are observed again."""
@@ -214,15 +239,15 @@ class Bare:
         probe.thread = self._thread
         steps = len(self._lasted_ns)
         samples, self._samples = self._samples, 0
-        like_ns = [ns * steps // BLOCK for ns in self._like_ns]
+        like_ns = [ns * steps // self._like_steps for ns in self._like_ns]
         self._words[Word.UNOBSERVED_STEPS] += steps
-        probe.machine.unobserved(self._ended_ns, steps, samples, self._micro * steps // BLOCK, like_ns)
+        probe.machine.unobserved(self._ended_ns, steps, samples, self._micro * steps // self._like_steps, like_ns)
 
     def _tell(self) -> None:
         words, comparison = self._words, self._comparison
         words[Word.PRICED_PAIRS] = 0  # so that nobody takes one figure with the error of another
-        words[Word.PAIRED_COST_NS] = comparison.cost_ns % (1 << 64)
-        words[Word.PAIRED_ERROR_NS] = comparison.error_ns
+        words[Word.PAIRED_COST_NS] = comparison.cost_ns // comparison.one_of % (1 << 64)
+        words[Word.PAIRED_ERROR_NS] = comparison.error_ns // comparison.one_of
         words[Word.PRICED_PAIRS] = comparison.pairs
 
     def _reckon(self, steps: int) -> None:
@@ -234,16 +259,19 @@ class Bare:
         for hook, switch_off in self._switches:
             if hook & hooks:
                 switch_off()
-        words[Word.HOOKS_ARMED] &= ~hooks
+        if hooks:
+            words[Word.HOOKS_ARMED] &= ~hooks
+            self._comparison.start_over()
+        else:
+            hooks = Hook.EVERY_STEP
+            self._comparison.observe_one_of(self._budget.blocks(self._comparison.one_of), steps)
+            self._blocks = 0
         words[Word.HOOKS_SHED] |= hooks
-        self._comparison.start_over()
         self._tell()
 
 
 def _steady(before: list[int], after: list[int]) -> list[int]:
     """What steps took between these totals: in all, and by phase; without what is only done now and then."""
-    if not before:
-        return [0] * (1 + len(PHASES))
     took = [new - old for new, old in zip(after, before, strict=True)][_DURATION : _DURATION + 1 + len(PHASES)]
     for phase in _NOW_AND_THEN:
         took[0] -= took[phase]

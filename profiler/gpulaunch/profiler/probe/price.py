@@ -19,7 +19,14 @@ every 256 steps would log in all of them, or in none.
 
 Past the budget, what can be done without is switched off, one part after the other in the order of `SHED`, until the
 rest is within it. Both figures can tell that it is not: the comparison, or the time that the taps have measured inside
-themselves, which is less than they cost. What ends steps and tells their phases is never switched off.
+themselves, which is less than they cost. What ends steps and tells their phases is never switched off. If that alone is
+too dear, the blocks between are bare: of two blocks one is observed, then of four, and so on up to `MOST_BLOCKS`.
+
+    observed  bare  bare  bare  observed  bare  bare  bare  observed
+    -------- ----- ----- -----  -------- ----- ----- -----  --------
+
+Which ones are observed is a function of the number of steps alone, again; ranks that observe fewer observe some of the
+same.
 """
 
 from __future__ import annotations
@@ -30,7 +37,7 @@ from typing import Final
 
 from gpulaunch.profiler.channel.layout import Hook
 
-__all__ = ["BLOCK", "DEFAULT_BUDGET_PPM", "SHED", "Budget", "Comparison", "budget_ppm"]
+__all__ = ["BLOCK", "DEFAULT_BUDGET_PPM", "MOST_BLOCKS", "SHED", "Budget", "Comparison", "budget_ppm"]
 
 BLOCK: Final = 8
 """Steps of a block."""
@@ -41,13 +48,17 @@ DEFAULT_BUDGET_PPM: Final = 5_000
 SHED: Final = (Hook.GPU_TIME, Hook.LOADER_QUEUE, Hook.SAMPLES, Hook.COPIES | Hook.SYNCS)
 """What is switched off first, second, ..."""
 
+MOST_BLOCKS: Final = 16
+"""Of so many blocks one is observed in any case. What ends bare steps is a twentieth of what observes others; with
+fewer that were observed, it would be most of the price."""
+
 _FIRST: Final = 256  # the first steps are like no others: kernels are chosen, memory is taken
 _APART: Final = 256  # from one comparison to the next, on average, while there are few; later four times as much
 _FEW: Final = 64
 _KEPT: Final = 128
 _ENOUGH: Final = 16  # comparisons before their median is told
 _SURE: Final = 32  # and before it alone has something switched off
-_LONGEST_BLOCK_NS: Final = 2_000_000_000  # in a bare block nobody sees where a rank is; and long steps need no prices
+_LONGEST_NS: Final = 2_000_000_000  # in bare steps nobody sees where a rank is; and long steps need no prices
 
 _SIGMAS: Final = 3  # it is looked at again and again, and what is looked at is mostly the same
 _PATIENCE: Final = 3  # times in a row that the price was too high
@@ -70,9 +81,11 @@ class Comparison:
         "_found",
         "_planned",
         "_seed",
+        "blocks",
         "cost_ns",
         "entered",
         "error_ns",
+        "one_of",
         "pairs",
         "turn",
     )
@@ -86,6 +99,10 @@ class Comparison:
         """Comparisons that were ever made."""
         self.turn = _FIRST
         """The number of steps at which `take` is to be called."""
+        self.one_of = 1
+        """Of so many blocks one is observed, a power of two; 1: all are, but for those that are compared."""
+        self.blocks = 1
+        """How many blocks are to be bare, when `take` has said that steps are."""
         self._differences = array("q", bytes(8 * _KEPT))  # all of it from the beginning: a rank must not grow
         self._found = 0
         self._planned = _FIRST  # where the one under way begins, or the next
@@ -103,27 +120,37 @@ class Comparison:
             apart_ns: what was spent on all of them in one or two.
 
         Returns:
-            True: the next `BLOCK` are to be bare. Then comes `bare_ended`, or `give_up`.
+            True: the next `blocks` of them are to be bare. Then comes `bare_ended`, or `give_up`.
         """
         if steps != self.turn:
             self.give_up(steps)
-        elif self._at == _IDLE:
+            return False
+        if self._at == _IDLE:
             self._turn_to(_BEFORE, steps)
-        elif self._at == _BEFORE:
-            if sum(lasted_ns) <= _LONGEST_BLOCK_NS:
-                self._before_ns = _typical(lasted_ns) + apart_ns // BLOCK
-                self._turn_to(_BARE, steps)
-                return True
+            return False
+        typical_ns = _typical(lasted_ns) + apart_ns // BLOCK
+        if self._at == _AFTER:
+            if self.one_of == 1 or steps >= self._planned:
+                self._enter((self._before_ns + typical_ns) // 2 - self._bare_ns)
+            self._plan(steps)
+            if self.one_of == 1:
+                self.give_up(steps)
+                return False
+        self.blocks = min(max(1, self.one_of - 1), _LONGEST_NS // max(1, sum(lasted_ns)))
+        if not self.blocks:
             self.give_up(steps)
-        else:
-            self._enter((self._before_ns + _typical(lasted_ns) + apart_ns // BLOCK) // 2 - self._bare_ns)
-            self.give_up(steps)
-        return False
+            return False
+        self._before_ns = typical_ns
+        self._turn_to(_BARE, steps)
+        return True
 
     def bare_ended(self, steps: int, lasted_ns: Sequence[int]) -> None:
-        """The bare steps have been made, and took so long."""
+        """The bare steps have been made, and the last `BLOCK` of them took so long."""
         self._bare_ns = _typical(lasted_ns)
-        self._turn_to(_AFTER, steps)
+        if self.one_of == 1 or steps % (self.one_of * BLOCK) == 0:
+            self._turn_to(_AFTER, steps)
+        else:
+            self.give_up(steps)
 
     def give_up(self, steps: int) -> None:
         """Nothing more comes of what is under way, if anything is: on to the next.
@@ -131,18 +158,31 @@ class Comparison:
         Where that is depends on no more than how many steps there were: the ranks stay together, whatever one of them
         gives up.
         """
-        self._at = _IDLE
-        while self._planned <= steps:
-            self._begun += 1
-            self._seed = (self._seed * 1103515245 + 12345) % (1 << 31)
-            apart = _APART if self._begun <= _FEW else 4 * _APART
-            self._planned += apart // 2 + (self._seed >> 8) % apart
-        self.turn = self._planned
+        self._plan(steps)
+        if self.one_of == 1:
+            self._at = _IDLE
+            self.turn = self._planned
+        else:
+            cycle = self.one_of * BLOCK
+            self._turn_to(_BEFORE, -(-steps // cycle) * cycle)
 
     def start_over(self) -> None:
         """What was found so far does not count any more: something has been switched off."""
         self._found = 0
         self.pairs = self.cost_ns = self.error_ns = 0
+
+    def observe_one_of(self, blocks: int, steps: int) -> None:
+        """From now on, when so many steps have ended, of so many blocks one is observed."""
+        self.one_of = blocks
+        self.start_over()
+        self.give_up(steps)
+
+    def _plan(self, steps: int) -> None:
+        while self._planned <= steps:
+            self._begun += 1
+            self._seed = (self._seed * 1103515245 + 12345) % (1 << 31)
+            apart = _APART if self._begun <= _FEW else 4 * _APART
+            self._planned += apart // 2 + (self._seed >> 8) % apart
 
     def _turn_to(self, at: int, steps: int) -> None:
         self._at = at
@@ -164,13 +204,14 @@ class Comparison:
 class Budget:
     """Says when the price is too high, and what to switch off then."""
 
-    __slots__ = ("_left", "_since", "_times", "ppm")
+    __slots__ = ("_excess", "_left", "_since", "_times", "ppm")
 
     def __init__(self, ppm: int) -> None:
         self.ppm = ppm
         """Of a step, in millionths; 0: there is no limit."""
         self._left = list(SHED)
         self._times = 0
+        self._excess = 0.0  # the price, in limits
         self._since = (0, 0, 0, 0)  # time, steps, their duration, own price: when something was switched off last
 
     def too_high(self, now_ns: int, steps: int, step_ns_total: int, own_ns_total: int, comparison: Comparison) -> bool:
@@ -184,19 +225,20 @@ class Budget:
             comparison: what has come of it so far.
 
         Returns:
-            True: now something is to be switched off; ask `next_of`.
+            True: now something is to be switched off; ask `next_of`. If that is nothing, fewer blocks are to be observed.
         """
         since_ns, since_steps, since_step_ns, since_own_ns = self._since
         if not since_ns:
             self._since = now_ns, steps, step_ns_total, own_ns_total
             return False
         made = steps - since_steps
-        if not (self.ppm and self._left and made):
+        if not (self.ppm and made and (self._left or comparison.one_of < MOST_BLOCKS)):
             return False
         limit_ns = self.ppm * (step_ns_total - since_step_ns) / 1e6 / made
         own_ns = (own_ns_total - since_own_ns) / made
         surely_ns = comparison.cost_ns - _SIGMAS * comparison.error_ns if comparison.pairs >= _SURE else 0
-        self._times = self._times + 1 if max(own_ns, surely_ns) > limit_ns else 0
+        self._excess = max(own_ns, surely_ns / comparison.one_of) / max(1.0, limit_ns)
+        self._times = self._times + 1 if self._excess > 1.0 else 0
         if self._times < _PATIENCE or now_ns - since_ns < _SETTLED_NS:
             return False
         self._times = 0
@@ -210,6 +252,15 @@ class Budget:
             if hook:
                 return hook
         return Hook(0)
+
+    def blocks(self, one_of: int) -> int:
+        """Of how many blocks one is to be observed from now on, if it was of so many until now."""
+        while one_of < MOST_BLOCKS:
+            one_of *= 2
+            self._excess /= 2
+            if self._excess <= 1.0:
+                break
+        return one_of
 
 
 def budget_ppm(percent: str) -> int:

@@ -1,7 +1,8 @@
 """Which phase of a step a stack was taken in: by the rank's page, and by what is on the stack.
 
 The page tells the region that the training thread was in just before the stack was taken and just after. Where it has
-passed no edge in between, that is sure; else only torch's own frames can tell, or nothing can.
+passed no edge in between, that is sure; else only torch's own frames can tell, or nothing can. The same holds where not
+every step is observed: the others pass an edge after their batch and one at their end, and none between.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _REGION_PHASES: Final = {
     Region.VALIDATION: "validation",
 }
 
+_OF_BARE_STEPS: Final = (Region.FORWARD, Region.OTHER)
+
 # What has no region of its own and happens within one, by the file and the name of a frame. The probe takes this time
 # out of the region's phase, too.
 _WITHIN: Final = (
@@ -50,21 +53,23 @@ _REGION_MARKS: Final = (
 )
 
 
-def phase_of(frames: Sequence[Frame], before: int, after: int) -> str:
+def phase_of(frames: Sequence[Frame], before: int, after: int, *, every_step: bool = True) -> str:
     """Name the phase that a stack, deepest frame first, was taken in.
 
     Args:
         frames: the stack.
         before: LAST_EDGE of the rank's page just before it was taken.
         after: the same just after. Equal: no edge was passed meanwhile.
+        every_step: whether all steps are observed, but for some that are compared with the others.
     """
     if not before:
         return STARTUP
     places = [f"{frame.file} {frame.name}" for frame in frames]
     if phase := _marked(places, _WITHIN):
         return phase
-    if before == after:
-        return _REGION_PHASES[Region(after & (1 << REGION_BITS) - 1)]
+    region = Region(after & (1 << REGION_BITS) - 1)
+    if before == after and (every_step or region not in _OF_BARE_STEPS):
+        return _REGION_PHASES[region]
     return _marked(places, _REGION_MARKS) or UNSETTLED
 
 

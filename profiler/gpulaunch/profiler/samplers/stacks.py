@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.profiler.channel.ending import LOOK_ENDS_S
-from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.layout import Hook, Word
 from gpulaunch.profiler.channel.page import PageReader
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Group, RankPlace, Reading, StackState
@@ -161,13 +161,14 @@ class Stacks:
         if group is None or not group.ranks:
             return 0.0
         place = group.ranks[self._turns % len(group.ranks)]
-        before = self._edge_of(place)
+        before, _ = self._edge_of(place)
         look = self._sampler.look(place.pid)
-        after = self._edge_of(place)
+        after, every_step = self._edge_of(place)
         if look.failed:
             self._fail(look.failed)
             return look.cpu_s
-        phase, labels = phase_of(look.frames, before, after), labels_of(look.frames)
+        phase = phase_of(look.frames, before, after, every_step=every_step)
+        labels = labels_of(look.frames)
         with self._lock:
             self._refusals = 0
             if labels:
@@ -177,14 +178,14 @@ class Stacks:
             self._heard(place, phase, look.frames)
         return look.cpu_s
 
-    def _edge_of(self, place: RankPlace) -> int:
-        """The word LAST_EDGE of a rank's page; 0, which means no edge yet, where it cannot be read.
+    def _edge_of(self, place: RankPlace) -> tuple[int, bool]:
+        """The word LAST_EDGE of a rank's page, and whether every step is observed; no edge yet, where it is not known.
 
         Opened anew each time: nobody needs the pages of 256 ranks held open twice.
         """
         with contextlib.suppress(OSError, ValueError), PageReader(f"{self._channel_dir}/rank-{place.rank}.bin") as page:
-            return page.word(Word.LAST_EDGE)
-        return 0
+            return page.word(Word.LAST_EDGE), not page.word(Word.HOOKS_SHED) & Hook.EVERY_STEP
+        return 0, True
 
     def _fail(self, reason: str) -> None:
         with self._lock:

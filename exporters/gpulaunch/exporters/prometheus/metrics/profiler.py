@@ -58,7 +58,7 @@ PROFILER: tuple[Metric, ...] = (
         name="gpulaunch_probe_part_shed",
         kind=Kind.GAUGE,
         labels=(RANK, _PART),
-        help="1 for a part of the probe that was switched off for its price.",
+        help="1 for a part of the probe that was switched off for its price; every_step: only some are observed.",
     ),
     Metric(
         name="gpulaunch_probe_part_unavailable",
