@@ -11,10 +11,14 @@
 # RANKS=8             how many ranks demo and observe start
 # PIP_ARGS=...        more arguments for pip: another index, say
 # PYTEST_ARGS=...     more arguments for pytest
+# TESTS_AT_ONCE=2     how many tests run beside each other
+# REPORTS=folder      where to write what each of them came to (JUnit's XML)
 
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+TESTS_AT_ONCE ?= 2
+REPORTS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,8 +41,13 @@ demo: $(VENV)/.examples
 observe: $(VENV)/.examples
 	@$(BIN)/python deploy/observe/observe.py --nproc $(RANKS)
 
+# Most tests wait for processes: two at a time take a little more than half as long. What compares times is alone.
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@failed=0; set -x; \
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal -m "not live and not alone" \
+	  $(if $(REPORTS),--junitxml=$(REPORTS)/together.xml) $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/python -m pytest -m alone $(if $(REPORTS),--junitxml=$(REPORTS)/alone.xml) $(PYTEST_ARGS) || failed=1; \
+	exit $$failed
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check

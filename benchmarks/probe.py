@@ -6,7 +6,9 @@ The step is small on purpose (a two-layer network on the CPU, a fraction of a mi
 microseconds are not lost in it. The probe takes steps up in groups of eight, so the time of a step is that of such a
 group, an eighth of it. A pair is one block with the probe and one without, in alternating order; the cost is the median
 over the pairs of the difference of their median groups. The second case has dataloader workers, whose queue
-is read too; its steps wait for another process and are noisy: look at the quartiles. "own price" is what the page says.
+is read too; its steps wait for another process and are noisy: look at the quartiles. In the third, one of sixteen
+blocks of steps is observed, as it is where steps are too short for the budget; there means are compared. "own price" is
+what the page says.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.workers import create as create_workers
 from gpulaunch.profiler.probe.hooks import Hooks
+from gpulaunch.profiler.probe.price import MOST_BLOCKS
 from gpulaunch.profiler.probe.state import TOGETHER, Probe
 
 GROUPS = 12
-BLOCK_STEPS = GROUPS * TOGETHER
+CASES = ((0, 1), (2, 1), (0, MOST_BLOCKS))
+"""Workers, and of how many groups of steps one is observed."""
 TARGET_US = 20.0
 
 
@@ -40,15 +44,15 @@ class Training:
 
     def __init__(self, workers: int) -> None:
         torch.manual_seed(0)
-        data = TensorDataset(torch.randn(4096, 32), torch.randint(0, 4, (4096,)))
+        data = TensorDataset(torch.randn(65536, 32), torch.randint(0, 4, (65536,)))
         self.loader = DataLoader(data, batch_size=16, num_workers=workers, persistent_workers=workers > 0)
         self.model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
         self.loss = torch.nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.batches = self._endless()
 
-    def block(self, groups: int = GROUPS) -> float:
-        """The duration of a step, in microseconds: the median over so many groups of steps."""
+    def block(self, groups: int = GROUPS) -> list[float]:
+        """The duration of a step in each of so many groups of steps, in microseconds."""
         durations_ns = []
         for _ in range(groups):
             start_ns = time.perf_counter_ns()
@@ -59,45 +63,53 @@ class Training:
                 loss.backward()
                 self.optimizer.step()
             durations_ns.append(time.perf_counter_ns() - start_ns)
-        return statistics.median(durations_ns) / TOGETHER / 1e3
+        return [duration_ns / TOGETHER / 1e3 for duration_ns in durations_ns]
 
     def _endless(self) -> Iterator[Any]:
         while True:
             yield from self.loader
 
 
-def measure(workers: int, steps: int, directory: str) -> dict[str, Any]:
+def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) -> dict[str, Any]:
     """Alternate blocks of steps with and without the probe."""
-    path = f"{directory}/rank-{workers}.bin"
-    page.create(path, rank=workers, local_rank=0, attempt=0)
-    create_workers(f"{directory}/workers-{workers}.bin")
+    path = f"{directory}/rank-{rank}.bin"
+    page.create(path, rank=rank, local_rank=0, attempt=0)
+    create_workers(f"{directory}/workers-{rank}.bin")
     # Everything is in service, and stays so: half a percent of such a step nothing could be.
-    os.environ.update(GPULAUNCH_CHANNEL_DIR=directory, RANK=str(workers), GPULAUNCH_PROFILE_BUDGET="0")
+    os.environ.update(GPULAUNCH_CHANNEL_DIR=directory, RANK=str(rank), GPULAUNCH_PROFILE_BUDGET="0")
     writer = page.PageWriter(path)
     probe = Probe(writer, torch)
     hooks = Hooks(probe, torch)
     training = Training(workers)
     training.block()
+    if one_of > 1:
+        probe.bare.observe_one_of(one_of, 0)
+    groups, typical = (GROUPS, statistics.median) if one_of == 1 else (2 * one_of, statistics.fmean)
+    block_steps = groups * TOGETHER
 
     on_us: list[float] = []
     off_us: list[float] = []
-    for pair in range(max(1, steps // BLOCK_STEPS)):
+    for pair in range(max(1, steps // block_steps)):
         for with_probe in (True, False) if pair % 2 else (False, True):
             if with_probe:
                 hooks.place()
-                on_us.append(training.block())
+                on_us.append(typical(training.block(groups)))
                 hooks.remove()
             else:
-                off_us.append(training.block())
+                off_us.append(typical(training.block(groups)))
     differences = sorted(on - off for on, off in zip(on_us, off_us, strict=True))
     seen = page.read(path)
     assert not seen.hooks_unavailable, seen.fault
     assert not seen.hooks_shed
-    assert seen.steps >= len(on_us) * BLOCK_STEPS - len(on_us), f"the probe saw only {seen.steps} steps"
+    missed = len(on_us) * block_steps - seen.steps
+    assert missed <= len(on_us) + one_of * TOGETHER, f"the probe saw only {seen.steps} steps"
+    observed = seen.steps - seen.unobserved_steps
+    assert observed * one_of <= 2 * seen.steps, f"the probe observed {observed} steps"
     writer.close()
     return {
         "workers": workers,
-        "steps": 2 * BLOCK_STEPS * len(on_us),
+        "observed_one_of": one_of,
+        "steps": 2 * block_steps * len(on_us),
         "step_us_without": round(statistics.median(off_us), 2),
         "step_us_with": round(statistics.median(on_us), 2),
         "cost_us_per_step": round(statistics.median(differences), 2),
@@ -115,13 +127,13 @@ def main() -> int:
 
     shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-", dir=shm) as directory:
-        cases = [measure(workers, arguments.steps, directory) for workers in (0, 2)]
+        cases = [measure(rank, *case, arguments.steps, directory) for rank, case in enumerate(CASES)]
 
-    print(f"{'workers':>7} {'steps':>7} {'without':>10} {'with':>10} {'cost':>9} {'quartiles':>17} {'own price':>10}")
+    print(f"{'workers':>7} {'1 of':>4} {'steps':>7} {'without':>10} {'with':>10} {'cost':>9} {'quartiles':>17} {'own price':>10}")
     for case in cases:
         low, high = case["cost_us_quartiles"]
         print(
-            f"{case['workers']:>7} {case['steps']:>7}"
+            f"{case['workers']:>7} {case['observed_one_of']:>4} {case['steps']:>7}"
             f" {case['step_us_without']:>7.1f} us {case['step_us_with']:>7.1f} us {case['cost_us_per_step']:>6.2f} us"
             f" {low:>7.2f} .. {high:>6.2f} {case['self_priced_us_per_step']:>7.2f} us"
         )

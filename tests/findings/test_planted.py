@@ -161,8 +161,8 @@ def test_more_threads_than_cores_are_found(train: Train, two_cores: None) -> Non
     program = PROGRAMS / "omp_threads.py"
 
     def measure() -> tuple[Trained, Trained]:
-        (faulty,) = train(Program(path=program, args=("--seconds", "15"), ranks=2, env={"OMP_NUM_THREADS": "4"}))
-        (repaired,) = train(Program(path=program, args=("--seconds", "15"), ranks=2))
+        (faulty,) = train(Program(path=program, args=("--seconds", "24"), ranks=2, env={"OMP_NUM_THREADS": "4"}))
+        (repaired,) = train(Program(path=program, args=("--seconds", "24"), ranks=2))
         return faulty, repaired
 
     def judge(measured: tuple[Trained, Trained]) -> None:

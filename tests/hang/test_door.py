@@ -33,7 +33,7 @@ VALIDATES = "import time\ndef validate():\n    time.sleep(600)\nREADY()\nvalidat
 WORKS = "READY()\nx = 0\nwhile True:\n    x += 1\n"
 COMPILES = (
     "import subprocess, sys\nREADY()\n"
-    "subprocess.run([sys.executable, '-c', 'import os\\nwhile os.getppid() != 1: pass'])\n"
+    "subprocess.run([sys.executable, '-c', 'import os\\nmine = os.getppid()\\nwhile os.getppid() == mine: pass'])\n"
 )
 WAITS = "import sys\nsys.path.insert(0, sys.argv[0])\nfrom distributed_c10d import all_reduce\nREADY()\nall_reduce()\n"
 

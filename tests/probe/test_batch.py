@@ -195,7 +195,7 @@ def test_the_queue_is_published_a_few_times_a_second(watched):
 def test_a_queue_of_an_evaluation_does_not_stay_for_training_without_workers(watched):
     watched.gets(an_iterator(AT_WORK, outstanding=4, received=7, queued=1), trains=False)
     evaluating = watched.seen()
-    watched.gets(SimpleNamespace(_num_workers=0, _num_yielded=2, _index_sampler=None))
+    watched.gets(SimpleNamespace(_num_workers=0, _num_yielded=1, _index_sampler=None))
     training = watched.seen()
 
     assert (evaluating.loader_workers_configured, evaluating.loader_outstanding) == (2, 4)

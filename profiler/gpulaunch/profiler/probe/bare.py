@@ -262,12 +262,17 @@ class Bare:
         if hooks:
             words[Word.HOOKS_ARMED] &= ~hooks
             self._comparison.start_over()
+            words[Word.HOOKS_SHED] |= hooks
         else:
-            hooks = Hook.EVERY_STEP
-            self._comparison.observe_one_of(self._budget.blocks(self._comparison.one_of), steps)
-            self._blocks = 0
-        words[Word.HOOKS_SHED] |= hooks
+            words[Word.HOOKS_SHED] |= Hook.EVERY_STEP
+            self.observe_one_of(self._budget.blocks(self._comparison.one_of), steps)
         self._tell()
+
+    def observe_one_of(self, blocks: int, steps: int) -> None:
+        """From now on, when so many steps have ended, of so many blocks one is observed."""
+        self._comparison.observe_one_of(blocks, steps)
+        self.turn = self._comparison.turn
+        self._blocks = 0
 
 
 def _steady(before: list[int], after: list[int]) -> list[int]:

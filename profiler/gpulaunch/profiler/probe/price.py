@@ -136,7 +136,7 @@ class Comparison:
             if self.one_of == 1:
                 self.give_up(steps)
                 return False
-        self.blocks = min(max(1, self.one_of - 1), _LONGEST_NS // max(1, sum(lasted_ns)))
+        self.blocks = min(max(1, self.one_of - 1), _LONGEST_NS // max(1, BLOCK * typical_ns))
         if not self.blocks:
             self.give_up(steps)
             return False
