@@ -129,7 +129,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-", dir=shm) as directory:
         cases = [measure(rank, *case, arguments.steps, directory) for rank, case in enumerate(CASES)]
 
-    print(f"{'workers':>7} {'1 of':>4} {'steps':>7} {'without':>10} {'with':>10} {'cost':>9} {'quartiles':>17} {'own price':>10}")
+    print(f"{'workers':>7} {'1 of':>4} {'steps':>7} {'without':>10} {'with':>10} {'cost':>9}", end="")
+    print(f" {'quartiles':>17} {'own price':>10}")
     for case in cases:
         low, high = case["cost_us_quartiles"]
         print(

@@ -1,15 +1,18 @@
-"""The probe steps aside for a few steps, to see what it costs; parts of it for good, if that is too much; and in the end
-all of it for most steps.
+"""The probe steps aside for a few steps, to see what it costs; parts of it for good, if that is too much; and in the
+end all of it for most steps.
 
 When, and what comes of it, `price` decides; here it is done. In a bare step the taps let everything pass. Three things
 are still done in it: batches are counted, the end of the step is noted, and whatever the program does only now and then
-- a save, an evaluation, the end of an epoch - ends the block, for its time is to be seen.
+- a save, an evaluation, the end of an epoch - ends the block, for its time is to be seen. The taps have what a plain
+batch and a plain step come to written out: it stays in what bare steps are compared with, and is most of the price
+where few steps are observed.
 
 What bare steps spent on what nobody knows. They are told to have been like the block before them.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from threading import get_ident
@@ -33,6 +36,7 @@ BARE: Final = -3
 
 _MOST_OTHERS: Final = 4  # optimizers' steps in a step, besides the one that ends it
 _LONGEST_NS: Final = 4_000_000_000  # twice what the block before may have taken
+_PUBLISHED_EVERY_NS: Final = 100_000_000  # readers come a few times a second
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _OTHER: Final = int(Region.OTHER)
 _FORWARD: Final = int(Region.FORWARD)
@@ -48,12 +52,10 @@ class Bare:
 
     __slots__ = (
         "_before",
-        "_begun",
         "_blocks",
         "_budget",
         "_comparison",
         "_ended_ns",
-        "_lasted_ns",
         "_like_ns",
         "_like_steps",
         "_micro",
@@ -61,8 +63,12 @@ class Bare:
         "_probe",
         "_samples",
         "_switches",
-        "_thread",
         "_words",
+        "begun",
+        "due",
+        "ends_ns",
+        "pivot",
+        "thread",
         "turn",
         "until_ns",
     )
@@ -77,13 +83,20 @@ class Bare:
         self._before = [0] * len(probe.machine.totals)  # the machine's totals when the block before began
         self._like_ns: list[int] = []  # what its steps took: in all, and by phase
         self._like_steps = BLOCK  # so many
-        self._thread = 0
         self._blocks = 0  # that are to be bare, the one under way and those after it
-        self._lasted_ns: list[int] = []  # of the bare block under way: its steps, their samples, the end of the last
-        self._samples = self._ended_ns = 0
+        self._samples = self._ended_ns = 0  # of the block: in batches that were no plain ones; when it began
         self._micro = 0  # and their micro-steps
-        self._begun = False  # the optimizer that ends steps is at it
-        self._others = 0  # steps of others
+        self._others = 0  # steps of other optimizers
+        self.thread = 0
+        """The one that makes bare steps."""
+        self.ends_ns: list[int] = []
+        """When the steps of the block under way have ended."""
+        self.due = BLOCK
+        """So many of them are to be; then `over` is called."""
+        self.pivot = 0
+        """The optimizer (its `id`) that ends them; 0: the user says where they end."""
+        self.begun = False
+        """Whether it is at it: a class and its base may both be hooked, and tell twice."""
         self.until_ns = 0
         """When a bare block is over, whatever has or has not happened in it."""
         self.turn = self._comparison.turn
@@ -105,7 +118,7 @@ class Bare:
         if comparison.take(steps, *self._block(steps)):
             self._look_back(machine.totals)
             self._ended_ns = machine.totals[_LAST_STEP]
-            self._thread = probe.thread
+            self.thread = probe.thread
             self._blocks = comparison.blocks
         else:
             self._blocks = 0
@@ -126,9 +139,12 @@ class Bare:
 
     def _step_aside(self) -> None:
         """A bare block begins."""
+        machine = self._probe.machine
         self._blocks -= 1
-        self._lasted_ns = []
-        self._begun = False
+        self.ends_ns = []
+        self.due = BLOCK
+        self.pivot = machine.pivot if machine.ends_step(machine.pivot) else 0
+        self.begun = False
         self._others = 0
         self.until_ns = self._ended_ns + _LONGEST_NS
         self._probe.thread = BARE  # last: what a signal handler raises may come between any two of these
@@ -144,7 +160,7 @@ class Bare:
         return lasted_ns, apart_ns
 
     def fetch(self, original: Callable[[Any], Any], iterator: Any, grad_enabled: Callable[[], bool]) -> Any:
-        """Hand out a dataloader's next batch, in a bare step."""
+        """Hand out a dataloader's next batch, in a bare step; one that is no plain one."""
         probe = self._probe
         try:
             batch = original(iterator)
@@ -172,55 +188,63 @@ class Bare:
             probe.fail(error)
         return batch
 
-    def step_begins(self, identity: int) -> None:
-        """An optimizer (its `id`) begins to step in a bare step."""
-        if get_ident() == self._thread and self._probe.machine.ends_step(identity):
-            self._begun = True
-
     def step_ended(self, identity: int) -> None:
-        """An optimizer (its `id`) has stepped in a bare step; 0: the user says that a step ends."""
-        probe = self._probe
-        if get_ident() != self._thread:
-            return
-        if not probe.machine.ends_step(identity):
-            self._others += 1
-            if self._others > _MOST_OTHERS * (1 + len(self._lasted_ns)):
-                self.end()  # the program has made another optimizer: with its steps no block would ever end
+        """An optimizer (its `id`) has stepped in a bare step, and not the one that ends it; 0: the user says that a
+        step ends."""
+        if get_ident() != self.thread:
             return
         if identity:
-            if not self._begun:
-                return  # a class and its base are both hooked: it has ended before
-            self._begun = False
-        now_ns = monotonic_ns()
-        self._lasted_ns.append(now_ns - self._ended_ns)
-        self._ended_ns = now_ns
-        self._words[_LAST_EDGE] = now_ns << REGION_BITS | _OTHER
-        if len(self._lasted_ns) >= BLOCK:
-            self._enter()
-            if self._blocks:
-                self._step_aside()
-                return
-            steps = probe.machine.totals[0]
-            self._comparison.bare_ended(steps, self._lasted_ns)
-            self._observe_again(steps)
+            self._others += 1
+            if self._others > _MOST_OTHERS * (1 + len(self.ends_ns)):
+                self.end()  # the program has made another optimizer: with its steps no block would ever end
+        elif self._probe.machine.ends_step(0):
+            now_ns = monotonic_ns()
+            self._words[_LAST_EDGE] = now_ns << REGION_BITS | _OTHER
+            self.ends_ns.append(now_ns)
+            if len(self.ends_ns) >= self.due:
+                self.over()
+
+    def over(self) -> None:
+        """The block has been made, or takes too long."""
+        if len(self.ends_ns) < self.due:
+            self.end()
+            return
+        now_ns = self.ends_ns[-1]
+        if self._blocks and now_ns - self._ended_ns < _PUBLISHED_EVERY_NS:
+            self._blocks -= 1
+            self.due += BLOCK
+            self.until_ns = now_ns + _LONGEST_NS
+            return
+        probe, lasted_ns = self._probe, self._lasted_ns()
+        self._enter()
+        if self._blocks:
+            self._step_aside()
+            return
+        steps = probe.machine.totals[0]
+        self._comparison.bare_ended(steps, lasted_ns)
+        self._observe_again(steps)
+
+    def _lasted_ns(self) -> list[int]:
+        """How long each of the last steps took."""
+        ends_ns = [self._ended_ns, *self.ends_ns][-BLOCK - 1 :]
+        return [end_ns - begin_ns for begin_ns, end_ns in itertools.pairwise(ends_ns)]
 
     def is_here(self) -> bool:
         """True on the thread that makes bare steps."""
-        return get_ident() == self._thread
+        return get_ident() == self.thread
 
     def end(self) -> None:
         """Observe again from here on, if this is the training thread: something comes that is no plain step."""
         probe = self._probe
-        if probe.thread != BARE or get_ident() != self._thread:
+        if probe.thread != BARE or get_ident() != self.thread:
             return
         try:
-            if self._lasted_ns:
+            if self.ends_ns:
                 self._enter()
             else:
-                probe.thread = self._thread
-                if self._samples:  # of a batch of the step that this interrupts
-                    probe.machine.add_samples(self._samples)
-                    self._samples = 0
+                probe.thread = self.thread
+                if samples := self._passed():  # in a batch of the step that this interrupts
+                    probe.machine.add_samples(samples)
             probe.machine.outside(monotonic_ns())
             steps = probe.machine.totals[0]
             self._comparison.give_up(steps)
@@ -236,12 +260,18 @@ class Bare:
     def _enter(self) -> None:
         """The bare steps so far are published, and steps are observed again."""
         probe = self._probe
-        probe.thread = self._thread
-        steps = len(self._lasted_ns)
-        samples, self._samples = self._samples, 0
+        probe.thread = self.thread
+        steps = len(self.ends_ns)
+        self._ended_ns = self.ends_ns[-1]
+        samples = self._passed()
         like_ns = [ns * steps // self._like_steps for ns in self._like_ns]
         self._words[Word.UNOBSERVED_STEPS] += steps
         probe.machine.unobserved(self._ended_ns, steps, samples, self._micro * steps // self._like_steps, like_ns)
+
+    def _passed(self) -> int:
+        """The samples of the batches since the block began, or since it was last asked."""
+        samples, self._samples = self._samples + self._probe.loader.passed_samples(), 0
+        return samples
 
     def _tell(self) -> None:
         words, comparison = self._words, self._comparison

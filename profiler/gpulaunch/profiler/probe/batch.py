@@ -75,6 +75,7 @@ class LoaderWatch:
         "_length",
         "_looks_in",
         "_looks_up",
+        "_passed_samples",
         "_plain",
         "_plain_ns",
         "_queue_due_ns",
@@ -95,6 +96,7 @@ class LoaderWatch:
         "iterator",
         "loaders",
         "look_at",
+        "passing",
         "ready_ns",
         "samples",
     )
@@ -122,6 +124,9 @@ class LoaderWatch:
         self._plain = self._plain_ns = 0  # plain batches that are not counted yet; how long they were waited for
         self.ready_ns = 0
         """How long those were waited for that were there when they were asked for."""
+        self.passing = 0
+        """Plain batches of bare steps that are not counted yet: nobody has looked how long they were waited for."""
+        self._passed_samples = 0  # of those that are
         self._rows: dict[str, int] = {}
 
         # what there was so far; put in the page by `_tell`, and what of it is entered at lines by `flush`
@@ -248,6 +253,12 @@ class LoaderWatch:
             return self.samples
         return self._look(batch, number)
 
+    def passed_samples(self) -> int:
+        """How many samples the plain batches of bare steps had, since this was last asked."""
+        self._count_plain()
+        samples, self._passed_samples = self._passed_samples, 0
+        return samples
+
     def evaluated(self, batches: int, trains: bool) -> None:
         """So many of the last batches were not trained on; `trains`: others of their dataset are."""
         self._eval_batches += batches
@@ -284,8 +295,10 @@ class LoaderWatch:
         self._wait_ns += self._plain_ns
         self._transfer_ns += self.ready_ns
         self._plain_ns = self.ready_ns = 0
-        self._batches += plain
-        self._batch_bytes += plain * self._size_bytes
+        passing, self.passing = self.passing, 0
+        self._passed_samples += passing * self.samples
+        self._batches += plain + passing
+        self._batch_bytes += (plain + passing) * self._size_bytes
         self._counts[self._bucket] += plain
 
     def _look(self, batch: Any, number: int) -> int:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from gpulaunch.profiler.probe.whose import is_programs
+
 __all__ = ["built_at"]
 
 _BUILDERS: Final = frozenset(
@@ -36,7 +38,9 @@ def built_at(frame: FrameType, torch: Any) -> int:
             return 0
         # The source of a copy: `x` in `x.to(...)` and in `y.copy_(x)`.
         moved = call.args[0] if call.func.attr == "copy_" else call.func.value
-    except (OSError, SyntaxError, ValueError, IndexError, RecursionError):
+    except (OSError, SyntaxError, ValueError, IndexError, RecursionError) as error:
+        if is_programs(error):
+            raise
         return 0  # "<stdin>", a lambda within a line, a text that has changed
     # Not f_locals: Python keeps what it gives there as long as the frame runs, and with it a step's tensors.
     names = frame.f_globals

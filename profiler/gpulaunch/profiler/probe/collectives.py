@@ -29,6 +29,7 @@ from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.sites import Sites, caller
 from gpulaunch.profiler.probe.state import OFF, Nested, Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
+from gpulaunch.profiler.probe.whose import is_programs
 
 __all__ = ["kind_of", "place"]
 
@@ -93,7 +94,10 @@ def _words(probe: Probe) -> memoryview | list[int]:
     try:
         path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"collectives-{int(os.environ['RANK'])}.bin")
         return open_new(path, attempt=probe.writer.words[Word.ATTEMPT])
-    except (OSError, KeyError, ValueError):  # no room, say: what they cost the steps is in the page all the same
+    except (OSError, KeyError, ValueError) as error:
+        if is_programs(error):
+            raise
+        # No room, say: what they cost the steps is in the page all the same.
         return [0] * (COLLECTIVES_BYTES // 8)
 
 

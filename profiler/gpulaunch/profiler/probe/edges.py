@@ -47,6 +47,7 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
     grad_enabled = torch.is_grad_enabled
     machine = probe.machine
     loader = probe.loader
+    bare = probe.bare
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     @functools.wraps(original)
@@ -56,9 +57,22 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
         if probe.thread <= OFF:
             if probe.thread == OFF:
                 return original(self)
-            if getattr(self, "_num_yielded", 1) and monotonic_ns() < probe.bare.until_ns:
-                return probe.bare.fetch(original, self, grad_enabled)
-            probe.bare.end()  # an evaluation begins, or another epoch; or no step has ended for long
+            if loader.iterator == id(self) and 0 < self._num_yielded < loader.look_at - 1 and grad_enabled():
+                try:
+                    batch = original(self)
+                except StopIteration:
+                    probe.loader_end()
+                    raise
+                if probe.thread == BARE:
+                    now_ns = monotonic_ns()
+                    edge[0] = now_ns << 3 | _FORWARD
+                    loader.passing += 1
+                    if now_ns > bare.until_ns:  # no step has ended for long
+                        bare.end()
+                return batch
+            if getattr(self, "_num_yielded", 1) and monotonic_ns() < bare.until_ns:
+                return bare.fetch(original, self, grad_enabled)
+            bare.end()  # an evaluation begins, or another epoch
         asked = asked_ns = 0
         try:
             asked_ns = monotonic_ns()
@@ -120,7 +134,7 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
 
     @functools.wraps(original)
     def tapped_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_compiling() or probe.thread == BARE:
             return original(t_outputs, *args, **kwargs)
         around = _STEPPING
         try:
@@ -162,10 +176,15 @@ def tap_before_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]
     """An optimizer pre-hook."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
+    bare = probe.bare
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if is_compiling():
+            return
+        if probe.thread == BARE:
+            if id(optimizer) == bare.pivot:
+                bare.begun = True
             return
         try:
             now_ns = monotonic_ns()
@@ -178,8 +197,6 @@ def tap_before_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]
                     probe.edge(now_ns, machine.optimizer_enter(now_ns, id(optimizer)))
                 if probe.closely:
                     probe.attend(OPTIMIZER, now_ns)
-            elif probe.thread == BARE:
-                probe.bare.step_begins(id(optimizer))
         except Exception as error:
             probe.fail(error)
 
@@ -190,6 +207,7 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
     """An optimizer post-hook."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
+    bare = probe.bare
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     made = probe.writer.words[_STEPS_MADE : _STEPS_MADE + 1]
@@ -218,10 +236,16 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
                         probe.attend(OTHER, now_ns)
                 return
             machine.optimized += 1
-            if probe.thread == BARE:
-                probe.bare.step_ended(id(optimizer))
-            else:  # autograd's thread for a GPU: a hook of gradients steps there, and the end of steps is not seen
-                machine.compiled()
+            if probe.thread != BARE:
+                machine.compiled()  # autograd's thread for a GPU: a hook of gradients steps there, and no end is seen
+            elif id(optimizer) != bare.pivot:
+                bare.step_ended(id(optimizer))
+            elif bare.begun and get_ident() == bare.thread:
+                bare.begun = False
+                bare.ends_ns.append(now_ns)
+                edge[0] = now_ns << 3 | _OTHER
+                if len(bare.ends_ns) >= bare.due or now_ns > bare.until_ns:
+                    bare.over()
         except Exception as error:
             probe.fail(error)
 

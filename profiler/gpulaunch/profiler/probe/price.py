@@ -9,9 +9,11 @@ it took to take steps up is done once for all steps of a block: it is measured w
 such comparison says little all the same, for steps are noisy; the median of many says it, and how they spread tells how
 well.
 
-What is measured is all that the probe does to a typical step, whatever it is: caches that torch loses, the other ranks
-that wait for this one. Not in it: that its taps are called at all, some tenths of a microsecond, which stays in the
-bare steps too; and what is done in few steps only, once a second or in one of eight.
+What is measured is what the probe does to a typical step, whatever it is: caches that torch loses, the other ranks
+that wait for this one. Not in it: that its taps are called at all, that batches are counted and ends of steps are
+noted, which stays in the bare steps too, and is a third of all (warm, 5 of 12 us where the same machine called a
+function in 0.1 us; `benchmarks/probe.py` has both in it); and what is done in few steps only, once a second or in one
+of eight.
 
 All ranks of a job make their bare steps together: where they are is a function of the number of steps alone, for a rank
 that runs ahead only waits for the others in the next collective. They are not evenly spaced, or a program that logs
@@ -49,8 +51,7 @@ SHED: Final = (Hook.GPU_TIME, Hook.LOADER_QUEUE, Hook.SAMPLES, Hook.COPIES | Hoo
 """What is switched off first, second, ..."""
 
 MOST_BLOCKS: Final = 16
-"""Of so many blocks one is observed in any case. What ends bare steps is a twentieth of what observes others; with
-fewer that were observed, it would be most of the price."""
+"""Of so many blocks one is observed in any case: then most of what is left of the price is that of the bare steps."""
 
 _FIRST: Final = 256  # the first steps are like no others: kernels are chosen, memory is taken
 _APART: Final = 256  # from one comparison to the next, on average, while there are few; later four times as much
@@ -225,7 +226,7 @@ class Budget:
             comparison: what has come of it so far.
 
         Returns:
-            True: now something is to be switched off; ask `next_of`. If that is nothing, fewer blocks are to be observed.
+            True: now something is to be switched off; ask `next_of`. If that is nothing, ask `blocks`.
         """
         since_ns, since_steps, since_step_ns, since_own_ns = self._since
         if not since_ns:

@@ -24,6 +24,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from gpulaunch.profiler.channel.collectives import CANNOT, COMPLETED, ENQUEUED, RECORDER, SEQUENCE, TELLS
+from gpulaunch.profiler.probe.whose import is_programs
 
 __all__ = ["Recorder"]
 
@@ -55,7 +56,9 @@ class Recorder:
         try:
             if self._is_initialized():
                 self._ask()
-        except Exception:  # not of the shape that is known here: what the taps count goes on
+        except Exception as error:  # not of the shape that is known here: what the taps count goes on
+            if is_programs(error):
+                raise
             self._words[RECORDER] = CANNOT
             self._dumps = []
         self._due_ns = began_ns + _DEAREST * (monotonic_ns() - began_ns)

@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.probe.whose import is_programs
 
 __all__ = ["Sites", "caller", "line_of_user", "path_of", "place_of"]
 
@@ -84,7 +85,9 @@ def path_of(code: CodeType) -> str:
         return installed
     try:
         here = os.getcwd() + os.sep
-    except OSError:  # the directory is gone
+    except OSError as error:  # the directory is gone
+        if is_programs(error):  # a TimeoutError is an OSError
+            raise
         return path
     return path.removeprefix(here)
 
