@@ -76,7 +76,8 @@ def node(directory: Path, ranks: int, *, hz: float = 10.0, program: str | None =
         group = {"version": 1, "run_id": "0123456789abcdef", "name": "simulated", "attempt": 0, "ranks": places}
         group |= {"world_size": ranks, "node_rank": 0, "run_dir": str(run_dir)}
         (directory / "group.json").write_text(json.dumps(group))
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))  # as the agent's
+        # As the agent's.
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN))
         argv = [sys.executable, "-P", "-m", "gpulaunch.launcher.cli.sidecar", "--channel-dir", str(directory)]
         argv += ["--listen-fd", str(listener.fileno()), "--parent-pid", str(os.getpid())]
         sidecar = stack.enter_context(subprocess.Popen(argv, pass_fds=[listener.fileno()]))

@@ -20,15 +20,17 @@ def test_no_secret_of_the_command_line_or_the_job_file_is_in_it(
 ) -> None:
     (tmp_path / "job.toml").write_text('script = "train.py"\n[env]\nHF_TOKEN = "hunter1"\nLEVEL = "3"\n')
     words = ["--config", "job.toml", "train.py", "--hf-token", "hunter2", "--api_key=hunter3", "--lr", "1"]
+    words += ["--db.passwd", "hunter4", "--url", "https://me:hunter5@example.org"]
     monkeypatch.setattr(sys, "argv", ["gpulaunch", *words])
 
     document = job_document(job(*words, program=False).spec)
 
     assert "hunter" not in json.dumps(document)
-    assert document["env"] == {"HF_TOKEN": "<hidden>", "LEVEL": "3"}
+    assert document["env"] == {"HF_TOKEN": "<redacted>", "LEVEL": "3"}
     assert document["command"] == [
         *("gpulaunch", "--config", "job.toml", "train.py"),
-        *("--hf-token", "<hidden>", "--api_key=<hidden>", "--lr", "1"),
+        *("--hf-token", "<redacted>", "--api_key=<redacted>", "--lr", "1"),
+        *("--db.passwd", "<redacted>", "--url", "https://me:<redacted>@example.org"),
     ]
 
 

@@ -235,9 +235,9 @@ def test_the_plan_as_text(job: Load, place: MakePlace) -> None:
         "nnodes 1:1 default",
         "OMP_NUM_THREADS 4 detected: 8 cores (all 8) for 2 ranks",
         "WORLD_SIZE=2",
-        "WANDB_API_KEY=<hidden>",
+        "WANDB_API_KEY=<redacted>",
         "PLAIN=text",
-        "python -u train.py --hf-token '<hidden>' '--api_key=<hidden>' --out 1",
+        "python -u train.py --hf-token '<redacted>' '--api_key=<redacted>' --out 1",
         "TORCHELASTIC_ERROR_FILE=<run directory>/attempts/0/rank-1/error.json",
     ):
         assert expected in lines

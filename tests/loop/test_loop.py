@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import signal
 import sys
 import time
@@ -111,8 +113,15 @@ def test_an_end_that_came_before_anybody_watched_is_still_told(loop: Loop) -> No
     assert [7] == [end.code for end in ends]
 
 
-def test_an_orphan_of_a_child_becomes_ours_and_is_reaped(loop: Loop) -> None:
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """Only as long as the test: who stays one, gets the orphans of all tests that come after."""
     linux.become_subreaper()
+    yield
+    assert ctypes.CDLL(None).prctl(36, ctypes.c_ulong(0), 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+
+
+def test_an_orphan_of_a_child_becomes_ours_and_is_reaped(loop: Loop, subreaper: None) -> None:
     orphans: list[int] = []
     loop.on_orphan(lambda end: (orphans.append(end.code or 0), loop.stop())[0])
     middle = python("import os, time\nif os.fork() == 0:\n  os.setsid(); time.sleep(0.3); os._exit(9)")
@@ -140,6 +149,32 @@ def test_closing_gives_signal_handling_back() -> None:
     loop.close()
 
     assert before == (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGCHLD))
+
+
+def test_a_wait_for_a_signal_that_is_stopped_and_continued_hears_none() -> None:
+    """A debugger does that, and so does `scontrol suspend`. CPython's sigtimedwait then gives what lay in memory."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        os.write(write, b"waits ")
+        while not (heard := linux.wait_for_signal({signal.SIGTERM}, 0.01)):
+            pass
+        os.write(write, b"heard %d" % heard)
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 10) == b"waits "
+    for _ in range(40):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.015)  # longer than the wait that it interrupts
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.002)
+    assert not select.select([read], [], [], 0)[0]
+
+    os.kill(pid, signal.SIGTERM)
+    assert os.read(read, 10) == b"heard 15"
+    os.waitpid(pid, 0)
+    os.close(read)
 
 
 def test_a_program_that_is_not_there_is_an_error_with_its_name() -> None:

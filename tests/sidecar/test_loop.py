@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from gpulaunch.launcher.cli.sidecar import _told_to_end
 from gpulaunch.profiler.daemon.sidecar import LEDGER_FILE, Sidecar
 from gpulaunch.profiler.record import Collector, NodeState
 from gpulaunch.profiler.samplers.host import HostSampler
@@ -142,28 +138,3 @@ def test_its_cpu_time_goes_on_where_the_sidecar_before_it_ended(tmp_path: Path) 
     first = Sidecar(tmp_path, lambda _: None).refresh().sidecar.cpu_s
     second = Sidecar(tmp_path, lambda _: None).refresh().sidecar.cpu_s
     assert second > first > 0
-
-
-def test_a_sidecar_that_is_stopped_and_continued_is_not_told_to_end() -> None:
-    """A debugger does that, and so does `scontrol suspend`. CPython's sigtimedwait then gives what lay in memory."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        while not _told_to_end(0.01):
-            pass
-        os.write(write, b"told")
-        os._exit(0)
-    os.close(write)
-    for _ in range(40):
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.015)  # longer than the wait that it interrupts
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(0.002)
-    assert not select.select([read], [], [], 0)[0]
-
-    os.kill(pid, signal.SIGTERM)
-    assert os.read(read, 10) == b"told"
-    os.waitpid(pid, 0)
-    os.close(read)

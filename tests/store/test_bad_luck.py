@@ -101,6 +101,25 @@ def test_what_is_handed_over_last_is_stored_at_the_end(run_dir: Path) -> None:
     assert (run_dir / TELEMETRY_FILE).stat().st_mode & 0o777 == 0o600
 
 
+def test_where_no_thread_can_be_had_it_is_told_and_the_next_state_is_stored(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    keeper = TelemetryKeeper(run_dir.parent / "channel")
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        keeper.keep(state(1.0))
+    assert not keeper.condition.available
+    assert keeper.condition.reason == f"{TELEMETRY_FILE}: no thread to write it"
+
+    keeper.keep(state(2.0))
+    assert keeper.close(within_s=PATIENCE_S)
+    assert keeper.condition.available
+    assert kept(run_dir) == [2.0]
+
+
 def test_before_the_agent_has_named_a_directory_nothing_happens(tmp_path: Path) -> None:
     keeper = TelemetryKeeper(tmp_path)
     keeper._try(state(1.0, ended=True))

@@ -10,17 +10,17 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["HIDDEN", "redact", "redact_all", "redact_words"]
+__all__ = ["HIDDEN", "is_secret", "redact", "redact_all", "redact_words"]
 
 HIDDEN: Final = "<redacted>"
 
+_WORDS: Final = "token|key|secret|password|passwd"
 # Every repetition is bounded and every name starts where a word starts: a long line costs linear time.
 _VALUE: Final = r"""("[^"\n]{1,4096}"|'[^'\n]{1,4096}'|[^\s"',;&)}\]]{1,4096})"""
-_OPTION: Final = r"--?[a-z0-9_-]{0,64}(?:token|secret|password|passwd|key)"
+_OPTION: Final = rf"--?[a-z0-9._-]{{0,64}}(?:{_WORDS})"
 _NAMED: Final = (
     # HF_TOKEN=x, AWS_SECRET_ACCESS_KEY: x, 'DB_PASSWORD': 'x'
-    r"""((?<![A-Z0-9_])[A-Z0-9_]{0,64}(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD)[A-Z0-9_]{0,64}["']?\s{0,4}[=:]\s{0,4})"""
-    + _VALUE,
+    rf"""((?<![A-Z0-9_])[A-Z0-9_]{{0,64}}(?:{_WORDS.upper()})[A-Z0-9_]{{0,64}}["']?\s{{0,4}}[=:]\s{{0,4}})""" + _VALUE,
     # password=x, api_key="x", {"auth_token": "x"}, password: x
     r"""(?i)((?<![a-z0-9_])(?:[a-z0-9]{1,32}[_-]){0,4}"""
     r"""(?:token|secret|password|passwd|(?:api|access|private|auth)[_-]?key)"""
@@ -45,13 +45,20 @@ def redact(text: str) -> str:
     return re.sub(_SHAPES, HIDDEN, text)
 
 
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name must not be shown."""
+    return re.search(_WORDS, name, re.IGNORECASE) is not None
+
+
 def redact_words(words: Iterable[str]) -> tuple[str, ...]:
     """Hide secrets among the words of a command line: an option's value may be a word of its own."""
     shown: list[str] = []
     named = False
     for word in words:
-        shown.append(HIDDEN if named else redact(word))
-        named = re.fullmatch(_OPTION, word, re.IGNORECASE) is not None
+        option, equals, _ = word.partition("=")
+        asks = re.fullmatch(_OPTION, option, re.IGNORECASE) is not None
+        shown.append(HIDDEN if named else f"{option}={HIDDEN}" if asks and equals else redact(word))
+        named = asks and not equals
     return tuple(shown)
 
 

@@ -1,6 +1,6 @@
 """Has what a run's sidecar sees written into telemetry.sqlite, by a thread that the sidecar never waits for.
 
-The sidecar hands over each state and goes on: the thread takes the newest one when it is ready for it, and what came
+The sidecar hands over each state and goes on: a `Worker` takes the newest one when it is ready for it, and what came
 meanwhile is not stored (the counters of the next one have it). Nothing that happens to the file reaches the sidecar:
 it is told as the condition of a collector, and tried again, later and later.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from gpulaunch.exporters.store.schema import RefusedError, reason_of, set_aside
 from gpulaunch.exporters.store.series import sample_of
 from gpulaunch.exporters.store.timeline import Timeline
 from gpulaunch.exporters.store.writing import HeldByReaderError, TelemetryFile
+from gpulaunch.exporters.worker import Worker
 from gpulaunch.profiler.record import CollectorState, Group, NodeState
 
 __all__ = ["TelemetryKeeper"]
@@ -46,11 +46,9 @@ class TelemetryKeeper:
         self._channel_dir = channel_dir
         self._limits = limits or Limits()
         self._clock = clock
-        self._wake = threading.Condition()
-        self._state: NodeState | None = None
-        self._closing = False
-        self._thread: threading.Thread | None = None
+        self._worker: Worker[NodeState] = Worker("telemetry", self._work, clock=clock)
         # Of the thread alone:
+        self._closing = False
         self._run_dir: Path | None = None
         self._file: TelemetryFile | None = None
         self._group: Group | None = None
@@ -67,8 +65,11 @@ class TelemetryKeeper:
         self._reason = ""
         self._errors = 0
         self._spent_s = 0.0
-        self.skipped = 0
+
+    @property
+    def skipped(self) -> int:
         """States that were not stored because a newer one came before the thread was ready."""
+        return self._worker.overtaken
 
     @property
     def condition(self) -> CollectorState:
@@ -79,42 +80,25 @@ class TelemetryKeeper:
 
     def keep(self, state: NodeState) -> None:
         """Have a state stored; returns at once."""
-        with self._wake:
-            if self._closing:
-                return
-            self.skipped += self._state is not None
-            self._state = state
-            if self._thread is None:
-                # A daemon: a file system that hangs must not keep the sidecar from ending.
-                self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
-                self._thread.start()
-            self._wake.notify()
+        if not self._worker.give(state):
+            self._available = False
+            self._errors += 1
+            self._reason = f"{TELEMETRY_FILE}: no thread to write it"
 
     def close(self, within_s: float = 0.7) -> bool:
         """Store what was handed over last, and let the file go; say whether that was done in time."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join(within_s)
-        return thread is None or not thread.is_alive()
+        return self._worker.close(within_s)
 
     # -- the thread
 
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while self._state is None and not self._closing:
-                    self._wake.wait()
-                state, self._state, closing = self._state, None, self._closing
-            if state is not None:
-                began_s = self._clock()
-                self._try(state)
-                self._spent_s += self._clock() - began_s
-            if closing:
-                self._close(state)
-                return
+    def _work(self, state: NodeState | None, last: bool) -> None:
+        self._closing = last
+        if state is not None:
+            began_s = self._clock()
+            self._try(state)
+            self._spent_s += self._clock() - began_s
+        if last:
+            self._close(state)
 
     def _try(self, state: NodeState) -> None:
         if self._refused or self._clock() < self._retry_s:

@@ -36,7 +36,7 @@ def bind_metrics(host: str, port: int | None) -> socket.socket:
             if port is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, candidate))
-            sock.listen(64)
+            sock.listen(socket.SOMAXCONN)
         except OSError:
             sock.close()
             if candidate == candidates[-1]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from gpulaunch.launcher.chaos.damage import damage
 from gpulaunch.launcher.chaos.faults import Fault, Verb
+from gpulaunch.launcher.loop import linux
 from gpulaunch.launcher.runs.group import (
     AGENT,
     FORK_SERVER,
@@ -126,9 +127,8 @@ def slow(process: Process, *, factor: float, for_s: float) -> int:
         while (left_s := until_s - time.monotonic()) > 0:
             for signum, share in ((signal.SIGSTOP, 1 - 1 / factor), (signal.SIGCONT, 1 / factor)):
                 process.send(signum)
-                news = signal.sigtimedwait(_ENDING, min(_PERIOD_S, left_s) * share)
-                if news is not None and news.si_signo in _ENDING:  # an interrupted wait may give anything
-                    return news.si_signo
+                if told := linux.wait_for_signal(_ENDING, min(_PERIOD_S, left_s) * share):
+                    return told
     except RunError:
         return 0  # it has ended
     finally:

@@ -9,9 +9,8 @@ from gpulaunch.launcher.job.imports import read_script
 from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.plan import rank_argv, rank_environment
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
+from gpulaunch.profiler.redact import HIDDEN, is_secret, redact_words
 
-HIDDEN = "<hidden>"
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _FREE_PORT = "<a free port>"
 _RUN_DIR = "<run directory>"
 
@@ -152,7 +151,7 @@ def _ranks(spec: JobSpec) -> list[str]:
     lines = ["Environment of every rank (what gpulaunch sets, beside GPULAUNCH_ variables of the run)"]
     lines += [f"  {name}={value}" for name, value in sorted(common.items())]
     for local_rank, environment in zip(ranks, environments, strict=True):
-        lines += ["", f"Rank {environment['RANK']}", f"  {shlex.join(without_secrets(rank_argv(spec, local_rank)))}"]
+        lines += ["", f"Rank {environment['RANK']}", f"  {shlex.join(redact_words(rank_argv(spec, local_rank)))}"]
         lines += [f"  {name}={value}" for name, value in sorted(environment.items()) if name not in common]
     return lines
 
@@ -173,24 +172,6 @@ def _environment(spec: JobSpec, local_rank: int) -> dict[str, str]:
         if is_secret(name):
             environment[name] = HIDDEN
     return environment
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable of this name must not be shown."""
-    return any(word in name.upper() for word in _SECRET)
-
-
-def without_secrets(argv: list[str]) -> list[str]:
-    """Hide the value of `--hf-token X`, `--api_key=X` and their like."""
-    shown: list[str] = []
-    hide_next = False
-    for arg in argv:
-        name, equals, _ = arg.partition("=")
-        last_word = name.replace("_", "-").rpartition("-")[2].upper()
-        secret = name.startswith("--") and last_word in _SECRET
-        shown.append(HIDDEN if hide_next else name + equals + HIDDEN if secret and equals else arg)
-        hide_next = secret and not equals
-    return shown
 
 
 def ranges(cpus: Iterable[int]) -> str:

@@ -9,8 +9,8 @@ import re
 import sys
 from collections.abc import Iterable
 
-from gpulaunch.launcher.job.describe import HIDDEN, is_secret, without_secrets
 from gpulaunch.launcher.job.spec import JobSpec
+from gpulaunch.profiler.redact import HIDDEN, is_secret, redact_words
 
 _ALWAYS = ("gpulaunch", "torch", "numpy", "nvidia-ml-py")
 _DRIVER = "/proc/driver/nvidia/version"
@@ -28,11 +28,11 @@ def job_document(
     """
     document = dataclasses.asdict(spec)
     document["env"] = {name: HIDDEN if is_secret(name) else value for name, value in spec.env.items()}
-    document["program"]["args"] = without_secrets(list(spec.program.args))
+    document["program"]["args"] = list(redact_words(spec.program.args))
     return {
         "version": 1,
         "gpulaunch_pid": os.getpid(),
-        "command": without_secrets(sys.argv),
+        "command": list(redact_words(sys.argv)),
         "versions": _versions([*_ALWAYS, *packages], sys.path if path is None else path),
         **document,
     }

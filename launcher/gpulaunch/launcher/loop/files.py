@@ -7,6 +7,8 @@ import json
 import os
 from typing import Any
 
+from gpulaunch.profiler.files import replacing
+
 
 def write_json(path: str, content: Any) -> None:
     """Write a value for its owner only, whole or not at all. Raises OSError."""
@@ -14,17 +16,9 @@ def write_json(path: str, content: Any) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a text for its owner only: under a temporary name beside it, then renamed. Raises OSError."""
-    part = f"{path}.{os.getpid()}"
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+    """Write a text for its owner only, whole or not at all; several processes may. Raises OSError."""
+    with replacing(path, suffix=f".{os.getpid()}") as file:
+        file.write(text.encode())
 
 
 def shown(path: str) -> str:

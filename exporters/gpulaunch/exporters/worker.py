@@ -1,0 +1,86 @@
+"""A thread that does one thing with the newest of what it is given, and that nobody waits for.
+
+What it touches may be on a file system of others, and that may hang: whoever calls it then waits in the kernel, for
+minutes or for ever. So only a thread of its own does, which may be left there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+__all__ = ["Worker"]
+
+_T = TypeVar("_T")
+
+_LATE_S: Final = 10.0
+"""Work that takes longer is late."""
+
+
+class Worker(Generic[_T]):
+    """Owns the thread, from the first that it is given on; that thread is a daemon."""
+
+    def __init__(
+        self, name: str, work: Callable[[_T | None, bool], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`work`: takes the newest, and whether it is the last time; then there may be no newest. It raises nothing."""
+        self._name = name
+        self._work = work
+        self._clock = clock
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()  # around what follows
+        self._newest: _T | None = None
+        self._ending = False
+        self._began_s: float | None = None
+        self.overtaken = 0
+        """How many were not worked on because a newer one came before the thread was ready."""
+
+    def give(self, newest: _T) -> bool:
+        """Hand it over, without waiting for anything; False if there is no thread: the next may get one."""
+        with self._changed:
+            if self._ending:
+                return True
+            self.overtaken += self._newest is not None
+            self._newest = newest
+            self._changed.notify()
+        return self._thread is not None or self._start()
+
+    @property
+    def late_s(self) -> float:
+        """How long the thread has been at what it does; 0 while that is not too long."""
+        with self._changed:
+            taken_s = 0.0 if self._began_s is None else self._clock() - self._began_s
+        return taken_s if taken_s > _LATE_S else 0.0
+
+    def close(self, within_s: float) -> bool:
+        """Have it work a last time; say whether that was done in time."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        if self._thread is None:
+            return True
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # a control group that has no thread left for us
+            return False
+        self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        ending = False
+        while not ending:
+            with self._changed:
+                self._changed.wait_for(lambda: self._newest is not None or self._ending)
+                newest, self._newest = self._newest, None
+                ending = self._ending
+                self._began_s = self._clock()
+            self._work(newest, ending)
+            with self._changed:
+                self._began_s = None
