@@ -6,6 +6,9 @@ passes as it does; what a step consists of is made up. It does what it is told, 
     healthy        the steps take 50 ms, hardly any of it for data
     slow-loader    every rank waits as long again for its data
     slow-rank      rank SLOW works 30 ms longer by itself, and all others wait for it
+    trouble        copies out of pageable memory and syncs at every step; GPU memory in pieces, allocations that fail,
+                   a rank with much memory; a probe that costs more than it may, and has parts off; a file `trouble`
+                   in the directory, for what the sidecar's stand-ins do then
     restart        the ranks are killed, and others begin the next attempt
 """
 
@@ -34,7 +37,8 @@ MIB = 1 << 20
 SLOW = 13
 GPUS = 8
 PACE_S = 0.25
-MODES = ("healthy", "slow-loader", "slow-rank")
+MODES = ("healthy", "slow-loader", "slow-rank", "trouble")
+HOARD_BYTES = 256 * MIB
 HEALTHY = {"data_wait": 1, "forward": 15, "backward": 22, "comm": 4, "optimizer": 5, "sync": 1, "other": 2}
 
 
@@ -45,6 +49,9 @@ def parts_of(mode: str, rank: int) -> dict[str, int]:
         parts["data_wait"] += 50 * MS
     elif mode == "slow-rank":
         parts["forward" if rank == SLOW else "comm"] += 30 * MS
+    elif mode == "trouble":
+        parts["h2d"] += 12 * MS
+        parts["sync"] += 12 * MS
     return parts
 
 
@@ -65,10 +72,9 @@ class Rank:
         words = self.writer.words
         words[Word.BUDGET_PPM] = 10_000
         words[Word.RESUMED_STEP] = 100 * attempt
-        if rank == 2:  # so that the tables of such parts have something to show
-            words[Word.HOOKS_SHED] = Hook.SAMPLES
-            words[Word.HOOKS_UNAVAILABLE] = Hook.GPU_MEMORY_FRACTION
         self.left_ns = 0
+        self.trouble = False
+        self.hoard = b""
 
     def run(self) -> None:
         before_ns = time.monotonic_ns()
@@ -77,7 +83,9 @@ class Rank:
             now_ns = time.monotonic_ns()
             self.left_ns += now_ns - before_ns
             before_ns = now_ns
-            self.work(parts_of(MODES[self.mode[0]], self.rank))
+            mode = MODES[self.mode[0]]
+            self.trouble = mode == "trouble"
+            self.work(parts_of(mode, self.rank))
 
     def work(self, parts: dict[str, int]) -> None:
         """Make as many steps as there was time for."""
@@ -87,14 +95,15 @@ class Rank:
             return
         words = self.writer.words
         step(self.writer, count, parts)
-        words[Word.PROBE_NS_TOTAL] += count * 20_000
+        words[Word.PROBE_NS_TOTAL] += count * (1_500_000 if self.trouble else 20_000)
         self._load(count, parts["data_wait"])
         self._pause(count)
         self._use_gpu(count)
         self._meet(count)
+        self._suffer()
         words[Word.UNOBSERVED_STEPS] = words[Word.STEPS] // 20
         words[Word.PRICED_PAIRS] = words[Word.STEPS] // 40
-        words[Word.PAIRED_COST_NS], words[Word.PAIRED_ERROR_NS] = 30_000, 8_000
+        words[Word.PAIRED_COST_NS], words[Word.PAIRED_ERROR_NS] = (1_500_000 if self.trouble else 30_000), 8_000
         words[Word.SKIPPED_STEPS] = words[Word.STEPS] // 100
         if words[Word.STEPS] // 40 > words[Word.CHECKPOINT_SAVES]:
             save(self.writer, words[Word.STEPS])
@@ -130,6 +139,17 @@ class Rank:
         words[Word.COMM_BLOCKED_NS_TOTAL] += count * 4 * MS
         words[Word.DDP_COMM_NS], words[Word.DDP_OVERLAP_NS] = 6 * MS, 4 * MS
 
+    def _suffer(self) -> None:
+        """Have what is wrong with one rank alone, or nothing any more."""
+        words = self.writer.words
+        ill = self.trouble and self.rank == 2
+        words[Word.HOOKS_SHED] = Hook.SAMPLES if ill else 0
+        words[Word.HOOKS_UNAVAILABLE] = Hook.GPU_MEMORY_FRACTION if ill else 0
+        if self.trouble and self.rank == SLOW:
+            self.hoard = self.hoard or b"\1" * HOARD_BYTES
+        else:
+            self.hoard = b""
+
     def _use_gpu(self, count: int) -> None:
         words = self.writer.words
         for word, amount in (
@@ -138,10 +158,13 @@ class Rank:
             (Word.GPU_RESERVED_BYTES, 1200 * MIB),
             (Word.GPU_PEAK_RESERVED_BYTES, 1300 * MIB),
             (Word.GPU_ACTIVE_BYTES, 920 * MIB),
-            (Word.GPU_INACTIVE_SPLIT_BYTES, 100 * MIB),
-            (Word.GPU_PINNED_BYTES, 64 * MIB),
+            (Word.GPU_INACTIVE_SPLIT_BYTES, (600 if self.trouble else 100) * MIB),
+            (Word.GPU_PINNED_BYTES, (640 if self.trouble else 64) * MIB),
         ):
             words[word] = amount
+        if self.trouble:
+            words[Word.GPU_ALLOC_RETRIES] += count
+            words[Word.GPU_OOMS] += 1
         for word, amount in (
             (Word.GPU_TIMED_STEPS, 1),
             (Word.GPU_STEP_NS_TOTAL, 44 * MS),
@@ -150,13 +173,18 @@ class Rank:
             (Word.GPU_OPTIMIZER_NS_TOTAL, 5 * MS),
         ):
             words[word] += amount
-        for index, size_bytes in enumerate((MIB // 2, MIB, 4, 4096, MIB)):
+        for index, size_bytes in enumerate((16384, MIB, 4, 4096, MIB)):
+            slow = self.trouble and layout.COPIES[index] == ("h2d", "pageable")
+            blocked_ns = 12 * MS if slow else MS // 50
             at = Word.COPY_FIRST + index * layout.COPY_WORDS
-            for word, amount in enumerate((count, count * size_bytes, count * MS // 10, count * MS // 5)):
-                words[at + word] += amount
-        for index in range(len(layout.SYNCS)):
-            words[Word.SYNC_FIRST + index * layout.SYNC_WORDS] += count
-            words[Word.SYNC_FIRST + index * layout.SYNC_WORDS + 1] += count * MS // 10
+            size_bytes = 8 * MIB if slow else size_bytes
+            for place, amount in enumerate((count, count * size_bytes, count * blocked_ns, count * MS // 5)):
+                words[at + place] += amount
+        now_and_then = words[Word.STEPS] // 40 - (words[Word.STEPS] - count) // 40
+        for index, kind in enumerate(layout.SYNCS):
+            calls = now_and_then + (12 * count if self.trouble and kind == "item" else 0)
+            words[Word.SYNC_FIRST + index * layout.SYNC_WORDS] += calls
+            words[Word.SYNC_FIRST + index * layout.SYNC_WORDS + 1] += calls * MS
 
     def _meet(self, count: int) -> None:
         counter, running, returned = collectives.words_of_call("all_reduce")
@@ -176,9 +204,10 @@ class Agent:
         self.mode = mmap.mmap(-1, 1)
         self.pids: list[int] = []
         self.attempt = -1
-        self.began_s = time.monotonic()
+        self.told_s = time.monotonic()
         self.restarts = 0
-        self.lost_s = 0.0
+        self.to_lose_s = 0.0
+        self.spent_s = dict.fromkeys(("startup", "checkpoint_stall", "lost_work", "restart", "productive"), 0.0)
 
     def put(self, name: str, content: object) -> None:
         draft = f"{self.directory}/{name}.draft"
@@ -220,12 +249,18 @@ class Agent:
         self.pids = []
 
     def account(self) -> None:
-        """Tell where the time went."""
-        ran_s = time.monotonic() - self.began_s
-        spent = {"startup": 0.5, "checkpoint_stall": 0.02 * ran_s, "lost_work": self.lost_s, "restart": self.lost_s}
-        goodput = {**spent, "productive": max(0.0, ran_s - sum(spent.values()))}
+        """Tell where the time went: every second is in one bucket, once."""
+        now_s = time.monotonic()
+        passed_s, self.told_s = now_s - self.told_s, now_s
+        lost_s = min(passed_s, self.to_lose_s)
+        self.to_lose_s -= lost_s
+        for bucket, share_s in (
+            *(("lost_work", lost_s / 2), ("restart", lost_s / 2)),
+            *(("checkpoint_stall", 0.02 * (passed_s - lost_s)), ("productive", 0.98 * (passed_s - lost_s))),
+        ):
+            self.spent_s[bucket] += share_s
         restarts = {"exception": self.restarts} if self.restarts else {}
-        account = {"version": 1, "restarts": restarts, "goodput_seconds": goodput}
+        account = {"version": 1, "restarts": restarts, "goodput_seconds": self.spent_s}
         self.put("run.json", {**account, "hang_suspicions": 0, "hangs": 0, "preempted": 0})
 
     def obey(self, order: str) -> None:
@@ -233,11 +268,16 @@ class Agent:
         if order == "restart":
             self.stop()
             self.restarts += 1
-            self.lost_s += 2.0
+            self.to_lose_s += 6.0
             self.account()
             self.start()
         else:
             self.mode[0] = MODES.index(order)
+            trouble = f"{self.directory}/trouble"
+            if order == "trouble":
+                self.put("trouble", None)
+            elif os.path.exists(trouble):
+                os.unlink(trouble)
 
     def run(self) -> None:
         """Obey until there are no orders any more."""

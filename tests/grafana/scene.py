@@ -29,6 +29,7 @@ NO_LABEL = {"host_memory", "parent"}
 """Labels that may be empty: Prometheus takes them away, and Grafana puts nothing in their place."""
 LABEL = re.compile(r"\{\{(\w+)\}\}")
 MANY = str(Path(__file__).with_name("many_ranks.py"))
+RULES = Path(__file__).parents[2] / "deploy/prometheus/gpulaunch.rules.yml"
 SIDECAR = str(Path(__file__).with_name("sidecar_with_gpus.py"))
 Series = tuple[Mapping[str, str], list[float]]
 
@@ -45,8 +46,12 @@ class Answer:
 
     def of(self, **labels: str) -> float:
         """The last value of the one series with these labels."""
-        (value,) = (values[-1] for there, values in self.series if labels.items() <= there.items())
+        (value,) = self.all_of(**labels)
         return value
+
+    def all_of(self, **labels: str) -> list[float]:
+        """The last value of each series with these labels."""
+        return [values[-1] for there, values in self.series if labels.items() <= there.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,12 @@ class Prometheus:
         self.directory = directory
         self.process: subprocess.Popen[bytes] | None = None
         config = {
-            "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s"},
+            "global": {
+                "scrape_interval": f"{SCRAPE_S}s",
+                "scrape_timeout": f"{SCRAPE_S}s",
+                "evaluation_interval": f"{SCRAPE_S}s",
+            },
+            "rule_files": [str(RULES)],
             "scrape_configs": [{"job_name": "gpulaunch", "static_configs": groups}],
         }
         (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
@@ -151,9 +161,6 @@ class ManyRanks:
     """The made-up node: its helper, its sidecar with the stand-in for a driver."""
 
     def __init__(self, directory: Path, count: int, gpus: int, listener: Any) -> None:
-        (directory / "gpu-health.json").write_text(
-            json.dumps({"version": 1, "gpus": [{"uuid": "GPU-3", "xid_counts": {"94": 1}}]})
-        )
         argv = [sys.executable, "-P", MANY, str(directory), str(count)]
         self.helper = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         own = ("--channel-dir", str(directory), "--listen-fd", str(listener.fileno()), "--interval", "1")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +128,79 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(dashboard: dict[str, A
 
 
 @each_dashboard
-def test_limits_rise(dashboard: dict[str, Any]) -> None:
-    for panel, _ in panels(dashboard):
-        if panel["type"] != "text":
-            first, *steps = (step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"])
-            assert first is None
-            assert steps == sorted(steps), panel["title"]
+def test_every_panel_has_a_limit_or_says_why_it_has_none(dashboard: dict[str, Any]) -> None:
+    assert [wrong for panel, _ in panels(dashboard) if (wrong := wrong_limit(panel))] == []
+
+
+def wrong_limit(panel: dict[str, Any]) -> str:
+    """Green alone is no limit; and a limit that cannot be seen is none either."""
+    _, says_none, why = panel["description"].partition(" No limit: ")
+    if says_none and (len(why.split()) < 3 or not why.endswith(".")):
+        return f"{panel['title']}: does not say why it has no limit"
+    if panel["type"] == "text":
+        return "" if says_none else f"{panel['title']}: no word of limits"
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    (lowest, *values), colors = [step["value"] for step in steps], [step["color"] for step in steps]
+    if lowest is not None or values != sorted(set(values)):
+        return f"{panel['title']}: {steps} do not rise"
+    if bool(says_none) != (colors == ["green"]):
+        return f"{panel['title']}: {'a limit, and none' if says_none else 'neither a limit nor why there is none'}"
+    if not says_none and (colors.count("green") != 1 or "green" not in (colors[0], colors[-1])):
+        return f"{panel['title']}: nothing, or too much, is well in {steps}"
+    drawn: dict[str, Callable[[], bool]] = {
+        "timeseries": lambda: panel["fieldConfig"]["defaults"]["custom"]["thresholdsStyle"]["mode"] == "dashed",
+        "stat": lambda: panel["options"]["colorMode"] == "value",
+        "bargauge": lambda: panel["options"]["valueMode"] == "color",
+        "table": lambda: panel["fieldConfig"]["overrides"] != [],
+        "heatmap": lambda: False,
+    }
+    return "" if says_none or drawn[panel["type"]]() else f"{panel['title']}: its limit is not drawn"
+
+
+@pytest.mark.parametrize(
+    ("title", "steps", "more", "complaint"),
+    [
+        ("Step time", [(None, "green")], "", "neither a limit nor why there is none"),
+        ("Step time", [(None, "green"), (1, "red")], " No limit: it is the program's own.", "a limit, and none"),
+        ("Step time", [(None, "green")], " No limit: .", "does not say why it has no limit"),
+        ("Step time", [(None, "green"), (1, "red")], "", "its limit is not drawn"),
+        ("Goodput", [(None, "green"), (2, "orange"), (1, "red")], "", "do not rise"),
+        ("Goodput", [(None, "red"), (1, "orange")], "", "nothing, or too much, is well"),
+    ],
+)
+def test_a_panel_without_either_is_found(title: str, steps: list[Any], more: str, complaint: str) -> None:
+    (panel,) = (
+        copy.deepcopy(panel) for panel, _ in panels(DASHBOARDS["gpulaunch-overview.json"]) if panel["title"] == title
+    )
+    panel["description"] = panel["description"].partition(" No limit: ")[0] + more
+    thresholds = panel["fieldConfig"]["defaults"]["thresholds"]
+    thresholds["steps"] = [{"value": value, "color": color} for value, color in steps]
+
+    assert complaint in wrong_limit(panel)
+
+
+def test_most_figures_have_a_limit() -> None:
+    """What is asked for one number of is mostly asked because that number can be bad."""
+    figures = [panel for each in DASHBOARDS.values() for panel, _ in panels(each) if panel["type"] == "stat"]
+    limited = [panel for panel in figures if "No limit: " not in panel["description"]]
+
+    assert len(limited) > 2 / 3 * len(figures)
+
+
+def test_limits_are_those_of_the_alerts() -> None:
+    """A panel is red where Prometheus would call somebody."""
+    program = f"import sys; sys.path.insert(0, {str(GRAFANA)!r})\nfrom source.limits import ALERTS\n"
+    said = subprocess.run(
+        [sys.executable, "-c", f"{program}import json; print(json.dumps(ALERTS))"], capture_output=True, timeout=60
+    )
+    groups = yaml.safe_load((GRAFANA.parent / "prometheus/gpulaunch.rules.yml").read_text())["groups"]
+    rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+    limits: dict[str, float] = json.loads(said.stdout)
+    assert limits
+    assert [
+        name for name, value in limits.items() if not re.search(rf"> {re.escape(f'{value:g}')}(?![.\d])", rules[name])
+    ] == []
 
 
 @each_dashboard

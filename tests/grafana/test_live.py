@@ -2,8 +2,10 @@
 
 It scrapes two runs at once. One is real: two ranks train on the CPU under gpulaunch, with its sidecar. The other one
 never was: 64 ranks and 8 GPUs, of which the pages are written by the real writers and the driver is a stand-in, before
-a real sidecar. Both go well, then their loaders are slow, then one rank is, then they are restarted; and each time a
-picture is taken of all that the dashboards show. No Grafana is here: what it does to a query, `scene.Target` does.
+a real sidecar. Both go well, then their loaders are slow, then one rank is, then they are restarted, and then the
+made-up one has trouble with copies, memory, a GPU and the profiler all at once. Each time pictures are taken of all
+that the dashboards show, until one shows what it should. No Grafana is here: what it does to a query, `scene.Target`
+does.
 
 The target of the made-up run has the labels that jobs which announce themselves give theirs, the real one has none.
 """
@@ -15,19 +17,24 @@ import re
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from exprs import Query, dashboards, queries
+import yaml
+from exprs import dashboards, queries
 from many_ranks import GPUS, SLOW
-from scene import SCRAPE_S, WINDOW_S, ManyRanks, Prometheus, Target, until, wrong_with
+from scene import RULES, SCRAPE_S, WINDOW_S, ManyRanks, Prometheus, Target, until
+from shown import SHOWS, Shows, every_query, restart, shows, slow_loader, slow_rank, trouble, well
 from story import RUNS, RealRun, Story
 
 pytestmark = [pytest.mark.torch, pytest.mark.live, pytest.mark.timeout(1800)]
 
 MANY = 64
-SCENES = ("healthy", "slow-loader", "slow-rank", "restarted")
+SCENES = tuple(SHOWS)
 each_run = pytest.mark.parametrize("run", RUNS)
 
 
@@ -47,7 +54,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         many.ready()
         real.ready()
         addresses = {"real": real.address, "many": f"127.0.0.1:{listener.getsockname()[1]}"}
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"targets": [addresses["real"]]},
             {"targets": [addresses["many"]], "labels": {"run": "many-of-all-nodes", "node": "host1", "name": "many"}},
         ]
@@ -77,12 +84,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
                     lambda: prometheus.instant(f'gpulaunch_finding_active{{instance="{node}"}}').series,
                     "the straggler is found",
                 )
-            story.take(name)
+            story.take(name, shows)
 
         scene("healthy", "healthy")
         scene("slow-loader", "slow-loader")
         scene("slow-rank", "slow-rank")
         victim = prometheus.instant(f'gpulaunch_rank_info{{instance="{real.address}", rank="1"}}').series[0][0]["pid"]
+        story.restarted_s = time.time()
         os.kill(int(victim), signal.SIGKILL)
         many.tell("restart")
         until(
@@ -95,57 +103,18 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             "both runs go on in another attempt",
         )
         scene("restarted", "healthy")
+        scene("trouble", "trouble")
         yield story
 
 
 # --- every query -----------------------------------------------------------------------------------------------------
-
-NOTHING_FOUND = {("overview", "What was found, and what it costs"), ("overview", "Found now")}
-NO_RESTART = {("recovery", "Restarts by cause"), ("recovery", "Went on from")}
-NO_TROUBLE = {("cost", "Parts of the probe out of service"), ("cost", "Parts switched off for their price")}
-OF_THE_MACHINE = {
-    ("memory", "Of the control group's limit"),  # where the control group has a limit
-    ("memory", "Control groups"),
-    ("cost", "Longer steps"),  # once there are comparisons
-    ("cost", "By how much steps are longer"),
-    ("cost", "Collectors out of service"),  # the table: none, where there is a driver
-    ("cost", "Stacks sampled"),  # where py-spy, or our own reader, may look into the ranks
-    ("ranks", "Communication of DistributedDataParallel"),  # DDP logs one of many steps
-    ("ranks", "Waiting for a core"),
-}
-"""Panels that may be empty: it depends on the machine, or on how long the run has run."""
-QUOTA = ("ranks", "Threads and cores", "quota")
-
-
-def may_be_empty(query: Query, run: str, scene: str) -> bool:
-    place = (query.dashboard, query.panel)
-    if run == "many" and place == ("cost", "Stacks sampled"):
-        return True  # there is no Python stack of a rank that never was
-    if (*place, query.legend) == QUOTA or place in OF_THE_MACHINE:
-        return True
-    return place in NOTHING_FOUND
-
-
-def must_be_empty(query: Query, run: str, scene: str) -> bool:
-    place = (query.dashboard, query.panel)
-    if run == "real" and (query.needs_gpu or place in NO_TROUBLE):
-        return True
-    return place in NO_RESTART and scene != "restarted"
 
 
 @each_run
 @pytest.mark.parametrize("scene", SCENES)
 def test_every_query_gives_something_finite_with_the_labels_of_its_legend(story: Story, run: str, scene: str) -> None:
     """Or rightly nothing: on the CPU there is no GPU, and nothing has to be found in a healthy run."""
-    wrong: list[str] = []
-    for query, answer in story.albums[run, scene].answers.items():
-        if must_be_empty(query, run, scene):
-            wrong += [f"{query}: {answer.series} where nothing should be"] if answer.series else []
-        elif not answer.series and not may_be_empty(query, run, scene):
-            wrong.append(f"{query}: nothing for {story.targets[run].into(query.expr)}")
-        wrong += [f"{query}: {what}" for what in wrong_with(query, answer)]
-
-    assert not wrong, "\n".join(wrong)
+    every_query(story, run, scene)
 
 
 def test_shares_are_of_a_whole(story: Story) -> None:
@@ -168,7 +137,6 @@ def test_every_gpu_is_there(story: Story) -> None:
     album = story.albums["many", "healthy"]
 
     assert len(album.panel("gpus", "Cards").series) == GPUS
-    assert [labels["xid"] for labels, _ in album.panel("gpus", "Critical errors").series] == ["94"]
 
 
 def test_one_rank_can_be_looked_at_alone(story: Story) -> None:
@@ -224,10 +192,8 @@ def values(prometheus: Prometheus, target: Target, query: str) -> list[str]:
 
 @each_run
 def test_a_restart_is_marked_and_only_then(story: Story, run: str) -> None:
-    assert {scene: story.marked[run, scene, "Restarts"] for scene in SCENES} == {
-        **dict.fromkeys(SCENES, 0),
-        "restarted": 1,
-    }
+    told = SCENES[: SCENES.index("restarted") + 1]
+    assert [story.marked[run, scene, "Restarts"] for scene in told] == [0, 0, 0, 1]
 
 
 def test_a_finding_is_marked(story: Story) -> None:
@@ -240,28 +206,7 @@ def test_a_finding_is_marked(story: Story) -> None:
 
 @each_run
 def test_a_slow_loader_is_seen(story: Story, run: str) -> None:
-    before, after = story.albums[run, "healthy"], story.albums[run, "slow-loader"]
-
-    for dashboard, panel, legend in (
-        ("overview", "Where the time of a step goes", None),
-        ("overview", "Waiting for data", "worst rank"),
-        ("overview", "Waiting for data", "all ranks"),
-        ("dataloader", "Waiting for data", None),
-    ):
-        waited = {"phase": "data_wait"} if legend is None and dashboard == "overview" else {}
-        shares = [album.panel(dashboard, panel, legend).of(**waited) for album in (before, after)]
-        assert shares[1] > shares[0] + 0.2, (panel, shares)
-    waits = [album.panel("dataloader", "How long a batch is waited for", "95 %").of() for album in (before, after)]
-    assert waits[1] > 1.5 * waits[0]
-    assert after.panel("overview", "Step time", "mean").of() > 1.5 * before.panel("overview", "Step time", "mean").of()
-    assert (
-        after.panel("overview", "Steps per second", "slowest rank").of()
-        < before.panel("overview", "Steps per second", "slowest rank").of() / 1.5
-    )
-    blocked = [
-        album.panel("dataloader", "Shares of that", "{{state}}").of(state="blocked") for album in (before, after)
-    ]
-    assert blocked[1] > blocked[0] + 0.1
+    slow_loader(story, run, "slow-loader")
 
 
 def test_the_queue_is_full_where_the_loader_is_fast_and_empty_where_it_is_slow(story: Story) -> None:
@@ -273,30 +218,9 @@ def test_the_queue_is_full_where_the_loader_is_fast_and_empty_where_it_is_slow(s
 
 @each_run
 def test_a_slow_rank_is_seen_and_named(story: Story, run: str) -> None:
-    before, after = story.albums[run, "healthy"], story.albums[run, "slow-rank"]
-    slow = str(SLOW if run == "many" else 1)
-
-    excess = [album.panel("ranks", "Longest own work").of() for album in (before, after)]
-    assert excess[1] > excess[0] + 0.008, "of 30 ms; the median of two ranks is between them"
-    share = [album.panel("ranks", "Of a step").of() for album in (before, after)]
-    assert share[1] > share[0] + 0.05
-    own = {labels["rank"]: values[-1] for labels, values in after.panel("ranks", "Own work in a step, by rank").series}
-    assert max(own, key=lambda rank: own[rank]) == slow
-    meeting = after.panel("ranks", "Where ranks meet: time in a step, by rank").series
-    waited = {labels["rank"]: values[-1] for labels, values in meeting}
-    assert min(waited, key=lambda rank: waited[rank]) == slow
-    late = after.panel("ranks", "The five with most work of their own")
-    assert late.of(rank=slow) == max(late.last)
-    why = "Why: the rank with most of each phase, above the median rank"
-    assert after.panel("ranks", why, "forward").of() > before.panel("ranks", why, "forward").of() + 0.008
-
-
-def test_what_is_found_is_named_and_priced(story: Story) -> None:
-    before, after = (story.albums["many", scene] for scene in ("healthy", "slow-rank"))
-
-    assert before.panel("overview", "What was found, and what it costs").series == ()
-    assert after.panel("overview", "What was found, and what it costs").of(rule="straggler") > 0.1
-    assert [labels["rule"] for labels, _ in after.panel("overview", "Found now").series] == ["straggler"]
+    """In the made-up run it is found, too, and priced."""
+    slow_rank(story, run, "slow-rank")
+    assert story.albums["many", "healthy"].panel("overview", "What was found, and what it costs").series == ()
 
 
 def test_one_fault_does_not_look_like_the_other(story: Story) -> None:
@@ -309,13 +233,55 @@ def test_one_fault_does_not_look_like_the_other(story: Story) -> None:
 
 @each_run
 def test_a_restart_is_counted_and_its_cause_told(story: Story, run: str) -> None:
-    before, after = story.albums[run, "slow-rank"], story.albums[run, "restarted"]
+    restart(story, run, "restarted")
 
-    assert [album.panel("overview", "Restarts").of() for album in (before, after)] == [0, 1]
-    assert [album.panel("recovery", "Attempt").of() for album in (before, after)] == [0, 1]
-    (kind,) = [labels["kind"] for labels, _ in after.panel("recovery", "Restarts by cause").series]
-    assert kind == ("exception" if run == "many" else "signal")
-    goodput = [album.panel("overview", "Goodput").of() for album in (before, after)]
-    assert goodput[1] < goodput[0], "what is done again does not count"
-    assert after.panel("recovery", "Went on from").of() > 0
-    assert after.panel("recovery", "Newest").of() > 0
+
+def test_trouble_with_copies_memory_cards_and_the_profiler_is_seen(story: Story) -> None:
+    """Whatever has a limit is past it, and what has none has moved."""
+    trouble(story, "many", "trouble")
+
+
+@pytest.mark.parametrize("scene", [scene for scene in SCENES if scene != "trouble"])
+def test_without_it_nothing_of_the_kind_is_seen(story: Story, scene: str) -> None:
+    """Neither in a healthy run nor beside another fault; and no alert is on that needs no time."""
+    well(story, "many", scene)
+
+
+@pytest.mark.parametrize(
+    ("show", "scene"), [(slow_loader, "slow-loader"), (slow_rank, "slow-rank"), (trouble, "trouble")]
+)
+def test_a_picture_without_the_fault_would_not_do(story: Story, show: Shows, scene: str) -> None:
+    """Nor would one with all the trouble pass for a healthy one."""
+    albums = story.albums | {("many", scene): story.albums["many", "healthy"]}
+
+    with pytest.raises((AssertionError, ValueError)):
+        show(replace(story, albums=albums), "many", scene)
+    with pytest.raises(AssertionError):
+        well(story, "many", "trouble")
+
+
+# --- the rules -------------------------------------------------------------------------------------------------------
+
+
+def test_the_rules_are_evaluated_without_errors(story: Story) -> None:
+    """At each moment of the story, with two runs, restarts and GPUs; and each of them more than once."""
+    groups = story.prometheus.get("/api/v1/rules")["groups"]
+    metrics = story.prometheus.get("/metrics")
+    shipped = [each.get("record") or each["alert"] for each in rules()]
+
+    told = {rule["name"]: (rule["health"], rule.get("lastError", "")) for group in groups for rule in group["rules"]}
+    assert told == dict.fromkeys(shipped, ("ok", ""))
+    assert sum(counted(metrics, "prometheus_rule_evaluation_failures_total")) == 0
+    assert min(counted(metrics, "prometheus_rule_evaluations_total")) > 2 * len(shipped)
+
+
+def counted(metrics: str, name: str) -> list[float]:
+    """What Prometheus says of itself, by group of rules."""
+    found = re.findall(rf"^{name}{{[^}}]*}} (\S+)$", metrics, re.MULTILINE)
+    assert len(found) == len({each["group"] for each in rules()})
+    return [float(value) for value in found]
+
+
+def rules() -> list[dict[str, str]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [{**rule, "group": group["name"]} for group in groups for rule in group["rules"]]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from source import limits
 from source.board import dashboard, row
 from source.expr import highest, mean, number, spread, top, total
 from source.overview import STEP, stepping_s
-from source.parts import BAD, WARN, Json, figure, lines, table
+from source.parts import Json, figure, lines, table
 from source.promql import gauge, histogram_mean, info, rate
 
+from gpulaunch.profiler.record import Collector
+
 __all__ = ["cost"]
+
+ELSEWHERE = tuple(each.value for each in Collector if each not in (Collector.GPU, Collector.DEVICE))
 
 
 def cost() -> Json:
@@ -28,41 +33,47 @@ def cost() -> Json:
                 "Inside of the ranks",
                 "Time inside the probe, of the time of steps: the rank with most of it.",
                 (highest(inside), "of a step"),
-                limits=((0.005, WARN), (0.01, BAD)),
+                limit=limits.BUDGET,
             ),
             figure(
                 "Longer steps",
                 "By how much a step with the probe is longer than one without, as a share of it: the median rank. Below"
                 " zero: it cannot be told from chance.",
                 (mean(longer) / histogram_mean(STEP), "of a step"),
-                limits=((0.005, WARN), (0.01, BAD)),
+                limit=limits.BUDGET,
+                signed=True,
             ),
             figure(
                 "Cores of the sidecars",
-                "CPU time of all sidecars, by second.",
-                (total(rate(overhead, where="sidecar")), "cores"),
+                "CPU time of a sidecar by second; the node where it takes most. The limit is for 8 ranks on a node: for"
+                " more it may take more.",
+                (highest(total(rate(overhead, where="sidecar"), "instance")), "cores"),
+                limit=limits.SIDECAR_CORES,
             ),
             figure(
                 "Memory of the sidecars",
-                "Resident memory, all of them.",
-                (total(gauge("gpulaunch_sidecar_memory_bytes")), "resident"),
+                "Resident memory of a sidecar; the node where it has most. The limit is for 8 ranks on a node.",
+                (highest(gauge("gpulaunch_sidecar_memory_bytes")), "resident"),
+                limit=limits.SIDECAR_BYTES,
             ),
             figure(
                 "Parts switched off",
                 "Parts of the probe that were switched off for their price, in any rank.",
                 (number(gauge("gpulaunch_probe_part_shed")).or_zero(), "parts"),
-                limits=((1, WARN),),
+                limit=limits.ONCE,
             ),
             figure(
                 "Collectors out of service",
-                "Parts of the sidecars that do not deliver. Those for GPUs count where there is no GPU.",
-                (number(gauge("gpulaunch_collector_available") <= 0).or_zero(), "collectors"),
+                "Parts of the sidecars that do not deliver, without those for GPUs, which a machine may well lack.",
+                (number(gauge("gpulaunch_collector_available", collector=ELSEWHERE) <= 0).or_zero(), "collectors"),
+                limit=limits.ONCE,
             ),
             lines(
                 "Time inside the probe",
                 "Share of the time of steps, by rank, and the budget: past it, parts of the probe are switched off.",
                 *spread(inside),
                 (highest(budget), "budget"),
+                limit=limits.BUDGET,
             ),
             lines(
                 "By how much steps are longer",
@@ -71,6 +82,7 @@ def cost() -> Json:
                 (top(5, longer), "rank {{rank}}"),
                 (highest(off), "error at most"),
                 signed=True,
+                limit=limits.LONGER,
             ),
             lines(
                 "Steps without the probe",
@@ -79,11 +91,13 @@ def cost() -> Json:
                     total(rate("gpulaunch_unobserved_steps_total")) / total(rate("gpulaunch_steps_total")),
                     "without",
                 ),
+                limit=limits.HISTORY,
             ),
             lines(
                 "Comparisons",
                 "That the figures above are of, in the running attempt.",
                 *spread(highest(gauge("gpulaunch_probe_pairs"), "rank")),
+                limit=limits.PAIRS,
             ),
         ),
         row(
@@ -94,6 +108,7 @@ def cost() -> Json:
                 highest(gauge("gpulaunch_collector_available"), "instance", "collector") <= 0,
                 {"instance": "node", "collector": "collector"},
                 width=8,
+                limit=limits.FAULTS,
             ),
             table(
                 "Parts of the probe out of service",
@@ -101,6 +116,7 @@ def cost() -> Json:
                 highest(gauge("gpulaunch_probe_part_unavailable"), "rank", "part"),
                 {"rank": "rank", "part": "part"},
                 width=8,
+                limit=limits.FAULTS,
             ),
             table(
                 "Parts switched off for their price",
@@ -108,17 +124,20 @@ def cost() -> Json:
                 highest(gauge("gpulaunch_probe_part_shed"), "rank", "part"),
                 {"rank": "rank", "part": "part"},
                 width=8,
+                limit=limits.FAULTS,
             ),
             lines(
                 "Time of collecting",
                 "Seconds by second, of all sidecars, by collector.",
                 (total(rate("gpulaunch_collector_seconds_total"), "collector"), "{{collector}}"),
                 stacked=True,
+                limit=limits.TOTALS_COST,
             ),
             lines(
                 "Errors of collectors",
                 "Readings, or parts of readings, that failed, by second.",
                 (total(rate("gpulaunch_collector_errors_total"), "collector"), "{{collector}}"),
+                limit=limits.ERRORS,
             ),
             lines(
                 "Refreshes",
@@ -126,23 +145,27 @@ def cost() -> Json:
                 (total(rate("gpulaunch_sidecar_refreshes_total")), "refreshes"),
                 (total(rate("gpulaunch_sidecar_late_refreshes_total")), "too late"),
                 (total(rate("gpulaunch_sidecar_scrapes_total")), "scrapes"),
+                limit=limits.PACE_SIDECAR,
             ),
             lines(
                 "Time of a refresh",
                 "How long the last refresh took, and writing the page of metrics; the slowest sidecar.",
                 (highest(gauge("gpulaunch_sidecar_refresh_duration_seconds")), "refresh"),
                 (highest(gauge("gpulaunch_sidecar_render_duration_seconds")), "page"),
+                limit=limits.REFRESH,
             ),
             lines(
                 "Stacks sampled",
                 "Stacks of main threads of ranks, by phase: what flame graphs are made of.",
                 (total(rate("gpulaunch_stack_samples_total"), "phase"), "{{phase}}"),
+                limit=limits.PACE_STACKS,
             ),
             table(
                 "Versions",
                 "Of gpulaunch, and of the Python that its sidecars run on.",
                 highest(info("gpulaunch_build_info"), "instance", "version", "python"),
                 {"instance": "node", "version": "gpulaunch", "python": "Python"},
+                limit=limits.LISTED,
             ),
         ),
     )

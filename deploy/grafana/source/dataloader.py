@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from source import limits
 from source.board import dashboard, row
 from source.expr import highest, lowest, mean, spread, total
 from source.overview import stepping_s
-from source.parts import WARN, Json, figure, heat, lines
+from source.parts import Json, figure, heat, lines
 from source.promql import gauge, quantile, rate, seconds_counted
 
 __all__ = ["dataloader"]
@@ -29,18 +30,20 @@ def dataloader() -> Json:
                 "Waiting for data",
                 "Share of the steps' time that the training loop waited for a batch: the rank with most of it.",
                 (highest(data_wait), "of the step"),
-                limits=((0.05, WARN), (0.2, "red")),
+                limit=limits.DATA,
             ),
             figure(
                 "Batches ready",
                 "Batches ready when the training loop last asked for one, in the rank with fewest. Mostly 0: the loader"
                 " is too slow.",
                 (lowest(gauge("gpulaunch_dataloader_ready_batches")), "batches"),
+                limit=limits.READY,
             ),
             figure(
                 "Batches per second",
                 "Batches handed to all training loops.",
                 (total(rate("gpulaunch_dataloader_batches_total")), "batches"),
+                limit=limits.PACE,
             ),
             figure(
                 "Size of a batch",
@@ -51,21 +54,25 @@ def dataloader() -> Json:
                     ),
                     "bytes",
                 ),
+                limit=limits.SIZE_BATCH,
             ),
             figure(
                 "Workers",
                 "Dataloader workers of all ranks that live now.",
                 (total(gauge("gpulaunch_dataloader_workers", state="alive")), "alive"),
+                limit=limits.COUNT,
             ),
             figure(
                 "Validation",
                 "Batches handed out in a second while gradients were off.",
                 (total(rate("gpulaunch_dataloader_eval_batches_total")), "batches"),
+                limit=limits.PACE,
             ),
             heat(
                 "Waiting for data, by rank",
                 "Share of the steps' time that each rank's training loop waited for a batch.",
                 (data_wait, "{{rank}}"),
+                limit=limits.COMPARED,
             ),
             lines(
                 "How long a batch is waited for",
@@ -73,6 +80,7 @@ def dataloader() -> Json:
                 (quantile(0.5, WAIT), "50 %"),
                 (quantile(0.95, WAIT), "95 %"),
                 (quantile(0.99, WAIT), "99 %"),
+                limit=limits.OF_A_STEP,
             ),
             lines(
                 "Waits by what the queue showed",
@@ -81,6 +89,7 @@ def dataloader() -> Json:
                 (mean(seconds_counted(WAIT, "rank")), "all"),
                 (mean(rate("gpulaunch_dataloader_transfer_seconds_total")), "ready"),
                 (mean(rate("gpulaunch_dataloader_reorder_blocked_seconds_total")), "behind another"),
+                limit=limits.DATA,
             ),
         ),
         row(
@@ -91,6 +100,7 @@ def dataloader() -> Json:
                 " workers make it worse. blocked: waiting for storage, a network, a lock.",
                 (total(rate(fetching), "state"), "{{state}}"),
                 stacked=True,
+                limit=limits.TOTALS,
             ),
             lines(
                 "Shares of that",
@@ -102,17 +112,20 @@ def dataloader() -> Json:
                     "collate",
                 ),
                 most=1,
+                limit=limits.SHARES,
             ),
             lines(
                 "Read by workers",
                 "From a device or a network file system, or from memory. Much from storage with workers blocked: the"
                 " storage is slow.",
                 (total(rate(read), "source"), "{{source}}"),
+                limit=limits.TOTALS,
             ),
             lines(
                 "Workers",
                 "Of all ranks: as the loaders were told, and processes that live now.",
                 (total(gauge("gpulaunch_dataloader_workers"), "state"), "{{state}}"),
+                limit=limits.COUNT,
             ),
         ),
         row(
@@ -122,12 +135,14 @@ def dataloader() -> Json:
                 "Mostly 0 in the lowest rank: its loader is too slow.",
                 *spread(highest(gauge("gpulaunch_dataloader_ready_batches"), "rank")),
                 width=8,
+                limit=limits.READY,
             ),
             lines(
                 "Batches asked of the workers",
                 "And not yet handed out: prefetch_factor times the workers, when all goes well.",
                 *spread(highest(gauge("gpulaunch_dataloader_outstanding_batches"), "rank")),
                 width=8,
+                limit=limits.COUNT,
             ),
             lines(
                 "Batches that wait",
@@ -136,6 +151,7 @@ def dataloader() -> Json:
                 (total(gauge("gpulaunch_dataloader_reorder_blocked_batches")), "behind another"),
                 (total(gauge("gpulaunch_dataloader_pin_backlog_batches")), "to be pinned"),
                 width=8,
+                limit=limits.TOTALS,
             ),
         ),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from source import limits
 from source.board import dashboard, row
 from source.expr import Expr, highest, lowest, total
-from source.parts import BAD, WARN, Json, heat, lines, table, words
+from source.parts import Json, heat, lines, table, words
 from source.promql import gauge, info, rate
 
 __all__ = ["gpus"]
@@ -39,12 +40,14 @@ def gpus() -> Json:
                 "Multiprocessors with work",
                 "Share of time and multiprocessors with a warp on them, by GPU.",
                 (_each("gpulaunch_gpu_sm_active_ratio"), "{{instance}} {{gpu}}"),
+                limit=limits.COMPARED,
             ),
             lines(
                 "Utilization",
                 "Share of the last second at most in which at least one kernel ran, however small: high says little.",
                 (_each("gpulaunch_gpu_utilization_ratio"), "{{instance}} {{gpu}}"),
                 most=1,
+                limit=limits.IDLE,
             ),
             lines(
                 "Pipes",
@@ -52,6 +55,7 @@ def gpus() -> Json:
                 " is slow: 16 bit, or TF32.",
                 (highest(gauge("gpulaunch_gpu_pipe_active_ratio"), "pipe"), "{{pipe}}"),
                 most=1,
+                limit=limits.PIPES,
             ),
             lines(
                 "Occupancy",
@@ -59,6 +63,7 @@ def gpus() -> Json:
                 (_each("gpulaunch_gpu_sm_occupancy_ratio"), "{{instance}} {{gpu}}"),
                 most=1,
                 width=8,
+                limit=limits.OCCUPANCY,
             ),
             lines(
                 "Memory bandwidth",
@@ -66,6 +71,7 @@ def gpus() -> Json:
                 (_each("gpulaunch_gpu_dram_active_ratio"), "{{instance}} {{gpu}}"),
                 most=1,
                 width=8,
+                limit=limits.OCCUPANCY,
             ),
             lines(
                 "Memory",
@@ -76,7 +82,7 @@ def gpus() -> Json:
                 ),
                 most=1,
                 width=8,
-                limits=((0.95, WARN),),
+                limit=limits.GPU_FULL,
             ),
             lines(
                 "Where the time of a step goes on the GPU",
@@ -84,6 +90,7 @@ def gpus() -> Json:
                 (total(rate("gpulaunch_phase_gpu_seconds_total"), "phase").each_of_all(timed), "{{phase}}"),
                 stacked=True,
                 width=24,
+                limit=limits.PACE,
             ),
             gpu=True,
         ),
@@ -94,26 +101,28 @@ def gpus() -> Json:
                 "Of the multiprocessors: it falls with heat, with power, and when there is nothing to do.",
                 (_each("gpulaunch_gpu_clock_hertz"), "{{instance}} {{gpu}}"),
                 width=8,
+                limit=limits.HARDWARE,
             ),
             lines(
                 "Throttled",
                 "Share of the time that the clocks were kept down, by reason; several may hold at once. The worst GPU.",
                 (highest(rate("gpulaunch_gpu_throttle_seconds_total"), "reason"), "{{reason}}"),
                 width=8,
-                limits=((0.05, WARN),),
+                limit=limits.THROTTLED,
             ),
             lines(
                 "Temperature",
                 "Of each GPU.",
                 (_each("gpulaunch_gpu_temperature_celsius"), "{{instance}} {{gpu}}"),
                 width=8,
-                limits=((85, WARN), (95, BAD)),
+                limit=limits.HOT,
             ),
             lines(
                 "Power",
                 "What each GPU draws.",
                 (_each("gpulaunch_gpu_power_watts"), "{{instance}} {{gpu}}"),
                 width=8,
+                limit=limits.HARDWARE,
             ),
             lines(
                 "Energy of a step",
@@ -123,6 +132,7 @@ def gpus() -> Json:
                     "energy",
                 ),
                 width=8,
+                limit=limits.PACE,
             ),
             lines(
                 "Across NVLink",
@@ -132,6 +142,7 @@ def gpus() -> Json:
                     "GPU {{gpu}} {{direction}}",
                 ),
                 width=8,
+                limit=limits.HARDWARE,
             ),
             gpu=True,
         ),
@@ -144,23 +155,26 @@ def gpus() -> Json:
                     highest(gauge("gpulaunch_gpu_ecc_errors_total"), *here, "severity"),
                     "{{instance}} {{gpu}} {{severity}}",
                 ),
+                limit=limits.ONCE,
             ),
             lines(
                 "Rows replaced",
                 "Rows of memory that were replaced in the life of the card, by the errors they had.",
                 (highest(gauge("gpulaunch_gpu_row_remaps_total"), *here, "kind"), "{{instance}} {{gpu}} {{kind}}"),
+                limit=limits.ROWS,
             ),
             lines(
                 "Rows not replaced",
                 "1 while rows wait for a reset of the card, or could not be replaced: then the card should be.",
                 (_each("gpulaunch_gpu_row_remap_pending"), "{{instance}} {{gpu}} wait"),
                 (_each("gpulaunch_gpu_row_remap_failed"), "{{instance}} {{gpu}} failed"),
-                limits=((1, BAD),),
+                limit=limits.FAULT,
             ),
             lines(
                 "Packets sent again",
                 "Across PCIe, by second: a bad slot or riser.",
                 (total(rate("gpulaunch_gpu_pcie_replays_total"), *here), "{{instance}} {{gpu}}"),
+                limit=limits.AGAIN,
             ),
             table(
                 "Critical errors",
@@ -168,12 +182,14 @@ def gpus() -> Json:
                 " none.",
                 highest(gauge("gpulaunch_gpu_xid_errors_total"), *here, "xid"),
                 {"instance": "node", "gpu": "GPU", "xid": "Xid", "Value": "errors"},
+                limit=limits.FAULT,
             ),
             table(
                 "Cards",
                 "The GPUs of the run's nodes.",
                 highest(info("gpulaunch_gpu_info"), *here, "model", "uuid", "parent"),
                 {"instance": "node", "gpu": "GPU", "model": "model", "uuid": "UUID", "parent": "part of"},
+                limit=limits.LISTED,
             ),
             gpu=True,
         ),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from source import limits
 from source.board import dashboard, row
 from source.expr import Expr, highest, spread, top, total
-from source.parts import BAD, WARN, Json, figure, heat, lines
+from source.parts import Json, figure, heat, lines
 from source.promql import gauge, rate
 
 __all__ = ["memory"]
@@ -36,27 +37,28 @@ def memory() -> Json:
                     "in use",
                 ),
                 width=6,
-                limits=((0.85, WARN), (0.95, BAD)),
+                limit=limits.NODE_FULL,
             ),
             figure(
                 "Shared memory in use",
                 "Of the fullest node (/dev/shm), which carries batches from workers to ranks. Full: a bus error.",
                 (highest(_on_node(SHM, "used") / _on_node(SHM, "size")), "in use"),
                 width=6,
-                limits=((0.7, WARN), (0.9, BAD)),
+                limit=limits.SHM_FULL,
             ),
             figure(
                 "Of the control group's limit",
                 "What the job has, of what its control group may have. Full: the kernel kills. No data: no limit.",
                 (highest(_on_node(CGROUP, "used") / _on_node(CGROUP, "limit")), "in use"),
                 width=6,
-                limits=((0.85, WARN), (0.95, BAD)),
+                limit=limits.NODE_FULL,
             ),
             figure(
                 "Swapped out",
                 "Memory of the nodes that was swapped out: training that swaps stands still.",
                 (total(gauge(NODE, state="swap_used")), "swapped"),
                 width=6,
+                limit=limits.SWAPPED,
             ),
         ),
         row(
@@ -67,28 +69,33 @@ def memory() -> Json:
                 " ranks.",
                 (total(gauge(HOST, kind="pss"), "role"), "{{role}}"),
                 stacked=True,
+                limit=limits.SIZE,
             ),
             lines(
                 "The five largest ranks",
                 "Resident memory of a rank's process, without its workers. One that grows for hours leaks.",
                 (top(5, highest(gauge(HOST, kind="rss", role="trainer"), "rank")), "rank {{rank}}"),
+                limit=limits.SIZE,
             ),
             heat(
                 "By rank",
                 "Proportional memory of a rank and its workers.",
                 (total(gauge(HOST, kind="pss"), "rank"), "{{rank}}"),
+                limit=limits.COMPARED,
             ),
             lines(
                 "Nodes",
                 "Memory of all nodes: available, and what holds files (which programs can get).",
                 (total(gauge(NODE), "state"), "{{state}}"),
                 width=8,
+                limit=limits.TOTALS,
             ),
             lines(
                 "Control groups",
                 "What the control group of the job has and may have; no data without a limit.",
                 (total(gauge(CGROUP), "state"), "{{state}}"),
                 width=8,
+                limit=limits.TOTALS,
             ),
             lines(
                 "Shared memory",
@@ -96,6 +103,7 @@ def memory() -> Json:
                 (total(gauge(SHM), "state"), "{{state}}"),
                 (total(gauge("gpulaunch_shm_inflight_bytes")), "batches"),
                 width=8,
+                limit=limits.TOTALS,
             ),
         ),
         row(
@@ -109,6 +117,7 @@ def memory() -> Json:
                     "{{resource}} {{severity}}",
                 ),
                 width=24,
+                limit=limits.PRESSURE,
             ),
         ),
         row(
@@ -120,6 +129,7 @@ def memory() -> Json:
                     total(gauge(ON_GPU, state=("reserved", "allocated", "active", "inactive_split")), "state"),
                     "{{state}}",
                 ),
+                limit=limits.SIZE_GPU,
             ),
             lines(
                 "Highest so far",
@@ -127,6 +137,7 @@ def memory() -> Json:
                 (highest(gauge(ON_GPU, state="peak_allocated")), "allocated"),
                 (highest(gauge(ON_GPU, state="peak_reserved")), "reserved"),
                 (highest(gauge("gpulaunch_gpu_device_memory_bytes", state="used")), "the GPU's, used"),
+                limit=limits.SIZE_GPU,
             ),
             lines(
                 "Reserved and not usable",
@@ -136,7 +147,7 @@ def memory() -> Json:
                     / highest(gauge(ON_GPU, state="reserved"), "rank")
                 ),
                 width=8,
-                limits=((0.25, WARN),),
+                limit=limits.FRAGMENTED,
             ),
             lines(
                 "Trouble",
@@ -145,13 +156,14 @@ def memory() -> Json:
                 (total(gauge("gpulaunch_gpu_alloc_retries_total")), "given back"),
                 (total(gauge("gpulaunch_gpu_ooms_total")), "failed"),
                 width=8,
-                limits=((1, WARN),),
+                limit=limits.ONCE,
             ),
             lines(
                 "Pinned",
                 "Host memory that torch holds pinned, of all ranks: nothing else can have it.",
                 (total(gauge("gpulaunch_pinned_memory_bytes")), "pinned"),
                 width=8,
+                limit=limits.SIZE,
             ),
             gpu=True,
         ),

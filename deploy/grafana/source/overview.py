@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from source import limits
 from source.board import dashboard, row
 from source.expr import Expr, highest, lowest, mean, number, since, total
-from source.parts import BAD, WARN, Json, bars, figure, lines, table
+from source.parts import Json, bars, figure, lines, table
 from source.promql import gauge, histogram_mean, increase, info, quantile, rate, seconds_counted
 
 __all__ = ["overview", "since_last_step", "stepping_s"]
@@ -37,37 +38,39 @@ def overview() -> Json:
                 "Ranks in which the probe measures. Fewer than the run has: a rank has not imported torch, or a node is"
                 " not scraped.",
                 (number(highest(gauge("gpulaunch_probe_armed"), "rank") > 0), "ranks"),
+                limit=limits.COUNT,
             ),
             figure(
                 "Longest since a step",
                 "How long ago the rank that is furthest behind ended its last step. It grows without end: a hang.",
                 (highest(since_last_step()), "seconds"),
-                limits=((60, WARN), (300, BAD)),
+                limit=limits.NO_STEP,
             ),
             figure(
                 "Restarts",
                 "How often the ranks were started again in this run, whatever the cause. Several nodes all count the"
                 " same restarts: it is the highest of theirs.",
                 (total(highest(gauge("gpulaunch_restarts_total"), "kind")).or_zero(), "restarts"),
-                limits=((1, WARN), (5, BAD)),
+                limit=limits.RESTARTS,
             ),
             figure(
                 "Hangs",
                 "How often the ranks were found to hang in this run.",
                 (highest(gauge("gpulaunch_hangs_total")), "hangs"),
-                limits=((1, BAD),),
+                limit=limits.FAULT,
             ),
             figure(
                 "Goodput",
                 "Share of the time looked at that went into steps which counted; the rest is start-up, lost work,"
                 " restarts, waiting for checkpoints.",
                 (total(increase(goodput, bucket="productive")) / total(increase(goodput)), "productive"),
+                limit=limits.GOODPUT,
             ),
             figure(
                 "Asked to end",
                 "1 from the moment that the run was asked to save and to end: a preemption, a time limit.",
                 (highest(gauge("gpulaunch_preempted")), "preempted"),
-                limits=((1, WARN),),
+                limit=limits.ONCE,
             ),
         ),
         row(
@@ -78,12 +81,14 @@ def overview() -> Json:
                 (lowest(rate("gpulaunch_steps_total")), "slowest rank"),
                 (highest(rate("gpulaunch_steps_total")), "fastest rank"),
                 width=8,
+                limit=limits.PACE,
             ),
             lines(
                 "Samples per second",
                 "Samples that all ranks together took from their dataloaders, where the batch size is known.",
                 (total(rate("gpulaunch_samples_total")), "samples"),
                 width=8,
+                limit=limits.PACE,
             ),
             lines(
                 "Step time",
@@ -94,18 +99,21 @@ def overview() -> Json:
                 (quantile(0.95, STEP), "95 %"),
                 (quantile(0.99, STEP), "99 %"),
                 width=8,
+                limit=limits.PACE,
             ),
             lines(
                 "Steps that did not count",
                 "Share of the steps whose optimizer was not called, as a gradient scaler does after an overflow.",
                 (total(rate("gpulaunch_skipped_steps_total")) / total(rate("gpulaunch_steps_total")), "skipped"),
                 width=8,
+                limit=limits.PAUSES,
             ),
             lines(
                 "Backward passes in a step",
                 "More than 1 where gradients are accumulated.",
                 (total(rate("gpulaunch_microsteps_total")).each(total(rate("gpulaunch_steps_total"))), "passes"),
                 width=8,
+                limit=limits.COUNT,
             ),
             table(
                 "What a step is counted by",
@@ -113,6 +121,7 @@ def overview() -> Json:
                 highest(gauge("gpulaunch_step_source"), "rank", "source"),
                 {"rank": "rank", "source": "signal"},
                 width=8,
+                limit=limits.LISTED,
             ),
         ),
         row(
@@ -124,13 +133,14 @@ def overview() -> Json:
                 (phases.over(stepping_s()), "{{phase}}"),
                 stacked=True,
                 most=1,
+                limit=limits.PARTS,
             ),
             bars(
                 "What was found, and what it costs",
                 "Share of training time that each finding costs, the largest of each rule. None: nothing is found. The"
                 " run's report has the lines of the program.",
                 (highest(gauge("gpulaunch_finding_lost_ratio"), "rule"), "{{rule}}"),
-                limits=((0.05, WARN), (0.2, BAD)),
+                limit=limits.LOST,
             ),
             lines(
                 "Waiting for data",
@@ -144,7 +154,7 @@ def overview() -> Json:
                 ),
                 (total(rate("gpulaunch_phase_seconds_total", phase="data_wait")) / stepping_s(), "all ranks"),
                 width=8,
-                limits=((0.1, WARN),),
+                limit=limits.DATA,
             ),
             lines(
                 "Pauses",
@@ -152,6 +162,7 @@ def overview() -> Json:
                 (mean(rate("gpulaunch_gc_seconds_total")), "garbage collection"),
                 (mean(rate("gpulaunch_compile_seconds_total")), "compilation"),
                 width=8,
+                limit=limits.PAUSES,
             ),
             lines(
                 "How often",
@@ -160,18 +171,21 @@ def overview() -> Json:
                 (total(rate("gpulaunch_gc_collections_total")), "garbage collections"),
                 (total(rate("gpulaunch_compiles_total")), "compilations"),
                 width=8,
+                limit=limits.PACE,
             ),
             table(
                 "Found now",
                 "Rules that find something now; docs/findings.md has a page for each.",
                 highest(gauge("gpulaunch_finding_active"), "rule", "instance"),
                 {"rule": "rule", "instance": "node"},
+                limit=limits.FAULTS,
             ),
             table(
                 "The run",
                 "Name, size and nodes of the run that is looked at, and its version of gpulaunch.",
                 highest(info("gpulaunch_run_info"), "name", "run", "world_size", "node_rank", "instance"),
                 {"name": "name", "run": "run", "world_size": "ranks", "node_rank": "node", "instance": "address"},
+                limit=limits.LISTED,
             ),
         ),
         row(
@@ -183,12 +197,14 @@ def overview() -> Json:
                 (mean(gauge("gpulaunch_gpu_sm_active_ratio")), "multiprocessors"),
                 (mean(gauge("gpulaunch_gpu_utilization_ratio")), "utilization"),
                 most=1,
+                limit=limits.IDLE,
             ),
             lines(
                 "Waiting for the GPU",
                 "Share of the time that programs stood still for copies and for syncs, the rank with most of it.",
                 (highest(total(rate("gpulaunch_copy_blocked_seconds_total"), "rank")), "copies"),
                 (highest(total(rate("gpulaunch_sync_blocked_seconds_total"), "rank")), "syncs"),
+                limit=limits.STANDING,
             ),
             gpu=True,
         ),

@@ -6,13 +6,14 @@ Their places come later, from the dashboard that they are put into.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from source.expr import Expr, QueryError
+from source.limits import WORDS, Limit, NoLimit, described, steps_of
 from source.promql import RANGE
 
-__all__ = ["BAD", "DATASOURCE", "WARN", "Json", "Target", "bars", "figure", "heat", "lines", "table", "words"]
+__all__ = ["DATASOURCE", "Json", "Target", "bars", "figure", "heat", "lines", "table", "words"]
 
 Json = dict[str, Any]
 Target = tuple[Expr, str]
@@ -20,11 +21,6 @@ Target = tuple[Expr, str]
 
 DATASOURCE: Final[Json] = {"type": "prometheus", "uid": "${datasource}"}
 _LABEL: Final = re.compile(r"\{\{(\w+)\}\}")
-
-Limits = Sequence[tuple[float, str]]
-"""From which value on a figure has which colour; below the first it is green."""
-WARN: Final = "orange"
-BAD: Final = "red"
 
 
 def lines(
@@ -34,7 +30,7 @@ def lines(
     width: int = 12,
     height: int = 8,
     stacked: bool = False,
-    limits: Limits = (),
+    limit: Limit,
     most: float | None = None,
     signed: bool = False,
 ) -> Json:
@@ -46,20 +42,20 @@ def lines(
         "showPoints": "never",
         "spanNulls": False,
         "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
-        "thresholdsStyle": {"mode": "dashed" if limits else "off"},
+        "thresholdsStyle": {"mode": "off" if isinstance(limit, NoLimit) else "dashed"},
     }
     options: Json = {
         "legend": {"calcs": ["lastNotNull", "max"], "displayMode": "table", "placement": "right", "showLegend": True},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
-    panel = _panel("timeseries", title, description, targets, (width, height), options, custom, limits, most)
+    panel = _panel("timeseries", title, description, targets, (width, height), options, custom, limit, most)
     if signed:
         del panel["fieldConfig"]["defaults"]["min"]
     return panel
 
 
-def figure(title: str, description: str, *targets: Target, width: int = 4, limits: Limits = ()) -> Json:
-    """Show one number: the last one known in the time that is looked at."""
+def figure(title: str, description: str, *targets: Target, limit: Limit, width: int = 4, signed: bool = False) -> Json:
+    """Show one number, which may be below zero if it is signed: the last one known in the time that is looked at."""
     options: Json = {
         "colorMode": "value",
         "graphMode": "none" if any(_is_instant(expr) for expr, _ in targets) else "area",
@@ -71,11 +67,14 @@ def figure(title: str, description: str, *targets: Target, width: int = 4, limit
         "textMode": "value_and_name" if len(targets) > 1 else "value",
         "wideLayout": True,
     }
-    return _panel("stat", title, description, targets, (width, 4), options, {}, limits)
+    panel = _panel("stat", title, description, targets, (width, 4), options, {}, limit)
+    if signed:
+        del panel["fieldConfig"]["defaults"]["min"]
+    return panel
 
 
-def heat(title: str, description: str, target: Target, *, width: int = 24, height: int = 10) -> Json:
-    """Draw one row of cells for each series, the higher the warmer: many ranks at a glance."""
+def heat(title: str, description: str, target: Target, *, limit: NoLimit, width: int = 24, height: int = 10) -> Json:
+    """Draw one row of cells for each series, the higher the warmer: many ranks at a glance. It cannot draw limits."""
     expr, _ = target
     options: Json = {
         "calculate": False,
@@ -97,10 +96,10 @@ def heat(title: str, description: str, target: Target, *, width: int = 24, heigh
         "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
         "yAxis": {"axisPlacement": "left", "reverse": True},
     }
-    return _panel("heatmap", title, description, (target,), (width, height), options, {}, ())
+    return _panel("heatmap", title, description, (target,), (width, height), options, {}, limit)
 
 
-def bars(title: str, description: str, *targets: Target, width: int = 12, height: int = 8, limits: Limits = ()) -> Json:
+def bars(title: str, description: str, *targets: Target, limit: Limit, width: int = 12, height: int = 8) -> Json:
     """Draw a bar for each series: what it is now."""
     options: Json = {
         "displayMode": "gradient",
@@ -115,15 +114,20 @@ def bars(title: str, description: str, *targets: Target, width: int = 12, height
         "sizing": "auto",
         "valueMode": "color",
     }
-    return _panel("bargauge", title, description, targets, (width, height), options, {}, limits)
+    return _panel("bargauge", title, description, targets, (width, height), options, {}, limit)
 
 
-def table(title: str, description: str, expr: Expr, columns: Mapping[str, str], *, width: int = 12) -> Json:
-    """List the series that there are now: `columns` are labels, and "Value", by what stands above them."""
+def table(
+    title: str, description: str, expr: Expr, columns: Mapping[str, str], *, limit: Limit, width: int = 12
+) -> Json:
+    """List the series that there are now: `columns` are labels, and "Value", by what stands above them.
+
+    A limit is one of the values.
+    """
     _has_labels(set(columns) - {"Value"}, expr)
     options: Json = {"cellHeight": "sm", "frameIndex": 0, "showHeader": True}
     custom: Json = {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True, "inspect": False}
-    panel = _panel("table", title, description, ((expr, ""),), (width, 8), options, custom, ())
+    panel = _panel("table", title, description, ((expr, ""),), (width, 8), options, custom, limit)
     panel["targets"][0] |= {"format": "table", "instant": True, "range": False}
     hidden = dict.fromkeys(
         ["Time", *(["Value"] if "Value" not in columns else []), *sorted(expr.labels - set(columns))]
@@ -138,6 +142,10 @@ def table(title: str, description: str, expr: Expr, columns: Mapping[str, str], 
             },
         }
     ]
+    if not isinstance(limit, NoLimit):
+        colored = {"id": "custom.cellOptions", "value": {"type": "color-text"}}
+        matcher = {"id": "byName", "options": columns["Value"]}
+        panel["fieldConfig"]["overrides"] = [{"matcher": matcher, "properties": [colored]}]
     return panel
 
 
@@ -146,7 +154,7 @@ def words(title: str, description: str, text: str, *, width: int = 24, height: i
     return {
         "type": "text",
         "title": title,
-        "description": description,
+        "description": described(description, WORDS),
         "gridPos": {"h": height, "w": width, "x": 0, "y": 0},
         "options": {"content": text, "mode": "markdown"},
     }
@@ -160,7 +168,7 @@ def _panel(
     size: tuple[int, int],
     options: Json,
     custom: Json,
-    limits: Limits,
+    limit: Limit,
     most: float | None = None,
 ) -> Json:
     targets = tuple(targets)
@@ -173,10 +181,7 @@ def _panel(
         "min": 0,
         "thresholds": {
             "mode": "absolute",
-            "steps": [
-                {"color": "green", "value": None},
-                *({"color": color, "value": value} for value, color in limits),
-            ],
+            "steps": [{"color": color, "value": value} for value, color in steps_of(limit)],
         },
         "unit": units.pop(),
     }
@@ -185,7 +190,7 @@ def _panel(
     return {
         "type": kind,
         "title": title,
-        "description": description,
+        "description": described(description, limit),
         "datasource": DATASOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "gridPos": {"h": size[1], "w": size[0], "x": 0, "y": 0},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from source import limits
 from source.board import dashboard, row
 from source.expr import Expr, highest, lowest, median, number, spread, top, total
 from source.overview import STEP, since_last_step
-from source.parts import BAD, WARN, Json, figure, heat, lines, table
+from source.parts import Json, figure, heat, lines, table
 from source.promql import gauge, histogram_mean, info, rate
 
 __all__ = ["ranks"]
@@ -38,25 +39,28 @@ def ranks() -> Json:
                 "Ranks with steps",
                 "Ranks that have made a step lately.",
                 (number(total(rate("gpulaunch_steps_total"), "rank") > 0), "ranks"),
+                limit=limits.COUNT,
             ),
             figure(
                 "Longest own work",
                 "Seconds of a step that the rank with most of it works by itself, above the median rank.",
                 (highest(own) - median(own), "above the median"),
                 width=5,
+                limit=limits.STRAGGLES,
             ),
             figure(
                 "Of a step",
                 "The same as a share of a step: what the job would gain if that rank were like the others.",
                 ((highest(own) - median(own)) / histogram_mean(STEP), "of a step"),
-                limits=((0.05, WARN), (0.1, BAD)),
                 width=5,
+                limit=limits.STRAGGLES_SHARE,
             ),
             figure(
                 "Steps apart",
                 "Steps between the first and the last rank. More than 1 where ranks train together: one is left.",
                 (highest(behind) - lowest(behind), "steps"),
                 width=5,
+                limit=limits.APART,
             ),
             figure(
                 "Inside of a collective",
@@ -64,30 +68,35 @@ def ranks() -> Json:
                 " one.",
                 (number(highest(gauge("gpulaunch_last_collective", state="running"), "rank")).or_zero(), "ranks"),
                 width=5,
+                limit=limits.COUNT,
             ),
             heat(
                 "Own work in a step, by rank",
                 "Seconds of a step in data_wait, h2d, forward, optimizer, gc and other: a warm row is the rank that the"
                 " others wait for.",
                 (own, "{{rank}}"),
+                limit=limits.COMPARED,
             ),
             heat(
                 "Where ranks meet: time in a step, by rank",
                 "Seconds of a step in backward, comm and sync, which is work and waiting for other ranks: the straggler"
                 " is the cold row.",
                 (_in_a_step(*MEETING), "{{rank}}"),
+                limit=limits.COMPARED,
             ),
             heat(
                 "Step time by rank",
                 "Mean time of a step. Ranks that train together all show the slowest one's; they differ where they do"
                 " not wait for each other.",
                 (histogram_mean(STEP, "rank"), "{{rank}}"),
+                limit=limits.COMPARED,
             ),
             lines(
                 "The five with most work of their own",
                 "Seconds of a step above the median rank.",
                 (top(5, own.above(median(own))), "rank {{rank}}"),
                 signed=True,
+                limit=limits.STRAGGLES,
             ),
             lines(
                 "Why: the rank with most of each phase, above the median rank",
@@ -97,6 +106,7 @@ def ranks() -> Json:
                     (highest(_in_a_step(phase)) - median(_in_a_step(phase)), phase)
                     for phase in ("data_wait", "forward", "optimizer", "gc", "other")
                 ),
+                limit=limits.STRAGGLES,
             ),
         ),
         row(
@@ -105,18 +115,20 @@ def ranks() -> Json:
                 "Since the last step",
                 "How long ago the last step of a rank ended: the five that are furthest behind.",
                 (top(5, since_last_step()), "rank {{rank}}"),
-                limits=((60, WARN), (300, BAD)),
+                limit=limits.NO_STEP,
             ),
             lines(
                 "Steps behind",
                 "Steps that a rank has made less than the first one: the five that are furthest behind.",
                 (top(5, behind.below(highest(behind))), "rank {{rank}}"),
+                limit=limits.APART,
             ),
             lines(
                 "Collectives behind",
                 "How far a rank's numbered collectives are behind the first rank's. It is told once a second, so ranks"
                 " differ by a second's worth; one that stays behind is waited for.",
                 (top(5, sequence.below(highest(sequence))), "rank {{rank}}"),
+                limit=limits.COMPARED,
             ),
             lines(
                 "Collectives not completed",
@@ -129,6 +141,7 @@ def ranks() -> Json:
                     ),
                     "rank {{rank}}",
                 ),
+                limit=limits.COMPARED,
             ),
         ),
         row(
@@ -138,6 +151,7 @@ def ranks() -> Json:
                 "Share of the time that the training thread stood in collective calls that it made itself.",
                 *spread(total(rate("gpulaunch_comm_blocked_seconds_total"), "rank")),
                 width=8,
+                limit=limits.COMPARED,
             ),
             lines(
                 "Collective calls",
@@ -146,6 +160,7 @@ def ranks() -> Json:
                 (total(rate(calls), "kind"), "{{kind}}"),
                 (total(rate("gpulaunch_comm_calls_total")), "waited in"),
                 width=8,
+                limit=limits.PACE,
             ),
             lines(
                 "Communication of DistributedDataParallel",
@@ -160,18 +175,21 @@ def ranks() -> Json:
                     "exposed",
                 ),
                 width=8,
+                limit=limits.PACE,
             ),
             table(
                 "The last collective of each rank",
                 "What the training thread called last, and whether it is inside of it still.",
                 highest(gauge("gpulaunch_last_collective"), "rank", "kind", "state"),
                 {"rank": "rank", "kind": "call", "state": "state"},
+                limit=limits.LISTED,
             ),
             table(
                 "Processes",
                 "The process of each rank.",
                 highest(info("gpulaunch_rank_info"), "rank", "local_rank", "pid", "instance"),
                 {"rank": "rank", "local_rank": "on its node", "pid": "pid", "instance": "node"},
+                limit=limits.LISTED,
             ),
         ),
         row(
@@ -181,6 +199,7 @@ def ranks() -> Json:
                 "CPU time of a rank's process and of all below it, dataloader workers included.",
                 *spread(total(rate("gpulaunch_process_cpu_seconds_total"), "rank")),
                 width=8,
+                limit=limits.SIZE_CORES,
             ),
             lines(
                 "Waiting for a core",
@@ -188,6 +207,7 @@ def ranks() -> Json:
                 " always wait.",
                 *spread(total(rate("gpulaunch_process_runqueue_seconds_total"), "rank")),
                 width=8,
+                limit=limits.CORES,
             ),
             lines(
                 "Threads and cores",
@@ -197,6 +217,7 @@ def ranks() -> Json:
                 (total(gauge("gpulaunch_cpu_cores", state="allowed")), "cores"),
                 (total(gauge("gpulaunch_cpu_cores", state="quota")), "quota"),
                 width=8,
+                limit=limits.DRAWN,
             ),
         ),
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from source import limits
 from source.board import dashboard, row
 from source.expr import highest, lowest, total
 from source.overview import stepping_s
-from source.parts import BAD, WARN, Json, bars, figure, lines
+from source.parts import Json, bars, figure, lines
 from source.promql import gauge, increase, rate
 
 __all__ = ["recovery"]
@@ -26,36 +27,38 @@ def recovery() -> Json:
                 "Goodput",
                 "Share of the time looked at that went into steps which counted.",
                 (total(increase(GOODPUT, bucket="productive")) / total(increase(GOODPUT)), "productive"),
+                limit=limits.GOODPUT,
             ),
             figure(
                 "Attempt",
                 "The running attempt, counted from 0.",
                 (highest(gauge("gpulaunch_attempt")), "attempt"),
-                limits=((1, WARN),),
+                limit=limits.RESTARTS,
             ),
             figure(
                 "Lost work",
                 "Time looked at that went into steps which had to be done again.",
                 (total(increase(GOODPUT, bucket="lost_work")), "lost"),
+                limit=limits.HISTORY_SHARE,
             ),
             figure(
                 "Hangs",
                 "Hangs in this run.",
                 (highest(gauge("gpulaunch_hangs_total")), "hangs"),
-                limits=((1, BAD),),
+                limit=limits.FAULT,
             ),
             figure(
                 "A failure now would cost",
                 "Since the state in the newest checkpoint was taken: all of it would have to be done again. No data: no"
                 " checkpoint yet, or none that gpulaunch.checkpoint made.",
                 (highest(gauge("gpulaunch_checkpoint_age_seconds")), "age"),
-                limits=((1800, WARN), (7200, BAD)),
+                limit=limits.UNSAVED,
             ),
             figure(
                 "Asked to end",
                 "1 from the moment that the run was asked to save and to end.",
                 (highest(gauge("gpulaunch_preempted")), "preempted"),
-                limits=((1, WARN),),
+                limit=limits.ONCE,
             ),
             lines(
                 "Where the time goes",
@@ -64,23 +67,27 @@ def recovery() -> Json:
                 (total(rate(GOODPUT), "bucket").over(total(rate(GOODPUT))), "{{bucket}}"),
                 stacked=True,
                 most=1,
+                limit=limits.PARTS_GOODPUT,
             ),
             bars(
                 "Where the time has gone",
                 "Seconds of all agents since the run began, by bucket.",
                 (total(gauge(GOODPUT), "bucket"), "{{bucket}}"),
+                limit=limits.PARTS_GOODPUT,
             ),
             lines(
                 "Attempts",
                 "Every step up is a restart of the ranks.",
                 (highest(gauge("gpulaunch_attempt")), "attempt"),
                 width=8,
+                limit=limits.RESTARTS,
             ),
             bars(
                 "Restarts by cause",
                 "What ended the attempts before. None: no restart.",
                 (highest(gauge("gpulaunch_restarts_total"), "kind"), "{{kind}}"),
                 width=8,
+                limit=limits.RESTARTS,
             ),
             lines(
                 "Hangs",
@@ -89,6 +96,7 @@ def recovery() -> Json:
                 (highest(gauge("gpulaunch_hang_suspicions_total")), "suspected"),
                 (highest(gauge("gpulaunch_hangs_total")), "hangs"),
                 width=8,
+                limit=limits.FAULT,
             ),
         ),
         row(
@@ -98,26 +106,28 @@ def recovery() -> Json:
                 "Step of the newest checkpoint committed; the rank that is furthest behind.",
                 (lowest(gauge("gpulaunch_checkpoint_step")), "step"),
                 width=6,
+                limit=limits.HISTORY,
             ),
             figure(
                 "Went on from",
                 "The step that the ranks went on from in the running attempt. No data: from nothing.",
                 (highest(gauge("gpulaunch_resumed_step")), "step"),
                 width=6,
+                limit=limits.HISTORY,
             ),
             figure(
                 "Failed saves",
                 "Saves that came to nothing in this run; training went on.",
                 (total(gauge("gpulaunch_checkpoint_failures_total")), "failures"),
                 width=6,
-                limits=((1, BAD),),
+                limit=limits.FAULT,
             ),
             figure(
                 "Standing still for saves",
                 "Share of the steps' time, the rank with most of it.",
                 (highest(saving / stepping_s("rank")), "of the step"),
                 width=6,
-                limits=((0.05, WARN),),
+                limit=limits.SAVING,
             ),
             lines(
                 "Checkpoints",
@@ -125,18 +135,21 @@ def recovery() -> Json:
                 (highest(gauge("gpulaunch_checkpoint_saves_total")), "committed"),
                 (highest(gauge("gpulaunch_checkpoint_failures_total")), "failed"),
                 width=8,
+                limit=limits.HISTORY_SAVES,
             ),
             lines(
                 "Written",
                 "Into checkpoints that were committed, by all ranks.",
                 (total(rate("gpulaunch_checkpoint_bytes_total")), "written"),
                 width=8,
+                limit=limits.PACE,
             ),
             lines(
                 "Age of the newest",
                 "Since the state in it was taken; the node where it is oldest.",
                 (highest(gauge("gpulaunch_checkpoint_age_seconds")), "age"),
                 width=8,
+                limit=limits.UNSAVED,
             ),
         ),
     )

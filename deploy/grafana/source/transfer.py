@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from source import limits
 from source.board import dashboard, row
 from source.expr import highest, lowest, spread, total
-from source.parts import WARN, Json, figure, lines, words
+from source.parts import Json, figure, lines, words
 from source.promql import gauge, increase, rate
 
 __all__ = ["transfer"]
@@ -40,21 +41,21 @@ def transfer() -> Json:
                     "pageable",
                 ),
                 width=6,
-                limits=((0.1, WARN),),
+                limit=limits.PAGEABLE,
             ),
             figure(
                 "Standing still for copies",
                 "Share of its time that the rank with most of it stood still for copies.",
                 (highest(total(rate(blocked), "rank")), "of the time"),
                 width=6,
-                limits=((0.02, WARN), (0.1, "red")),
+                limit=limits.STANDING,
             ),
             figure(
                 "Standing still for syncs",
                 "Share of its time that the rank with most of it waited for the GPU in calls such as item().",
                 (highest(total(rate(waited), "rank")), "of the time"),
                 width=6,
-                limits=((0.02, WARN), (0.1, "red")),
+                limit=limits.STANDING,
             ),
             figure(
                 "Syncs in a step",
@@ -62,12 +63,13 @@ def transfer() -> Json:
                 " every step.",
                 (total(rate("gpulaunch_sync_calls_total")).each(steps), "calls"),
                 width=6,
-                limits=((1, WARN),),
+                limit=limits.SYNCS,
             ),
             lines(
                 "Copied",
                 "Bytes by direction and kind of host memory, of all ranks. h2d: to the GPU; d2h: from it; d2d: on it.",
                 (total(rate(moved), "direction", "host_memory"), "{{direction}} {{host_memory}}"),
+                limit=limits.TOTALS,
             ),
             lines(
                 "Copies",
@@ -76,6 +78,7 @@ def transfer() -> Json:
                     total(rate("gpulaunch_copies_total"), "direction", "host_memory"),
                     "{{direction}} {{host_memory}}",
                 ),
+                limit=limits.TOTALS,
             ),
             lines(
                 "Speed of copies",
@@ -84,12 +87,14 @@ def transfer() -> Json:
                     total(rate(moved), "direction", "host_memory") / total(rate(on_gpu), "direction", "host_memory"),
                     "{{direction}} {{host_memory}}",
                 ),
+                limit=limits.HARDWARE,
             ),
             lines(
                 "Standing still for copies, by kind",
                 "Seconds by second, of all ranks.",
                 (total(rate(blocked), "direction", "host_memory"), "{{direction}} {{host_memory}}"),
                 stacked=True,
+                limit=limits.TOTALS,
             ),
             gpu=True,
         ),
@@ -100,6 +105,7 @@ def transfer() -> Json:
                 "Calls by kind, of all ranks.",
                 (total(rate("gpulaunch_sync_calls_total"), "kind"), "{{kind}}"),
                 width=8,
+                limit=limits.TOTALS,
             ),
             lines(
                 "Standing still for syncs, by kind",
@@ -107,12 +113,14 @@ def transfer() -> Json:
                 (total(rate(waited), "kind"), "{{kind}}"),
                 stacked=True,
                 width=8,
+                limit=limits.TOTALS,
             ),
             lines(
                 "Standing still for syncs, by rank",
                 "Share of each rank's time.",
                 *spread(total(rate(waited), "rank")),
                 width=8,
+                limit=limits.STANDING,
             ),
             gpu=True,
         ),
@@ -123,6 +131,7 @@ def transfer() -> Json:
                 "As the GPUs see it, by direction: receive is to the GPU.",
                 (total(rate("gpulaunch_gpu_pcie_bytes_total"), "gpu", "direction"), "GPU {{gpu}} {{direction}}"),
                 width=8,
+                limit=limits.HARDWARE,
             ),
             lines(
                 "Seen of it",
@@ -133,6 +142,7 @@ def transfer() -> Json:
                     "GPU {{gpu}} {{direction}}",
                 ),
                 width=8,
+                limit=limits.SEEN,
             ),
             lines(
                 "Width of the link, of what it could be",
@@ -150,6 +160,7 @@ def transfer() -> Json:
                 ),
                 width=8,
                 most=1,
+                limit=limits.LINK,
             ),
             gpu=True,
         ),
