@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 
 from gpulaunch.launcher.job import place
 from gpulaunch.launcher.job.load import load
-from gpulaunch.launcher.job.spec import METRICS_PORT_BASE
+from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
 
 SHIPPED = Path(__file__).parents[2] / "deploy/kubernetes"
 OBJECTS: dict[str, dict[str, Any]] = {
@@ -118,8 +119,8 @@ def test_the_pods_of_a_job_are_one_run(promtool: str, tmp_path: Path) -> None:
 
     shown = ("__address__", "run", "name", "node", "pod")
     assert sorted(tuple(target[label] for label in shown) for target in found) == [
-        ("10.0.0.0:9464", "vision/5f0c", "train", "gpu0", "train-0-x7k2p"),
-        ("10.0.0.1:9464", "vision/5f0c", "train", "gpu1", "train-1-x7k2p"),
+        ("10.0.0.0:9464", "5f0c", "train", "gpu0", "train-0-x7k2p"),
+        ("10.0.0.1:9464", "5f0c", "train", "gpu1", "train-1-x7k2p"),
     ]
 
 
@@ -137,15 +138,39 @@ def test_pods_of_no_job_are_not_one_run(promtool: str, tmp_path: Path) -> None:
     ]
 
 
+FIELDS = {
+    "metadata.labels['batch.kubernetes.io/controller-uid']": "5f0c",
+    "metadata.labels['batch.kubernetes.io/job-name']": "train",
+}
+"""Of `pod` above, as the downward API gives them to the container."""
+
+
+def in_pod(index: int) -> JobSpec:
+    """What gpulaunch makes of the arguments as the kubelet has filled them in."""
+    env = {each["name"]: FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]] for each in CONTAINER["env"]}
+    env["JOB_COMPLETION_INDEX"] = str(index)  # given to the pods of an indexed Job
+    filled = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], argument) for argument in CONTAINER["args"]]
+    told = [argument.replace("--nproc=gpu", "--nproc=2") for argument in filled]  # there is no GPU here
+    return load(told, {}, place.look({})).spec
+
+
+def test_a_run_is_called_in_its_pods_as_prometheus_calls_it(
+    promtool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """...so that what is pushed at the end, or sent over OTLP, belongs to what was scraped."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    (target,) = discovered(promtool, tmp_path, [pod(0)])
+
+    assert [in_pod(index).metrics_run for index in range(2)] == [target["run"]] * 2
+
+
 def test_the_command_is_one_that_gpulaunch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    told = [
-        argument.replace("$(JOB_COMPLETION_INDEX)", "1").replace("--nproc=gpu", "--nproc=2")  # there is no GPU here
-        for argument in CONTAINER["args"]
-    ]
 
-    spec = load(told, {}, place.look({})).spec
+    spec = in_pod(1)
 
     assert (spec.nnodes, spec.node_rank, spec.master_addr) == (2, 1, "train-0.train")
     assert (spec.metrics_host, spec.metrics_port) == ("0.0.0.0", METRICS_PORT_BASE)

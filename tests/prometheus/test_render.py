@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -232,3 +233,34 @@ def test_the_format_is_what_the_scraper_likes(accept: str, content_type: str) ->
 @given(st.text(alphabet=";,=q01.5/*\u00b2\u0663 ainoptx-", max_size=60) | st.text())
 def test_any_accept_header_gets_one_of_two_formats(accept: str) -> None:
     assert negotiate(accept) in (TEXT, OPENMETRICS)
+
+
+def test_what_a_later_probe_or_driver_tells_is_left_out_and_said_once(
+    node: NodeState, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A phase, a reason and a counter of a gpulaunch to come: whoever scrapes has all the rest, by every way out."""
+    busy = node.training[0]
+    newer = dataclasses.replace(
+        node,
+        training=(dataclasses.replace(busy, phase_ns={**busy.phase_ns, "daydream": 1}), *node.training[1:]),
+        devices=tuple(
+            dataclasses.replace(each, throttle_seconds={**each.throttle_seconds, "moonlight": 1.0})
+            for each in node.devices
+        ),
+    )
+    assert newer.devices
+
+    board = Board(version="1.2.3", clock=lambda: 0.0)
+    for _ in range(2):
+        board.publish(newer)
+        text = board.metrics("")[1].decode()
+    told = capfd.readouterr().err.splitlines()
+
+    without_cost = re.compile("^(gpulaunch_sidecar_(render|scrapes).*|# .*)\n", re.MULTILINE)
+    assert without_cost.sub("", text) == without_cost.sub("", page(node))
+    assert [line.partition(": ")[2] for line in told] == [
+        "gpulaunch_phase_seconds_total: phase='daydream' is not in the catalogue",
+        "gpulaunch_gpu_throttle_seconds_total: reason='moonlight' is not in the catalogue",
+    ]
+    pushed = {sample.name for each in families(newer, Facts(version="1")).collect() for sample in each.samples}
+    assert "gpulaunch_phase_seconds_total" in pushed

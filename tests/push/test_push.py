@@ -1,18 +1,29 @@
-"""The last values of a job go to a Pushgateway (a stand-in), and the end of the job does not wait for it."""
+"""The last values of a job go to a Pushgateway, and the end of the job does not wait for it.
+
+One is real; what a healthy gateway does not do is done by a stand-in.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
+import os
+import re
+import shutil
 import socket
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.exporters.push.address import LONGEST_S, complaint_about
 from gpulaunch.exporters.push.last import JOB, push
 from gpulaunch.profiler.record import NodeState
@@ -48,6 +59,64 @@ def gateway() -> Iterator[Gateway]:
         yield heard
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def pushgateway() -> Iterator[str]:
+    """The address of a real one, on a port that nobody has."""
+    binary = shutil.which("prometheus-pushgateway") or shutil.which("pushgateway")
+    if binary is None:
+        assert not os.environ.get("CI"), "prometheus-pushgateway is required in CI"
+        pytest.skip("no prometheus-pushgateway (Debian's package of that name)")
+    command = [binary, "--web.listen-address=127.0.0.1:0"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said: list[str] = []
+            for line in process.stderr:
+                said.append(line)
+                if bound := re.search(r'msg="Listening on" address=(127\.0\.0\.1:\d+)', line):
+                    yield f"http://{bound[1]}"
+                    break
+            else:
+                pytest.fail("it never listened:\n" + "".join(said))
+        finally:
+            process.terminate()
+
+
+def values(found: Iterable[Metric], **key: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample, by its name and its labels, to which these are added; bounds as numbers: Go writes them shorter."""
+    return {
+        (
+            sample.name,
+            frozenset((label, str(float(text)) if label == "le" else text) for label, text in labels.items()),
+        ): sample.value
+        for family in found
+        for sample in family.samples
+        if (labels := {**sample.labels, **key})
+    }
+
+
+def test_a_real_gateway_takes_all_of_it_and_keeps_the_last_of_each_node(pushgateway: str, node: NodeState) -> None:
+    busy = node.training[0]
+    later = dataclasses.replace(node, training=(dataclasses.replace(busy, steps=150), *node.training[1:]))
+
+    for state, host in ((node, "n1"), (node, "n2"), (later, "n1")):
+        assert push(state, pushgateway, run="job-7", node=host, version="1.2", longest_s=60.0) == ""
+
+    with urllib.request.urlopen(f"{pushgateway}/metrics", timeout=60) as answer:
+        kept = values(parse(answer.read().decode()))
+    for state, host in ((later, "n1"), (node, "n2")):
+        sent = values(
+            families(state, Facts(version="1.2")).collect(), job=JOB, run="job-7", instance=host, name="digits_ddp"
+        )
+        running = {each for each in sent if each[0] in ("gpulaunch_run_info", "gpulaunch_rank_info")}
+        assert len(sent) > 200
+        assert running
+        assert running.isdisjoint(kept)
+        assert {each: kept.get(each) for each in sent if each not in running} == {
+            each: value for each, value in sent.items() if each not in running
+        }
 
 
 def test_the_last_values_arrive_under_the_run(gateway: Gateway, node: NodeState) -> None:

@@ -11,7 +11,7 @@ from reported import a_run, with_everything, with_text
 
 from gpulaunch.exporters.report.content import report_of
 from gpulaunch.exporters.report.markdown import as_markdown
-from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.model import RunView, Status
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,30 @@ def test_it_says_what_the_page_says(view: RunView) -> None:
     assert "Say less often." in text
     assert "| Rank | Steps | Step | data wait | forward | backward |" in text
     assert "| 0 | 990 | 100 ms | 0.0 % | 75.0 % | 25.0 % |" in text
+
+
+def test_a_run_that_was_stopped_says_by_what_and_evidence_has_its_units(view: RunView) -> None:
+    measured = {
+        "data_wait_seconds_per_step": 0.0123456,
+        "size_bytes": 8.0 * (1 << 30),
+        "used_ratio": 0.98765,
+        "gpus": 2,
+    }
+    stopped = replace(
+        view,
+        status=Status.STOPPED,
+        stopped_by="SIGINT",
+        exit_code=130,
+        attempts=(*view.attempts[:-1], replace(view.attempts[-1], status=Status.STOPPED)),
+        findings=(replace(view.findings[0], evidence=measured), *view.findings[1:]),
+    )
+    text = as_markdown(report_of(stopped))
+
+    assert text.startswith("# demo: stopped\n\nStopped after 1 min 50 s by SIGINT; 990 steps on 2 ranks;")
+    assert "The job was told to end, by SIGINT." in text
+    assert "- exit code: 130\n" in text
+    assert "- data wait per step: 12.3 ms\n- size: 8 GiB\n- used: 98.8 %\n- gpus: 2\n" in text
+    assert "failed" not in text.lower().partition("## failures")[0]
 
 
 def test_every_row_has_as_many_cells_as_its_head(view: RunView) -> None:

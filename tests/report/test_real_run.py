@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,3 +46,23 @@ def test_a_run_that_failed_once_is_reported_with_its_first_cause(gpulaunch: Laun
     steps = next(table for table in page.tables if table[0][:2] == ["Rank", "Steps"])
     assert [row[0] for row in steps[1:]] == ["0", "1"]
     assert all(int(row[1]) >= 40 for row in steps[1:])
+
+
+def test_a_run_that_was_stopped_is_told_as_such_wherever_one_looks(gpulaunch: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text("import signal\nprint('waiting', flush=True)\nsignal.pause()\n")
+    running = gpulaunch.start("--nproc", "2", "--no-profile", "--job-dir", "run", "wait.py")
+    running.wait_until(lambda run: run.stdout.count("waiting") == 2)
+    running.signal(signal.SIGINT)
+    ended = running.wait()
+    assert ended.code == 128 + signal.SIGINT, ended
+
+    report, top, found = (
+        gpulaunch(*words) for words in (("report", "run", "--md"), ("top", "run", "--once"), ("top", "run", "--json"))
+    )
+
+    assert report.stdout.startswith("# wait: stopped\n\nStopped after "), report
+    assert " by SIGINT; no step was seen on 2 ranks" in report.stdout
+    assert "STOPPED by SIGINT" in top.stdout, top
+    view = json.loads(found.stdout)
+    assert (view["status"], view["stopped_by"], view["exit_code"]) == ("stopped", "SIGINT", 130)
+    assert [attempt["status"] for attempt in view["attempts"]] == ["stopped"]

@@ -50,6 +50,7 @@ FRAMES: dict[str, tuple[RunView, Look, int, int]] = {
 ONCE: dict[str, tuple[RunView, int]] = {
     "once-input-bound": (views.input_bound(), 100),
     "once-failed": (views.failed(), 80),
+    "once-stopped": (views.stopped(), 80),
     "once-nothing": (views.nothing(), 80),
 }
 

@@ -30,6 +30,7 @@ VIEWS = {
     "restarted": views.restarted(),
     "failed": views.failed(),
     "finished": views.finished(),
+    "stopped": views.stopped(),
     "crowd": views.crowd(64),
     "nothing": views.nothing(),
     "hostile": views.hostile(),

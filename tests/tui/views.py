@@ -156,7 +156,7 @@ SYNC = FindingView(
     seconds_per_hour=180.0,
     lost_seconds=35.0,
     confidence=0.9,
-    evidence={"kind": "item", "calls_per_step": 1.0},
+    evidence={"blocked_seconds_per_step": 0.0049876543, "bytes_per_step": 4.0, "kind": "item", "calls_per_step": 1.0},
     advice="Read the loss every 50 steps, or keep it on the GPU until then.",
     active=True,
     first_seen_s=BEGAN_S + 20,
@@ -170,7 +170,7 @@ STARVING = replace(
     seconds_per_step=0.071,
     seconds_per_hour=2556.0,
     lost_seconds=480.0,
-    evidence={"workers": 1.0, "cores_free": 7.0},
+    evidence={"data_wait_seconds_per_step": 0.071234567, "workers": 1.0, "cores_free": 7.0, "fetch_cpu_ratio": 0.98765},
     advice="Set num_workers to 4: the one worker computes all the time and 7 cores are free.",
 )
 LATE = replace(
@@ -374,6 +374,23 @@ def finished() -> RunView:
         ended_s=SEEN_S,
         exit_code=0,
         attempts=(AttemptView(number=0, status=Status.FINISHED, began_s=BEGAN_S + 10, ended_s=SEEN_S),),
+    )
+
+
+def stopped() -> RunView:
+    """Somebody pressed Ctrl-C."""
+    gone = {"rule": "gc-pauses", "file": None, "line": None, "subject": "", "seconds_per_hour": 180.0}
+    return healthy(
+        status=Status.STOPPED,
+        phase="done",
+        ended_s=SEEN_S,
+        exit_code=130,
+        stopped_by="SIGINT",
+        attempts=(AttemptView(number=0, status=Status.STOPPED, began_s=BEGAN_S + 10, ended_s=SEEN_S),),
+        events=(
+            EventView(at_s=SEEN_S - 90, what="finding_gone", fields=gone),
+            EventView(at_s=SEEN_S - 3, what="signalled", fields={"signal": "SIGINT", "preempted": False}),
+        ),
     )
 
 

@@ -70,13 +70,25 @@ def held(run_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def end(run_dir: Path, at_s: float, *, code: int = 0, attempt: int = 0) -> None:
-    """What is there once all is over."""
+def end(
+    run_dir: Path, at_s: float, *, code: int = 0, attempt: int = 0, signals: Iterable[str] = (), preempted: bool = False
+) -> None:
+    """What is there once all is over; `signals`: that the agent was sent before."""
     with open(run_dir / "events.jsonl", "a") as history:
+        for name in signals:
+            history.write(line("signalled", at_s, signal=name, preempted=preempted))
         history.write(line("phase", at_s, phase="clearing", attempt=attempt))
         history.write(line("phase", at_s, phase="done", attempt=attempt))
         history.write(
-            line("run_ended", at_s, exit_code=code, goodput_seconds=PRODUCTIVE, restarts={}, preempted=0, hangs=0)
+            line(
+                "run_ended",
+                at_s,
+                exit_code=code,
+                goodput_seconds=PRODUCTIVE,
+                restarts={},
+                preempted=int(preempted),
+                hangs=0,
+            )
         )
     write(run_dir, "summary.json", {"version": 1, "exit_code": code, "error": "it broke" if code else "", "ranks": {}})
 

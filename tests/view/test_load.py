@@ -298,6 +298,48 @@ def test_a_run_that_failed_says_why(run_dir: Path) -> None:
     assert (view.status, view.exit_code, view.error) == (Status.FAILED, 1, "it broke")
 
 
+@pytest.mark.parametrize(
+    ("signals", "preempted", "code", "stopped_by"),
+    [
+        (["SIGINT"], False, 130, "SIGINT"),
+        (["SIGINT", "SIGTERM"], False, 130, "SIGINT"),  # the second one ends it at once
+        (["SIGTERM"], False, 143, "SIGTERM"),
+        (["SIGUSR1"], True, 75, "SIGUSR1"),  # it has saved
+        (["SIGTERM"], True, 143, "SIGTERM"),  # it could not
+        ([], True, 143, ""),  # another node was told
+    ],
+)
+def test_a_run_that_was_told_to_end_was_stopped(
+    run_dir: Path, signals: list[str], preempted: bool, code: int, stopped_by: str
+) -> None:
+    begin(run_dir)
+    end(run_dir, 90, code=code, signals=signals, preempted=preempted)
+
+    view = load(run_dir)
+
+    assert (view.status, view.stopped_by, view.exit_code) == (Status.STOPPED, stopped_by, code)
+    assert [attempt.status for attempt in view.attempts] == [Status.STOPPED]
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([], 130),  # a program that ends with this code
+        ([], 75),  # a card that fell off the bus
+        (["SIGINT"], 1),  # it had failed already when somebody lost patience
+        (["an odd name"], 137),
+    ],
+)
+def test_a_run_that_failed_was_not_stopped(run_dir: Path, signals: list[str], code: int) -> None:
+    begin(run_dir)
+    end(run_dir, 90, code=code, signals=signals)
+
+    view = load(run_dir)
+
+    assert (view.status, view.stopped_by) == (Status.FAILED, "")
+    assert [attempt.status for attempt in view.attempts] == [Status.FAILED]
+
+
 # -- what is missing
 
 

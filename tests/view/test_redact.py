@@ -88,6 +88,9 @@ def test_the_value_of_an_option_is_hidden_as_a_word_of_its_own() -> None:
         *("token", "3"),
     )
     assert redact_words(["--password"]) == ("--password",)
+    assert redact_words([f"--encryption-key={CANARY}", "--hub.token", CANARY, "--num_tokens=9", "--lr", "1"]) == (
+        *("--encryption-key=<redacted>", "--hub.token", "<redacted>", "--num_tokens=9", "--lr", "1"),
+    )
 
 
 def test_a_command_line_that_was_kept_raw_is_shown_without_its_secrets(tmp_path: Path) -> None:

@@ -19,7 +19,20 @@ from gpulaunch.exporters.prometheus.serve import MetricsServer
 from gpulaunch.exporters.web.pages import PUBLIC, Plotly, installed_plotly, pages
 from gpulaunch.profiler.record import Collector, CollectorState, Finding, NodeState, Site
 
-__all__ = ["EVIL", "Scene", "Served", "empty", "faulty", "finished", "hostile", "large", "live", "long_run", "starting"]
+__all__ = [
+    "EVIL",
+    "Scene",
+    "Served",
+    "empty",
+    "faulty",
+    "finished",
+    "hostile",
+    "large",
+    "live",
+    "long_run",
+    "starting",
+    "stopped",
+]
 
 EVIL = '<img src=x onerror="window.owned=1"><script>window.owned=1</script>\'"&\u202e\x1b[31m{{7*7}}'
 
@@ -57,6 +70,17 @@ def finished(tmp_path: Path) -> Scene:
     scene = live(tmp_path)
     assert scene.run_dir is not None
     end(scene.run_dir, 90)
+    return scene
+
+
+def stopped(tmp_path: Path) -> Scene:
+    """Somebody pressed Ctrl-C; before that, a line was found."""
+    found = replace(SYNC, evidence={"blocked_seconds_per_step": 0.0123, "bytes_per_step": 2048.0, "kind": "item"})
+    scene = live(tmp_path, findings=(found,))
+    assert scene.run_dir is not None
+    end(scene.run_dir, 90, code=130, signals=("SIGINT",))
+    with open(scene.run_dir / "events.jsonl", "a") as history:
+        history.write(line("finding_gone", 90, rule="gc-pauses", file=None, line=None))
     return scene
 
 

@@ -102,6 +102,18 @@ def test_a_run_that_is_over_stays_readable(serve: Serve, look: Look, stage: Stag
     assert "exit code 0" in page.locator("#headline").inner_text()
 
 
+def test_a_run_that_was_stopped_has_not_failed(serve: Serve, look: Look, stage: Stage) -> None:
+    tab = look(serve(stage(scenes.stopped)).url)
+    tab.open()
+    page = tab.until("live")
+    assert page.locator("#status").inner_text() == "stopped by SIGINT"
+    assert page.title() == "demo: stopped - gpulaunch"
+    assert [row[:2] for row in rows(page, "history", "attempts")] == [["0", "stopped"]]
+    assert "blocked per step 12.3 ms; bytes per step 2 KiB; kind item" in text_of(page, "findings")
+    newest = rows(page, "history", "events")[0]
+    assert newest[1:] == ["finding gone", "rule gc-pauses"]
+
+
 def test_what_went_wrong_is_told_with_its_cause(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.faulty)).url)
     tab.open()

@@ -17,6 +17,10 @@ class CatalogueError(Exception):
     """A value was offered under a name or a label that the catalogue does not have."""
 
 
+class UnknownValueError(CatalogueError):
+    """The name and the labels are the catalogue's, the value of a closed label is not: a later probe's, or driver's."""
+
+
 class Sink(Protocol):
     """Takes the values of a state, one by one."""
 
@@ -35,7 +39,8 @@ def metric_of(name: str, labels: Mapping[str, str]) -> Metric:
     """Give the row of the catalogue for a value.
 
     Raises:
-        CatalogueError: there is none, or it has other labels, or not these values of them.
+        CatalogueError: there is none, or it has other labels: a mistake of ours.
+        UnknownValueError: or not these values of them.
     """
     metric = _BY_NAME.get(name)
     if metric is None:
@@ -44,7 +49,7 @@ def metric_of(name: str, labels: Mapping[str, str]) -> Metric:
         raise CatalogueError(f"{name} has the labels {[label.name for label in metric.labels]}, not {list(labels)}")
     for label in metric.labels:
         if label.values is not None and labels[label.name] not in label.values:
-            raise CatalogueError(f"{name}: {label.name}={labels[label.name]!r} is not in the catalogue")
+            raise UnknownValueError(f"{name}: {label.name}={labels[label.name]!r} is not in the catalogue")
     return metric
 
 
@@ -57,21 +62,23 @@ def check_histogram(metric: Metric, bounds: Sequence[float], counts: Sequence[in
 class Families:
     """Metric families under construction; they come out in the order of the catalogue, empty ones left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, refuse: bool = True) -> None:
+        """`refuse`: raise UnknownValueError; else what has a value that the catalogue does not know is left out."""
+        self._refuse = refuse
         self._families: dict[str, Family] = {}
 
     def put(self, name: str, value: float | None, /, **labels: str) -> None:
         """Add one value; None is what is not known, and adds nothing."""
-        if value is None:
-            return
-        family = self._family(metric_of(name, labels))
-        family.add_sample(name, labels, value)
+        if value is not None and (metric := self._metric_of(name, labels)) is not None:
+            self._family(metric).add_sample(name, labels, value)
 
     def put_histogram(
         self, name: str, bounds: Sequence[float], counts: Sequence[int], total: float, /, **labels: str
     ) -> None:
         """Add one histogram; `counts` are per bucket and one longer than the bounds."""
-        metric = metric_of(name, labels)
+        metric = self._metric_of(name, labels)
+        if metric is None:
+            return
         check_histogram(metric, bounds, counts)
         family = self._family(metric)
         assert isinstance(family, HistogramMetricFamily), "its kind has been looked at"
@@ -85,6 +92,14 @@ class Families:
     def collect(self) -> Iterable[Family]:
         """Give the families (this makes it a collector of prometheus_client)."""
         return [self._families[metric.name] for metric in CATALOGUE if metric.name in self._families]
+
+    def _metric_of(self, name: str, labels: Mapping[str, str]) -> Metric | None:
+        try:
+            return metric_of(name, labels)
+        except UnknownValueError:
+            if self._refuse:
+                raise
+            return None
 
     def _family(self, metric: Metric) -> Family:
         family = self._families.get(metric.name)

@@ -16,10 +16,12 @@ from typing import Final, TypeAlias
 from prometheus_client.utils import floatToGoString
 
 from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
-from gpulaunch.exporters.prometheus.families import check_histogram, metric_of
+from gpulaunch.exporters.prometheus.families import UnknownValueError, check_histogram, metric_of
 
 __all__ = ["Lines", "page_of"]
 
+_MOST_TOLD: Final = 32
+"""A later probe may have a name for each of many things: that there are more is not told."""
 _KEPT: Final = 64
 """When a family knows more than twice the lines that it has now, and so many more, it forgets them all."""
 
@@ -47,8 +49,13 @@ class _Family:
 class Lines:
     """Takes the values of one state after another, and gives the lines of each. For one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_unknown: Callable[[str], None] | None = None) -> None:
+        """`on_unknown` hears once of each value of a closed label that the catalogue does not know, and what has it is
+        left out: a later probe, or a driver's new reason for a slow clock, must not cost all the others. None: refused.
+        """
         self._families: dict[str, _Family] = {}
+        self._on_unknown = on_unknown
+        self._told: set[str] = set()
 
     def begin(self) -> None:
         """Begin with the next state."""
@@ -62,7 +69,9 @@ class Lines:
         key = tuple(labels.values())
         family = self._families.get(name)
         if family is None or family.labels != tuple(labels) or (line := family.known.get(key)) is None:
-            family = self._family(metric_of(name, labels))
+            family = self._family(name, labels)
+            if family is None:
+                return
             line = (None, "", (_prefix(name, labels),), _NO_BOUNDS)
         known, text, prefixes, _ = line
         if known != value:
@@ -74,7 +83,9 @@ class Lines:
         self, name: str, bounds: Sequence[float], counts: Sequence[int], total: float, /, **labels: str
     ) -> None:
         """Add one histogram; `counts` are per bucket and one longer than the bounds."""
-        family = self._family(metric_of(name, labels))
+        family = self._family(name, labels)
+        if family is None:
+            return
         check_histogram(family.metric, bounds, counts)
         key = tuple(labels.values())
         line = family.known.get(key)
@@ -99,7 +110,16 @@ class Lines:
             if (found := self._families.get(metric.name)) is not None and found.texts
         }
 
-    def _family(self, metric: Metric) -> _Family:
+    def _family(self, name: str, labels: Mapping[str, str]) -> _Family | None:
+        try:
+            metric = metric_of(name, labels)
+        except UnknownValueError as unknown:
+            if self._on_unknown is None:
+                raise
+            if str(unknown) not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(str(unknown))
+                self._on_unknown(str(unknown))
+            return None
         family = self._families.get(metric.name)
         if family is None:
             family = self._families[metric.name] = _Family(metric)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -71,7 +72,7 @@ class Board:
         self._version = version
         self._clock = clock
         self._shown: _Shown | None = None  # replaced whole: a reader has the old one or the new one
-        self._lines = Lines()
+        self._lines = Lines(on_unknown=_say)
         # Of two threads that write, the second has the newer state, and has counted no fewer scrapes.
         self._writing = threading.Lock()
         self._scrapes = 0
@@ -132,6 +133,10 @@ class Board:
         shown.spent_s += self._clock() - began_s
         self._render_s = shown.spent_s
         return page
+
+
+def _say(unknown: str) -> None:
+    sys.stderr.write(f"[gpulaunch] /metrics goes on without it: {unknown}\n")
 
 
 def _packed(page: bytes) -> bytes:

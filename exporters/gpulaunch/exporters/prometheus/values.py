@@ -24,8 +24,8 @@ class Facts:
 
 
 def families(state: NodeState, facts: Facts) -> Families:
-    """Give every metric of a state."""
-    out = Families()
+    """Give every metric of a state that the catalogue knows."""
+    out = Families(refuse=False)
     put_state(out, state, facts)
     return out
 

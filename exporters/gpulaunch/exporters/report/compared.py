@@ -169,7 +169,8 @@ def _more(rows: Sequence[object]) -> list[str]:
 
 
 def _named(found: FindingView) -> str:
-    place = f" {found.file}:{found.line}" if found.file else ""
+    number = "" if found.line is None else f":{found.line}"
+    place = f" {found.file}{number}" if found.file else ""
     return f"{found.rule}{place}" + (f" ({found.subject})" if found.subject else "")
 
 

@@ -41,6 +41,7 @@ def _standing(view: RunView) -> str:
         Status.RUNNING: f"Running{length.replace('after', 'for')}",
         Status.FINISHED: f"Finished{length}",
         Status.FAILED: f"Failed{length}" + (f", exit code {view.exit_code}" if view.exit_code is not None else ""),
+        Status.STOPPED: f"Stopped{length}" + (f" by {view.stopped_by}" if view.stopped_by else ""),
         Status.LOST: "Lost: its launcher is gone and has not said how it ended",
         Status.UNKNOWN: "It is not known how it ended",
     }[view.status]

@@ -15,7 +15,14 @@ __all__ = ["failures", "goodput"]
 _MOST_EVENTS: Final = 120
 _MOST_ATTEMPTS: Final = 60
 _LONGEST_FIELDS: Final = 240
-_COLOURS: Final = {Status.FINISHED: 2, Status.RUNNING: 0, Status.FAILED: 3, Status.LOST: 4, Status.UNKNOWN: 5}
+_COLOURS: Final = {
+    Status.FINISHED: 2,
+    Status.RUNNING: 0,
+    Status.FAILED: 3,
+    Status.STOPPED: 6,
+    Status.LOST: 4,
+    Status.UNKNOWN: 5,
+}
 _BUCKETS: Final = {
     "productive": "steps that counted",
     "checkpoint_stall": "training stood still while checkpoints were written",
@@ -38,6 +45,9 @@ def failures(view: RunView) -> Section:
         blocks.append(Paragraph("No restart."))
     if view.hangs or view.hang_suspicions:
         blocks.append(Paragraph(f"Hangs: {view.hangs}; suspected: {view.hang_suspicions}."))
+    if view.status is Status.STOPPED:
+        by = f"by {view.stopped_by}" if view.stopped_by else "as another node of it was"
+        blocks.append(Paragraph(f"The job was told to end, {by}."))
     if view.preempted:
         blocks.append(Paragraph("The job was preempted."))
     if view.resumed_step is not None:

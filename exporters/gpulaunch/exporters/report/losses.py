@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Column, Facts, Paragraph, Section, Table
-from gpulaunch.exporters.report.words import UNKNOWN, amount, moment, percent, rank_list, seconds
+from gpulaunch.exporters.report.words import UNKNOWN, measured, moment, percent, rank_list, seconds
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.profiler.analysis.rules import RULES
 
@@ -91,10 +91,7 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
     if rule is not None:
         blocks.append(Paragraph(f"How in general: {rule.mend.replace('`', '')}"))
     pairs = [
-        (name.replace("_", " "), amount(value) if isinstance(value, (int, float)) else value)
-        for name, value in found.evidence.items()
-    ]
-    pairs += [
+        *measured(found.evidence),
         ("ranks", rank_list(found.ranks, 64) or UNKNOWN),
         ("confidence", f"{found.confidence:.0%}"),
         ("lost in this run", seconds(found.lost_seconds)),

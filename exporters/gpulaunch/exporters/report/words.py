@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from gpulaunch.exporters.view.figures import PROSE, UNKNOWN, count, known
 
-__all__ = ["UNKNOWN", "amount", "count", "moment", "percent", "rank_list", "seconds", "signed_percent", "size"]
+__all__ = [
+    "UNKNOWN",
+    "amount",
+    "count",
+    "measured",
+    "moment",
+    "percent",
+    "rank_list",
+    "seconds",
+    "signed_percent",
+    "size",
+]
 
 seconds, size, percent, amount = PROSE.seconds, PROSE.size, PROSE.ratio, PROSE.number
+
+
+def measured(figures: Mapping[str, float | str]) -> list[tuple[str, str]]:
+    """What a finding rests on: names in words, figures in the units that their names have."""
+    return [
+        (name.replace("_", " "), value) if isinstance(value, str) else PROSE.measured(name, value)
+        for name, value in figures.items()
+    ]
 
 
 def signed_percent(ratio: float | None) -> str:

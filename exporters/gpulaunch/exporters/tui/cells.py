@@ -30,6 +30,7 @@ __all__ = [
     "fit",
     "fit_end",
     "line",
+    "measured",
     "pairs",
     "plain",
     "ratio",
@@ -227,8 +228,17 @@ seconds, took, size, ratio, figure = CELLS.seconds, CELLS.took, CELLS.size, CELL
 
 
 def pairs(of: Mapping[str, object]) -> str:
-    """Give a mapping as `name=value name=value`, harmless."""
-    return " ".join(f"{plain(name)}={_value(value)}" for name, value in of.items())
+    """Give a mapping as `name=value name=value`, harmless; what is not known is left out."""
+    return " ".join(f"{plain(name)}={_value(value)}" for name, value in of.items() if value not in (None, ""))
+
+
+def measured(figures: Mapping[str, float | str]) -> str:
+    """Give what a finding rests on as `name in words figure; ...`, harmless, in the units that the names have."""
+    told = [
+        (name.replace("_", " "), value[:400]) if isinstance(value, str) else CELLS.measured(name, value)
+        for name, value in figures.items()
+    ]
+    return "; ".join(f"{plain(name)} {plain(value)}" for name, value in told)
 
 
 def _value(value: object) -> str:

@@ -35,6 +35,7 @@ _STATUS: Final = {
     Status.RUNNING: "good",
     Status.FINISHED: "good",
     Status.FAILED: "bad",
+    Status.STOPPED: "warn",
     Status.LOST: "bad",
     Status.UNKNOWN: "dim",
 }
@@ -64,7 +65,9 @@ def _who(view: RunView, width: int) -> Line:
         ("  ", ""),
         (view.status.value.upper(), _STATUS[view.status]),
     ]
-    if view.exit_code:
+    if view.stopped_by:
+        parts.append((f" by {plain(view.stopped_by)}", ""))
+    elif view.exit_code:
         parts.append((f" exit code {view.exit_code}", ""))
     if view.status is Status.RUNNING and view.phase not in ("", "running"):
         parts.append((f" ({plain(view.phase)})", ""))

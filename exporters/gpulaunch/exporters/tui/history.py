@@ -55,6 +55,7 @@ def _attempt(view: RunView, attempt: AttemptView, width: int) -> list[Line]:
         end_s = attempt.ended_s if attempt.ended_s is not None else view.seen_s
         lasted = f", {took(None if end_s is None else end_s - attempt.began_s)}"
     style = "bad" if attempt.status in (Status.FAILED, Status.LOST) else "good"
+    style = "warn" if attempt.status is Status.STOPPED else style
     head = f"attempt {attempt.number}: {attempt.status.value} {since(view, attempt.began_s)}{lasted}"
     lines = [line((head, style))]
     cause = attempt.cause

@@ -14,6 +14,7 @@ from gpulaunch.exporters.tui.cells import (
     figure,
     fit,
     line,
+    measured,
     pairs,
     plain,
     ratio,
@@ -73,13 +74,14 @@ def findings_page(view: RunView, width: int) -> Body:
         rows += [line(each) for each in wrap(f"   {costs(finding)}{sure}", width, indent="   ")]
         rows += [line((each, "good")) for each in wrap(f"   {plain(finding.advice)}", width, indent="   ")]
         if finding.evidence:
-            rows += [line((each, "dim")) for each in wrap(f"   {pairs(finding.evidence)}", width, indent="   ")]
+            rows += [line((each, "dim")) for each in wrap(f"   {measured(finding.evidence)}", width, indent="   ")]
     return Body(rows=tuple(rows))
 
 
 def where(finding: FindingView) -> str:
     """Give ` file:line (subject)`, as far as they are known."""
-    place = f" {plain(finding.file)}:{finding.line}" if finding.file else ""
+    number = "" if finding.line is None else f":{finding.line}"
+    place = f" {plain(finding.file)}{number}" if finding.file else ""
     return place + (f" ({plain(finding.subject)})" if finding.subject else "")
 
 

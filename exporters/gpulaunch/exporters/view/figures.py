@@ -16,6 +16,7 @@ __all__ = ["CELLS", "PROSE", "UNKNOWN", "Style", "count", "known"]
 
 UNKNOWN: Final = "-"
 _PARTS_OF_A_SECOND: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_MULTIPLES_OF_A_HERTZ: Final = ((1e9, "GHz"), (1e6, "MHz"), (1e3, "kHz"), (1.0, "Hz"))
 _JUST: Final = 0.9995
 """From here on three digits round up to the next unit."""
 
@@ -100,6 +101,25 @@ class Style:
     def ratio(self, value: float | None) -> str:
         """A share: `40.4 %`."""
         return f"{100 * value:.{self.ratio_digits}f}{self.gap}%" if known(value) else UNKNOWN
+
+    def hertz(self, value: float | None) -> str:
+        """A clock rate: `1.98 GHz`."""
+        if not known(value):
+            return UNKNOWN
+        multiples = _MULTIPLES_OF_A_HERTZ
+        scale, unit = next((each for each in multiples if abs(value) >= _JUST * each[0]), multiples[-1])
+        return f"{self.digits(value / scale)}{self.gap}{unit}"
+
+    def measured(self, name: str, value: float) -> tuple[str, str]:
+        """Give the name of a figure in words, and it in the unit that the name has: of `blocked_seconds_per_step`,
+        `blocked per step` and `12.3 ms`."""
+        words = name.split("_")
+        units = {"seconds": self.seconds, "bytes": self.size, "ratio": self.ratio, "hertz": self.hertz}
+        at = next((at for at, word in enumerate(words) if word in units), None)
+        if at is None:
+            return " ".join(words), count(value) if float(value).is_integer() else self.number(value)
+        told = units[words[at]](value)
+        return " ".join(words[:at] + words[at + 1 :] if at else words), told  # `bytes_per_step` is called so
 
     def number(self, value: float | None) -> str:
         """Any other number, to three digits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,6 +14,8 @@ __all__ = ["History", "cause_of", "history_of"]
 
 
 _MOST_ATTEMPTS: Final = 200
+_REQUEUE: Final = 75
+"""The exit code of a job that was told to end, has saved, and goes on when it is run again."""
 
 
 @dataclass
@@ -37,7 +40,29 @@ class History:
     hang_suspicions: int = 0
     hangs: int = 0
     preempted: bool = False
+    told: str = ""
+    """The first signal that its launcher took for the end."""
     attempts: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
+
+    @property
+    def status(self) -> Status:
+        """How it ended, as it said itself."""
+        if self.exit_code == 0:
+            return Status.FINISHED
+        return Status.STOPPED if self._was_stopped() else Status.FAILED
+
+    @property
+    def stopped_by(self) -> str:
+        """The signal that ended it; "" if none did, or the one that another node was told."""
+        return self.told if self.ended_s is not None and self.status is Status.STOPPED else ""
+
+    def _was_stopped(self) -> bool:
+        """A signal on top of a failure ends a job as well, and is not why: the exit code is the failure's then."""
+        codes = {_REQUEUE} if self.preempted else set[int]()
+        # A node that is told by another one ends as after a SIGTERM.
+        if told := self.told or ("SIGTERM" if self.preempted else ""):
+            codes |= {128 + each.value for each in signal.Signals if each.name == told}
+        return self.exit_code in codes
 
     def views(self, causes: Mapping[int, Mapping[str, Any]], status: Status) -> tuple[AttemptView, ...]:
         """Give the attempts, oldest first; `status`: how the run stands."""
@@ -107,14 +132,16 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
                 history.hangs += 1
             case "signalled":
                 history.preempted = history.preempted or line.get("preempted") is True
+                history.told = history.told or str(line.get("signal", ""))
             case "run_ended":
                 code = whole(line.get("exit_code"))
                 history.ended_s, history.ending = at_s, line
                 history.exit_code = code
+                history.preempted = history.preempted or line.get("preempted") in (1, True)
                 if numbered[of_run:]:
                     last = numbered[-1][1]
                     last.end_s = last.end_s or at_s
-                    last.status = Status.FINISHED if code == 0 else Status.FAILED
+                    last.status = history.status
             case _:
                 pass
     said = whole(group.get("attempt"))

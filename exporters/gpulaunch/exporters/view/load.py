@@ -90,7 +90,7 @@ def _only_of(source: NodeSource, history: History, notes: list[str]) -> None:
 def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s: float, *, live: bool) -> Status:
     """How the run stands: as it said, else whether its launcher lives, else whether anything is new."""
     if history.ended_s is not None:
-        return Status.FINISHED if history.exit_code == 0 else Status.FAILED
+        return history.status
     if live:
         return Status.RUNNING
     if history.began_s is None:

@@ -50,6 +50,8 @@ class Status(Enum):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
+    STOPPED = "stopped"
+    """Told to end, by a person or a job manager: nothing failed."""
     LOST = "lost"
     """It did not say how it ended, and its launcher is gone: killed, or the node went down."""
     UNKNOWN = "unknown"
@@ -387,6 +389,8 @@ class RunView:
     """None while it runs, and where nobody wrote it down."""
     elapsed_seconds: float | None
     exit_code: int | None
+    stopped_by: str = ""
+    """The signal that it was told to end with (`SIGINT`), if it was; "" too where another node was told."""
     error: str
     """Why it failed, in one line; "" where it did not."""
     world_size: int | None

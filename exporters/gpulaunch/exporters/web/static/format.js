@@ -48,6 +48,11 @@ export function bytes(value) {
   return `${number(value / 1024 ** power)} ${SIZES[power]}`;
 }
 
+export function hertz(value) {
+  const [divisor, unit] = [[1e9, "GHz"], [1e6, "MHz"], [1e3, "kHz"]].find(([one]) => Math.abs(value) >= one) ?? [1, "Hz"];
+  return known(value) ? `${number(value / divisor)} ${unit}` : DASH;
+}
+
 /** How a chart shows values of a unit as large as these: [divide by, what to call it]. */
 export function scale(unit, largest) {
   if (unit === "bytes" || unit === "bytes/s") {
@@ -68,6 +73,7 @@ export function inUnit(unit, value) {
   if (unit === "bytes/s") return known(value) ? `${bytes(value)}/s` : DASH;
   if (unit === "seconds") return seconds(value);
   if (unit === "ratio") return percent(value);
+  if (unit === "hertz") return hertz(value);
   return number(value);
 }
 

@@ -73,7 +73,7 @@ function show() {
   const chosen = follow();
   setText(byId("name"), view.name || "gpulaunch");
   document.title = inert(`${view.name || "run"}: ${view.status} - gpulaunch`);
-  setText(byId("status"), view.status);
+  setText(byId("status"), view.stopped_by ? `${view.status} by ${view.stopped_by}` : view.status);
   byId("status").dataset.status = view.status;
   const nodes = view.num_nodes > 1 ? ` on ${view.num_nodes} nodes` : "";
   const facts = [view.phase, view.world_size ? `${view.world_size} ranks${nodes}` : "", view.run_id && `run ${view.run_id}`, typed(view.command), view.exit_code === null ? "" : `exit code ${view.exit_code}`];

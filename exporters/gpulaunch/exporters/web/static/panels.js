@@ -89,9 +89,9 @@ export function findings(section, view) {
 /** What was measured, in the unit that its name has. */
 function measured([name, value]) {
   const parts = name.split("_");
-  const unit = typeof value === "number" && ["seconds", "bytes", "ratio"].find((one) => parts.includes(one));
-  if (unit) return `${parts.filter((one) => one !== unit).join(" ")} ${inUnit(unit, value)}`.trim();
-  return `${words(name)} ${typeof value === "number" ? number(value) : value}`;
+  const at = typeof value === "number" ? parts.findIndex((one) => ["seconds", "bytes", "ratio", "hertz"].includes(one)) : -1;
+  if (at < 0) return `${words(name)} ${typeof value === "number" ? number(value) : value}`;
+  return `${parts.filter((_, place) => place !== at || !at).join(" ")} ${inUnit(parts[at], value)}`; // bytes_per_step is called so
 }
 
 function placeOf(finding) {
@@ -281,7 +281,7 @@ export function history(section, view) {
     across: true,
     groups: view.attempts.slice(-20).map((attempt) => `attempt ${attempt.number}, ${attempt.status}`),
     unit: "seconds",
-    series: ["running", "finished", "failed", "lost", "unknown"].map((status, at) => ({ name: status, values: view.attempts.slice(-20).map((attempt) => (attempt.status === status && known(attempt.began_s) ? Math.max(0, (attempt.ended_s ?? end ?? attempt.began_s) - attempt.began_s) : null)), at: [0, 2, 7, 3, 11][at] })),
+    series: ["running", "finished", "failed", "lost", "stopped", "unknown"].map((status, at) => ({ name: status, values: view.attempts.slice(-20).map((attempt) => (attempt.status === status && known(attempt.began_s) ? Math.max(0, (attempt.ended_s ?? end ?? attempt.began_s) - attempt.began_s) : null)), at: [0, 2, 7, 3, 6, 11][at] })),
   });
   table(
     section,
@@ -292,7 +292,7 @@ export function history(section, view) {
   );
   const events = part(section, "events", () => element("details", {}, element("summary", {}, "Events")));
   events.hidden = view.events.length === 0;
-  table(events, "events", "Newest events first", [["When", "time"], ["What", "text"], ["Of it", "prose"]], view.events.slice(-MOST_EVENTS).reverse().map((event) => [clock(event.at_s), words(event.what), Object.entries(event.fields).map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ")]));
+  table(events, "events", "Newest events first", [["When", "time"], ["What", "text"], ["Of it", "prose"]], view.events.slice(-MOST_EVENTS).reverse().map((event) => [clock(event.at_s), words(event.what), Object.entries(event.fields).filter(([, value]) => value !== null).map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ")]));
 }
 
 export function profiler(section, view) {
