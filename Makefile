@@ -12,12 +12,14 @@
 # PIP_ARGS=...        more arguments for pip: another index, say
 # PYTEST_ARGS=...     more arguments for pytest
 # TESTS_AT_ONCE=2     how many tests run beside each other
+# TESTS_LIVE=1        with those that take Prometheus minutes
 # REPORTS=folder      where to write what each of them came to (JUnit's XML)
 
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 TESTS_AT_ONCE ?= 2
+TESTS_LIVE ?=
 REPORTS ?=
 
 VENV := .venv
@@ -46,7 +48,8 @@ test: lint
 	@failed=0; set -x; \
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal -m "not live and not alone" \
 	  $(if $(REPORTS),--junitxml=$(REPORTS)/together.xml) $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/python -m pytest -m alone $(if $(REPORTS),--junitxml=$(REPORTS)/alone.xml) $(PYTEST_ARGS) || failed=1; \
+	$(BIN)/python -m pytest -m "alone $(if $(TESTS_LIVE),or live)" \
+	  $(if $(REPORTS),--junitxml=$(REPORTS)/alone.xml) $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
 lint: $(VENV)/.test

@@ -19,7 +19,7 @@ from running import Program, Train, Trained, fairly
 
 from gpulaunch.exporters.files.findings import read_findings
 
-pytestmark = [pytest.mark.torch, pytest.mark.alone]
+pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(900)]
 
 PROGRAMS = Path(__file__).with_name("programs")
 WITHIN = 0.30
@@ -38,8 +38,8 @@ class Planted:
     fills_the_cores: bool = False
     """Then it and its twin are no neighbours."""
     seconds: int = 24
-    """Warmed up, and then two windows of 5 s or 20 steps, which end at the next look: on a slow machine, where a look is
-    up to 5 s after the last one and steps take 0.2 s, that is as long."""
+    """Warmed up, and then two windows of 5 s or 20 steps, which end at the next look: on a slow machine, where looks
+    are up to 5 s apart and steps take 0.2 s, that is as long."""
 
     @property
     def path(self) -> Path:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from types import FrameType
 from typing import Any
 
 import led_loops
@@ -172,14 +173,16 @@ def many_steps_left() -> None:
 def interrupted() -> None:
     """A handler of the program's raises every half millisecond, wherever the program is; each time it is heard of."""
     raised = caught = ignored = 0
+    where: list[str] = []
 
     def in_a_finalizer(_: object) -> None:
         nonlocal ignored
         ignored += 1
 
-    def ring(*_: object) -> None:
+    def ring(_: int, frame: FrameType | None) -> None:
         nonlocal raised
         raised += 1
+        where[:] = traceback.format_stack(frame)
         raise TimeoutError
 
     gc.disable()
@@ -199,7 +202,7 @@ def interrupted() -> None:
                     optimizer.step()
         except TimeoutError:
             caught += 1
-    assert caught + ignored == raised
+        assert caught + ignored == raised, f"swallowed here:\n{''.join(where)}"
 
 
 def many_steps_marked() -> None:
