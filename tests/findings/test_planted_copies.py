@@ -51,7 +51,7 @@ def judge_copies(trained: Trained) -> None:
 
 
 def test_what_is_done_wrong_with_copies_is_found_at_its_line(train: Train, recorded: Callable[..., Any]) -> None:
-    program = Program(path=COPIES, args=("--seconds", "15"), ranks=6, env={"GPULAUNCH_DEVICE_TYPES": "meta"})
+    program = Program(path=COPIES, args=("--seconds", "24"), ranks=6, env={"GPULAUNCH_DEVICE_TYPES": "meta"})
     runs: list[Trained] = []
 
     def measure() -> Trained:

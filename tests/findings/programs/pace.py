@@ -21,7 +21,7 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repaired", action="store_true", help="without the fault")
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long to train")
+    parser.add_argument("--seconds", type=float, default=24.0, help="how long to train")
     return parser.parse_args()
 
 
