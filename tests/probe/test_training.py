@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -182,12 +181,13 @@ def test_distributed_saves_are_checkpoints_collectives_and_all(run, tmp_path):
     assert seen.phase_ns["comm"] == 0
 
 
+@pytest.mark.alone
 def test_waiting_for_other_ranks_is_communication(run, tmp_path):
     seen = run("waits_for_others")
     events = ring.recent(str(tmp_path / "rank-3.bin"))
 
     assert (seen.steps, seen.comm_calls) == (12, 12 + 12 + 6), "a barrier, a collective, and for some to await it"
-    assert statistics.median(event.phase_ns["comm"] for event in events) >= 5 * MS, "of 10: who is late waits less"
+    assert min(event.phase_ns["comm"] for event in events) >= 9 * MS
     assert seen.phase_ns["comm"] == seen.comm_blocked_ns_total
     assert {site.text.rpartition(" ")[2] for site in sites(tmp_path, "collective")} == {"waiting"}
 

@@ -191,9 +191,6 @@ class Probe:
 
     def adopts(self, now_ns: int) -> bool:
         """True if this thread, which is not the training thread, becomes it: the first to ask does."""
-        if self.thread == BARE and now_ns > self.bare.until_ns:
-            self.bare.end()
-            return self.thread == get_ident()
         if self.thread:
             return False
         self.thread = get_ident()
