@@ -56,10 +56,10 @@ def test_the_pace_is_steady(tmp_path: Path, refreshes_s: list[float], began_s: l
 @pytest.mark.parametrize(
     ("cpu_s", "ranks", "began_s"),
     [
-        (0.006, 0, [0.0, 1.0, 2.0]),
-        (0.012, 0, [0.0, 2.0, 4.0]),  # a machine on which it costs more than its share is looked at less often
-        (0.012, 8, [0.0, 2.0, 4.0]),
-        (0.012, 16, [0.0, 1.0, 2.0]),  # a node of twice as many ranks has more cores, too
+        (0.005, 0, [0.0, 1.0, 2.0]),
+        (0.010, 0, [0.0, 2.0, 4.0]),  # a machine on which it costs more than its share is looked at less often
+        (0.010, 8, [0.0, 2.0, 4.0]),
+        (0.010, 16, [0.0, 1.0, 2.0]),  # a node of twice as many ranks has more cores, too
         (60.0, 8, [0.0, 5.0, 10.0]),  # but never so seldom that it is no news
     ],
 )

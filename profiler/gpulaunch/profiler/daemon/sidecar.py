@@ -48,7 +48,7 @@ from gpulaunch.profiler.samplers.workers import WorkersSampler
 T = TypeVar("T")
 LEDGER_FILE = "sidecar.json"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SHARE = 0.006
+_SHARE = 0.005
 """Of a core, for each eight ranks: where a refresh takes more (a slow machine), they come less often."""
 _RANKS = 8
 _LONGEST_S = 5.0
