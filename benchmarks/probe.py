@@ -7,8 +7,9 @@ microseconds are not lost in it. The probe takes steps up in groups of eight, so
 group, an eighth of it. A pair is one block with the probe and one without, in alternating order; the cost is the median
 over the pairs of the difference of their median groups. The second case has dataloader workers, whose queue
 is read too; its steps wait for another process and are noisy: look at the quartiles. In the third, one of sixteen
-blocks of steps is observed, as it is where steps are too short for the budget; there means are compared. "own price" is
-what the page says.
+blocks of steps is observed, as it is where steps are too short for the budget; there means are compared. In the last,
+no step is: the probe is switched off and its taps let everything pass, which is what it costs that Python is called at
+all. "own price" is what the page says.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from gpulaunch.profiler.probe.price import MOST_BLOCKS
 from gpulaunch.profiler.probe.state import TOGETHER, Probe
 
 GROUPS = 12
-CASES = ((0, 1), (2, 1), (0, MOST_BLOCKS))
-"""Workers, and of how many groups of steps one is observed."""
+CASES = ((0, 1), (2, 1), (0, MOST_BLOCKS), (0, 0))
+"""Workers, and of how many groups of steps one is observed; 0: none is."""
 TARGET_US = 20.0
 
 
@@ -84,7 +85,9 @@ def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) ->
     training.block()
     if one_of > 1:
         probe.bare.observe_one_of(one_of, 0)
-    groups, typical = (GROUPS, statistics.median) if one_of == 1 else (2 * one_of, statistics.fmean)
+    if not one_of:
+        probe.off()
+    groups, typical = (2 * one_of, statistics.fmean) if one_of > 1 else (GROUPS, statistics.median)
     block_steps = groups * TOGETHER
 
     on_us: list[float] = []
@@ -101,10 +104,13 @@ def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) ->
     seen = page.read(path)
     assert not seen.hooks_unavailable, seen.fault
     assert not seen.hooks_shed
-    missed = len(on_us) * block_steps - seen.steps
-    assert missed <= len(on_us) + one_of * TOGETHER, f"the probe saw only {seen.steps} steps"
-    observed = seen.steps - seen.unobserved_steps
-    assert observed * one_of <= 2 * seen.steps, f"the probe observed {observed} steps"
+    if one_of:
+        missed = len(on_us) * block_steps - seen.steps
+        assert missed <= len(on_us) + one_of * TOGETHER, f"the probe saw only {seen.steps} steps"
+        observed = seen.steps - seen.unobserved_steps
+        assert observed * one_of <= 2 * seen.steps, f"the probe observed {observed} steps"
+    else:
+        assert not seen.steps, "it was not off"
     writer.close()
     return {
         "workers": workers,
@@ -114,7 +120,7 @@ def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) ->
         "step_us_with": round(statistics.median(on_us), 2),
         "cost_us_per_step": round(statistics.median(differences), 2),
         "cost_us_quartiles": [round(q, 2) for q in statistics.quantiles(differences, n=4)[::2]],
-        "self_priced_us_per_step": round(seen.probe_ns_total / seen.steps / 1e3, 2),
+        "self_priced_us_per_step": round(seen.probe_ns_total / max(1, seen.steps) / 1e3, 2),
     }
 
 

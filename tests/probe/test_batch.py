@@ -64,7 +64,8 @@ def an_iterator(
     tasks: dict, *, outstanding: int, received: int, queued: int, delivered: int | None = None
 ) -> SimpleNamespace:
     """As torch's, with workers; with `delivered`, a thread pins what they deliver."""
-    queue = SimpleNamespace(qsize=lambda: queued)
+    lock = SimpleNamespace(_get_value=lambda: 100 - queued)
+    queue = SimpleNamespace(qsize=lambda: queued, _maxsize=100, _sem=SimpleNamespace(_semlock=lock))
     return SimpleNamespace(
         _num_workers=2,
         _num_yielded=3,
@@ -156,11 +157,14 @@ def watched(tmp_path: Path):
         "all were there, some put aside before",
     ],
 )
+@pytest.mark.parametrize("known", [False, True], ids=["looked at", "known, and looked at a moment ago"])
 def test_a_wait_is_for_workers_or_for_the_way_or_for_an_earlier_batch(
-    watched, tasks, outstanding, queued, delivered, after, transfer_ms, blocked_ms
+    watched, tasks, outstanding, queued, delivered, after, transfer_ms, blocked_ms, known
 ):
     iterator = an_iterator(tasks, outstanding=outstanding, received=7, queued=queued, delivered=delivered)
-    watched.gets(iterator, after=after)
+    if known:
+        watched.gets(iterator, wait_ns=0)
+    watched.gets(iterator, after=after, at_ns=1 * MS)
     seen = watched.seen()
 
     assert seen.loader_wait_ns_total == 5 * MS
@@ -190,6 +194,31 @@ def test_the_queue_is_published_a_few_times_a_second(watched):
 
     assert (too_soon.loader_ready, too_soon.loader_workers_configured) == (1, 2)
     assert (later.loader_ready, later.loader_pin_backlog) == (3, 2)
+
+
+def test_of_a_queue_that_holds_something_one_number_is_read(watched):
+    """All of it again when it is due."""
+    iterator = an_iterator(AT_WORK, outstanding=4, received=7, queued=1)
+    reads: list[str] = []
+    iterator._data_queue.qsize = lambda: reads.append("all") or 1
+    watched.gets(iterator)
+    reads.clear()
+
+    for at_ms in (50, 100, 150):
+        watched.gets(iterator, at_ns=at_ms * MS)
+    assert reads == []
+    watched.gets(iterator, at_ns=200 * MS)
+    assert reads == ["all"]
+
+
+def test_a_queue_that_is_made_otherwise_is_read_whole(watched):
+    iterator = an_iterator(AT_WORK, outstanding=4, received=7, queued=1)
+    del iterator._data_queue._sem
+    for at_ms in (0, 50):
+        watched.gets(iterator, at_ns=at_ms * MS)
+    seen = watched.seen()
+
+    assert (watched.unavailable, seen.loader_ready, seen.loader_transfer_ns_total) == ({}, 1, 10 * MS)
 
 
 def test_a_queue_of_an_evaluation_does_not_stay_for_training_without_workers(watched):

@@ -49,6 +49,7 @@ _KIND: Final = SITE_KINDS.index("loader")
 _NEVER: Final = 1 << 62
 _NO_ROW: Final = -1  # nobody saw where the loader was made
 _NO_QUEUE: Final = (0, 0, 0, 0, 0)
+_NO_PLACES: Final[tuple[int, Callable[[], int]]] = (0, int)
 
 # What was there when a batch was asked for.
 _NOTHING: Final = 0
@@ -75,7 +76,9 @@ class LoaderWatch:
         "_length",
         "_looks_in",
         "_looks_up",
+        "_most_queued",
         "_passed_samples",
+        "_places_left",
         "_plain",
         "_plain_ns",
         "_queue_due_ns",
@@ -111,6 +114,7 @@ class LoaderWatch:
         self._tensor = tensor
         self._queue_due_ns = self._tell_due_ns = 0
         self._told_queue = False
+        self._most_queued, self._places_left = _NO_PLACES
         self._reads_queue = self._looks_in = self._looks_up = True
         self.iterator = 0
         """The one that handed out a batch last (its `id`)."""
@@ -145,6 +149,11 @@ class LoaderWatch:
         if not self._reads_queue:
             return _NOTHING
         try:
+            # Mostly something is there, and to know that is enough: to read all of it was a fifth of the probe's price.
+            if now_ns < self._queue_due_ns and id(iterator) == self.iterator:
+                queued = self._most_queued - self._places_left()
+                if queued > 0:
+                    return _ALL if queued >= iterator._tasks_outstanding else _SOME
             if not iterator._num_workers:
                 return _NOTHING
             queue = queue_of(iterator)
@@ -343,6 +352,7 @@ class LoaderWatch:
         if row is None:
             row = self._rows[where] = self._writer.add_site(_KIND, where) if where else _NO_ROW
         self.iterator, self._row = id(iterator), row
+        self._most_queued, self._places_left = _places_of(iterator)
         self.look_at, self._last = 0, length_of(iterator)
 
 
@@ -369,6 +379,20 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
     # If as many as are awaited are in the queue, the wanted one is among them.
     blocked = 0 if iterator._rcvd_idx in arrived or queued >= outstanding > 0 else len(arrived)
     return iterator._num_workers, outstanding, queued + len(arrived), blocked, backlog
+
+
+def _places_of(iterator: Any) -> tuple[int, Callable[[], int]]:
+    """How many batches the queue between workers and training thread can hold, and what tells how many more would fit:
+    what `Queue.qsize` is made of, without its calls. None fit, and none are there, where that cannot be told so.
+    """
+    try:
+        queue = iterator._data_queue
+        if queue is not iterator._worker_result_queue:  # a thread pins
+            return _NO_PLACES
+        most, left = queue._maxsize, queue._sem._semlock._get_value
+        return (most, left) if most - left() == queue.qsize() else _NO_PLACES
+    except (AttributeError, TypeError, NotImplementedError):
+        return _NO_PLACES
 
 
 def length_of(iterator: Any) -> int:
