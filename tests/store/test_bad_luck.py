@@ -537,7 +537,8 @@ def test_the_history_of_the_run_and_the_causes_of_its_failures_are_carried_over(
     run_dir: Path, keeper: TelemetryKeeper
 ) -> None:
     history = run_dir / "events.jsonl"
-    history.write_text(line("run_started", -10, run_id="aaaa", pid=1) + "no json\n" + line("started", 0, attempt=0))
+    began = line("run_started", -10, run_id="aaaa", pid=1)
+    history.write_text(began + "no json\n" + line("started", 0, seen_s=7.5, attempt=0))
     keeper._try(state(1.0))
     attempt = run_dir / "attempts" / "0"
     attempt.mkdir(parents=True)
@@ -552,10 +553,12 @@ def test_the_history_of_the_run_and_the_causes_of_its_failures_are_carried_over(
     close(keeper)
 
     with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
-        told = [(what, fields.get("attempt")) for _, what, fields in reader.events()]
+        told = [(what, fields) for _, what, fields in reader.events()]
         failures = reader.failures()
         documents = reader.documents()
-    assert told == [("run_started", None), ("started", 0), ("phase", 0), ("late", None)]
+    assert [what for what, _ in told] == ["run_started", "started", "phase", "late"]
+    assert [fields.get("attempt") for _, fields in told] == [None, 0, 0, None]
+    assert told[1][1] == {"attempt": 0}, "what the node's own clock showed says nothing later"
     assert failures[0]["headline"] == "rank 1 was killed"
     assert [document.attempt for document in documents] == [0, 1]
 

@@ -216,7 +216,7 @@ def test_a_restart_has_two_attempts_and_one_cause(run_dir: Path) -> None:
         ],
     )
     with open(run_dir / "events.jsonl", "a") as history:
-        history.write(line("rank_ended", 40, rank=1, code=None, signal=11, attempt=0))
+        history.write(line("rank_ended", 40, seen_s=1039.9, rank=1, signal=11, attempt=0))
         history.write(line("phase", 41, phase="clearing", attempt=0))
         history.write(line("phase", 42, phase="starting", attempt=1))
         history.write(line("started", 44, attempt=1))
@@ -234,6 +234,9 @@ def test_a_restart_has_two_attempts_and_one_cause(run_dir: Path) -> None:
     assert failed.cause.report == str(run_dir / "attempts/0/failure.json")
     assert view.restarts == {"segfault": 1}
     assert view.attempt == 1
+    (ended,) = (event for event in view.events if event.what == "rank_ended")
+    assert ended.at_s == WALL_S + 40
+    assert ended.fields == {"rank": 1, "signal": 11, "attempt": 0}, "what the node's own clock showed says nothing"
 
 
 def test_two_runs_in_one_directory_are_one_history_and_two_accounts(run_dir: Path) -> None:

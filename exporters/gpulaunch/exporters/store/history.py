@@ -12,9 +12,12 @@ from typing import Any, Final, cast
 
 from gpulaunch.exporters.store.writing import TelemetryFile
 
-__all__ = ["EVENTS_FILE", "carry", "first_cause", "read_lines", "regular"]
+__all__ = ["EVENTS_FILE", "OWN_CLOCK", "carry", "first_cause", "read_lines", "regular"]
 
 EVENTS_FILE: Final = "events.jsonl"
+OWN_CLOCK: Final = ("monotonic_s", "seen_s")
+"""Times in a line of it that only the node's own clock gives a meaning; `time_s` says the same for everyone."""
+
 _AT_ONCE_BYTES: Final = 1 << 20
 _LARGEST_REPORT_BYTES: Final = 16 << 20
 _LONGEST_LINE_BYTES: Final = 256 << 10
@@ -30,7 +33,7 @@ def carry(file: TelemetryFile, run_dir: Path) -> None:
     for line in lines:
         what, at_s = line.pop("event", None), line.pop("time_s", None)
         if isinstance(what, str) and isinstance(at_s, (int, float)) and 0 <= at_s < 1e12:
-            for name in ("version", "monotonic_s"):
+            for name in ("version", *OWN_CLOCK):
                 line.pop(name, None)
             file.event(what, line, at_s=at_s)
             news = news or what in _TELLS_OF_FAILURES

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.store.bounded import bounded
+from gpulaunch.exporters.store.history import OWN_CLOCK
 from gpulaunch.exporters.view.curves import Axis, Curves, Growth, axis_of, ratio, total
 from gpulaunch.exporters.view.files import RunFiles
 from gpulaunch.exporters.view.history import History
@@ -29,6 +30,8 @@ _NUMBERS: Final = 150_000
 """About so many numbers may be in all curves of ranks together: axes of large jobs are coarser."""
 _CURVES_OF_A_RANK: Final = 20
 _FEWEST_POINTS: Final = 30
+_NO_FIELDS: Final = frozenset(("version", "event", "time_s", *OWN_CLOCK))
+"""Of a line of events.jsonl: what has a place of its own, or says nothing to anybody."""
 
 
 @dataclass(kw_only=True)
@@ -334,7 +337,7 @@ def _events(parts: Parts) -> tuple[EventView, ...]:
 
 
 def _event(line: Mapping[str, Any], node: int = 0) -> EventView:
-    fields = {name: value for name, value in line.items() if name not in ("version", "time_s", "monotonic_s", "event")}
+    fields = {name: value for name, value in line.items() if name not in _NO_FIELDS}
     return EventView(at_s=float(line["time_s"]), what=str(line["event"]), fields=bounded(fields), node=node)
 
 

@@ -156,7 +156,7 @@ def _peer_failed(state: State, event: Event) -> Result:
 
 
 def _peer_failed_late(state: State, event: Event) -> Result:
-    """The attempt is over here too; only whether there will be another changes."""
+    """What is under way here, a start or an end, goes on; only whether there will be another attempt changes."""
     assert isinstance(event, PeerFailed), "table: PeerFailed"
     outcome = _worse(state, Outcome.PEER_FAILURE)
     return replace(state, outcome=outcome, final=state.final or event.final), ()
@@ -321,12 +321,6 @@ def _peer_failed_pausing(state: State, event: Event) -> Result:
     return _join_over(state, event) if event.final else (state, ())
 
 
-def _starting_peer_failed(state: State, event: Event) -> Result:
-    assert isinstance(event, PeerFailed), "table: PeerFailed"
-    outcome = _worse(state, Outcome.PEER_FAILURE)
-    return replace(state, outcome=outcome, final=state.final or event.final), ()
-
-
 def _started(state: State, event: Event) -> Result:
     return (_run if state.outcome is Outcome.OPEN else _stop_what_started)(state, event)
 
@@ -343,7 +337,7 @@ TABLE: dict[tuple[Phase, type], _Cell] = {
     (_P.STARTING, Started): _started,
     (_P.STARTING, StartFailed): _start_failed,
     (_P.STARTING, StoreLost): _store_lost_starting,
-    (_P.STARTING, PeerFailed): _starting_peer_failed,
+    (_P.STARTING, PeerFailed): _peer_failed_late,
     (_P.STARTING, PeerPreempted): _peer_preempted_early,
     (_P.STARTING, Signalled): _signalled_starting,
     (_P.RUNNING, RankEnded): _rank_ended,
