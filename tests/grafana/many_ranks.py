@@ -143,7 +143,7 @@ class Rank:
         """Have what is wrong with one rank alone, or nothing any more."""
         words = self.writer.words
         ill = self.trouble and self.rank == 2
-        words[Word.HOOKS_SHED] = Hook.SAMPLES if ill else 0
+        words[Word.HOOKS_SHED] = Hook.EVERY_STEP if ill else 0
         words[Word.HOOKS_UNAVAILABLE] = Hook.GPU_MEMORY_FRACTION if ill else 0
         if self.trouble and self.rank == SLOW:
             self.hoard = self.hoard or b"\1" * HOARD_BYTES

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.page import PageWriter, create
 from gpulaunch.profiler.daemon.sidecar import LEDGER_FILE, Sidecar
 from gpulaunch.profiler.record import Collector, NodeState
 from gpulaunch.profiler.samplers.host import HostSampler
@@ -75,6 +77,29 @@ def test_a_refresh_comes_as_often_as_its_price_allows(
         (tmp_path / "group.json").write_text(json.dumps({**group, "ranks": places}))
     sidecar.run(pace.stopped)
     assert pace.began_s == began_s
+
+
+def test_how_far_the_ranks_came_is_told_when_it_ends(tmp_path: Path) -> None:
+    """A rank makes steps after the last refresh, and ends; then the sidecar is told to stop."""
+    group = {"version": 1, "run_id": "r", "name": "n", "attempt": 0, "world_size": 1, "node_rank": 0}
+    ranks = [{"rank": 0, "local_rank": 0, "pid": 1 << 30}]
+    (tmp_path / "group.json").write_text(json.dumps({**group, "ranks": ranks}))
+    path = str(tmp_path / "rank-0.bin")
+    create(path, rank=0, local_rank=0, attempt=0)
+    writer = PageWriter(path)
+    seen: list[NodeState] = []
+
+    def stopped(_: float) -> bool:
+        words = writer.words
+        words[Word.OPENING] = words[Word.STEPS] = words[Word.CLOSING] = 7 * len(seen)
+        return bool(seen)
+
+    Sidecar(tmp_path, seen.append).run(stopped)
+    writer.close()
+
+    assert [[rank.steps for rank in state.training] for state in seen] == [[0], [7]]
+    assert seen[0].taken_monotonic_ns < seen[1].taken_monotonic_ns
+    assert seen[0].host == seen[1].host, "nothing else is asked at the end"
 
 
 def no_gpus(directory: Path) -> Path:

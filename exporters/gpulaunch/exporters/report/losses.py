@@ -12,13 +12,20 @@ from gpulaunch.profiler.analysis.rules import RULES
 __all__ = ["headline", "section"]
 
 _MOST_IN_DETAIL: Final = 40
+_LEAST_OF_A_RUN: Final = 0.01
+"""What cost a run less than this share of it is in the table, and not in the first lines."""
 _RULES: Final = {rule.id: rule for rule in RULES}
 
 
 def headline(view: RunView) -> tuple[str, ...]:
     """The losses that matter most, a sentence each."""
     priced = [finding for finding in view.findings if finding.seconds_per_hour > 0]
-    said = [f"{found.rule}{_at(found)}: {_price(found)}. {found.advice}" for found in priced[:3]]
+    if view.status is not Status.RUNNING:  # what it would be by the hour is no news of a run that is over
+        worth = _LEAST_OF_A_RUN * (view.elapsed_seconds or 0.0)
+        priced = [finding for finding in priced if finding.lost_seconds is None or finding.lost_seconds >= worth]
+        priced.sort(key=lambda finding: -(finding.lost_seconds or 0.0))
+    price = _price if view.status is Status.RUNNING else _price_of_run
+    said = [f"{found.rule}{_at(found)}: {price(found)}. {found.advice}" for found in priced[:3]]
     idle = {bucket: lost for bucket, lost in view.goodput_seconds.items() if bucket != "productive" and lost > 0}
     whole = sum(view.goodput_seconds.values())
     if idle and whole > 0:
@@ -128,6 +135,11 @@ def _where(found: FindingView) -> str:
 def _at(found: FindingView) -> str:
     where = _where(found)
     return f" at {where}" if where and found.file is not None else f" {where}" if where else ""
+
+
+def _price_of_run(found: FindingView) -> str:
+    each = f"{seconds(found.seconds_per_step)} of every step"
+    return f"{seconds(found.lost_seconds)} of this run, {each} while it stood" if found.lost_seconds else _price(found)
 
 
 def _price(found: FindingView) -> str:

@@ -267,7 +267,7 @@ _FAULTS: Final = (("xid_errors", "XID"), ("ecc_uncorrected", "ECC"), ("pcie_repl
 def _memory_row(rank: RankView) -> str:
     memory = rank.memory
     gpu = memory.gpu_bytes
-    pss = sum(memory.pss_bytes.values()) if memory.pss_bytes else None
+    pss = sum(memory.pss_bytes.values()) if "trainer" in memory.pss_bytes else None
     return (
         f"{size(memory.rss_bytes.get('trainer')):>7} {size(memory.rss_bytes.get('workers')):>7} {size(pss):>5}"
         f" {size(memory.shm_inflight_bytes):>7} | {size(gpu.get('allocated')):>6} {size(gpu.get('reserved')):>8}"

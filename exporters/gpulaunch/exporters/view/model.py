@@ -131,10 +131,10 @@ class LoaderView:
     eval_batches: int
     batch_bytes: int
     wait_seconds: float
-    transfer_seconds: float
-    """Of the wait: for a batch that was ready."""
-    reorder_blocked_seconds: float
-    """Of the wait: for a batch while later ones were ready."""
+    transfer_seconds: float | None
+    """Of the wait: for a batch that was ready. None where nobody reads the queue."""
+    reorder_blocked_seconds: float | None
+    """Of the wait: for a batch while later ones were ready. None, as above."""
     ready: int | None = None
     outstanding: int | None = None
     reorder_blocked: int | None = None

@@ -152,7 +152,7 @@ def _rank(
         gpu_phase_seconds=counters.one("phase_gpu_seconds_total"),
         cpu_seconds=_cpu(counters),
         cores_now=_cores(recent),
-        loader=_loader(counters, gauges),
+        loader=_loader(told, counters, gauges),
         copies=_copies(counters),
         syncs=_syncs(counters),
         memory=_memory(counters, gauges),
@@ -206,18 +206,22 @@ def _cores(recent: _Recent) -> dict[str, float]:
     return cores
 
 
-def _loader(counters: Values, gauges: Values) -> LoaderView | None:
+def _loader(told: Mapping[str, Any], counters: Values, gauges: Values) -> LoaderView | None:
     batches = counters.whole("dataloader_batches_total")
     if batches is None:
         return None
-    queue = {name: gauges.whole(f"dataloader_{name}_batches") for name in _QUEUE}
+    # Where nobody reads the queue any more, what was read last says nothing of now, nor the sum of whole waits.
+    reads_queue = "loader_queue" not in (*_words(told.get("shed")), *_words(told.get("unavailable")))
+    queue = {name: gauges.whole(f"dataloader_{name}_batches") if reads_queue else None for name in _QUEUE}
     return LoaderView(
         batches=batches,
         eval_batches=counters.count("dataloader_eval_batches_total"),
         batch_bytes=counters.count("dataloader_batch_bytes_total"),
         wait_seconds=counters.get("dataloader_wait_seconds_sum", default=0.0),
-        transfer_seconds=counters.get("dataloader_transfer_seconds_total", default=0.0),
-        reorder_blocked_seconds=counters.get("dataloader_reorder_blocked_seconds_total", default=0.0),
+        transfer_seconds=counters.get("dataloader_transfer_seconds_total", default=0.0) if reads_queue else None,
+        reorder_blocked_seconds=(
+            counters.get("dataloader_reorder_blocked_seconds_total", default=0.0) if reads_queue else None
+        ),
         ready=queue["ready"],
         outstanding=queue["outstanding"],
         reorder_blocked=queue["reorder_blocked"],

@@ -131,12 +131,15 @@ class Sidecar:
         self._stacks = Stacks(channel_dir, lambda: self._ranks.group, heard=self._findings.hear)
         self._guards = {each: _Guard(clock) for each in Collector if each is not Collector.STORE}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
+        self._last: NodeState | None = None
         self._refreshes = 0
         self._late_refreshes = 0
         self._refresh_s = 0.0
 
     def run(self, stopped: Callable[[float], bool]) -> None:
-        """Refresh until told to stop. A refresh that comes late is not made up for.
+        """Refresh until told to stop, and see then how far the ranks have come.
+
+        A refresh that comes late is not made up for.
 
         Args:
             stopped: waits at most so many seconds, and says whether to stop (the `wait` of a threading.Event is one).
@@ -151,6 +154,7 @@ class Sidecar:
             if behind > 0:
                 self._late_refreshes += 1
                 due += behind * interval_s
+        self._look_last()
         self.close()
 
     def _pace_s(self, spent_s: float) -> float:
@@ -166,6 +170,16 @@ class Sidecar:
         self._collectives.close()
         self._workers.close()
         self._ranks.close()
+
+    def _look_last(self) -> None:
+        """Publish what the ranks have done since the last refresh. They may have ended: their pages still tell how far
+        they came, and nothing else is asked."""
+        at = clocks.anchor()
+        training = self._guards[Collector.RANKS].run(self._ranks.read)
+        if self._last is not None and training:
+            self._publish(
+                replace(self._last, taken_monotonic_ns=at.monotonic_ns, taken_wall_ns=at.realtime_ns, training=training)
+            )
 
     def refresh(self) -> NodeState:
         """Read everything once and publish it."""
@@ -216,6 +230,7 @@ class Sidecar:
         conditions = {**state.collectors, Collector.FINDINGS: self._guards[Collector.FINDINGS].state}
         state = replace(state, findings=found or (), collectors=conditions)
         self._publish(state)
+        self._last = state
         self._refreshes += 1
         self._refresh_s = self._clock() - started
         return state

@@ -274,16 +274,11 @@ class LoaderWatch:
         if not trains:
             self.loaders.evaluated()
 
-    def do_without(self, hook: Hook) -> None:
-        """Read the queue no more, or look into batches no more: it costs too much."""
-        if hook is Hook.LOADER_QUEUE:
-            self._reads_queue = False
-            for word in _QUEUE_GAUGES:  # what nobody reads any more is not to stand there for ever
-                self._words[word] = 0
-        else:
-            self._count_plain()
-            self._looks_in = False
-            self.samples = self._size_bytes = self.look_at = 0
+    def do_without_queue(self) -> None:
+        """Read the queue no more: it costs too much."""
+        self._reads_queue = False
+        for word in _QUEUE_GAUGES:  # what nobody reads any more is not to stand there for ever
+            self._words[word] = 0
 
     def _tell(self) -> None:
         """Put the counters in the page."""

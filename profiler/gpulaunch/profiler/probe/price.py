@@ -47,7 +47,7 @@ BLOCK: Final = 8
 DEFAULT_BUDGET_PPM: Final = 5_000
 """Of a step, in millionths."""
 
-SHED: Final = (Hook.GPU_TIME, Hook.LOADER_QUEUE, Hook.SAMPLES, Hook.COPIES | Hook.SYNCS)
+SHED: Final = (Hook.GPU_TIME, Hook.LOADER_QUEUE, Hook.COPIES | Hook.SYNCS)
 """What is switched off first, second, ..."""
 
 MOST_BLOCKS: Final = 16

@@ -5,7 +5,6 @@ Nothing here raises into the user's code. A fault takes the part it happened in 
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -129,8 +128,7 @@ class Probe:
         self.bare = Bare(self)
         self._due_ns = 0
         self._each_second: list[tuple[Hook, Callable[[], None]]] = []
-        for part in (Hook.LOADER_QUEUE, Hook.SAMPLES):
-            self.bare.can_do_without(part, functools.partial(self.loader.do_without, part))
+        self.bare.can_do_without(Hook.LOADER_QUEUE, self.loader.do_without_queue)
         self.bare.can_do_without(Hook.GPU_TIME, self._stop_clock)
 
     def ended(self) -> None:
