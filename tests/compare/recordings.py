@@ -1,6 +1,4 @@
-"""Runs that were: recorded with `programs/steps.py`, as their views. Not a test module.
-
-    gpulaunch --nproc 1 tests/compare/programs/steps.py --seconds 45 --late-ms 20
+"""Runs that were: of `programs/steps.py`, recorded as `record.py` does it, as their views. Not a test module.
 
 Each batch comes `--late-ms` late, on two cores that other people used meanwhile: hardly (`calm`), or most of the time
 (`crowded`, `full`). What has the same name but `-again` is the same program again.
