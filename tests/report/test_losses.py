@@ -1,0 +1,36 @@
+"""What a report says first: of a run that goes on, by the hour; of one that is over, what was lost in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from reported import a_finding, a_run
+
+from gpulaunch.exporters.report.losses import headline
+from gpulaunch.exporters.view.model import RunView, Status
+
+LONG = replace(a_finding(1), rule="sync-every-step", seconds_per_hour=100.0, lost_seconds=9.0)
+SHORT = replace(a_finding(2), rule="straggler", seconds_per_hour=600.0, lost_seconds=3.0)
+NOTHING = replace(a_finding(3), rule="recompiles", seconds_per_hour=900.0, lost_seconds=0.1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+    directory: Path = tmp_path_factory.mktemp("losses") / "run"
+    return replace(a_run(directory), findings=(NOTHING, SHORT, LONG), elapsed_seconds=110.0, goodput_seconds={})
+
+
+def test_a_run_that_is_over_is_told_what_it_lost(run: RunView) -> None:
+    first, second = headline(replace(run, status=Status.FINISHED))
+
+    assert first.startswith("sync-every-step at train.py:1: 9 s of this run, 1 ms of every step while it stood.")
+    assert second.startswith("straggler at train.py:2: 3 s of this run")
+
+
+def test_a_run_that_goes_on_is_told_what_it_loses(run: RunView) -> None:
+    told = headline(replace(run, status=Status.RUNNING))
+
+    assert [each.split()[0] for each in told] == ["recompiles", "straggler", "sync-every-step"]
+    assert "3 ms of every step, 15 min 00 s of every hour" in told[0]
