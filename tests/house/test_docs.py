@@ -23,6 +23,7 @@ ELSEWHERE = {
     *("--format", "--every"),  # of gpulaunch export
     *("--once", "--json"),  # of gpulaunch top
     *("--build", "--file", "--profile"),  # of docker compose
+    *("--config", "--storage"),  # of Prometheus: what is behind a dot is not read
 }
 
 

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters.push": {"exporters.prometheus", "profiler.record"},
     "exporters.report": {"exporters.view", "profiler.channel", "profiler.analysis"},
     "exporters.tui": {"exporters.view", "profiler.redact"},
-    "exporters.web": {"exporters.prometheus", "exporters.view", "profiler.record"},
+    "exporters.web": {"exporters.prometheus", "exporters.view", "profiler.files", "profiler.record"},
     "exporters.otlp": {"exporters.prometheus", "profiler.record"},
     "launcher.job": {"profiler.redact"},
     "launcher.loop": {"profiler.files"},
@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("launcher.loop", "launcher.job", "profiler.channel", "profiler.record"),
     },
     # A run seen from outside, as its user sees it; and faults on purpose.
-    "launcher.runs": {"launcher.loop"},
+    "launcher.runs": {"launcher.loop", "profiler.files"},
     "launcher.chaos": {"launcher.runs", "launcher.checkpoint", "launcher.loop", "launcher.job"},
     # What user programs save and resume with; they have torch.
     "checkpoint": {"launcher.checkpoint", "profiler.channel", "profiler.probe"},

@@ -163,6 +163,22 @@ def test_a_fault_in_writing_ahead_is_the_scraper_s_to_see_and_not_the_sidecar_s(
     assert sidecar.refresh_told() == 2, "the newest state all the same"
 
 
+def test_a_name_that_is_not_utf_8_costs_no_page(node: NodeState) -> None:
+    """A run's name comes from the command line, whose bytes need be none: they arrive as half characters."""
+    assert node.group is not None
+    named = [
+        dataclasses.replace(node, group=dataclasses.replace(node.group, name=name)) for name in ("caf\udce9", "caf?")
+    ]
+    pages: list[list[bytes]] = []
+    for state in named:
+        board = Board(version="1", clock=lambda: 0.0)
+        board.publish(state)
+        pages.append([board.metrics("")[1], board.metrics(PROMETHEUS)[1]])
+
+    assert pages[0] == pages[1]
+    assert all(b'"caf?"' in page for page in pages[0])
+
+
 @pytest.mark.parametrize(
     ("header", "packed"),
     [

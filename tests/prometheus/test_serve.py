@@ -180,6 +180,22 @@ def test_a_head_is_read_or_refused(head: bytes) -> None:
     assert request.path.isprintable()
 
 
+def test_a_head_of_spaces_costs_what_one_of_letters_costs() -> None:
+    """Clients share one thread: who needs no token to hold it up for half a second a request holds up them all."""
+
+    def cpu_s(middle: bytes) -> float:
+        head = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: \t a" + middle + b"b \t"
+        spent: list[float] = []
+        for _ in range(5):
+            began_s = time.thread_time()
+            request = parse_head(head)
+            spent.append(time.thread_time() - began_s)
+            assert request.headers["x"] == f"a{middle.decode()}b"
+        return min(spent)
+
+    assert cpu_s(b" " * 8000) < 200 * cpu_s(b"x" * 8000)  # it took thousands of times as long
+
+
 def test_clients_that_say_nothing_do_not_hold_up_others(serve: Opener) -> None:
     """More of them than the server will hold, some in the middle of a word."""
     endpoint = serve(max_connections=8)
@@ -414,6 +430,7 @@ def test_a_page_may_answer_later_and_nobody_else_waits_for_it(serve: Opener) -> 
 
 def test_an_answer_that_never_comes_does_not_hold_its_client_for_ever(serve: Opener) -> None:
     late: Future[Answer] = Future()
+    late.set_running_or_notify_cancel()
     endpoint = serve(pages={"/never": lambda _: late}, deadline_s=0.5)
     client = endpoint.client()
     client.sendall(b"GET /never HTTP/1.0\r\n\r\n")
@@ -422,8 +439,32 @@ def test_an_answer_that_never_comes_does_not_hold_its_client_for_ever(serve: Ope
     assert endpoint.get("/metrics")[0].status == 200
 
 
+def test_what_nobody_waits_for_any_more_is_cancelled(serve: Opener) -> None:
+    """Whoever makes it keeps a list of who waits, and nobody else can tell it who has left."""
+    made: list[Future[Answer]] = []
+    heard = threading.Semaphore(0)
+
+    def later(_: Request) -> Future[Answer]:
+        made.append(Future())
+        heard.release()
+        return made[-1]
+
+    endpoint = serve(pages={"/later": later}, max_connections=3)
+    clients: list[socket.socket] = []
+    for number in range(1, 8):
+        clients.append(endpoint.client())
+        clients[-1].sendall(b"GET /later HTTP/1.0\r\n\r\n")
+        assert heard.acquire(timeout=WAIT_S)
+        assert [each.cancelled() for each in made] == [True] * (number - 3) + [False] * min(number, 3)
+    made[-1].set_result(Answer(body=b"the last"))
+    assert everything(clients[-1]).endswith(b"\r\n\r\nthe last")
+    endpoint.server.close()
+    assert [each.cancelled() for each in made] == [True] * 6 + [False]
+
+
 def test_an_answer_that_comes_after_the_end_wakes_nobody(serve: Opener) -> None:
     late: Future[Answer] = Future()
+    late.set_running_or_notify_cancel()
     endpoint = serve(pages={"/later": lambda _: late})
     client = endpoint.client()
     client.sendall(b"GET /later HTTP/1.0\r\n\r\n")

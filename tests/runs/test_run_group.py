@@ -156,6 +156,14 @@ def test_the_agent_may_say_where_the_pages_are(tmp_path: Path) -> None:
     assert group.channel_dir == "/run/pages"
 
 
+def test_a_pipe_in_place_of_the_group_is_one_line_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "group.json")
+
+    with pytest.raises(RunError, match=r"cannot read .*group\.json: OSError: .*not a regular file"):
+        groups.read_group(str(tmp_path))
+    assert groups.agent_of(str(tmp_path)) is None
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"run_id": 1, "attempt": "x", "ranks": []}', "\xff"])
 def test_a_group_that_makes_no_sense_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "group.json").write_bytes(text.encode("latin-1"))

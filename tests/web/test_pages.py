@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import http.client
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,12 +15,14 @@ from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import scenes
 from kept_run import state
 from scenes import EVIL, Served, as_document
 
+from gpulaunch.exporters.prometheus.serve import _Connection
 from gpulaunch.exporters.view.document import from_json
 from gpulaunch.exporters.web import document as documents
 from gpulaunch.exporters.web import pages
@@ -109,6 +113,20 @@ def test_it_comes_packed_to_who_can_unpack_it(serve: Serve, tmp_path: Path) -> N
     assert len(packed) < len(plain) / 3
 
 
+@pytest.mark.parametrize(
+    ("header", "as_it_is"),
+    [("GZIP", False), ("br, Gzip;q=0.8", False), ("gzip;q=0", True), ("notgzip", True), ("gzip;q=0.3, identity", True)],
+)
+def test_nothing_comes_packed_to_who_says_that_it_cannot_unpack_it(
+    serve: Serve, tmp_path: Path, header: str, as_it_is: bool
+) -> None:
+    served = serve(scenes.live(tmp_path, seconds=5))
+    for path in ("/", "/assets/page.css", "/assets/plotly.js", "/api/run.json"):
+        answer, _ = get(served, path, accept_encoding=header)
+        assert answer.headers["Content-Encoding"] == (None if as_it_is else "gzip"), path
+        assert answer.headers["Vary"] == "Accept-Encoding"
+
+
 def test_who_has_it_already_gets_nothing_until_there_is_something_new(serve: Serve, tmp_path: Path) -> None:
     served = serve(scenes.live(tmp_path, seconds=40))
     for path in ("/", "/assets/page.css", "/api/run.json"):
@@ -173,6 +191,39 @@ def test_whoever_scrapes_does_not_wait_for_the_page(serve: Serve, tmp_path: Path
         for thread in waiting:
             thread.join()
     assert answers == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "maker"),
+    [("/api/run.json", documents, "view_of_state"), ("/assets/plotly.js", pages, "_gzipped")],
+)
+def test_while_it_hangs_nothing_is_kept_of_who_has_left(
+    serve: Serve, tmp_path: Path, monkeypatch, path: str, module: ModuleType, maker: str
+) -> None:
+    """A page that asks every second, for days, must not fill the memory; who still waits in the end is answered."""
+    go_on = threading.Event()
+    make = getattr(module, maker)
+
+    def hang(*args, **more):
+        assert go_on.wait(30)
+        return make(*args, **more)
+
+    monkeypatch.setattr(module, maker, hang)
+    served = serve(scenes.live(tmp_path, seconds=5), max_connections=4)
+    ask = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n".encode()
+    try:
+        for _ in range(100):
+            with socket.create_connection(served.address, timeout=30) as client:
+                client.sendall(ask)
+        assert get(served, "/metrics")[0].status == 200  # so all of them have been heard
+        gc.collect()
+        assert sum(type(each) is _Connection for each in gc.get_objects()) <= 20
+        with socket.create_connection(served.address, timeout=30) as last:
+            last.sendall(ask)
+            go_on.set()
+            assert last.recv(15) == b"HTTP/1.1 200 OK"
+    finally:
+        go_on.set()
 
 
 def test_a_view_that_cannot_be_made_is_our_fault_and_tried_again(serve: Serve, tmp_path: Path, monkeypatch) -> None:

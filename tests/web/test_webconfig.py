@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "short").write_text("secret\n")
     (folder / "words").write_text("two words, and long enough\n")
     (folder / "binary").write_bytes(b"\xff\xfe\x00")
+    os.mkfifo(folder / "pipe")
     return folder
 
 
@@ -90,6 +91,12 @@ TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
         ("bearer_token_file: short\n", "at least 16 characters"),
         ("bearer_token_file: words\n", "one word"),
         ("bearer_token_file: binary\n", "is not text"),
+        ("bearer_token_file: pipe\n", "cannot read bearer_token_file"),
+        (TLS.replace("server.crt", "pipe"), "(pipe, server.key): not a regular file"),
+        (TLS.replace("server.key", "pipe"), "(server.crt, pipe): not a regular file"),
+        (TLS + "  client_ca_file: pipe\n", "(server.crt, server.key, pipe): not a regular file"),
+        ("bearer_token_file: to\0ken\n", "is not text"),
+        (TLS.replace("server.crt", "server\0.crt"), "is not text"),
         ("bearer_token_file: [token]\n", "line 1: only plain and quoted values"),
         ("bearer_token_file: 'token\n", "line 1: a quoted value ends with its quote"),
         ("bearer_token_file: token\nbearer_token_file: token\n", "line 2: bearer_token_file is there twice"),
@@ -114,6 +121,19 @@ def test_what_cannot_be_used_is_refused_in_one_line(folder: Path, text: str, say
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match=r"cannot read the web config .*web\.yml: No such file"):
         read_web_config(tmp_path / "web.yml")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "web.yml")
+    with pytest.raises(WebConfigError, match=r"cannot read the web config .*web\.yml: not a regular file"):
+        read_web_config(tmp_path / "web.yml")
+
+
+def test_a_mark_at_the_beginning_is_no_part_of_the_text(tmp_path: Path) -> None:
+    """Editors of other systems begin a file with U+FEFF."""
+    (tmp_path / "web.yml").write_text("bearer_token_file: token\n", encoding="utf-8-sig")
+    (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8-sig")
+    assert read_web_config(tmp_path / "web.yml").token == TOKEN
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:

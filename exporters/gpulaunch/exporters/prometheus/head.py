@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/1\.([01])")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):(.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def parse_head(head: bytes) -> Request:
         header = _HEADER.fullmatch(line)
         if header is None:
             raise RequestError(HTTPStatus.BAD_REQUEST)
-        name, value = header[1].decode("ascii").lower(), header[2].decode("latin-1")
+        name, value = header[1].decode("ascii").lower(), header[2].strip(b" \t").decode("latin-1")
         if name == "host" and name in headers:
             raise RequestError(HTTPStatus.BAD_REQUEST)
         headers[name] = f"{headers[name]},{value}" if name in headers else value

@@ -65,7 +65,7 @@ Route = Callable[[Request], Answer]
 """Gives the answer for a request, at once."""
 
 Page = Callable[[Request], "Answer | Future[Answer]"]
-"""Gives the answer for a request, now or later."""
+"""Gives the answer for a request, now or later; one that nobody waits for any more is cancelled."""
 
 
 class _Stage(Enum):
@@ -86,6 +86,7 @@ class _Connection:
         self.deadline_s = deadline_s
         self.stage = _Stage.GREETING if isinstance(sock, ssl.SSLSocket) else _Stage.ASKING
         self.received = bytearray()
+        self.awaited: Future[Answer] | None = None
         self.head_only = False
         self.watched = 0
         """The selector's events that are waited for."""
@@ -277,6 +278,7 @@ class MetricsServer:
             return
         connection.stage = _Stage.WAITING
         self._watch(connection, 0)  # it has said what it has to say
+        connection.awaited = answer
         answer.add_done_callback(lambda made: self._wake(connection, made))
 
     def _heard(self, connection: _Connection, length: int | None) -> Answer | Future[Answer]:
@@ -322,7 +324,7 @@ class MetricsServer:
         while self._made:
             connection, made = self._made.popleft()
             if connection not in self._connections:
-                continue  # its deadline was over
+                continue  # it was dropped meanwhile
             try:
                 answer = made.result()
             except Exception:  # a fault of ours, as in a page that answers at once
@@ -364,6 +366,9 @@ class MetricsServer:
         self._watch(connection, 0)
         with contextlib.suppress(OSError):
             connection.sock.close()
+        if connection.awaited is not None:
+            connection.awaited.cancel()  # whoever makes it must not keep it, and with it this connection
+            connection.awaited = None
 
 
 def _error(status: HTTPStatus) -> Answer:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from gpulaunch.exporters.prometheus.head import Request
+from gpulaunch.exporters.prometheus.render import takes_gzip
 from gpulaunch.exporters.prometheus.serve import Answer, Page
 from gpulaunch.exporters.web.document import REST, Document, Documents, in_thread, packed
 from gpulaunch.profiler.record import NodeState
 
 __all__ = ["PUBLIC", "installed_plotly", "pages"]
+
+_T = TypeVar("_T")
 
 # The hash is that of nothing: plotly makes an empty style element and fills it by script.
 POLICY: Final = (
@@ -121,26 +125,50 @@ def _static(name: str, finish: Callable[[bytes], bytes]) -> Page:
     return page
 
 
+class _Waiters(Generic[_T]):
+    """Who waits for what is being made.
+
+    That may hang for days, and be asked for all the while: who has left is let go, so these are never more than the
+    connections that are served at a time.
+    """
+
+    def __init__(self, tell: Callable[[Request, _T], Answer]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._waiting: dict[Future[_T], list[tuple[Request, Future[Answer]]]] = {}
+
+    def wait(self, request: Request, made: Future[_T]) -> Future[Answer]:
+        answer: Future[Answer] = Future()
+        with self._lock:
+            others = self._waiting.get(made, [])
+            self._waiting[made] = [*(each for each in others if not each[1].cancelled()), (request, answer)]
+        if not others:
+            made.add_done_callback(self._hand_on)  # one for all; it may be called right here
+        return answer
+
+    def _hand_on(self, made: Future[_T]) -> None:
+        with self._lock:
+            waiting = self._waiting.pop(made)
+        for request, answer in waiting:
+            if not answer.set_running_or_notify_cancel():
+                continue  # its client has just left
+            try:
+                answer.set_result(self._tell(request, made.result()))
+            except BaseException as error:  # whoever waits for it is told
+                answer.set_exception(error)
+
+
 def _run(documents: Documents) -> Page:
     def page(request: Request) -> Answer | Future[Answer]:
         newest = documents.newest()
         if isinstance(newest, Document):
             return told(request, newest)
-        answer: Future[Answer] = Future()
-
-        def hand_on(made: Future[Document]) -> None:
-            error = made.exception()
-            if error is None:
-                answer.set_result(told(request, made.result()))
-            else:
-                answer.set_exception(error)
-
-        newest.add_done_callback(hand_on)
-        return answer
+        return waiters.wait(request, newest)
 
     def told(request: Request, document: Document) -> Answer:
         return _answer(request, document, "application/json; charset=utf-8", {"Cache-Control": "private, no-cache"})
 
+    waiters = _Waiters(told)
     return page
 
 
@@ -149,23 +177,16 @@ def _library(path: Path) -> Page:
     packing: list[Future[bytes]] = []
 
     def page(request: Request) -> Answer | Future[Answer]:
-        if "gzip" not in request.headers.get("accept-encoding", ""):
+        if not takes_gzip(request.headers.get("accept-encoding", "")):
             return Answer(body=path.read_bytes(), content_type=_TYPES[".js"], headers=headers)
         if not packing or (packing[0].done() and packing[0].exception() is not None):
             packing[:] = [in_thread(lambda: _gzipped(path))]
-        answer: Future[Answer] = Future()
+        return waiters.wait(request, packing[0])
 
-        def hand_on(made: Future[bytes]) -> None:
-            error = made.exception()
-            if error is not None:
-                answer.set_exception(error)
-                return
-            more = {**headers, "Content-Encoding": "gzip"}
-            answer.set_result(Answer(body=made.result(), content_type=_TYPES[".js"], headers=more))
+    def told(_: Request, body: bytes) -> Answer:
+        return Answer(body=body, content_type=_TYPES[".js"], headers={**headers, "Content-Encoding": "gzip"})
 
-        packing[0].add_done_callback(hand_on)
-        return answer
-
+    waiters = _Waiters(told)
     # Its address has its version.
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
     return page
@@ -181,7 +202,7 @@ def _answer(request: Request, document: Document, content_type: str, headers: Ma
     known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
     if document.etag in known:
         return Answer(status=HTTPStatus.NOT_MODIFIED, body=b"", headers=more)
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if takes_gzip(request.headers.get("accept-encoding", "")):
         more["Content-Encoding"] = "gzip"
         return Answer(body=document.gzipped, content_type=content_type, headers=more)
     return Answer(body=document.body, content_type=content_type, headers=more)

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from gpulaunch.profiler.files import regular
+
 __all__ = ["WebConfig", "WebConfigError", "read_web_config"]
 
 _T = TypeVar("_T")
@@ -31,6 +33,7 @@ _LARGEST_BYTES: Final = 64 << 10
 _SHORTEST_TOKEN: Final = 16
 _TLS: Final = "tls_server_config"
 _TLS_KEYS: Final = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version")
+_FILES: Final = ("cert_file", "key_file", "client_ca_file")
 _CLIENT_AUTH: Final = {"NoClientCert": ssl.CERT_NONE, "RequireAndVerifyClientCert": ssl.CERT_REQUIRED}
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
@@ -73,15 +76,23 @@ def read_web_config(file: str | Path) -> WebConfig:
 
 def _text(path: Path, what: str) -> str:
     try:
-        with open(path, "rb") as file:
-            data = file.read(_LARGEST_BYTES + 1)
+        data = _read(path, _LARGEST_BYTES + 1)
         if len(data) > _LARGEST_BYTES:
             raise WebConfigError(f"{what} {path} is larger than {_LARGEST_BYTES >> 10} KiB; is it the right file?")
-        return data.decode()
+        text = data.decode("utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise WebConfigError(f"cannot read {what} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise WebConfigError(f"{what} {path} is not text; is it the right file?") from None
+        text = "\0"
+    if "\0" in text:  # no text has that, and no name of a file can
+        raise WebConfigError(f"{what} {path} is not text; is it the right file?")
+    return text
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Give the beginning of a file; a pipe in its place must not hold the start up. Raises OSError."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read(most)
 
 
 def _parse(text: str, path: Path) -> dict[str, str | dict[str, str]]:
@@ -138,13 +149,16 @@ def _context(asked: Mapping[str, str], path: Path) -> ssl.SSLContext:
     if (verify is ssl.CERT_REQUIRED) != bool(authority):
         raise WebConfigError(f"{path}: client_ca_file and client_auth_type RequireAndVerifyClientCert go together")
     try:
+        for name in _FILES:
+            if asked.get(name):
+                _read(path.parent / asked[name], 0)  # ssl opens it itself, and would wait at a pipe
         # A password would be asked for on the terminal of a program that has none: an empty one fails instead.
         context.load_cert_chain(path.parent / asked["cert_file"], path.parent / asked["key_file"], password="")
         if authority:
             context.load_verify_locations(path.parent / authority)
     except OSError as error:  # and ssl.SSLError, which is one
         why = error.strerror if not isinstance(error, ssl.SSLError) else (error.reason or "not PEM")
-        names = ", ".join(asked[name] for name in ("cert_file", "key_file", "client_ca_file") if asked.get(name))
+        names = ", ".join(asked[name] for name in _FILES if asked.get(name))
         raise WebConfigError(f"{path}: cannot use the certificate or key ({names}): {why}") from None
     context.verify_mode = verify
     return context

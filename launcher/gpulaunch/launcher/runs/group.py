@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpulaunch.launcher.loop import linux
+from gpulaunch.profiler.files import regular
 
 __all__ = [
     "AGENT",
@@ -160,7 +161,7 @@ def _holds(pid: int, directory: str) -> bool:
 
 
 def _load(path: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         content: dict[str, Any] = json.load(file)
     if not isinstance(content, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError("not an object")
