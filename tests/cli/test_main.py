@@ -79,6 +79,25 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [(["report", "run"], "cannot write to stdout"), (["export", "run", "--out", "-"], "export: cannot write -")],
+)
+def test_a_full_disk_below_stdout_is_one_line_and_no_fault_of_ours(words: list[str], what: str) -> None:
+    Path("run").mkdir()
+    Path("run/job.json").write_text("{}")
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *words]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered, check=False, timeout=60
+        )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"gpulaunch: error: {what}: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_fault_of_ours_is_one_line_and_exit_70(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kept_run import SYNC, WALL_S, line, state
-from runs_on_disk import begin, keep, whole
+from runs_on_disk import begin, closed, keep, whole
 
 from gpulaunch.exporters.files import parquet
 from gpulaunch.exporters.files.jsonl import read_jsonl, write_jsonl
@@ -137,6 +137,28 @@ def test_a_run_without_telemetry_has_its_history_and_a_note(tmp_path: Path, caps
     said = capsys.readouterr()
     assert said.err == "gpulaunch export: telemetry.sqlite is missing: there are no samples\n"
     assert said.out.startswith("4 rows in ")
+
+
+def test_an_event_of_no_time_at_all_is_left_out(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    with open(tmp_path / "run" / "events.jsonl", "a") as history:
+        history.write(f'{{"event": "odd", "time_s": 1{"0" * 400}}}\n')
+
+    assert "odd" not in [row.name for row in rows_of(tmp_path / "run", notes=[])]
+
+
+def test_what_cannot_be_read_is_not_blamed_on_what_is_written(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "node-1").mkdir()
+    closed(run_dir / "node-1", monkeypatch)
+
+    assert run(str(run_dir), "--out", "-") == 0
+
+    assert capsys.readouterr().err == (
+        "gpulaunch export: telemetry.sqlite cannot be read: Permission denied\n"
+        "gpulaunch export: node-1/findings.jsonl cannot be read: Permission denied\n"
+    )
 
 
 def test_nothing_to_write_is_told_by_the_code_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,6 +133,29 @@ def test_nothing_found_is_another_thing_than_nobody_looked(here: Path) -> None:
     assert "nobody watched" in unwatched
 
 
+@pytest.mark.parametrize("line", ['{"version": 1, "rule"', '{"version": 2}'])
+def test_nothing_found_is_another_thing_than_nothing_read(here: Path, line: str) -> None:
+    run = a_run(here / "run")
+    (run / "findings.jsonl").write_text(line)
+
+    first, note = report.as_text(report.collect(run)).splitlines()
+
+    assert first.startswith(f"{run}: what was found is not known")
+    assert note.startswith("note: findings.jsonl is ")
+
+
+def test_the_json_is_json_whatever_a_finding_rests_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(here / "gpulaunch-runs" / "mine", SYNC)
+    evidence = f'"a": 1e999, "b": [NaN, 7], "c": {"[" * 900}{"]" * 900}, "kind"'
+    (run / "findings.jsonl").write_text((run / "findings.jsonl").read_text().replace('"kind"', evidence))
+
+    assert report.run(["--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    (found,) = said["findings"]
+    assert (found["evidence"]["a"], found["evidence"]["b"], found["evidence"]["kind"]) == (None, [None, 7], "item")
+
+
 HOSTILE = (
     "a\x1b]0;owned\x07.py",  # sets the title of a terminal
     "a\x1b[31mred\x1b[0m.py",

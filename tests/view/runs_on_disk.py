@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kept_run import WALL_S, announce, line, state
 
 from gpulaunch.exporters.store import keeper as keepers
@@ -68,6 +70,21 @@ def held(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def closed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in a directory that we may not search cannot be looked at, nor opened; root may search them all."""
+
+    def refusing(real: Any) -> Any:
+        def ask(path: Any, *more: Any, **named: Any) -> Any:
+            if isinstance(path, (str, Path)) and Path(path).parent == directory:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return real(path, *more, **named)
+
+        return ask
+
+    monkeypatch.setattr(os, "stat", refusing(os.stat))
+    monkeypatch.setattr(os, "open", refusing(os.open))
 
 
 def end(

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sqlite3
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kept_run import GC, SYNC, WALL_S, announce, line, state
-from runs_on_disk import NOW_S, begin, end, held, keep, whole, write
+from runs_on_disk import NOW_S, begin, closed, end, held, keep, whole, write
 
 from gpulaunch.exporters.files.findings import FindingsFile
 from gpulaunch.exporters.files.rows import rows_of
@@ -412,6 +413,67 @@ def test_a_damaged_report_of_a_failure_is_told(run_dir: Path) -> None:
     (run_dir / "attempts/0/failure.json").write_text('{"first": 3}')
 
     assert any("attempts/0/failure.json is damaged" in note for note in load(run_dir).notes)
+
+
+@pytest.mark.parametrize(
+    ("inside", "told"),
+    [
+        ("node-1", "node-1/findings.jsonl cannot be read: Permission denied"),
+        ("attempts/0", "attempts/0/failure.json cannot be read: why that attempt failed is not known"),
+        (".", "telemetry.sqlite cannot be read: Permission denied"),
+    ],
+)
+def test_a_directory_that_is_closed_to_us_costs_what_is_in_it_and_no_more(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, inside: str, told: str
+) -> None:
+    whole(run_dir, 20)
+    (run_dir / "node-1").mkdir()
+    closed(run_dir / inside, monkeypatch)
+
+    view = load(run_dir)
+
+    assert told in view.notes
+    assert (view.status is Status.FINISHED) == (inside != ".")
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN", "1" + "0" * 400])
+def test_a_number_that_json_allows_and_nobody_can_compute_with_is_not_known(run_dir: Path, number: str) -> None:
+    whole(run_dir, 20)
+    with contextlib.closing(sqlite3.connect(run_dir / "telemetry.sqlite", isolation_level=None)) as connection:
+        (data,) = connection.execute("SELECT data FROM document").fetchone()
+        document = json.loads(zlib.decompress(data))
+        for row in [*document["counters"], *document["gauges"]]:
+            row[2] = "?"
+        text = json.dumps(document).replace('"?"', number)
+        connection.execute("UPDATE document SET data = ?", (zlib.compress(text.encode()),))
+        connection.execute("DELETE FROM frame WHERE level = 0")  # what was seen last is in the document alone
+    with open(run_dir / "events.jsonl", "a") as history:
+        history.write(line("run_ended", 21, exit_code=0, restarts={"failure": "?"}).replace('"?"', number))
+
+    view = load(run_dir)
+    assert (view.status, view.world_size, view.steps, view.restarts) == (Status.FINISHED, 2, 0, {})
+
+    (run_dir / "events.jsonl").unlink()
+    (run_dir / "summary.json").write_text(f'{{"exit_code": 0, "elapsed_s": {number}}}')
+    assert load(run_dir).elapsed_seconds is None
+
+
+@pytest.mark.parametrize("how", ["damaged", "of another version", "a pipe"])
+def test_findings_that_cannot_be_read_are_told_and_those_of_the_telemetry_are_there(run_dir: Path, how: str) -> None:
+    whole(run_dir, 20, findings=(SYNC,))
+    path = run_dir / "findings.jsonl"
+    match how:
+        case "damaged":
+            path.write_text('{"version": 1, "rule"')
+        case "of another version":
+            path.write_text('{"version": 2}')
+        case _:
+            os.mkfifo(path)
+
+    view = load(run_dir)
+
+    assert [found.rule for found in view.findings] == ["sync-every-step"]
+    assert [note for note in view.notes if "findings.jsonl" in note]
 
 
 def test_a_killed_sidecar_leaves_a_log_that_is_read_too(run_dir: Path, tmp_path: Path) -> None:

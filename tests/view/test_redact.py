@@ -80,6 +80,14 @@ def test_a_whole_document_is_redacted_and_keeps_its_shape() -> None:
     assert redact_all(document) == {"a": ["HF_TOKEN=<redacted>", 3, None], "b": {"c": ["--token <redacted>", 1.5]}}
 
 
+def test_what_lies_too_deep_to_be_seen_is_hidden() -> None:
+    deep: object = f"HF_TOKEN={CANARY}"
+    for _ in range(5000):
+        deep = [deep]
+
+    assert CANARY not in str(redact_all({"a": deep, "b": 3}))
+
+
 def test_the_value_of_an_option_is_hidden_as_a_word_of_its_own() -> None:
     words = ["train.py", "--hf-token", CANARY, "--api_key=" + CANARY, "--key-file", "k", "-token", CANARY, "token", "3"]
 

@@ -13,6 +13,8 @@ from typing import Final
 __all__ = ["HIDDEN", "is_secret", "redact", "redact_all", "redact_words"]
 
 HIDDEN: Final = "<redacted>"
+_DEEPEST: Final = 100
+"""Python lets a function call itself about a thousand times."""
 
 _WORDS: Final = "token|key|secret|password|passwd"
 # Every repetition is bounded and every name starts where a word starts: a long line costs linear time.
@@ -62,12 +64,14 @@ def redact_words(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def redact_all(value: object) -> object:
-    """Redact every string inside lists, tuples and dicts; the shape stays."""
+def redact_all(value: object, depth: int = 0) -> object:
+    """Redact every string inside lists, tuples and dicts; the shape stays. What lies too deep to be seen is hidden."""
     if isinstance(value, str):
         return redact(value)
+    if isinstance(value, (dict, list, tuple)) and depth >= _DEEPEST:
+        return HIDDEN
     if isinstance(value, dict):
-        return {name: redact_all(item) for name, item in value.items()}
+        return {name: redact_all(item, depth + 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redact_all(item) for item in value]
+        return [redact_all(item, depth + 1) for item in value]
     return value

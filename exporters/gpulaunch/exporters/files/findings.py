@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.profiler.files import regular, write_file
 from gpulaunch.profiler.record import Finding
 
@@ -95,21 +96,41 @@ class FindingsFile:
         write_file(self._path, (json.dumps(line.as_json()) + "\n" for line in self._lines.values()))
 
 
-def read_findings(path: Path) -> list[dict[str, Any]]:
-    """Give the findings of a file; what is no finding is passed over, and without a regular file there are none."""
+def read_findings(path: Path, notes: list[str] | None = None) -> list[dict[str, Any]]:
+    """Give the findings of a file; what is no finding is passed over, and without a regular file there are none.
+
+    Args:
+        path: the file.
+        notes: gets a line for what is there and could not be read.
+    """
+    notes = [] if notes is None else notes
+    name = f"{path.parent.name}/{path.name}" if path.parent.name.startswith("node-") else path.name
     try:
         with open(path, "rb", opener=regular) as file:
             text = file.read(_LARGEST_FILE_BYTES)
-    except OSError:
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        notes.append(f"{name} cannot be read: {error.strerror}")
         return []
     found: list[dict[str, Any]] = []
+    damaged = other = 0
     for line in text.splitlines():
         try:
             value: object = json.loads(line)
         except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and _is_finding(told := cast("dict[str, Any]", value)):
-            found.append(told)
+            value = None
+        told = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        if _is_finding(told):
+            found.append(sound(told))
+        elif isinstance(told.get("version"), int) and told["version"] != _VERSION:
+            other += 1
+        else:
+            damaged += 1
+    if damaged:
+        notes.append(f"{name} is damaged: what was in {damaged} of its lines is not known")
+    if other:
+        notes.append(f"{name} is of another gpulaunch in {other} of its lines: this one knows version {_VERSION}")
     return found
 
 

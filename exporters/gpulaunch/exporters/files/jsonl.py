@@ -6,12 +6,12 @@ The first line says what it is: {"kind": "export", "version": 1}. What a row doe
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any, Final, TextIO
 
 from gpulaunch.exporters.files.rows import Row
+from gpulaunch.exporters.store.bounded import sound
 
 __all__ = ["read_jsonl", "write_jsonl"]
 
@@ -51,14 +51,4 @@ def _line(told: dict[str, Any]) -> str:
     try:
         return json.dumps(told, allow_nan=False)
     except ValueError:  # an event of the run's history may say NaN, which is not JSON
-        return json.dumps(_finite(told), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return value
+        return json.dumps(sound(told), allow_nan=False)

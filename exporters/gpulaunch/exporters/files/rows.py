@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
+from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.exporters.store.frame import Frame
 from gpulaunch.exporters.store.history import EVENTS_FILE, read_lines
 from gpulaunch.exporters.store.place import files_of
@@ -67,7 +68,7 @@ def rows_of(run_dir: Path, *, step_s: float = 0.0, notes: list[str]) -> Iterator
     files = files_of(run_dir)
     if not files:
         notes.append("telemetry.sqlite is missing: there are no samples")
-        yield from _without(run_dir)
+        yield from _without(run_dir, notes)
     for node, path in files:
         try:
             with TelemetryReader(path) as reader:
@@ -75,7 +76,7 @@ def rows_of(run_dir: Path, *, step_s: float = 0.0, notes: list[str]) -> Iterator
                 notes += reader.notes
         except UnreadableError as error:
             notes.append(str(error))
-            yield from _without(path.parent, node)
+            yield from _without(path.parent, notes, node)
 
 
 def _of_node(reader: TelemetryReader, node: int, step_s: float) -> Iterator[Row]:
@@ -164,16 +165,15 @@ def _apart(key: Key) -> tuple[str, int | None, str | None, dict[str, str]]:
     return name, int(rank) if rank.isdecimal() else None, labels.pop("gpu", None), labels
 
 
-def _without(run_dir: Path, node: int = 0) -> Iterator[Row]:
+def _without(run_dir: Path, notes: list[str], node: int = 0) -> Iterator[Row]:
     """What there is besides telemetry."""
     lines, _ = read_lines(run_dir / EVENTS_FILE, most_bytes=_HISTORY_BYTES)
-    for line in lines:
+    for line in map(sound, lines):
         at_s, what = line.get("time_s"), line.get("event")
         if isinstance(at_s, (int, float)) and isinstance(what, str):
             data = {name: value for name, value in line.items() if name not in ("version", "time_s", "event")}
             yield Row(kind="event", at_s=float(at_s), node=node, name=what, attempt=_attempt(line), data=data)
-    findings = run_dir / FINDINGS_FILE
-    for told in read_findings(findings) if findings.is_file() else ():  # not from a pipe
+    for told in read_findings(run_dir / FINDINGS_FILE, notes):
         data = {name: value for name, value in told.items() if name not in ("version", "first_seen_s")}
         yield Row(kind="finding", at_s=told["first_seen_s"], node=node, name=told["rule"], data=data)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from gpulaunch.exporters.store.bounded import LARGEST
 from gpulaunch.exporters.store.series import Key, Sample
 from gpulaunch.profiler.record import NodeState, Site, TrainingState
 
@@ -79,12 +80,12 @@ def document_of(state: NodeState, sample: Sample, before: Mapping[str, Any] | No
 
 
 def values_of(document: Mapping[str, Any], part: str) -> dict[Key, float]:
-    """Give the newest counters or gauges; what is no number is left out."""
+    """Give the newest counters or gauges; what is no number, or none to compute with, is left out."""
     values: dict[Key, float] = {}
     rows = document.get(part)
     for row in rows if isinstance(rows, list) else []:
         match row:
-            case [str(name), list(labels), int() | float() as value]:
+            case [str(name), list(labels), int() | float() as value] if abs(value) <= LARGEST:  # NaN is not
                 values[name, *map(str, labels)] = value
             case _:
                 pass

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ["TELEMETRY_FILE", "files_of", "is_shared"]
+__all__ = ["TELEMETRY_FILE", "files_of", "is_shared", "may_be_there"]
 
 TELEMETRY_FILE: Final = "telemetry.sqlite"
 
@@ -42,7 +42,7 @@ _SHARED: Final = frozenset(
 
 
 def files_of(run_dir: Path) -> list[tuple[int, Path]]:
-    """Give node and file of every node of a run that has one, node 0 first."""
+    """Give node and file of every node of a run that has one, or may have one that we may not see; node 0 first."""
     found = [(0, run_dir / TELEMETRY_FILE)]
     try:
         names = os.listdir(run_dir)
@@ -51,7 +51,18 @@ def files_of(run_dir: Path) -> list[tuple[int, Path]]:
     found += sorted(
         (int(name[5:]), run_dir / name / TELEMETRY_FILE) for name in names if re.fullmatch(r"node-[0-9]{1,6}", name)
     )
-    return [(node, path) for node, path in found if path.exists()]
+    return [(node, path) for node, path in found if may_be_there(path)]
+
+
+def may_be_there(path: Path) -> bool:
+    """Whether there is such a file, as far as we may look: `Path.exists` raises where a directory is closed to us."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def is_shared(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, cast
 from urllib.parse import quote
 
+from gpulaunch.exporters.store.bounded import LARGEST, sound
 from gpulaunch.exporters.store.frame import Frame, decode
 from gpulaunch.exporters.store.limits import LEVELS, MOST_DOCUMENT_BYTES
 from gpulaunch.exporters.store.schema import APPLICATION, SCHEMA, reason_of
@@ -147,11 +148,11 @@ class TelemetryReader:
         return list(self._frames(reversed(rows)))
 
     def values(self, frame: Frame) -> tuple[dict[Key, float], dict[Key, float]]:
-        """Give the counters and the means of the gauges of a frame by name; what is not known is not in them."""
+        """Give the counters and the means of the gauges of a frame by name; what is not known (NaN) is not in them."""
         gauges, counters = self.keys
         return (
-            {key: value for key, value in zip(counters, frame.counters, strict=False) if value == value},
-            {key: value for key, value in zip(gauges, frame.means, strict=False) if value == value},
+            {key: value for key, value in zip(counters, frame.counters, strict=False) if abs(value) <= LARGEST},
+            {key: value for key, value in zip(gauges, frame.means, strict=False) if abs(value) <= LARGEST},
         )
 
     def findings(self) -> list[FindingRow]:
@@ -197,7 +198,7 @@ class TelemetryReader:
         for run, attempt, at_s, data in self._sound(rows, int, int, float, bytes):
             try:
                 text = zlib.decompressobj().decompress(data, _LARGEST_DOCUMENT_BYTES)
-                content: object = json.loads(text)
+                content: object = sound(json.loads(text))
             except (ValueError, zlib.error, RecursionError, TypeError):
                 content = None
             if isinstance(content, dict):
@@ -348,7 +349,7 @@ class TelemetryReader:
 
     def _object(self, text: object) -> dict[str, Any]:
         try:
-            value: object = json.loads(text) if isinstance(text, str) else None
+            value: object = sound(json.loads(text)) if isinstance(text, str) else None
         except (ValueError, RecursionError):
             value = None
         return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -116,8 +116,9 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
         attempt: _Attempt | None = None
         if number is not None and 0 <= number < 1_000_000 and what in _OF_ATTEMPTS:
             highest = max(highest, number + 1)
-            if not numbered[of_run:] or numbered[-1][0] < base + number:
-                _close_open(numbered[of_run:], at_s)
+            if len(numbered) == of_run or numbered[-1][0] < base + number:
+                if len(numbered) > of_run:
+                    _close(numbered[-1][1], at_s)
                 numbered.append((base + number, _Attempt(begin_s=at_s)))
             attempt = numbered[-1][1]
             started = numbered[-1][0] if what == "started" else started
@@ -138,7 +139,7 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
                 history.ended_s, history.ending = at_s, line
                 history.exit_code = code
                 history.preempted = history.preempted or line.get("preempted") in (1, True)
-                if numbered[of_run:]:
+                if len(numbered) > of_run:
                     last = numbered[-1][1]
                     last.end_s = last.end_s or at_s
                     last.status = history.status
@@ -170,9 +171,7 @@ def cause_of(first: Mapping[str, Any]) -> CauseView:
 _OF_ATTEMPTS = ("phase", "started", "rank_ended", "store_lost")
 
 
-def _close_open(attempts: Sequence[tuple[int, _Attempt]], at_s: float) -> None:
-    """Another attempt of the run begins: the one before it has failed."""
-    if attempts:
-        last = attempts[-1][1]
-        last.end_s = last.end_s or at_s
-        last.status = Status.FAILED
+def _close(attempt: _Attempt, at_s: float) -> None:
+    """Another attempt of the run begins: this one has failed."""
+    attempt.end_s = attempt.end_s or at_s
+    attempt.status = Status.FAILED

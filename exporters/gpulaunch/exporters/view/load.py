@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
 from gpulaunch.exporters.store.place import files_of
@@ -70,7 +70,7 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
         findings=[
             finding
             for node, path in [(sources[0].node if sources else 0, run_dir), *others]
-            for finding in _findings(path, node)
+            for finding in _findings(path, node, notes)
         ],
         other_events=events,
         live=live,
@@ -119,9 +119,7 @@ def _other_nodes(run_dir: Path) -> list[tuple[int, Path]]:
     return [(number, run_dir / f"node-{number}") for number in numbers[:1024]]
 
 
-def _findings(run_dir: Path, node: int) -> list[FindingView]:
-    path = run_dir / FINDINGS_FILE
-    found: list[dict[str, Any]] = read_findings(path) if path.is_file() else []  # not from a pipe
+def _findings(run_dir: Path, node: int, notes: list[str]) -> list[FindingView]:
     return [
         finding_of(
             told,
@@ -131,5 +129,5 @@ def _findings(run_dir: Path, node: int) -> list[FindingView]:
             last_seen_s=told["last_seen_s"],
             lost_seconds=None,
         )
-        for told in found
+        for told in read_findings(run_dir / FINDINGS_FILE, notes)
     ]

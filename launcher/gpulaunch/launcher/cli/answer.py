@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import sys
 
+from gpulaunch.launcher.job.options import UsageError
+
+__all__ = ["answer", "drop"]
+
 
 def answer(text: str) -> None:
     """Write `text` to stdout now. A reader that went away has had enough: that is no error.
 
     Names of files, functions and runs are in it, and may hold anything: what a terminal would obey, or its encoding
     does not have, is shown in another way.
+
+    Raises:
+        UsageError: stdout takes nothing, as on a full disk.
     """
     from gpulaunch.launcher.failure.redact import inert
 
@@ -18,7 +25,14 @@ def answer(text: str) -> None:
     try:
         print(inert(text).encode(encoding, "replace").decode(encoding), end="", flush=True)
     except BrokenPipeError:
-        # What is still buffered would fail once more when the interpreter ends.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        drop()
+    except OSError as err:
+        drop()
+        raise UsageError(f"cannot write to stdout: {err.strerror}") from None
+
+
+def drop() -> None:
+    """Let go of what stdout does not take: what is still buffered would fail once more when the interpreter ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

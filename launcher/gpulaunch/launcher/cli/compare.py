@@ -77,12 +77,14 @@ def compare_runs(run_a: str, run_b: str) -> Comparison:
 
 def _job(run_dir: str) -> Mapping[str, Any]:
     """job.json; nothing of it where it cannot be read (the view's notes say so)."""
+    from gpulaunch.exporters.store.bounded import sound
+
     path = os.path.join(run_dir, "job.json")
     try:
         if not os.path.isfile(path):  # a pipe of that name would never end
             return {}
         with open(path, "rb") as file:
-            content: object = json.loads(file.read(_LARGEST_BYTES))
+            content: object = sound(json.loads(file.read(_LARGEST_BYTES)))
     except (OSError, ValueError, RecursionError):
         return {}
     return cast("Mapping[str, Any]", content) if isinstance(content, dict) else {}

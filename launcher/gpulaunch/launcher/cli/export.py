@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.answer import answer, drop
 from gpulaunch.launcher.cli.words import Words, time_s, wants_help
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
@@ -122,8 +122,11 @@ def _to_stdout(rows: Iterable[Row]) -> int:
         count = write_jsonl(rows, sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:  # a reader that went away has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop()
         return 1
+    except OSError:
+        drop()
+        raise
     return count
 
 

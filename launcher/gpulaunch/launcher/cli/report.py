@@ -124,13 +124,19 @@ def collect(run_dir: Path) -> dict[str, Any]:
     """Give everything that was found in a run, the largest loss first. A job of several nodes has a directory each."""
     from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
 
-    files = [run_dir / FINDINGS_FILE, *sorted(run_dir.glob(f"node-*/{FINDINGS_FILE}"))]
-    findings = [found for file in files for found in read_findings(file)]
+    try:
+        nodes = sorted(name for name in os.listdir(run_dir) if name.startswith("node-"))
+    except OSError:
+        nodes = []
+    files = [run_dir / name / FINDINGS_FILE for name in ("", *nodes)]
+    notes: list[str] = []
+    findings = [found for file in files for found in read_findings(file, notes)]
     return {
         "version": 1,
         "run": str(run_dir),
-        "watched": any(file.exists() for file in files),
+        "watched": any(map(os.path.exists, files)),
         "findings": sorted(findings, key=lambda found: -found["seconds_per_hour"]),
+        "notes": notes,
     }
 
 
@@ -163,14 +169,19 @@ def as_json(report: Mapping[str, Any]) -> str:
     """The report for machines."""
     import json
 
-    return json.dumps(report, indent=2)
+    return json.dumps(report, indent=2, allow_nan=False)
 
 
 def as_text(report: Mapping[str, Any]) -> str:
     """The report for people: a finding in three lines."""
-    if not report["watched"]:
+    notes = [f"note: {note}" for note in report["notes"]]
+    if not report["watched"] and not notes:
         return _printable(f"{report['run']}: nobody watched this run (--no-profile?), or it made no steps")
-    lines = [f"{report['run']}: {_counted(report['findings'])}"]
+    # Where something could not be read, nothing found would be more than is known.
+    found = _counted(report["findings"])
+    if notes and not report["findings"]:
+        found = "what was found is not known (--md tells what telemetry.sqlite has of it)"
+    lines = [f"{report['run']}: {found}", *notes]
     for found in report["findings"]:
         lines += [
             "",
