@@ -264,7 +264,7 @@ def trouble(story: Story, run: str, scene: str) -> None:
         "findings"
     ]
     for panel, part in (
-        ("Parts switched off for their price", "samples"),
+        ("Parts switched off for their price", "every_step"),
         ("Parts of the probe out of service", "gpu_memory_fraction"),
     ):
         assert [(labels["rank"], labels["part"]) for labels, _ in after.panel("cost", panel).series] == [("2", part)]
