@@ -157,7 +157,7 @@ def test_shared_memory_that_is_nearly_full_is_found(tmp_path: Path) -> None:
     assert all((directory / "findings.jsonl").exists() for directory in runs)
 
 
-def test_more_threads_than_cores_are_found(train: Train, two_cores: None) -> None:
+def test_more_threads_than_cores_are_found_and_worth_what_was_said(train: Train, two_cores: None) -> None:
     program = PROGRAMS / "omp_threads.py"
 
     def measure() -> tuple[Trained, Trained]:
@@ -168,6 +168,8 @@ def test_more_threads_than_cores_are_found(train: Train, two_cores: None) -> Non
     def judge(measured: tuple[Trained, Trained]) -> None:
         faulty, repaired = measured
         assert (faulty.rules, repaired.rules) == (["omp-oversubscribed"], [])
-        assert faulty.step_ms[0] > repaired.step_ms[0]
+        (found,) = faulty.findings
+        saved_ms = faulty.step_ms[0] - repaired.step_ms[0]
+        assert 1e3 * found["seconds_per_step"] == pytest.approx(saved_ms, rel=WITHIN), (faulty, repaired)
 
     fairly(measure, judge)
