@@ -132,7 +132,8 @@ def page_of(lines: Mapping[str, str], *, openmetrics: bool) -> bytes:
     parts = [part for name, text in lines.items() for part in (heads[name], text)]
     if openmetrics:
         parts.append("# EOF\n")
-    return "".join(parts).encode()
+    # A name that is not UTF-8 came as half characters: it is shown with question marks, the rest as it is.
+    return "".join(parts).encode(errors="replace")
 
 
 @functools.cache

@@ -128,7 +128,7 @@ class Board:
             self._lines.begin()
             put_state(self._lines, shown.state, facts)
             shown.lines = self._lines.end()
-        page = _page(shown.lines, kind)
+        page = page_of(shown.lines, openmetrics=kind == OPENMETRICS)
         page = shown.pages[variant] = _packed(page) if gzipped else page
         shown.spent_s += self._clock() - began_s
         self._render_s = shown.spent_s
@@ -137,15 +137,6 @@ class Board:
 
 def _say(unknown: str) -> None:
     sys.stderr.write(f"[gpulaunch] /metrics goes on without it: {unknown}\n")
-
-
-def _page(lines: Mapping[str, str], kind: str) -> bytes:
-    try:
-        return page_of(lines, openmetrics=kind == OPENMETRICS)
-    except UnicodeEncodeError:
-        # A name that is not UTF-8 came as half characters: it is shown with question marks, the rest as it is.
-        lines = {name: text.encode(errors="replace").decode() for name, text in lines.items()}
-        return page_of(lines, openmetrics=kind == OPENMETRICS)
 
 
 def _packed(page: bytes) -> bytes:
