@@ -1,8 +1,9 @@
 """What the profiler costs a job: `python benchmarks/overhead.py`.
 
 The same job in pairs, with the profiler and without, one run right after the other and in turned order; steps of 2, 20
-and 200 ms, so that what costs a fixed time per step and what costs a share of a core can be told apart. Beside it the
-same job watched by py-spy, at the rate at which the profiler samples stacks, and, where it is installed, under TraceML
+and 200 ms, so that what costs a fixed time per step and what costs a share of a core can be told apart; at 20 ms, where
+there is a target, its first seconds, and what it is once the profiler's budget has acted. Beside it the same job
+watched by py-spy, at the rate at which the profiler samples stacks, and, where it is installed, under TraceML
 (`--traceml PATH` of its command), each against its own launcher without it. Where runs of a kind follow each other,
 they are compared too: that is what the measurement itself leaves of a ratio of 1.
 
@@ -30,7 +31,19 @@ from _measure import BIN, machine
 from _pairs import halves, middle, there_and_back
 from growth import STEPS, growth
 from overhead_page import fill, misses, table, targets
-from overhead_runs import PLAIN, PROFILED, PY_SPY, STOLEN_CORES, Way, one_run, pause_s, sidecar, traceml
+from overhead_runs import (
+    PLAIN,
+    PROFILED,
+    PY_SPY,
+    SETTLED,
+    SETTLED_PLAIN,
+    STOLEN_CORES,
+    Way,
+    one_run,
+    pause_s,
+    sidecar,
+    traceml,
+)
 from torn import READS, torn
 
 Row = dict[str, Any]
@@ -47,19 +60,20 @@ class Cell:
 
     step_ms: int
     runs: tuple[Way, ...]
+    rounds: int | None = None
+    """In how many rounds it is made; None: in all."""
 
 
 def cells(by_traceml: tuple[Way, Way] | None, py_spy: bool) -> list[Cell]:
-    """One round. The profiler is always next to the run without it, and at 20 ms, where it has a target, more often."""
-    found: list[Cell] = []
+    """One round. The profiler is always next to the run without it; where it has a target, once its budget has acted,
+    too."""
+    found = [Cell(step_ms=20, runs=tuple(there_and_back(SETTLED_PLAIN, SETTLED)), rounds=4)]
     for step_ms in STEPS_MS:
+        rounds = None if step_ms == 20 else 1
         ways = (PY_SPY, PLAIN, PROFILED) if py_spy else (PLAIN, PROFILED)
-        found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(*ways))))
-        if step_ms == 20:
-            found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(PLAIN, PROFILED))))
-            found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(PROFILED, PLAIN))))
+        found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(*ways)), rounds=rounds))
         if by_traceml is not None:
-            found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(*by_traceml))))
+            found.append(Cell(step_ms=step_ms, runs=tuple(there_and_back(*by_traceml)), rounds=rounds))
     return found
 
 
@@ -76,6 +90,8 @@ class Measuring:
     def rows(self, round_: list[Cell]) -> Iterator[Row]:
         for turn in range(self._options.rounds):
             for number, cell in enumerate(round_):
+                if cell.rounds is not None and turn >= cell.rounds:
+                    continue
                 now_s = time.monotonic()
                 if now_s + self._took_s.get(number, self._expected_s(cell)) > self._until_s:
                     print(f"no time for {cell.step_ms} ms {[way.name for way in cell.runs]}", file=sys.stderr)
@@ -84,8 +100,8 @@ class Measuring:
                 self._took_s[number] = time.monotonic() - now_s
 
     def _expected_s(self, cell: Cell) -> float:
-        around_s = sum(AROUND_S[way.launched_by] for way in cell.runs)
-        return around_s + len(cell.runs) * SECONDS[cell.step_ms] * self._options.scale
+        watched_s = SECONDS[cell.step_ms] * self._options.scale
+        return sum(AROUND_S[way.launched_by] + way.settle_s + watched_s * way.watched for way in cell.runs)
 
     def _cell(self, turn: int, cell: Cell) -> Iterator[Row]:
         seconds = SECONDS[cell.step_ms] * self._options.scale
@@ -147,8 +163,8 @@ def own_figure(rows: list[Row]) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the profiler costs a job.")
-    parser.add_argument("--rounds", type=int, default=3, help="each has 6 pairs with the profiler at 20 ms, else 2")
-    parser.add_argument("--minutes", type=float, default=40.0, help="begin no more runs than end in this time")
+    parser.add_argument("--rounds", type=int, default=5, help="each has two pairs of each way at 20 ms")
+    parser.add_argument("--minutes", type=float, default=65.0, help="begin no more runs than end in this time")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--scale", type=float, default=1.0, help="of the time that a run is watched")
     parser.add_argument("--reads", type=int, default=READS, help="of records while they are written")

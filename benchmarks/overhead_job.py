@@ -25,9 +25,6 @@ import torch
 from _shape import BATCH, SAMPLES
 from torch.utils.data import DataLoader, Dataset
 
-SETTLE_S = 2.0
-"""What starts beside the ranks has started, and loaders are full."""
-
 
 class Ready(Dataset[Any]):
     """Samples that are there already: a batch is two gathers, and no Python per sample."""
@@ -66,6 +63,7 @@ def main() -> None:
     parser.add_argument("notes", type=Path)
     parser.add_argument("stop", type=Path)
     parser.add_argument("--pause-s", type=float, required=True)
+    parser.add_argument("--settle-s", type=float, default=2.0, help="of steps that are not counted")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--traceml", action="store_true")
     options = parser.parse_args()
@@ -91,7 +89,7 @@ def main() -> None:
             time.sleep(options.pause_s)
             now_s = time.monotonic()
             if not began_s:
-                if now_s - started_s >= SETTLE_S:
+                if now_s - started_s >= options.settle_s:
                     cpu_s, (machine_s, stolen_s) = time.process_time(), processor_s()
                     began_s = before_s = time.monotonic()
                 continue

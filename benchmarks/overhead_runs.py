@@ -21,6 +21,8 @@ __all__ = [
     "PLAIN",
     "PROFILED",
     "PY_SPY",
+    "SETTLED",
+    "SETTLED_PLAIN",
     "STACKS_HZ",
     "STOLEN_CORES",
     "Way",
@@ -37,6 +39,9 @@ STACKS_HZ = 2
 STOLEN_CORES = 0.05
 """A pair of runs in one of which the host took away more than that is left out: it shows what the host does."""
 WARM_S = 10.0
+SETTLED_S = 75.0
+"""By then the profiler has switched off what costs more than its budget: it waits for 30 s, and after each part for
+three comparisons, which are 5 s apart where steps take 20 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +56,18 @@ class Way:
     profiled: bool = False
     py_spy: bool = False
     traceml: bool = False
+    settle_s: float = 2.0
+    """What starts beside the ranks has started, and loaders are full: steps count from then on."""
+    watched: float = 1.0
+    """How much longer than others it is watched."""
 
 
 PLAIN = Way(name="without", launcher=gpulaunch("--no-profile"), base=True)
 PROFILED = Way(name="profiler", launcher=GPULAUNCH, profiled=True)
+SETTLED = Way(
+    name=f"profiler, after {SETTLED_S:.0f} s", launcher=GPULAUNCH, profiled=True, settle_s=SETTLED_S, watched=3.0
+)
+SETTLED_PLAIN = Way(name="without", launcher=PLAIN.launcher, base=True, settle_s=SETTLED_S, watched=SETTLED.watched)
 PY_SPY = Way(name=f"py-spy at {STACKS_HZ} Hz", launcher=PLAIN.launcher, py_spy=True)
 
 
@@ -81,16 +94,22 @@ def traceml(path: str) -> tuple[Way, Way]:
 def one_run(way: Way, ranks: int, pause: float, seconds: float) -> Row:
     """What a job of so many ranks has told, the mean over its ranks."""
     began_s = time.monotonic()
-    arguments = ["--pause-s", str(pause), "--seconds", str(seconds), *(["--traceml"] if way.traceml else [])]
+    arguments = ["--pause-s", str(pause), "--settle-s", str(way.settle_s), "--seconds", str(seconds * way.watched)]
+    arguments += ["--traceml"] if way.traceml else []
     with job(way.launcher, ranks, "overhead_job.py", *arguments, restarts=0) as one, contextlib.ExitStack() as stack:
         if way.py_spy:
             stack.enter_context(py_spy(one, ranks_of(one, ranks)))
         told = notes_of(one, ranks)
         pss_kib = sum(pss_of(pid) for pid in one.processes())
         pages = {row["rank"]: page_of(row["channel_dir"], row["rank"]) for row in told}
-        probe_us = 0.0
+        seen_by_probe: Row = {}
         if way.profiled:
-            probe_us = statistics.fmean(page.probe_ns_total / page.steps / 1e3 for page in pages.values() if page)
+            found = [page for page in pages.values() if page]
+            seen_by_probe = {
+                "probe_us_per_step": statistics.fmean(page.probe_ns_total / page.steps / 1e3 for page in found),
+                "unobserved_ratio": statistics.fmean(page.unobserved_steps / page.steps for page in found),
+                "shed": [(page.hooks_shed.name or "").lower() for page in found],
+            }
         for row in told:
             seen = pages[row["rank"]]
             steps = seen.steps if seen else 0
@@ -107,7 +126,7 @@ def one_run(way: Way, ranks: int, pause: float, seconds: float) -> Row:
         "stolen_cores": statistics.fmean(row["stolen_cores"] for row in told),
         "pss_mib": pss_kib / 1024,
         "wall_s": time.monotonic() - began_s,
-        **({"probe_us_per_step": probe_us} if way.profiled else {}),
+        **seen_by_probe,
     }
 
 

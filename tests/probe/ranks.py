@@ -104,7 +104,7 @@ def many_steps_that_cost_much() -> None:
     """The same, and no time is given to a short program."""
     from gpulaunch.profiler.probe import price
 
-    price._SETTLED_NS = 0
+    price._SETTLED_NS = price._SEEN_NS = 0
     train(a_model(), many_batches(2_000))
 
 
@@ -112,7 +112,8 @@ def many_steps_of_which_few_are_observed() -> None:
     """Nor are the parts that can be done without given any; after every 300 steps the model is looked at."""
     from gpulaunch.profiler.probe import price
 
-    price._SETTLED_NS, price._PATIENCE, price._APART = 0, 1, 32
+    price._SETTLED_NS = price._SEEN_NS = 0
+    price._PATIENCE, price._APART = 1, 32
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number, (inputs, targets) in enumerate(many_batches(2_500), 1):

@@ -234,13 +234,13 @@ class Watched:
 @pytest.mark.parametrize(
     ("watched", "over"),
     [
-        (Watched(DEFAULT_BUDGET_PPM, own_us=9), False),
-        (Watched(DEFAULT_BUDGET_PPM, own_us=11), True),
+        (Watched(DEFAULT_BUDGET_PPM, own_us=6.5), False),
+        (Watched(DEFAULT_BUDGET_PPM, own_us=7), True),
         (Watched(DEFAULT_BUDGET_PPM, own_us=2, cost_us=20, error_us=2), True),
         (Watched(DEFAULT_BUDGET_PPM, own_us=2, cost_us=20, error_us=6), False),
         (Watched(DEFAULT_BUDGET_PPM, own_us=2, cost_us=20, error_us=2, pairs=16), False),
         (Watched(DEFAULT_BUDGET_PPM, own_us=2, cost_us=-20, error_us=2), False),
-        (Watched(50_000, own_us=90, cost_us=90, error_us=1), False),
+        (Watched(50_000, own_us=60, cost_us=60, error_us=1), False),
         (Watched(0, own_us=500, cost_us=500, error_us=1), False),
     ],
     ids=[
@@ -262,6 +262,8 @@ def test_a_short_program_is_told_about_rather_than_spared():
     watched = Watched(DEFAULT_BUDGET_PPM, own_us=50)
 
     assert watched.times(looks=60) == 0, "30 s"
+    assert watched.times(looks=3) == 1
+    assert watched.times(looks=16) == 0, "10 s, to see what it has saved"
     assert watched.times(looks=3) == 1
 
 
@@ -290,7 +292,7 @@ def test_one_part_after_the_other_is_switched_off_until_nothing_is_left():
     assert armed == Hook.BACKWARD | Hook.SAMPLES, "steps, phases and samples stay"
 
 
-@pytest.mark.parametrize(("own_us", "one_of"), [(11, 2), (21, 4), (75, 8), (900, 16)])
+@pytest.mark.parametrize(("own_us", "one_of"), [(9, 2), (12, 4), (15, 8), (900, 16)])
 def test_when_nothing_is_left_fewer_steps_are_observed_as_few_as_are_within_the_budget(own_us, one_of):
     watched = Watched(DEFAULT_BUDGET_PPM, own_us=own_us, pairs=0)
     assert watched.budget.next_of(0) == Hook(0)

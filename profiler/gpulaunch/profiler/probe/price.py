@@ -21,8 +21,9 @@ every 256 steps would log in all of them, or in none.
 
 Past the budget, what can be done without is switched off, one part after the other in the order of `SHED`, until the
 rest is within it. Both figures can tell that it is not: the comparison, or the time that the taps have measured inside
-themselves, which is less than they cost. What ends steps and tells their phases is never switched off. If that alone is
-too dear, the blocks between are bare: of two blocks one is observed, then of four, and so on up to `MOST_BLOCKS`.
+themselves. That the taps are called at all is in neither, and is reckoned on top. What ends steps and tells their
+phases is never switched off. If that alone is too dear, the blocks between are bare: of two blocks one is observed,
+then of four, and so on up to `MOST_BLOCKS`.
 
     observed  bare  bare  bare  observed  bare  bare  bare  observed
     -------- ----- ----- -----  -------- ----- ----- -----  --------
@@ -64,6 +65,8 @@ _LONGEST_NS: Final = 2_000_000_000  # in bare steps nobody sees where a rank is;
 _SIGMAS: Final = 3  # it is looked at again and again, and what is looked at is mostly the same
 _PATIENCE: Final = 3  # times in a row that the price was too high
 _SETTLED_NS: Final = 30_000_000_000  # before that, a program is rather told about than spared
+_SEEN_NS: Final = 10_000_000_000  # and after that, so long is looked at what the last one has saved
+_UNSEEN: Final = 0.5  # of what the figures tell is on top: that the taps are called, in bare steps too
 _MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
 _MEDIAN_ERROR: Final = 1.2533  # of the median beside that of the mean, of a normal distribution
 
@@ -205,15 +208,16 @@ class Comparison:
 class Budget:
     """Says when the price is too high, and what to switch off then."""
 
-    __slots__ = ("_excess", "_left", "_since", "_times", "ppm")
+    __slots__ = ("_acted", "_left", "_price", "_since", "_times", "ppm")
 
     def __init__(self, ppm: int) -> None:
         self.ppm = ppm
         """Of a step, in millionths; 0: there is no limit."""
         self._left = list(SHED)
         self._times = 0
-        self._excess = 0.0  # the price, in limits
+        self._price = 0.0  # of a step that is observed, in limits
         self._since = (0, 0, 0, 0)  # time, steps, their duration, own price: when something was switched off last
+        self._acted = False  # nothing was yet, and that is when it was first looked at
 
     def too_high(self, now_ns: int, steps: int, step_ns_total: int, own_ns_total: int, comparison: Comparison) -> bool:
         """Look at the price; after each comparison.
@@ -238,11 +242,11 @@ class Budget:
         limit_ns = self.ppm * (step_ns_total - since_step_ns) / 1e6 / made
         own_ns = (own_ns_total - since_own_ns) / made
         surely_ns = comparison.cost_ns - _SIGMAS * comparison.error_ns if comparison.pairs >= _SURE else 0
-        self._excess = max(own_ns, surely_ns / comparison.one_of) / max(1.0, limit_ns)
-        self._times = self._times + 1 if self._excess > 1.0 else 0
-        if self._times < _PATIENCE or now_ns - since_ns < _SETTLED_NS:
+        self._price = max(own_ns * comparison.one_of, surely_ns) / max(1.0, limit_ns)
+        self._times = self._times + 1 if self._excess(comparison.one_of) > 1.0 else 0
+        if self._times < _PATIENCE or now_ns - since_ns < (_SEEN_NS if self._acted else _SETTLED_NS):
             return False
-        self._times = 0
+        self._times, self._acted = 0, True
         self._since = now_ns, steps, step_ns_total, own_ns_total
         return True
 
@@ -258,10 +262,13 @@ class Budget:
         """Of how many blocks one is to be observed from now on, if it was of so many until now."""
         while one_of < MOST_BLOCKS:
             one_of *= 2
-            self._excess /= 2
-            if self._excess <= 1.0:
+            if self._excess(one_of) <= 1.0:
                 break
         return one_of
+
+    def _excess(self, one_of: int) -> float:
+        """The price of a step, in limits, where of so many blocks one is observed."""
+        return self._price * (1 / one_of + _UNSEEN)
 
 
 def budget_ppm(percent: str) -> int:
