@@ -8,24 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from gpulaunch.launcher.cli.answer import answer
-from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.job.options import VERBS, UsageError
 
 USAGE_ERROR = 2
 INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""
 
 
-_VERBS = {
-    "doctor": "gpulaunch.launcher.cli.doctor",
-    "chaos": "gpulaunch.launcher.cli.chaos",
-    "report": "gpulaunch.launcher.cli.report",
-    "trace": "gpulaunch.launcher.cli.trace",
-    "flame": "gpulaunch.launcher.cli.flame",
-    "export": "gpulaunch.launcher.cli.export",
-    "compare": "gpulaunch.launcher.cli.compare",
-    "top": "gpulaunch.launcher.cli.top",
-    "_sidecar": "gpulaunch.launcher.cli.sidecar",
-}
+_MODULES = {verb: f"gpulaunch.launcher.cli.{verb}" for verb in VERBS} | {"_sidecar": "gpulaunch.launcher.cli.sidecar"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,10 +58,10 @@ def _complain(line: str) -> None:
 
 def _dispatch(argv: Sequence[str]) -> int:
     # A verb is the first word and wins over a file of that name, which runs as ./doctor.
-    if argv and argv[0] in _VERBS:
+    if argv and argv[0] in _MODULES:
         from importlib import import_module
 
-        code: int = import_module(_VERBS[argv[0]]).run(argv[1:])
+        code: int = import_module(_MODULES[argv[0]]).run(argv[1:])
         return code
 
     from gpulaunch.launcher.job.parse import parse

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from gpulaunch.launcher.job import jobfile, values
 from gpulaunch.launcher.job.network import metrics_address, rendezvous
-from gpulaunch.launcher.job.options import OPTIONS, Option, UsageError, did_you_mean
+from gpulaunch.launcher.job.options import OPTIONS, VERBS, Option, UsageError, did_you_mean
 from gpulaunch.launcher.job.parse import parse
 from gpulaunch.launcher.job.place import Gpu, Place, cpus_allowed, select
 from gpulaunch.launcher.job.spec import LINE_PREFIX, JobSpec, Program, Request
@@ -216,7 +216,7 @@ def _require_file(path: str) -> None:
         return
     directory, name = os.path.split(path)
     try:
-        near = did_you_mean(name, os.listdir(directory or "."))
+        near = did_you_mean(name, os.listdir(directory) if directory else [*os.listdir("."), *VERBS])
     except OSError:
         raise UsageError(f"no such script: {path} (the directory {directory} does not exist)") from None
     if near:

@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
+VERBS = ("chaos", "compare", "doctor", "export", "flame", "report", "top", "trace")
+"""Words that say what else to do than to run a program, as the first of all."""
+
+
 class UsageError(Exception):
     """The user asked for something that cannot be done; `str()` is the one line to print. Exit code 2."""
 
