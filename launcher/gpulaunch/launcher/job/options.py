@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-
 VERBS = ("chaos", "compare", "doctor", "export", "flame", "report", "top", "trace")
 """Words that say what else to do than to run a program, as the first of all."""
 
