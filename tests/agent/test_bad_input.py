@@ -57,6 +57,18 @@ def test_port_in_use(gpulaunch, hello: Path, option: str) -> None:
         value = f"127.0.0.1:{port}" if option == "--metrics-addr" else str(port)
 
         check_one_line(gpulaunch("--nproc", "2", option, value, hello), str(port), "in use")
+    assert not list(hello.parent.glob("gpulaunch-runs/*")), "there was no run"
+
+
+def test_a_start_that_was_refused_leaves_a_job_directory_as_it_was(gpulaunch, hello: Path, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        check_one_line(gpulaunch("--metrics-addr", address, "--job-dir", tmp_path / "job", hello), "in use")
+    assert not list((tmp_path / "job").iterdir())
 
 
 def test_a_taken_default_metrics_port_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,11 @@ class RunDirError(Exception):
 class RunDir:
     """`path` and what is below it. Attempts continue the numbers that an earlier run in the same directory used."""
 
-    def __init__(self, path: str, *, torchrun_log_dir: str | None, fallback_from: str = "") -> None:
-        """Made by `open_run_dir`. `torchrun_log_dir`: <log-dir>/<run id>_<random>, when --log-dir was given."""
+    def __init__(self, path: str, *, torchrun_log_dir: str | None, fallback_from: str = "", ours: bool = False) -> None:
+        """Made by `open_run_dir`. `torchrun_log_dir`: <log-dir>/<run id>_<random>, when --log-dir was given. `ours`:
+        the directory was made for this run."""
         self.path = path
+        self._ours = ours
         self.fallback_from = fallback_from
         self._log_dir = torchrun_log_dir
         # Two launchers in one directory would number the same attempts. The lock ends with the process.
@@ -81,10 +83,14 @@ class RunDir:
             os.write(self._events, line.encode() + b"\n")
 
     def close(self) -> None:
-        """Close events.jsonl, and let the directory go."""
+        """Close events.jsonl, and let the directory go; of a start that was refused nothing is left of it."""
         if self._events is not None:
             os.close(self._events)
             self._events = None
+        with contextlib.suppress(OSError):  # there is something in it
+            os.rmdir(os.path.join(self.path, "attempts"))
+            if self._ours:
+                os.rmdir(self.path)
         os.close(self._lock)
 
 
@@ -109,12 +115,12 @@ def open_run_dir(spec: JobSpec) -> RunDir:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     here = os.path.join(os.getcwd(), "gpulaunch-runs")
     try:
-        return RunDir(_fresh(os.path.join(here, f"{spec.name}-{stamp}")), torchrun_log_dir=log_dir)
+        return RunDir(_fresh(os.path.join(here, f"{spec.name}-{stamp}")), torchrun_log_dir=log_dir, ours=True)
     except OSError as err:
         import tempfile
 
         path = tempfile.mkdtemp(prefix=f"gpulaunch-{spec.name}-")
-        return RunDir(path, torchrun_log_dir=log_dir, fallback_from=f"{here}: {err.strerror}")
+        return RunDir(path, torchrun_log_dir=log_dir, fallback_from=f"{here}: {err.strerror}", ours=True)
 
 
 def _fresh(path: str) -> str:
