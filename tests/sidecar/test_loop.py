@@ -10,6 +10,7 @@ import pytest
 
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.channel.page import PageWriter, create
+from gpulaunch.profiler.daemon import sidecar as daemon
 from gpulaunch.profiler.daemon.sidecar import LEDGER_FILE, Sidecar
 from gpulaunch.profiler.record import Collector, NodeState
 from gpulaunch.profiler.samplers.host import HostSampler
@@ -56,20 +57,20 @@ def test_the_pace_is_steady(tmp_path: Path, refreshes_s: list[float], began_s: l
 
 
 @pytest.mark.parametrize(
-    ("cpu_s", "ranks", "began_s"),
+    ("shares", "ranks", "began_s"),
     [
-        (0.005, 0, [0.0, 1.0, 2.0]),
-        (0.010, 0, [0.0, 2.0, 4.0]),  # a machine on which it costs more than its share is looked at less often
-        (0.010, 8, [0.0, 2.0, 4.0]),
-        (0.010, 16, [0.0, 1.0, 2.0]),  # a node of twice as many ranks has more cores, too
-        (60.0, 8, [0.0, 5.0, 10.0]),  # but never so seldom that it is no news
+        (1, 0, [0.0, 1.0, 2.0]),
+        (2, 0, [0.0, 2.0, 4.0]),  # a machine on which it costs more than its share is looked at less often
+        (2, 8, [0.0, 2.0, 4.0]),
+        (2, 16, [0.0, 1.0, 2.0]),  # a node of twice as many ranks has more cores, too
+        (9_000, 8, [0.0, 5.0, 10.0]),  # but never so seldom that it is no news
     ],
 )
 def test_a_refresh_comes_as_often_as_its_price_allows(
-    tmp_path: Path, cpu_s: float, ranks: int, began_s: list[float]
+    tmp_path: Path, shares: int, ranks: int, began_s: list[float]
 ) -> None:
     pace = Pace([0.0] * 3)
-    pace.each_cpu_s = cpu_s
+    pace.each_cpu_s = shares * daemon.SHARE_OF_A_CORE
     sidecar = Sidecar(tmp_path, pace.publish, clock=pace.clock, cpu=lambda: pace.cpu_s)
     if ranks:
         places = [{"rank": rank, "local_rank": rank, "pid": 1 << 30} for rank in range(ranks)]

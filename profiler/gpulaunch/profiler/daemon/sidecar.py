@@ -48,7 +48,7 @@ from gpulaunch.profiler.samplers.workers import WorkersSampler
 T = TypeVar("T")
 LEDGER_FILE = "sidecar.json"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SHARE = 0.005
+SHARE_OF_A_CORE = 0.0045
 """Of a core, for each eight ranks: where a refresh takes more (a slow machine), they come less often."""
 _RANKS = 8
 _LONGEST_S = 5.0
@@ -160,7 +160,7 @@ class Sidecar:
     def _pace_s(self, spent_s: float) -> float:
         """How long to wait from a refresh that took so long on a core to the next."""
         group = self._ranks.group
-        share = _SHARE * max(1.0, len(group.ranks) / _RANKS if group is not None else 0.0)
+        share = SHARE_OF_A_CORE * max(1.0, len(group.ranks) / _RANKS if group is not None else 0.0)
         return max(self._interval_s, min(_LONGEST_S, spent_s / share))
 
     def close(self) -> None:
