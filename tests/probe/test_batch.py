@@ -11,7 +11,9 @@ import pytest
 
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.probe.batch import LoaderWatch, queue_of, size_of
+from gpulaunch.profiler.probe.batch import LoaderWatch
+from gpulaunch.profiler.probe.loader_queue import queue_of
+from gpulaunch.profiler.probe.size import size_of
 
 MS = 1_000_000
 

@@ -8,23 +8,20 @@ wait for an earlier batch, which another worker is still at (`in_order`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gpulaunch.profiler.channel.layout import SITE_KINDS, STEP_BUCKETS, Hook, Word
 from gpulaunch.profiler.probe.account import bucket_of
+from gpulaunch.profiler.probe.loader_queue import NO_PLACES, length_of, places_of, put_aside, queue_of
 from gpulaunch.profiler.probe.loaders import Loaders
+from gpulaunch.profiler.probe.size import size_of
 from gpulaunch.profiler.probe.whose import is_programs
 
 if TYPE_CHECKING:
     from gpulaunch.profiler.channel.writer import PageWriter
 
-__all__ = ["BLOCKED", "SHORT_NS", "LoaderWatch", "queue_of", "size_of"]
-
-_LOOK_DEEP: Final = 4
-_LOOK_AT: Final = 64
-"""Things in a batch that are looked at: a nested batch has no more of them than this in its size."""
+__all__ = ["BLOCKED", "SHORT_NS", "LoaderWatch"]
 
 SHORT_NS: Final = 1_000_000
 """A batch that was there is not asked whether it was the one that was wanted, if it came within this."""
@@ -49,7 +46,6 @@ _KIND: Final = SITE_KINDS.index("loader")
 _NEVER: Final = 1 << 62
 _NO_ROW: Final = -1  # nobody saw where the loader was made
 _NO_QUEUE: Final = (0, 0, 0, 0, 0)
-_NO_PLACES: Final[tuple[int, Callable[[], int]]] = (0, int)
 
 # What was there when a batch was asked for.
 _NOTHING: Final = 0
@@ -114,7 +110,7 @@ class LoaderWatch:
         self._tensor = tensor
         self._queue_due_ns = self._tell_due_ns = 0
         self._told_queue = False
-        self._most_queued, self._places_left = _NO_PLACES
+        self._most_queued, self._places_left = NO_PLACES
         self._reads_queue = self._looks_in = self._looks_up = True
         self.iterator = 0
         """The one that handed out a batch last (its `id`)."""
@@ -230,7 +226,7 @@ class LoaderWatch:
             self._counts[self._bucket] += 1
             if asked:
                 # A batch in the queue need not be the one that is wanted: if it was not, it has been put aside by now.
-                if asked == BLOCKED or (asked == _SOME and _put_aside(iterator)):
+                if asked == BLOCKED or (asked == _SOME and put_aside(iterator)):
                     self._blocked_ns += wait_ns
                 else:
                     self._transfer_ns += wait_ns
@@ -347,110 +343,5 @@ class LoaderWatch:
         if row is None:
             row = self._rows[where] = self._writer.add_site(_KIND, where) if where else _NO_ROW
         self.iterator, self._row = id(iterator), row
-        self._most_queued, self._places_left = _places_of(iterator)
+        self._most_queued, self._places_left = places_of(iterator)
         self.look_at, self._last = 0, length_of(iterator)
-
-
-def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
-    """The queue behind the iterator of a dataloader with workers (torch 2.6 to 2.13 keep it in these fields).
-
-    Returns:
-        The page's words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG: worker processes; batches asked of them and not
-        yet received; batches that are there; how many of those wait for an earlier one that is not; and batches that
-        workers have delivered to the thread that pins.
-
-    Raises:
-        AttributeError, TypeError: this torch keeps it elsewhere.
-        NotImplementedError: this system cannot tell the length of a queue.
-    """
-    tasks = iterator._task_info  # index -> (worker,), and (worker, data) once it has arrived out of order
-    outstanding = iterator._tasks_outstanding
-    queue, delivered = iterator._data_queue, iterator._worker_result_queue
-    queued = queue.qsize()
-    backlog = 0 if delivered is queue else delivered.qsize()
-    if len(tasks) <= outstanding:  # nothing out of order, as usual: spared the walk
-        return iterator._num_workers, outstanding, queued, 0, backlog
-    arrived = [index for index, task in tasks.items() if len(task) == 2]
-    # If as many as are awaited are in the queue, the wanted one is among them.
-    blocked = 0 if iterator._rcvd_idx in arrived or queued >= outstanding > 0 else len(arrived)
-    return iterator._num_workers, outstanding, queued + len(arrived), blocked, backlog
-
-
-def _places_of(iterator: Any) -> tuple[int, Callable[[], int]]:
-    """How many batches the queue between workers and training thread can hold, and what tells how many more would fit:
-    what `Queue.qsize` is made of, without its calls. None fit, and none are there, where that cannot be told so.
-    """
-    try:
-        queue = iterator._data_queue
-        if queue is not iterator._worker_result_queue:  # a thread pins
-            return _NO_PLACES
-        most, left = queue._maxsize, queue._sem._semlock._get_value
-        return (most, left) if most - left() == queue.qsize() else _NO_PLACES
-    except (AttributeError, TypeError, NotImplementedError):
-        return _NO_PLACES
-
-
-def length_of(iterator: Any) -> int:
-    """Batches in an epoch, where torch alone decides that; 0 where a sampler or a dataset of the user's own does."""
-    batches = iterator._index_sampler
-    sampler = getattr(batches, "sampler", None)
-    torchs = all(type(each).__module__.startswith("torch.utils.data.") for each in (batches, sampler))
-    return len(batches) if torchs and iterator._dataset_kind == 0 else 0  # 0: torch's _DatasetKind.Map
-
-
-def _put_aside(iterator: Any) -> bool:
-    """Whether batches have arrived that an earlier one keeps waiting."""
-    tasks = iterator._task_info
-    return len(tasks) > iterator._tasks_outstanding and any(len(task) == 2 for task in tasks.values())
-
-
-def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
-    """Samples and bytes: the first tensor's leading dimension, and all tensors in lists, tuples, mappings; 0 if none.
-
-    It looks a few levels deep, and at the first `_LOOK_AT` things.
-    """
-    kind = type(batch)
-    items = batch.values() if kind is dict else batch if kind is list or kind is tuple else ()
-    if 0 < len(items) <= _LOOK_AT:  # what default_collate makes; a fraction of the price of looking around
-        samples = size_bytes = 0
-        try:
-            for item in items:
-                if type(item) is not tensor:
-                    break
-                size_bytes += item.nbytes
-                if not samples:
-                    shape = item.shape
-                    samples = shape[0] if shape else 0
-            else:
-                return samples, size_bytes
-        except RuntimeError:
-            pass  # sparse: it has no such size
-    return _Look(tensor).around(batch)
-
-
-class _Look:
-    """One look around in a batch."""
-
-    __slots__ = ("_left", "_samples", "_size_bytes", "_tensor")
-
-    def __init__(self, tensor: type[Any]) -> None:
-        self._tensor = tensor
-        self._left = _LOOK_AT
-        self._samples = self._size_bytes = 0
-
-    def around(self, batch: Any) -> tuple[int, int]:
-        self._at(batch, _LOOK_DEEP)
-        return self._samples, self._size_bytes
-
-    def _at(self, thing: Any, depth: int) -> None:
-        self._left -= 1
-        if isinstance(thing, self._tensor):
-            with suppress(RuntimeError):  # a sparse one has no such size
-                self._size_bytes += int(thing.nbytes)
-            if not self._samples and len(thing.shape):
-                self._samples = int(thing.shape[0])
-        elif depth and isinstance(thing, (list, tuple, Mapping)):
-            for item in thing.values() if isinstance(thing, Mapping) else thing:
-                if self._left <= 0:
-                    break
-                self._at(item, depth - 1)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpulaunch.profiler.channel import workers
 from gpulaunch.profiler.channel.workers import KNOWS_IO, KNOWS_RUNQUEUE, WorkersWriter
-from gpulaunch.profiler.probe.batch import size_of
+from gpulaunch.profiler.probe.size import size_of
 from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out, put
 
 if TYPE_CHECKING:

@@ -1,0 +1,66 @@
+"""What is behind the iterator of a dataloader with workers: batches asked for, there, and out of order.
+
+Everything here reads fields of torch's own (2.6 to 2.13 keep it in these), and raises where another torch has others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+__all__ = ["NO_PLACES", "length_of", "places_of", "put_aside", "queue_of"]
+
+NO_PLACES: Final[tuple[int, Callable[[], int]]] = (0, int)
+
+
+def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
+    """The queue behind the iterator of a dataloader with workers.
+
+    Returns:
+        The page's words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG: worker processes; batches asked of them and not
+        yet received; batches that are there; how many of those wait for an earlier one that is not; and batches that
+        workers have delivered to the thread that pins.
+
+    Raises:
+        AttributeError, TypeError: this torch keeps it elsewhere.
+        NotImplementedError: this system cannot tell the length of a queue.
+    """
+    tasks = iterator._task_info  # index -> (worker,), and (worker, data) once it has arrived out of order
+    outstanding = iterator._tasks_outstanding
+    queue, delivered = iterator._data_queue, iterator._worker_result_queue
+    queued = queue.qsize()
+    backlog = 0 if delivered is queue else delivered.qsize()
+    if len(tasks) <= outstanding:  # nothing out of order, as usual: spared the walk
+        return iterator._num_workers, outstanding, queued, 0, backlog
+    arrived = [index for index, task in tasks.items() if len(task) == 2]
+    # If as many as are awaited are in the queue, the wanted one is among them.
+    blocked = 0 if iterator._rcvd_idx in arrived or queued >= outstanding > 0 else len(arrived)
+    return iterator._num_workers, outstanding, queued + len(arrived), blocked, backlog
+
+
+def places_of(iterator: Any) -> tuple[int, Callable[[], int]]:
+    """How many batches the queue between workers and training thread can hold, and what tells how many more would fit:
+    what `Queue.qsize` is made of, without its calls. None fit, and none are there, where that cannot be told so.
+    """
+    try:
+        queue = iterator._data_queue
+        if queue is not iterator._worker_result_queue:  # a thread pins
+            return NO_PLACES
+        most, left = queue._maxsize, queue._sem._semlock._get_value
+        return (most, left) if most - left() == queue.qsize() else NO_PLACES
+    except (AttributeError, TypeError, NotImplementedError):
+        return NO_PLACES
+
+
+def length_of(iterator: Any) -> int:
+    """Batches in an epoch, where torch alone decides that; 0 where a sampler or a dataset of the user's own does."""
+    batches = iterator._index_sampler
+    sampler = getattr(batches, "sampler", None)
+    torchs = all(type(each).__module__.startswith("torch.utils.data.") for each in (batches, sampler))
+    return len(batches) if torchs and iterator._dataset_kind == 0 else 0  # 0: torch's _DatasetKind.Map
+
+
+def put_aside(iterator: Any) -> bool:
+    """Whether batches have arrived that an earlier one keeps waiting."""
+    tasks = iterator._task_info
+    return len(tasks) > iterator._tasks_outstanding and any(len(task) == 2 for task in tasks.values())

@@ -1,0 +1,65 @@
+"""What a batch weighs: how many samples it has, and how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+__all__ = ["size_of"]
+
+_LOOK_DEEP: Final = 4
+_LOOK_AT: Final = 64
+"""Things in a batch that are looked at: a nested batch has no more of them than this in its size."""
+
+
+def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
+    """Samples and bytes: the first tensor's leading dimension, and all tensors in lists, tuples, mappings; 0 if none.
+
+    It looks a few levels deep, and at the first `_LOOK_AT` things.
+    """
+    kind = type(batch)
+    items = batch.values() if kind is dict else batch if kind is list or kind is tuple else ()
+    if 0 < len(items) <= _LOOK_AT:  # what default_collate makes; a fraction of the price of looking around
+        samples = size_bytes = 0
+        try:
+            for item in items:
+                if type(item) is not tensor:
+                    break
+                size_bytes += item.nbytes
+                if not samples:
+                    shape = item.shape
+                    samples = shape[0] if shape else 0
+            else:
+                return samples, size_bytes
+        except RuntimeError:
+            pass  # sparse: it has no such size
+    return _Look(tensor).around(batch)
+
+
+class _Look:
+    """One look around in a batch."""
+
+    __slots__ = ("_left", "_samples", "_size_bytes", "_tensor")
+
+    def __init__(self, tensor: type[Any]) -> None:
+        self._tensor = tensor
+        self._left = _LOOK_AT
+        self._samples = self._size_bytes = 0
+
+    def around(self, batch: Any) -> tuple[int, int]:
+        self._at(batch, _LOOK_DEEP)
+        return self._samples, self._size_bytes
+
+    def _at(self, thing: Any, depth: int) -> None:
+        self._left -= 1
+        if isinstance(thing, self._tensor):
+            with suppress(RuntimeError):  # a sparse one has no such size
+                self._size_bytes += int(thing.nbytes)
+            if not self._samples and len(thing.shape):
+                self._samples = int(thing.shape[0])
+        elif depth and isinstance(thing, (list, tuple, Mapping)):
+            for item in thing.values() if isinstance(thing, Mapping) else thing:
+                if self._left <= 0:
+                    break
+                self._at(item, depth - 1)
