@@ -30,8 +30,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters.prometheus": {"profiler.record", "profiler.channel", "profiler.analysis"},
     "exporters.worker": set(),
     "exporters.files": {"exporters.store", "exporters.worker", "profiler.record", "profiler.files"},
-    "exporters.store": {"exporters.prometheus", "exporters.worker", "profiler.record"},
-    "exporters.view": {"exporters.store", "exporters.files", "profiler.record", "profiler.channel", "profiler.redact"},
+    "exporters.store": {"exporters.prometheus", "exporters.worker", "profiler.files", "profiler.record"},
+    "exporters.view": {
+        *("exporters.store", "exporters.files"),
+        *("profiler.channel", "profiler.files", "profiler.record", "profiler.redact"),
+    },
     "exporters.discovery": {"exporters.worker", "profiler.record", "profiler.files"},
     "exporters.push": {"exporters.prometheus", "profiler.record"},
     "exporters.report": {"exporters.view", "profiler.channel", "profiler.analysis"},

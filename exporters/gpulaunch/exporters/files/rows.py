@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
-from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.exporters.store.frame import Frame
 from gpulaunch.exporters.store.history import EVENTS_FILE, read_lines
 from gpulaunch.exporters.store.place import files_of
@@ -168,7 +167,7 @@ def _apart(key: Key) -> tuple[str, int | None, str | None, dict[str, str]]:
 def _without(run_dir: Path, notes: list[str], node: int = 0) -> Iterator[Row]:
     """What there is besides telemetry."""
     lines, _ = read_lines(run_dir / EVENTS_FILE, most_bytes=_HISTORY_BYTES)
-    for line in map(sound, lines):
+    for line in lines:
         at_s, what = line.get("time_s"), line.get("event")
         if isinstance(at_s, (int, float)) and isinstance(what, str):
             data = {name: value for name, value in line.items() if name not in ("version", "time_s", "event")}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final, cast
 
+from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.exporters.store.writing import TelemetryFile
+from gpulaunch.profiler.files import regular
 
-__all__ = ["EVENTS_FILE", "OWN_CLOCK", "carry", "first_cause", "read_lines", "regular"]
+__all__ = ["EVENTS_FILE", "OWN_CLOCK", "carry", "first_cause", "read_lines"]
 
 EVENTS_FILE: Final = "events.jsonl"
 OWN_CLOCK: Final = ("monotonic_s", "seen_s")
@@ -46,10 +46,10 @@ def carry(file: TelemetryFile, run_dir: Path) -> None:
 def read_lines(path: Path, place: int = 0, *, most_bytes: int = _AT_ONCE_BYTES) -> tuple[list[dict[str, Any]], int]:
     """Give the whole lines of a JSONL file from a place on, and the place behind them; one that shrank is begun anew.
 
-    A line that is no object is passed over; one that is not finished yet is left.
+    A line that is no object is passed over; one that is not finished yet is left. What is in one is `sound`.
     """
     try:
-        with regular(path) as file:
+        with open(path, "rb", opener=regular) as file:
             size = os.fstat(file.fileno()).st_size
             if place > size:
                 place = 0
@@ -63,7 +63,7 @@ def read_lines(path: Path, place: int = 0, *, most_bytes: int = _AT_ONCE_BYTES) 
     lines: list[dict[str, Any]] = []
     for line in text[:end].split(b"\n"):
         with contextlib.suppress(ValueError, RecursionError):
-            value: object = json.loads(line)
+            value: object = sound(json.loads(line))
             if isinstance(value, dict):
                 lines.append(cast("dict[str, Any]", value))
     return lines, place + end
@@ -72,8 +72,8 @@ def read_lines(path: Path, place: int = 0, *, most_bytes: int = _AT_ONCE_BYTES) 
 def first_cause(path: Path) -> dict[str, Any] | None:
     """Give `first` of a failure.json, with the attempt and the time in it; None where it cannot be read."""
     try:
-        with regular(path) as file:
-            document: Any = json.loads(file.read(_LARGEST_REPORT_BYTES))
+        with open(path, "rb", opener=regular) as file:
+            document: Any = sound(json.loads(file.read(_LARGEST_REPORT_BYTES)))
         first = document["first"]
         if not isinstance(first, dict):
             return None
@@ -101,13 +101,3 @@ def _carry_failures(file: TelemetryFile, attempts: Path) -> None:
             except OSError:
                 continue
             file.failure(number, first, at_s=at_s)
-
-
-@contextlib.contextmanager
-def regular(path: Path) -> Generator[Any]:
-    """Open a file to read; a pipe that somebody has put there must not stop us. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(22, "not a file")
-        yield file

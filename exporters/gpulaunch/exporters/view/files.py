@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from gpulaunch.exporters.store.bounded import sound
-from gpulaunch.exporters.store.history import EVENTS_FILE, first_cause, read_lines, regular
+from gpulaunch.exporters.store.history import EVENTS_FILE, first_cause, read_lines
 from gpulaunch.exporters.store.place import may_be_there
+from gpulaunch.profiler.files import regular
 
 __all__ = ["RunFiles", "holds", "read_files"]
 
@@ -75,7 +76,7 @@ def holds(pid: object, directory: Path) -> bool | None:
 
 def _object(files: RunFiles, name: str, *, missing: str = "") -> dict[str, Any]:
     try:
-        with regular(files.run_dir / name) as file:
+        with open(files.run_dir / name, "rb", opener=regular) as file:
             content: object = sound(json.loads(file.read(_LARGEST_BYTES)))
         if isinstance(content, dict):
             return cast("dict[str, Any]", content)
@@ -103,7 +104,7 @@ def _read_history(files: RunFiles, there: set[str]) -> None:
     files.touched_s = status.st_mtime
     place = max(0, status.st_size - _HISTORY_BYTES)
     files.events = [
-        sound(line)
+        line
         for line in read_lines(path, place, most_bytes=_HISTORY_BYTES)[0]
         if isinstance(line.get("event"), str) and _is_time(line.get("time_s"))
     ]
@@ -121,7 +122,7 @@ def _read_attempts(files: RunFiles) -> None:
         path = directory / str(number) / "failure.json"
         first = first_cause(path)
         if first is not None:
-            files.causes[number] = {**sound(first), "report": str(path)}
+            files.causes[number] = {**first, "report": str(path)}
         elif may_be_there(path):
             how = "is damaged" if os.access(path, os.R_OK) else "cannot be read"
             files.notes.append(f"attempts/{number}/failure.json {how}: why that attempt failed is not known")
