@@ -10,6 +10,7 @@ import atexit
 import gc
 import multiprocessing
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -335,6 +336,56 @@ def two_threads() -> None:
     plain()
     thread = threading.Thread(target=plain)
     thread.start()
+    thread.join()
+
+
+def trains_elsewhere_later() -> None:
+    """One step to see whether it works, and the rest of it in a thread, while this one waits; some are bare there."""
+    train(a_model(), many_batches(1))
+    time.sleep(2.5)
+    thread = threading.Thread(target=train, args=(a_model(), many_batches(600)))
+    thread.start()
+    thread.join()
+
+
+def each_epoch_in_a_thread() -> None:
+    """A thread for each epoch, and time for its first steps to be missed: the one before has ended."""
+    for _ in range(3):
+        thread = threading.Thread(target=train, args=(a_model(), many_batches(200)))
+        thread.start()
+        thread.join()
+        time.sleep(0.1)
+
+
+def trains_elsewhere_from_a_bare_step_on() -> None:
+    """The thread that trains stops within a bare block; another goes on with the same optimizer."""
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def steps(number: int) -> None:
+        for inputs, targets in many_batches(number):
+            LOSS(model(inputs), targets).backward()
+            optimizer.step()
+
+    steps(268)
+    time.sleep(2.5)
+    thread = threading.Thread(target=steps, args=(300,))
+    thread.start()
+    thread.join()
+
+
+def helper_thread_reads_for_long() -> None:
+    """A background prefetcher reads ahead all the time; its queue is what the main thread waits for."""
+    batches: queue.Queue[Any] = queue.Queue(4)
+
+    def read() -> None:
+        for batch in many_batches(200):
+            batches.put(batch)
+        batches.put(None)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    train(a_model(), iter(batches.get, None))
     thread.join()
 
 

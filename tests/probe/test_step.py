@@ -225,6 +225,48 @@ def test_of_two_optimizers_the_busier_one_counts(loop):
     assert 19 <= loop.steps <= 20
 
 
+def test_optimizers_that_have_batches_of_their_own_each_make_steps(loop):
+    """Two take turns, and each time there is a new batch."""
+    for batch in range(6):
+        loop.fetch(10)
+        loop.backward(30)
+        loop.optimize(3, identity=1 + batch % 2)
+
+    assert [(step.count, step.duration) for step in loop.ended] == [(1, 43)] * 6
+
+
+def test_an_optimizer_in_place_of_another_makes_the_next_step(loop):
+    for identity in (1, 1, 2, 2):
+        loop.fetch(10)
+        loop.backward(30)
+        loop.optimize(3, identity=identity)
+
+    assert loop.steps == 4
+
+
+@pytest.mark.parametrize("each", [2, 3])
+def test_federated_clients_have_an_optimizer_each(loop, each):
+    for client in range(50):
+        loop.machine.optimizer_made(100 + client)
+        for _ in range(each):
+            loop.backward(30)
+            loop.optimize(3, identity=100 + client)
+
+    assert loop.steps == 50 * each
+
+
+@pytest.mark.parametrize("places", [3, 1000], ids=["whose places are taken again", "kept"])
+def test_optimizers_that_step_once_make_a_step_each(loop, places):
+    """It takes a while to tell them from those that share a step; none of theirs is lost."""
+    for client in range(100):
+        loop.machine.optimizer_made(100 + client % places)
+        loop.backward(30)
+        loop.optimize(3, identity=100 + client % places)
+
+    assert 100 - 16 <= loop.steps <= 100
+    assert sum(step.duration * step.count for step in loop.ended) == loop.steps * 33
+
+
 def test_one_optimizer_per_layer_stepping_from_gradient_hooks(loop):
     """Optimizer-in-backward: the optimizers' time is not the backward's, and four of them make one step."""
     for _ in range(3):
@@ -345,6 +387,34 @@ def test_validation_that_only_the_forward_knows_of_is_validation_too(loop):
     assert loop.samples == 16
 
 
+def test_a_validation_that_is_broken_off_is_no_training(loop):
+    """`for number, batch in enumerate(loader): with no_grad(): ...; if number == 20: break`."""
+    for _ in range(3):
+        loop.step()
+        loop.step()
+        for _ in range(20):
+            loop.fetch(50, dataset=2)
+            loop.work(50)
+    loop.step()
+
+    assert loop.samples == 7 * 8
+    assert [step.data_wait for step in loop.ended] == [10] * 7
+    assert [step.rest for step in loop.ended] == [{}, {}, *[{"validation": 2_000}, {}] * 2, {"validation": 2_000}]
+
+
+def test_batches_of_two_datasets_that_are_always_trained_on_together_are_no_validation(loop):
+    """Three without labels, then one with, and one backward for all of them."""
+    for _ in range(5):
+        for _ in range(3):
+            loop.fetch(10, dataset=2)
+        loop.fetch(10)
+        loop.backward(30)
+        loop.optimize(3)
+
+    assert loop.samples == 5 * 4 * 8
+    assert [(step.data_wait, step.rest) for step in loop.ended] == [(40, {})] * 5
+
+
 def test_a_long_validation_without_end_does_not_become_data_wait(loop):
     loop.step()
     for _ in range(PATIENCE + 1):
@@ -436,7 +506,7 @@ def test_much_accumulation_is_not_taken_for_a_missing_optimizer(loop):
 
 def test_an_optimizer_that_was_made_is_waited_for(loop):
     """The Hugging Face Trainer reads all the batches of a step before the first backward."""
-    loop.machine.optimizer_made()
+    loop.machine.optimizer_made(1)
     for _ in range(3):
         for _ in range(2 * PATIENCE):
             loop.fetch(10)
@@ -449,9 +519,9 @@ def test_an_optimizer_that_was_made_is_waited_for(loop):
 
 
 def test_what_is_compiled_may_be_the_optimizer(loop):
-    loop.machine.optimizer_made()
+    loop.machine.optimizer_made(1)
     loop.machine.compiled()
-    loop.machine.optimizer_made()
+    loop.machine.optimizer_made(1)
     for _ in range(PATIENCE):
         loop.backward(30)
 

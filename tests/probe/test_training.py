@@ -116,6 +116,31 @@ def test_what_counts_as_a_step(run, program, steps, microsteps, samples):
     assert seen.hooks_unavailable == Hook(0), seen.fault
 
 
+@pytest.mark.parametrize(
+    ("program", "fewest", "all_of_them"),
+    [
+        ("trains_elsewhere_later", 600, 601),
+        ("each_epoch_in_a_thread", 590, 600),
+        ("trains_elsewhere_from_a_bare_step_on", 560, 568),
+    ],
+)
+def test_training_that_moves_to_another_thread_is_followed(run, program, fewest, all_of_them):
+    """The one step that shows it may be lost."""
+    seen = run(program)
+
+    assert fewest <= seen.steps <= all_of_them
+    assert sum(seen.phase_ns.values()) == seen.step_ns_total
+    assert sum(seen.step_histogram_counts) == seen.steps
+    assert (seen.hooks_unavailable, seen.fault) == (Hook(0), "")
+
+
+def test_a_thread_that_reads_ahead_is_told_of(run):
+    seen = run("helper_thread_reads_for_long")
+
+    assert (seen.steps, seen.samples, seen.hooks_unavailable) == (200, 1_600, Hook.DATALOADER)
+    assert "reads ahead" in seen.fault
+
+
 def test_the_parts_sum_to_what_the_program_itself_measures(run):
     seen = run("tells_its_own_time")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from kept_run import GC, SYNC, WALL_S, announce, line, state
 
+from gpulaunch.exporters.store.document import values_of
 from gpulaunch.exporters.store.keeper import TelemetryKeeper
 from gpulaunch.exporters.store.limits import Limits
 from gpulaunch.exporters.store.place import TELEMETRY_FILE, files_of, is_shared
@@ -99,6 +100,54 @@ def test_what_is_handed_over_last_is_stored_at_the_end(run_dir: Path) -> None:
     assert keeper.condition.available
     assert sorted(path.name for path in run_dir.iterdir()) == [TELEMETRY_FILE]  # no log beside it any more
     assert (run_dir / TELEMETRY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def steps_of(run_dir: Path) -> dict[int, list[float]]:
+    """By attempt, how many steps each rank had made when it was seen last."""
+    steps: dict[int, list[float]] = {}
+    with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
+        for document in reader.documents():
+            counters = values_of(document.content, "counters")
+            steps[document.attempt] = [counters["gpulaunch_steps_total", str(rank)] for rank in (0, 1)]
+    return steps
+
+
+def test_a_last_look_that_comes_soon_after_the_one_before_is_stored_when_it_turns_out_to_be_the_last(
+    run_dir: Path, keeper: TelemetryKeeper
+) -> None:
+    """A sidecar that is told to stop looks once more, and hands that over before it lets the thread know."""
+    keeper._work(state(1.0), False)
+    keeper._work(state(1.2, findings=(SYNC,)), False)
+    keeper._work(state(1.4, findings=(SYNC,)), False)
+    assert kept(run_dir) == [1.0]  # too soon for a write of its own, should another follow
+
+    keeper._work(None, True)
+
+    assert kept(run_dir) == [1.0, 1.4]
+    assert steps_of(run_dir) == {0: [14.0, 14.0]}
+    with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
+        (found,) = reader.findings()
+        assert reader.values(reader.newest(1)[0])[0]["gpulaunch_microsteps_total", "0"] == 14.0
+    assert found.last_seen_s - WALL_S == pytest.approx(1.4)
+    assert found.lost_seconds == pytest.approx(0.4 * 720 / 3600)
+
+
+def test_where_looks_are_stored_seldom_the_last_one_of_a_rank_and_of_an_attempt_is(
+    run_dir: Path, keeper: TelemetryKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system: rank 1 ends, then rank 0; the next attempt is soon over, too."""
+    for module in ("schema", "writing"):
+        monkeypatch.setattr(f"gpulaunch.exporters.store.{module}.is_shared", lambda path: True)
+    for second in (1, 2, 3):
+        keeper._work(state(second), False)
+    for second in (4, 5):
+        keeper._work(state(second, ranks=(0,)), False)
+    for second in (6, 7):
+        keeper._work(state(second, attempt=1), False)
+    keeper._work(None, True)
+
+    assert kept(run_dir) == [1.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert steps_of(run_dir) == {0: [50.0, 30.0], 1: [70.0, 70.0]}
 
 
 def test_where_no_thread_can_be_had_it_is_told_and_the_next_state_is_stored(

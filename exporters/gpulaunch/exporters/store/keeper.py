@@ -1,8 +1,10 @@
 """Has what a run's sidecar sees written into telemetry.sqlite, by a thread that the sidecar never waits for.
 
 The sidecar hands over each state and goes on: a `Worker` takes the newest one when it is ready for it, and what came
-meanwhile is not stored (the counters of the next one have it). Nothing that happens to the file reaches the sidecar:
-it is told as the condition of a collector, and tried again, later and later.
+meanwhile is not stored (the counters of the next one have it). One that comes too soon after the one before is held
+back for the same reason, and stored all the same if it turns out to be the last: of the run, of an attempt, of a rank.
+Nothing that happens to the file reaches the sidecar: it is told as the condition of a collector, and tried again,
+later and later.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class TelemetryKeeper:
         self._document_s = 0.0
         self._seen_s: float | None = None
         self._last: NodeState | None = None
+        self._held_back: tuple[NodeState, float] | None = None
+        """A look that came too soon after `_last`, and when: nothing newer has come so far."""
         self._refused = False
         self._retry_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
@@ -118,6 +122,8 @@ class TelemetryKeeper:
                 self._available, self._pause_s = True, _FIRST_PAUSE_S
 
     def _store(self, state: NodeState) -> None:
+        if self._held_back is not None and self._file is not None and self._ends(self._held_back[0], state):
+            self._write(self._file, *self._held_back)
         left = self._left(state)
         if state.group is not None:
             if self._group is None or state.group.run_id != self._group.run_id:
@@ -130,12 +136,36 @@ class TelemetryKeeper:
         file = self._opened()
         if file is None:
             return
-        sample = sample_of(state)
         now_s = self._timeline.at(state.taken_wall_ns / 1e9, state.taken_monotonic_ns / 1e9)
-        since_s = self._seen_s if self._seen_s is not None and now_s - self._seen_s < 15.0 else now_s - 1.0
-        if self._seen_s is not None and now_s - self._seen_s < file.apart_s and not self._closing:
-            return
+        too_soon = self._seen_s is not None and now_s - self._seen_s < file.apart_s
+        if too_soon and left is None and not self._closing:
+            self._held_back = state, now_s
+        else:
+            self._write(file, state, now_s, left=left, last=self._closing)
+
+    def _write(
+        self,
+        file: TelemetryFile,
+        state: NodeState,
+        now_s: float,
+        *,
+        left: tuple[dict[str, Any], Group, float] | None = None,
+        last: bool = False,
+    ) -> None:
+        """Store a look of the group's.
+
+        Args:
+            file: where.
+            state: what was seen.
+            now_s: when.
+            left: what `_left` gave: the document that it leaves behind.
+            last: it is the last: with its document, whenever that was stored.
+        """
         group = self._group
+        if group is None:
+            return
+        sample = sample_of(state)
+        since_s = self._seen_s if self._seen_s is not None and now_s - self._seen_s < 15.0 else now_s - 1.0
         with file.writing():
             run = file.run_of(group, host=_host(), now_s=now_s)
             if left is not None:
@@ -146,25 +176,32 @@ class TelemetryKeeper:
             file.findings(state.findings, run=run, now_s=now_s, since_s=since_s)
             if self._run_dir is not None:
                 carry(file, self._run_dir)
-            if self._document is None or self._closing or now_s - self._document_s >= _DOCUMENT_EVERY_S:
+            if self._document is None or last or now_s - self._document_s >= _DOCUMENT_EVERY_S:
                 before = self._document or file.document_of(run, group.attempt)
                 document = document_of(state, sample, before, at_s=now_s)
                 file.document(document, run=run, attempt=group.attempt, at_s=now_s)
                 self._document = document
                 self._document_s = now_s if before else now_s - _DOCUMENT_EVERY_S + _SOON_S
-        self._seen_s, self._last = now_s, state
+        self._seen_s, self._last, self._held_back = now_s, state, None
 
     def _left(self, state: NodeState) -> tuple[dict[str, Any], Group, float] | None:
         """The document of the last look, if there were ranks in it that are not there any more."""
         last, group, at_s = self._last, self._group, self._seen_s
-        if last is None or group is None or at_s is None:
-            return None
-        there = {training.rank for training in state.training}
-        same = state.group is None or (state.group.run_id, state.group.attempt) == (group.run_id, group.attempt)
-        if same and all(training.rank in there for training in last.training):
+        if last is None or group is None or at_s is None or not self._ends(last, state):
             return None
         self._document = document_of(last, sample_of(last), self._document, at_s=at_s)
         return self._document, group, at_s
+
+    def _ends(self, last: NodeState, state: NodeState) -> bool:
+        """Whether nothing newer will come of the attempt of `last`, or of a rank in it: `state` has come instead."""
+        group = self._group
+        there = {training.rank for training in state.training}
+        same = (
+            state.group is None
+            or group is None
+            or (state.group.run_id, state.group.attempt) == (group.run_id, group.attempt)
+        )
+        return not same or any(training.rank not in there for training in last.training)
 
     def _carried_on(self) -> dict[str, Any] | None:
         """What of an attempt's document is true of the next one: counters go on, lines and places begin anew."""
@@ -200,6 +237,7 @@ class TelemetryKeeper:
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         if isinstance(error, HeldByReaderError) and self._file is not None:
             return
+        self._held_back = None
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -231,7 +269,10 @@ class TelemetryKeeper:
             self._file = None
 
     def _finish(self, file: TelemetryFile) -> None:
-        """The end of the history, and the document of the last look."""
+        """The end of the history, and the document of the last look; that look, too, if it was held back."""
+        if self._held_back is not None:
+            self._write(file, *self._held_back, last=True)
+            return
         group, last, at_s = self._group, self._last, self._seen_s
         with file.writing():
             if self._run_dir is not None:

@@ -30,6 +30,8 @@ _NUMBERS: Final = 150_000
 """About so many numbers may be in all curves of ranks together: axes of large jobs are coarser."""
 _CURVES_OF_A_RANK: Final = 20
 _FEWEST_POINTS: Final = 30
+_EDGES: Final = frozenset(("dataloader", "backward", "optimizer"))
+_MOST_FAULTS: Final = 3
 _NO_FIELDS: Final = frozenset(("version", "event", "time_s", *OWN_CLOCK))
 """Of a line of events.jsonl: what has a place of its own, or says nothing to anybody."""
 
@@ -63,6 +65,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     curves = [source.curves(axis) for source in sources]
     ranks, with_curves = _ranks(sources, curves, num_ranks, parts.notes)
     ranks = with_summary(ranks, files.summary)
+    parts.notes += _unseen(ranks)
     steps, samples, times, phases = _growths(sources, curves, with_curves)
     goodput = _goodput(parts, counters)
     causes = {**(first.failures if first is not None else {}), **files.causes}
@@ -172,6 +175,19 @@ def _ranks(
         for view in ranks_of(source, own, with_curves=chosen):
             ranks[view.rank] = view
     return [ranks[rank] for rank in sorted(ranks)], chosen
+
+
+def _unseen(ranks: Sequence[RankView]) -> list[str]:
+    """What is not to be believed of the phases, for an edge of the steps is not seen."""
+    of: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.cost is not None and rank.cost.fault and not _EDGES.isdisjoint(rank.cost.parts_unavailable):
+            of.setdefault(rank.cost.fault, []).append(rank.rank)
+    return [f"not all of a step is seen in {_named(found)}: {fault}" for fault, found in of.items()][:_MOST_FAULTS]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks, rank {ranks[0]} for one"
 
 
 def _growths(

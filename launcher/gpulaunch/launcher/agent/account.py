@@ -62,7 +62,7 @@ class Account:
         if firsts and all(firsts):
             self._first_step_ns = max(self._first_step_ns, *firsts)
             self._ledger.first_step(self._first_step_ns / 1e9)
-        self._stall_ns = max(self._stall_ns, *(page.checkpoint_stall_ns_total for page in pages), 0)
+        self._stall_ns = max(self._stall_ns, *map(_stall_ns, pages), 0)
         if self._stall_ns and self._open:
             self._ledger.stalled(self._stall_ns / 1e9)
         for page in pages:
@@ -136,3 +136,12 @@ class Account:
         if self._captured is not None and self._captured[0] == checkpoint.step:
             return self._captured[1]
         return self._loop.now() - max(0.0, time.time() - checkpoint.saved_s)
+
+
+def _stall_ns(page: PageSnapshot) -> int:
+    """How long a rank stood still for saves, whoever saved.
+
+    What `gpulaunch.checkpoint` tells is in the phase, too, once the step has ended that it lies in; the phase has what
+    others do, and lacks what was not observed and what comes after the last step. So it is the larger, never the sum.
+    """
+    return max(page.checkpoint_stall_ns_total, page.phase_ns["checkpoint"])

@@ -3,7 +3,7 @@ ledger; the buckets are computed anew each time somebody asks.
 
     startup           from the start of the run to the first step of its first attempt
     productive        steps that nobody had to do again
-    checkpoint_stall  the training thread stood still to save
+    checkpoint_stall  the training thread stood still to save, whoever saves: gpulaunch.checkpoint or the program itself
     detection         from the first cause of a failure (the exception, the death, the last progress before a hang) to
                       the moment in which the agent knew of it
     teardown          from there until nothing of the attempt was left; also from the request to end, or from the end
@@ -11,9 +11,10 @@ ledger; the buckets are computed anew each time somebody asks.
     restart           from there to the first step of the next attempt, pauses included
     lost_work         steps after the capture of the state that a later attempt went on from: they are done again
 
-Some facts come late. Until it is known that steps were lost, they count as productive; until the first step is known,
-time counts as start-up or restart. So `productive`, `startup` and `restart` can shrink when something becomes known,
-the other buckets never do, and while nothing new is known none does.
+Some facts come late. Until it is known that steps were lost, they count as productive, and so does a save of the
+program's own until the step that it lies in has ended (one after the last step is never known); until the first step is
+known, time counts as start-up or restart. So `productive`, `startup` and `restart` can shrink when something becomes
+known, the other buckets never do, and while nothing new is known none does.
 
 After a run that failed or was preempted, what came after the newest checkpoint is lost if there is a checkpoint: then
 somebody will go on from it. Without one it stays productive: nobody is known to do it again.

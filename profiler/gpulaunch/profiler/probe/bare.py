@@ -192,6 +192,7 @@ class Bare:
         """An optimizer (its `id`) has stepped in a bare step, and not the one that ends it; 0: the user says that a
         step ends."""
         if get_ident() != self.thread:
+            self._probe.adopts(monotonic_ns())
             return
         if identity:
             self._others += 1
@@ -239,18 +240,23 @@ class Bare:
         if probe.thread != BARE or get_ident() != self.thread:
             return
         try:
-            if self.ends_ns:
-                self._enter()
-            else:
-                probe.thread = self.thread
-                if samples := self._passed():  # in a batch of the step that this interrupts
-                    probe.machine.add_samples(samples)
-            probe.machine.outside(monotonic_ns())
-            steps = probe.machine.totals[0]
-            self._comparison.give_up(steps)
-            self._observe_again(steps)
+            self.leave()
         except Exception as error:
             probe.fail(error)
+
+    def leave(self) -> None:
+        """The block is over where it is, whoever says so."""
+        probe = self._probe
+        if self.ends_ns:
+            self._enter()
+        else:
+            probe.thread = self.thread
+            if samples := self._passed():  # in a batch of the step that this interrupts
+                probe.machine.add_samples(samples)
+        probe.machine.outside(monotonic_ns())
+        steps = probe.machine.totals[0]
+        self._comparison.give_up(steps)
+        self._observe_again(steps)
 
     def _observe_again(self, steps: int) -> None:
         self._before = list(self._probe.machine.totals)

@@ -59,6 +59,7 @@ class LoaderWatch:
 
     __slots__ = (
         "_alike",
+        "_aside",
         "_batch_bytes",
         "_batches",
         "_blocked_ns",
@@ -114,6 +115,7 @@ class LoaderWatch:
         self._reads_queue = self._looks_in = self._looks_up = True
         self.iterator = 0
         """The one that handed out a batch last (its `id`)."""
+        self._aside = 0  # batches in a row that another thread than the training thread was handed
         self._row = _NO_ROW  # where it was made
         self._shape: Any = None  # of the first tensor of the batch looked at last, how many there were, and how many
         self._length = self._alike = 0  # batches were of its size
@@ -200,7 +202,14 @@ class LoaderWatch:
         number = 0
         if wait_ns < 0:
             self.iterator = 0  # the next batch of the training thread is no plain one
+            self._aside += trains
+            if self._aside == _ALIKE:
+                self._unavailable(
+                    Hook.DATALOADER,
+                    "a thread of the program's own reads ahead, so what training waits for is told as forward",
+                )
         elif self._looks_up:
+            self._aside = 0
             try:
                 number = iterator._num_yielded
                 if number == 1 or id(iterator) != self.iterator:

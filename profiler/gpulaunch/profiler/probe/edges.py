@@ -246,6 +246,8 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
                 edge[0] = now_ns << 3 | _OTHER
                 if len(bare.ends_ns) >= bare.due or now_ns > bare.until_ns:
                     bare.over()
+            elif get_ident() != bare.thread:
+                probe.adopts(now_ns)
         except Exception as error:
             probe.fail(error)
 

@@ -178,7 +178,7 @@ def tap_optimizer(probe: Probe, torch: Any, program: Program, original: Any) -> 
         if not is_compiling():
             with suppress(TypeError):  # a subclass may have slots and no weak references
                 program.optimizer = weakref.ref(self)
-            probe.machine.optimizer_made()
+            probe.optimizer_made(id(self))
         original(self, *args, **kwargs)
 
     return tapped_init

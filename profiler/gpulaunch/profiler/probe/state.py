@@ -34,6 +34,8 @@ As many as a block of `price` has, so that each block has one such moment."""
 _PRICED_EVERY: Final = 8  # of the groups of TOGETHER steps one is priced; it stands for the others
 
 _NO_THREAD: Final = 0  # get_ident is never 0
+_QUIET_NS: Final = 2_000_000_000  # and four steps: then who trains elsewhere is the training thread
+_SOON_NS: Final = 50_000_000  # so long without an edge, and it is worth to ask whether the thread still lives
 _ASIDE: Final = -1  # the training thread is inside something whose inside does not count
 _MOST_REASONS: Final = 7
 _SECOND_NS: Final = 1_000_000_000
@@ -43,6 +45,7 @@ _PLAIN_FROM: Final = 8  # steps in a row, each with the one edge that ends it
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _STEPS_MADE: Final = int(Word.STEPS_MADE)
 _LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
+_DURATION: Final = Word.STEP_NS_TOTAL - Word.STEPS
 _OTHER: Final = int(Region.OTHER)
 _FORWARD: Final = int(Region.FORWARD)
 _BACKWARD: Final = int(Region.BACKWARD)
@@ -56,11 +59,13 @@ Nested = tuple[int, int]
 class Probe:
     """The state behind the taps of one rank, and its page.
 
-    The first thread that computes gradients or steps an optimizer is the training thread; edges of others do not count.
-    Until there is one, the first thread that reads a dataloader stands in for it.
+    The first thread that computes gradients or steps an optimizer is the training thread; edges of others do not count,
+    unless it has ended, or passes none any more while another trains: then that one is. Until there is one, the first
+    thread that reads a dataloader stands in for it.
     """
 
     __slots__ = (
+        "_asked_ns",
         "_bucket",
         "_bucket_from",
         "_bucket_to",
@@ -104,6 +109,7 @@ class Probe:
         self.thread = _NO_THREAD
         self._loader_thread = _NO_THREAD
         self._stood_here = _NO_THREAD
+        self._asked_ns = 0  # when it was last asked whether it still trains
         self._catches_up = False
         self._plain = 0  # steps in a row that were plain
         self._settled = self._ended = 0  # steps, and steps of optimizers, when the last of them were settled
@@ -190,10 +196,33 @@ class Probe:
     def adopts(self, now_ns: int) -> bool:
         """True if this thread, which is not the training thread, becomes it: the first to ask does."""
         if self.thread:
-            return False
+            return self._takes_over(now_ns)
         self.thread = get_ident()
         if self._loader_thread != self.thread:  # else its steps have begun with its first batch
             self._begin(now_ns)
+        return True
+
+    def _takes_over(self, now_ns: int) -> bool:
+        """True if this thread trains from now on, and the training thread does not any more."""
+        thread = self.bare.thread if self.thread == BARE else self.thread
+        if thread <= _NO_THREAD or thread == get_ident() or now_ns < self._asked_ns + _SOON_NS:
+            return False
+        self._asked_ns = now_ns
+        totals = self.machine.totals
+        step_ns = totals[_DURATION] // max(1, totals[0])
+        quiet_ns = now_ns - (self.writer.words[_LAST_EDGE] >> REGION_BITS)
+        if quiet_ns < _SOON_NS:
+            return False
+        if quiet_ns < _QUIET_NS + 4 * step_ns:
+            running = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
+            if thread in running:
+                return False
+        if self.thread == BARE:
+            self.bare.leave()
+        self.thread = get_ident()
+        self.catch_up()
+        self._take_each()
+        self.machine.start_over(now_ns)
         return True
 
     def stands_in(self, now_ns: int) -> bool:
@@ -354,6 +383,18 @@ class Probe:
         self._plain = self.pivot = 0
         self.tell = self._take_up
         self._ended = self.machine.optimized
+
+    def optimizer_made(self, identity: int) -> None:
+        """The program has made an optimizer; its `id` may be that of one that is gone, whose steps ended steps."""
+        try:
+            if identity == self.bare.pivot:
+                self.bare.end()
+            if identity == self.pivot and self.is_training():
+                self.catch_up()
+                self._take_each()
+            self.machine.optimizer_made(identity)
+        except Exception as error:
+            self.fail(error)
 
     # --- what the taps call -----------------------------------------------------------------------------------------
 

@@ -55,6 +55,9 @@ accumulated over more; to be wrong costs a few short steps in the count, once.""
 _LONG_PATIENCE: Final = 16 * PATIENCE
 """The same where an optimizer has been made and nothing has been compiled that it could be part of: it will come."""
 
+_GONE: Final = -1  # no optimizer has this `id`
+_MANY: Final = 16  # optimizers of one program that each step once in a step, after backwards of their own
+
 # To look a member up in its enum costs as much as an edge; these names do not.
 _UNKNOWN: Final = StepSource.NONE
 _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
@@ -87,14 +90,20 @@ class StepMachine(Account):
     """
 
     __slots__ = (
+        "_apart",
         "_batches_waiting",
+        "_beside",
         "_compiles",
         "_dataset",
         "_depth",
         "_exhausted",
+        "_fed",
+        "_micro_apart",
+        "_mixed",
         "_optimizer",
         "_others",
         "_patience",
+        "_pivot_since",
         "_samples_waiting",
         "_trained",
         "_validates",
@@ -124,12 +133,16 @@ class StepMachine(Account):
         self._exhausted = False
         self._validates = False  # the last batch was fetched without gradients, and its loader has not ended
         self._dataset = self._trained = 0  # what the last batch was from, and the last one that was trained on
+        self._mixed = self._beside = 0  # another that batches wait of, and that were trained on together with the last
+        self._fed = False  # batches were trained on since an optimizer stepped
 
         self._depth = 0  # autograd calls within each other
         self._optimizer = 0  # the outermost optimizer that is stepping, or 0
         self.pivot = 0
         """The optimizer whose step ends the step (its `id`): those that are noted are its."""
+        self._pivot_since = 0  # so many steps ago it was another
         self._others: set[int] = set()  # the others that stepped since
+        self._apart = self._micro_apart = 0  # how often with a backward of their own; micro-steps up to the last one
         self._patience = PATIENCE
         self._compiles = False
 
@@ -209,10 +222,20 @@ class StepMachine(Account):
         if not steps:
             return False
         self._trained = self._dataset = self.dataset
+        self._beside = 0
         self._close_plain(steps, self.samples, taken)
         for wait_ns in waits_ns:
             self.on_batch(wait_ns)
         return True
+
+    def start_over(self, now_ns: int) -> None:
+        """Another thread trains from here on: what was under way stays where it is."""
+        self.notes.clear()
+        self.begin(now_ns)
+        self._samples = self._micro = self._samples_waiting = self._batches_waiting = self._mixed = 0
+        self._depth = self._optimizer = self._apart = self._micro_apart = 0
+        self._exhausted = self._validates = self._fed = False
+        self._others.clear()
 
     def note_samples(self, samples: int) -> None:
         """Note that a helper thread of the user's fetched a batch."""
@@ -228,13 +251,18 @@ class StepMachine(Account):
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether steps end with an optimizer's, or where the user says: without the edges before that, too."""
-        return self.source is _BY_OPTIMIZER or self.source is _BY_MARK
+        """Whether steps end with one optimizer's, or where the user says: without the edges before that, too."""
+        if self.source is _BY_OPTIMIZER:
+            return not self._pivot_since or self.totals[0] - self._pivot_since >= PATIENCE
+        return self.source is _BY_MARK
 
-    def optimizer_made(self) -> None:
-        """The program has made an optimizer."""
+    def optimizer_made(self, identity: int) -> None:
+        """The program has made an optimizer. Its `id` may be that of one that is gone."""
         if not self._compiles:
             self._patience = _LONG_PATIENCE
+        self._others.discard(identity)
+        if identity == self.pivot:
+            self.pivot = _GONE
 
     def compiled(self) -> None:
         """Something was compiled, the optimizer's step perhaps, which is not seen then."""
@@ -245,7 +273,7 @@ class StepMachine(Account):
         """A gradient scaler has left out the step of this optimizer (its `id`)."""
         if self._compiles and not self.optimized:
             return  # its steps are compiled, and never seen
-        if self.pivot in (0, identity):
+        if self.pivot in (0, _GONE, identity):
             self.pivot = identity
             self.skipped_steps += 1
 
@@ -284,6 +312,11 @@ class StepMachine(Account):
         if not trains:
             self._pass(now_ns, VALIDATION)
             return _IN_VALIDATION
+        if self._batches_waiting and dataset != self._dataset:
+            if dataset == self._trained and self._dataset != self._beside and self._batches_waiting > 1:
+                self._forget_batches()  # an evaluation that was broken off: training goes on, with its own batches
+            else:
+                self._mixed = self._dataset
         if now_ns < self._edge_ns:
             now_ns = self._edge_ns
         if self._forced:
@@ -320,6 +353,8 @@ class StepMachine(Account):
             self._samples += self._samples_waiting
             self._wait_pending = self._idle_pending = self._samples_waiting = self._batches_waiting = 0
             self._trained = self._dataset
+            self._beside, self._mixed = self._mixed, 0
+            self._fed = True
         self._exhausted = self._validates = False
         if self.source is _BY_DATALOADER:
             self.source = _UNKNOWN
@@ -375,15 +410,24 @@ class StepMachine(Account):
         if self.source is not _BY_OPTIMIZER:
             self.source = _BY_OPTIMIZER
             self.pivot = identity
-        # Of several optimizers (a GAN's two, one per layer), one is counted: the first seen, or, when another steps
-        # twice in its absence, that one.
+        # Of several optimizers that share a batch (a GAN's two, one per layer), one is counted: the first seen. Another
+        # one counts where it has had a batch of its own; when it steps twice in its absence; or when many do, each
+        # after a backward of its own: they are made for a step or two, as federated clients' are.
+        fed, self._fed = self._fed, False
+        count = 1
         if identity != self.pivot:
-            if identity not in self._others:
-                self._others.add(identity)
-                return region
-            self.pivot = identity
+            if self._micro > self._micro_apart:
+                self._micro_apart = self._micro
+                self._apart += 1
+            if not fed:
+                if identity not in self._others and self._apart < _MANY:
+                    self._others.add(identity)
+                    return region
+                count = max(1, self._apart)
+            self.pivot, self._pivot_since = identity, self.totals[0]
         if self._others:
             self._others.clear()
+        self._apart = self._micro_apart = 0
         micro = self._micro
         if self._calls_grad and not micro:
             self.microsteps += 1
@@ -393,7 +437,7 @@ class StepMachine(Account):
         elif not self.microsteps:
             self._use_batches()  # no backward was ever seen: this torch's cannot be tapped
             self._trained = self._dataset
-        self._close(1)
+        self._close(count)
         return region
 
     def mark_step(self, now_ns: int) -> None:
@@ -433,5 +477,6 @@ class StepMachine(Account):
         """The batches that wait were not for training."""
         self._parts[VALIDATION] += self._wait_pending + self._idle_pending
         self.on_evaluated(self._batches_waiting, self._dataset == self._trained or not self._trained)
+        self._mixed = 0
         self._wait_pending = self._idle_pending = self._samples_waiting = self._batches_waiting = 0
         self._exhausted = False

@@ -12,7 +12,7 @@ PROGRESS: tuple[Metric, ...] = (
         name="gpulaunch_checkpoint_saves_total",
         kind=Kind.COUNTER,
         labels=(RANK,),
-        help="Checkpoints committed; these and the next ones are from gpulaunch.checkpoint.",
+        help="Checkpoints committed; this and the others of this prefix are from gpulaunch.checkpoint.",
     ),
     Metric(
         name="gpulaunch_checkpoint_failures_total",
@@ -25,7 +25,7 @@ PROGRESS: tuple[Metric, ...] = (
         kind=Kind.COUNTER,
         unit="seconds",
         labels=(RANK,),
-        help="Time that the training loop stood still for saves.",
+        help="Time that the training loop stood still for its saves; the phase checkpoint has those of others, too.",
     ),
     Metric(
         name="gpulaunch_checkpoint_bytes_total",
@@ -57,8 +57,9 @@ PROGRESS: tuple[Metric, ...] = (
         kind=Kind.COUNTER,
         unit="seconds",
         labels=(one_of("bucket", *GOODPUT_BUCKETS),),
-        help="Where the time of the run went, as its agent on this node sees it; every second is in one bucket. Steps"
-        " that must be done again are lost work, and productive stands still until they are made up for.",
+        help="Where the time of the run went, as its agent on this node sees it; every second is in one bucket."
+        " checkpoint_stall is of the rank that stood still longest for saves, whoever saves. Steps that must be done"
+        " again are lost work, and productive stands still until they are made up for.",
     ),
     Metric(
         name="gpulaunch_restarts_total",
