@@ -72,6 +72,31 @@ def test_the_figures_told_are_the_median_of_the_last_five() -> None:
     assert found.seconds_per_step == pytest.approx(0.020)
 
 
+def test_what_is_told_is_one_window_and_not_the_loss_of_one_beside_the_figures_of_another() -> None:
+    """Collections become rarer: a loss of before is larger than a whole step of now."""
+    advisor = Advisor()
+    windows = [collects(gc_ms) for gc_ms in (300.0, 250.0, 200.0, 20.0, 10.0)]
+    for each in windows:
+        told = advisor.hear(each)
+
+    assert told == advise(windows[2])
+    (found,) = told
+    assert found.seconds_per_step == pytest.approx(0.200)
+    made = found.evidence["collections_per_step"] * found.evidence["seconds_per_collection"]
+    assert made == pytest.approx(found.seconds_per_step)
+    assert found.evidence["step_seconds"] > found.seconds_per_step
+
+
+def test_what_costs_no_time_is_told_as_it_is_now() -> None:
+    """An hour less to go each time: of equal losses the last window's figures are the true ones."""
+    full, fuller = (window(rank(memory=memory(trainer_mib=mib))) for mib in (50.0, 100.0))
+    advisor = Advisor()
+    for each in (full, full, full, fuller):
+        told = advisor.hear(each)
+
+    assert told == advise(fuller) != advise(full)
+
+
 def test_the_largest_loss_comes_first() -> None:
     one = COLLECTS.ranks[0]
     both = replace(

@@ -30,6 +30,13 @@ def waits(*, ms: float = LATE_MS, **changes: Any) -> RankWindow:
     return rank(0, phases_ms={"backward": HEALTHY_MS["backward"] + ms}, **changes)
 
 
+def waits_for_data(ms: float) -> RankWindow:
+    """Rank 0 or, if it waits longer than 20 ms for its batches, rank 1, which the other then waits for."""
+    number = int(ms > 20.0)
+    backward_ms = HEALTHY_MS["backward"] + (0.0 if number else 30.0)
+    return rank(number, phases_ms={"data_wait": ms, "backward": backward_ms})
+
+
 def cause_of(*ranks: RankWindow, **changes: Any) -> str:
     """The cause, of the one rank that is late."""
     (found,) = straggler(window(*ranks, **changes))
@@ -49,6 +56,10 @@ def test_it_costs_what_it_is_behind() -> None:
     assert found.evidence["forward_excess_seconds_per_step"] == pytest.approx(LATE_MS / 1e3)
 
 
+def test_who_waits_for_batches_much_longer_than_the_others_is_late_all_the_same() -> None:
+    assert cause_of(waits_for_data(20.0), waits_for_data(50.0)) == "input"
+
+
 @pytest.mark.parametrize(
     "seen",
     [
@@ -58,8 +69,9 @@ def test_it_costs_what_it_is_behind() -> None:
         window(waits(ms=5.0), late("forward", ms=5.0)),  # within what steps differ by
         window(waits(), replace(waits(), rank=1)),  # both wait: for somebody on another node
         window(rank(0), late("checkpoint")),  # a rule of its own
+        window(waits_for_data(20.0), waits_for_data(30.0)),  # all do, and whoever longest is the late one
     ],
-    ids=["alike", "alone", "not-waited-for", "little", "both-wait", "saving"],
+    ids=["alike", "alone", "not-waited-for", "little", "both-wait", "saving", "all-wait-for-data"],
 )
 def test_these_are_no_stragglers(seen: Window) -> None:
     assert list(straggler(seen)) == []

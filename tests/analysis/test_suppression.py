@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from healthy_node import (
@@ -130,6 +131,104 @@ def test_batches_that_are_made_in_a_moment_need_no_worker() -> None:
     quick = rank(phases_ms={**ms, "data_wait": 1.0}, loader=loader(workers=0, wait_ms=1.0), workers=fetching(batches=0))
 
     assert rules(window(quick)) == []
+
+
+def alone(
+    own_ms: float, wait_ms: float, *, cpu_ms: float, changes: dict[str, Any] | None = None, **more: Any
+) -> Window:
+    """No workers: the training thread fetches, and its process has this CPU time in a step."""
+    fetches = {
+        "phases_ms": {**dict.fromkeys(HEALTHY_MS, 0.0), "forward": own_ms, "data_wait": wait_ms},
+        "loader": loader(workers=0, wait_ms=wait_ms),
+        "workers": fetching(batches=0),
+        "trainer_cpu_s": cpu_ms * STEPS / 1e3,
+        "workers_cpu_s": 0.0,
+        "facts": facts(loader={"num_workers": 0}, torch_threads=1),
+    }
+    return window(rank(**{**fetches, **(changes or {})}), **more)
+
+
+@pytest.mark.parametrize("crowded_s", [0.5, 9.0], ids=["quiet", "under pressure"])
+def test_a_training_thread_that_fetches_for_itself_on_the_only_core_wants_cheaper_fetches(crowded_s: float) -> None:
+    """There is no core for a worker, and nine tenths of the time go into `__getitem__`."""
+    (found,) = advise(alone(10.0, 90.0, cpu_ms=98.0, cores=1.0, pressure_s={("cpu", "some"): crowded_s}))
+
+    assert (found.rule, found.file, found.line) == ("dataloader-slow-transform", "train.py", 41)
+    assert (found.seconds_per_step, found.confidence) == (pytest.approx(0.090), ESTIMATED)
+    assert "num_workers=0" in found.advice
+    assert "no core is free for a worker" in found.advice
+    assert found.evidence["computing_ratio"] == pytest.approx((98 + 0.5 - 10) / 90)  # on the core, and in its queue
+
+
+def test_two_ranks_that_fetch_for_themselves_fill_two_cores() -> None:
+    (one,) = alone(10.0, 90.0, cpu_ms=98.0).ranks
+
+    (found,) = advise(window(one, replace(one, rank=1), cores=2.0))
+
+    assert (found.rule, found.ranks) == ("dataloader-slow-transform", (0, 1))
+
+
+def test_a_fetch_that_waits_for_its_core_half_of_the_time_computes_all_the_same() -> None:
+    """Four ranks on two cores."""
+    (one,) = alone(10.0, 90.0, cpu_ms=50.0, changes={"trainer_runqueue_s": 0.048 * STEPS}).ranks
+    four = [replace(one, rank=number) for number in range(4)]
+
+    assert rules(window(*four, cores=2.0)) == ["dataloader-slow-transform"]
+    uncounted = [replace(each, trainer_runqueue_s=None) for each in four]
+    assert rules(window(*uncounted, cores=2.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        # a core is free, and a worker would have it
+        (alone(10.0, 90.0, cpu_ms=98.0, cores=2.0), ["dataloader-too-few-workers"]),
+        # it stands still for storage, and a worker needs no core for that
+        (alone(10.0, 90.0, cpu_ms=12.0, cores=1.0), ["dataloader-too-few-workers"]),
+        # eight threads of training have used the CPU: the fetches may stand still for storage
+        (
+            alone(
+                30.0,
+                70.0,
+                cpu_ms=240.0,
+                changes={"facts": facts(loader={"num_workers": 0}, torch_threads=8)},
+                cores=3.0,
+                pressure_s={("cpu", "some"): 9.0},
+            ),
+            [],
+        ),
+        # hardly anything is waited for
+        (alone(95.0, 5.0, cpu_ms=98.0, cores=1.0), []),
+        # a batch is made in a moment
+        (alone(0.5, 1.5, cpu_ms=1.9, cores=1.0), []),
+        # others have a good part of the core
+        (alone(10.0, 90.0, cpu_ms=60.0, cores=1.0, pressure_s={("cpu", "some"): 9.0}), []),
+        # there are workers, and their queue cannot be read
+        (alone(10.0, 90.0, cpu_ms=98.0, changes={"facts": facts(torch_threads=1)}, cores=1.0), []),
+    ],
+)
+def test_fetches_of_the_training_thread_are_to_be_cheaper_only_if_they_compute_and_no_worker_could(
+    seen: Window, told: list[str]
+) -> None:
+    assert rules(seen) == told
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "wait_ms", "cpu_ms", "cores", "advised"),
+    [
+        (10.0, 90.0, 100.0, 2.0, 2),  # without the fetches, its thread needs a tenth of a core
+        (50.0, 50.0, 100.0, 2.0, 1),  # it keeps one core busy, then as now
+        (10.0, 90.0, 10.0, 2.0, 4),  # they sleep, and need no cores
+        (10.0, 90.0, 100.0, 16.0, 11),  # there is one for each
+    ],
+)
+def test_no_more_computing_workers_are_advised_than_find_a_core(
+    own_ms: float, wait_ms: float, cpu_ms: float, cores: float, advised: int
+) -> None:
+    (found,) = advise(alone(own_ms, wait_ms, cpu_ms=cpu_ms, cores=cores))
+
+    assert (found.rule, found.evidence["workers_advised"]) == ("dataloader-too-few-workers", advised)
+    assert f"num_workers={advised} " in found.advice
 
 
 def test_accumulated_gradients_take_several_batches_per_step() -> None:

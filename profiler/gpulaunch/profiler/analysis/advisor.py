@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpulaunch.profiler.analysis.finding import findings_of
 from gpulaunch.profiler.analysis.limits import APPEARS, GONE
-from gpulaunch.profiler.analysis.middle import median
+from gpulaunch.profiler.analysis.middle import median_low
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.analysis.window import Window
 from gpulaunch.profiler.record import Finding
@@ -17,7 +17,7 @@ from gpulaunch.profiler.record import Finding
 __all__ = ["Advisor", "advise"]
 
 _RECENT: Final = 5
-"""Windows whose median is told: a finding's figures should not jump about."""
+"""Windows of which the middle one is told: a finding's figures should not jump about."""
 
 
 def advise(window: Window, failed: Callable[[str, Exception], None] | None = None) -> tuple[Finding, ...]:
@@ -47,11 +47,12 @@ class _Standing:
     missed: int = 0
 
     def as_told(self) -> Finding:
-        return replace(
-            self.recent[-1],
-            seconds_per_step=median(found.seconds_per_step for found in self.recent),
-            seconds_per_hour=median(found.seconds_per_hour for found in self.recent),
-        )
+        """Give the finding whole as it was in the window of the median loss: its figures belong together.
+
+        Of windows with that same loss (none, where no time is lost) the last one speaks.
+        """
+        middle = median_low(found.seconds_per_hour for found in self.recent)
+        return next(found for found in reversed(self.recent) if found.seconds_per_hour == middle)
 
 
 class Advisor:

@@ -8,6 +8,7 @@ from typing import Final
 __all__ = [
     "APPEARS",
     "BUSY",
+    "COMPUTES",
     "CROWDED",
     "CROWDED_NODE",
     "EVERY_STEP",
@@ -148,6 +149,13 @@ STORAGE: Final = Limit(
     value=0.50,
     unit="share",
     why="of the bytes read: else it is not the storage that is slow",
+)
+
+COMPUTES: Final = Limit(
+    name="computing without workers",
+    value=0.50,
+    unit="share",
+    why="of the wait; the rest may be storage or a network, which no cheaper transform would make faster",
 )
 
 # -- copies and syncs

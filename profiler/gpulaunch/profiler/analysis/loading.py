@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number
-from gpulaunch.profiler.analysis.finding import DERIVED, Loss
-from gpulaunch.profiler.analysis.limits import HANDOVER, LOST, STORAGE, SURPLUS
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss
+from gpulaunch.profiler.analysis.limits import COMPUTES, HANDOVER, LOST, STORAGE, SURPLUS, WORKER_PAYS_S
 from gpulaunch.profiler.analysis.supply import Supply, workers_that_would_do
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import LoaderWorkers
@@ -20,8 +20,8 @@ __all__ = ["head_of_line", "slow_storage", "slow_transform", "too_few_workers", 
 def too_few_workers(window: Window) -> Iterator[Loss]:
     """Training waits for fetches that more workers would do beside each other."""
     for rank, supply in _stalled(window, "no_workers", "prep", "fetch"):
-        if not supply.workers and number(loader_of(rank), "num_workers"):
-            continue  # it has workers: only their queue cannot be read
+        if _is_unread(rank, supply):
+            continue
         if supply.workers and _reads_storage(rank.workers):
             continue  # `slow_storage` says so
         if (plan := workers_that_would_do(supply, window)) is None:
@@ -54,11 +54,13 @@ def slow_storage(window: Window) -> Iterator[Loss]:
 
 
 def slow_transform(window: Window) -> Iterator[Loss]:
-    """Workers compute, and there is no core for more of them: what they compute has to become less."""
-    for rank, supply in _stalled(window, "prep", "contention"):
-        if supply.others_crowd or workers_that_would_do(supply, window) is not None:
+    """Batches are computed, and there is no core for more workers: what they take has to become less."""
+    for rank, supply in _stalled(window, "no_workers", "prep", "contention"):
+        if supply.others_crowd or workers_that_would_do(supply, window) is not None or not _lost(supply, supply.own_s):
             continue
-        if rank.workers is not None and _lost(supply, supply.own_s):
+        if not supply.workers:
+            yield from _own_transform(rank, supply)
+        elif rank.workers is not None:
             collate_share = rank.workers.collate_ns / rank.workers.wall_ns
             what = "collate_fn" if collate_share > 0.5 else "the dataset's transforms"
             yield _loss(
@@ -69,6 +71,22 @@ def slow_transform(window: Window) -> Iterator[Loss]:
                 "no core is free for more workers.",
                 collate_ratio=collate_share,
             )
+
+
+def _own_transform(rank: RankWindow, supply: Supply) -> Iterator[Loss]:
+    """The training thread computes the batches itself. A bound: nobody would hide what a cheaper transform takes."""
+    if _is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
+        return
+    if (computes_share := _computes_share(rank, supply)) >= COMPUTES.value:
+        yield _loss(
+            rank,
+            supply,
+            supply.own_s,
+            confidence=ESTIMATED,
+            advice="Make the dataset's transforms and collate_fn cheaper: do it once and store the result, or on the "
+            "GPU; the training thread fetches every batch itself (num_workers=0), and no core is free for a worker.",
+            computing_ratio=computes_share,
+        )
 
 
 def head_of_line(window: Window) -> Iterator[Loss]:
@@ -131,6 +149,24 @@ def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, Supply]]
             yield rank, supply
 
 
+def _is_unread(rank: RankWindow, supply: Supply) -> bool:
+    """Whether it does have workers, and only their queue cannot be read."""
+    return not supply.workers and bool(number(loader_of(rank), "num_workers"))
+
+
+def _computes_share(rank: RankWindow, supply: Supply) -> float:
+    """The share of its wait that a rank without workers was on a core, or ready for one; at least that.
+
+    CPU time is counted for the whole process. What its threads can have used of it in the rest of the step, all of
+    them all of the time, is taken off.
+    """
+    threads = number(rank.facts, "torch_threads") or supply.cores
+    if threads is None or not supply.wait_s:
+        return 0.0
+    wanted_s = (rank.trainer_cpu_s + (rank.trainer_runqueue_s or 0.0)) / rank.steps
+    return min(1.0, max(0.0, wanted_s - max(1.0, threads) * supply.own_s) / supply.wait_s)
+
+
 def _reads_storage(workers: LoaderWorkers | None) -> bool:
     if workers is None or not workers.storage_bytes:
         return False
@@ -141,12 +177,14 @@ def _lost(supply: Supply, step_s: float) -> bool:
     return supply.step_s - step_s >= LOST.value * supply.step_s
 
 
-def _loss(rank: RankWindow, supply: Supply, step_s: float, *, advice: str, **evidence: float) -> Loss:
+def _loss(
+    rank: RankWindow, supply: Supply, step_s: float, *, advice: str, confidence: float = DERIVED, **evidence: float
+) -> Loss:
     return Loss(
         rank=rank.rank,
         seconds_per_step=supply.step_s - step_s,
         step_s=supply.step_s,
-        confidence=DERIVED,
+        confidence=confidence,
         evidence={**supply.evidence(), **evidence},
         advice=advice,
         place=loader_place(rank),

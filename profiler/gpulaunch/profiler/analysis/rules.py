@@ -22,7 +22,7 @@ RULES: Final = (
         "something that is not storage.",
         costs="The step as it is, less the step with the workers advised: `max(own, batches * fetch / workers, "
         "cpu / cores)`, where `own` is the step without its wait and `cpu` what all ranks use per step.",
-        mend="`DataLoader(..., num_workers=N, persistent_workers=True)`.",
+        mend="`DataLoader(..., num_workers=N, persistent_workers=True)`; of computing ones no more than find a core.",
         silent="Workers wait for cores already, or computing ones would find none free; fetches are shorter than a "
         "worker is worth; or the model gains too little.",
         limits=(limits.LOST, limits.BUSY, limits.CROWDED, limits.CROWDED_NODE, limits.WORKER_PAYS_S),
@@ -53,11 +53,18 @@ RULES: Final = (
         id="dataloader-slow-transform",
         judge=loading.slow_transform,
         says="Preparing the samples takes more than the cores can give.",
-        sees="Workers compute, or wait for a core to compute on, all the time, and more of them would not help.",
-        costs="The whole wait: what is saved if preparing keeps up with training.",
+        sees="Workers compute, or wait for a core to compute on, all the time, and more of them would not help. Or "
+        "there are none, the training thread computes while it waits for its batches (the CPU time of its process "
+        "leaves no other way), and no core is free for a worker.",
+        costs="The whole wait: what is saved if preparing keeps up with training. Without workers that is a bound: "
+        "nothing hides what a cheaper transform still takes.",
         mend="Prepare once and store the result; decode and augment on the GPU; resize before augmenting.",
-        silent="There is a free core for another worker: then that is the cheaper cure. Or others use the cores.",
-        limits=(limits.LOST, limits.BUSY, limits.CROWDED, limits.CROWDED_NODE),
+        silent="There is a free core for another worker: then that is the cheaper cure. Or others use the cores. "
+        "Without workers: fetches may wait for storage as well, or are shorter than a worker is worth.",
+        limits=(
+            *(limits.LOST, limits.BUSY, limits.CROWDED, limits.CROWDED_NODE),
+            *(limits.COMPUTES, limits.WORKER_PAYS_S),
+        ),
     ),
     Rule(
         id="dataloader-head-of-line",
@@ -187,7 +194,8 @@ RULES: Final = (
         "communication was exposed. The cause is in the evidence: input, copies, compute, throttle, CPU contention, "
         "garbage collection, or other.",
         mend="By the cause.",
-        silent="The others do not wait for it. Ranks of other nodes are not compared.",
+        silent="The others do not wait for it; or it is late with its batches, and they wait for theirs as long: then "
+        "loading is to be mended, whoever it holds up most. Ranks of other nodes are not compared.",
         limits=(limits.LOST, limits.STRAGGLES_S, limits.THROTTLED, limits.SLOW_WINDOW_STEPS),
     ),
     Rule(

@@ -105,6 +105,8 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         if usual_wait_s - clock.waiting_s(rank) < 0.5 * excess_s:
             continue
         by_phase = {phase: _phase_above_usual(window, rank, clock, phase) for phase in clock.own}
+        if max(by_phase, key=by_phase.__getitem__) == "data_wait" and _all_wait_for_data(window, by_phase["data_wait"]):
+            continue
         if clock is _PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")
             if slower_s >= LOST.value * rank.step_s:  # less is within what one logged step of a hundred is off by
@@ -127,6 +129,11 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             advice=f"Rank {rank.rank} is late and the others wait for it; cause: {cause}. {_ADVICE[cause]}",
             subject=f"rank {rank.rank}",
         )
+
+
+def _all_wait_for_data(window: Window, excess_s: float) -> bool:
+    """Whether the others wait for their batches, too: then who waits longest changes, and loading is what to mend."""
+    return median_low(rank.phase_s("data_wait") for rank in window.ranks) >= excess_s
 
 
 def _cause(window: Window, rank: RankWindow, by_phase: Mapping[str, float], *, crowded: bool) -> str:

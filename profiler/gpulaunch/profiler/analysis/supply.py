@@ -129,6 +129,17 @@ class Supply:
             return "contention"
         return "prep" if self.cpu_share >= self.blocked_share else "fetch"
 
+    def workers_that_fit(self, ranks: int) -> float:
+        """How many workers find a core, in steps as short as the cores allow, where so many ranks share those.
+
+        As many as feed such steps; and more in what is then still free, of which one that mostly waits takes little.
+        """
+        best_s = self.step_with(math.inf)
+        if self.capacity is None or not self.cpu_share or not best_s:
+            return math.inf
+        free = max(0.0, self.capacity - self.node_cpu_s / best_s)
+        return self.batches * self.fetch_s / best_s + free / ranks / self.cpu_share
+
     def step_with(self, workers: float, fetch_s: float | None = None) -> float:
         """What a step would take with so many workers (and another time per fetch), in seconds."""
         fed_s = self.batches * (self.fetch_s if fetch_s is None else fetch_s) / workers
@@ -165,9 +176,12 @@ def workers_that_would_do(supply: Supply, window: Window) -> tuple[int, float] |
     """Give how many workers would feed this rank, and what a step would take then; None if more would not help."""
     if supply.is_crowded or (not supply.workers and supply.fetch_s < WORKER_PAYS_S.value):
         return None
-    cores_each = int((supply.cores or 0) // max(1, len(window.ranks)))
+    ranks = max(1, len(window.ranks))
+    cores_each = int((supply.cores or 0) // ranks)
     most = max(_LEAST_ADVISED, 2 * supply.workers, cores_each)
     needed = math.ceil(_HEADROOM * supply.batches * supply.fetch_s / supply.own_s) if supply.own_s else most
-    workers = min(max(needed, supply.workers + 1), most)
+    # One more that has hardly a tenth of a core to itself would save nothing that could be seen.
+    fitting = supply.workers_that_fit(ranks) * (1.0 - LOST.value)
+    workers = max(supply.workers + 1, math.ceil(min(needed, most, fitting)))
     step_s = supply.step_with(workers)
     return None if supply.step_s - step_s < LOST.value * supply.step_s else (workers, step_s)

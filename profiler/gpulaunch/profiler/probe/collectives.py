@@ -17,6 +17,7 @@ import functools
 import importlib
 import os
 import weakref
+from array import array
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Final
@@ -46,6 +47,7 @@ _COLLECTIVES: Final = (
     *("send_object_list", "_all_gather_base", "_reduce_scatter_base"),
 )
 
+_LOGGED: Final = 9  # steps of which the middle one is taken for all
 _DDP_FACTS: Final = (
     *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
     *("broadcast_buffers", "static_graph", "comm_hook"),
@@ -154,6 +156,8 @@ class _Reducers:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._modules: list[weakref.ref[Any]] = []
+        self._logged = array("q")  # what of them was exposed, in the steps that were logged last
+        self._iterations = 0  # that they are of
 
     def made(self, module: Any) -> None:
         """There is one more."""
@@ -161,7 +165,7 @@ class _Reducers:
 
     def look(self) -> None:
         """Publish what they have logged last: of all of them together, as they are all reduced in one step."""
-        comm_ns = overlap_ns = exposed_ns = 0
+        comm_ns = overlap_ns = exposed_ns = iterations = 0
         self._probe.machine.exposed_ns = 0  # should the rest fail
         for ref in tuple(self._modules):
             module = ref()
@@ -175,12 +179,17 @@ class _Reducers:
             comm, overlap = logged.get("backward_comm_time", 0), logged.get("backward_compute_comm_overlap_time", 0)
             comm_ns += comm
             overlap_ns += overlap
+            iterations += logged.get("iteration", 0)
             if module.device_type == "cpu":  # on CUDA these are the GPU's times, and the steps' phases the program's
                 exposed_ns += max(0, comm - overlap)
         words = self._probe.writer.words
         words[Word.DDP_COMM_NS] = comm_ns
         words[Word.DDP_OVERLAP_NS] = overlap_ns
-        self._probe.machine.exposed_ns = exposed_ns
+        if iterations != self._iterations:
+            self._iterations = iterations
+            self._logged = array("q", [*self._logged[1 - _LOGGED :], exposed_ns])
+        # One step in a hundred is logged, and may have waited as no other.
+        self._probe.machine.exposed_ns = sorted(self._logged)[len(self._logged) // 2] if self._logged else 0
 
 
 def _tap_init(probe: Probe, reducers: _Reducers, original: Callable[..., None]) -> Callable[..., None]:
