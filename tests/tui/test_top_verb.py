@@ -164,7 +164,7 @@ class Terminal:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.modes = termios.tcgetattr(slave)
-        run = "main._VERBS['top'] = 'gpulaunch.launcher.cli.top'; sys.exit(main.main(['top', *sys.argv[1:]]))"
+        run = "main._MODULES['top'] = 'gpulaunch.launcher.cli.top'; sys.exit(main.main(['top', *sys.argv[1:]]))"
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; from gpulaunch.launcher.cli import main; {before}; {run}", *words],
             cwd=cwd,

@@ -46,7 +46,8 @@ def section(view: RunView) -> Section:
     blocks: list[Block] = [
         Paragraph(
             "The time is what every step, and an hour of training, would be shorter by. Confidence: 90 % is read off "
-            "a clock or a counter, 70 % follows from what was measured, 40 % is a bound."
+            "a clock or a counter, 70 % follows from what was measured, 40 % is a bound. Findings that have one cause "
+            "tell the same time twice: mend the first, and run again."
         ),
         Table(
             caption="Findings, the largest loss first",

@@ -117,7 +117,7 @@ def input_page(view: RunView, look: Look, width: int) -> Body:
     return Body(head=(*head, title), rows=rows, focus=focus, tail=(line((_WORKERS, "dim")),))
 
 
-_WORKERS: Final = "workers in fetches: PREP on a core, CONTEND waiting for one, BLOCKED for storage"
+_WORKERS: Final = "workers in fetches: PREP on a core, CONTEND waiting for one, BLOCKED neither"
 
 
 def _loader(rank: RankView, loader: LoaderView) -> str:

@@ -144,7 +144,7 @@ class _Job:
         self._started_wall_s = time.time()
         self._oom = OomWatch()
         self._page = ""  # the report of the failure that ended the job
-        self._worth_a_report = False
+        self._ended = self._worth_a_report = False
 
     def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
         spec, loop, console, rundir = self._spec, self._loop, self._console, self._rundir
@@ -217,6 +217,8 @@ class _Job:
             if pages is not None:
                 pages.close()
             hub.close()
+            if self._ended:
+                self._conclude(console)
             # Nothing is left that a signal would have to end but this process, which may wait for its reader, and one
             # that ends with it.
             for name in {*spec.signals, *spec.preempt_signals}:
@@ -364,10 +366,15 @@ class _Job:
             run_dir=shown(self._rundir.path),
             stopped_by=ended.stopped_by,
         )
-        lines.append(agent.account.line())
-        lines += self._found(time.time() - elapsed_s)
+        for line in [*lines, agent.account.line()]:
+            console.say(line)
         # One for the whole job, and none where nothing was made that it could tell of.
         self._worth_a_report = self._spec.node_rank == 0 and any(one.steps for one in agent.totals.values())
+        self._ended = True
+
+    def _conclude(self, console: Console) -> None:
+        """What is known once the sidecar has written the last of it, too."""
+        lines = self._found(self._started_wall_s)
         if self._worth_a_report:
             lines.append(f"report in {shown(os.path.join(self._rundir.path, report_page.PAGE_FILE))}")
         # The report of a failure is the last thing to be read.
