@@ -59,8 +59,8 @@ def test_data_that_really_came_later_is_told() -> None:
     assert wait.judgement is not None
     assert wait.judgement.shift == pytest.approx(0.020, abs=0.004)
     assert of(found, "step time").told == "changed"
-    assert verdict(found).startswith("Steps are 90.6 % longer in B: 25.8 ms in A, 49.1 ms in B")
-    assert "Most of it: data wait in a step, +21.2 ms" in verdict(found)
+    assert verdict(found).startswith("Steps are 76.6 % longer in B: 30.6 ms in A, 54 ms in B")
+    assert "Most of it: data wait in a step, +20.3 ms" in verdict(found)
     assert of(found, "forward in a step").told in ("noise", "short")
     assert found.settings == (("program.args", "--seconds 45 --late-ms 20", "--seconds 40 --late-ms 40"),)
 
@@ -71,9 +71,10 @@ def test_the_way_back_is_as_much_better() -> None:
     assert (of(found, "data wait in a step").told, of(found, "data wait in a step").better) == ("changed", True)
 
 
-@pytest.mark.parametrize(("a", "b"), [("crowded", "crowded-again"), ("full", "full-again"), ("calm", "crowded")])
+@pytest.mark.parametrize(("a", "b"), [("calm", "calm-again"), ("crowded", "crowded-again"), ("full", "full-again")])
 def test_the_same_program_again_is_not_told_apart(a: str, b: str) -> None:
-    """Others had the cores, in one of them more: medians differ by up to a third, and that says nothing."""
+    """Nobody else had the cores; or others had, in one run more: medians differ by up to a third, and that says
+    nothing."""
     found = compared(recorded(a), recorded(b))
 
     assert [change.name for change in found.changes if change.told == "changed"] == []
@@ -106,13 +107,13 @@ def test_a_share_that_is_not_known_is_not_none_of_it() -> None:
 
 def test_it_is_those_others_that_keep_it_from_being_told() -> None:
     """Without a look at the cores, the same pair would pass for a difference: the control of the control."""
-    a, b = recorded("calm"), recorded("crowded-again")
+    a, b = recorded("calm"), recorded("full")
 
     blind = compare(alone(a.view), alone(b.view))
     seeing = compared(a, b)
 
-    assert of(blind, "data wait in a step").told == "changed"
-    assert of(seeing, "data wait in a step").told == "crowded"
+    assert of(blind, "forward in a step").told == of(blind, "step time").told == "changed"
+    assert of(seeing, "forward in a step").told == "crowded"
     assert of(seeing, "step time").told == "crowded"
     assert "others had the cores" in verdict(seeing)
     assert any("others had the cores in B" in note for note in seeing.notes)
