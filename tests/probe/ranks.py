@@ -357,6 +357,38 @@ def each_epoch_in_a_thread() -> None:
         time.sleep(0.1)
 
 
+class StepsElsewhere(torch.autograd.Function):
+    """For longer than a thread may be quiet, another one steps while this one is in its backward, as on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        optimizer = torch.optim.SGD(a_model().parameters(), lr=0.1)
+
+        def step() -> None:
+            time.sleep(2.2)
+            optimizer.step()
+            optimizer.step()
+
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        return gradient
+
+
+def hooks_step_elsewhere() -> None:
+    """A step whose backward has another thread step optimizers, and 11 without."""
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (inputs, targets) in enumerate(many_batches(12)):
+        scores = model(inputs)
+        LOSS(StepsElsewhere.apply(scores) if not number else scores, targets).backward()
+        optimizer.step()
+
+
 def trains_elsewhere_from_a_bare_step_on() -> None:
     """The thread that trains stops within a bare block; another goes on with the same optimizer."""
     model = a_model()

@@ -49,6 +49,7 @@ _DURATION: Final = Word.STEP_NS_TOTAL - Word.STEPS
 _OTHER: Final = int(Region.OTHER)
 _FORWARD: Final = int(Region.FORWARD)
 _BACKWARD: Final = int(Region.BACKWARD)
+_OPTIMIZER: Final = int(Region.OPTIMIZER)
 _REGION: Final = (1 << REGION_BITS) - 1
 _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 
@@ -208,12 +209,13 @@ class Probe:
         if thread <= _NO_THREAD or thread == get_ident() or now_ns < self._asked_ns + _SOON_NS:
             return False
         self._asked_ns = now_ns
-        totals = self.machine.totals
+        edge, totals = self.writer.words[_LAST_EDGE], self.machine.totals
         step_ns = totals[_DURATION] // max(1, totals[0])
-        quiet_ns = now_ns - (self.writer.words[_LAST_EDGE] >> REGION_BITS)
+        quiet_ns = now_ns - (edge >> REGION_BITS)
         if quiet_ns < _SOON_NS:
             return False
-        if quiet_ns < _QUIET_NS + 4 * step_ns:
+        # In a backward or a step it has others work for it: hooks of gradients on a GPU, parts of an optimizer.
+        if quiet_ns < _QUIET_NS + 4 * step_ns or edge & _REGION in (_BACKWARD, _OPTIMIZER):
             running = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
             if thread in running:
                 return False
