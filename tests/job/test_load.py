@@ -121,7 +121,7 @@ def test_what_follows_the_program_belongs_to_it(script: str, place: MakePlace) -
     [
         (["trian.py"], "no such script: trian.py; did you mean train.py?"),
         (["./trian.py"], "no such script: ./trian.py; did you mean ./train.py?"),
-        (["reprot", "runs/a"], "no such script: reprot; did you mean report?"),
+        (["docktor"], "no such script: docktor; did you mean doctor?"),
         (["zzz"], "no such script: zzz"),
         (["nowhere/train.py"], "no such script: nowhere/train.py (the directory nowhere does not exist)"),
         (["--no-python", "no-such-command"], "--no-python: no-such-command: not found in PATH"),
