@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,14 @@ UNTIL_KILLED = """
 def test_a_rank_that_is_to_make_place_goes_at_once(
     where: str, preempted: bool, tmp_path: Path, control: ControlWriter
 ) -> None:
-    """A SIGTERM without a word of the agent is that; with its word the rank lives to its next boundary."""
+    """A SIGTERM is that where the agent says so; with another word of it the rank lives to its next boundary."""
     command = [sys.executable, "-c", textwrap.dedent(UNTIL_KILLED), str(tmp_path / "saved"), where]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         if preempted:
             control.preempt(signal.SIGTERM, 1)
+        else:
+            control.leave(True)
         process.send_signal(signal.SIGTERM)
         if where == "in C" and preempted:
             with pytest.raises(subprocess.TimeoutExpired):
@@ -59,3 +62,25 @@ def test_a_rank_that_is_to_make_place_goes_at_once(
 
     expected = {("in C", True): -signal.SIGKILL, ("in Python", True): 75}
     assert process.returncode == expected.get((where, preempted), -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("says", ["to save", "to make place", "nothing"])
+def test_the_agent_may_be_late_with_its_word(says: str, tmp_path: Path, control: ControlWriter) -> None:
+    """Slurm signals ranks and agent at once, and on a full node the agent hears of it later."""
+    command = [sys.executable, "-c", textwrap.dedent(UNTIL_KILLED), str(tmp_path / "saved"), "in Python"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            alive = process.poll() is None
+            if says == "to save":
+                control.preempt(signal.SIGTERM, 1)
+            elif says == "to make place":
+                control.leave(True)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+    assert alive, "it went before anybody had told it to"
+    assert process.returncode == (75 if says == "to save" else -signal.SIGTERM)

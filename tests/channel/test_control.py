@@ -61,6 +61,17 @@ def test_what_the_agent_asks_is_heard(path):
     assert asked_to_end == heard(reader) == (True, 15, 10**15, 2)
 
 
+def test_who_is_to_make_place_is_told_until_another_attempt_begins(path):
+    reader, writer = ControlReader(path), ControlWriter(path)
+
+    told = [reader.leaves]
+    for leaves in (True, False):
+        writer.leave(leaves)
+        told.append(reader.leaves)
+
+    assert told == [False, True, False]
+
+
 def test_another_process_hears_it(path):
     rank = subprocess.Popen([sys.executable, "-c", RANK, path], stdout=subprocess.PIPE, text=True)
     assert rank.stdout is not None

@@ -15,14 +15,17 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from types import FrameType
 
 from gpulaunch.profiler.channel.control import ControlReader
 
-TELL_S = 0.1
-"""How long after a SIGTERM the agent has to say that it is a preemption. It says so before it passes one on; but who
-signals all processes of a job, as Slurm does, signals agent and ranks at once."""
+TELL_S = 2.0
+"""How long after a SIGTERM the agent has to say what it means. It says so before it sends one; but who signals all
+processes of a job, as Slurm does, signals agent and ranks at once, and the agent of a node that is full has to wait for
+a core first (more than 0.1 s, on two cores with ten jobs)."""
+_LOOK_S = 0.01
 
 
 class Notice:
@@ -89,11 +92,20 @@ class Notice:
         while numbers := os.read(read, 64):
             if signal.SIGTERM not in numbers:
                 continue
-            threading.Event().wait(TELL_S)
-            if self._control is not None and not self._control.preempted:
+            if self._is_to_leave():
                 # Python lets only its main thread set a handler, and that one waits for a rank that is gone.
                 ctypes.CDLL(None).signal(signal.SIGTERM, 0)  # SIG_DFL
                 os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_to_leave(self) -> bool:
+        """What a SIGTERM means, once the agent has said so; to make place, if it says nothing."""
+        control, waits = self._control, threading.Event()
+        if control is None:
+            return False
+        until_s = time.monotonic() + TELL_S
+        while not (control.preempted or control.leaves) and time.monotonic() < until_s:
+            waits.wait(_LOOK_S)
+        return not control.preempted
 
     def _forget(self) -> None:
         with contextlib.suppress(ValueError, OSError):

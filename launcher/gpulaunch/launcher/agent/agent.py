@@ -344,6 +344,7 @@ class Agent:
         self._recovery.began()
         self._first_end_s = 0.0
         self._hangs.times_s = None
+        self._signals.attempt_began()
         self.account.attempt_began(world.attempt, self._recovery.resumed)
         if around.pages is not None:
             try:

@@ -60,7 +60,12 @@ class Signals:
         if self._state().preempted:
             group.stop_gently(signum, told=self._listening())
         else:
+            self._control.leave(True)  # before the signal: who has it looks here
             group.stop(signum)
+
+    def attempt_began(self) -> None:
+        """Nobody is to make place any more."""
+        self._control.leave(False)
 
     def _end(self, signum: int) -> None:
         name, state, now_s = signal_name(signum), self._state(), self._loop.now()

@@ -7,6 +7,7 @@
     3     SIGNUM          the signal that asked for it
     4     DEADLINE_NS     CLOCK_MONOTONIC when what still runs is killed
     5     SAVE_REQUESTS   how often a save was asked for: save at the next step boundary, and go on
+    6     LEAVE           0, or 1: who gets a SIGTERM is to make place, and at once
 
 The agent makes the file beside the ranks' pages and is its only writer; ranks map it read-only. All 4 KiB are reserved
 when it is made and it is never cut, so a mapping cannot fault. Words are aligned native u64, each written by one store.
@@ -38,6 +39,7 @@ class ControlWord(IntEnum):
     SIGNUM = 3
     DEADLINE_NS = 4
     SAVE_REQUESTS = 5
+    LEAVE = 6
 
 
 class ControlError(ValueError):
@@ -77,6 +79,10 @@ class ControlWriter:
         """Ask every rank to save and to go on."""
         self._words[ControlWord.SAVE_REQUESTS] += 1
 
+    def leave(self, leaves: bool) -> None:
+        """Say that ranks which get a SIGTERM from here on are to make place, or that this is over."""
+        self._words[ControlWord.LEAVE] = leaves
+
     def close(self) -> None:
         """Unmap the page."""
         self._words.release()
@@ -104,6 +110,11 @@ class ControlReader:
     def deadline_ns(self) -> int:
         """CLOCK_MONOTONIC when what still runs is killed; 0: not preempted."""
         return self._words[ControlWord.DEADLINE_NS]
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a SIGTERM means to make place at once."""
+        return self._words[ControlWord.LEAVE] != 0
 
     @property
     def save_requests(self) -> int:
