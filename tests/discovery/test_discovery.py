@@ -181,6 +181,20 @@ def test_it_is_written_once_and_a_sidecar_that_is_started_again_takes_it_over(no
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("soon", [True, False])
+def test_who_has_hardly_begun_takes_away_what_another_announced(node: NodeState, tmp_path: Path, soon: bool) -> None:
+    """The sidecar before it died at the end of the run; with `soon` it has told of nothing itself."""
+    announcement(tmp_path).tell(node)
+    successor = announcement(tmp_path)
+    if soon:
+        successor.close(node)
+    else:
+        keeper = AnnouncementKeeper(successor)
+        keeper.tell(node)
+        keeper.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_whoever_looks_meanwhile_sees_a_whole_file_or_none(node: NodeState, tmp_path: Path) -> None:
     """A reader that never stops, against a writer that never stops."""
     seen: list[int] = []

@@ -133,3 +133,30 @@ def test_all_ways_out_at_once(
     (resource,) = heard.sent[-1].resource_metrics
     told = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
     assert (told["gpulaunch.run"], told["gpulaunch.name"]) == (labels["run"], labels["name"])
+
+
+KILLS_ITS_SIDECAR = """
+import json, os, signal, time
+while not os.listdir("targets"):
+    time.sleep(0.02)
+with open(os.path.join(os.environ["GPULAUNCH_RUN_DIR"], "group.json")) as file:
+    sidecar = json.load(file)["sidecar_pid"]
+os.kill(sidecar, signal.SIGKILL)
+os._exit(0)
+"""
+
+
+def test_a_sidecar_that_dies_as_the_run_ends_leaves_nothing_undone(
+    gpulaunch: Launcher, tmp_path: Path, others: tuple[str, Heard]
+) -> None:
+    """Another one is due only after a pause, and the run ends before."""
+    url, heard = others
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "last.py").write_text(KILLS_ITS_SIDECAR)
+
+    ended = gpulaunch("--nproc", "1", "--metrics-sd", "targets", "--metrics-push", url, "last.py")
+
+    assert ended.code == 0, ended
+    assert "the metrics sidecar ended (signal 9)" in ended.stdout + ended.stderr
+    assert list((tmp_path / "targets").iterdir()) == []
+    assert len(heard.pushed) == 1

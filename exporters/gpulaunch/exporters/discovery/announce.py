@@ -22,7 +22,7 @@ from gpulaunch.exporters.discovery.targets import (
     is_left_over,
 )
 from gpulaunch.profiler.files import write_file
-from gpulaunch.profiler.record import NodeState
+from gpulaunch.profiler.record import Group, NodeState
 
 __all__ = ["Announcement", "complaint_about"]
 
@@ -86,17 +86,7 @@ class Announcement:
         """Announce the run of this state, if it has begun and is not announced as it is."""
         if (group := state.group) is None:
             return
-        host, port = self._bound
-        target = Target(
-            address=address_of(host, port, self._node),
-            run=self._run or group.run_id,
-            node=self._node,
-            name=group.name,
-            token=group.run_id,
-            pid=self._pid,
-            kernel=self._kernel,
-            scheme=self._scheme,
-        )
+        target = self._target(group)
         if target == self._told:
             return
         if self._told is None:
@@ -109,12 +99,26 @@ class Announcement:
         else:
             self._told, self.fault = target, ""
 
-    def close(self) -> None:
-        """Take the file away: the job has ended."""
-        if self._told is not None:
+    def close(self, newest: NodeState | None = None) -> None:
+        """Take the file away: the job has ended. Of a state that was not told it is the file of a sidecar before."""
+        last = self._target(newest.group) if newest is not None and newest.group is not None else self._told
+        if last is not None:
             with contextlib.suppress(OSError):  # gone already, or the directory is: nobody is told of it any more
-                (self.directory / file_name(self._told)).unlink()
+                (self.directory / file_name(last)).unlink()
             self._told = None
+
+    def _target(self, group: Group) -> Target:
+        host, port = self._bound
+        return Target(
+            address=address_of(host, port, self._node),
+            run=self._run or group.run_id,
+            node=self._node,
+            name=group.name,
+            token=group.run_id,
+            pid=self._pid,
+            kernel=self._kernel,
+            scheme=self._scheme,
+        )
 
     def _sweep(self) -> None:
         """Remove files of runs whose agent was killed, as far as that can be seen from here: nobody else would."""

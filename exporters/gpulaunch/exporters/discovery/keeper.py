@@ -53,7 +53,7 @@ class AnnouncementKeeper:
         """Do what is due in the directory; in the thread."""
         try:
             if last:
-                self._announcement.close()
+                self._announcement.close(newest)
             elif newest is not None:
                 self._announcement.tell(newest)
             fault = self._announcement.fault

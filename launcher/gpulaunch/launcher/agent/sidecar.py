@@ -91,6 +91,8 @@ class SidecarProcess:
         argv += ["--listen-fd", str(self._sock.fileno()), "--parent-pid", str(os.getpid())]
         argv += self._outlets
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        # Told to end while it is still being loaded, it first does what it is there for.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         try:
             self.pid = child.start(
                 argv, self._env, stdin_fd=null, stdout_fd=null, pass_fds=[self._sock.fileno()], nice=_NICE
@@ -99,6 +101,7 @@ class SidecarProcess:
             self._say(f"no metrics: cannot start the sidecar: {err.strerror}")
             return
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(null)
         self._loop.watch_pid(self.pid, self._ended)
         self.on_pid()
@@ -116,10 +119,13 @@ class SidecarProcess:
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
     def close(self) -> None:
-        """Ask it to end; `pid` becomes None when it has."""
+        """Ask it to end; `pid` becomes None when it has. Where one has just died, the next does what is due at the end:
+        takes the announcement away, writes and pushes the last values."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+            if self.pid is None:
+                self.start()
         self._sock.close()
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
