@@ -16,7 +16,8 @@ GOODPUT = "gpulaunch_goodput_seconds_total"
 
 def recovery() -> Json:
     """Make the dashboard."""
-    saving = total(rate("gpulaunch_checkpoint_stall_seconds_total"), "rank")
+    saving = total(rate("gpulaunch_phase_seconds_total", phase="checkpoint"), "rank")
+    ours = total(rate("gpulaunch_checkpoint_stall_seconds_total"), "rank")
     return dashboard(
         "recovery",
         "Recovery and goodput",
@@ -100,7 +101,7 @@ def recovery() -> Json:
             ),
         ),
         row(
-            "Checkpoints (of gpulaunch.checkpoint; a program that saves by other means has no data here)",
+            "Checkpoints (of gpulaunch.checkpoint; of one saved by other means only the time that it took is here)",
             figure(
                 "Newest",
                 "Step of the newest checkpoint committed; the rank that is furthest behind.",
@@ -124,7 +125,7 @@ def recovery() -> Json:
             ),
             figure(
                 "Standing still for saves",
-                "Share of the steps' time, the rank with most of it.",
+                "Share of the steps' time, the rank with most of it, whoever saves.",
                 (highest(saving / stepping_s("rank")), "of the step"),
                 width=6,
                 limit=limits.SAVING,
@@ -134,22 +135,31 @@ def recovery() -> Json:
                 "Committed in this run, and saves that came to nothing; the rank with most of either.",
                 (highest(gauge("gpulaunch_checkpoint_saves_total")), "committed"),
                 (highest(gauge("gpulaunch_checkpoint_failures_total")), "failed"),
-                width=8,
+                width=6,
                 limit=limits.HISTORY_SAVES,
             ),
             lines(
                 "Written",
                 "Into checkpoints that were committed, by all ranks.",
                 (total(rate("gpulaunch_checkpoint_bytes_total")), "written"),
-                width=8,
+                width=6,
                 limit=limits.PACE,
             ),
             lines(
                 "Age of the newest",
                 "Since the state in it was taken; the node where it is oldest.",
                 (highest(gauge("gpulaunch_checkpoint_age_seconds")), "age"),
-                width=8,
+                width=6,
                 limit=limits.UNSAVED,
+            ),
+            lines(
+                "Standing still for saves, by whose",
+                "Share of the steps' time, the rank with most of it: for all saves, and for those of"
+                " gpulaunch.checkpoint.",
+                (highest(saving / stepping_s("rank")), "all"),
+                (highest(ours / stepping_s("rank")), "gpulaunch.checkpoint"),
+                width=6,
+                limit=limits.SAVING,
             ),
         ),
     )
