@@ -17,7 +17,7 @@ from gpulaunch.exporters.report.document import rewritten
 from gpulaunch.exporters.report.library import plotly_js
 from gpulaunch.exporters.report.page import as_html
 from gpulaunch.exporters.view.load import load_run
-from gpulaunch.exporters.view.model import RunView, Status
+from gpulaunch.exporters.view.model import EventView, RunView, Status
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,22 @@ def test_nothing_at_all_is_still_a_page(tmp_path: Path) -> None:
     page = parse(page_of(load_run(tmp_path / "empty")))
 
     assert "It is not known how it ended" in page.text
+
+
+def test_what_happened_is_told_in_words(view: RunView) -> None:
+    fields = {
+        "exit_code": 0,
+        "seconds": {"productive": 3.25, "startup": 1.0},
+        "ok": False,
+        "again": True,
+        "pids": [7, 8],
+    }
+    event = EventView(at_s=view.began_s or 0.0, what="run_ended", fields={**fields, "error": "", "resumed_step": None})
+
+    (told,) = (table for table in parse(page_of(replace(view, events=(event,)))).tables if "Details" in table[0])
+
+    assert told[1][1] == "run ended"
+    assert told[1][-1] == "exit code 0, seconds productive 3.25, startup 1, again, pids 7 8"
 
 
 def test_the_same_finding_on_two_nodes_is_two_findings(view: RunView) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 from gpulaunch.exporters.report.document import Block, Chart, Column, Facts, Paragraph, Section, Series, Span, Table
 from gpulaunch.exporters.report.overtime import clock_of
@@ -15,6 +15,7 @@ __all__ = ["failures", "goodput"]
 _MOST_EVENTS: Final = 120
 _MOST_ATTEMPTS: Final = 60
 _LONGEST_FIELDS: Final = 240
+_EMPTY: Final = (None, "", {}, [])
 _COLOURS: Final = {
     Status.FINISHED: 2,
     Status.RUNNING: 0,
@@ -162,12 +163,21 @@ def _events(view: RunView) -> Table:
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
-    told = ", ".join(
-        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in fields.items()
-        if value not in (None, "", {}, [])
-    )
+    told = _words(fields)
     return told if len(told) <= _LONGEST_FIELDS else told[: _LONGEST_FIELDS - 3] + "..."
+
+
+def _words(value: object) -> str:
+    """What a field holds, as one would say it: of a truth only the name, of what is not nothing."""
+    if isinstance(value, Mapping):
+        named = cast("Mapping[str, object]", value)
+        held = {
+            name.replace("_", " "): each for name, each in named.items() if each is not False and each not in _EMPTY
+        }
+        return ", ".join(name if each is True else f"{name} {_words(each)}" for name, each in held.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_words, cast("Sequence[object]", value)))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def goodput(view: RunView) -> Section:

@@ -23,6 +23,7 @@ _KIND_WORDS: Final = {
     "d2h": "GPU to host",
     "d2d": "GPU to GPU",
     "built_on_cpu": "built on the CPU",
+    "gc": "collects garbage",
     "elsewhere": "lines without a row",
 }
 
