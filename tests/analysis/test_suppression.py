@@ -495,6 +495,14 @@ def test_what_comes_now_and_then_is_judged_over_the_long_window() -> None:
     assert rules(replace(case.repaired, longer=case.fault)) == ["checkpoint-stall"]
 
 
+def test_a_line_is_told_where_most_collections_are_its() -> None:
+    pauses = replace(NO_PAUSES, gc_collections=10, gc_ns_total=20 * STEPS * MS)
+    for its_ms, line in ((19, 88), (9, None)):
+        asks = site("gc", count=5, blocked_ns=its_ms * STEPS * MS), site("gc", "train.py:90 step", count=5)
+        (found,) = advise(window(rank(phases_ms={"gc": 20.0}, pauses=pauses, sites=asks)))
+        assert (found.rule, found.line) == ("gc-pauses", line)
+
+
 def test_a_few_samples_in_logging_are_no_verdict() -> None:
     """Four of twenty: it may be a tenth, or a third."""
     guess = rank(samples=20, logged={"train.py:88": 4})

@@ -63,7 +63,7 @@ PLANTED = (
     Planted(rule="dataloader-head-of-line", program="head_of_line", line="DataLoader("),
     Planted(rule="straggler", program="straggler", ranks=(1,)),
     Planted(rule="checkpoint-stall", program="checkpoint_stall", line="torch.save("),
-    Planted(rule="gc-pauses", program="gc_pauses"),
+    Planted(rule="gc-pauses", program="gc_pauses", line="gc.collect()"),
     Planted(rule="recompiles", program="recompiles"),
 )
 

@@ -102,6 +102,94 @@ def test_a_collection_that_had_begun_before_we_came_is_left_out(probe, path):
     assert end_a_step(probe, path).gc_collections == 0
 
 
+ASKING = """
+import gc
+from gc import collect
+def plainly():
+    gc.collect()
+def by_name():
+    collect()
+def late():
+    import gc
+    (gc
+     .collect())
+"""
+NOT_ASKING = """
+from types import SimpleNamespace
+collect = list
+gc = SimpleNamespace(collect=list)
+kept = []
+def by_itself():
+    kept.append(collect(range(9)))
+def by_itself_again():
+    kept.append(gc.collect(range(9)))
+"""
+
+
+class Full:
+    """All generations are collected at whatever is made next; where, is told."""
+
+    def __enter__(self) -> list[str]:
+        self.before = gc.get_threshold()
+        self.functions: list[str] = []
+        gc.callbacks.append(self.told)
+        gc.collect()
+        gc.freeze()
+        gc.collect()  # by itself it comes where a quarter is new since the last one: now there is nothing
+        gc.set_threshold(1, 1, 1)
+        return self.functions
+
+    def told(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            self.functions.append(sys._getframe(1).f_code.co_name)
+
+    def __exit__(self, *_: object) -> None:
+        gc.set_threshold(*self.before)
+        gc.unfreeze()
+        gc.callbacks.remove(self.told)
+
+
+def run_of(directory, source: str, name: str = "program.py") -> dict[str, Callable[..., object]]:
+    path = directory / name
+    path.write_text(source)
+    program: dict[str, Callable[..., object]] = {"__name__": "program"}
+    exec(compile(source, str(path), "exec"), program)
+    return program
+
+
+def lines_that_ask(path: str) -> dict[str, int]:
+    """Function and line that ask for collections -> how often."""
+    with page.PageReader(path) as reader:
+        return {row.text.rpartition(":")[2]: row.count for row in reader.sites() if row.kind == "gc"}
+
+
+def test_a_line_that_asks_for_a_collection_is_named(probe, path, collected, tmp_path):
+    program = run_of(tmp_path, ASKING)
+    for name in ("plainly", "by_name", "late", "plainly"):
+        program[name]()
+
+    assert lines_that_ask(path) == {"5 plainly": 2, "7 by_name": 1, "10 late": 1}
+
+
+def test_a_collection_that_comes_by_itself_is_no_lines(probe, path, collected, tmp_path):
+    """While something is called that only has the name."""
+    program = run_of(tmp_path, NOT_ASKING)
+    with Full() as functions:
+        for _ in range(200):
+            program["by_itself"]()
+            program["by_itself_again"]()
+
+    assert {"by_itself", "by_itself_again"} <= set(functions)
+    assert {line.split()[1] for line in lines_that_ask(path)} == {"__enter__"}
+
+
+def test_a_program_without_a_text_is_collected_without_a_line(probe, path, collected):
+    exec(compile("import gc\ngc.collect()", "<stdin>", "exec"), {"__name__": "__main__"})
+
+    assert page.read(path).gc_collections >= 1
+    assert lines_that_ask(path) == {}
+
+
 def test_a_forked_child_collects_without_a_word(probe, path, collected):
     gc.disable()
     try:

@@ -23,7 +23,8 @@ from gpulaunch.profiler.probe.account import (
     SYNC,
     Record,
 )
-from gpulaunch.profiler.probe.step import PATIENCE, StepMachine
+from gpulaunch.profiler.probe.noted import NotedSteps
+from gpulaunch.profiler.probe.step import PATIENCE
 
 PLAIN = ("data_wait", "forward", "backward", "optimizer")
 
@@ -58,7 +59,7 @@ class Loop:
         self.now = 1_000
         self.ended: list[Step] = []
         self.regions: list[int] = []
-        self.machine = StepMachine(self.end)
+        self.machine = NotedSteps(self.end)
         self.machine.begin(self.now)
 
     def end(self, count: int, record: Record) -> None:
@@ -1069,3 +1070,40 @@ def test_any_sequence_of_edges_gives_parts_that_sum_to_the_step(edges, exposed_n
         named = step.data_wait + step.forward + step.backward + step.optimizer + sum(step.rest.values())
         assert named <= step.duration
     assert sum(step.count for step in loop.ended) == loop.steps
+
+
+UNDER_WAY = {
+    "nothing": lambda _: None,
+    "a batch": lambda loop: loop.fetch(10),
+    "a batch of another dataset": lambda loop: loop.fetch(10, dataset=2),
+    "a batch that is not for training": lambda loop: loop.fetch(10, trains=False),
+    "the end of a loader": lambda loop: (loop.fetch(10), loop.exhaust()),
+    "gradients": lambda loop: (loop.fetch(10), loop.backward(30)),
+    "gradients of autograd.grad": lambda loop: loop.backward(30, accumulates=False),
+    "a backward": lambda loop: loop.machine.backward_enter(loop.now),
+    "an optimizer": lambda loop: loop.machine.optimizer_enter(loop.now, 1),
+    "another optimizer": lambda loop: loop.optimize(3, identity=2),
+    "a phase of the user's": lambda loop: loop.machine.mark_phase(loop.now, CHECKPOINT),
+    "a note": lambda loop: loop.machine.nest(GC, loop.now - 5, loop.now, loop.machine.nested_ns),
+}
+
+
+@pytest.mark.parametrize("under_way", UNDER_WAY.values(), ids=UNDER_WAY)
+def test_what_another_thread_had_under_way_stays_there(under_way):
+    """The next thread's steps are what they would be without it."""
+    moved, other = Loop(), Loop()
+    for loop in (moved, other):
+        for _ in range(3):
+            loop.step()
+        if loop is moved:
+            under_way(loop)
+        before = loop.machine.microsteps
+        loop.now = 2_000
+        loop.machine.start_over(loop.now)
+        loop.fetch(10)
+        loop.optimize(3)  # without gradients, it could take those of the other thread for its own
+        for _ in range(3):
+            loop.step()
+
+        assert loop.machine.microsteps - before == 3
+    assert moved.ended[3:] == other.ended[3:]

@@ -21,7 +21,7 @@ from gpulaunch.exporters.view.model import (
     Status,
 )
 
-KINDS = ("h2d", "d2h", "built_on_cpu", "item", "loader", "collective", "save")
+KINDS = ("h2d", "d2h", "built_on_cpu", "item", "loader", "collective", "save", "gc")
 
 
 def a_run(run_dir: Path, seconds: int = 100) -> RunView:

@@ -33,6 +33,9 @@ def gc_pauses(window: Window) -> Iterator[Loss]:
     """Python's garbage collector runs for long, within steps."""
     for rank in window.over.ranks:
         if collections := rank.pauses.gc_collections:
+            asking = [site for site in rank.sites if site.kind == "gc"]
+            longest = max(asking, key=lambda site: site.blocked_ns, default=None)
+            is_most = longest is not None and 2 * longest.blocked_ns >= rank.phase_ns.get("gc", 0)
             yield from _timed(
                 rank,
                 "gc",
@@ -42,6 +45,7 @@ def gc_pauses(window: Window) -> Iterator[Loss]:
                 },
                 "Call gc.collect() and gc.freeze() once after setting up and never in the loop; or gc.disable(), and "
                 "collect every few hundred steps.",
+                place_of(longest.text) if longest is not None and is_most else NOWHERE,
             )
 
 

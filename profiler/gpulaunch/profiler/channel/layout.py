@@ -72,7 +72,7 @@ __all__ = [
 
 PAGE_BYTES: Final = 65536
 MAGIC: Final = int.from_bytes(b"gpulpage", "little")
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 class Word(IntEnum):
@@ -117,7 +117,7 @@ class Word(IntEnum):
 
     # written at every edge that the training thread passes
     LAST_EDGE = 40  # CLOCK_MONOTONIC in ns << 3 | Region
-    STEPS_MADE = 43  # steps that have ended, where the step counters are behind (`probe.step`); else less than STEPS
+    STEPS_MADE = 43  # steps that have ended, where the step counters are behind (`probe.noted`); else less than STEPS
 
     # written once each; 0 until then
     FIRST_STEP_START_NS = 41
@@ -304,6 +304,6 @@ SITE_TEXT_BYTE: Final = 72
 SITE_TEXT_BYTES: Final = 184
 SITE_KINDS: Final = (
     *("elsewhere", "h2d", "d2h", "d2d", "item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"),
-    *("built_on_cpu", "loader", "dataparallel", "save", "collective"),
+    *("built_on_cpu", "loader", "dataparallel", "save", "collective", "gc"),
 )
 """What the line of a site row does; a row has the index."""

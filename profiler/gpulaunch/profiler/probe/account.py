@@ -113,7 +113,7 @@ class Account:
         self.skipped_steps = 0
         """Steps that a gradient scaler left out."""
         self.notes: list[int] = []
-        """What has been noted and not yet taken up (`StepMachine.catch_up`)."""
+        """What has been noted and not yet taken up (`NotedSteps.catch_up`)."""
         self.nested_ns = 0
         """How long nested intervals have taken so far, each without those inside it."""
         self.exposed_ns = 0
@@ -144,7 +144,9 @@ class Account:
         """The first step starts here; what was seen before does not count."""
         self._start_ns = self._edge_ns = now_ns
         self._parts = [0] * _PARTS
-        self._wait_pending = self._idle_pending = 0
+        self._samples = self._micro = self._wait_pending = self._idle_pending = 0
+        self._calls_grad = False
+        self._forced = NO_PHASE
 
     def nest(self, phase: int, began_ns: int, now_ns: int, nested_before_ns: int) -> int:
         """Note that the time between these instants was for `phase`, but for what was nested inside it; the phase

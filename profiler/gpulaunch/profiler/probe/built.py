@@ -10,12 +10,11 @@ name. What comes from elsewhere, as a batch does, is data.
 from __future__ import annotations
 
 import ast
-import itertools
-import os
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Final
 
+from gpulaunch.profiler.probe.source import call_under_way, parsed
 from gpulaunch.profiler.probe.whose import is_programs
 
 __all__ = ["built_at"]
@@ -23,7 +22,6 @@ __all__ = ["built_at"]
 _BUILDERS: Final = frozenset(
     ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
 )
-_LONGEST_TEXT_BYTES: Final = 500_000
 
 _Place = tuple[int, int]
 """Line, column (of the bytes, from 0)."""
@@ -31,10 +29,9 @@ _Place = tuple[int, int]
 
 def built_at(frame: FrameType, torch: Any) -> int:
     """The line that built on the CPU what the call under way in `frame` moves; 0 if it was not built here."""
-    code = frame.f_code
     try:
-        tree, added = _parse(code)
-        if (call := _call_under_way(frame, tree, added)) is None or not isinstance(call.func, ast.Attribute):
+        tree, added = parsed(frame.f_code)
+        if (call := call_under_way(frame, tree, added)) is None or not isinstance(call.func, ast.Attribute):
             return 0
         # The source of a copy: `x` in `x.to(...)` and in `y.copy_(x)`.
         moved = call.args[0] if call.func.attr == "copy_" else call.func.value
@@ -50,37 +47,6 @@ def built_at(frame: FrameType, torch: Any) -> int:
             return 0
         moved = given
     return moved.lineno + added if _builds(moved, names, torch) else 0
-
-
-def _parse(code: CodeType) -> tuple[ast.Module, int]:
-    """The tree of a function's text, or of a module's, and what to add to its line numbers."""
-    if os.path.getsize(code.co_filename) > _LONGEST_TEXT_BYTES:
-        raise ValueError(code.co_filename)
-    with open(code.co_filename, encoding="utf-8") as file:
-        lines = file.readlines()
-    if code.co_name == "<module>":
-        return ast.parse("".join(lines)), 0
-    first = code.co_firstlineno
-    text = "".join(lines[first - 1 : _last_line(code)])
-    if text[:1].isspace():  # a method, or a function within a function; columns stay what they are
-        return ast.parse("if True:\n" + text), first - 2
-    return ast.parse(text), first - 1
-
-
-def _last_line(code: CodeType) -> int:
-    """Where a function's text ends, functions within it included."""
-    own = max(end_line or 0 for _, end_line, _, _ in code.co_positions())
-    return max(own, *(_last_line(inner) for inner in code.co_consts if isinstance(inner, CodeType)), 0)
-
-
-def _call_under_way(frame: FrameType, tree: ast.Module, added: int) -> ast.Call | None:
-    """The call that the frame has not come back from: no other ends where it does."""
-    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
-    if position is None or position[1] is None:  # the latter with `python -X no_debug_ranges`
-        return None
-    end = position[1] - added, position[3]
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return next((call for call in calls if (call.end_lineno, call.end_col_offset) == end), None)
 
 
 def _last_given(tree: ast.Module, name: str, before: _Place) -> ast.expr | None:

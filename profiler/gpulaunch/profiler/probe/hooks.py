@@ -34,6 +34,9 @@ from gpulaunch.profiler.probe.edges import (
     tap_next,
     tap_scaler,
 )
+from gpulaunch.profiler.probe.noted import NotedSteps
+from gpulaunch.profiler.probe.publish import Publisher
+from gpulaunch.profiler.probe.service import Service
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.step import StepMachine
 from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out, put
@@ -145,6 +148,6 @@ def _gpu_memory(probe: Probe, torch: Any, undo: Undo) -> Hook | None:
 
 
 def _keep_out(torch: Any, *taps: Any) -> None:
-    parts = (Probe, StepMachine, Account, LoaderWatch, Bare, PageWriter)
+    parts = (Probe, Service, Publisher, NotedSteps, StepMachine, Account, LoaderWatch, Bare, PageWriter)
     ours = (function for part in parts for function in vars(part).values() if function is not Bare.fetch)
     keep_out(torch, *taps, Bare.fetch, ours=ours)  # fetch makes the user's call

@@ -15,7 +15,6 @@ it has no lock of its own a lost count is the whole damage.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
@@ -300,8 +299,6 @@ class Ledger:
 
     def _tell_built(self, frame: FrameType) -> tuple[int, str] | None:
         """A line that moves to the GPU what the program has built on the CPU is of a kind of its own."""
-        if not os.path.isfile(frame.f_code.co_filename):
-            return None  # "<stdin>"; or a pipe that the program was read from, which would be waited for without end
         line = built_at(frame, self._torch)
         if not line:
             return None

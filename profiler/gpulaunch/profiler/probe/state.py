@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, StepSource, TextSlot, Word
 from gpulaunch.profiler.channel.writer import PageWriter
 from gpulaunch.profiler.probe import facts
-from gpulaunch.profiler.probe.account import CHECKPOINT, MOST_NOTES, Record, bucket_of
+from gpulaunch.profiler.probe.account import CHECKPOINT, MOST_NOTES
 from gpulaunch.profiler.probe.bare import BARE, OFF, Bare
 from gpulaunch.profiler.probe.batch import LoaderWatch
+from gpulaunch.profiler.probe.noted import COUNTED
 from gpulaunch.profiler.probe.price import BLOCK
-from gpulaunch.profiler.probe.step import COUNTED, StepMachine
+from gpulaunch.profiler.probe.publish import Publisher
+from gpulaunch.profiler.probe.service import Service
 from gpulaunch.profiler.probe.whose import is_programs
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ _NO_THREAD: Final = 0  # get_ident is never 0
 _QUIET_NS: Final = 2_000_000_000  # and four steps: then who trains elsewhere is the training thread
 _SOON_NS: Final = 50_000_000  # so long without an edge, and it is worth to ask whether the thread still lives
 _ASIDE: Final = -1  # the training thread is inside something whose inside does not count
-_MOST_REASONS: Final = 7
 _SECOND_NS: Final = 1_000_000_000
 _LATEST_NS: Final = 250_000_000  # what was noted is taken up by then, if anything goes on
 _FEW: Final = 8
@@ -57,7 +58,7 @@ Nested = tuple[int, int]
 """When something nested began, and the machine's `nested_ns` then."""
 
 
-class Probe:
+class Probe(Service):
     """The state behind the taps of one rank, and its page.
 
     The first thread that computes gradients or steps an optimizer is the training thread; edges of others do not count,
@@ -67,18 +68,13 @@ class Probe:
 
     __slots__ = (
         "_asked_ns",
-        "_bucket",
-        "_bucket_from",
-        "_bucket_to",
         "_catches_up",
         "_due_ns",
-        "_each_second",
         "_ended",
         "_loader_thread",
         "_plain",
         "_price_ns",
         "_priced",
-        "_reasons",
         "_settled",
         "_stood_here",
         "bare",
@@ -95,18 +91,15 @@ class Probe:
         "thread",
         "times",
         "turn",
-        "writer",
     )
 
     def __init__(self, writer: PageWriter, torch: Any) -> None:
-        self.writer = writer
-        self.machine = StepMachine(self._publish_first)
-        self.machine.on_steps = self._publish_plain
+        super().__init__(writer)
+        self.machine = Publisher(writer).machine
         self.loader = LoaderWatch(writer, self.unavailable, torch.Tensor)
         self.machine.on_evaluated = self.loader.evaluated
         self.machine.on_batch = self.loader.plain
         self.loader.before_change = self._catch_up_here
-        self._reasons: list[str] = []  # why parts are out of service, the newest first
         self.thread = _NO_THREAD
         self._loader_thread = _NO_THREAD
         self._stood_here = _NO_THREAD
@@ -126,7 +119,6 @@ class Probe:
         """When it is to be called, whatever has or has not ended."""
         self.tell: Callable[[int], object] = self._take_up
         """Told the time of an edge of the training thread, and the region after it, as LAST_EDGE has them."""
-        self._bucket = self._bucket_from = self._bucket_to = 0
         self.prices = self.times = False
         self.closely = False
         """Whether the step under way is priced, or timed on the GPU: `attend` is to be called."""
@@ -134,7 +126,6 @@ class Probe:
         """What times phases on the GPU, if anything does; whoever has one sets it."""
         self.bare = Bare(self)
         self._due_ns = 0
-        self._each_second: list[tuple[Hook, Callable[[], None]]] = []
         self.bare.can_do_without(Hook.LOADER_QUEUE, self.loader.do_without_queue)
         self.bare.can_do_without(Hook.GPU_TIME, self._stop_clock)
 
@@ -154,20 +145,6 @@ class Probe:
         """Do nothing any more; the taps fall straight through. For forked children, which must not write the page."""
         self.thread = OFF
 
-    def armed(self, hook: Hook) -> None:
-        """Put it in the page that `hook` is in service."""
-        self.writer.words[Word.HOOKS_ARMED] |= hook
-        self.writer.words[Word.HOOKS_UNAVAILABLE] &= ~hook
-
-    def unavailable(self, hook: Hook, why: str) -> None:
-        """Put it in the page that `hook` is out of service, and why."""
-        self.writer.words[Word.HOOKS_ARMED] &= ~hook
-        self.writer.words[Word.HOOKS_UNAVAILABLE] |= hook
-        reason = f"{hook.name or 'traces'}: {why}"
-        if reason not in self._reasons:
-            self._reasons = [reason, *self._reasons[:_MOST_REASONS]]
-            self.writer.write_text(TextSlot.FAULT, "; ".join(self._reasons))
-
     def fail(self, error: Exception) -> None:
         """Our own fault: stop observing, keep training.
 
@@ -179,18 +156,6 @@ class Probe:
         self.off()
         with suppress(Exception):  # if the page itself is what failed, there is nobody left to tell
             self.unavailable(Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER, repr(error))
-
-    def each_second(self, hook: Hook, call: Callable[[], None]) -> Callable[[], None]:
-        """Have `call` called at the first edge, and then at the end of a step about once a second.
-
-        The training thread does it. If it raises, it is not called again, and `hook` is out of service.
-
-        Returns:
-            What ends it.
-        """
-        entry = hook, call
-        self._each_second.append(entry)
-        return lambda: self._cease(entry)
 
     # --- which thread, and where it is ------------------------------------------------------------------------------
 
@@ -475,48 +440,12 @@ class Probe:
         """The training thread has passed an edge. The taps have this written out: `edge` is the word, 3 the bits."""
         self.writer.words[_LAST_EDGE] = now_ns << REGION_BITS | region
 
-    def _publish_first(self, count: int, record: Record) -> None:
-        """The first step has ended."""
-        self.machine.on_step = self._publish
-        self.writer.words[Word.FIRST_STEP_END_NS] = self.machine.totals[_LAST_STEP]
-        self._publish(count, record)
-
-    def _publish(self, count: int, record: Record) -> None:
-        """Steps have ended."""
-        totals = self.machine.totals
-        duration_ns = record[1]
-        if not self._bucket_from < duration_ns <= self._bucket_to:  # most steps are in the bucket of the one before
-            self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
-        self.writer.end_step(totals, self._bucket, count, record)
-
-    def _publish_plain(self, records: list[Record]) -> None:
-        """Several steps have ended."""
-        buckets = []
-        for record in records:
-            duration_ns = record[1]
-            if not self._bucket_from < duration_ns <= self._bucket_to:
-                self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
-            buckets.append(self._bucket)
-        self.writer.end_plain_steps(self.machine.totals, buckets, records)
-
     def _look_around(self, now_ns: int) -> None:
         """What is done once a second."""
         self._due_ns = now_ns + _SECOND_NS
-        for entry in tuple(self._each_second):
-            hook, call = entry
-            try:
-                call()
-            except Exception as error:
-                if is_programs(error):
-                    raise
-                self._cease(entry)
-                self.unavailable(hook, repr(error))
+        self.call_each()
         self.loader.flush()
         facts.flush()
-
-    def _cease(self, entry: tuple[Hook, Callable[[], None]]) -> None:
-        if entry in self._each_second:
-            self._each_second.remove(entry)
 
     def _stop_clock(self) -> None:
         """Time phases on the GPU no more."""

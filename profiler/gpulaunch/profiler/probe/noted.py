@@ -1,0 +1,135 @@
+"""Steps from edges that were noted: told to the machine a few steps later, in one go.
+
+Between torch's kernels caches are cold, and all that the machine does is cold code. So the edges that plain steps have
+may be noted instead, each as one number (the time, and in its low bits the region after it, which tells the edges
+apart), and taken up together: the first of them warms the code for the others. What each would have been told besides
+its time stands still meanwhile; an edge of which that is not true is not noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gpulaunch.profiler.channel.layout import REGION_BITS, Region, StepSource
+from gpulaunch.profiler.probe.account import MOST_NOTES, NO_PHASE, Record
+from gpulaunch.profiler.probe.step import StepMachine
+
+__all__ = ["COUNTED", "NotedSteps"]
+
+_BY_OPTIMIZER: Final = StepSource.OPTIMIZER
+
+# Plain numbers, as the page has them.
+_IN_LOADER: Final = int(Region.LOADER)
+_IN_FORWARD: Final = int(Region.FORWARD)
+_IN_BACKWARD: Final = int(Region.BACKWARD)
+_IN_STEPPING: Final = int(Region.STEPPING)
+_IN_OPTIMIZER: Final = int(Region.OPTIMIZER)
+_IN_OTHER: Final = int(Region.OTHER)
+_REGION: Final = (1 << REGION_BITS) - 1
+_EDGES: Final = 6  # of a plain step: a batch, a backward, an optimizer
+COUNTED: Final = int(Region.VALIDATION)
+"""In a note, in place of FORWARD: a batch of which `on_batch` is not told. (No note is of a validation.)"""
+
+
+class NotedSteps(StepMachine):
+    """A step machine that catches up with what has been noted."""
+
+    __slots__ = ("_wanted_ns", "dataset", "on_batch", "samples")
+
+    def __init__(self, on_step: Callable[[int, Record], None]) -> None:
+        super().__init__(on_step)
+        self.samples = self.dataset = 0
+        """What the batches that are noted have, and what they are from (its `id`)."""
+        self.on_batch: Callable[[int], None] = lambda _wait_ns: None
+        """Told how long each of them was waited for, as it is taken up."""
+        self._wanted_ns = 0  # when the last one was asked for
+
+    def note_samples(self, samples: int) -> None:
+        """Note that a helper thread of the user's fetched a batch."""
+        if len(self.notes) < MOST_NOTES:
+            self.notes += (0, samples, NO_PHASE)
+        else:  # it is read far ahead, and nobody takes it up
+            self.add_samples(samples)
+
+    def catch_up(self) -> int:
+        """Take up what has been noted, in that order.
+
+        Returns:
+            The region after the last edge of them; 0 if there was none.
+        """
+        notes = self.notes  # more may come meanwhile
+        region = done = 0
+        try:
+            if len(notes) >= _EDGES and self._is_between_steps() and self._take_plain(notes):
+                region = _IN_OTHER
+            while done < len(notes):
+                note = notes[done]
+                edge, now_ns = note & _REGION, note >> REGION_BITS
+                done += 1 if edge else 3
+                if edge == _IN_BACKWARD:
+                    region = self.backward_enter(now_ns)
+                elif edge == _IN_STEPPING:
+                    region = self.backward_exit(now_ns, True)
+                elif edge == _IN_OPTIMIZER:
+                    region = self.optimizer_enter(now_ns, self.pivot)
+                elif edge == _IN_OTHER:
+                    region = self.optimizer_exit(now_ns, self.pivot)
+                elif edge == _IN_LOADER:
+                    self._wanted_ns = now_ns
+                    region = self.loader_enter(now_ns)
+                elif edge:
+                    if edge == _IN_FORWARD:
+                        self.on_batch(now_ns - self._wanted_ns)
+                    region = self.loader_exit(now_ns, self.samples, True, self.dataset)
+                else:
+                    amount, phase = notes[done - 2 : done]
+                    if phase:
+                        self._take_out(phase, now_ns, amount)
+                    else:
+                        self.add_samples(amount)
+        finally:
+            del notes[:done]  # what a signal handler raised may have come in between: it costs the edge it hit
+        return region
+
+    def _is_between_steps(self) -> bool:
+        """Whether nothing is under way: steps end with their optimizer, and one has just ended."""
+        return (
+            self._start_ns == self._edge_ns
+            and self.source is _BY_OPTIMIZER
+            and not (self._batches_waiting or self._depth or self._optimizer or self._others or self._forced)
+            and not (self._exhausted or self._validates)
+        )
+
+    def _take_plain(self, notes: list[int]) -> bool:
+        """Take up the plain steps that these begin with, if they do."""
+        steps = []
+        waits_ns = []
+        taken = 0
+        while len(notes) - taken >= _EDGES:
+            asked, handed, began, done, steps_at, ended = notes[taken : taken + _EDGES]
+            batch = handed & _REGION
+            if (
+                asked & _REGION != _IN_LOADER
+                or (batch != _IN_FORWARD and batch != COUNTED)
+                or began & _REGION != _IN_BACKWARD
+                or done & _REGION != _IN_STEPPING
+                or steps_at & _REGION != _IN_OPTIMIZER
+                or ended & _REGION != _IN_OTHER
+            ):
+                break
+            taken += _EDGES
+            asked >>= REGION_BITS
+            handed >>= REGION_BITS
+            if batch == _IN_FORWARD:
+                waits_ns.append(handed - asked)
+            began, done = began >> REGION_BITS, done >> REGION_BITS
+            steps.append((asked, handed, began, done, steps_at >> REGION_BITS, ended >> REGION_BITS))
+        if not steps:
+            return False
+        self._trained = self._dataset = self.dataset
+        self._beside = 0
+        self._close_plain(steps, self.samples, taken)
+        for wait_ns in waits_ns:
+            self.on_batch(wait_ns)
+        return True

@@ -1,0 +1,49 @@
+"""Puts the steps that have ended into the page of a rank."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.probe.account import Record, bucket_of
+from gpulaunch.profiler.probe.noted import NotedSteps
+
+__all__ = ["Publisher"]
+
+_LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
+
+
+class Publisher:
+    """Has a step machine, and publishes what it tells."""
+
+    __slots__ = ("_bucket", "_bucket_from", "_bucket_to", "_writer", "machine")
+
+    def __init__(self, writer: PageWriter) -> None:
+        self._writer = writer
+        self._bucket = self._bucket_from = self._bucket_to = 0
+        self.machine = NotedSteps(self._first)
+        self.machine.on_steps = self._several
+
+    def _first(self, count: int, record: Record) -> None:
+        """The first step has ended."""
+        self.machine.on_step = self._one
+        self._writer.words[Word.FIRST_STEP_END_NS] = self.machine.totals[_LAST_STEP]
+        self._one(count, record)
+
+    def _one(self, count: int, record: Record) -> None:
+        """A step has ended, or several that are told as one."""
+        duration_ns = record[1]
+        if not self._bucket_from < duration_ns <= self._bucket_to:  # most steps are in the bucket of the one before
+            self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
+        self._writer.end_step(self.machine.totals, self._bucket, count, record)
+
+    def _several(self, records: list[Record]) -> None:
+        """Steps have ended, one after the other."""
+        buckets = []
+        for record in records:
+            duration_ns = record[1]
+            if not self._bucket_from < duration_ns <= self._bucket_to:
+                self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
+            buckets.append(self._bucket)
+        self._writer.end_plain_steps(self.machine.totals, buckets, records)

@@ -1,0 +1,71 @@
+"""Which parts of the probe are in service, as the page says it, and what they have done once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gpulaunch.profiler.channel.layout import Hook, TextSlot, Word
+from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.probe.whose import is_programs
+
+__all__ = ["Service"]
+
+_MOST_REASONS: Final = 7
+
+
+class Service:
+    """The parts of one rank's probe."""
+
+    __slots__ = ("_each_second", "_reasons", "writer")
+
+    def __init__(self, writer: PageWriter) -> None:
+        self.writer = writer
+        self._reasons: list[str] = []  # why parts are out of service, the newest first
+        self._each_second: list[tuple[Hook, Callable[[], None]]] = []
+
+    def armed(self, hook: Hook) -> None:
+        """Put it in the page that `hook` is in service."""
+        self.writer.words[Word.HOOKS_ARMED] |= hook
+        self.writer.words[Word.HOOKS_UNAVAILABLE] &= ~hook
+
+    def unavailable(self, hook: Hook, why: str) -> None:
+        """Put it in the page that `hook` is out of service, and why."""
+        self.writer.words[Word.HOOKS_ARMED] &= ~hook
+        self.writer.words[Word.HOOKS_UNAVAILABLE] |= hook
+        reason = f"{hook.name or 'traces'}: {why}"
+        if reason not in self._reasons:
+            self._reasons = [reason, *self._reasons[:_MOST_REASONS]]
+            self.writer.write_text(TextSlot.FAULT, "; ".join(self._reasons))
+
+    def each_second(self, hook: Hook, call: Callable[[], None]) -> Callable[[], None]:
+        """Have `call` called at the first edge, and then at the end of a step about once a second.
+
+        The training thread does it. If it raises, it is not called again, and `hook` is out of service.
+
+        Returns:
+            What ends it.
+        """
+        entry = hook, call
+        self._each_second.append(entry)
+        return lambda: self._cease(entry)
+
+    def call_each(self) -> None:
+        """Call them.
+
+        Raises:
+            BaseException: what a signal handler of the program's raised meanwhile.
+        """
+        for entry in tuple(self._each_second):
+            hook, call = entry
+            try:
+                call()
+            except Exception as error:
+                if is_programs(error):
+                    raise
+                self._cease(entry)
+                self.unavailable(hook, repr(error))
+
+    def _cease(self, entry: tuple[Hook, Callable[[], None]]) -> None:
+        if entry in self._each_second:
+            self._each_second.remove(entry)
