@@ -176,15 +176,19 @@ def job(launcher: Launcher, ranks: int, *program: str, restarts: int) -> Generat
             one.close()
 
 
+class NothingToldError(SystemExit):
+    """A job has not told what it was run for; ends the benchmark, unless that can do without it."""
+
+
 def notes_of(one: Job, ranks: int, *, within_s: float = BOUND_S) -> list[dict[str, Any]]:
-    """What each rank has to tell, one line of JSON each; ends the benchmark if that does not come."""
+    """What each rank has to tell, one line of JSON each. Raises NothingToldError."""
     until_s = time.monotonic() + within_s
     while time.monotonic() < until_s and one.process.poll() is None:
         lines = one.notes.read_text().splitlines() if one.notes.exists() else []
         if len(lines) == ranks:
             return [json.loads(line) for line in lines]
         time.sleep(0.1)
-    sys.exit(f"the job has not told its steps\n{one.log.read_text(errors='replace')[-2000:]}")
+    raise NothingToldError(f"the job has not told its steps\n{one.log.read_text(errors='replace')[-2000:]}")
 
 
 def page_of(channel_dir: str, rank: int) -> PageSnapshot | None:

@@ -7,6 +7,9 @@ watched by py-spy, at the rate at which the profiler samples stacks, and, where 
 (`--traceml PATH` of its command), each against its own launcher without it. Where runs of a kind follow each other,
 they are compared too: that is what the measurement itself leaves of a ratio of 1.
 
+A machine of others' is seldom left alone for an hour. Before each run it is waited, for a while, until the host takes
+nothing away; a run from which it has taken something is made again, once; and `--go-on` adds to what `--out` has.
+
 Every run is checked for what it is: pages of observed ranks have counted the steps that the ranks tell, others have
 none; py-spy has taken stacks of each rank; TraceML's summary has steps of all ranks.
 
@@ -27,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _measure import BIN, machine
+from _measure import BIN, NothingToldError, machine
 from _pairs import halves, middle, there_and_back
 from growth import STEPS, growth
 from overhead_page import fill, misses, table, targets
@@ -43,12 +46,15 @@ from overhead_runs import (
     pause_s,
     sidecar,
     traceml,
+    until_calm,
 )
 from torn import READS, torn
 
 Row = dict[str, Any]
 
 STEPS_MS = (20, 2, 200)
+WAITED_S = 60.0
+"""For the host, before each run; at most."""
 SECONDS = {2: 5.0, 20: 10.0, 200: 12.0}
 AROUND_S = {"gpulaunch": 5.0, "TraceML": 15.0}
 """What a run takes besides, about; after the first one of a kind it is known."""
@@ -85,6 +91,8 @@ class Measuring:
         self._until_s = until_s
         self._pause_s = {step_ms: pause_s(options.ranks, step_ms) for step_ms in STEPS_MS}
         self._took_s: dict[int, float] = {}
+        self.broken_off: list[str] = []
+        """Cells of which there is nothing, and why."""
         self.settings = {"pause_s": {str(step_ms): pause for step_ms, pause in self._pause_s.items()}}
 
     def rows(self, round_: list[Cell]) -> Iterator[Row]:
@@ -96,8 +104,12 @@ class Measuring:
                 if now_s + self._took_s.get(number, self._expected_s(cell)) > self._until_s:
                     print(f"no time for {cell.step_ms} ms {[way.name for way in cell.runs]}", file=sys.stderr)
                     return
-                yield from self._cell(turn, cell)
-                self._took_s[number] = time.monotonic() - now_s
+                try:
+                    yield from self._cell(turn, cell)
+                    self._took_s[number] = time.monotonic() - now_s
+                except NothingToldError as error:
+                    self.broken_off.append(f"{cell.step_ms} ms {[way.name for way in cell.runs]}: {error}")
+                    print(self.broken_off[-1], file=sys.stderr, flush=True)
 
     def _expected_s(self, cell: Cell) -> float:
         watched_s = SECONDS[cell.step_ms] * self._options.scale
@@ -107,8 +119,12 @@ class Measuring:
         seconds = SECONDS[cell.step_ms] * self._options.scale
         ran: list[tuple[Way, Row]] = []
         for way in cell.runs:
-            told = one_run(way, self._options.ranks, self._pause_s[cell.step_ms], seconds)
-            print(f"{cell.step_ms} ms, {way.name}: {told}", file=sys.stderr, flush=True)
+            for _ in range(2):
+                until_calm(WAITED_S)
+                told = one_run(way, self._options.ranks, self._pause_s[cell.step_ms], seconds)
+                print(f"{cell.step_ms} ms, {way.name}: {told}", file=sys.stderr, flush=True)
+                if told["stolen_cores"] <= STOLEN_CORES:
+                    break
             ran.append((way, told))
         about = {"step_ms": cell.step_ms, "round": turn}
         for half in halves(ran):
@@ -171,16 +187,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="in which a rank must not grow")
     parser.add_argument("--traceml", metavar="PATH", help="TraceML's command, of an environment of its own")
     parser.add_argument("--out", type=Path, help="write figures and raw rows here")
+    parser.add_argument("--go-on", action="store_true", help="add to what is there already")
     parser.add_argument("--page", type=Path, help="write the table into this page, between its marks")
     parser.add_argument("--from", type=Path, dest="result", metavar="FILE", help="measure nothing; take its raw rows")
     parser.add_argument("--check", action="store_true", help="end with 1 where a target is missed")
     options = parser.parse_args()
+    if options.go_on and not options.out:
+        parser.error("--go-on: name the file to go on with by --out")
     signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(143))
 
     result = figures(json.loads(options.result.read_text()) if options.result else measured(options))
     print(table(result))
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        write(result, options.out)
     if options.page:
         options.page.write_text(fill(options.page.read_text(), table(result)))
     if options.check and (missed := misses(result)):
@@ -189,26 +208,37 @@ def main() -> None:
 
 def measured(options: argparse.Namespace) -> Row:
     began_s = time.monotonic()
-    beside: Row = {
-        "sidecar_of_8_ranks": sidecar(60 * options.scale),
-        "ring": torn(options.reads),
-        "growth": growth(options.steps),
-    }
-    print(json.dumps({**beside, "growth": {**beside["growth"], "looks": "..."}}, indent=1), file=sys.stderr)
+    result: Row = json.loads(options.out.read_text()) if options.go_on and options.out.exists() else {}
+    before = result.get("minutes", 0.0)
+    result |= {"machine": machine(), "rows": result.get("rows", [])}
+    for name, measure in (
+        ("sidecar_of_8_ranks", lambda: sidecar(60 * options.scale)),
+        ("ring", lambda: torn(options.reads)),
+        ("growth", lambda: growth(options.steps)),
+    ):
+        if name not in result:
+            result[name] = measure()
+            print(f"{name}: {result[name]}"[:1000], file=sys.stderr, flush=True)
     measuring = Measuring(options, began_s + 60 * options.minutes)
-    by_traceml = traceml(options.traceml) if options.traceml else None
-    rows = list(measuring.rows(cells(by_traceml, py_spy=(BIN / "py-spy").exists())))
-    return {
-        "machine": machine(),
-        "settings": {
-            **{name: getattr(options, name) for name in ("rounds", "minutes", "ranks", "scale")},
-            "seconds": {str(step_ms): seconds * options.scale for step_ms, seconds in SECONDS.items()},
-            **measuring.settings,
-        },
-        "minutes": (time.monotonic() - began_s) / 60,
-        **beside,
-        "rows": rows,
+    result["settings"] = {
+        **{name: getattr(options, name) for name in ("rounds", "ranks", "scale")},
+        "seconds": {str(step_ms): seconds * options.scale for step_ms, seconds in SECONDS.items()},
+        **measuring.settings,
     }
+    by_traceml = traceml(options.traceml) if options.traceml else None
+    for row in measuring.rows(cells(by_traceml, py_spy=(BIN / "py-spy").exists())):
+        result["rows"].append(row)
+        result["minutes"] = before + (time.monotonic() - began_s) / 60
+        if options.out:
+            write(result, options.out)
+    return {**result, "broken_off": [*result.get("broken_off", []), *measuring.broken_off]}
+
+
+def write(result: Row, path: Path) -> None:
+    """Whole or not at all: it may be gone on with."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(result, indent=1) + "\n")
+    draft.replace(path)
 
 
 def figures(result: Row) -> Row:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _host import processor_s
 from _shape import BATCH, SAMPLES
 from torch.utils.data import DataLoader, Dataset
 
@@ -38,14 +39,6 @@ class Ready(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> tuple[Any, Any]:
         return self.inputs[indices], self.targets[indices]
-
-
-def processor_s() -> tuple[float, float]:
-    """CPU seconds of this machine since it booted: spent, and kept from it by its host."""
-    with open("/proc/stat") as stat:
-        user, nice, system, _idle, _waits, irq, softirq, stolen = map(int, stat.readline().split()[1:9])
-    ticks = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + irq + softirq) / ticks, stolen / ticks
 
 
 def observed(by_traceml: bool) -> Callable[[torch.nn.Module], contextlib.AbstractContextManager[object]]:

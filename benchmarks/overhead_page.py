@@ -185,6 +185,7 @@ def notes(result: Row, steps: Sequence[str]) -> list[str]:
         f"- {upper(torn_told(result['ring']))}.",
         f"- {upper(growth_told(result['growth']))}.",
     ]
+    found += [f"- Broken off, and left out: {each.splitlines()[0]}." for each in result.get("broken_off", [])]
     settled = result["ways"].get(SETTLED.name, {})
     if deviation := settled.get("20", _NOT_TOLD)["ratio"]["deviation"]:
         found.append(

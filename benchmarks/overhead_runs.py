@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _host import processor_s
 from _measure import BIN, BOUND_S, GPULAUNCH, Job, Launcher, gpulaunch, job, kib, notes_of, page_of
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "pause_s",
     "sidecar",
     "traceml",
+    "until_calm",
 ]
 
 Row = dict[str, Any]
@@ -138,6 +140,18 @@ def pause_s(ranks: int, step_ms: float) -> float:
     guess_s = max(0.0, step_ms - 1.0) / 1e3
     step_s = 1 / one_run(PLAIN, ranks, guess_s, 3.0)["steps_per_s"]
     return max(0.0, guess_s - step_s + step_ms / 1e3)
+
+
+def until_calm(within_s: float) -> None:
+    """Wait until the host takes nothing from a busy core for two seconds; so long at most."""
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        before_s, end_s = processor_s()[1], time.monotonic() + 2.0
+        while time.monotonic() < end_s:
+            pass
+        if processor_s()[1] - before_s <= 2.0 * STOLEN_CORES:
+            return
+        time.sleep(2.0)
 
 
 def sidecar(seconds: float) -> Row:

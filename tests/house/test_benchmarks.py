@@ -201,3 +201,40 @@ def test_a_pair_that_the_host_disturbed_is_left_out_and_counted(load) -> None:
     nothing_left = {**result([]), "ways": {"profiler": {}}}
     throughput = [of for of in load("overhead_page").targets(nothing_left) if of["what"].startswith("throughput")]
     assert [(of["met"], of["told"]) for of in throughput] == [(False, False)] * 2
+
+
+def test_what_was_measured_is_kept_and_gone_on_with(load, tmp_path, monkeypatch) -> None:
+    """On a machine of others' an hour is seldom quiet: what is missing is measured another time."""
+    module, out = load("overhead"), tmp_path / "out.json"
+    done: list[str] = []
+
+    def measured(what: str) -> dict[str, str]:
+        done.append(what)
+        return {"is": what}
+
+    class Broken:
+        """A pair, and then one that comes to nothing."""
+
+        def __init__(self, *_: object) -> None:
+            self.settings: dict[str, object] = {}
+            self.broken_off = ["2 ms: the job has not told its steps"]
+
+        def rows(self, _: object):
+            yield {"way": "profiler", "pair": len(done)}
+
+    for name in ("sidecar", "torn", "growth"):
+        monkeypatch.setattr(module, name, lambda _, name=name: measured(name))
+    monkeypatch.setattr(module, "Measuring", Broken)
+    options = module.argparse.Namespace(
+        out=out, go_on=True, scale=1.0, reads=1, steps=1, minutes=1, rounds=1, ranks=1, traceml=None
+    )
+
+    first = module.measured(options)
+    assert json.loads(out.read_text())["rows"] == first["rows"]
+    module.write(first, out)
+    second = module.measured(options)
+
+    assert done == ["sidecar", "torn", "growth"]
+    assert len(second["rows"]) == 2
+    assert second["broken_off"] == 2 * Broken().broken_off
+    assert second["minutes"] > first["minutes"]

@@ -94,7 +94,7 @@ def tap_collection(probe: Probe) -> Callable[[str, Mapping[str, int]], None]:
                 if probe.is_training():
                     machine.nest(GC, began_ns, now_ns, nested_before_ns)
                     if info["generation"] == _ALL:
-                        asked.enter(sys._getframe(1), now_ns - began_ns)  # pyright: ignore[reportPrivateUsage]
+                        asked.enter(sys._getframe().f_back, now_ns - began_ns)  # pyright: ignore[reportPrivateUsage]
                 began_ns = 0
         except Exception as error:
             probe.fail(error)
@@ -110,11 +110,11 @@ class _Asked:
         # By id: to hash a code object takes as long as it is. The object is kept, so that its id stays its own.
         self._rows: dict[tuple[int, int], tuple[int | None, CodeType]] = {}
 
-    def enter(self, frame: FrameType, blocked_ns: int) -> None:
-        """One of all generations has ended in `frame`."""
-        code = frame.f_code
-        if "collect" not in code.co_names:
+    def enter(self, frame: FrameType | None, blocked_ns: int) -> None:
+        """One of all generations has ended in `frame`; None: in C, that nobody's Python has called."""
+        if frame is None or "collect" not in frame.f_code.co_names:
             return
+        code = frame.f_code
         known = self._rows.get((id(code), frame.f_lasti))
         if known is None:
             if len(self._rows) >= _PLACES:
