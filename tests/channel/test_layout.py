@@ -36,7 +36,7 @@ def test_the_phases_are_words_in_their_order():
     assert layout.RING_RECORD_BYTES // 8 >= 3 + len(layout.PHASES) - 1 + 1
 
 
-def test_version_4_is_what_it_was():
+def test_version_5_is_what_it_was():
     """Another process reads these numbers: to change one is to change VERSION, and this test with it."""
     assert layout.VERSION == 5
     assert layout.MAGIC.to_bytes(8, "little") == b"gpulpage"

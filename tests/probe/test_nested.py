@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -16,8 +17,10 @@ import pytest
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.probe import garbage
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMM
-from gpulaunch.profiler.probe.nested import Compilations, tap_collection
+from gpulaunch.profiler.probe.garbage import Collections
+from gpulaunch.profiler.probe.nested import Compilations
 from gpulaunch.profiler.probe.state import Probe
 
 MS = 1_000_000
@@ -40,11 +43,11 @@ def probe(path) -> Probe:
 
 
 @pytest.fixture
-def collected(probe) -> Iterator[Callable[[str, object], None]]:
-    on_collection = tap_collection(probe)
-    gc.callbacks.append(on_collection)
-    yield on_collection
-    gc.callbacks.remove(on_collection)
+def collected(probe) -> Iterator[Collections]:
+    collections = Collections(probe)
+    gc.callbacks.append(collections.told)
+    yield collections
+    gc.callbacks.remove(collections.told)
 
 
 class Slow:
@@ -97,7 +100,7 @@ def test_a_collection_of_another_thread_is_counted_but_no_part_of_a_step(probe, 
 
 
 def test_a_collection_that_had_begun_before_we_came_is_left_out(probe, path):
-    tap_collection(probe)("stop", {})
+    Collections(probe).told("stop", {})
 
     assert end_a_step(probe, path).gc_collections == 0
 
@@ -113,6 +116,11 @@ def late():
     import gc
     (gc
      .collect())
+def late_by_name():
+    from gc import collect
+    collect()
+def twice():
+    gc.collect(); gc.collect()
 """
 NOT_ASKING = """
 from types import SimpleNamespace
@@ -157,18 +165,77 @@ def run_of(directory, source: str, name: str = "program.py") -> dict[str, Callab
     return program
 
 
-def lines_that_ask(path: str) -> dict[str, int]:
+def lines_that_ask(path: str, collected: Collections) -> dict[str, int]:
     """Function and line that ask for collections -> how often."""
+    collected.look()
     with page.PageReader(path) as reader:
-        return {row.text.rpartition(":")[2]: row.count for row in reader.sites() if row.kind == "gc"}
+        rows = [row for row in reader.sites() if row.kind == "gc"]
+    lines = {row.text.rpartition(":")[2]: row.count for row in rows}
+    assert len(lines) == len(rows), "a line has one row"
+    return lines
 
 
 def test_a_line_that_asks_for_a_collection_is_named(probe, path, collected, tmp_path):
     program = run_of(tmp_path, ASKING)
-    for name in ("plainly", "by_name", "late", "plainly"):
+    for name in ("plainly", "by_name", "late", "late_by_name", "twice", "plainly"):
         program[name]()
+    expected = {"5 plainly": 2, "7 by_name": 1, "10 late": 1, "14 late_by_name": 1, "16 twice": 2}
+    assert lines_that_ask(path, collected) == expected
 
-    assert lines_that_ask(path) == {"5 plainly": 2, "7 by_name": 1, "10 late": 1}
+    for name in ("plainly", "twice"):  # which are known by now
+        program[name]()
+    assert lines_that_ask(path, collected) == {**expected, "5 plainly": 3, "16 twice": 4}
+
+
+def test_each_line_that_has_a_package_collect_is_named(probe, path, collected, tmp_path):
+    """Once while setting up, and then at every step: the second one is what costs."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    free = run_of(packages, ASKING)["plainly"]
+    program = run_of(tmp_path, "def set_up(free):\n    free()\ndef step(free):\n    free()\n", "train.py")
+    program["set_up"](free)
+    for _ in range(3):
+        lines_that_ask(path, collected)
+        program["step"](free)
+
+    assert lines_that_ask(path, collected) == {"2 set_up": 1, "4 step": 3}
+
+
+def test_what_a_signal_handler_raises_while_a_line_is_judged_gets_to_the_program(
+    probe, path, collected, tmp_path, monkeypatch
+):
+    def late(*_: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def handler(*_: object) -> None:
+        raise TimeoutError("the program's own")
+
+    monkeypatch.setattr(garbage, "parsed", late)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        run_of(tmp_path, ASKING)["plainly"]()
+        with pytest.raises(TimeoutError, match="the program's own"):
+            collected.look()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_collection_that_nobodys_python_has_called_is_no_lines(probe, path, collected):
+    """Of C, in a thread of its own: there is no frame above."""
+    collected._note(None, 5)
+
+    assert lines_that_ask(path, collected) == {}
+
+
+def test_our_own_fault_costs_the_lines_and_not_the_steps(probe, path, collected, tmp_path, monkeypatch):
+    def breaks() -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(garbage, "line_of_user", breaks)
+    run_of(tmp_path, ASKING)["plainly"]()
+
+    assert "NESTED: RecursionError" in page.read(path).fault
+    assert end_a_step(probe, path).steps > 0
 
 
 def test_a_collection_that_comes_by_itself_is_no_lines(probe, path, collected, tmp_path):
@@ -180,14 +247,14 @@ def test_a_collection_that_comes_by_itself_is_no_lines(probe, path, collected, t
             program["by_itself_again"]()
 
     assert {"by_itself", "by_itself_again"} <= set(functions)
-    assert {line.split()[1] for line in lines_that_ask(path)} == {"__enter__"}
+    assert {line.split()[1] for line in lines_that_ask(path, collected)} == {"__enter__"}
 
 
 def test_a_program_without_a_text_is_collected_without_a_line(probe, path, collected):
     exec(compile("import gc\ngc.collect()", "<stdin>", "exec"), {"__name__": "__main__"})
 
     assert page.read(path).gc_collections >= 1
-    assert lines_that_ask(path) == {}
+    assert lines_that_ask(path, collected) == {}
 
 
 def test_a_forked_child_collects_without_a_word(probe, path, collected):

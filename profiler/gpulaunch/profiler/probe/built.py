@@ -31,7 +31,8 @@ def built_at(frame: FrameType, torch: Any) -> int:
     """The line that built on the CPU what the call under way in `frame` moves; 0 if it was not built here."""
     try:
         tree, added = parsed(frame.f_code)
-        if (call := call_under_way(frame, tree, added)) is None or not isinstance(call.func, ast.Attribute):
+        call = call_under_way(frame.f_code, frame.f_lasti, tree, added)
+        if call is None or not isinstance(call.func, ast.Attribute):
             return 0
         # The source of a copy: `x` in `x.to(...)` and in `y.copy_(x)`.
         moved = call.args[0] if call.func.attr == "copy_" else call.func.value

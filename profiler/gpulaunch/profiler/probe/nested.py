@@ -1,7 +1,6 @@
-"""What lies inside the phases and has a beginning and an end of its own: pauses for garbage collection, compilations,
-saves; collectives are in `collectives`.
+"""What lies inside the phases and has a beginning and an end of its own: compilations and saves; collections of garbage
+are in `garbage`, collectives in `collectives`.
 
-    gc          Python's own callbacks (`gc.callbacks`); and the line, where the program asks for a collection
     compile     torch._dynamo's own callbacks, for frames and for backwards that are compiled at their first use
     checkpoint  `torch.save`, `torch.distributed.checkpoint.save` and `async_save`, what safetensors writes by, and all
                 that Accelerate, Lightning and the Hugging Face Trainer do to save
@@ -12,31 +11,21 @@ out of torch.distributed.checkpoint by name before that calls it past the tap.
 
 from __future__ import annotations
 
-import ast
 import functools
-import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from types import CodeType, FrameType
 from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
-from gpulaunch.profiler.probe import collectives
-from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE, GC
+from gpulaunch.profiler.probe import collectives, garbage
+from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE
 from gpulaunch.profiler.probe.sites import line_of_user
-from gpulaunch.profiler.probe.source import call_under_way, parsed
 from gpulaunch.profiler.probe.state import OFF, Nested, Probe
 from gpulaunch.profiler.probe.taps import Undo, keep_out, put
-from gpulaunch.profiler.probe.whose import is_programs
 
-__all__ = ["Compilations", "place", "tap_collection"]
+__all__ = ["Compilations", "place"]
 
-_COLLECTIONS: Final = int(Word.GC_COLLECTIONS)
-_GC_PAUSE: Final = int(Word.GC_PAUSE_NS_TOTAL)
-_COLLECTED: Final = SITE_KINDS.index("gc")
-_ALL: Final = 2  # the generation that stands for all of them
-_PLACES: Final = 64  # where collections of all generations were, remembered
 _SAVE: Final = SITE_KINDS.index("save")
 _CHECKPOINT: Final = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver")
 _LATE: Final = (
@@ -64,84 +53,8 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
     for look in (saves.look, compilations.look):
         look()
         undo.append(probe.each_second(Hook.NESTED, look))
-    on_collection = tap_collection(probe)
-    keep_out(torch, ours=(on_collection, *vars(Compilations).values()))
-    gc.callbacks.append(on_collection)
-    undo.append(functools.partial(_take_out, gc.callbacks, on_collection))
-
-
-def tap_collection(probe: Probe) -> Callable[[str, Mapping[str, int]], None]:
-    """What Python calls when it begins and ends to collect garbage.
-
-    It may do so wherever a Python program makes a thing, within our own code too; never within a collection.
-    """
-    words = probe.writer.words
-    machine = probe.machine
-    asked = _Asked(probe)
-    began_ns = nested_before_ns = 0
-
-    def on_collection(phase: str, info: Mapping[str, int]) -> None:
-        nonlocal began_ns, nested_before_ns
-        if probe.thread == OFF:
-            return
-        try:
-            if phase == "start":
-                began_ns, nested_before_ns = monotonic_ns(), machine.nested_ns
-            elif began_ns:  # else it began before we were here
-                now_ns = monotonic_ns()
-                words[_COLLECTIONS] += 1
-                words[_GC_PAUSE] += now_ns - began_ns
-                if probe.is_training():
-                    machine.nest(GC, began_ns, now_ns, nested_before_ns)
-                    if info["generation"] == _ALL:
-                        asked.enter(sys._getframe().f_back, now_ns - began_ns)  # pyright: ignore[reportPrivateUsage]
-                began_ns = 0
-        except Exception as error:
-            probe.fail(error)
-
-    return on_collection
-
-
-class _Asked:
-    """Collections that a line of the program asks for, by `gc.collect()`; others come by themselves, anywhere."""
-
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        # By id: to hash a code object takes as long as it is. The object is kept, so that its id stays its own.
-        self._rows: dict[tuple[int, int], tuple[int | None, CodeType]] = {}
-
-    def enter(self, frame: FrameType | None, blocked_ns: int) -> None:
-        """One of all generations has ended in `frame`; None: in C, that nobody's Python has called."""
-        if frame is None or "collect" not in frame.f_code.co_names:
-            return
-        code = frame.f_code
-        known = self._rows.get((id(code), frame.f_lasti))
-        if known is None:
-            if len(self._rows) >= _PLACES:
-                return
-            row = self._probe.writer.add_site(_COLLECTED, line_of_user()[0]) if _asks(frame) else None
-            known = self._rows[id(code), frame.f_lasti] = row, code
-        if known[0] is not None:
-            self._probe.writer.site(known[0], blocked_ns=blocked_ns)
-
-
-def _asks(frame: FrameType) -> bool:
-    """Whether the call under way in a frame is `gc.collect()`, or `collect()` of that module."""
-    try:
-        call = call_under_way(frame, *parsed(frame.f_code))
-    except (OSError, SyntaxError, ValueError, IndexError, RecursionError) as error:
-        if is_programs(error):
-            raise
-        return False
-    names = frame.f_globals  # not f_locals: Python keeps what it gives there as long as the frame runs
-    if call is None or not isinstance(call.func, (ast.Attribute, ast.Name)):
-        return False
-    if isinstance(call.func, ast.Name):
-        return names.get(call.func.id) is gc.collect
-    if call.func.attr != "collect" or not isinstance(call.func.value, ast.Name):
-        return False
-    owner = call.func.value.id
-    return names.get(owner) is gc or (owner == "gc" and owner not in names)  # imported within the function
+    keep_out(torch, ours=vars(Compilations).values())
+    garbage.place(probe, torch, undo)
 
 
 class Compilations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Final
 
 __all__ = ["call_under_way", "parsed"]
@@ -33,9 +33,9 @@ def parsed(code: CodeType) -> tuple[ast.Module, int]:
     return ast.parse(text), first - 1
 
 
-def call_under_way(frame: FrameType, tree: ast.Module, added: int) -> ast.Call | None:
-    """The call that the frame has not come back from, if any: no other ends where it does."""
-    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+def call_under_way(code: CodeType, last: int, tree: ast.Module, added: int) -> ast.Call | None:
+    """The call that a frame of this code at instruction `last` has not come back from: no other ends where it does."""
+    position = next(itertools.islice(code.co_positions(), last // 2, None), None)
     if position is None or position[1] is None:  # the latter with `python -X no_debug_ranges`
         return None
     end = position[1] - added, position[3]

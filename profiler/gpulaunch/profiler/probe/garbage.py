@@ -1,0 +1,141 @@
+"""Pauses for garbage collection, and the lines of the program that ask for them.
+
+Python tells of each collection by `gc.callbacks`. Most come by themselves, wherever a Python program makes a thing. One
+of all generations is often asked for, by `gc.collect()`, and then the line has to be known. The frame that it ended in
+says which function that was, and the function's text whether it asked. The text is read later: a handler of the
+program's may raise meanwhile, and Python drops what a callback of its collector raises.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import gc
+import sys
+from collections.abc import Mapping
+from time import monotonic_ns
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
+from gpulaunch.profiler.probe.account import GC
+from gpulaunch.profiler.probe.sites import line_of_user
+from gpulaunch.profiler.probe.source import call_under_way, parsed
+from gpulaunch.profiler.probe.state import OFF, Probe
+from gpulaunch.profiler.probe.taps import Undo, keep_out
+from gpulaunch.profiler.probe.whose import is_programs
+
+__all__ = ["Collections", "place"]
+
+_COLLECTIONS: Final = int(Word.GC_COLLECTIONS)
+_PAUSE: Final = int(Word.GC_PAUSE_NS_TOTAL)
+_KIND: Final = SITE_KINDS.index("gc")
+_ALL: Final = 2  # the generation that stands for all of them
+_PLACES: Final = 512  # in functions that ask somewhere; each is judged once
+_WAITING: Final = 64  # to be judged, of one second
+
+_Names = Mapping[str, Any]
+
+
+def place(probe: Probe, torch: Any, undo: Undo) -> None:
+    """Be told of every collection from now on."""
+    collections = Collections(probe)
+    keep_out(torch, ours=vars(Collections).values())
+    gc.callbacks.append(collections.told)
+    undo.append(functools.partial(_take_out, collections))
+    undo.append(probe.each_second(Hook.NESTED, collections.look))
+
+
+class Collections:
+    """What Python has told of collections. It may tell of one within our own code too; never of one within another."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._began_ns = self._nested_before_ns = 0
+        # Whether a place asks. By id: to hash a code object takes as long as it is; it is kept, so that its id stays.
+        self._asks: dict[tuple[int, int], tuple[bool, CodeType]] = {}
+        self._waiting: list[tuple[CodeType, int, _Names, str, int]] = []  # what it is asked of, the line, how long
+        self._rows: dict[str, int] = {}
+
+    def told(self, phase: str, info: Mapping[str, int]) -> None:
+        """A collection begins or has ended."""
+        probe = self._probe
+        if probe.thread == OFF:
+            return
+        try:
+            if phase == "start":
+                self._began_ns, self._nested_before_ns = monotonic_ns(), probe.machine.nested_ns
+            elif self._began_ns:  # else it began before we were here
+                began_ns, self._began_ns, now_ns = self._began_ns, 0, monotonic_ns()
+                words = probe.writer.words
+                words[_COLLECTIONS] += 1
+                words[_PAUSE] += now_ns - began_ns
+                if probe.is_training():
+                    probe.machine.nest(GC, began_ns, now_ns, self._nested_before_ns)
+                    if info["generation"] == _ALL:
+                        self._note(sys._getframe().f_back, now_ns - began_ns)  # pyright: ignore[reportPrivateUsage]
+        except Exception as error:
+            probe.fail(error)
+
+    def look(self) -> None:
+        """Read what the places of the last second say; raises what a signal handler of the program's raised."""
+        waiting, self._waiting = self._waiting, []
+        for code, last, names, where, blocked_ns in waiting:
+            key = (id(code), last)
+            if key not in self._asks and len(self._asks) < _PLACES:
+                self._asks[key] = _asks(code, last, names), code
+            if self._asks.get(key, (False, code))[0]:
+                self._enter(where, blocked_ns)
+
+    def _note(self, frame: FrameType | None, blocked_ns: int) -> None:
+        """One of all generations has ended in `frame`; None: in C, which nobody's Python has called."""
+        if frame is None or "collect" not in frame.f_code.co_names:
+            return
+        code, last, names = frame.f_code, frame.f_lasti, frame.f_globals
+        if "gc" not in code.co_names and names.get("collect") is not gc.collect:
+            return  # another `collect`, as environments and buffers have; or this one under a name of the program's own
+        asks, _ = self._asks.get((id(code), last), (None, code))
+        if asks is False:
+            return
+        try:
+            where, _ = line_of_user()  # of this time: a function that asks may be called from many lines
+            if asks:
+                self._enter(where, blocked_ns)
+            elif len(self._waiting) < _WAITING:
+                self._waiting.append((code, last, names, where, blocked_ns))
+        except Exception as error:
+            if is_programs(error):
+                raise
+            self._probe.unavailable(Hook.NESTED, repr(error))
+
+    def _enter(self, where: str, blocked_ns: int) -> None:
+        row = self._rows.get(where)
+        if row is None:
+            row = self._probe.writer.add_site(_KIND, where)
+            if row:
+                self._rows[where] = row
+        self._probe.writer.site(row, blocked_ns=blocked_ns)
+
+
+def _asks(code: CodeType, last: int, names: _Names) -> bool:
+    """Whether the call under way at instruction `last` is `gc.collect()`, or `collect()` of that module."""
+    try:
+        call = call_under_way(code, last, *parsed(code))
+    except (OSError, SyntaxError, ValueError, IndexError, RecursionError) as error:
+        if is_programs(error):
+            raise
+        return False
+    function = None if call is None else call.func
+    # What the function itself has imported is not among its globals.
+    if isinstance(function, ast.Name):
+        name = function.id
+        return names.get(name) is gc.collect or (name == "collect" and name not in names and "gc" in code.co_names)
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        name = function.value.id
+        return function.attr == "collect" and (names.get(name) is gc or (name == "gc" and name not in names))
+    return False
+
+
+def _take_out(collections: Collections) -> None:
+    if collections.told in gc.callbacks:
+        gc.callbacks.remove(collections.told)
