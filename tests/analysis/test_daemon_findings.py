@@ -13,7 +13,26 @@ from gpulaunch.profiler.analysis import advisor
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.analysis.window import Window
 from gpulaunch.profiler.daemon.findings import Findings
-from gpulaunch.profiler.record import GpuState
+from gpulaunch.profiler.daemon.sidecar import Sidecar
+from gpulaunch.profiler.record import GpuState, NodeState
+
+
+def test_a_sidecar_that_takes_over_judges_when_it_has_seen_enough(tmp_path: Path) -> None:
+    """Until then what the one before it has found still stands; the first one of a run has none before it."""
+    seen: list[NodeState] = []
+    for _ in range(2):
+        sidecar = Sidecar(tmp_path, seen.append)
+        sidecar.refresh()
+        sidecar.close()
+    assert [state.judged for state in seen] == [True, False]
+
+    findings, node = Findings(root=tmp_path), Node()
+    judged = []
+    for _ in range(17):
+        findings.look(node.train(1.0).state)
+        judged.append(findings.judged)
+    assert judged == sorted(judged)
+    assert (judged[6], judged[-1]) == (False, True)
 
 
 @pytest.mark.parametrize(("gc_ms", "rules"), [(0.5, []), (30.0, ["gc-pauses"])])

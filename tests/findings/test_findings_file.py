@@ -38,6 +38,16 @@ def told(path: Path) -> dict[str, tuple[bool, float, float]]:
     return {each["rule"]: (each["active"], each["first_seen_s"], each["last_seen_s"]) for each in read_findings(path)}
 
 
+def test_what_an_earlier_sidecar_has_found_stands_until_another_could_judge(path: Path) -> None:
+    FindingsFile(path).tell((GC, SYNC), 100.0)
+    successor = FindingsFile(path)
+    successor.tell((), 105.0, False)
+    assert told(path) == {"gc-pauses": (True, 100.0, 100.0), "sync-every-step": (True, 100.0, 100.0)}
+
+    successor.tell((GC,), 110.0)
+    assert told(path) == {"gc-pauses": (True, 100.0, 110.0), "sync-every-step": (False, 100.0, 100.0)}
+
+
 def test_nothing_found_is_an_empty_file(path: Path) -> None:
     FindingsFile(path).tell((), 100.0)
 

@@ -157,6 +157,5 @@ def test_a_sidecar_that_dies_as_the_run_ends_leaves_nothing_undone(
     ended = gpulaunch("--nproc", "1", "--metrics-sd", "targets", "--metrics-push", url, "last.py")
 
     assert ended.code == 0, ended
-    assert "the metrics sidecar ended (signal 9)" in ended.stdout + ended.stderr
     assert list((tmp_path / "targets").iterdir()) == []
     assert len(heard.pushed) == 1

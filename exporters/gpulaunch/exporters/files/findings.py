@@ -56,8 +56,10 @@ class FindingsFile:
             line = _Line(told, told["first_seen_s"], told["last_seen_s"], active=bool(told["active"]))
             self._lines[_key(told)] = line
 
-    def tell(self, standing: Iterable[Finding], now_s: float) -> None:
+    def tell(self, standing: Iterable[Finding], now_s: float, judged: bool = True) -> None:
         """Take what stands now (Unix time); write if something has come or gone, or from time to time.
+
+        Where nothing could be `judged` yet, what an earlier sidecar has found still stands.
 
         Raises:
             OSError: it could not be written; it is tried again the next time.
@@ -72,7 +74,7 @@ class FindingsFile:
             first_seen_s = now_s if line is None else line.first_seen_s
             self._lines[key] = _Line(finding.as_json(), first_seen_s, now_s, active=True)
         for key, line in self._lines.items():
-            if line.active and key not in seen:
+            if judged and line.active and key not in seen:
                 line.active, news = False, True
         self._forget_oldest()
         if news:

@@ -23,7 +23,7 @@ __all__ = ["FindingsKeeper"]
 _GOODBYE_S: Final = 0.5
 """How long the end of a run waits for the last write; all of the sidecar's is in `channel.ending`."""
 
-_Seen = tuple[tuple[Finding, ...], float]
+_Seen = tuple[tuple[Finding, ...], float, bool]
 
 
 class FindingsKeeper:
@@ -47,7 +47,7 @@ class FindingsKeeper:
             The state, its collector of findings saying what could not be written.
         """
         self._begun = self._begun or any(training.steps for training in state.training)
-        if self._begun and not self._worker.give((state.findings, state.taken_wall_ns / 1e9)):
+        if self._begun and not self._worker.give((state.findings, state.taken_wall_ns / 1e9, state.judged)):
             self._fail("no thread to write it")
         return self._with_trouble(state)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -86,7 +87,7 @@ class SidecarProcess:
         self.max_rss_bytes = 0
 
     def start(self) -> None:
-        """Start it. A sidecar that cannot be started is said once; the job goes on without metrics."""
+        """Start it. A sidecar that cannot be started is said; the job goes on without metrics."""
         argv = [sys.executable, "-P", "-c", _ENTRY, "--channel-dir", self._channel_dir]
         argv += ["--listen-fd", str(self._sock.fileno()), "--parent-pid", str(os.getpid())]
         argv += self._outlets
@@ -103,12 +104,14 @@ class SidecarProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(null)
-        self._loop.watch_pid(self.pid, self._ended)
+        self._loop.watch_pid(self.pid, functools.partial(self._ended, self.pid))
         self.on_pid()
 
-    def _ended(self, exit_: Exit) -> None:
-        self.pid = None
+    def _ended(self, pid: int, exit_: Exit) -> None:
         self.max_rss_bytes = max(self.max_rss_bytes, exit_.max_rss_bytes)
+        if pid != self.pid:  # it was dead already when it was to be asked to end, and has its successor
+            return
+        self.pid = None
         if self._closing:
             return
         self.num_deaths += 1
@@ -124,12 +127,22 @@ class SidecarProcess:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-            if self.pid is None:
+        if (self.pid is not None or self._timer is not None) and not self._lives():
+            with contextlib.suppress(OSError):  # no more descriptors, say: the rest of the end must not wait for that
                 self.start()
         self._sock.close()
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
+
+    def _lives(self) -> bool:
+        """Whether it has not ended, heard of or not."""
+        if self.pid is None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
 
     def kill(self) -> None:
         """End it now."""

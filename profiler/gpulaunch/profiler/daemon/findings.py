@@ -8,6 +8,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.advisor import Advisor
 from gpulaunch.profiler.analysis.history import History
+from gpulaunch.profiler.analysis.limits import APPEARS
 from gpulaunch.profiler.analysis.logged import Tally, line_that_logs
 from gpulaunch.profiler.analysis.window import Sight
 from gpulaunch.profiler.record import Finding, Group, NodeState, RankPlace
@@ -30,6 +31,7 @@ class Findings:
         self._history = History()
         self._advisor = Advisor()
         self._standing: tuple[Finding, ...] = ()
+        self._windows = 0
         self._told_of: set[str] = set()
         self._group: Group | None = None
         self._cpu_nodes: Mapping[int, frozenset[int]] = {}
@@ -52,7 +54,13 @@ class Findings:
         )
         if window is not None:
             self._standing = self._advisor.hear(window)
+            self._windows += 1
         return self._standing
+
+    @property
+    def judged(self) -> bool:
+        """Whether enough windows are over for a finding to stand."""
+        return self._windows >= APPEARS.value
 
     def troubles(self) -> tuple[str, ...]:
         """Give the rules that have failed since this was asked, each once: the next window would fail it again."""

@@ -99,5 +99,7 @@ class NodeState:
     stacks: StackState | None = None
     findings: tuple[Finding, ...] = ()
     """What stands now, the largest loss first."""
+    judged: bool = True
+    """False: too little was seen to find anything, and what a sidecar before this one has found still stands."""
     collectors: Mapping[Collector, CollectorState]
     sidecar: SidecarState
