@@ -8,7 +8,8 @@ watched by py-spy, at the rate at which the profiler samples stacks, and, where 
 they are compared too: that is what the measurement itself leaves of a ratio of 1.
 
 A machine of others' is seldom left alone for an hour. Before each run it is waited, for a while, until the host takes
-nothing away; a run from which it has taken something is made again, once; and `--go-on` adds to what `--out` has.
+nothing away; a run from which it has taken something is made again, once; and `--go-on` adds to what `--out` has, until
+there are as many pairs that were left alone as were asked for.
 
 Every run is checked for what it is: pages of observed ranks have counted the steps that the ranks tell, others have
 none; py-spy has taken stacks of each rank; TraceML's summary has steps of all ranks.
@@ -25,6 +26,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +88,13 @@ def cells(by_traceml: tuple[Way, Way] | None, py_spy: bool) -> list[Cell]:
 class Measuring:
     """All runs, as long as there is time for another cell."""
 
-    def __init__(self, options: argparse.Namespace, until_s: float) -> None:
+    def __init__(self, options: argparse.Namespace, until_s: float, before: Row) -> None:
+        """`before`: what was measured already, and is gone on with."""
         self._options = options
         self._until_s = until_s
-        self._pause_s = {step_ms: pause_s(options.ranks, step_ms) for step_ms in STEPS_MS}
+        pauses_s = before.get("settings", {}).get("pause_s", {})
+        self._pause_s = {step_ms: pauses_s.get(str(step_ms)) or pause_s(options.ranks, step_ms) for step_ms in STEPS_MS}
+        self._calm = Counter((row["step_ms"], row["way"]) for row in before["rows"] if is_calm(pair_of(row)))
         self._took_s: dict[int, float] = {}
         self.broken_off: list[str] = []
         """Cells of which there is nothing, and why."""
@@ -98,18 +103,25 @@ class Measuring:
     def rows(self, round_: list[Cell]) -> Iterator[Row]:
         for turn in range(self._options.rounds):
             for number, cell in enumerate(round_):
-                if cell.rounds is not None and turn >= cell.rounds:
+                rounds = self._options.rounds if cell.rounds is None else cell.rounds
+                if self._pairs_of(cell) >= 2 * rounds:
                     continue
                 now_s = time.monotonic()
                 if now_s + self._took_s.get(number, self._expected_s(cell)) > self._until_s:
                     print(f"no time for {cell.step_ms} ms {[way.name for way in cell.runs]}", file=sys.stderr)
                     return
                 try:
-                    yield from self._cell(turn, cell)
+                    for row in self._cell(turn, cell):
+                        self._calm[row["step_ms"], row["way"]] += is_calm(pair_of(row))
+                        yield row
                     self._took_s[number] = time.monotonic() - now_s
                 except NothingToldError as error:
                     self.broken_off.append(f"{cell.step_ms} ms {[way.name for way in cell.runs]}: {error}")
                     print(self.broken_off[-1], file=sys.stderr, flush=True)
+
+    def _pairs_of(self, cell: Cell) -> int:
+        """How many undisturbed pairs there are of each way of a cell, at least."""
+        return min(self._calm[cell.step_ms, way.name] for way in cell.runs if not way.base)
 
     def _expected_s(self, cell: Cell) -> float:
         watched_s = SECONDS[cell.step_ms] * self._options.scale
@@ -138,7 +150,7 @@ def summed_up(rows: list[Row]) -> Row:
     """Way -> step -> what the pairs say of it."""
     found: Row = {}
     for row in rows:
-        found.setdefault(row["way"], {}).setdefault(str(row["step_ms"]), []).append((row["with"], row["without"]))
+        found.setdefault(row["way"], {}).setdefault(str(row["step_ms"]), []).append(pair_of(row))
     calm = {
         way: {step: ([pair for pair in pairs if is_calm(pair)], len(pairs)) for step, pairs in of.items()}
         for way, of in found.items()
@@ -147,6 +159,10 @@ def summed_up(rows: list[Row]) -> Row:
         way: {step: compared(pairs, left_out=ran - len(pairs)) for step, (pairs, ran) in of.items() if pairs}
         for way, of in calm.items()
     }
+
+
+def pair_of(row: Row) -> tuple[Row, Row]:
+    return row["with"], row["without"]
 
 
 def is_calm(pair: tuple[Row, Row]) -> bool:
@@ -172,7 +188,7 @@ def own_figure(rows: list[Row]) -> Row:
     """What the pages of the observed ranks say themselves that a step costs."""
     found: Row = {}
     for row in rows:
-        if row["way"] == PROFILED.name and is_calm((row["with"], row["without"])):
+        if row["way"] == PROFILED.name and is_calm(pair_of(row)):
             found.setdefault(str(row["step_ms"]), []).append(row["with"]["probe_us_per_step"])
     return {step: statistics.median(values) for step, values in found.items()}
 
@@ -180,7 +196,7 @@ def own_figure(rows: list[Row]) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the profiler costs a job.")
     parser.add_argument("--rounds", type=int, default=5, help="each has two pairs of each way at 20 ms")
-    parser.add_argument("--minutes", type=float, default=65.0, help="begin no more runs than end in this time")
+    parser.add_argument("--minutes", type=float, default=65.0, help="begin no more runs than end in about this time")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--scale", type=float, default=1.0, help="of the time that a run is watched")
     parser.add_argument("--reads", type=int, default=READS, help="of records while they are written")
@@ -208,9 +224,19 @@ def main() -> None:
 
 def measured(options: argparse.Namespace) -> Row:
     began_s = time.monotonic()
-    result: Row = json.loads(options.out.read_text()) if options.go_on and options.out.exists() else {}
-    before = result.get("minutes", 0.0)
-    result |= {"machine": machine(), "rows": result.get("rows", [])}
+    before: Row = json.loads(options.out.read_text()) if options.go_on and options.out.exists() else {}
+    settings = {name: getattr(options, name) for name in ("ranks", "scale")}
+    for name, now in (("machine", machine()), *settings.items()):
+        if (then := before.get(name, before.get("settings", {}).get(name, now))) != now:
+            sys.exit(f"{options.out} cannot be gone on with: its {name} is {then}, here {now}; name another file")
+    result: Row = {"minutes": 0.0, "rows": [], "broken_off": [], **before, "machine": machine()}
+    minutes = result["minutes"]
+
+    def keep() -> None:
+        result["minutes"] = minutes + (time.monotonic() - began_s) / 60
+        if options.out:
+            write(result, options.out)
+
     for name, measure in (
         ("sidecar_of_8_ranks", lambda: sidecar(60 * options.scale)),
         ("ring", lambda: torn(options.reads)),
@@ -219,19 +245,21 @@ def measured(options: argparse.Namespace) -> Row:
         if name not in result:
             result[name] = measure()
             print(f"{name}: {result[name]}"[:1000], file=sys.stderr, flush=True)
-    measuring = Measuring(options, began_s + 60 * options.minutes)
+            keep()
+    measuring = Measuring(options, began_s + 60 * options.minutes, result)
     result["settings"] = {
-        **{name: getattr(options, name) for name in ("rounds", "ranks", "scale")},
+        **settings,
+        "rounds": options.rounds,
         "seconds": {str(step_ms): seconds * options.scale for step_ms, seconds in SECONDS.items()},
         **measuring.settings,
     }
     by_traceml = traceml(options.traceml) if options.traceml else None
     for row in measuring.rows(cells(by_traceml, py_spy=(BIN / "py-spy").exists())):
         result["rows"].append(row)
-        result["minutes"] = before + (time.monotonic() - began_s) / 60
-        if options.out:
-            write(result, options.out)
-    return {**result, "broken_off": [*result.get("broken_off", []), *measuring.broken_off]}
+        keep()
+    result["broken_off"] += measuring.broken_off
+    keep()
+    return result
 
 
 def write(result: Row, path: Path) -> None:

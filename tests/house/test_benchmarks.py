@@ -230,11 +230,38 @@ def test_what_was_measured_is_kept_and_gone_on_with(load, tmp_path, monkeypatch)
     )
 
     first = module.measured(options)
-    assert json.loads(out.read_text())["rows"] == first["rows"]
-    module.write(first, out)
+    assert json.loads(out.read_text()) == first
     second = module.measured(options)
 
     assert done == ["sidecar", "torn", "growth"]
     assert len(second["rows"]) == 2
     assert second["broken_off"] == 2 * Broken().broken_off
     assert second["minutes"] > first["minutes"]
+    options.ranks = 2
+    with pytest.raises(SystemExit, match="its ranks is 1, here 2"):
+        module.measured(options)
+
+
+def test_only_what_is_missing_is_measured(load, monkeypatch) -> None:
+    """Two pairs of a round that were left alone are there, and of another way one was not."""
+    module, runs = load("overhead"), load("overhead_runs")
+    ran: list[str] = []
+
+    def one_run(way, *_: object) -> dict[str, float]:
+        ran.append(way.name)
+        return {"stolen_cores": 0.0}
+
+    def row(way: str, stolen_cores: float) -> dict[str, object]:
+        return {"step_ms": 20, "way": way, "with": {"stolen_cores": stolen_cores}, "without": {"stolen_cores": 0.0}}
+
+    for name, value in (("one_run", one_run), ("until_calm", lambda _: None), ("pause_s", lambda *_: 0.01)):
+        monkeypatch.setattr(module, name, value)
+    there = [row("profiler", 0.0), row("profiler", 0.0), row(runs.PY_SPY.name, 0.0), row(runs.PY_SPY.name, 0.4)]
+    options = module.argparse.Namespace(ranks=1, rounds=1, scale=1.0)
+    measuring = module.Measuring(options, module.time.monotonic() + 1e6, {"rows": there})
+    cells = [module.Cell(step_ms=20, runs=(way, runs.PLAIN, runs.PLAIN, way)) for way in (runs.PROFILED, runs.PY_SPY)]
+
+    found = [each["way"] for each in measuring.rows(cells) if each["way"] != "the same again"]
+
+    assert found == [runs.PY_SPY.name] * 2
+    assert runs.PROFILED.name not in ran

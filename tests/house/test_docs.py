@@ -22,6 +22,7 @@ ELSEWHERE = {
     *("--duration", "--rank", "--what", "--again"),  # of gpulaunch trace
     *("--format", "--every"),  # of gpulaunch export
     *("--once", "--json"),  # of gpulaunch top
+    "--go-on",  # of benchmarks/overhead.py
     *("--build", "--file", "--profile"),  # of docker compose
     *("--config", "--storage"),  # of Prometheus: what is behind a dot is not read
 }
