@@ -75,6 +75,21 @@ def test_steps_that_must_be_done_again_stop_the_count_until_they_are_made_up_for
     assert [goodput["lost_work"] for goodput in told] == [0, 40 * S, 40 * S, 40 * S]
 
 
+def test_time_that_turns_out_to_have_been_work_is_not_told_a_second_time(run: Run) -> None:
+    """A program that never imports torch: only its end tells that it was at work, and not starting, for 50 s."""
+    for seconds, productive_s in (
+        ({"startup": 60}, 0),
+        ({"startup": 10, "productive": 50}, 0),
+        ({"startup": 10, "productive": 55}, 5),
+        ({"startup": 10, "productive": 55, "restart": 20}, 5),
+        ({"startup": 10, "productive": 62, "restart": 18}, 10),
+    ):
+        goodput = run.says(goodput_seconds=seconds).goodput_ns
+        assert goodput["productive"] == productive_s * S
+        assert sum(goodput.values()) == sum(seconds.values()) * S
+        assert goodput["startup"] == 60 * S
+
+
 def test_no_count_falls_when_the_sidecar_is_replaced(run: Run, tmp_path: Path) -> None:
     run.says(restarts={"segfault": 3}, hangs=5, goodput_seconds={"productive": 100})
     run.ledger.save(tmp_path / "sidecar.json")

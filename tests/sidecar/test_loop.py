@@ -103,6 +103,30 @@ def test_how_far_the_ranks_came_is_told_when_it_ends(tmp_path: Path) -> None:
     assert seen[0].host == seen[1].host, "nothing else is asked at the end"
 
 
+@pytest.mark.parametrize("is_left", [True, False], ids=["as ever", "no run.json any more"])
+def test_how_the_run_ended_is_told_when_it_ends(tmp_path: Path, is_left: bool) -> None:
+    """The ranks hang after the last refresh; the agent ends them, and then the sidecar, before there is another."""
+    group = {"version": 1, "run_id": "r", "name": "n", "attempt": 0, "world_size": 1, "node_rank": 0}
+    ranks = [{"rank": 0, "local_rank": 0, "pid": 1 << 30}]
+    (tmp_path / "group.json").write_text(json.dumps({**group, "ranks": ranks}))
+    create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    run_json = tmp_path / "run.json"
+    told = {"version": 1, "restarts": {}, "hang_suspicions": 1, "preempted": 0}
+    seen: list[NodeState] = []
+
+    def stopped(_: float) -> bool:
+        seconds = {"productive": 100.0, "teardown": 2.5 * len(seen)}
+        run_json.write_text(json.dumps({**told, "goodput_seconds": seconds, "hangs": len(seen)}))
+        if seen and not is_left:
+            run_json.unlink()
+        return bool(seen)
+
+    Sidecar(tmp_path, seen.append).run(stopped)
+
+    states = [(state.run.hangs, state.run.goodput_ns["teardown"]) for state in seen if state.run is not None]
+    assert states == [(0, 0), (1, 2_500_000_000) if is_left else (0, 0)]
+
+
 def no_gpus(directory: Path) -> Path:
     """The root of a node that has shared memory and no NVIDIA driver."""
     (directory / "root/dev/shm").mkdir(parents=True)

@@ -84,6 +84,7 @@ class Hangs:
     def _hung(self, verdict: Verdict) -> None:
         assert self._group is not None, "a group is watched"
         self._account.hangs += 1
+        self._account.write()
         self._around.rundir.event("hung", why=verdict.sentence, rule=verdict.rule, odd=verdict.odd, path=verdict.path)
         self._say(f"the ranks hang: {verdict.sentence}")
         if verdict.path:

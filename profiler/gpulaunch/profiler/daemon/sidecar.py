@@ -110,7 +110,7 @@ class Sidecar:
         self._proc = proc
         self._ledger = Ledger()
         self._ledger_path = channel_dir / LEDGER_FILE
-        self._ledger.load(self._ledger_path)
+        self._takes_over = self._ledger.load(self._ledger_path)
         self._ranks = RankSampler(channel_dir, self._ledger, clock=clock)
         self._processes: Sampler[tuple[RankProcesses, ...]] = ProcessSampler(
             lambda: self._ranks.group, self._ledger, proc=proc, clock=clock
@@ -172,13 +172,20 @@ class Sidecar:
         self._ranks.close()
 
     def _look_last(self) -> None:
-        """Publish what the ranks have done since the last refresh. They may have ended: their pages still tell how far
-        they came, and nothing else is asked."""
+        """Publish what the ranks have done since the last refresh, and what the agent says of the run. The ranks may
+        have ended: their pages still tell how far they came, and nothing else is asked."""
         at = clocks.anchor()
         training = self._guards[Collector.RANKS].run(self._ranks.read)
-        if self._last is not None and training:
+        run = self._guards[Collector.RUN].run(self._run.read)
+        if self._last is not None and (training or run is not None):
             self._publish(
-                replace(self._last, taken_monotonic_ns=at.monotonic_ns, taken_wall_ns=at.realtime_ns, training=training)
+                replace(
+                    self._last,
+                    taken_monotonic_ns=at.monotonic_ns,
+                    taken_wall_ns=at.realtime_ns,
+                    training=training or self._last.training,
+                    run=run or self._last.run,
+                )
             )
 
     def refresh(self) -> NodeState:
@@ -228,7 +235,8 @@ class Sidecar:
         )
         found = self._guards[Collector.FINDINGS].run(lambda now: self._look(state, now))
         conditions = {**state.collectors, Collector.FINDINGS: self._guards[Collector.FINDINGS].state}
-        state = replace(state, findings=found or (), collectors=conditions)
+        judged = self._findings.judged or not self._takes_over
+        state = replace(state, findings=found or (), judged=judged, collectors=conditions)
         self._publish(state)
         self._last = state
         self._refreshes += 1

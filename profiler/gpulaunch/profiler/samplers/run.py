@@ -15,6 +15,7 @@ from gpulaunch.profiler.samplers.ledger import Ledger
 __all__ = ["RunSampler", "parse_run"]
 
 _VERSION: Final = 1
+_WAITING: Final = ("startup", "restart")
 _LONGEST_S: Final = 1e9  # thirty years; what is beyond is no time of a run
 
 
@@ -42,9 +43,13 @@ class RunSampler:
         """Hold every count at the highest that was ever said.
 
         Steps count as productive until it is known that they must be done again; then the agent takes them back, and a
-        counter must not. It stands still instead, until what is done again has made up for it.
+        counter must not. It stands still instead, until what is done again has made up for it. Time that was told as
+        waiting for the first step, and was work, is not told again.
         """
-        goodput = self._highest("goodput", [said.goodput_ns[bucket] for bucket in GOODPUT_BUCKETS])
+        waited = self._highest("waiting", [said.goodput_ns[bucket] for bucket in _WAITING])
+        again_ns = sum(waited) - sum(said.goodput_ns[bucket] for bucket in _WAITING)
+        told_ns = {**said.goodput_ns, "productive": max(0, said.goodput_ns["productive"] - again_ns)}
+        goodput = self._highest("goodput", [told_ns[bucket] for bucket in GOODPUT_BUCKETS])
         hang_suspicions, hangs = self._highest("hangs", [said.hang_suspicions, said.hangs])
         return RunState(
             goodput_ns=dict(zip(GOODPUT_BUCKETS, goodput, strict=True)),

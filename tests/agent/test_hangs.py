@@ -1,0 +1,67 @@
+"""What the agent does once it has been told that the ranks hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from gpulaunch.launcher.agent import hangs
+from gpulaunch.launcher.agent.account import Account
+from gpulaunch.launcher.hang.values import Verdict
+
+if TYPE_CHECKING:
+    from gpulaunch.launcher.agent.group import Group
+    from gpulaunch.launcher.agent.surroundings import Surroundings
+
+
+class Watch:
+    """Stands for the watch over the ranks: its verdict is the test's."""
+
+    on_hang: Callable[[Verdict], None]
+
+    def __init__(self, *watched: Any, **_: Any) -> None:
+        Watch.on_hang = watched[-1]
+
+    def start(self) -> None:
+        """Nothing is watched."""
+
+
+@pytest.mark.parametrize("on_hang", ["stop", "report"])
+def test_the_sidecar_has_heard_of_a_hang_before_anybody_is_ended_for_it(
+    monkeypatch: pytest.MonkeyPatch, on_hang: str
+) -> None:
+    """By default a hang ends the job, within the second in which it would be told of by the way."""
+    monkeypatch.setattr(hangs, "HangWatch", Watch)
+    told: list[int] = []
+    ended: list[list[int]] = []
+    around = SimpleNamespace(
+        loop=SimpleNamespace(now=lambda: 1000.0),
+        pages=SimpleNamespace(read=lambda rank: None, account=lambda run: told.append(run["hangs"])),
+        spec=SimpleNamespace(
+            resume_arg=None,
+            checkpoint_dirs=(),
+            hang_timeout_s=600.0,
+            first_step_timeout_s=1800.0,
+            nnodes=1,
+            on_hang=on_hang,
+        ),
+        rundir=SimpleNamespace(attempt_dir=lambda attempt: "attempts/0", event=lambda what, **fields: None),
+        base_env={"GPULAUNCH_RUN_ID": "aaaa"},
+    )
+    group = SimpleNamespace(live={0: 4000, 1: 4001}, rank_of=lambda local: local, mark_hung=lambda ranks, why: None)
+    surroundings = cast("Surroundings", around)
+    watching = hangs.Hangs(
+        surroundings,
+        account=Account(surroundings, began_s=900.0),
+        say=lambda line: None,
+        on_hang=lambda: ended.append(list(told)),
+    )
+
+    watching.begin(cast("Group", group), 0)
+    Watch.on_hang(Verdict(hung=True, rule="odd-one-out", sentence="rank 1 waits", odd=(1,)))
+
+    assert told == [1]
+    assert ended == ([[1]] if on_hang == "stop" else [])
