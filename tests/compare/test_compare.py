@@ -163,6 +163,7 @@ def test_findings_come_go_and_stay_though_their_lines_move(tmp_path: Path) -> No
             finding("unpinned-copies", 7, file="elsewhere/train.py", seconds_per_step=0.02),
             finding("straggler", None),
             finding("straggler", None, node=1),  # the same, on another node
+            finding("throttled", None, earlier=True),  # of a run before it, in the same directory
         ),
     )
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from reported import a_finding, a_run
 
-from gpulaunch.exporters.report.losses import headline
+from gpulaunch.exporters.report.document import Paragraph, Table
+from gpulaunch.exporters.report.losses import headline, section
 from gpulaunch.exporters.view.model import RunView, Status
 
 LONG = replace(a_finding(1), rule="sync-every-step", seconds_per_hour=100.0, lost_seconds=9.0)
@@ -30,7 +31,34 @@ def test_a_run_that_is_over_is_told_what_it_lost(run: RunView) -> None:
 
 
 def test_a_run_that_goes_on_is_told_what_it_loses(run: RunView) -> None:
-    told = headline(replace(run, status=Status.RUNNING))
+    standing = tuple(replace(found, active=True) for found in run.findings)
+    told = headline(replace(run, status=Status.RUNNING, findings=standing))
 
     assert [each.split()[0] for each in told] == ["recompiles", "straggler", "sync-every-step"]
     assert "3 ms of every step, 15 min 00 s of every hour" in told[0]
+
+
+def test_a_run_that_goes_on_is_not_told_first_what_it_does_not_lose_any_more(run: RunView) -> None:
+    """Somebody has mended the two dearest: they are in the table, and the first line is what is left."""
+    (told,) = headline(replace(run, status=Status.RUNNING, findings=(replace(LONG, active=True), NOTHING, SHORT)))
+
+    assert told.startswith("sync-every-step at train.py:1: ")
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.FINISHED, Status.LOST])
+def test_what_an_earlier_run_lost_is_told_as_such(run: RunView, status: Status) -> None:
+    of_this = replace(LONG, active=True)
+    earlier = replace(SHORT, lost_seconds=None, earlier=True)
+    view = replace(run, status=status, findings=(of_this, earlier))
+
+    (told,) = headline(view)
+    assert told.startswith("sync-every-step at train.py:1: ")
+
+    part = section(view)
+    (table,) = (block for block in part.blocks if isinstance(block, Table))
+    assert [row[4] for row in table.rows] == ["9 s", "no time"]
+    assert table.rows[1][-1] == "in an earlier run only"
+    (said,) = (
+        block.text for block in part.parts[1].blocks if isinstance(block, Paragraph) and "every hour" in block.text
+    )
+    assert said == "It cost an earlier run 2 ms of every step, 10 min 00 s of every hour."

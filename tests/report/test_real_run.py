@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,10 @@ def test_a_run_that_failed_once_is_reported_with_its_first_cause(gpulaunch: Laun
     (tmp_path / "train.py").write_text(PROGRAM)
     ended = gpulaunch("--nproc", "2", "--max-restarts", "1", "--job-dir", "run", "train.py")
     assert ended.code == 0, ended
+    with open(tmp_path / "run" / "events.jsonl") as history:
+        began = next(line for line in map(json.loads, history) if line["event"] == "run_started")
+    summed_up = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (began["run_id"], began["host"]) == (summed_up["run_id"], socket.gethostname())
 
     said = gpulaunch("report", "run", "--html", "--static")
 

@@ -462,6 +462,39 @@ def test_a_database_of_another_program_is_refused(run_dir: Path, keeper: Telemet
         TelemetryReader(path)
 
 
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        f"DROP TABLE series; CREATE VIEW series AS {ENDLESS} SELECT 0 AS counts, i AS slot, 'a' AS name, '[]' FROM n",
+        f"CREATE VIEW more AS {ENDLESS} SELECT i FROM n",
+        "CREATE TRIGGER later AFTER INSERT ON event BEGIN DELETE FROM frame; END",
+        "ALTER TABLE run ADD COLUMN theirs",
+    ],
+    ids=["endless table", "view", "trigger", "column"],
+)
+def test_a_file_with_other_tables_than_ours_is_not_read_and_not_written_to(
+    run_dir: Path, keeper: TelemetryKeeper, clock: Clock, planted: str
+) -> None:
+    """Whoever reads a view or writes where a trigger is runs what somebody else has written."""
+    path = run_dir / TELEMETRY_FILE
+    TelemetryFile(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.executescript(planted)
+    connection.close()
+
+    with pytest.raises(UnreadableError, match="is damaged: it has other tables than gpulaunch's"):
+        TelemetryReader(path)
+    for second in range(1, 100):
+        clock.now_s = second
+        keeper._try(state(second))
+    close(keeper)
+    assert path.with_name(f"{TELEMETRY_FILE}.damaged").exists()
+    assert kept(run_dir)[-1] == 99.0
+
+
 # -- read while it is written, clocks, places
 
 

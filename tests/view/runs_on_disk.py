@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,12 @@ def write(run_dir: Path, name: str, content: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def begin(run_dir: Path, *, run_id: str = "aaaa", pid: int | None = None) -> None:
-    """What is there once the ranks run."""
+def begin(
+    run_dir: Path, *, run_id: str = "aaaa", pid: int | None = None, host: str | None = None, at_s: float = 0.0
+) -> None:
+    """What is there once the ranks run, `at_s`, on a `host`: this one, if not another; "": it has not said which."""
+    host = socket.gethostname() if host is None else host
+    named = {"run_id": run_id, "pid": os.getpid() if pid is None else pid, **({"host": host} if host else {})}
     run_dir.mkdir(exist_ok=True)
     write(
         run_dir,
@@ -54,10 +59,10 @@ def begin(run_dir: Path, *, run_id: str = "aaaa", pid: int | None = None) -> Non
         {"version": 1, "command": ["gpulaunch", "train.py"], "name": "demo", "nproc": 2, "nnodes": 1},
     )
     with open(run_dir / "events.jsonl", "a") as history:
-        history.write(line("run_started", -10, run_id=run_id, pid=os.getpid() if pid is None else pid))
-        history.write(line("phase", -9, phase="starting", attempt=0))
-        history.write(line("started", -1, attempt=0))
-        history.write(line("phase", -1, phase="running", attempt=0))
+        history.write(line("run_started", at_s - 10, **named))
+        history.write(line("phase", at_s - 9, phase="starting", attempt=0))
+        history.write(line("started", at_s - 1, attempt=0))
+        history.write(line("phase", at_s - 1, phase="running", attempt=0))
     write(run_dir, "group.json", {"version": 1, "run_id": run_id, "attempt": 0, "world_size": 2})
     (run_dir / "attempts" / "0").mkdir(parents=True, exist_ok=True)
 

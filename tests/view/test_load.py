@@ -458,6 +458,16 @@ def test_a_number_that_json_allows_and_nobody_can_compute_with_is_not_known(run_
     assert load(run_dir).elapsed_seconds is None
 
 
+@pytest.mark.parametrize("digits", [10, 310, 5000])
+def test_a_rank_that_no_job_could_have_is_none(run_dir: Path, digits: int) -> None:
+    begin(run_dir)
+    end(run_dir, 5)
+    ranks = {"0": {"steps": 5}, "9" * digits: {"steps": 7}}
+    write(run_dir, "summary.json", {"version": 1, "exit_code": 0, "ranks": ranks})
+
+    assert [rank.rank for rank in load(run_dir).ranks] == [0]
+
+
 @pytest.mark.parametrize("how", ["damaged", "of another version", "a pipe"])
 def test_findings_that_cannot_be_read_are_told_and_those_of_the_telemetry_are_there(run_dir: Path, how: str) -> None:
     whole(run_dir, 20, findings=(SYNC,))

@@ -30,6 +30,7 @@ __all__ = [
     "large",
     "live",
     "long_run",
+    "standing",
     "starting",
     "stopped",
 ]
@@ -64,6 +65,20 @@ def live(tmp_path: Path, *, ranks: Sequence[int] = (0, 1), seconds: int = 90, ev
     more = {"gpu": True, "findings": (SYNC, GC), "ranks": ranks, **more}
     keep(run_dir, [state(second, **more) for second in range(every, seconds, every)])
     return Scene(state=state(seconds, **more), run_dir=run_dir)
+
+
+def standing(tmp_path: Path) -> Scene:
+    """Rank 1 makes no steps any more, rank 0 goes on."""
+
+    def seen(second: float) -> NodeState:
+        moving = state(second)
+        return replace(moving, training=(moving.training[0], state(min(second, 30.0)).training[1]))
+
+    run_dir = tmp_path / "run"
+    begin(run_dir, pid=os.getpid())
+    write(run_dir, "group.json", {"version": 1, "run_id": "aaaa", "attempt": 0, "world_size": 2})
+    keep(run_dir, [seen(float(second)) for second in range(1, 100)])
+    return Scene(state=seen(100.0), run_dir=run_dir)
 
 
 def finished(tmp_path: Path) -> Scene:

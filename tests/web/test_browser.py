@@ -266,6 +266,19 @@ def test_a_chart_has_the_same_values_as_a_table(serve: Serve, look: Look, stage:
     assert 2 < figure.locator("tbody tr").count() <= 25
 
 
+def test_a_rank_that_makes_no_steps_has_no_phases_of_now(serve: Serve, look: Look, stage: Stage) -> None:
+    """While the run goes on; what it had spent them on is in the table."""
+    tab = look(serve(stage(scenes.standing)).url)
+    tab.open()
+    page = tab.until("live")
+    figure = page.locator("#phases figure >> nth=1")
+    figure.locator("summary").click()
+    drawn = {row.split("\t")[0]: row.split("\t")[1:] for row in figure.locator("tbody tr").all_inner_texts()}
+    assert any(value.endswith("%") for value in drawn["0"])
+    assert not any(value.endswith("%") for value in drawn["1"]), drawn
+    assert all("s" in row[1] for row in rows(page, "phases", "totals"))
+
+
 # --- the connection -------------------------------------------------------------------------------------------------
 
 

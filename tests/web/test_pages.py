@@ -166,6 +166,7 @@ def test_the_chart_library_is_that_of_its_package_and_kept_for_long(serve: Serve
     answer, packed = get(served, "/assets/plotly.js?v=1", accept_encoding="gzip")
     assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
     assert gzip.decompress(packed) == get(served, "/assets/plotly.js")[1] == found.path.read_bytes()
+    assert pages._whole(found.path) is pages._whole(found.path), "who does not read it shares it with the others"
 
 
 def test_whoever_scrapes_does_not_wait_for_the_page(serve: Serve, tmp_path: Path, monkeypatch) -> None:
@@ -278,6 +279,11 @@ def test_what_is_of_now_is_of_the_last_seconds_where_no_file_has_it(tmp_path: Pa
         newest = view()
     assert newest.steps_per_second_now == pytest.approx(10.0)
     assert 4.0 <= newest.recent_seconds <= 7.0
+
+    seen[0] = state(10_800.0)  # nobody has looked for hours
+    assert view().steps_per_second_now is None
+    seen[0] = state(10_805.0)
+    assert view().steps_per_second_now == pytest.approx(10.0)
 
 
 def test_the_run_directory_is_the_one_that_the_agent_names(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def compare(
     series = _series(a, b)
     changes = [_judged(name, unit, better, one, other) for name, unit, better, one, other in series]
     changes = _sure(changes, crowded=crowded)
-    came, went, stayed = _findings(a.findings, b.findings)
+    came, went, stayed = _findings(_found_in(a), _found_in(b))
     versions = tuple(job.get("versions") for job in jobs)
     known = all(isinstance(each, Mapping) for each in versions)
     return Comparison(
@@ -265,6 +265,11 @@ def _cpu_in_step(view: RunView) -> float | None:
 
 
 # -- findings and settings
+
+
+def _found_in(view: RunView) -> tuple[FindingView, ...]:
+    """The findings of the run itself, and of none before it in the same directory."""
+    return tuple(found for found in view.findings if not found.earlier)
 
 
 def _findings(

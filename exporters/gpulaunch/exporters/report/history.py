@@ -15,7 +15,7 @@ __all__ = ["failures", "goodput"]
 _MOST_EVENTS: Final = 120
 _MOST_ATTEMPTS: Final = 60
 _LONGEST_FIELDS: Final = 240
-_EMPTY: Final = (None, "", {}, [])
+_EMPTY: Final[tuple[object, ...]] = (None, "", {}, [])
 _COLOURS: Final = {
     Status.FINISHED: 2,
     Status.RUNNING: 0,
@@ -55,6 +55,13 @@ def failures(view: RunView) -> Section:
         blocks.append(Paragraph(f"The newest attempt went on from step {view.resumed_step}."))
     if len(view.attempts) > _MOST_ATTEMPTS:
         blocks.append(Paragraph(f"Of {len(view.attempts)} attempts, the newest {_MOST_ATTEMPTS} are shown."))
+    if (after_s := _after_first(view)) is not None:
+        blocks.append(
+            Paragraph(
+                "There are earlier runs in this directory: times are since the first of them began, and this one began "
+                f"{seconds(after_s)} after it."
+            )
+        )
     attempts = view.attempts[-_MOST_ATTEMPTS:]
     if attempts:
         blocks += [*_timeline(view, attempts), _attempts(view, attempts)]
@@ -69,20 +76,43 @@ def failures(view: RunView) -> Section:
     )
 
 
+def _after_first(view: RunView) -> float | None:
+    """How long after the first run in the directory the newest began; None where it is the first."""
+    began_s = view.began_s
+    if began_s is None:
+        return None
+    begins = [attempt.began_s for attempt in view.attempts if attempt.began_s is not None]
+    begins += [event.at_s for event in view.events if event.what == "run_started" and not event.node]
+    return began_s - clock_of(view).zero_s if min(begins, default=began_s) < began_s else None
+
+
+def _until(view: RunView, attempts: Sequence[AttemptView]) -> float | None:
+    """How far the first of these attempts goes: where nobody says when it ended, it was over as another one began."""
+    first, *later = attempts
+    if first.ended_s is not None:
+        return first.ended_s
+    moments = [attempt.began_s for attempt in later]
+    moments += [view.ended_s if view.ended_s is not None else view.seen_s]
+    if first.began_s is not None and view.began_s is not None and first.began_s < view.began_s:
+        moments.append(view.began_s)
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
 def _timeline(view: RunView, attempts: tuple[AttemptView, ...]) -> list[Block]:
     clock = clock_of(view)
-    until_s = view.ended_s if view.ended_s is not None else view.seen_s
     spans: list[Span] = []
-    for attempt in attempts:
-        end_s = attempt.ended_s if attempt.ended_s is not None else until_s
+    for place, attempt in enumerate(attempts):
+        end_s = _until(view, attempts[place:])
         if attempt.began_s is None or end_s is None:
             continue
+        told = attempt.ended_s is not None or end_s in (view.ended_s, view.seen_s)
+        length = f" after {seconds(max(0.0, end_s - attempt.began_s))}" if told else ", it is not known when"
         spans.append(
             Span(
                 label=f"attempt {attempt.number}",
                 begin=clock.of(attempt.began_s),
                 end=max(clock.of(attempt.began_s), clock.of(end_s)),
-                text=f"{attempt.status.value} after {seconds(max(0.0, end_s - attempt.began_s))}",
+                text=f"{attempt.status.value}{length}",
                 colour=_COLOURS[attempt.status],
             )
         )
@@ -174,7 +204,7 @@ def _words(value: object) -> str:
         held = {
             name.replace("_", " "): each for name, each in named.items() if each is not False and each not in _EMPTY
         }
-        return ", ".join(name if each is True else f"{name} {_words(each)}" for name, each in held.items())
+        return ", ".join(name if each is True else f"{name} {_words(each)}".rstrip() for name, each in held.items())
     if isinstance(value, (list, tuple)):
         return " ".join(map(_words, cast("Sequence[object]", value)))
     return f"{value:.6g}" if isinstance(value, float) else str(value)

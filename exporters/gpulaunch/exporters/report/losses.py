@@ -19,8 +19,10 @@ _RULES: Final = {rule.id: rule for rule in RULES}
 
 def headline(view: RunView) -> tuple[str, ...]:
     """The losses that matter most, a sentence each."""
-    priced = [finding for finding in view.findings if finding.seconds_per_hour > 0]
-    if view.status is not Status.RUNNING:  # what it would be by the hour is no news of a run that is over
+    priced = [finding for finding in view.findings if finding.seconds_per_hour > 0 and not finding.earlier]
+    if view.status is Status.RUNNING:
+        priced = [finding for finding in priced if finding.active]
+    else:  # what it would be by the hour is no news of a run that is over
         worth = _LEAST_OF_A_RUN * (view.elapsed_seconds or 0.0)
         priced = [finding for finding in priced if finding.lost_seconds is None or finding.lost_seconds >= worth]
         priced.sort(key=lambda finding: -(finding.lost_seconds or 0.0))
@@ -67,7 +69,7 @@ def section(view: RunView) -> Section:
                     _where(found) or UNKNOWN,
                     seconds(found.seconds_per_step) if found.seconds_per_step else "no time",
                     seconds(found.seconds_per_hour) if found.seconds_per_step else "no time",
-                    seconds(found.lost_seconds),
+                    _lost(found),
                     f"{found.confidence:.0%}",
                     rank_list(found.ranks) or UNKNOWN,
                     _stands(found, view),
@@ -92,7 +94,11 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
     if rule is not None:
         blocks.append(Paragraph(rule.says.replace("`", "")))
     blocks.append(
-        Paragraph(f"It costs {_price(found)}." if found.seconds_per_step else "It costs no time, or none yet.")
+        Paragraph(
+            f"It {'cost an earlier run' if found.earlier else 'costs'} {_price(found)}."
+            if found.seconds_per_step
+            else "It costs no time, or none yet."
+        )
     )
     if found.advice:
         blocks.append(Paragraph(f"What to change: {found.advice}"))
@@ -102,7 +108,7 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
         *measured(found.evidence),
         ("ranks", rank_list(found.ranks, 64) or UNKNOWN),
         ("confidence", f"{found.confidence:.0%}"),
-        ("lost in this run", seconds(found.lost_seconds)),
+        ("lost in this run", _lost(found)),
         ("seen", f"{moment(found.first_seen_s)} to {moment(found.last_seen_s)}"),
     ]
     if view.num_nodes is not None and view.num_nodes > 1:
@@ -122,7 +128,13 @@ def _nothing(view: RunView) -> str:
     )
 
 
+def _lost(found: FindingView) -> str:
+    return "no time" if found.earlier else seconds(found.lost_seconds)
+
+
 def _stands(found: FindingView, view: RunView) -> str:
+    if found.earlier:
+        return "in an earlier run only"
     if not found.active:
         return "not any more"
     return "yes" if view.status is Status.RUNNING else "to the end"

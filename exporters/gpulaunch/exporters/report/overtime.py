@@ -17,7 +17,7 @@ _UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 300.0))
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Time since the run began."""
+    """Time since the run began; where its directory has earlier runs too, since the first that is known of began."""
 
     times: tuple[float, ...]
     """Ends of the intervals, in `unit`."""
@@ -35,7 +35,9 @@ def clock_of(view: RunView) -> Clock:
     moments = [*view.times_s, *(attempt.ended_s for attempt in view.attempts if attempt.ended_s is not None)]
     begins = [*(time_s - view.interval_seconds for time_s in view.times_s[:1])]
     begins += [attempt.began_s for attempt in view.attempts if attempt.began_s is not None]
-    zero_s = view.began_s if view.began_s is not None else min(begins, default=0.0)
+    begins += [event.at_s for event in view.events[:1]]
+    begins += [view.began_s] if view.began_s is not None else []
+    zero_s = min(begins, default=0.0)
     span_s = max(moments, default=zero_s) - zero_s
     unit, length_s = next(((unit, length) for unit, length, least in _UNITS if span_s >= least), ("s", 1.0))
     return Clock(

@@ -68,7 +68,8 @@ def _spans(chart: Chart) -> tuple[str, int]:
     parts: list[str] = []
     for row, span in enumerate(chart.spans):
         y = _ROW * row + 4
-        x, width = _LEFT + room * max(0.0, span.begin) / end, max(1.0, room * (span.end - span.begin) / end)
+        begin = min(max(0.0, span.begin), end)
+        x, width = _LEFT + room * begin / end, max(1.0, room * max(0.0, span.end - begin) / end)
         parts.append(_label(span.label, y))
         parts.append(
             f'<rect class="c{span.colour % COLOURS}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}">'

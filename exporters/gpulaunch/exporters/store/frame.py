@@ -22,12 +22,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpulaunch.exporters.store.limits import MOST_SERIES
+
 __all__ = ["Frame", "decode", "encode", "fold"]
 
 _NAN: Final = math.nan
 _GRAIN: Final = 16384.0
 _LARGEST: Final = 1 << 23  # rounding is of no use, and no harm, beyond
-_MOST_BYTES: Final = 64 << 20
+_MOST_BYTES: Final = 20 * MOST_SERIES
+"""8 for each counter and 12 for each gauge, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,7 @@ class TelemetryKeeper:
                 of_run = file.run_of(of, host=_host(), now_s=at_s)
                 file.document(document, run=of_run, attempt=of.attempt, at_s=at_s)
             file.look(sample, run=run, attempt=group.attempt, begin_s=since_s, end_s=now_s)
-            file.findings(state.findings, run=run, now_s=now_s, since_s=since_s)
+            file.findings(state.findings, run=run, now_s=now_s, since_s=since_s, judged=state.judged)
             if self._run_dir is not None:
                 carry(file, self._run_dir)
             if self._document is None or last or now_s - self._document_s >= _DOCUMENT_EVERY_S:

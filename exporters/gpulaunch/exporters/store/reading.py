@@ -17,13 +17,14 @@ from urllib.parse import quote
 
 from gpulaunch.exporters.store.bounded import LARGEST, sound
 from gpulaunch.exporters.store.frame import Frame, decode
-from gpulaunch.exporters.store.limits import LEVELS, MOST_DOCUMENT_BYTES
-from gpulaunch.exporters.store.schema import APPLICATION, SCHEMA, reason_of
+from gpulaunch.exporters.store.limits import LEVELS, MOST_DOCUMENT_BYTES, MOST_DOCUMENTS
+from gpulaunch.exporters.store.schema import APPLICATION, SCHEMA, has_our_tables, reason_of
 from gpulaunch.exporters.store.series import Key
 
 __all__ = ["Document", "FindingRow", "RunRow", "TelemetryReader", "UnreadableError"]
 
 _BUSY_S: Final = 2.0
+_LARGEST_VALUE_BYTES: Final = 8 * MOST_DOCUMENT_BYTES
 _LARGEST_DOCUMENT_BYTES: Final = 32 * MOST_DOCUMENT_BYTES
 
 
@@ -46,8 +47,10 @@ class RunRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingRow:
-    """A finding, when it was seen, what it has cost."""
+    """A finding of one run, when it was seen, what it has cost."""
 
+    run: int
+    """`RunRow.id`."""
     told: dict[str, Any]
     """`record.Finding.as_json`; parts of it where it was too long."""
     first_seen_s: float
@@ -159,16 +162,17 @@ class TelemetryReader:
         """Give all findings, oldest first."""
         with self._told():
             rows = self._connection.execute(
-                "SELECT data, rule, file, line, subject, first_seen_s, last_seen_s, active, lost_seconds "
+                "SELECT run, data, rule, file, line, subject, first_seen_s, last_seen_s, active, lost_seconds "
                 "FROM finding ORDER BY first_seen_s, id"
             ).fetchall()
         found: list[FindingRow] = []
-        for data, rule, file, line, subject, first_seen_s, last_seen_s, active, lost_seconds in self._sound(
-            rows, str, str, str, int, str, float, float, int, float
+        for run, data, rule, file, line, subject, first_seen_s, last_seen_s, active, lost_seconds in self._sound(
+            rows, int, str, str, str, int, str, float, float, int, float
         ):
             told = {"rule": rule, "file": file or None, "line": line or None, "subject": subject, **self._object(data)}
             found.append(
                 FindingRow(
+                    run=run,
                     told=told,
                     first_seen_s=first_seen_s,
                     last_seen_s=last_seen_s,
@@ -193,7 +197,9 @@ class TelemetryReader:
     def documents(self) -> list[Document]:
         """Give what is known of attempts, the one that was seen last at the end."""
         with self._told():
-            rows = self._connection.execute("SELECT run, attempt, at_s, data FROM document ORDER BY at_s").fetchall()
+            rows = self._connection.execute(
+                "SELECT run, attempt, at_s, data FROM document ORDER BY at_s DESC LIMIT ?", (MOST_DOCUMENTS,)
+            ).fetchall()[::-1]
         found: list[Document] = []
         for run, attempt, at_s, data in self._sound(rows, int, int, float, bytes):
             try:
@@ -250,6 +256,9 @@ class TelemetryReader:
                 f"{self.path.name} is of a newer gpulaunch (schema {version}, this one knows {SCHEMA}); "
                 "read it with that one"
             )
+        if not has_our_tables(self._connection):
+            raise UnreadableError(f"{self.path.name} is damaged: it has other tables than gpulaunch's")
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE_BYTES)
 
     @contextlib.contextmanager
     def _told(self) -> Generator[None]:

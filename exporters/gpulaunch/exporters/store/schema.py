@@ -24,7 +24,16 @@ from typing import Final
 from gpulaunch.exporters.store.limits import Limits
 from gpulaunch.exporters.store.place import is_shared
 
-__all__ = ["APPLICATION", "SCHEMA", "DamagedError", "RefusedError", "open_to_write", "reason_of", "set_aside"]
+__all__ = [
+    "APPLICATION",
+    "SCHEMA",
+    "DamagedError",
+    "RefusedError",
+    "has_our_tables",
+    "open_to_write",
+    "reason_of",
+    "set_aside",
+]
 
 SCHEMA: Final = 1
 APPLICATION: Final = 0x67706C74
@@ -53,6 +62,10 @@ CREATE TABLE event (id INTEGER PRIMARY KEY, at_s REAL NOT NULL, what TEXT NOT NU
 CREATE TABLE failure (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, data TEXT NOT NULL);
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 """
+
+
+_OURS: Final = frozenset(statement.strip() for statement in _TABLES.split(";") if statement.strip())
+"""As SQLite keeps them: letter by letter."""
 
 
 class RefusedError(Exception):
@@ -118,6 +131,8 @@ def _prepared(connection: sqlite3.Connection, path: Path, limits: Limits, *, fre
     connection.execute("PRAGMA cache_size=-1024")
     connection.execute("PRAGMA temp_store=MEMORY")
     connection.execute(f"PRAGMA max_page_count={limits.file_bytes // ask('page_size')}")
+    if tables and not has_our_tables(connection):
+        raise DamagedError(f"{path.name} has other tables than gpulaunch's")
     if not tables:
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -176,3 +191,9 @@ def _is_damage(error: sqlite3.DatabaseError) -> bool:
 
 def _tables(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
+
+
+def has_our_tables(connection: sqlite3.Connection) -> bool:
+    """Whether there are the tables of this version and nothing else: a view or a trigger of somebody's would be run."""
+    made = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?", (2 * len(_OURS),))
+    return frozenset(sql for (sql,) in made) == _OURS

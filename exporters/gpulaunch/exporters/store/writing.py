@@ -169,7 +169,9 @@ class TelemetryFile:
             return None
         return content if isinstance(content, dict) else None
 
-    def findings(self, standing: Iterable[Finding], *, run: int, now_s: float, since_s: float) -> None:
+    def findings(
+        self, standing: Iterable[Finding], *, run: int, now_s: float, since_s: float, judged: bool = True
+    ) -> None:
         """Take what stands now; what stood since the look before has cost its share of that time."""
         known = {
             (rule, file, line, subject): (id_, active)
@@ -203,7 +205,7 @@ class TelemetryFile:
                     "finding_came", {name: told[name] for name in ("rule", "file", "line", "subject")}, at_s=now_s
                 )
         for key, (id_, active) in known.items():
-            if active and id_ not in seen:
+            if judged and active and id_ not in seen:
                 self._connection.execute("UPDATE finding SET active = 0 WHERE id = ?", (id_,))
                 rule, file, line, subject = key
                 gone = {"rule": rule, "file": file or None, "line": line or None, "subject": subject}

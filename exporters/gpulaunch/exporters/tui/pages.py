@@ -49,7 +49,8 @@ def since(view: RunView, at_s: float | None) -> str:
     """Give a moment as time since the run began."""
     if at_s is None or view.began_s is None:
         return UNKNOWN
-    return f"+{took(at_s - view.began_s)}"
+    passed_s = at_s - view.began_s  # below zero: of an earlier run in the same directory
+    return f"{'+' if passed_s >= 0 else '-'}{took(abs(passed_s))}"
 
 
 # -- findings

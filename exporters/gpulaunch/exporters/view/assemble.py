@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpulaunch.exporters.store.bounded import bounded
 from gpulaunch.exporters.store.history import OWN_CLOCK
+from gpulaunch.exporters.store.reading import FindingRow
 from gpulaunch.exporters.view.curves import Axis, Curves, Growth, axis_of, ratio, total
 from gpulaunch.exporters.view.files import RunFiles
 from gpulaunch.exporters.view.history import History
@@ -128,7 +129,9 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
         samples_per_second=() if (all_samples := total(samples)) is None else all_samples.per_second(),
         step_mean_seconds=ratio(total(times), total(list(steps))),
         phase_ratios=phase_curves(phases),
-        goodput_ratio_over_time=_goodput_curve(curves[0] if curves else Curves.none()),
+        goodput_ratio_over_time=_goodput_curve(
+            curves[0] if curves else Curves.none(), axis.times_s if axis is not None else (), history.began_s
+        ),
         ranks=tuple(ranks),
         devices=tuple(view for source, own in zip(sources, curves, strict=True) for view in devices_of(source, own)),
         nodes=tuple(
@@ -248,18 +251,44 @@ def _goodput(parts: Parts, counters: Values) -> dict[str, float]:
         for bucket, value in seconds.items()
         if isinstance(value, (int, float)) and 0 <= value < 1e12
     }
-    return {bucket: known.get(bucket, 0.0) for bucket in GOODPUT_BUCKETS} if known else {}
+    if not known:
+        return {}
+    goodput = {bucket: known.get(bucket, 0.0) for bucket in GOODPUT_BUCKETS}
+    if not said:
+        seen_s = next((source.seen_s for source in parts.sources if source.run is not None), None)
+        if seen_s is not None and parts.history.began_s is not None:
+            held_s = _held_s(goodput, seen_s - parts.history.began_s)
+            goodput["productive"] = max(0.0, goodput["productive"] - held_s)
+    return goodput
 
 
-def _goodput_curve(curves: Curves) -> Curve:
-    buckets = [curves.counter("gpulaunch_goodput_seconds_total", bucket) for bucket in GOODPUT_BUCKETS]
-    known = [curve for curve in buckets if curve]
-    if not known or not buckets[0]:
+_WAS_PRODUCTIVE: Final = ("checkpoint_stall", "detection", "teardown", "lost_work")
+"""What time turns out to be that was told as productive."""
+
+
+def _held_s(told: Mapping[str, float], elapsed_s: float) -> float:
+    """How long was first told as productive and then as something else: a counter stands still, it does not fall.
+
+    It is what all buckets have beyond the time that has passed, and no more than can have been productive: a clock may
+    have been set, and the launcher runs for a moment before it says so.
+    """
+    beyond_s = sum(told.values()) - max(0.0, elapsed_s)
+    return max(0.0, min(beyond_s, sum(told.get(bucket, 0.0) for bucket in _WAS_PRODUCTIVE)))
+
+
+def _goodput_curve(curves: Curves, times_s: Sequence[float], began_s: float | None) -> Curve:
+    known = {bucket: curves.counter("gpulaunch_goodput_seconds_total", bucket) for bucket in GOODPUT_BUCKETS}
+    if not known["productive"]:
         return ()
     shares: list[float | None] = []
-    for productive, *values in zip(buckets[0], *known, strict=True):
-        elapsed_s = sum(value for value in values if value is not None)
-        shares.append(productive / elapsed_s if productive is not None and elapsed_s > 0 else None)
+    for index, at_s in enumerate(times_s):
+        values = {bucket: curve[index] for bucket, curve in known.items() if curve}
+        told = {bucket: value for bucket, value in values.items() if value is not None}
+        # Of what an earlier run in the directory has made its end is not known here.
+        held_s = _held_s(told, at_s - began_s) if began_s is not None and at_s >= began_s else 0.0
+        whole_s = sum(told.values()) - held_s
+        known_productive = "productive" in told and whole_s > 0
+        shares.append(max(0.0, told["productive"] - held_s) / whole_s if known_productive else None)
     return tuple(shares)
 
 
@@ -300,37 +329,66 @@ def _findings(parts: Parts) -> tuple[FindingView, ...]:
     """Those of findings.jsonl, with what the telemetry knows besides: what each has cost.
 
     Neither says that one has gone when the run does: what stood then stood to the end. What was seen last before the
-    newest run began is of another, in the same directory.
+    newest run began is of another, in the same directory, and so is what it cost.
     """
-    found = {_key(finding): finding for finding in parts.findings}
+    found: dict[tuple[Any, ...], FindingView] = {}
+    for told in parts.findings:
+        began_s = _began(parts, next((source for source in parts.sources if source.node == told.node), None))
+        found[_key(told)] = replace(told, earlier=told.last_seen_s < began_s)
     for source in parts.sources:
+        began_s = _began(parts, source)
         for row in source.findings:
+            earlier = not _is_of_newest(row, source, parts.history)
             view = finding_of(
                 row.told,
                 node=source.node,
                 active=row.active,
                 first_seen_s=row.first_seen_s,
                 last_seen_s=row.last_seen_s,
-                lost_seconds=row.lost_seconds,
+                lost_seconds=None if earlier else row.lost_seconds,
             )
+            view = replace(view, earlier=earlier)
             known = found.get(_key(view))
-            found[_key(view)] = view if known is None else _joined(known, view)
-    began_s = parts.history.began_s or 0.0
-    views = [replace(each, active=each.active and each.last_seen_s >= began_s) for each in found.values()]
+            found[_key(view)] = view if known is None else _joined(known, view, began_s)
+    views = [replace(each, active=each.active and not each.earlier) for each in found.values()]
     ordered = sorted(
-        views, key=lambda finding: (not finding.active, -finding.seconds_per_hour, finding.rule, finding.node)
+        views,
+        key=lambda finding: (
+            *(not finding.active, finding.earlier, -finding.seconds_per_hour),
+            *(finding.rule, finding.node),
+        ),
     )
     return tuple(ordered[:MOST_FINDINGS])
 
 
-def _joined(one: FindingView, other: FindingView) -> FindingView:
-    """The newer of two, with what both have cost."""
+def _began(parts: Parts, source: NodeSource | None) -> float:
+    """When the newest run began, as far as anybody says."""
+    if parts.history.began_s is not None:
+        return parts.history.began_s
+    return source.run.began_s if source is not None and source.run is not None else 0.0
+
+
+def _is_of_newest(row: FindingRow, source: NodeSource, history: History) -> bool:
+    """Whether what is kept of a finding is of the newest run. Nodes but the first have names of their own for it."""
+    since = row.last_seen_s >= (history.began_s or 0.0)
+    if source.run is None:
+        return since
+    newest = row.run == source.run.id
+    return newest and (since if source.node else history.run_id in ("", source.run.run_id))
+
+
+def _joined(one: FindingView, other: FindingView, began_s: float) -> FindingView:
+    """What two say of one finding; what is of an earlier run says nothing of this one."""
+    if one.earlier != other.earlier:
+        return other if one.earlier else one
     newer = other if other.last_seen_s > one.last_seen_s else one
+    firsts = [each.first_seen_s for each in (one, other)]
     lost = [each.lost_seconds for each in (one, other) if each.lost_seconds is not None]
     return replace(
         newer,
-        first_seen_s=min(one.first_seen_s, other.first_seen_s),
-        lost_seconds=sum(lost) if lost else None,
+        # findings.jsonl goes on with what a run before has found.
+        first_seen_s=min([first for first in firsts if first >= began_s] or firsts),
+        lost_seconds=lost[0] if lost else None,
     )
 
 

@@ -31,6 +31,8 @@ class History:
 
     run_id: str = ""
     pid: object = None
+    host: str = ""
+    """Where that process is; "" where an older gpulaunch has not said it."""
     began_s: float | None = None
     ended_s: float | None = None
     exit_code: int | None = None
@@ -108,10 +110,18 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
     for line in lines:
         what, at_s = str(line["event"]), float(line["time_s"])
         if what == "run_started":
+            if len(numbered) > of_run and numbered[-1][1].status is Status.UNKNOWN:
+                numbered[-1][1].status = Status.LOST  # its run has not said how it ended
             base += highest if numbered else 0
             highest, of_run, started = 0, len(numbered), None
             attempts = history.attempts
-            history = History(run_id=str(line.get("run_id", "")), pid=line.get("pid"), began_s=at_s, attempts=attempts)
+            history = History(
+                run_id=str(line.get("run_id", "")),
+                pid=line.get("pid"),
+                host=str(line.get("host", "")),
+                began_s=at_s,
+                attempts=attempts,
+            )
         number = whole(line.get("attempt"))
         attempt: _Attempt | None = None
         if number is not None and 0 <= number < 1_000_000 and what in _OF_ATTEMPTS:

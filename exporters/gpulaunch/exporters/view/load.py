@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
 from gpulaunch.exporters.store.place import files_of
@@ -50,6 +50,7 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
     files = read_files(run_dir)
     sources = [read_source(path, node) for node, path in files_of(run_dir)]
     history = history_of(files.events, files.group, files.attempts)
+    files.summary = _summary_of(files, history, sources)
     notes: list[str] = []
     if not sources and files.job and not live:  # a collector of its own says why there is none yet
         notes.append("telemetry.sqlite is missing: nothing is known over time (--no-profile, or an older gpulaunch)")
@@ -60,6 +61,11 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
     status = _status(files, history, sources, now_s, live=live)
     if status is Status.LOST:
         notes.append("the launcher of this run is gone and has not said how it ended: killed, or its node went down")
+    if status is Status.UNKNOWN and history.began_s is not None:
+        notes.append(
+            "whether this run goes on cannot be seen from here: its launcher is on "
+            f"{history.host or 'a host that is not known'}, nobody watches it, and it has said nothing for a while"
+        )
     return Parts(
         run_dir=run_dir,
         files=files,
@@ -87,6 +93,15 @@ def _only_of(source: NodeSource, history: History, notes: list[str]) -> None:
     notes.append(f"telemetry.sqlite has nothing of the newest run in this directory ({history.run_id}) yet")
 
 
+def _summary_of(files: RunFiles, history: History, sources: list[NodeSource]) -> dict[str, Any]:
+    """The sums of the newest run: the file is written as a run ends, and stays while the next one goes on."""
+    run_id = files.summary.get("run_id")
+    if not isinstance(run_id, str):  # of an older gpulaunch: what has ended has written its own
+        return files.summary if history.ended_s is not None or history.began_s is None else {}
+    of_source = next((source.run.run_id for source in sources if source.run is not None and not source.node), "")
+    return files.summary if run_id == (history.run_id or of_source or run_id) else {}
+
+
 def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s: float, *, live: bool) -> Status:
     """How the run stands: as it said, else whether its launcher lives, else whether anything is new."""
     if history.ended_s is not None:
@@ -102,12 +117,16 @@ def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s:
     seen_s = [source.seen_s for source in sources if source.seen_s is not None]
     seen_s += [files.touched_s] if files.touched_s is not None else []
     fresh = bool(seen_s) and now_s - max(seen_s) <= _FRESH_S
-    here = all(source.run is None or source.run.host in ("", socket.gethostname()[:64]) for source in sources[:1])
+    runs = [source.run for source in sources[:1] if source.run is not None]
+    host = history.host or next((run.host for run in runs if history.run_id in ("", run.run_id)), "")
+    here = host == socket.gethostname()
     pid = history.pid if history.pid is not None else files.group.get("agent_pid")
-    held = holds(pid, files.run_dir) if here else None
-    if held or (held is None and fresh):
+    held = holds(pid, files.run_dir) if here or not host else None
+    # That no such process lives here says nothing of another host; nor does silence, where no sidecar would break it.
+    gone = held is False and here
+    if held or (fresh and not gone):
         return Status.RUNNING
-    return Status.UNKNOWN if held is None and not seen_s else Status.LOST
+    return Status.LOST if gone or any(source.seen_s is not None for source in sources) else Status.UNKNOWN
 
 
 def _other_nodes(run_dir: Path) -> list[tuple[int, Path]]:

@@ -112,7 +112,7 @@ class FindingView:
     seconds_per_step: float
     seconds_per_hour: float
     lost_seconds: float | None
-    """Of training, in all, for as long as it stood; None where that was not kept."""
+    """Of training, in all of this run, for as long as it stood; None where that was not kept."""
     confidence: float
     evidence: Mapping[str, float | str]
     advice: str
@@ -121,6 +121,8 @@ class FindingView:
     first_seen_s: float
     last_seen_s: float
     node: int = 0
+    earlier: bool = False
+    """Whether only an earlier run in the same directory had it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from gpulaunch.exporters.store.series import Key
 from gpulaunch.exporters.view.curves import Curves, Growth, ratio, total
@@ -28,6 +28,8 @@ __all__ = ["phase_curves", "phase_growths", "ranks_of", "with_summary"]
 _ROLES = ("trainer", "workers")
 _QUEUE = ("ready", "outstanding", "reorder_blocked", "pin_backlog")
 
+_MOST_DIGITS: Final = 9
+
 
 def ranks_of(source: NodeSource, curves: Curves, *, with_curves: set[int] | None) -> list[RankView]:
     """Give the ranks of a node, in their order.
@@ -41,8 +43,8 @@ def ranks_of(source: NodeSource, curves: Curves, *, with_curves: set[int] | None
     counters, gauges = by_label(source.counters), by_label(source.gauges)
     before, now = (by_label(moment.counters) for moment in source.recent) if source.recent else ({}, {})
     seconds = source.recent[1].at_s - source.recent[0].at_s if source.recent else 0.0
-    numbers = {int(label) for label in told if label.isdecimal()}
-    numbers |= {int(key[1]) for key in source.counters if key[0] == "gpulaunch_steps_total" and key[1].isdecimal()}
+    numbers = {int(label) for label in told if _names_a_rank(label)}
+    numbers |= {int(key[1]) for key in source.counters if key[0] == "gpulaunch_steps_total" and _names_a_rank(key[1])}
     views: list[RankView] = []
     for rank in sorted(numbers):
         label = str(rank)
@@ -82,7 +84,7 @@ def _newer(view: RankView, told: RankView) -> RankView:
 def _ranks_of_summary(summary: Mapping[str, Any]) -> list[RankView]:
     views: list[RankView] = []
     for label, told in part(summary, "ranks").items():
-        if not label.isdecimal() or not isinstance(told, dict):
+        if not _names_a_rank(label) or not isinstance(told, dict):
             continue
         one = cast("Mapping[str, Any]", told)
         phases = {phase: _number(part(one, "phase_seconds").get(phase)) for phase in PHASES}
@@ -351,3 +353,8 @@ def _words(value: object) -> tuple[str, ...]:
     return (
         tuple(each for each in cast("list[object]", value) if isinstance(each, str)) if isinstance(value, list) else ()
     )
+
+
+def _names_a_rank(label: str) -> bool:
+    """Whether it is a number that a rank could have; what lies on a disk may be any."""
+    return label.isdecimal() and len(label) <= _MOST_DIGITS

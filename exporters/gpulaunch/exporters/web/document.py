@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast
 
 from gpulaunch.exporters.view.document import to_json
 from gpulaunch.exporters.view.live import view_of_state
+from gpulaunch.exporters.view.source import RECENT_S
 from gpulaunch.profiler.record import NodeState
 
 __all__ = ["REST", "Document", "Documents", "in_thread", "packed", "run_dir_of"]
@@ -122,6 +123,8 @@ class Documents:
         if state is None:
             return {"version": 1, "starting": True}
         now_ns = state.taken_monotonic_ns
+        while self._earlier and now_ns - self._earlier[0].taken_monotonic_ns > 2e9 * RECENT_S:
+            self._earlier.popleft()  # nobody has looked for long: since then is not now
         while len(self._earlier) > 1 and now_ns - self._earlier[1].taken_monotonic_ns >= _EARLIER_S * 1e9:
             self._earlier.popleft()
         earlier = self._earlier[0] if self._earlier and self._earlier[0].taken_monotonic_ns < now_ns else None

@@ -178,7 +178,7 @@ def _library(path: Path) -> Page:
 
     def page(request: Request) -> Answer | Future[Answer]:
         if not takes_gzip(request.headers.get("accept-encoding", "")):
-            return Answer(body=path.read_bytes(), content_type=_TYPES[".js"], headers=headers)
+            return Answer(body=_whole(path), content_type=_TYPES[".js"], headers=headers)
         if not packing or (packing[0].done() and packing[0].exception() is not None):
             packing[:] = [in_thread(lambda: _gzipped(path))]
         return waiters.wait(request, packing[0])
@@ -190,6 +190,12 @@ def _library(path: Path) -> Page:
     # Its address has its version.
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
     return page
+
+
+@functools.lru_cache(maxsize=1)
+def _whole(path: Path) -> bytes:
+    """Once for all who are sent it: a hundred clients that do not read would hold a hundred."""
+    return path.read_bytes()
 
 
 @functools.lru_cache(maxsize=1)

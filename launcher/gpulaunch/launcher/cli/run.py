@@ -309,7 +309,9 @@ class _Job:
         if self._rundir.fallback_from:
             console.say(f"cannot write {self._rundir.fallback_from}; using the temporary directory")
         console.say(f"files in {shown(self._rundir.path)}")
-        self._rundir.event("run_started", run_id=self._run_id, metrics_url=sidecar_url, pid=os.getpid())
+        self._rundir.event(
+            "run_started", run_id=self._run_id, metrics_url=sidecar_url, pid=os.getpid(), host=place.hostname
+        )
 
     def _report(self, console: Console, blame: Blame, attempt: int, restarting: bool, why: str) -> None:
         spec = self._spec
@@ -350,6 +352,7 @@ class _Job:
         error = report.headline(ended.blame) if ended.blame is not None and ended.code else ended.error
         content = summary.as_json(
             agent.totals,
+            run_id=self._run_id,
             exit_code=ended.code,
             elapsed_s=elapsed_s,
             restarts=agent.num_restarts,

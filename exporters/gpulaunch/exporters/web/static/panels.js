@@ -74,7 +74,7 @@ export function findings(section, view) {
     const [title, place, advice, more] = item.children;
     item.dataset.active = String(finding.active);
     const cost = finding.seconds_per_hour > 0 ? `${seconds(finding.seconds_per_hour)} of each hour` : "";
-    setText(title, [words(finding.rule.replaceAll("-", " ")), cost, finding.active ? "" : "no longer"].filter(Boolean).join(" \u2014 "));
+    setText(title, [words(finding.rule.replaceAll("-", " ")), cost, finding.active ? "" : finding.earlier ? "earlier run" : "no longer"].filter(Boolean).join(" \u2014 "));
     setText(place, [placeOf(finding), finding.subject].filter(Boolean).join("  "));
     place.hidden = !place.textContent;
     setText(advice, finding.advice);
@@ -117,17 +117,19 @@ export function steps(section, view, chosen) {
 export function phases(section, view) {
   const over = keysOf([view.phase_ratios], PHASES);
   const rows = shown(view).filter((rank) => Object.keys(rank.phase_ratios_now).length || Object.keys(rank.phase_seconds).length);
-  const ratios = rows.map((rank) => (Object.keys(rank.phase_ratios_now).length ? rank.phase_ratios_now : shares(rank.phase_seconds)));
+  // Of a rank that makes no steps any more there is no "now" while the run goes on.
+  const ratios = rows.map((rank) => (Object.keys(rank.phase_ratios_now).length || view.status === "running" ? rank.phase_ratios_now : shares(rank.phase_seconds)));
   const names = keysOf(ratios, PHASES).filter((phase) => ratios.some((ratio) => ratio[phase] > 0));
-  say(section, "none", names.length || over.length ? "" : "Not known yet: no step has been measured.");
+  const spent = keysOf(rows.map((rank) => rank.phase_seconds), PHASES).filter((phase) => rows.some((rank) => rank.phase_seconds[phase] > 0));
+  say(section, "none", names.length || spent.length || over.length ? "" : "Not known yet: no step has been measured.");
   overTime(section, "time", { title: "Phases over time, all ranks", times: view.times_s, unit: "ratio", stacked: true, series: over.map((phase) => ({ name: words(phase), values: view.phase_ratios[phase], at: placeIn(PHASES, phase) })) });
-  bars(section, "ranks", { title: "Phases by rank, now", groupTitle: "Rank", groups: rows.map((rank) => String(rank.rank)), unit: "ratio", series: names.map((phase) => ({ name: words(phase), values: ratios.map((ratio) => ratio[phase] ?? null), at: placeIn(PHASES, phase) })) });
+  bars(section, "ranks", { title: view.status === "running" ? "Phases by rank, now" : "Phases by rank", groupTitle: "Rank", groups: rows.map((rank) => String(rank.rank)), unit: "ratio", series: names.map((phase) => ({ name: words(phase), values: ratios.map((ratio) => ratio[phase] ?? null), at: placeIn(PHASES, phase) })) });
   table(
     section,
     "totals",
     captionOf(view, "Time in each phase, whole run"),
-    [["Rank", "number"], ...names.map((phase) => [words(phase), "number"])],
-    rows.map((rank) => [rank.rank, ...names.map((phase) => seconds(rank.phase_seconds[phase]))]),
+    [["Rank", "number"], ...spent.map((phase) => [words(phase), "number"])],
+    rows.map((rank) => [rank.rank, ...spent.map((phase) => seconds(rank.phase_seconds[phase]))]),
   );
 }
 
