@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from gpulaunch.exporters.report.library import plotly_js
 from gpulaunch.exporters.report.page import as_html
 from gpulaunch.exporters.view.model import RunView
 
+WAIT_S = 30.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -94,9 +96,10 @@ def test_with_the_library_they_are_drawn_by_it(view: RunView, browser: Any, tmp_
     assert page.locator("b").count() == 0
     assert "rgb(255, 255, 255)" in page.locator("div.live .main-svg").first.get_attribute("style")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(
-        "document.querySelector('div.live .main-svg').getAttribute('style').includes('rgb(20, 23, 26)')"
-    )
+    until_s = time.monotonic() + WAIT_S  # Playwright's own wait has the page evaluate a string, which it forbids
+    while "rgb(20, 23, 26)" not in page.locator("div.live .main-svg").first.get_attribute("style"):
+        assert time.monotonic() < until_s, "the charts stayed light"
+        page.wait_for_timeout(20)
     page.emulate_media(media="print")
     assert page.locator("svg.still:visible").count() == len(document.charts())
     assert page.locator("div.live:visible").count() == 0
