@@ -124,6 +124,38 @@ def test_what_is_over_says_so(here: Path) -> None:
     assert "sync-every-step train.py:88, not any more\n" in report.as_text(report.collect(run))
 
 
+def test_what_only_an_earlier_run_in_the_directory_had_is_said_to_be_its(here: Path) -> None:
+    run = a_run(here / "run", SYNC, began_s=1000.0)
+    (run / "events.jsonl").write_text('{"event": "run_started", "time_s": 1500.0}\n')
+    os.utime(run / "findings.jsonl", (1000.0, 1000.0))
+    unwatched = report.collect(run)
+    assert (unwatched["watched"], [found["earlier"] for found in unwatched["findings"]]) == (False, [True])
+    assert (
+        report.as_text(unwatched)
+        .splitlines()[0]
+        .endswith("nobody watched this run (--no-profile?), or it made no steps")
+    )
+
+    FindingsFile(run / "findings.jsonl").tell((), 2000.0)
+    first, _, finding, *_ = report.as_text(report.collect(run)).splitlines()
+    assert first.endswith(": nothing found")
+    assert finding == "sync-every-step train.py:88, in an earlier run only"
+
+
+def test_how_a_run_ended_is_said_before_what_was_found(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(here / "gpulaunch-runs" / "failed", began_s=1000.0)
+    (run / "events.jsonl").write_text(
+        '{"event": "run_started", "time_s": 1000.0}\n{"event": "run_ended", "time_s": 1012.0, "exit_code": 1}\n'
+    )
+    (run / "summary.json").write_text('{"version": 1, "exit_code": 1, "error": "rank 1: ValueError: no such batch"}')
+
+    assert report.run([]) == 0
+
+    _, standing = capsys.readouterr().out.splitlines()
+    assert standing.startswith("Failed after 12 s, exit code 1; ")
+    assert standing.endswith(". rank 1: ValueError: no such batch.")
+
+
 def test_nothing_found_is_another_thing_than_nobody_looked(here: Path) -> None:
     watched = report.as_text(report.collect(a_run(here / "watched")))
     (here / "unwatched").mkdir()

@@ -96,8 +96,14 @@ class Node:
         self.writers.append(PageWriter(path))
         return self.writers[0]
 
-    def sampling(self, sampler: object, *, shortest_s: float = 0.01) -> Sampling:
-        room = Stacks(self.channel, self.group, sampler=sampler, shortest_s=shortest_s)  # type: ignore[arg-type]
+    def sampling(self, sampler: object, *, shortest_s: float = 0.01, goes_on: bool = True) -> Sampling:
+        room = Stacks(
+            self.channel,
+            self.group,
+            sampler=sampler,  # type: ignore[arg-type]
+            shortest_s=shortest_s,
+            goes_on=goes_on,
+        )
         self.rooms.append(room)
         return Sampling(room)
 
@@ -216,6 +222,18 @@ def test_the_next_sidecar_goes_on_with_it(node: Node) -> None:
     assert room.samples["backward"] == 40
     room.room.close()
     assert "backward;main (a.py:1) 40\n" in node.file.read_text()
+
+
+def test_the_next_run_in_the_directory_begins_anew(node: Node) -> None:
+    """What the run before was doing is nothing that this one does."""
+    node.file.write_text("backward;of_the_run_before (train.py:1) 700\n")
+    node.page()
+    room = node.sampling(Scripted(), goes_on=False)
+    room.until(lambda: room.samples.get("startup"))
+    node.close()
+
+    assert set(room.samples) == {"startup"}
+    assert "of_the_run_before" not in node.file.read_text()
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced(node: Node) -> None:

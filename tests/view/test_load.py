@@ -268,8 +268,8 @@ def test_two_runs_in_one_directory_are_one_history_and_two_accounts(run_dir: Pat
         (0, Status.FINISHED),
         (1, Status.RUNNING),
     ]
-    assert view.times_s[0] < WALL_S + 10  # the curves have both
-    assert None in view.steps_per_second  # and say nothing of the time between
+    assert view.times_s[0] > WALL_S + 200, "no curve, and no mean over one, has what the first run did"
+    assert None in view.steps_per_second  # and they say nothing of the time before its ranks
     assert view.goodput_ratio is not None
 
 

@@ -62,7 +62,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     counters = Values(first.counters if first is not None else {})
     gauges = Values(first.gauges if first is not None else {})
     num_ranks = sum(len(part(source.document, "ranks")) for source in sources)
-    axis = _axis(sources, num_ranks, max_points, window_s)
+    axis = _axis(sources, num_ranks, max_points, window_s, history.began_s)
     curves = [source.curves(axis) for source in sources]
     ranks, with_curves = _ranks(sources, curves, num_ranks, parts.notes)
     ranks = with_summary(ranks, files.summary)
@@ -150,11 +150,16 @@ _CHECKPOINT: Final = "gpulaunch_checkpoint_step"
 _RESUMED: Final = "gpulaunch_resumed_step"
 
 
-def _axis(sources: Sequence[NodeSource], num_ranks: int, max_points: int, window_s: float | None) -> Axis | None:
+def _axis(
+    sources: Sequence[NodeSource], num_ranks: int, max_points: int, window_s: float | None, began_s: float | None
+) -> Axis | None:
+    """The time of the newest run: what earlier ones in the directory did is none of its curves."""
     spans = [source.span for source in sources if source.span is not None]
     if not spans:
         return None
     begin_s, end_s = min(span[0] for span in spans), max(span[1] for span in spans)
+    if began_s is not None:
+        begin_s = max(begin_s, min(began_s, end_s))
     if window_s is not None:
         begin_s = max(begin_s, end_s - max(2.0, window_s))
     points = max(_FEWEST_POINTS, _NUMBERS // (_CURVES_OF_A_RANK * max(1, min(num_ranks, _MOST_RANKS_WITH_CURVES))))

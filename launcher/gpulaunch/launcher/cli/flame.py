@@ -24,7 +24,8 @@ usage: gpulaunch flame [RUN] [--out DIR]
 
 Draws the stacks of the ranks' main threads that were sampled while a job ran (stacks.folded of its run directory):
 one flame graph for each phase of the step and one for all of them, as SVG files for a browser, and all together in one
-file for the viewer speedscope. Of a job that still runs, what was written down until now (every half a minute).
+file for the viewer speedscope. Of a job that still runs, what was written down until now (every half a minute). Of a
+directory that was used again, those of the newest run that was watched.
 
 RUN is a run directory, or the name of one below ./gpulaunch-runs (default: the newest one there that has stacks).
 

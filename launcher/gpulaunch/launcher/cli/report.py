@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,9 @@ def run(argv: Sequence[str]) -> int:
             everything = as_json(whole(run_dir))
         answer(everything + "\n")
     else:
-        answer(as_text(collect(Path(run_dir))) + "\n")
+        with told_while("reading the run"):
+            text = as_text(collect(Path(run_dir)), _standing(run_dir))
+        answer(text + "\n")
     return 0
 
 
@@ -110,6 +113,12 @@ def as_markdown(run_dir: str) -> str:
     return markdown.as_markdown(_document(run_dir))
 
 
+def _standing(run_dir: str) -> str:
+    """How the run went, in a sentence; "" where that is not known."""
+    document = _document(run_dir)
+    return "" if document.status == "unknown" else document.lead[0]
+
+
 def _document(run_dir: str) -> Document:
     """The whole report, without secrets: command lines and errors may hold some, and reports are passed on."""
     from gpulaunch.exporters.report.content import report_of
@@ -121,21 +130,33 @@ def _document(run_dir: str) -> Document:
 
 
 def collect(run_dir: Path) -> dict[str, Any]:
-    """Give everything that was found in a run, the largest loss first. A job of several nodes has a directory each."""
+    """Give everything that was found in a run, the largest loss first. A job of several nodes has a directory each.
+
+    What only an earlier run in the same directory had says so (`earlier`).
+    """
     from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
+    from gpulaunch.exporters.view.files import read_files
 
     try:
         nodes = sorted(name for name in os.listdir(run_dir) if name.startswith("node-"))
     except OSError:
         nodes = []
-    files = [run_dir / name / FINDINGS_FILE for name in ("", *nodes)]
     notes: list[str] = []
-    findings = [found for file in files for found in read_findings(file, notes)]
+    findings: list[dict[str, Any]] = []
+    watched = False
+    for directory in (run_dir / name for name in ("", *nodes)):
+        begins = [line["time_s"] for line in read_files(directory).events if line["event"] == "run_started"]
+        began_s = max(begins, default=0.0)
+        for found in read_findings(directory / FINDINGS_FILE, notes):
+            earlier = found["last_seen_s"] < began_s
+            findings.append({**found, "active": found["active"] and not earlier, "earlier": earlier})
+        with contextlib.suppress(OSError):
+            watched = watched or os.stat(directory / FINDINGS_FILE).st_mtime >= began_s
     return {
         "version": 1,
         "run": str(run_dir),
-        "watched": any(map(os.path.exists, files)),
-        "findings": sorted(findings, key=lambda found: -found["seconds_per_hour"]),
+        "watched": watched,
+        "findings": sorted(findings, key=lambda found: (found["earlier"], -found["seconds_per_hour"])),
         "notes": notes,
     }
 
@@ -172,20 +193,21 @@ def as_json(report: Mapping[str, Any]) -> str:
     return json.dumps(report, indent=2, allow_nan=False)
 
 
-def as_text(report: Mapping[str, Any]) -> str:
-    """The report for people: a finding in three lines."""
+def as_text(report: Mapping[str, Any], standing: str = "") -> str:
+    """The report for people: how the run went, in a sentence, and a finding in three lines."""
     notes = [f"note: {note}" for note in report["notes"]]
     if not report["watched"] and not notes:
-        return _printable(f"{report['run']}: nobody watched this run (--no-profile?), or it made no steps")
-    # Where something could not be read, nothing found would be more than is known.
-    found = _counted(report["findings"])
-    if notes and not report["findings"]:
+        found = "nobody watched this run (--no-profile?), or it made no steps"
+    elif notes and not report["findings"]:  # then nothing found would be more than is known
         found = "what was found is not known (--md tells what telemetry.sqlite has of it)"
-    lines = [f"{report['run']}: {found}", *notes]
+    else:
+        found = _counted([found for found in report["findings"] if not found["earlier"]])
+    lines = [f"{report['run']}: {found}", *([standing] if standing else []), *notes]
     for found in report["findings"]:
+        over = ", in an earlier run only" if found["earlier"] else "" if found["active"] else ", not any more"
         lines += [
             "",
-            f"{found['rule']}{_where(found)}{'' if found['active'] else ', not any more'}",
+            f"{found['rule']}{_where(found)}{over}",
             f"  {_cost(found)}; {_ranks(found['ranks'])}; confidence {found['confidence']:.0%}",
             f"  {found['advice']}",
         ]

@@ -128,7 +128,9 @@ class Sidecar:
         )
         self._devices: Sampler[tuple[GpuState, ...]] = GpuSampler(self._ledger, self._helper, root=root)
         self._findings = Findings(root=root)
-        self._stacks = Stacks(channel_dir, lambda: self._ranks.group, heard=self._findings.hear)
+        self._stacks = Stacks(
+            channel_dir, lambda: self._ranks.group, heard=self._findings.hear, goes_on=self._takes_over
+        )
         self._guards = {each: _Guard(clock) for each in Collector if each is not Collector.STORE}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
         self._last: NodeState | None = None

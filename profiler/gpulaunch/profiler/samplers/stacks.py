@@ -59,8 +59,11 @@ class Stacks:
         heard: Callable[[RankPlace, str, Sequence[Frame]], None] | None = None,
         shortest_s: float = _SHORTEST_S,
         clock: Callable[[], float] = time.monotonic,
+        goes_on: bool = True,
     ) -> None:
-        """`heard` is told of every stack, by the sampling thread: whose, phase, frames (deepest first)."""
+        """`heard` is told of every stack, by the sampling thread: whose, phase, frames (deepest first). `goes_on`: what
+        is there already is of this run, and not of one before it in the directory."""
+        self._goes_on = goes_on
         self._channel_dir = channel_dir
         self._group = group
         self._sampler: StackSampler = sampler or Peek()
@@ -137,7 +140,7 @@ class Stacks:
         self._save()
 
     def _open(self) -> None:
-        """Find the run directory, and go on with the stacks that are there."""
+        """Find the run directory, and go on with the stacks that are there, if they are of this run."""
         try:
             document: Any = json.loads(read_file(self._channel_dir / "group.json"))
             path = Path(document["run_dir"]) / STACKS_FILE
@@ -146,7 +149,8 @@ class Stacks:
             return
         before = Folded()
         try:
-            load(path, before)
+            if self._goes_on:
+                load(path, before)
         except FileNotFoundError:
             pass
         except OSError as error:  # then it is not known what would be overwritten
