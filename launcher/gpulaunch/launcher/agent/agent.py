@@ -474,7 +474,7 @@ class Agent:
 def _last_word(newest: Checkpoint | None, code: int) -> str:
     """What the exit code of a preempted job means."""
     if code != REQUEUE:
-        return f"exit code {code}: there is no checkpoint to go on from"
+        return f"exit code {code}: no checkpoint to go on from was seen; --checkpoint-dir says where they are"
     where = f" from {newest.path}" if newest is not None else ""
     return f"exit code {code}: run the same command again, and it goes on{where}"
 

@@ -138,7 +138,7 @@ def _hung(found: Sequence[Finding], rule: str, odd: Sequence[Finding]) -> Verdic
     sentence = ", ".join(_phrase(group) for group in groups)
     if rule == "cap":
         quiet_s = max(one.standing.quiet_s for one in odd)
-        sentence += f"; not moved for {quiet_s:.0f} s, the longest that is allowed"
+        sentence += f"; not moved for {quiet_s:.0f} s, longer than is allowed"
     return Verdict(hung=True, rule=rule, sentence=sentence, odd=tuple(sorted(blamed)), groups=groups)
 
 
