@@ -7,7 +7,7 @@ from gpulaunch.exporters.report.document import Document, Facts, Items, Paragrap
 from gpulaunch.exporters.report.words import UNKNOWN, amount, count, moment, percent, seconds
 from gpulaunch.exporters.view.model import RunView, Status
 
-__all__ = ["report_of"]
+__all__ = ["report_of", "standing"]
 
 
 def report_of(view: RunView) -> Document:
@@ -28,13 +28,13 @@ def report_of(view: RunView) -> Document:
     return Document(
         title=view.name or view.run_id or "run",
         status=view.status.value,
-        lead=(_standing(view), *losses.headline(view)),
+        lead=(standing(view), *losses.headline(view)),
         sections=tuple(section for section in sections if section is not None),
         made=f"Made by gpulaunch report at {moment(view.made_s)}. A dash: not known.",
     )
 
 
-def _standing(view: RunView) -> str:
+def standing(view: RunView) -> str:
     """How it went, in a sentence."""
     length = f" after {seconds(view.elapsed_seconds)}" if view.elapsed_seconds is not None else ""
     how = {

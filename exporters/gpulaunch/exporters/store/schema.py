@@ -119,6 +119,8 @@ def _prepared(connection: sqlite3.Connection, path: Path, limits: Limits, *, fre
         raise RefusedError(
             f"{path.name} is of a newer gpulaunch (schema {version}, this one knows {SCHEMA}): left alone"
         )
+    if tables and not has_our_tables(connection):
+        raise DamagedError(f"{path.name} has other tables than gpulaunch's")
     if not fresh and connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise DamagedError(f"{path.name} is damaged")
     # "truncate": see place.py. What is acknowledged survives the death of this process either way; with a write-ahead
@@ -131,8 +133,6 @@ def _prepared(connection: sqlite3.Connection, path: Path, limits: Limits, *, fre
     connection.execute("PRAGMA cache_size=-1024")
     connection.execute("PRAGMA temp_store=MEMORY")
     connection.execute(f"PRAGMA max_page_count={limits.file_bytes // ask('page_size')}")
-    if tables and not has_our_tables(connection):
-        raise DamagedError(f"{path.name} has other tables than gpulaunch's")
     if not tables:
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -115,8 +115,13 @@ def as_markdown(run_dir: str) -> str:
 
 def _standing(run_dir: str) -> str:
     """How the run went, in a sentence; "" where that is not known."""
-    document = _document(run_dir)
-    return "" if document.status == "unknown" else document.lead[0]
+    from gpulaunch.exporters.report.content import standing
+    from gpulaunch.exporters.view.load import load_run
+    from gpulaunch.exporters.view.model import Status
+    from gpulaunch.profiler.redact import redact
+
+    view = load_run(run_dir)
+    return "" if view.status is Status.UNKNOWN else redact(standing(view))
 
 
 def _document(run_dir: str) -> Document:

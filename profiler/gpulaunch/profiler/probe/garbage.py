@@ -22,7 +22,7 @@ from gpulaunch.profiler.probe.account import GC
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.source import call_under_way, parsed
 from gpulaunch.profiler.probe.state import OFF, Probe
-from gpulaunch.profiler.probe.taps import Undo, keep_out
+from gpulaunch.profiler.probe.taps import Undo, keep_out, take_out
 from gpulaunch.profiler.probe.whose import is_programs
 
 __all__ = ["Collections", "place"]
@@ -42,7 +42,7 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
     collections = Collections(probe)
     keep_out(torch, ours=vars(Collections).values())
     gc.callbacks.append(collections.told)
-    undo.append(functools.partial(_take_out, collections))
+    undo.append(functools.partial(take_out, gc.callbacks, collections.told))
     undo.append(probe.each_second(Hook.NESTED, collections.look))
 
 
@@ -134,8 +134,3 @@ def _asks(code: CodeType, last: int, names: _Names) -> bool:
         name = function.value.id
         return function.attr == "collect" and (names.get(name) is gc or (name == "gc" and name not in names))
     return False
-
-
-def _take_out(collections: Collections) -> None:
-    if collections.told in gc.callbacks:
-        gc.callbacks.remove(collections.told)

@@ -22,7 +22,7 @@ from gpulaunch.profiler.probe import collectives, garbage
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.state import OFF, Nested, Probe
-from gpulaunch.profiler.probe.taps import Undo, keep_out, put
+from gpulaunch.profiler.probe.taps import Undo, keep_out, put, take_out
 
 __all__ = ["Compilations", "place"]
 
@@ -79,8 +79,8 @@ class Compilations:
     def forget(self) -> None:
         """Be told no more."""
         if self._handler is not None:
-            _take_out(self._handler.start_callbacks, self._began)
-            _take_out(self._handler.end_callbacks, self._ended)
+            take_out(self._handler.start_callbacks, self._began)
+            take_out(self._handler.end_callbacks, self._ended)
 
     def _began(self, *_: object) -> None:  # torch 2.6 gives no arguments
         probe = self._probe
@@ -175,8 +175,3 @@ class _Saves:
             probe.writer.site(row, blocked_ns=blocked_ns)
         except Exception as error:
             probe.unavailable(Hook.NESTED, repr(error))
-
-
-def _take_out(callbacks: list[Any], callback: object) -> None:
-    if callback in callbacks:
-        callbacks.remove(callback)

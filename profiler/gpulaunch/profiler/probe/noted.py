@@ -11,24 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gpulaunch.profiler.channel.layout import REGION_BITS, Region, StepSource
+from gpulaunch.profiler.channel.layout import REGION_BITS, StepSource
 from gpulaunch.profiler.probe.account import MOST_NOTES, NO_PHASE, Record
-from gpulaunch.profiler.probe.step import StepMachine
+from gpulaunch.profiler.probe.step import (
+    IN_BACKWARD,
+    IN_FORWARD,
+    IN_LOADER,
+    IN_OPTIMIZER,
+    IN_OTHER,
+    IN_STEPPING,
+    IN_VALIDATION,
+    StepMachine,
+)
 
 __all__ = ["COUNTED", "NotedSteps"]
 
 _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 
-# Plain numbers, as the page has them.
-_IN_LOADER: Final = int(Region.LOADER)
-_IN_FORWARD: Final = int(Region.FORWARD)
-_IN_BACKWARD: Final = int(Region.BACKWARD)
-_IN_STEPPING: Final = int(Region.STEPPING)
-_IN_OPTIMIZER: Final = int(Region.OPTIMIZER)
-_IN_OTHER: Final = int(Region.OTHER)
 _REGION: Final = (1 << REGION_BITS) - 1
 _EDGES: Final = 6  # of a plain step: a batch, a backward, an optimizer
-COUNTED: Final = int(Region.VALIDATION)
+COUNTED: Final = IN_VALIDATION
 """In a note, in place of FORWARD: a batch of which `on_batch` is not told. (No note is of a validation.)"""
 
 
@@ -62,24 +64,24 @@ class NotedSteps(StepMachine):
         region = done = 0
         try:
             if len(notes) >= _EDGES and self._is_between_steps() and self._take_plain(notes):
-                region = _IN_OTHER
+                region = IN_OTHER
             while done < len(notes):
                 note = notes[done]
                 edge, now_ns = note & _REGION, note >> REGION_BITS
                 done += 1 if edge else 3
-                if edge == _IN_BACKWARD:
+                if edge == IN_BACKWARD:
                     region = self.backward_enter(now_ns)
-                elif edge == _IN_STEPPING:
+                elif edge == IN_STEPPING:
                     region = self.backward_exit(now_ns, True)
-                elif edge == _IN_OPTIMIZER:
+                elif edge == IN_OPTIMIZER:
                     region = self.optimizer_enter(now_ns, self.pivot)
-                elif edge == _IN_OTHER:
+                elif edge == IN_OTHER:
                     region = self.optimizer_exit(now_ns, self.pivot)
-                elif edge == _IN_LOADER:
+                elif edge == IN_LOADER:
                     self._wanted_ns = now_ns
                     region = self.loader_enter(now_ns)
                 elif edge:
-                    if edge == _IN_FORWARD:
+                    if edge == IN_FORWARD:
                         self.on_batch(now_ns - self._wanted_ns)
                     region = self.loader_exit(now_ns, self.samples, True, self.dataset)
                 else:
@@ -110,18 +112,18 @@ class NotedSteps(StepMachine):
             asked, handed, began, done, steps_at, ended = notes[taken : taken + _EDGES]
             batch = handed & _REGION
             if (
-                asked & _REGION != _IN_LOADER
-                or (batch != _IN_FORWARD and batch != COUNTED)
-                or began & _REGION != _IN_BACKWARD
-                or done & _REGION != _IN_STEPPING
-                or steps_at & _REGION != _IN_OPTIMIZER
-                or ended & _REGION != _IN_OTHER
+                asked & _REGION != IN_LOADER
+                or (batch != IN_FORWARD and batch != COUNTED)
+                or began & _REGION != IN_BACKWARD
+                or done & _REGION != IN_STEPPING
+                or steps_at & _REGION != IN_OPTIMIZER
+                or ended & _REGION != IN_OTHER
             ):
                 break
             taken += _EDGES
             asked >>= REGION_BITS
             handed >>= REGION_BITS
-            if batch == _IN_FORWARD:
+            if batch == IN_FORWARD:
                 waits_ns.append(handed - asked)
             began, done = began >> REGION_BITS, done >> REGION_BITS
             steps.append((asked, handed, began, done, steps_at >> REGION_BITS, ended >> REGION_BITS))

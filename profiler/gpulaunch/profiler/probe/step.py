@@ -39,7 +39,17 @@ from gpulaunch.profiler.probe.account import (
     Record,
 )
 
-__all__ = ["PATIENCE", "StepMachine"]
+__all__ = [
+    "IN_BACKWARD",
+    "IN_FORWARD",
+    "IN_LOADER",
+    "IN_OPTIMIZER",
+    "IN_OTHER",
+    "IN_STEPPING",
+    "IN_VALIDATION",
+    "PATIENCE",
+    "StepMachine",
+]
 
 PATIENCE: Final = 64
 """Micro-steps (or batches) without the better edge after which the next worse one ends the steps. Gradients are rarely
@@ -59,13 +69,13 @@ _BY_DATALOADER: Final = StepSource.DATALOADER
 _BY_MARK: Final = StepSource.MARK
 
 # Plain numbers, as the page has them.
-_IN_LOADER: Final = int(Region.LOADER)
-_IN_FORWARD: Final = int(Region.FORWARD)
-_IN_BACKWARD: Final = int(Region.BACKWARD)
-_IN_STEPPING: Final = int(Region.STEPPING)
-_IN_OPTIMIZER: Final = int(Region.OPTIMIZER)
-_IN_OTHER: Final = int(Region.OTHER)
-_IN_VALIDATION: Final = int(Region.VALIDATION)
+IN_LOADER: Final = int(Region.LOADER)
+IN_FORWARD: Final = int(Region.FORWARD)
+IN_BACKWARD: Final = int(Region.BACKWARD)
+IN_STEPPING: Final = int(Region.STEPPING)
+IN_OPTIMIZER: Final = int(Region.OPTIMIZER)
+IN_OTHER: Final = int(Region.OTHER)
+IN_VALIDATION: Final = int(Region.VALIDATION)
 
 
 class StepMachine(Account):
@@ -194,14 +204,14 @@ class StepMachine(Account):
                     batches = self._batches_waiting
                     self._use_batches()
                     self._close(batches)
-        return _IN_LOADER
+        return IN_LOADER
 
     def loader_exit(self, now_ns: int, samples: int, trains: bool, dataset: int = 0) -> int:
         """A batch of a dataset (its `id`) is there; `trains` is False when gradients are off: not for training."""
         self._validates = not trains
         if not trains:
             self._pass(now_ns, VALIDATION)
-            return _IN_VALIDATION
+            return IN_VALIDATION
         if self._batches_waiting and dataset != self._dataset:
             if dataset == self._trained and self._dataset != self._beside and self._batches_waiting > 1:
                 self._forget_batches()  # an evaluation that was broken off: training goes on, with its own batches
@@ -217,7 +227,7 @@ class StepMachine(Account):
         self._samples_waiting += samples
         self._batches_waiting += 1
         self._dataset = dataset
-        return _IN_FORWARD
+        return IN_FORWARD
 
     def loader_end(self, now_ns: int) -> int:
         """The loader has no more batches."""
@@ -227,13 +237,13 @@ class StepMachine(Account):
             self._idle_pending += self._edge_ns - edge_ns
         self._exhausted = not self._validates
         self._validates = False
-        return _IN_OTHER
+        return IN_OTHER
 
     def backward_enter(self, now_ns: int) -> int:
         """Autograd starts (`backward` or `grad`)."""
         self._depth += 1
         if self._depth > 1:
-            return _IN_BACKWARD  # a checkpoint recomputes inside the backward
+            return IN_BACKWARD  # a checkpoint recomputes inside the backward
         if now_ns < self._edge_ns:
             now_ns = self._edge_ns
         self._parts[self._forced or FORWARD] += now_ns - self._edge_ns
@@ -248,13 +258,13 @@ class StepMachine(Account):
         self._exhausted = self._validates = False
         if self.source is _BY_DATALOADER:
             self.source = _UNKNOWN
-        return _IN_BACKWARD
+        return IN_BACKWARD
 
     def backward_exit(self, now_ns: int, accumulates: bool) -> int:
         """Autograd is done; `accumulates` tells `backward`, which fills gradients for a step, from `grad`."""
         self._depth -= 1
         if self._depth > 0:
-            return _IN_BACKWARD
+            return IN_BACKWARD
         self._depth = 0
         if now_ns < self._edge_ns:
             now_ns = self._edge_ns
@@ -262,39 +272,39 @@ class StepMachine(Account):
         self._edge_ns = now_ns
         if not accumulates:
             self._calls_grad = True
-            return _IN_OPTIMIZER if self._optimizer else _IN_STEPPING
+            return IN_OPTIMIZER if self._optimizer else IN_STEPPING
         self.microsteps += 1
         if self._optimizer:
-            return _IN_OPTIMIZER  # a closure (LBFGS) evaluates as often as it likes
+            return IN_OPTIMIZER  # a closure (LBFGS) evaluates as often as it likes
         self._micro += 1
         if self.source is _BY_BACKWARD:
             self._close(1)
         elif self._micro >= self._patience and self._micro >= 4 * self._last_micro and self.source is not _BY_MARK:
             self.source = _BY_BACKWARD
             self._close(self._micro)
-        return _IN_STEPPING
+        return IN_STEPPING
 
     def optimizer_enter(self, now_ns: int, identity: int) -> int:
         """An optimizer starts to step; `identity` is its `id`."""
         if self._optimizer:
-            return _IN_OPTIMIZER  # one optimizer wraps another
+            return IN_OPTIMIZER  # one optimizer wraps another
         self._optimizer = identity
         if self._forced or self._depth:  # optimizers may step from gradient hooks, within a backward
             self._pass(now_ns, BACKWARD if self._depth else OTHER)
         elif now_ns > self._edge_ns:
             self._edge_ns = now_ns
-        return _IN_OPTIMIZER
+        return IN_OPTIMIZER
 
     def optimizer_exit(self, now_ns: int, identity: int) -> int:
         """An optimizer has stepped."""
         if self._optimizer != identity:
-            return _IN_OPTIMIZER if self._optimizer else _IN_OTHER
+            return IN_OPTIMIZER if self._optimizer else IN_OTHER
         self._optimizer = 0
         if now_ns < self._edge_ns:
             now_ns = self._edge_ns
         self._parts[self._forced or OPTIMIZER] += now_ns - self._edge_ns
         self._edge_ns = now_ns
-        region = _IN_BACKWARD if self._depth else _IN_OTHER
+        region = IN_BACKWARD if self._depth else IN_OTHER
         if self.source is _BY_MARK:
             return region
         if self.source is not _BY_OPTIMIZER:

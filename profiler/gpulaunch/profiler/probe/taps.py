@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-__all__ = ["HookError", "Undo", "function_of", "keep_out", "put"]
+__all__ = ["HookError", "Undo", "function_of", "keep_out", "put", "take_out"]
 
 Undo = list[Callable[[], None]]
 """What to call, last one first, to have torch as it was."""
@@ -38,6 +38,12 @@ def put(owner: Any, name: str, tap: object, undo: Undo) -> None:
             setattr(owner, name, original)
 
     undo.append(take_out)
+
+
+def take_out(callbacks: list[Any], callback: object) -> None:
+    """Take a callback out of a list of them, if it is still there."""
+    if callback in callbacks:
+        callbacks.remove(callback)
 
 
 def keep_out(torch: Any, *taps: Any, ours: Iterable[object] = ()) -> None:
