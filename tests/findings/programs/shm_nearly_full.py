@@ -21,4 +21,4 @@ class OfImages(Training):
 if __name__ == "__main__":
     args = arguments()
     loader = DataLoader(Images(), batch_size=1, num_workers=2, prefetch_factor=1 if args.repaired else 6)
-    OfImages(compute_s=0.04).run(loader, seconds=args.seconds)
+    OfImages(compute_s=0.1).run(loader, seconds=args.seconds)
