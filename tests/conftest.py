@@ -193,13 +193,13 @@ class Running:
         """What it has said so far."""
         return self._text["stderr"].decode(errors="replace")
 
-    def wait_until(self, condition: Callable[[Running], object], timeout_s: float = 60.0) -> None:
+    def wait_until(self, condition: Callable[[Running], object], timeout_s: float = 150.0) -> None:
         """Wait until the output so far fulfils the condition; fail the test if it never can, or takes too long."""
         with self._news:
             if not self._news.wait_for(lambda: condition(self) or self._open == 0, timeout_s) or not condition(self):
                 pytest.fail(f"never saw what was waited for\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}")
 
-    def wait_for(self, text: str, timeout_s: float = 60.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = 150.0) -> None:
         """Wait until this text is on stdout or stderr."""
         self.wait_until(lambda run: text in run.stdout or text in run.stderr, timeout_s)
 
@@ -207,7 +207,7 @@ class Running:
         """Send a signal to the command itself."""
         self._process.send_signal(signum)
 
-    def wait(self, timeout_s: float = 60.0) -> Ended:
+    def wait(self, timeout_s: float = 150.0) -> Ended:
         """Wait for the end; a run that takes longer is killed and fails the test."""
         try:
             code = self._process.wait(timeout_s)

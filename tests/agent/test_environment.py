@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -25,8 +26,9 @@ NOT_COMPARED = re.compile(r"GPULAUNCH_|_$|OMP_NUM_THREADS$")
 
 
 def free_port() -> int:
+    """None of those that others are given who ask for any: it would be taken by the time that it is used."""
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        sock.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
         port: int = sock.getsockname()[1]
         return port
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import textwrap
@@ -15,8 +16,9 @@ pytestmark = pytest.mark.torch
 
 
 def free_port() -> str:
+    """None of those that others are given who ask for any: it would be taken by the time that it is used."""
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        sock.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
         return str(sock.getsockname()[1])
 
 

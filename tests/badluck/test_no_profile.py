@@ -53,11 +53,11 @@ def under_gpulaunch(gpulaunch: Any, tmp_path: Path, *options: str) -> Told:
     pages.mkdir(exist_ok=True)
     told_where = {"TELL": str(directory), "GPULAUNCH_SHM_DIR": str(pages)}
     run = gpulaunch.start(*options, "--nproc", "1", "--job-dir", directory / "job", PROGRAM, env=told_where)
-    run.wait_for("READY")
+    run.wait_for("READY", 4 * WAIT_S)
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     beside = tuple(sorted(Path(f"/proc/{pid}/comm").read_text().strip() for pid in children))
     files = tuple(sorted(path.name for path in pages.glob("gpulaunch-*/*")))
-    ended = run.wait()
+    ended = run.wait(4 * WAIT_S)
     assert ended.code == 0, ended
     return Told(processes={name: told(directory, name) for name in PROCESSES}, beside=beside, files=files)
 
@@ -67,7 +67,7 @@ def under_python(tmp_path: Path) -> Told:
     directory.mkdir()
     # In a place where gpulaunch is not: its entry point is what makes a difference.
     environ = {**os.environ, "TELL": str(directory), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    subprocess.run([sys.executable, PROGRAM], env=environ, stdin=subprocess.DEVNULL, timeout=2 * WAIT_S, check=True)
+    subprocess.run([sys.executable, PROGRAM], env=environ, stdin=subprocess.DEVNULL, timeout=4 * WAIT_S, check=True)
     return Told(processes={name: told(directory, name) for name in PROCESSES})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,9 @@ def scenario(here: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
 
 
 def free_port() -> int:
+    """None of those that others are given who ask for any: it would be taken by the time that it is used."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
         return int(probe.getsockname()[1])
 
 

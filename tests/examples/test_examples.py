@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 def accuracy_of(output: str) -> float:
@@ -27,7 +27,7 @@ def losses_of(output: str) -> list[float]:
 
 def test_digits_reach_95_percent_on_two_ranks(gpulaunch) -> None:
     """Trained by two ranks, with dataloader workers, counted on images that no rank trained on."""
-    ended = gpulaunch("--nproc", "2", EXAMPLES / "digits_ddp.py", "--require-accuracy")
+    ended = gpulaunch("--nproc", "2", EXAMPLES / "digits_ddp.py", "--require-accuracy", timeout_s=280)
 
     assert ended.code == 0, ended
     assert accuracy_of(ended.stdout) >= 95.0
@@ -39,7 +39,7 @@ def test_digits_run_alone(tmp_path: Path) -> None:
     """`python digits_ddp.py` is the same program with a group of one."""
     command = [sys.executable, str(EXAMPLES / "digits_ddp.py"), "--epochs", "1", "--workers", "0"]
 
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=280)
 
     assert done.returncode == 0, done.stderr
     assert 20.0 < accuracy_of(done.stdout) < 100.0
@@ -65,7 +65,7 @@ def test_digits_say_when_the_required_accuracy_is_missed(gpulaunch) -> None:
 
 
 def test_gpt_learns_from_the_standard_library_with_fsdp(gpulaunch) -> None:
-    ended = gpulaunch("--nproc", "2", EXAMPLES / "gpt_fsdp.py", "--steps", "60", "--sample", "40")
+    ended = gpulaunch("--nproc", "2", EXAMPLES / "gpt_fsdp.py", "--steps", "60", "--sample", "40", timeout_s=280)
 
     assert ended.code == 0, ended
     first, *_, last = losses_of(ended.stdout)

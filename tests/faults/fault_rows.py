@@ -239,6 +239,7 @@ ROWS: tuple[Row, ...] = (
         name="loader-worker",
         fault="a DataLoader worker is killed",
         acts=("kill-loader",),
+        program=("--pace", "0.1"),  # an epoch has its own, and they end with it
         kind="loader_worker",
         cause=1,
         does="ends the other ranks and starts all of them again",

@@ -33,7 +33,7 @@ from gpulaunch.launcher.runs.group import RunError
 
 STEPS = 150
 SAVE_EVERY = 5
-HANG_TIMEOUT_S = 3
+HANG_TIMEOUT_S = 10
 OPTIONS = ("--hang-timeout", str(HANG_TIMEOUT_S), "--no-progress-limit", "0", "--restart-backoff", "0")
 PROGRAM = ("--plant", "leak", "--rank", "-1", "--save-every", str(SAVE_EVERY), "--keep-all", "--steps", str(STEPS))
 SLOW_S = 1.0

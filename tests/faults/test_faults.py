@@ -80,6 +80,11 @@ def act(row: Row, job: Job) -> None:
     if not row.acts:
         return
     job.wait_for_steps(SEEN_STEPS)
+    if any(what.endswith("-checkpoint") for what in row.acts):
+        # It is held before its last step, so that the checkpoint that is damaged stays the newest.
+        job.wait_for_steps(STEPS - 1)
+        last = (STEPS - 1) // row.save_every * row.save_every
+        wait_until(lambda: any(int(path.name.removeprefix("step-")) == last for path in job.checkpoints()), f"{job}")
     for what in row.acts:
         job.act(what, row.rank)
     job.release()

@@ -20,7 +20,7 @@ from running import Program, Train, Trained, fairly
 
 from gpulaunch.exporters.files.findings import read_findings
 
-pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 PROGRAMS = Path(__file__).with_name("programs")
 WITHIN = 0.30

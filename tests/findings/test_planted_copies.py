@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from running import Program, Train, Trained, fairly
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 COPIES = Path(__file__).with_name("programs") / "copies.py"
 RANKS = {"unpinned-copies": 0, "blocking-copies": 1, "sync-every-step": 2, "tensor-built-on-cpu": 3}

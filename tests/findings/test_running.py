@@ -1,4 +1,4 @@
-"""A measurement is repeated twice, and given up only where others had the cores, which the kernel has counted."""
+"""A measurement is repeated some times, and given up only where others had the cores, which the kernel has counted."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_what_we_have_started_is_not_others() -> None:
         ((0.9,), (True,), "well"),
         ((0.5, 0.5), (False, True), "well"),
         ((0.05, 0.05, 0.5), (False, False, True), "well"),
-        ((0.5, 0.5, 0.2), (False, False, False), "fails"),
-        ((0.05, 0.05, 0.5), (False, False, False), "skips"),
+        ((*[0.5] * (running.ATTEMPTS - 1), 0.2), (False,) * running.ATTEMPTS, "fails"),
+        ((*[0.05] * (running.ATTEMPTS - 1), 0.5), (False,) * running.ATTEMPTS, "skips"),
     ],
 )
 def test_only_others_excuse_a_measurement(

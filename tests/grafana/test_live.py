@@ -89,7 +89,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         scene("healthy", "healthy")
         scene("slow-loader", "slow-loader")
         scene("slow-rank", "slow-rank")
-        victim = prometheus.instant(f'gpulaunch_rank_info{{instance="{real.address}", rank="1"}}').series[0][0]["pid"]
+        named = f'gpulaunch_rank_info{{instance="{real.address}", rank="1"}}'
+        victim = until(lambda: prometheus.instant(named).series, "rank 1 is there")[0][0]["pid"]
         story.restarted_s = time.time()
         os.kill(int(victim), signal.SIGKILL)
         many.tell("restart")

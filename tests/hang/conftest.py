@@ -14,7 +14,7 @@ import pytest
 
 from gpulaunch.launcher.hang.stacks import Target
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 PYTHON = sys.executable  # a test may replace it to hide what lies beside it
 
 

@@ -385,6 +385,14 @@ def test_a_candidate_is_looked_at_again_soon_and_a_pause_is_left_alone() -> None
     assert (soon.again_s, later.again_s) == (LIMITS.again_s, LIMITS.rest_s)
 
 
+def test_what_is_left_alone_is_looked_at_when_its_time_is_over() -> None:
+    """Not up to a minute later."""
+    over_in_s = 7.0
+    rank = standing(0, Region.OTHER, quiet_s=LIMITS.cap_s - over_in_s, allowed_s=LIMITS.cap_s)
+
+    assert decide((rank, still(VALIDATE, cores=1.0))).again_s == over_in_s
+
+
 @given(st.data())
 def test_progress_never_leads_to_a_verdict(data: st.DataObject) -> None:
     """Whatever the ranks do, as long as one of them makes progress and none is definitely hung, the job is not."""

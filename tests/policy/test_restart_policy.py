@@ -53,7 +53,7 @@ def test_an_exception_that_repeats_at_the_same_step_is_stopped_the_second_time()
     _, second = live(GENEROUS, failure(step=120), failure(step=120))
 
     assert (second.again, second.code) == (False, 93)
-    assert second.why == "the same exception at step 120 as before: another attempt would repeat it"
+    assert second.why == "the same exception after 120 steps as before: another attempt would repeat it"
     assert live(GENEROUS, failure(), failure())[-1].why.startswith("the same exception before the first step")
 
 
@@ -93,7 +93,7 @@ def test_what_may_pass_by_itself_is_given_up_after_three_in_a_row(kind: Kind | N
     assert [decision.wait_s for decision in decisions] == [0.0, 1.0, 0.0]
     assert decisions[1].why == "no progress in 2 attempts: waiting 1 s before the next one"
     assert (decisions[-1].again, decisions[-1].code) == (False, 93)
-    assert decisions[-1].why == "3 failures in a row without progress, the last one at step 7 (--no-progress-limit)"
+    assert decisions[-1].why == "3 failures in a row without progress, the last one after 7 steps (--no-progress-limit)"
 
 
 def test_a_script_as_torchrun_knows_it_keeps_its_restarts_and_its_code() -> None:

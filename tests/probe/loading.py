@@ -161,14 +161,14 @@ def starts_a_program() -> None:
 
 
 def late_batch() -> None:
-    """The third batch comes 0.3 s after it was asked for; the fourth is there by then, and has to wait for it."""
+    """The third batch comes 1 s after it was asked for; the fourth is there by then, and has to wait for it."""
     may_come = multiprocessing.get_context("fork").Event()
     loader = DataLoader(Late(may_come), batch_size=1, num_workers=2, multiprocessing_context="fork", prefetch_factor=3)
     iterator = iter(loader)
     next(iterator)
     next(iterator)
     wait_for(iterator._data_queue.qsize)
-    threading.Timer(0.3, may_come.set).start()
+    threading.Timer(1.0, may_come.set).start()
     assert next(iterator)[0, 0] == 2
     del iterator
 

@@ -28,13 +28,14 @@ def compile_all(backend: str, directory: Path, **environ: str) -> dict[str, Any]
         | environ,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_compiled_programs_are_left_as_they_are(backend, tmp_path):
     if backend == "inductor" and not (shutil.which("cc") and shutil.which("g++")):

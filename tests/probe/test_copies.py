@@ -115,7 +115,7 @@ def test_the_time_of_copies_and_waits_is_a_part_of_the_step(run):
     assert went.phase_ns["sync"] == 0
     blocked_ns = sum(wait.blocked_ns for wait in came.syncs.values())
     # The first batch's come before the training thread is known to be one.
-    assert 0.8 * blocked_ns < came.phase_ns["sync"] <= blocked_ns
+    assert 0.5 * blocked_ns < came.phase_ns["sync"] <= blocked_ns
 
 
 def test_what_goes_over_is_counted_as_it_arrives(run):

@@ -95,26 +95,40 @@ def assert_well(seen: PageSnapshot) -> None:
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
 
 
+def assert_times_are_the_programs(told: dict[str, Any], seen: PageSnapshot) -> None:
+    """All of it, and the parts that it knows the size of."""
+    took, phase = told["took_ns"], seen.phase_ns
+    assert seen.step_ns_total == pytest.approx(told["wall_ns"], rel=0.02)
+    assert took["train"] <= phase["data_wait"] <= 2 * took["train"]
+    assert took["eval"] <= phase["validation"] <= 1.1 * took["evaluation"]
+    assert 0.8 * took["save"] <= phase["checkpoint"] <= took["save"]
+
+
 @pytest.mark.parametrize("backend", ["", "eager"])
 @pytest.mark.parametrize("leader", PACKAGES)
 def test_a_whole_training(lead: Lead, leader: str, backend: str) -> None:
-    """Gradients accumulated over 8 batches and then over the 4 that an epoch has left; evaluated, saved, compiled."""
-    led = lead(leader, "whole", backend)
-    told, seen = led.told, led.seen
+    """Gradients accumulated over 8 batches and then over the 4 that an epoch has left; evaluated, saved, compiled.
+
+    By the program's own clock half a second: on a machine that has other things to do its times are judged again.
+    """
+    for turns_left in (2, 1, 0):
+        led = lead(leader, "whole", backend)
+        told, seen = led.told, led.seen
+        try:
+            assert_times_are_the_programs(told, seen)
+        except AssertionError:
+            if not turns_left:
+                raise
+        else:
+            break
 
     assert_well(seen)
     assert told["steps"] == told["optimizer_steps"] == 6
     assert (seen.steps, seen.microsteps, seen.samples) == (6, 36, 288)
     assert (seen.step_source, seen.skipped_steps) == (StepSource.OPTIMIZER, 0)
 
-    # By the program's own clock: all of it, and the parts that it knows the size of.
-    took, phase = told["took_ns"], seen.phase_ns
-    assert seen.step_ns_total == pytest.approx(told["wall_ns"], rel=0.02)
-    assert min(phase[name] for name in PLAIN) > 0
-    assert took["train"] <= phase["data_wait"] <= 2 * took["train"]
-    assert took["eval"] <= phase["validation"] <= 1.1 * took["evaluation"]
-    assert 0.8 * took["save"] <= phase["checkpoint"] <= took["save"]
-    assert (phase["compile"] > 0) == bool(backend)
+    assert min(seen.phase_ns[name] for name in PLAIN) > 0
+    assert (seen.phase_ns["compile"] > 0) == bool(backend)
 
     # Which of its loaders is which.
     assert [loader["split"] for loader in led.facts["loaders"]] == ["train", "eval"]

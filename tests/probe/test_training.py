@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_the_parts_sum_to_what_the_program_itself_measures(run):
 
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
     assert seen.step_ns_total == pytest.approx(int(seen.note), rel=0.02)
-    assert min(seen.phase_ns["forward"], seen.phase_ns["other"]) > 12 * 10 * MS, "it sleeps there"
+    assert min(seen.phase_ns["forward"], seen.phase_ns["other"]) > 12 * 50 * MS, "it sleeps there"
 
 
 def test_the_same_step_has_the_same_parts_whoever_compiles_it(run):
@@ -213,7 +214,8 @@ def test_waiting_for_other_ranks_is_communication(run, tmp_path):
     events = ring.recent(str(tmp_path / "rank-3.bin"))
 
     assert (seen.steps, seen.comm_calls) == (12, 12 + 12 + 6), "a barrier, a collective, and for some to await it"
-    assert min(event.phase_ns["comm"] for event in events) >= 9 * MS
+    for turn in (events[0::2], events[1::2]):
+        assert statistics.median(event.phase_ns["comm"] for event in turn) >= 9 * MS
     assert seen.phase_ns["comm"] == seen.comm_blocked_ns_total
     assert {site.text.rpartition(" ")[2] for site in sites(tmp_path, "collective")} == {"waiting"}
 
@@ -226,7 +228,7 @@ def test_ddp_that_waits_in_its_backward_communicates(run, tmp_path):
     assert (seen.steps, seen.comm_calls) == (80, 0)
     assert seen.ddp_comm_ns > seen.ddp_overlap_ns > 0
     assert events[0].phase_ns["comm"] == 0
-    assert events[-1].phase_ns["comm"] > 5 * MS, "the other one comes 20 ms later"
+    assert max(event.phase_ns["comm"] for event in events[-10:]) > 5 * MS, "the other one comes 20 ms later"
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
 
 

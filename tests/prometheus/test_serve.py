@@ -205,7 +205,8 @@ def test_clients_that_say_nothing_do_not_hold_up_others(serve: Opener) -> None:
             client.sendall(b"GET /metrics HT")
     for _ in range(5):
         assert endpoint.get("/metrics")[0].status == 200
-    assert idle[0].recv(1) == b""  # the oldest has been dropped, without an answer
+    with contextlib.suppress(ConnectionResetError):  # where it had said something
+        assert idle[0].recv(1) == b""  # the oldest has been dropped, without an answer
 
 
 def test_a_slow_client_is_dropped_at_its_deadline_however_it_drips(serve: Opener) -> None:

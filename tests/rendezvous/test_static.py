@@ -179,7 +179,7 @@ def test_the_leader_waits_until_the_others_have_left_and_no_longer(turning: Any,
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "lingers"])
 def test_the_leader_is_the_last_to_leave(turning: Any, node: Callable[..., Any], leaves: bool) -> None:
-    leader = node(0, pace=Pace(beat_s=0.05, lost_s=60.0 if leaves else 0.5))
+    leader = node(0, pace=Pace(beat_s=0.05, lost_s=60.0 if leaves else 3.0))
     leader.join()
     follower = turning.client(port_of(leader))
     follower.sendall(hello() + encode(Ready(attempt=0)))

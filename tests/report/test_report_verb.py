@@ -152,7 +152,7 @@ print(report_page.begin("mine"), flush=True)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     orphan = Path("/proc", done.stdout.strip(), "cmdline")
-    for _ in range(500):
+    for _ in range(3000):
         if not lives(orphan):
             break
         time.sleep(0.02)

@@ -378,7 +378,9 @@ for part in (load, compute, load):
 
 
 @pytest.mark.parametrize("sampler", [None, PySpy()], ids=["own reader", "py-spy"])
-def test_a_real_rank_is_sampled_where_it_is(node: Node, sampler: PySpy | None) -> None:
+def test_a_real_rank_is_sampled_where_it_is(node: Node, sampler: PySpy | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as may be: that dear samples are seldom is told above."""
+    monkeypatch.setattr("gpulaunch.profiler.samplers.stacks.rest_s", lambda *_, **__: 0.05)
     path = str(node.channel / "rank-0.bin")
     page.create(path, rank=0, local_rank=0, attempt=0)
     pipe = subprocess.PIPE

@@ -278,7 +278,7 @@ def test_what_the_gpu_copied_is_held_against_the_ledger(job: Job, capsys: pytest
     (rank,) = json.loads(record.read_text())["ranks"]
     assert rank["copied"].keys() == {"h2d"}
     assert rank["copied"]["h2d"]["traced_bytes"] == 20_000
-    assert abs(rank["copied"]["h2d"]["ledger_bytes"] - 1000 * rank["num_steps"]) <= 2000  # a step at each edge
+    assert abs(rank["copied"]["h2d"]["ledger_bytes"] - 1000 * rank["num_steps"]) <= 10_000  # the steps at the edges
     assert [line for line in lines(capsys) if line.startswith("  copies h2d: 0.0 MB in the trace, 0.0 MB in the")]
 
 

@@ -306,7 +306,9 @@ def test_a_page_that_is_not_looked_at_asks_seldom(serve: Serve, look: Look, stag
     """By a clock of the test's own: some seconds of looking, and as many of not looking."""
     tab = look(serve(stage(scenes.live)).url)
     asked: list[str] = []
-    tab.page.on("request", lambda request: asked.append(request.url) if "run.json" in request.url else None)
+    answered: list[str] = []
+    for event, seen in (("request", asked), ("requestfinished", answered), ("requestfailed", answered)):
+        tab.page.on(event, lambda request, seen=seen: seen.append(request.url) if "run.json" in request.url else None)
     tab.page.clock.install()
     tab.open()
     page = tab.until("live")
@@ -316,7 +318,9 @@ def test_a_page_that_is_not_looked_at_asks_seldom(serve: Serve, look: Look, stag
         before = len(asked)
         for _ in range(count):
             page.clock.run_for(1000)
-            page.wait_for_timeout(50)  # of the real clock: for the answer
+            page.wait_for_timeout(50)  # of the real clock
+            while len(answered) < len(asked):
+                page.wait_for_timeout(50)
         return len(asked) - before
 
     assert pass_seconds(12) >= 4

@@ -39,9 +39,12 @@ class Pages:
         self.directory = directory_of(run_id, root)
         _remove_abandoned(root)
         os.mkdir(self.directory, 0o700)
-        # The lock goes with the process, whatever ends it: an unlocked directory is nobody's.
-        self._lock = os.open(os.path.join(self.directory, "lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # The lock goes with the process, whatever ends it: a directory with one that nobody holds is nobody's. So it is
+        # held before it has its name.
+        draft, lock = (os.path.join(self.directory, name) for name in ("lock.draft", "lock"))
+        self._lock = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(draft, lock)
 
     def prepare(self, ranks: Iterable[tuple[int, int]], attempt: int) -> None:
         """Make fresh pages for (rank, local rank) pairs. Raises OSError, ENOSPC included: pages are reserved here."""

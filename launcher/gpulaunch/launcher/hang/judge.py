@@ -112,7 +112,11 @@ def _overdue(one: Finding, limits: Limits, *, anybody_waits: bool) -> bool:
         return False
     if standing.region is Region.NONE and not anybody_waits:
         return False
-    return standing.quiet_s >= (limits.cap_s if standing.begun else limits.first_step_s)
+    return standing.quiet_s >= _cap_s(standing, limits)
+
+
+def _cap_s(standing: Standing, limits: Limits) -> float:
+    return limits.cap_s if standing.begun else limits.first_step_s
 
 
 def _out_of_line(waiting: Sequence[Finding], behind: Sequence[int]) -> list[Finding]:
@@ -145,7 +149,8 @@ def _hung(found: Sequence[Finding], rule: str, odd: Sequence[Finding]) -> Verdic
 def _not_hung(found: Sequence[Finding], rule: str, limits: Limits) -> Verdict:
     groups = _groups(found, frozenset(), with_places=False)
     quiet_s = max((one.standing.quiet_s for one in found), default=0.0)
-    again_s = min(limits.rest_s, max(limits.floor_s, quiet_s / 2))
+    left_s = (_cap_s(one.standing, limits) - one.standing.quiet_s for one in found if one.standing.armed)
+    again_s = min((limits.rest_s, max(limits.floor_s, quiet_s / 2), *(each for each in left_s if each > 0)))
     if any(one.candidate for one in found):
         again_s = limits.again_s
     sentence = ", ".join(map(_phrase, groups))

@@ -280,7 +280,12 @@ def _budget_spent(limits: Limits, known: History, restart_s: float) -> str | Non
 
 def _in_vain(limits: Limits, row: Row, known: History, failure: Failure, *, repeats: bool) -> str:
     """Say why another attempt would be in vain, or ""."""
-    where = "before the first step" if failure.step is None else f"at step {failure.step}"
+    if failure.step is None:
+        where = "before the first step"
+    elif failure.resumed_step is None:  # if it goes on from a checkpoint of its own, its steps have other numbers
+        where = f"after {failure.step} step{'' if failure.step == 1 else 's'}"
+    else:
+        where = f"at step {failure.step}"
     if row.action is Action.GIVE_UP:
         return "every attempt would fail the same way"
     if not limits.no_progress or row.breaker is None:
