@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pytest
 
 from gpulaunch.launcher.agent.account import Account
 from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.channel.page import PageSnapshot
@@ -24,13 +26,27 @@ Page = Callable[..., PageSnapshot]
 def page_of(tmp_path: Path) -> Page:
     """A rank's page; its first step began 2 s after the launcher, times in seconds."""
 
-    def made(rank: int = 0, *, attempt: int = 0, told: float = 0.0, phase: float = 0.0) -> PageSnapshot:
+    def made(
+        rank: int = 0,
+        *,
+        attempt: int = 0,
+        told: float = 0.0,
+        phase: float = 0.0,
+        saved: tuple[int, float] | None = None,
+        resumed: int | None = None,
+    ) -> PageSnapshot:
         path = str(tmp_path / f"rank-{rank}.bin")
         page.create(path, rank=rank, local_rank=rank, attempt=attempt)
         writer = page.PageWriter(path)
         writer.words[Word.FIRST_STEP_START_NS] = round((T0 + 2.0) * 1e9)
         writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] = round(told * 1e9)
         writer.words[Word.CHECKPOINT_NS_TOTAL] = round(phase * 1e9)
+        if saved is not None:
+            writer.words[Word.CHECKPOINT_STEP] = saved[0]
+            writer.words[Word.CHECKPOINT_CAPTURED_NS] = round((T0 + saved[1]) * 1e9)
+        if resumed is not None:  # by gpulaunch.checkpoint; 0: from nothing
+            writer.words[Word.LISTENS] = 1
+            writer.words[Word.RESUMED_STEP] = resumed
         writer.close()
         return page.read(path)
 
@@ -43,9 +59,11 @@ class Run:
     def __init__(self) -> None:
         self.now_s = T0
         self.written: dict[str, Any] = {}
+        self.events: list[str] = []
         around = SimpleNamespace(
             loop=SimpleNamespace(now=lambda: self.now_s),
             pages=SimpleNamespace(account=self.written.update),
+            rundir=SimpleNamespace(event=lambda what, **_: self.events.append(what)),
             spec=SimpleNamespace(resume_arg=None, checkpoint_dirs=()),
             base_env={"GPULAUNCH_RUN_ID": "aaaa"},
         )
@@ -58,8 +76,11 @@ class Run:
         """The buckets with something in them; all of them are the time that has passed."""
         self.now_s = T0 + at_s
         seconds = self.account.seconds()
-        assert math.fsum(seconds.values()) == pytest.approx(at_s)
-        return {bucket: pytest.approx(value) for bucket, value in seconds.items() if value > 1e-9}
+        known = {bucket: value for bucket, value in seconds.items() if value is not None}
+        assert math.fsum(known.values()) == pytest.approx(at_s)
+        return {bucket: pytest.approx(value) for bucket, value in known.items() if value > 1e-9} | {
+            bucket: None for bucket in seconds if bucket not in known
+        }
 
 
 def test_a_program_that_saves_by_itself_is_not_told_that_saving_is_work(page_of: Page) -> None:
@@ -104,4 +125,73 @@ def test_ranks_stand_still_together_and_attempts_one_after_the_other(page_of: Pa
     run.account.attempt_started()
     run.account.looked([page_of(1, phase=3.0), page_of(0, attempt=1, phase=0.5)])
 
-    assert run.spent(20.0) == {"startup": 2.0, "productive": 7.0 + 7.5, "checkpoint_stall": 3.0 + 0.5}
+    assert run.spent(20.0) == {
+        "startup": 2.0,
+        "productive": 7.0 + 7.5,
+        "checkpoint_stall": 3.0 + 0.5,
+        "lost_work": None,
+    }
+
+
+def test_what_nobody_knows_is_no_number_for_the_sidecar() -> None:
+    """A program that ended well and was never seen to step: the last run.json is without what may have been work."""
+    run = Run()
+    run.now_s = T0 + 9.0
+    run.account.stopped(None)
+    run.account.ended(ok=True, newest=None)
+
+    told = run.account.as_json()["goodput_seconds"]
+    assert (told["productive"], told["checkpoint_stall"], told["startup"]) == (None, None, pytest.approx(1.0))
+    assert run.written["goodput_seconds"] == {bucket: value for bucket, value in told.items() if value is not None}
+
+
+def failed_and_restarted(run: Run, resumed: Checkpoint | None = None) -> None:
+    """The first attempt dies ten seconds after its first step, and the second one begins to run."""
+    run.now_s = T0 + 12.0
+    run.account.failed(T0 + 12.0, T0 + 12.0)
+    run.account.attempt_began(1, resumed)
+    run.account.attempt_started()
+
+
+def test_what_a_program_resumes_by_itself_is_not_told_as_if_nothing_had_been_lost(page_of: Page) -> None:
+    """Nor before it works: then it has made nothing again."""
+    run = Run()
+    run.account.looked([page_of()])
+    failed_and_restarted(run)
+    assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0}
+
+    run.account.looked([page_of(attempt=1)])
+    run.account.looked([page_of(attempt=1)])
+    run.account.write()
+
+    assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0, "lost_work": None}
+    assert run.events == ["lost_work_unknown"]
+    assert "lost_work" not in run.written["goodput_seconds"], "the sidecar knows of numbers only"
+
+
+@pytest.mark.parametrize(("resumed", "lost"), [(0, 10.0), (30, 4.0), (20, None)])
+def test_what_gpulaunch_checkpoint_resumes_in_a_place_of_its_own_is_known(
+    page_of: Page, resumed: int, lost: float | None
+) -> None:
+    """From nothing; from the newest one, saved six seconds after the first step; from one of which nobody told when."""
+    run = Run()
+    run.account.looked([page_of(saved=(30, 8.0), resumed=0)])
+    failed_and_restarted(run)
+    run.account.looked([page_of(attempt=1, saved=(35, 12.0), resumed=resumed)])
+
+    spent = run.spent(12.0)
+    assert (spent["lost_work"], spent.get("productive", 0.0)) == (lost, 10.0 - (lost or 0.0))
+    assert bool(run.events) == (lost is None)
+
+
+def test_a_checkpoint_that_was_gone_on_from_is_one_that_is_known_of(page_of: Page) -> None:
+    """The program's own: no page tells of it."""
+    run = Run()
+    assert run.account.as_json()["checkpoint_step"] is None
+    own = Checkpoint(path="ckpt_40.pt", format="torch", step=40, saved_s=0.0, size_bytes=1, key="ckpt_40.pt")
+    failed_and_restarted(run, own)
+
+    told = run.account.as_json()
+    assert (told["resumed_step"], told["checkpoint_step"]) == (40, 40)
+    run.account.ended(ok=False, newest=replace(own, step=90))
+    assert run.account.as_json()["checkpoint_step"] == 90

@@ -170,8 +170,13 @@ def test_so_many_restarts_within_a_time_and_no_more(gpulaunch, tmp_path: Path) -
 
 
 def test_every_second_of_a_run_is_accounted_for(gpulaunch, tmp_path: Path, checkpoints: Path) -> None:
+    loop = "    for step in range(start + 1, 6):\n"
+    weight = "    weight = torch.nn.Parameter(torch.zeros(1)); optimizer = torch.optim.SGD([weight])\n"
+    stepping = PLAIN.replace(loop, f"{weight}{loop}        weight.sum().backward(); optimizer.step()\n")
+
     ended = gpulaunch(
-        *("--max-restarts", "1", "--checkpoint-dir", checkpoints, "--resume-arg", "--resume {path}"), script(tmp_path)
+        *("--max-restarts", "1", "--checkpoint-dir", checkpoints, "--resume-arg", "--resume {path}"),
+        script(tmp_path, stepping),
     )
 
     summary = json.loads((ended.run_dir / "summary.json").read_text())
@@ -182,6 +187,29 @@ def test_every_second_of_a_run_is_accounted_for(gpulaunch, tmp_path: Path, check
     assert "goodput " in ended.stderr
 
 
+def test_a_program_that_finds_its_own_way_back_is_told_where_checkpoints_were_looked_for(
+    gpulaunch, tmp_path: Path
+) -> None:
+    """It saves beside itself, and nobody has said where: what it makes again is not known, which is not nothing."""
+    by_itself = """
+        import os, sys
+        if os.path.exists("mine.pt"):
+            print("WENT ON", flush=True)
+            sys.exit(0)
+        open("mine.pt", "w").close()
+        os.kill(os.getpid(), 9)
+    """
+
+    ended = gpulaunch("--max-restarts", "1", script(tmp_path, by_itself))
+
+    assert ended.code == 0, ended
+    assert "WENT ON" in ended.stdout
+    assert "/checkpoints: the program is started as the first time" in ended.stderr
+    assert "goes on by itself, is not seen here: name its directory with --checkpoint-dir" in ended.stderr
+    summary = json.loads((ended.run_dir / "summary.json").read_text())
+    assert summary["goodput_seconds"]["lost_work"] is None
+
+
 def test_the_time_of_a_failure_is_not_that_of_a_rank_that_had_ended_well(gpulaunch, tmp_path: Path) -> None:
     program = script(
         tmp_path,
@@ -190,8 +218,10 @@ def test_the_time_of_a_failure_is_not_that_of_a_rank_that_had_ended_well(gpulaun
 
     ended = gpulaunch("--nproc", "2", "--no-profile", program)
 
-    seconds = json.loads((ended.run_dir / "summary.json").read_text())["goodput_seconds"]
-    assert seconds["productive"] > seconds["teardown"] + seconds["detection"]
+    told = json.loads((ended.run_dir / "summary.json").read_text())
+    known = {bucket: spent_s for bucket, spent_s in told["goodput_seconds"].items() if spent_s is not None}
+    ranks_ran_s = told["elapsed_s"] - sum(known.values())
+    assert ranks_ran_s > known["teardown"] + known["detection"]
 
 
 def test_storage_that_cannot_be_searched_is_no_reason_to_begin_from_the_start(gpulaunch, tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gpulaunch.launcher.agent import summary
+from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel.layout import Word
 
 
 def totals(steps: int = 10, step_ns: int = 1_000_000_000, samples: int = 320) -> summary.RankTotals:
@@ -48,4 +52,38 @@ def test_long_jobs_show_the_first_and_the_last_ranks() -> None:
 def test_a_stopped_job_says_so_and_one_that_never_ran_claims_no_memory() -> None:
     told = text({}, stopped_by="SIGINT")
 
-    assert told == "stopped by SIGINT; 0 restarts; files in ./run"
+    assert told == "no step was seen; 8.5 s in all\nstopped by SIGINT; 0 restarts; files in ./run"
+
+
+def test_of_a_rank_without_a_probe_only_the_memory_is_known(tmp_path: Path) -> None:
+    """Rank 0 has one, and made no step; rank 1 has a page that no probe has ever written to, rank 2 has none."""
+    ranks = {rank: summary.RankTotals() for rank in range(3)}
+    paths = [str(tmp_path / f"rank-{rank}.bin") for rank in range(2)]
+    for rank, path in enumerate(paths):
+        page.create(path, rank=rank, local_rank=rank, attempt=0)
+    page.PageWriter(paths[0]).close()
+    for rank, path in enumerate(paths):
+        ranks[rank].add(page.read(path), 300 << 20)
+    ranks[2].add(None, 300 << 20)
+
+    told = summary.as_json(ranks, exit_code=0)
+
+    seen, *unseen = told["ranks"].values()
+    assert (seen["steps"], seen["step_seconds"]) == (0, 0.0)
+    assert unseen == [{**dict.fromkeys(seen), "max_rss_bytes": 300 << 20}] * 2
+    assert told["samples_per_second"] is None
+
+
+def test_a_job_that_stands_still_is_not_told_the_pace_that_it_had(tmp_path: Path) -> None:
+    """Ten steps of 2 s, the last edge at 100 s: at 103 s that is a step under way, at 120 s it is none."""
+    path = str(tmp_path / "rank-0.bin")
+    page.create(path, rank=0, local_rank=0, attempt=0)
+    writer = page.PageWriter(path)
+    for word, value in ((Word.STEPS, 10), (Word.SAMPLES, 320), (Word.STEP_NS_TOTAL, 20 * 10**9)):
+        writer.words[word] = value
+    writer.words[Word.LAST_EDGE] = 100 * 10**9 << 3
+    writer.close()
+    pages = {0: page.read(path)}
+
+    assert summary.progress(pages, 25.0, 103.0) == "25.0 s: step 10, 16 samples/s, data wait 0% of the step"
+    assert summary.progress(pages, 42.0, 120.0) == "42.0 s: step 10; no rank has moved for 20.0 s"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kept_run import GC, SYNC, state
 from recordings import Recorded, recorded
-from runs_on_disk import begin, end, keep, whole
+from runs_on_disk import begin, end, keep, unseen, whole
 
 from gpulaunch.exporters.report.compare import Change, Comparison, compare, settings_of
 from gpulaunch.exporters.report.compared import as_json, as_text, verdict
@@ -224,6 +224,16 @@ def test_runs_without_curves_say_that_nothing_can_be_said(tmp_path: Path) -> Non
     assert {change.told for change in found.changes} == {"single"}
     assert "A has no curve of its steps" in as_text(found)
     json.dumps(as_json(found), allow_nan=False)
+
+
+def test_of_steps_that_nobody_saw_no_change_is_told(tmp_path: Path) -> None:
+    """It is a run with --no-profile, and no loss of all that the other one has."""
+    said = as_text(compare(load_run(whole(tmp_path / "a")), load_run(unseen(tmp_path / "b"))))
+
+    assert "The steps of the two runs cannot be compared: none was seen in B (--no-profile?)." in said
+    assert "-100.0 %" not in said
+    rows = {line.split("  ")[0]: line.split()[-6:] for line in said.splitlines() if line.endswith("one figure a run")}
+    assert [rows[name][:2] for name in ("steps", "goodput", "startup")] == [["-", "-"]] * 3, said
 
 
 def test_a_slow_run_from_disk_to_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

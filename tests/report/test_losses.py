@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunView:
 def test_a_run_that_is_over_is_told_what_it_lost(run: RunView) -> None:
     first, second = headline(replace(run, status=Status.FINISHED))
 
-    assert first.startswith("sync-every-step at train.py:1: 9 s of this run, 1 ms of every step while it stood.")
+    assert first.startswith("sync-every-step at train.py:1: 9 s of this run while it stood, 1 ms of every step.")
     assert second.startswith("straggler at train.py:2: 3 s of this run")
 
 

@@ -83,8 +83,19 @@ def test_what_is_not_known_is_a_dash_and_never_zero(tmp_path: Path) -> None:
     assert "Nobody watched this run" in page.text
     assert "Failed after 1 min 50 s, exit code 1; no step was seen" in page.text
     facts = {row[0]: row[1] for table in page.tables for row in table if len(row) == 2}
-    assert facts["newest checkpoint at step"] == "-"
+    assert facts["newest checkpoint known of, at step"] == "-"
     assert "svg" not in page.counts or page.counts["svg"] <= 2
+
+
+def test_where_it_is_not_known_what_was_made_again_goodput_is_the_most_that_it_can_be(view: RunView) -> None:
+    page = parse(page_of(replace(view, goodput_seconds={**view.goodput_seconds, "lost_work": None})))
+
+    assert "; goodput at most 90.0 %" in page.text
+    assert "At most 90.0 % of " in page.text
+    assert "--checkpoint-dir" in page.text
+    (lost,) = (row for table in page.tables for row in table if row[0] == "lost work")
+    assert lost[1:3] == ["-", "-"]
+    assert "goodput at most" not in parse(page_of(view)).text
 
 
 def test_nothing_at_all_is_still_a_page(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 from pathlib import Path
@@ -66,8 +67,20 @@ def test_a_run_that_was_stopped_is_told_as_such_wherever_one_looks(gpulaunch: La
     )
 
     assert report.stdout.startswith("# wait: stopped\n\nStopped after "), report
-    assert " by SIGINT; no step was seen on 2 ranks" in report.stdout
+    assert " by SIGINT; no step was seen on 2 ranks; goodput not known." in report.stdout
     assert "STOPPED by SIGINT" in top.stdout, top
     view = json.loads(found.stdout)
     assert (view["status"], view["stopped_by"], view["exit_code"]) == ("stopped", "SIGINT", 130)
     assert [attempt["status"] for attempt in view["attempts"]] == ["stopped"]
+
+    # What the ranks did is not known, and nobody makes a figure of it.
+    summed_up = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "goodput not known, no step was seen: " in ended.stderr
+    assert "goodput not known, no step was seen; of " in top.stdout
+    assert re.findall(r"^ +(\d+) .* not measured .* off$", top.stdout, re.M) == ["0", "1"], top
+    for told in (summed_up["goodput_seconds"], view["goodput_seconds"]):
+        assert (told["productive"], told["checkpoint_stall"]) == (None, None)
+        assert told["startup"] > 0
+    assert (view["steps"], view["goodput_ratio"], summed_up["samples_per_second"]) == (None, None, None)
+    for rank in (*summed_up["ranks"].values(), *view["ranks"]):
+        assert (rank["steps"], rank["samples"], rank["step_seconds"]) == (None, None, None)

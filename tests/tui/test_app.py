@@ -177,8 +177,16 @@ def test_ranks_are_sorted_and_filtered() -> None:
     drive(app, story)
 
 
-def test_the_log_changes_stream_attempt_and_rank() -> None:
-    app = top(views.failed())
+def _used_before() -> RunView:
+    """A run of one attempt, in a directory that has another one of an earlier run."""
+    view = views.failed()
+    before, newest = view.attempts
+    return replace(view, attempts=(replace(before, earlier=True), replace(newest, number=0, directory=1)), attempt=0)
+
+
+@pytest.mark.parametrize("made", [views.failed, _used_before])
+def test_the_log_changes_stream_attempt_and_rank(made: Callable[[], RunView]) -> None:
+    app = top(made())
 
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "FAILED")

@@ -14,6 +14,7 @@ from gpulaunch.exporters.tui.cells import (
     clip,
     fit,
     fit_end,
+    pairs,
     spark,
     text_of,
     without_colours,
@@ -78,3 +79,10 @@ def test_what_is_broken_loses_nothing(text: str, width: int) -> None:
 def test_colours_go_and_other_commands_stay_to_be_shown() -> None:
     assert without_colours("\x1b[1;31merror\x1b[0m") == "error"
     assert without_colours("\x1b[2J") == "\x1b[2J"
+
+
+def test_what_an_event_has_inside_is_told_in_words() -> None:
+    """Where the time went, as run_ended has it."""
+    spent = {"startup": 4.25, "productive": None, "restart": 0.0, "of\x1b[2J": "\x1b[31m"}
+
+    assert pairs({"goodput_seconds": spent}) == "goodput_seconds=startup 4.25, of\\x1b[2J \\x1b[31m"

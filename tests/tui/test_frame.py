@@ -187,6 +187,16 @@ def test_what_is_not_known_is_a_dash() -> None:
     assert "job.json is missing" in shown
 
 
+def test_where_it_is_not_known_what_was_made_again_goodput_is_the_most_that_it_can_be() -> None:
+    view = views.restarted()
+    unknown = replace(view, goodput_seconds={**view.goodput_seconds, "lost_work": None})
+
+    shown = text(unknown, Look(page=Page.HISTORY))
+    assert "goodput at most 80%" in shown
+    assert "lost work is not known: name the directory of the program's checkpoints" in shown
+    assert "at most" not in text(view, Look(page=Page.HISTORY))
+
+
 # -- marks
 
 

@@ -68,7 +68,7 @@ def test_what_a_terminal_would_obey_is_shown_instead(log: Path, tmp_path: Path) 
 
 
 def test_a_log_that_is_not_there_is_told(tmp_path: Path) -> None:
-    assert "rank 7 of attempt 2 has no stderr.log here" in read_tail(tmp_path, PLACE).trouble
+    assert "rank 7 in attempts/2 has no stderr.log here" in read_tail(tmp_path, PLACE).trouble
 
 
 def test_what_is_no_file_is_not_waited_for(log: Path, tmp_path: Path) -> None:

@@ -425,7 +425,7 @@ def nothing() -> RunView:
         attempt=None,
         goodput_seconds={},
         goodput_ratio=None,
-        steps=0,
+        steps=None,
         steps_per_second_now=None,
         samples_per_second_now=None,
         step_seconds_now=None,

@@ -18,7 +18,7 @@ from gpulaunch.exporters.store import keeper as keepers
 from gpulaunch.exporters.store.keeper import TelemetryKeeper
 from gpulaunch.profiler.record import NodeState
 
-PRODUCTIVE = {
+PRODUCTIVE: dict[str, float | None] = {
     "productive": 90.0,
     "checkpoint_stall": 0.0,
     "detection": 0.0,
@@ -93,7 +93,14 @@ def closed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end(
-    run_dir: Path, at_s: float, *, code: int = 0, attempt: int = 0, signals: Iterable[str] = (), preempted: bool = False
+    run_dir: Path,
+    at_s: float,
+    *,
+    code: int = 0,
+    attempt: int = 0,
+    signals: Iterable[str] = (),
+    preempted: bool = False,
+    goodput: dict[str, float | None] = PRODUCTIVE,
 ) -> None:
     """What is there once all is over; `signals`: that the agent was sent before."""
     with open(run_dir / "events.jsonl", "a") as history:
@@ -106,13 +113,25 @@ def end(
                 "run_ended",
                 at_s,
                 exit_code=code,
-                goodput_seconds=PRODUCTIVE,
+                goodput_seconds=goodput,
                 restarts={},
                 preempted=int(preempted),
                 hangs=0,
             )
         )
     write(run_dir, "summary.json", {"version": 1, "exit_code": code, "error": "it broke" if code else "", "ranks": {}})
+
+
+def unseen(run_dir: Path, *, before: bool = False) -> Path:
+    """A run with --no-profile that went well, as this gpulaunch leaves it, or as one before it did."""
+    begin(run_dir)
+    end(run_dir, 100, goodput=PRODUCTIVE if before else {**PRODUCTIVE, "productive": None, "checkpoint_stall": None})
+    job = json.loads((run_dir / "job.json").read_text())
+    write(run_dir, "job.json", {**job, "profile": False})
+    told = {"steps": 0, "samples": 0, "step_seconds": 0.0, "phase_seconds": {"forward": 0.0}}
+    rank = {**(told if before else dict.fromkeys(told)), "max_rss_bytes": 300 << 20}
+    write(run_dir, "summary.json", {"version": 1, "exit_code": 0, "error": "", "ranks": {"0": rank, "1": rank}})
+    return run_dir
 
 
 def whole(run_dir: Path, seconds: int = 100, **more: Any) -> Path:

@@ -20,7 +20,8 @@ from runs_on_disk import NOW_S, begin, closed, end, held, keep, whole, write
 from gpulaunch.exporters.files.findings import FindingsFile
 from gpulaunch.exporters.files.rows import rows_of
 from gpulaunch.exporters.store.keeper import TelemetryKeeper
-from gpulaunch.exporters.view.document import to_json
+from gpulaunch.exporters.view.document import from_json, to_json
+from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import RunView, Status
 from gpulaunch.profiler.channel.layout import PHASES
@@ -241,7 +242,7 @@ def test_a_restart_has_two_attempts_and_one_cause(run_dir: Path) -> None:
 
 
 def test_two_runs_in_one_directory_are_one_history_and_two_accounts(run_dir: Path) -> None:
-    """The second goes on where the first stopped: its totals are its own, its attempts are numbered on."""
+    """The second goes on where the first stopped: its totals are its own, and so are the numbers of its attempts."""
     whole(run_dir)
     with open(run_dir / "events.jsonl", "a") as history:
         history.write(line("run_started", 200, run_id="bbbb", pid=os.getpid()))
@@ -264,13 +265,47 @@ def test_two_runs_in_one_directory_are_one_history_and_two_accounts(run_dir: Pat
         view = load(run_dir)
 
     assert (view.run_id, view.status, view.steps) == ("bbbb", Status.RUNNING, 490)
-    assert [(attempt.number, attempt.status) for attempt in view.attempts] == [
-        (0, Status.FINISHED),
-        (1, Status.RUNNING),
+    assert [(each.name, each.number, each.place, each.status) for each in view.attempts] == [
+        ("attempts/0", 0, 0, Status.FINISHED),
+        ("attempt 0", 0, 1, Status.RUNNING),
     ]
+    assert view.attempt == 0, "as its events say"
     assert view.times_s[0] > WALL_S + 200, "no curve, and no mean over one, has what the first run did"
     assert None in view.steps_per_second  # and they say nothing of the time before its ranks
     assert view.goodput_ratio is not None
+
+
+def test_what_was_lost_is_not_known_where_an_attempt_went_on_by_itself(run_dir: Path) -> None:
+    begin(run_dir)
+    keep(run_dir, [state(second) for second in range(1, 40)])
+    with open(run_dir / "events.jsonl", "a") as history:
+        history.write(line("phase", 42, phase="starting", attempt=1))
+        history.write(line("lost_work_unknown", 46, attempt=1))
+    with held(run_dir):
+        views = [load(run_dir), view_of_state(state(50, attempt=1), run_dir=run_dir)]
+
+    for view in (*views, from_json(to_json(views[0]))):
+        assert view.goodput_seconds["lost_work"] is None
+        assert view.goodput_seconds["productive"]
+        assert view.goodput_at_most
+
+    end(run_dir, 100, attempt=1)
+    assert load(run_dir).goodput_seconds["lost_work"] == 0.0, "the agent has the last word"
+
+
+def test_a_checkpoint_that_was_gone_on_from_is_one_that_is_known_of(run_dir: Path) -> None:
+    """The program's own: no rank tells of it."""
+    begin(run_dir)
+    with open(run_dir / "events.jsonl", "a") as history:
+        history.write(line("resuming", 1, path="ckpt_40.pt", step=40))
+    with held(run_dir):
+        view = load(run_dir)
+    assert (view.resumed_step, view.checkpoint_step) == (40, 40)
+
+    with open(run_dir / "events.jsonl", "a") as history:
+        history.write(line("run_ended", 100, exit_code=1, resumed_step=40, checkpoint_step=90))
+    view = load(run_dir)
+    assert (view.resumed_step, view.checkpoint_step) == (40, 90)
 
 
 # -- how it stands

@@ -205,6 +205,25 @@ def test_even_a_run_of_nothing_but_markup_is_text(serve: Serve, look: Look, stag
     assert "<img src=x" in page.locator("#phases .legendtext >> nth=-1").text_content()
 
 
+def test_what_no_probe_has_seen_is_a_dash(serve: Serve, look: Look, stage: Stage) -> None:
+    tab = look(serve(stage(scenes.live)).url)
+
+    def without(route: Any) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        of_steps = ("step_source", "steps", "samples", "steps_per_second_now", "step_seconds_now", "last_step_s")
+        told["ranks"][1] |= {**dict.fromkeys(of_steps), "armed": False}
+        told["goodput_seconds"] |= {"productive": None, "checkpoint_stall": None}
+        route.fulfill(response=answer, body=json.dumps({**told, "steps": None, "goodput_ratio": None}))
+
+    tab.page.route("**/api/run.json", without)
+    tab.open()
+    page = tab.until("live")
+    assert [tiles(page)[name] for name in ("Steps", "Goodput")] == ["\u2013"] * 2
+    assert rows(page, "steps", "ranks")[1] == ["1", *["\u2013"] * 5, "no probe"]
+    assert "How much of the time was productive is not known: no step was seen." in text_of(page, "history")
+
+
 def assert_inert(page: Any) -> None:
     assert page.evaluate("window.owned") is None
     assert page.locator("body img, body script, body iframe, main a, svg a, svg image").count() == 0

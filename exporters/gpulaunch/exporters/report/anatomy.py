@@ -83,7 +83,7 @@ def _by_rank(ranks: list[RankView]) -> Table:
             (
                 str(rank.rank),
                 count(rank.steps),
-                seconds(rank.step_seconds / rank.steps if rank.step_seconds > 0 else None),
+                seconds(rank.step_seconds / rank.steps if rank.step_seconds and rank.steps else None),
                 *(_share(rank.phase_seconds, phase) for phase in phases),
             )
             for rank in ranks

@@ -217,12 +217,12 @@ def _single(a: RunView, b: RunView) -> list[Change]:
         return max(known, default=None)
 
     quantities: tuple[tuple[str, str, bool | None, Callable[[RunView], float | None]], ...] = (
-        ("steps", "1", None, lambda view: float(view.steps)),
+        ("steps", "1", None, lambda view: view.steps),
         ("ranks", "1", None, lambda view: view.world_size),
         ("time of the whole run", "s", False, lambda view: view.elapsed_seconds),
-        ("goodput", "%", True, lambda view: view.goodput_ratio),
-        ("startup", "s", False, lambda view: view.goodput_seconds.get("startup")),
-        ("checkpoint stall", "s", False, lambda view: view.goodput_seconds.get("checkpoint_stall")),
+        ("goodput", "%", True, lambda view: None if view.goodput_at_most else view.goodput_ratio),
+        ("startup", "s", False, lambda view: _spent(view, "startup")),
+        ("checkpoint stall", "s", False, lambda view: _spent(view, "checkpoint_stall")),
         ("restarts", "1", False, lambda view: float(sum(view.restarts.values()))),
         (
             "trainer memory, most of a rank",
@@ -251,6 +251,11 @@ def _single(a: RunView, b: RunView) -> list[Change]:
     return [change for change in changes if change.a is not None or change.b is not None]
 
 
+def _spent(view: RunView, bucket: str) -> float | None:
+    """Where no step was seen, start-up is something else: it ends when the ranks run."""
+    return None if view.goodput_ratio is None else view.goodput_seconds.get(bucket)
+
+
 def _most_memory(rank: RankView, role: str) -> float | None:
     """Over time where that was kept: when a rank is seen last, it may have let go of everything."""
     known = [value for value in rank.rss_bytes.get(role, ()) if value is not None]
@@ -259,7 +264,7 @@ def _most_memory(rank: RankView, role: str) -> float | None:
 
 def _cpu_in_step(view: RunView) -> float | None:
     """Of all ranks, whoever else has the cores. What a rank takes until its first step is in it."""
-    steps = sum(rank.steps for rank in view.ranks)
+    steps = sum(rank.steps or 0 for rank in view.ranks)
     known = [rank.cpu_seconds["trainer"] for rank in view.ranks if "trainer" in rank.cpu_seconds]
     return sum(known) / steps if steps and known else None
 

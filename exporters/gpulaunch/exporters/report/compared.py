@@ -26,6 +26,9 @@ _LONGEST: Final = 60
 def verdict(comparison: Comparison) -> str:
     """What matters, in a sentence."""
     step = comparison.step
+    unseen = " and ".join(name for name, view in (("A", comparison.a), ("B", comparison.b)) if view.steps is None)
+    if unseen:
+        return f"The steps of the two runs cannot be compared: none was seen in {unseen} (--no-profile?)."
     if step is None or step.a is None or step.b is None:
         return "The steps of the two runs cannot be compared: there is no curve of them in both (telemetry.sqlite)."
     figures = f"{seconds(step.a)} in A, {seconds(step.b)} in B"

@@ -50,7 +50,9 @@ def standing(view: RunView) -> str:
     ranks = f" on {count(view.world_size)} rank{'' if view.world_size == 1 else 's'}" if view.world_size else ""
     restarts = sum(view.restarts.values())
     again = f"; {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
-    goodput = f"; goodput {percent(view.goodput_ratio)}" if view.goodput_ratio is not None else ""
+    most = "at most " if view.goodput_at_most else ""
+    known = f"{most}{percent(view.goodput_ratio)}" if view.goodput_ratio is not None else "not known"
+    goodput = f"; goodput {known}" if view.goodput_seconds else ""
     error = f". {view.error}" if view.error else ""
     return f"{how}{steps}{ranks}{again}{goodput}{error}" + ("" if error.endswith(".") else ".")
 
@@ -65,9 +67,9 @@ def _run(view: RunView) -> Section:
         ("exit code", UNKNOWN if view.exit_code is None else str(view.exit_code)),
         ("ranks", count(view.world_size)),
         ("nodes", count(view.num_nodes)),
-        ("attempts", count(len(view.attempts))),
+        ("attempts", count(sum(not attempt.earlier for attempt in view.attempts))),
         ("steps", count(view.steps)),
-        ("newest checkpoint at step", count(view.checkpoint_step)),
+        ("newest checkpoint known of, at step", count(view.checkpoint_step)),
         (f"in the last {seconds(view.recent_seconds)}: step", seconds(view.step_seconds_now)),
         (f"in the last {seconds(view.recent_seconds)}: samples/s", amount(view.samples_per_second_now)),
     )

@@ -109,7 +109,7 @@ def _timeline(view: RunView, attempts: tuple[AttemptView, ...]) -> list[Block]:
         length = f" after {seconds(max(0.0, end_s - attempt.began_s))}" if told else ", it is not known when"
         spans.append(
             Span(
-                label=f"attempt {attempt.number}",
+                label=attempt.name,
                 begin=clock.of(attempt.began_s),
                 end=max(clock.of(attempt.began_s), clock.of(end_s)),
                 text=f"{attempt.status.value}{length}",
@@ -138,7 +138,7 @@ def _attempts(view: RunView, attempts: tuple[AttemptView, ...]) -> Table:
         began_s, ended_s = attempt.began_s, attempt.ended_s
         rows.append(
             (
-                str(attempt.number),
+                f"{attempt.name} (earlier run)" if attempt.earlier else str(attempt.number),
                 seconds(None if began_s is None else began_s - zero_s),
                 seconds(None if began_s is None or ended_s is None else ended_s - began_s),
                 attempt.status.value,
@@ -172,9 +172,9 @@ def _cause(attempt: AttemptView) -> Section:
         ("whole report", cause.report),
     )
     return Section(
-        id=f"attempt-{attempt.number}",
-        title=f"Why attempt {attempt.number} failed",
-        blocks=(Facts(f"First cause of attempt {attempt.number}", tuple(pair for pair in pairs if pair[1])),),
+        id=f"attempt-{attempt.place}",
+        title=f"Why {attempt.name} failed",
+        blocks=(Facts(f"First cause of {attempt.name}", tuple(pair for pair in pairs if pair[1])),),
     )
 
 
@@ -212,13 +212,20 @@ def _words(value: object) -> str:
 
 def goodput(view: RunView) -> Section:
     """Where the time of the run went."""
-    whole = sum(view.goodput_seconds.values())
+    used = [(bucket, spent) for bucket, spent in view.goodput_seconds.items() if spent is not None and spent > 0]
+    whole = sum(spent for _, spent in used)
     if whole <= 0:
         said = "It is not known where the time of the run went."
         return Section(id="goodput", title="Goodput", blocks=(Paragraph(said),))
-    used = [(bucket, value) for bucket, value in view.goodput_seconds.items() if value > 0]
+    if view.goodput_ratio is None:
+        said = (
+            "No step was seen: how much of the time went into steps that counted is not known. Start-up and restarts "
+            "are told until the ranks ran."
+        )
+        table = _table(view, view.elapsed_seconds or whole)
+        return Section(id="goodput", title="Goodput", blocks=(Paragraph(said), table))
     blocks: list[Block] = [
-        Paragraph(f"{percent(view.goodput_ratio)} of {seconds(whole)} went into steps that counted."),
+        Paragraph(_counted(view, whole)),
         Chart(
             id="goodput-shares",
             title="Where the time of the run went",
@@ -229,17 +236,10 @@ def goodput(view: RunView) -> Section:
             series=tuple(
                 Series(name=bucket.replace("_", " "), values=(100 * value / whole,), colour=index)
                 for index, (bucket, value) in enumerate(view.goodput_seconds.items())
-                if value > 0
+                if value is not None and value > 0
             ),
         ),
-        Table(
-            caption="Where the time of the run went",
-            columns=(Column("Part"), Column("Time", number=True), Column("Share", number=True), Column("What it is")),
-            rows=tuple(
-                (bucket.replace("_", " "), seconds(value), percent(value / whole), _BUCKETS.get(bucket, UNKNOWN))
-                for bucket, value in view.goodput_seconds.items()
-            ),
-        ),
+        _table(view, whole),
     ]
     if any(value is not None for value in view.goodput_ratio_over_time):
         clock = clock_of(view)
@@ -264,3 +264,29 @@ def goodput(view: RunView) -> Section:
     if view.ended_s is not None:
         blocks.append(Paragraph(f"From {moment(view.began_s)} to {moment(view.ended_s)}."))
     return Section(id="goodput", title="Goodput", blocks=tuple(blocks))
+
+
+def _counted(view: RunView, whole: float) -> str:
+    told = f"{percent(view.goodput_ratio)} of {seconds(whole)} went into steps that counted."
+    if not view.goodput_at_most:
+        return told
+    return (
+        f"At most {told} Which steps were made again after a restart is not known: from where the program went on by "
+        "itself is not seen here. Name the directory of its checkpoints with --checkpoint-dir."
+    )
+
+
+def _table(view: RunView, whole: float) -> Table:
+    return Table(
+        caption="Where the time of the run went",
+        columns=(Column("Part"), Column("Time", number=True), Column("Share", number=True), Column("What it is")),
+        rows=tuple(
+            (
+                bucket.replace("_", " "),
+                seconds(value),
+                percent(None if value is None else value / whole),
+                _BUCKETS.get(bucket, UNKNOWN),
+            )
+            for bucket, value in view.goodput_seconds.items()
+        ),
+    )

@@ -28,8 +28,9 @@ def headline(view: RunView) -> tuple[str, ...]:
         priced.sort(key=lambda finding: -(finding.lost_seconds or 0.0))
     price = _price if view.status is Status.RUNNING else _price_of_run
     said = [f"{found.rule}{_at(found)}: {price(found)}. {found.advice}" for found in priced[:3]]
-    idle = {bucket: lost for bucket, lost in view.goodput_seconds.items() if bucket != "productive" and lost > 0}
-    whole = sum(view.goodput_seconds.values())
+    spent = {bucket: value for bucket, value in view.goodput_seconds.items() if value is not None}
+    idle = {bucket: lost for bucket, lost in spent.items() if bucket != "productive" and lost > 0}
+    whole = sum(spent.values()) if "productive" in spent else view.elapsed_seconds or 0.0
     if idle and whole > 0:
         bucket = max(idle, key=lambda each: idle[each])
         if idle[bucket] >= 0.05 * whole:
@@ -152,7 +153,7 @@ def _at(found: FindingView) -> str:
 
 def _price_of_run(found: FindingView) -> str:
     each = f"{seconds(found.seconds_per_step)} of every step"
-    return f"{seconds(found.lost_seconds)} of this run, {each} while it stood" if found.lost_seconds else _price(found)
+    return f"{seconds(found.lost_seconds)} of this run while it stood, {each}" if found.lost_seconds else _price(found)
 
 
 def _price(found: FindingView) -> str:

@@ -105,7 +105,7 @@ def _probe(ranks: list[RankView]) -> Table:
             (
                 str(rank.rank),
                 seconds(own.probe_seconds),
-                percent(own.probe_seconds / rank.step_seconds if rank.step_seconds > 0 else None),
+                percent(own.probe_seconds / rank.step_seconds if rank.step_seconds else None),
                 _measured(own),
                 count(own.pairs),
                 percent(own.budget_ratio) if own.budget_ratio is not None else "no limit",

@@ -86,4 +86,4 @@ def chosen(ranks: Sequence[RankView], most: int) -> list[RankView]:
 
 
 def _step(rank: RankView) -> float:
-    return rank.step_seconds / rank.steps if rank.steps else 0.0
+    return (rank.step_seconds or 0.0) / rank.steps if rank.steps else 0.0

@@ -364,7 +364,8 @@ class Top(App[None]):
         if self.look.page is not Page.LOG or self.view is None:
             return None
         rank = selected(self.view, self.look)
-        attempt = self.look.attempt if self.look.attempt is not None else self.view.attempt
+        newest = self.view.attempts[-1].place if self.view.attempts else None
+        attempt = self.look.attempt if self.look.attempt is not None else newest
         if rank is None or attempt is None:
             return None
         return LogPlace(node=rank.node, attempt=attempt, rank=rank.rank, stream=self.look.stream)
@@ -375,14 +376,14 @@ class Top(App[None]):
 
     def action_attempt(self, by: int) -> None:
         """Show the log of another attempt."""
-        if self.view is None or self.view.attempt is None:
+        if self.view is None or not self.view.attempts:
             return
-        numbers = sorted({attempt.number for attempt in self.view.attempts} | {self.view.attempt})
-        now = self.look.attempt if self.look.attempt in numbers else None
-        at = numbers.index(self.view.attempt if now is None else now) + by
-        number = numbers[max(0, min(len(numbers) - 1, at))]
-        newest = number == self.view.attempt
-        self._set(attempt=None if newest else number, page=Page.LOG, top=0, notice=f"attempt {number}")
+        places = [attempt.place for attempt in self.view.attempts]
+        newest = len(places) - 1
+        now = places.index(self.look.attempt) if self.look.attempt in places else newest
+        at = max(0, min(newest, now + by))
+        notice = self.view.attempts[at].name
+        self._set(attempt=None if at == newest else places[at], page=Page.LOG, top=0, notice=notice)
 
     def action_dump(self) -> None:
         """Show the stack of the selected rank."""

@@ -244,4 +244,7 @@ def measured(figures: Mapping[str, float | str]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        some = [(name, each) for name, each in list(value.items())[:40] if each]
+        value = ", ".join(f"{name} {each:.4g}" if isinstance(each, float) else f"{name} {each}" for name, each in some)
     return plain(str(value)[:400])

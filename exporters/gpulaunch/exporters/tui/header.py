@@ -77,7 +77,7 @@ def _who(view: RunView, width: int) -> Line:
     parts.append((f"  {took(view.elapsed_seconds)}", ""))
     if view.status is Status.RUNNING and view.seen_s is not None and view.made_s - view.seen_s > _OLD_S:
         parts.append((f"  nothing new for {took(view.made_s - view.seen_s)}", "bad"))
-    right = f"goodput {ratio(view.goodput_ratio)}"
+    right = f"goodput {'at most ' if view.goodput_at_most else ''}{ratio(view.goodput_ratio)}"
     used = sum(cells(text) for text, _ in parts)
     if used + len(right) + 2 <= width:
         parts += [(" " * (width - used - len(right)), ""), (right, "strong")]
@@ -86,7 +86,7 @@ def _who(view: RunView, width: int) -> Line:
 
 def _pace(view: RunView, width: int) -> Line:
     parts = [
-        f"{count(view.steps if view.watched or view.steps else None)} steps",
+        f"{count(view.steps)} steps",
         f"{figure(view.steps_per_second_now)} steps/s",
         f"{seconds(view.step_seconds_now)} a step",
         f"attempt {UNKNOWN if view.attempt is None else view.attempt}",
@@ -113,7 +113,7 @@ def restarts(view: RunView) -> str:
 
 
 def _last_cause(view: RunView) -> str:
-    causes = [attempt.cause for attempt in view.attempts if attempt.cause is not None]
+    causes = [attempt.cause for attempt in view.attempts if attempt.cause is not None and not attempt.earlier]
     return plain(causes[-1].headline) if causes else "it has not said how it ended"
 
 

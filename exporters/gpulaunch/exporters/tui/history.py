@@ -56,7 +56,8 @@ def _attempt(view: RunView, attempt: AttemptView, width: int) -> list[Line]:
         lasted = f", {took(None if end_s is None else end_s - attempt.began_s)}"
     style = "bad" if attempt.status in (Status.FAILED, Status.LOST) else "good"
     style = "warn" if attempt.status is Status.STOPPED else style
-    head = f"attempt {attempt.number}: {attempt.status.value} {since(view, attempt.began_s)}{lasted}"
+    name = f"{attempt.name} (earlier run)" if attempt.earlier else attempt.name
+    head = f"{name}: {attempt.status.value} {since(view, attempt.began_s)}{lasted}"
     lines = [line((head, style))]
     cause = attempt.cause
     if cause is None:
@@ -73,15 +74,22 @@ def _attempt(view: RunView, attempt: AttemptView, width: int) -> list[Line]:
 
 
 def _goodput(view: RunView, width: int) -> list[Line]:
-    spent = {name: value for name, value in view.goodput_seconds.items() if value > 0}
+    spent = {name: value for name, value in view.goodput_seconds.items() if value is not None and value > 0}
     total = sum(spent.values())
     if not total:
         return []
+    if view.goodput_ratio is None:
+        known = ", ".join(f"{plain(name.replace('_', ' '))} {seconds(value)}" for name, value in spent.items())
+        told = f"goodput not known, no step was seen; of {took(view.elapsed_seconds)}: {known}"
+        return [line(""), *(line((each, "strong")) for each in wrap(told, width, indent="  "))]
     shares = {name: value / total for name, value in spent.items()}
-    head = f"goodput {ratio(view.goodput_ratio)}: of {took(total)}, {seconds(spent.get('productive', 0.0))} productive"
+    share = f"{'at most ' if view.goodput_at_most else ''}{ratio(view.goodput_ratio)}"
+    head = f"goodput {share}: of {took(total)}, {seconds(spent.get('productive', 0.0))} productive"
+    unknown = "lost work is not known: name the directory of the program's checkpoints with --checkpoint-dir"
     return [
         line(""),
         line((head, "strong")),
+        *(line(each) for each in wrap(unknown, width) if view.goodput_at_most),
         shares_bar(shares, width, GOODPUT_LETTERS),
         legend(shares, width, GOODPUT_LETTERS),
     ]

@@ -56,7 +56,7 @@ class Look:
     """Curves are of the last so many seconds; None: of the whole run."""
     stream: str = "stderr"
     attempt: int | None = None
-    """Of the log; None: the newest."""
+    """Of the log, by the number of its directory; None: the newest."""
     log: Tail | None = None
     output: Output | None = None
     notice: str = ""

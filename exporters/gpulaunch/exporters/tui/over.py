@@ -27,7 +27,7 @@ def settled(view: RunView) -> RunView:
 
 
 def _settled(rank: RankView) -> RankView:
-    if not rank.steps or rank.step_seconds <= 0:
+    if not rank.steps or not rank.step_seconds:
         return rank
     return replace(
         rank,

@@ -88,7 +88,7 @@ def marks_of(view: RunView) -> dict[int, str]:
         still_s = still_seconds(view, rank)
         if still_s is not None:
             marks.setdefault(rank.rank, []).append(f"still {took(still_s)}")
-        if not rank.armed and view.status is Status.RUNNING:
+        if rank.steps is None or (not rank.armed and view.status is Status.RUNNING):
             marks.setdefault(rank.rank, []).append("off")
     return {number: ", ".join(told) for number, told in marks.items()}
 
@@ -97,7 +97,7 @@ def still_seconds(view: RunView, rank: RankView) -> float | None:
     """For how long a rank of a running run has made no step; None where that is nothing odd."""
     if view.status is not Status.RUNNING or view.seen_s is None or rank.last_step_s is None:
         return None
-    usual = rank.step_seconds / rank.steps if rank.steps else 0.0
+    usual = (rank.step_seconds or 0.0) / rank.steps if rank.steps else 0.0
     since_s = view.seen_s - rank.last_step_s
     return since_s if since_s > max(_STILL_S, _STILL_STEPS * usual) else None
 
@@ -256,7 +256,8 @@ def _row(rank: RankView, look: Look, columns: _Columns, width: int, *, mark: str
         (f"{'>' if here else ' '}{rank.rank:>5}{node}", style),
         (f" {figure(rank.steps_per_second_now):>7} {seconds(rank.step_seconds_now):>7} {data:>4} ", style),
     ]
-    spans += shares_bar(now, columns.bar) if now else ((fit("no steps lately", columns.bar), "dim"),)
+    none = "not measured" if rank.steps is None else "no steps lately"
+    spans += shares_bar(now, columns.bar) if now else ((fit(none, columns.bar), "dim"),)
     if columns.trend:
         spans += [(" ", ""), (spark(rank.steps_per_second, columns.trend, ascii_only=look.ascii_only), "curve")]
     if columns.memory:
@@ -272,6 +273,6 @@ def _row(rank: RankView, look: Look, columns: _Columns, width: int, *, mark: str
 def steps_of(rank: RankView) -> str:
     """Give how many steps a rank made, and of which kinds."""
     told = f"{count(rank.steps)} steps"
-    if rank.microsteps > rank.steps:
+    if (rank.microsteps or 0) > (rank.steps or 0):
         told += f" ({count(rank.microsteps)} microsteps)"
     return told + (f", {count(rank.skipped_steps)} skipped" if rank.skipped_steps else "")

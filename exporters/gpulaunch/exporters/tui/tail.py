@@ -91,6 +91,6 @@ def _shown(text: str) -> str:
 
 def _why(error: OSError, place: LogPlace) -> str:
     if isinstance(error, FileNotFoundError):
-        there = f"rank {place.rank} of attempt {place.attempt} has no {place.stream}.log here"
+        there = f"rank {place.rank} in attempts/{place.attempt} has no {place.stream}.log here"
         return f"{there} (another node's disk, or the output went elsewhere)"
     return error.strerror or str(error)

@@ -65,10 +65,15 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     axis = _axis(sources, num_ranks, max_points, window_s, history.began_s)
     curves = [source.curves(axis) for source in sources]
     ranks, with_curves = _ranks(sources, curves, num_ranks, parts.notes)
-    ranks = with_summary(ranks, files.summary)
+    ranks = with_summary(ranks, files.summary, profiled=_profiled(files))
     parts.notes += _unseen(ranks)
-    steps, samples, times, phases = _growths(sources, curves, with_curves)
+    steps, samples, times, phases = _growths(sources, curves, with_curves, ranks)
     goodput = _goodput(parts, counters)
+    productive_s = goodput.get("productive")
+    spent_s = sum(each for each in goodput.values() if each is not None)
+    watched = any(source.run is not None for source in sources)
+    resumed_step = whole(history.ending.get("resumed_step")) or history.resumed_step or _highest(sources, _RESUMED)
+    checkpoints = (whole(history.ending.get("checkpoint_step")), resumed_step, _highest(sources, _CHECKPOINT))
     causes = {**(first.failures if first is not None else {}), **files.causes}
     attempts = history.views(causes, parts.status)
     moments = [*(source.seen_s for source in sources), parts.files.touched_s]
@@ -101,28 +106,24 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
         world_size=_world_size(parts, first, ranks),
         num_nodes=whole(files.job.get("nnodes")) or (len(sources) or None),
         attempts=attempts,
-        attempt=attempts[-1].number if attempts else None,
+        attempt=attempts[-1].number if attempts and not attempts[-1].earlier else None,
         restarts=_restarts(history, counters),
         hang_suspicions=max(history.hang_suspicions, counters.count("hang_suspicions_total")),
         hangs=max(history.hangs, counters.count("hangs_total")),
         preempted=history.preempted or bool(gauges.get("preempted")),
         goodput_seconds=goodput,
-        goodput_ratio=goodput["productive"] / total_s if goodput and (total_s := sum(goodput.values())) > 0 else None,
-        steps=max((rank.steps for rank in ranks), default=0),
+        goodput_ratio=productive_s / spent_s if productive_s is not None and spent_s > 0 else None,
+        steps=max(
+            (rank.steps for rank in ranks if rank.steps is not None),
+            default=0 if (watched or parts.live) and not ranks else None,
+        ),
         steps_per_second_now=min(rates, default=None),
         samples_per_second_now=_samples_now(sources),
         step_seconds_now=sum(lengths) / len(lengths) if lengths else None,
         phase_ratios_now=_mean_ratios(ranks),
         recent_seconds=max((now.at_s - before.at_s for before, now in recent), default=0.0),
-        checkpoint_step=max(
-            (round(value) for source in sources for key, value in source.gauges.items() if key[0] == _CHECKPOINT),
-            default=None,
-        ),
-        resumed_step=whole(history.ending.get("resumed_step"))
-        or max(
-            (round(value) for source in sources for key, value in source.gauges.items() if key[0] == _RESUMED),
-            default=None,
-        ),
+        checkpoint_step=max((step for step in checkpoints if step is not None), default=None),
+        resumed_step=resumed_step,
         times_s=axis.times_s if axis is not None else (),
         interval_seconds=axis.interval_s if axis is not None else 0.0,
         steps_per_second=_slowest([growth.per_second() for growth in steps]),
@@ -130,7 +131,9 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
         step_mean_seconds=ratio(total(times), total(list(steps))),
         phase_ratios=phase_curves(phases),
         goodput_ratio_over_time=_goodput_curve(
-            curves[0] if curves else Curves.none(), axis.times_s if axis is not None else (), history.began_s
+            curves[0] if curves and productive_s is not None else Curves.none(),
+            axis.times_s if axis is not None else (),
+            history.began_s,
         ),
         ranks=tuple(ranks),
         devices=tuple(view for source, own in zip(sources, curves, strict=True) for view in devices_of(source, own)),
@@ -141,13 +144,18 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
         findings=_findings(parts),
         sites=sites_of(sources),
         events=_events(parts),
-        watched=any(source.run is not None for source in sources),
+        watched=watched,
         notes=(*files.notes, *parts.notes),
     )
 
 
 _CHECKPOINT: Final = "gpulaunch_checkpoint_step"
 _RESUMED: Final = "gpulaunch_resumed_step"
+
+
+def _highest(sources: Sequence[NodeSource], name: str) -> int | None:
+    told = (value for source in sources for key, value in source.gauges.items() if key[0] == name)
+    return max(map(round, told), default=None)
 
 
 def _axis(
@@ -199,15 +207,17 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _growths(
-    sources: Sequence[NodeSource], curves: Sequence[Curves], chosen: set[int] | None
+    sources: Sequence[NodeSource], curves: Sequence[Curves], chosen: set[int] | None, ranks: Sequence[RankView]
 ) -> tuple[list[Growth], list[Growth | None], list[Growth | None], list[dict[str, Growth | None]]]:
-    """Of every rank: steps, samples, the time of the steps, the phases. Of very many ranks, of the chosen ones."""
+    """Of every rank that is seen: steps, samples, the time of the steps, the phases. Of very many ranks, of the chosen
+    ones."""
+    seen = {str(rank.rank) for rank in ranks if rank.steps is not None}
     steps: list[Growth] = []
     samples: list[Growth | None] = []
     times: list[Growth | None] = []
     phases: list[dict[str, Growth | None]] = []
     for source, own in zip(sources, curves, strict=True):
-        for label in part(source.document, "ranks"):
+        for label in (label for label in part(source.document, "ranks") if label in seen):
             samples.append(own.growth("gpulaunch_samples_total", label))
             if chosen is not None and not (label.isdecimal() and int(label) in chosen):
                 continue
@@ -244,7 +254,12 @@ def _mean_ratios(ranks: Sequence[RankView]) -> dict[str, float]:
     return {phase: sum(ratios[phase] for ratios in known) / len(known) for phase in PHASES} if known else {}
 
 
-def _goodput(parts: Parts, counters: Values) -> dict[str, float]:
+def _profiled(files: RunFiles) -> bool:
+    """Whether somebody was to see steps, as far as is known: with --no-profile nobody is."""
+    return files.job.get("profile") is not False
+
+
+def _goodput(parts: Parts, counters: Values) -> dict[str, float | None]:
     """Where the time went: as the agent said at the end, else as the sidecar has it."""
     said = part(parts.history.ending, "goodput_seconds")
     if not said and parts.history.ended_s is not None:
@@ -264,7 +279,12 @@ def _goodput(parts: Parts, counters: Values) -> dict[str, float]:
         if seen_s is not None and parts.history.began_s is not None:
             held_s = _held_s(goodput, seen_s - parts.history.began_s)
             goodput["productive"] = max(0.0, goodput["productive"] - held_s)
-    return goodput
+    unknown = [bucket for bucket in GOODPUT_BUCKETS if bucket in told and told[bucket] is None]
+    if goodput["productive"] and not _profiled(parts.files):  # an older gpulaunch took for work whatever ranks did
+        unknown += ["productive", "checkpoint_stall"]
+    if not said and parts.history.lost_work_unknown:
+        unknown.append("lost_work")
+    return {**goodput, **dict.fromkeys(unknown)}
 
 
 _WAS_PRODUCTIVE: Final = ("checkpoint_stall", "detection", "teardown", "lost_work")

@@ -20,6 +20,8 @@ _REQUEUE: Final = 75
 
 @dataclass
 class _Attempt:
+    number: int
+    """In its run, from 0."""
     begin_s: float | None = None
     end_s: float | None = None
     status: Status = Status.UNKNOWN
@@ -39,6 +41,12 @@ class History:
     phase: str = ""
     ending: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The fields of `run_ended`."""
+    first: int = 0
+    """Its first attempt has the directory `attempts/<first>`."""
+    resumed_step: int | None = None
+    """Of the checkpoint that was given to its newest attempt."""
+    lost_work_unknown: bool = False
+    """It is not known what one of its attempts went on from."""
     hang_suspicions: int = 0
     hangs: int = 0
     preempted: bool = False
@@ -79,7 +87,9 @@ class History:
                 of_run = Status.FAILED
             views.append(
                 AttemptView(
-                    number=number,
+                    number=attempt.number,
+                    directory=number,
+                    earlier=number < self.first,
                     status=of_run,
                     began_s=attempt.begin_s,
                     ended_s=attempt.end_s,
@@ -129,14 +139,19 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
             if len(numbered) == of_run or numbered[-1][0] < base + number:
                 if len(numbered) > of_run:
                     _close(numbered[-1][1], at_s)
-                numbered.append((base + number, _Attempt(begin_s=at_s)))
+                numbered.append((base + number, _Attempt(number=number, begin_s=at_s)))
             attempt = numbered[-1][1]
             started = numbered[-1][0] if what == "started" else started
         match what:
             case "phase":
                 history.phase = str(line.get("phase", ""))
+                history.resumed_step = None if history.phase == "starting" else history.resumed_step
                 if attempt is not None and history.phase in ("clearing", "done") and attempt.end_s is None:
                     attempt.end_s = at_s
+            case "resuming":
+                history.resumed_step = whole(line.get("step"))
+            case "lost_work_unknown":
+                history.lost_work_unknown = True
             case "hang_suspected":
                 history.hang_suspicions += 1
             case "hung":
@@ -159,10 +174,12 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
     shift = 0
     if said is not None and group.get("run_id") == history.run_id and started is not None:
         shift = max(0, said - started)  # it may not have been written anew yet
+    history.first = base + shift
     for place, (number, attempt) in enumerate(numbered):
         history.attempts[number + (shift if place >= of_run else 0)] = attempt
     for number in directories:
-        history.attempts.setdefault(number, _Attempt())
+        in_run = number - history.first if number >= history.first else number
+        history.attempts.setdefault(number, _Attempt(number=in_run))
     return history
 
 

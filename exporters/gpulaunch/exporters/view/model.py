@@ -78,13 +78,27 @@ class AttemptView:
     """One start of all ranks."""
 
     number: int
-    """As its directory `attempts/<number>` has it: never used twice in a run directory."""
+    """In its run, from 0, as in events.jsonl and `gpulaunch_attempt`."""
     status: Status
+    directory: int | None = None
+    """Its files are in `attempts/<directory>`, a number that is never used twice in a run directory; None: `number`."""
+    earlier: bool = False
+    """Of an earlier run in the same directory."""
     began_s: float | None = None
     """When its processes were asked for, or, not knowing that, when they ran."""
     ended_s: float | None = None
     cause: CauseView | None = None
     """Why it failed; None if it did not, or nothing is known of it."""
+
+    @property
+    def place(self) -> int:
+        """The number of its directory."""
+        return self.number if self.directory is None else self.directory
+
+    @property
+    def name(self) -> str:
+        """Its number is that of another attempt, too, where it is of an earlier run."""
+        return f"attempts/{self.place}" if self.earlier else f"attempt {self.number}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,11 +276,12 @@ class RankView:
     armed: bool = False
     """Whether the probe measures in it."""
     step_source: str | None = None
-    steps: int = 0
-    microsteps: int = 0
-    skipped_steps: int = 0
-    samples: int = 0
-    step_seconds: float = 0.0
+    steps: int | None = None
+    """None where no probe has seen it, as of the four that follow."""
+    microsteps: int | None = None
+    skipped_steps: int | None = None
+    samples: int | None = None
+    step_seconds: float | None = None
     """Time of all its steps."""
     last_step_s: float | None = None
     """When the last one ended."""
@@ -398,18 +413,20 @@ class RunView:
     world_size: int | None
     num_nodes: int | None
     attempts: tuple[AttemptView, ...]
-    """Oldest first."""
+    """Oldest first, those of earlier runs in the same directory among them."""
     attempt: int | None
-    """The number of the newest."""
+    """The number of the newest, as far as the run has one yet."""
     restarts: Mapping[str, int]
     """How often, by kind of the first cause (`record.RESTART_KINDS`)."""
     hang_suspicions: int
     hangs: int
     preempted: bool
-    goodput_seconds: Mapping[str, float]
-    """By `record.GOODPUT_BUCKETS`, in that order; empty where it is not known."""
+    goodput_seconds: Mapping[str, float | None]
+    """By `record.GOODPUT_BUCKETS`, in that order; empty where nothing of it is known. Where no step was seen,
+    `productive` and `checkpoint_stall` are not known, and `startup` and `restart` end when the ranks run. Where nobody
+    knows what an attempt went on from, `lost_work` is not, and `productive` and the ratio are the most they can be."""
     goodput_ratio: float | None
-    steps: int
+    steps: int | None
     """Of the rank that made most, all attempts together."""
     steps_per_second_now: float | None
     """Of the slowest rank."""
@@ -422,7 +439,7 @@ class RunView:
     recent_seconds: float
     """What every `_now` is of: so many seconds up to `seen_s`."""
     checkpoint_step: int | None
-    """Of the newest checkpoint that a rank told of."""
+    """Of the newest checkpoint that is known of; a program may save others by itself."""
     resumed_step: int | None
     """What the newest attempt went on from."""
     # over time
@@ -451,3 +468,8 @@ class RunView:
     """Whether a profiler looked at it at all."""
     notes: tuple[str, ...]
     """What is missing or damaged, one line each, fit to be shown (but for `inert`)."""
+
+    @property
+    def goodput_at_most(self) -> bool:
+        """Nobody knows which steps were made again: goodput is the most that it can be."""
+        return self.goodput_ratio is not None and self.goodput_seconds.get("lost_work", 0.0) is None

@@ -61,16 +61,22 @@ def ranks_of(source: NodeSource, curves: Curves, *, with_curves: set[int] | None
     return views
 
 
-def with_summary(ranks: list[RankView], summary: Mapping[str, Any]) -> list[RankView]:
-    """Give the ranks with what summary.json has of them: it comes last, and has the steps since the last look."""
-    told = {view.rank: view for view in _ranks_of_summary(summary)}
+def with_summary(ranks: list[RankView], summary: Mapping[str, Any], *, profiled: bool) -> list[RankView]:
+    """Give the ranks with what summary.json has of them: it comes last, and has the steps since the last look.
+
+    Args:
+        ranks: those of the telemetry.
+        summary: what the agent summed up.
+        profiled: False where nobody saw steps: an older gpulaunch wrote 0 for them.
+    """
+    told = {view.rank: view for view in _ranks_of_summary(summary, profiled=profiled)}
     if not ranks:
         return list(told.values())
     return [_newer(view, told[view.rank]) if view.rank in told else view for view in ranks]
 
 
 def _newer(view: RankView, told: RankView) -> RankView:
-    if told.steps <= view.steps:
+    if told.steps is None or told.steps <= (view.steps or 0):
         return view
     return replace(
         view,
@@ -81,7 +87,7 @@ def _newer(view: RankView, told: RankView) -> RankView:
     )
 
 
-def _ranks_of_summary(summary: Mapping[str, Any]) -> list[RankView]:
+def _ranks_of_summary(summary: Mapping[str, Any], *, profiled: bool) -> list[RankView]:
     views: list[RankView] = []
     for label, told in part(summary, "ranks").items():
         if not _names_a_rank(label) or not isinstance(told, dict):
@@ -89,12 +95,13 @@ def _ranks_of_summary(summary: Mapping[str, Any]) -> list[RankView]:
         one = cast("Mapping[str, Any]", told)
         phases = {phase: _number(part(one, "phase_seconds").get(phase)) for phase in PHASES}
         rss_bytes = _number(one.get("max_rss_bytes"))
+        seen = profiled and one.get("steps") is not None
         views.append(
             RankView(
                 rank=int(label),
-                steps=round(_number(one.get("steps"))),
-                samples=round(_number(one.get("samples"))),
-                step_seconds=_number(one.get("step_seconds")),
+                steps=round(_number(one.get("steps"))) if seen else None,
+                samples=round(_number(one.get("samples"))) if seen else None,
+                step_seconds=_number(one.get("step_seconds")) if seen else None,
                 phase_seconds=phases if any(phases.values()) else {},
                 memory=MemoryView(rss_bytes={"trainer": round(rss_bytes)} if rss_bytes else {}),
             )
@@ -126,20 +133,29 @@ class _Recent:
 def _rank(
     rank: int, node: int, told: Mapping[str, Any], counters: Values, gauges: Values, recent: _Recent, curves: Curves
 ) -> RankView:
-    steps = recent.grown("steps_total")
-    step_seconds = recent.grown("step_duration_seconds_sum")
-    phases = {phase: recent.grown("phase_seconds_total", phase) or 0.0 for phase in PHASES}
-    in_phases = sum(phases.values())
     label = str(rank)
-    step_growth, time_growth = (
-        curves.growth(f"gpulaunch_{name}", label) for name in ("steps_total", "step_duration_seconds_sum")
-    )
-    return RankView(
+    view = RankView(
         rank=rank,
         node=node,
         local_rank=whole(told.get("local_rank")),
         pid=whole(told.get("pid")),
         armed=told.get("armed") is True,
+        cpu_seconds=_cpu(counters),
+        cores_now=_cores(recent),
+        memory=_memory(counters, gauges),
+        rss_bytes=_levels(curves, "host_memory_bytes", {role: (label, role, "rss") for role in _ROLES}),
+    )
+    if not view.armed and not counters.count("steps_total"):
+        return view  # the zeros that its page was made with
+    steps = recent.grown("steps_total")
+    step_seconds = recent.grown("step_duration_seconds_sum")
+    phases = {phase: recent.grown("phase_seconds_total", phase) or 0.0 for phase in PHASES}
+    in_phases = sum(phases.values())
+    step_growth, time_growth = (
+        curves.growth(f"gpulaunch_{name}", label) for name in ("steps_total", "step_duration_seconds_sum")
+    )
+    return replace(
+        view,
         step_source=_word(told.get("step_source")),
         steps=counters.count("steps_total"),
         microsteps=counters.count("microsteps_total"),
@@ -152,19 +168,15 @@ def _rank(
         phase_seconds=_phases(counters),
         phase_ratios_now={phase: value / in_phases for phase, value in phases.items()} if in_phases > 0 else {},
         gpu_phase_seconds=counters.one("phase_gpu_seconds_total"),
-        cpu_seconds=_cpu(counters),
-        cores_now=_cores(recent),
         loader=_loader(told, counters, gauges),
         copies=_copies(counters),
         syncs=_syncs(counters),
-        memory=_memory(counters, gauges),
         pauses=_pauses(counters),
         collectives=_collectives(counters, gauges),
         cost=_cost(told, counters, gauges),
         steps_per_second=() if step_growth is None else step_growth.per_second(),
         step_mean_seconds=ratio(time_growth, step_growth),
         phase_ratios=phase_curves([phase_growths(curves, label)]),
-        rss_bytes=_levels(curves, "host_memory_bytes", {role: (label, role, "rss") for role in _ROLES}),
         gpu_bytes=_levels(curves, "gpu_memory_bytes", {state: (label, state) for state in ("allocated", "reserved")}),
         loader_ready=curves.level("gpulaunch_dataloader_ready_batches", label),
         copy_bytes_per_second=_copy_rates(curves, label),

@@ -28,14 +28,22 @@ class Account:
         self._open = False
         """An attempt has begun, and is not over."""
         self._first_step_ns = self._stall_ns = 0
-        self._knows_checkpoints = bool(around.spec.resume_arg or around.spec.checkpoint_dirs)
+        spec = around.spec
+        self._is_told = bool((spec.resume_arg or spec.checkpoint_dirs) and spec.resume != "never")
+        """Where the program's checkpoints are: what is not found there, the program does not go on from."""
+        self._unsettled = False
+        """It is not known yet what the present attempt, to which no checkpoint was given, goes on from."""
         self._captured: tuple[int, float] | None = None
         """Step of the newest checkpoint that a rank told of, and when its state was captured."""
+        self._left: tuple[int, float] | None = None
+        """The same, as the attempt before has left it."""
         self.restarts: dict[str, int] = {}
         """How often, by kind of the first cause."""
         self.hang_suspicions = 0
         self.hangs = 0
         self.resumed_step: int | None = None
+        self.checkpoint_step: int | None = None
+        """Of the newest checkpoint that is known of; a program may save others by itself."""
         self.preempted = False
 
     # -- what happens
@@ -45,7 +53,11 @@ class Account:
         self._attempt = attempt
         self._first_step_ns = self._stall_ns = 0
         self.resumed_step = resumed.step if resumed is not None else None
-        if attempt and (resumed is not None or self._knows_checkpoints):
+        self._know_of(self.resumed_step)
+        self._left = self._captured
+        given = resumed is not None or self._is_told
+        self._unsettled = attempt > 0 and not given
+        if attempt and given:
             self._ledger.resumed(self._captured_s(resumed) if resumed is not None else None)
         self._ledger.attempt_began(self._loop.now())
         self._open = True
@@ -54,6 +66,8 @@ class Account:
     def attempt_started(self) -> None:
         """Its ranks run."""
         self._ledger.attempt_started(self._loop.now())
+        if self._around.pages is None:
+            self._settle([])
 
     def looked(self, pages: Iterable[PageSnapshot]) -> None:
         """Take what the ranks' pages tell."""
@@ -66,12 +80,15 @@ class Account:
         if self._stall_ns and self._open:
             self._ledger.stalled(self._stall_ns / 1e9)
         for page in pages:
-            self._knows_checkpoints = self._knows_checkpoints or bool(page.listens)
             if page.checkpoint_captured_ns:
                 newest = (page.checkpoint_step, page.checkpoint_captured_ns / 1e9)
                 self._captured = max(self._captured or newest, newest)
+                self._know_of(page.checkpoint_step)
             if page.resumed_step:
                 self.resumed_step = page.resumed_step
+                self._know_of(page.resumed_step)
+        if firsts and all(firsts):
+            self._settle(pages)
 
     def failed(self, cause_s: float, seen_s: float) -> None:
         """The attempt failed, and nothing of it is left."""
@@ -90,6 +107,21 @@ class Account:
             self._ledger.stopped(captured_s if signalled_s is not None and captured_s > signalled_s else at_s)
             self._cleared()
 
+    def _settle(self, pages: Iterable[PageSnapshot]) -> None:
+        """An attempt that was given no checkpoint has begun its work: do its ranks say what they go on from?"""
+        if not self._unsettled:
+            return
+        self._unsettled = False
+        step = max((page.resumed_step for page in pages if page.listens), default=None)
+        if step == 0:
+            self._ledger.resumed(None)
+        elif step is not None and self._left is not None and self._left[0] == step:
+            self._ledger.resumed(self._left[1])
+        else:
+            self._ledger.resumed_unseen()
+            if self.seconds()["lost_work"] is None:
+                self._around.rundir.event("lost_work_unknown", attempt=self._attempt)
+
     def restarted(self, kind: str) -> None:
         """There is to be another attempt; `kind`: of the first cause."""
         self.restarts[kind] = self.restarts.get(kind, 0) + 1
@@ -100,13 +132,18 @@ class Account:
 
     def ended(self, *, ok: bool, newest: Checkpoint | None) -> None:
         """The run is over; `newest` is what it could go on from."""
-        saved_s = self._captured_s(newest) if newest is not None else None
+        if ok:
+            self._settle([])
+        saved_s = None
+        if newest is not None:
+            saved_s = self._captured_s(newest)
+            self._know_of(newest.step)
         self._ledger.ended(self._loop.now(), ok=ok, saved_s=saved_s)
         self.write()
 
     # -- what is told of it
 
-    def seconds(self) -> dict[str, float]:
+    def seconds(self) -> dict[str, float | None]:
         """Seconds by bucket."""
         return self._ledger.seconds(self._loop.now())
 
@@ -121,15 +158,23 @@ class Account:
             "restarts": self.restarts,
             "hang_suspicions": self.hang_suspicions,
             "hangs": self.hangs,
+            "checkpoint_step": self.checkpoint_step,
             "resumed_step": self.resumed_step,
             "preempted": int(self.preempted),
         }
 
     def write(self) -> None:
-        """Tell the sidecar now."""
+        """Tell the sidecar now. It knows of numbers only."""
         if self._around.pages is not None:
             run_id = self._around.base_env["GPULAUNCH_RUN_ID"]
-            self._around.pages.account({"version": 1, "run_id": run_id, "attempt": self._attempt, **self.as_json()})
+            told = self.as_json()
+            told["goodput_seconds"] = {name: spent_s for name, spent_s in self.seconds().items() if spent_s is not None}
+            self._around.pages.account({"version": 1, "run_id": run_id, "attempt": self._attempt, **told})
+
+    def _know_of(self, step: int | None) -> None:
+        """There is a checkpoint of this step."""
+        if step is not None:
+            self.checkpoint_step = max(self.checkpoint_step or 0, step)
 
     def _captured_s(self, checkpoint: Checkpoint) -> float:
         """When its state was captured, by the loop's clock: by the rank that did, else from the files' wall clock."""

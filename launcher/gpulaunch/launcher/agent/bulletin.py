@@ -93,7 +93,8 @@ class Bulletin:
         self._loop.call_at(self._began_s + after_s, lambda: self._show_progress(index))
 
     def _show_progress(self, index: int) -> None:
-        line = summary.progress(self.pages(), self._loop.now() - self._began_s)
+        now_s = self._loop.now()
+        line = summary.progress(self.pages(), now_s - self._began_s, now_s)
         if line:
             self._say(line)
         self._show_progress_at(index + 1)

@@ -30,6 +30,9 @@ _LAST_LOOK_S = 5.0
 """At the end nobody waits long: a job manager has set a limit of its own. What was verified before is remembered."""
 _WALL_SLACK_S = 1.0
 """Files may carry a time that is a clock tick older than the moment in which they were made."""
+_ELSEWHERE = (
+    "; one elsewhere, from which it goes on by itself, is not seen here: name its directory with --checkpoint-dir"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +174,13 @@ class Recovery:
                 )
             elif self._began_s:
                 where = ", ".join(map(shown, self._around.checkpoint_dirs))
-                self._say(f"no complete checkpoint in {where}: the program begins as it was started")
+                elsewhere = "" if self._spec.checkpoint_dirs else _ELSEWHERE
+                self._say(f"no complete checkpoint in {where}: the program is started as the first time{elsewhere}")
             return Resume()
         one, template = self.resumed, self._spec.resume_arg
         at = "" if one.step is None else f" (step {one.step})"
         self._say(f"going on from {shown(one.path)}{at}")
+        self._around.rundir.event("resuming", path=one.path, step=one.step)
         try:
             args = resume_args(template, one.path) if template else []
         except ValueError as err:

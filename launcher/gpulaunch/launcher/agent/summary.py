@@ -13,6 +13,8 @@ from gpulaunch.profiler.channel.page import PageSnapshot
 _ALWAYS = ("data_wait", "forward", "backward", "optimizer", "other")
 _LEAST = 0.005
 """The share of a rank's steps from which on another phase has a column too."""
+_QUIET_S = 10.0
+"""Where no rank has passed an edge for so long, and for two steps, what it did before is not what it does."""
 _MIB = 1 << 20
 
 
@@ -20,6 +22,8 @@ _MIB = 1 << 20
 class RankTotals:
     """One rank's sums over the attempts of a run."""
 
+    seen: bool = False
+    """Whether a probe was in it, in one attempt at least: else nothing is known of steps."""
     steps: int = 0
     samples: int = 0
     untimed_steps: int = 0
@@ -34,6 +38,7 @@ class RankTotals:
         self.max_rss_bytes = max(self.max_rss_bytes, max_rss_bytes)
         if page is None:
             return
+        self.seen = self.seen or page.armed
         self.steps += page.steps_made
         self.untimed_steps += page.steps_made - page.steps
         self.samples += page.samples
@@ -48,8 +53,8 @@ def samples_per_second(totals: Iterable[RankTotals]) -> float:
     return sum(1e9 * one.samples / one.step_ns for one in totals if one.step_ns)
 
 
-def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float) -> str:
-    """One line while the job runs, or "" when no rank has stepped."""
+def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float, now_s: float) -> str:
+    """One line while the job runs, or "" when no rank has stepped; `now_s` is monotonic."""
     stepping: list[RankTotals] = []
     steps: list[int] = []
     for page in pages.values():
@@ -66,23 +71,27 @@ def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float) -> str:
     wait = sum(one.phase_ns["data_wait"] for one in stepping) / step_ns
     rate = samples_per_second(stepping)
     rates = f", {rate:,.0f} samples/s" if rate else ""
+    quiet_s = now_s - max(page.last_edge_ns for page in pages.values()) / 1e9
+    if quiet_s > max(_QUIET_S, 2e-9 * step_ns / sum(one.steps for one in stepping)):
+        return f"{duration(elapsed_s)}: {step}; no rank has moved for {duration(quiet_s)}"
     return f"{duration(elapsed_s)}: {step}{rates}, data wait {wait:.0%} of the step"
 
 
 def as_json(totals: Mapping[int, RankTotals], **more: Any) -> dict[str, Any]:
-    """The content of summary.json."""
-    ranks = {
-        str(rank): {
-            "steps": one.steps,
-            "samples": one.samples,
-            "step_seconds": one.step_ns / 1e9,
-            "phase_seconds": {phase: ns / 1e9 for phase, ns in one.phase_ns.items()},
-            "max_rss_bytes": one.max_rss_bytes,
-            "gpu_peak_allocated_bytes": one.gpu_peak_bytes,
-        }
-        for rank, one in sorted(totals.items())
+    """The content of summary.json; what is not known is null."""
+    ranks = {str(rank): _of_rank(one) for rank, one in sorted(totals.items())}
+    return {"version": 1, **more, "samples_per_second": samples_per_second(totals.values()) or None, "ranks": ranks}
+
+
+def _of_rank(one: RankTotals) -> dict[str, Any]:
+    told = {
+        "steps": one.steps,
+        "samples": one.samples,
+        "step_seconds": one.step_ns / 1e9,
+        "phase_seconds": {phase: ns / 1e9 for phase, ns in one.phase_ns.items()},
+        "gpu_peak_allocated_bytes": one.gpu_peak_bytes,
     }
-    return {"version": 1, **more, "samples_per_second": samples_per_second(totals.values()), "ranks": ranks}
+    return {**(told if one.seen else dict.fromkeys(told)), "max_rss_bytes": one.max_rss_bytes or None}
 
 
 def as_text(
@@ -98,6 +107,8 @@ def as_text(
         rates = f"{rate:,.0f} samples/s while stepping; " if rate else ""
         lines.append(f"{steps} steps{attempts}; {rates}{duration(elapsed_s)} in all")
         lines += _table(stepping)
+    else:
+        lines.append(f"no step was seen; {duration(elapsed_s)} in all")
     peak = max((one.max_rss_bytes for one in totals.values()), default=0)
     gpu = max((one.gpu_peak_bytes for one in totals.values()), default=0)
     facts = [f"stopped by {stopped_by}"] if stopped_by else []

@@ -16,8 +16,15 @@ program's own until the step that it lies in has ended (one after the last step 
 known, time counts as start-up or restart. So `productive`, `startup` and `restart` can shrink when something becomes
 known, the other buckets never do, and while nothing new is known none does.
 
+Where nobody looks for steps, and in a run that ended well and was never seen to make one, the time from when ranks run
+to when they end may have been anything: `productive` and `checkpoint_stall` are not known, and `startup` and `restart`
+end when the ranks run.
+
 After a run that failed or was preempted, what came after the newest checkpoint is lost if there is a checkpoint: then
 somebody will go on from it. Without one it stays productive: nobody is known to do it again.
+
+Where an attempt went on from is not always seen: a program may save and resume by itself, in a place that nobody has
+named. Then `lost_work` is not known, and `productive` is the most that it can be.
 """
 
 from __future__ import annotations
@@ -50,13 +57,15 @@ class _Attempt:
     stall_s: float = 0.0
     kept_until_s: float = math.inf
     """What it did after this was lost."""
+    unseen: bool = False
+    """What the one after it went on from is not known, and so not what of it was lost."""
 
 
 class Ledger:
     """The facts of one run, told in the order in which they happen (but for `first_step`, which may be known late)."""
 
     def __init__(self, *, steps_are_seen: bool = True) -> None:
-        """`steps_are_seen`: False where no probe looks at the ranks: then all the time that they run is productive."""
+        """`steps_are_seen`: False where no probe looks at the ranks."""
         self._steps_are_seen = steps_are_seen
         self._began_s = 0.0
         self._ended_s: float | None = None
@@ -98,14 +107,17 @@ class Ledger:
         self._attempts[-1].cleared_s = at_s
 
     def resumed(self, saved_s: float | None) -> None:
-        """The next attempt goes on from a state captured at this time, which may be before this run; None: from none.
-
-        Not told where it is not known what the program goes on from: then nothing is known to be lost.
-        """
+        """The next attempt goes on from a state captured then, which may be before this run; None: from none."""
         kept_until_s = -math.inf if saved_s is None else saved_s
         for attempt in self._attempts:
             if attempt.cause_s is not None:  # one that is over
                 attempt.kept_until_s = min(attempt.kept_until_s, kept_until_s)
+                attempt.unseen = attempt.unseen and attempt.kept_until_s > attempt.cause_s
+
+    def resumed_unseen(self) -> None:
+        """The next attempt goes on from what is not seen here, or from nothing."""
+        for attempt in self._attempts:
+            attempt.unseen = attempt.unseen or attempt.cause_s is not None
 
     def ended(self, at_s: float, *, ok: bool, saved_s: float | None = None) -> None:
         """The run is over; `saved_s`: when the state of the newest checkpoint was captured, None without one."""
@@ -117,8 +129,11 @@ class Ledger:
 
     # -- what came of it
 
-    def seconds(self, now_s: float) -> dict[str, float]:
-        """Seconds in each bucket, all of `BUCKETS`, up to now or to the end of the run; their sum is what elapsed."""
+    def seconds(self, now_s: float) -> dict[str, float | None]:
+        """Seconds in each bucket, all of `BUCKETS`, up to now or to the end of the run; their sum is what elapsed.
+
+        None: not known. What the others lack is theirs together.
+        """
         buckets: dict[str, float] = dict.fromkeys(BUCKETS, 0.0)
         until_s = now_s if self._ended_s is None else min(now_s, self._ended_s)
         cursor_s = self._began_s
@@ -129,7 +144,7 @@ class Ledger:
             before_s, cursor_s = cursor_s, max(cursor_s, min(when_s, until_s))
             return cursor_s - before_s
 
-        plain = not self._steps_are_seen or (self._ended_s is not None and self._ok and not self._stepped)
+        plain = self._plain
         waiting = "startup"
         # A boundary that is not known lies ahead, at the latest where the next attempt begins.
         following_s = [*(attempt.begun_s for attempt in self._attempts[1:]), until_s]
@@ -143,11 +158,18 @@ class Ledger:
             waiting = "restart"
         # After the last attempt: the next one is waited for, or the launcher puts its things away.
         buckets["teardown" if self._ended_s is not None and self._attempts else waiting] += upto(until_s)
-        return buckets
+        told: dict[str, float | None] = dict(buckets)
+        if plain and buckets["productive"]:
+            told["productive"] = told["checkpoint_stall"] = None
+        if any(attempt.unseen and (plain or attempt.first_step_s is not None) for attempt in self._attempts):
+            told["lost_work"] = None
+        return told
 
     @property
-    def _stepped(self) -> bool:
-        return any(attempt.first_step_s is not None for attempt in self._attempts)
+    def _plain(self) -> bool:
+        """Steps are not seen, or there were none: the time that ranks run is not divided."""
+        stepped = any(attempt.first_step_s is not None for attempt in self._attempts)
+        return not self._steps_are_seen or (self._ended_s is not None and self._ok and not stepped)
 
 
 def _divide(attempt: _Attempt, began_s: float, work_s: float, buckets: dict[str, float]) -> None:
@@ -160,16 +182,26 @@ def _divide(attempt: _Attempt, began_s: float, work_s: float, buckets: dict[str,
     buckets["lost_work"] += (work_s - kept_s) - (stall_s - stall_in_kept_s)
 
 
-def share(seconds: Mapping[str, float]) -> float:
-    """The productive share of the time, from 0 to 1."""
-    elapsed_s = sum(seconds.values())
-    return seconds["productive"] / elapsed_s if elapsed_s > 0 else 0.0
+def share(seconds: Mapping[str, float | None]) -> float | None:
+    """The productive share of the time, from 0 to 1; None where it is not known."""
+    productive_s = seconds["productive"]
+    if productive_s is None:
+        return None
+    elapsed_s = sum(each for each in seconds.values() if each is not None)
+    return productive_s / elapsed_s if elapsed_s > 0 else 0.0
 
 
-def line(seconds: Mapping[str, float]) -> str:
+def line(seconds: Mapping[str, float | None]) -> str:
     """One line for the end of a run; buckets that would be shown as 0.0 s are left out."""
-    shown = [f"{bucket.replace('_', ' ')} {duration(seconds[bucket])}" for bucket in BUCKETS if seconds[bucket] >= 0.05]
-    return f"goodput {share(seconds):.1%}".replace("%", " %") + (f": {', '.join(shown)}" if shown else "")
+    spent = [(bucket, spent_s) for bucket in BUCKETS if (spent_s := seconds[bucket]) is not None and spent_s >= 0.05]
+    shown = [f"{bucket.replace('_', ' ')} {duration(spent_s)}" for bucket, spent_s in spent]
+    productive = share(seconds)
+    most = "at most " if seconds["lost_work"] is None else ""
+    ratio = "not known, no step was seen" if productive is None else f"{most}{productive:.1%}".replace("%", " %")
+    told = f"goodput {ratio}" + (f": {', '.join(shown)}" if shown else "")
+    if seconds["lost_work"] is not None:
+        return told
+    return f"{told}; lost work is not known: name the directory of the program's checkpoints with --checkpoint-dir"
 
 
 def duration(seconds: float) -> str:

@@ -59,7 +59,8 @@ PROGRESS: tuple[Metric, ...] = (
         labels=(one_of("bucket", *GOODPUT_BUCKETS),),
         help="Where the time of the run went, as its agent on this node sees it; every second is in one bucket."
         " checkpoint_stall is of the rank that stood still longest for saves, whoever saves. Steps that must be done"
-        " again are lost work, and productive stands still until they are made up for.",
+        " again are lost work, and productive stands still until they are made up for. Where it is not seen what"
+        " an attempt went on from, what it did again is in productive, and not in lost_work.",
     ),
     Metric(
         name="gpulaunch_restarts_total",

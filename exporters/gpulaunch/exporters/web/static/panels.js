@@ -55,12 +55,12 @@ export function now(section, view) {
     ["A step takes", seconds(view.step_seconds_now)],
     ["Samples a second", number(view.samples_per_second_now)],
     ["Waiting for data", percent(view.phase_ratios_now.data_wait)],
-    ["Goodput", percent(view.goodput_ratio)],
+    ["Goodput", `${isBound(view) ? "at most " : ""}${percent(view.goodput_ratio)}`],
     ["Ranks", number(view.world_size ?? (view.ranks.length || null))],
     ["Attempt", view.attempt === null ? DASH : String(view.attempt)],
     ["Restarts", number(restarts)],
     ["Findings that stand", number(stood)],
-    ["Newest checkpoint", view.checkpoint_step === null ? DASH : `step ${number(view.checkpoint_step)}`],
+    ["Newest checkpoint known of", view.checkpoint_step === null ? DASH : `step ${number(view.checkpoint_step)}`],
     ["Has run for", seconds(view.elapsed_seconds)],
   ]);
 }
@@ -269,10 +269,20 @@ function deviceName(view, device) {
   return (view.num_nodes ?? 1) > 1 ? `${device.gpu} of node ${device.node}` : device.gpu;
 }
 
+const LOST_UNKNOWN = "Lost work is not known: from where the program went on by itself is not seen. Name the directory of its checkpoints with --checkpoint-dir.";
+
+function isBound(view) {
+  return known(view.goodput_ratio) && view.goodput_seconds.lost_work === null;
+}
+
+function nameOf(attempt) {
+  return attempt.earlier ? `attempts/${attempt.directory}` : `attempt ${attempt.number}`;
+}
+
 export function history(section, view) {
   const buckets = keysOf([view.goodput_seconds], BUCKETS);
   const restarts = Object.entries(view.restarts).map(([kind, count]) => `${words(kind)} ${count}`);
-  const said = [restarts.length ? `Restarts: ${restarts.join(", ")}.` : "No restart.", view.hangs ? `Hangs: ${view.hangs}.` : "", view.preempted ? "Preempted." : "", known(view.resumed_step) ? `Went on from step ${number(view.resumed_step)}.` : ""];
+  const said = [restarts.length ? `Restarts: ${restarts.join(", ")}.` : "No restart.", view.hangs ? `Hangs: ${view.hangs}.` : "", view.preempted ? "Preempted." : "", known(view.resumed_step) ? `Went on from step ${number(view.resumed_step)}.` : "", view.goodput_seconds.productive === null ? "How much of the time was productive is not known: no step was seen." : "", isBound(view) ? LOST_UNKNOWN : ""];
   say(section, "said", said.filter(Boolean).join(" "), "");
   overTime(section, "goodput", { title: "Goodput since the beginning", times: view.times_s, unit: "ratio", series: [{ name: "goodput", values: view.goodput_ratio_over_time, at: 2 }] });
   bars(section, "buckets", { title: "Where the time of the run went", groupTitle: "", across: true, groups: ["the run"], unit: "seconds", series: buckets.map((bucket) => ({ name: words(bucket), values: [view.goodput_seconds[bucket]], at: [2, 4, 3, 6, 1, 7, 0][BUCKETS.indexOf(bucket)] ?? 8 })) });
@@ -281,7 +291,7 @@ export function history(section, view) {
     title: "How long each attempt lasted",
     groupTitle: "Attempt",
     across: true,
-    groups: view.attempts.slice(-20).map((attempt) => `attempt ${attempt.number}, ${attempt.status}`),
+    groups: view.attempts.slice(-20).map((attempt) => `${nameOf(attempt)}, ${attempt.status}`),
     unit: "seconds",
     series: ["running", "finished", "failed", "lost", "stopped", "unknown"].map((status, at) => ({ name: status, values: view.attempts.slice(-20).map((attempt) => (attempt.status === status && known(attempt.began_s) ? Math.max(0, (attempt.ended_s ?? end ?? attempt.began_s) - attempt.began_s) : null)), at: [0, 2, 7, 3, 6, 11][at] })),
   });
@@ -290,7 +300,7 @@ export function history(section, view) {
     "attempts",
     "Attempts, newest first",
     [["Attempt", "number"], ["Status", "text"], ["Began", "time"], ["Ended", "time"], ["First cause", "prose"], ["What to do", "prose"]],
-    view.attempts.slice(-MOST_ROWS).reverse().map((attempt) => [attempt.number, attempt.status, clock(attempt.began_s), clock(attempt.ended_s), attempt.cause ? `${words(attempt.cause.kind)}: ${attempt.cause.headline}` : DASH, attempt.cause?.advice || DASH]),
+    view.attempts.slice(-MOST_ROWS).reverse().map((attempt) => [attempt.earlier ? `${nameOf(attempt)} (earlier run)` : attempt.number, attempt.status, clock(attempt.began_s), clock(attempt.ended_s), attempt.cause ? `${words(attempt.cause.kind)}: ${attempt.cause.headline}` : DASH, attempt.cause?.advice || DASH]),
   );
   const events = part(section, "events", () => element("details", {}, element("summary", {}, "Events")));
   events.hidden = view.events.length === 0;
