@@ -38,7 +38,7 @@ def recovery() -> Json:
             ),
             figure(
                 "Lost work",
-                "Time looked at that went into steps which had to be done again, where it is seen what a program goes on from.",
+                "Time looked at that went into steps done again, where it is seen what a program goes on from.",
                 (total(increase(GOODPUT, bucket="lost_work")), "lost"),
                 limit=limits.HISTORY_SHARE,
             ),

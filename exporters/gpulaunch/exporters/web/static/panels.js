@@ -60,7 +60,7 @@ export function now(section, view) {
     ["Attempt", view.attempt === null ? DASH : String(view.attempt)],
     ["Restarts", number(restarts)],
     ["Findings that stand", number(stood)],
-    ["Newest checkpoint known of", view.checkpoint_step === null ? DASH : `step ${number(view.checkpoint_step)}`],
+    ["Newest checkpoint seen", view.checkpoint_step === null ? DASH : `step ${number(view.checkpoint_step)}`],
     ["Has run for", seconds(view.elapsed_seconds)],
   ]);
 }
