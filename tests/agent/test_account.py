@@ -56,7 +56,7 @@ def page_of(tmp_path: Path) -> Page:
 class Run:
     """A run that began at T0, and its account; ranks run from the first second on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, named: tuple[str, ...] = ()) -> None:
         self.now_s = T0
         self.written: dict[str, Any] = {}
         self.events: list[str] = []
@@ -64,7 +64,7 @@ class Run:
             loop=SimpleNamespace(now=lambda: self.now_s),
             pages=SimpleNamespace(account=self.written.update),
             rundir=SimpleNamespace(event=lambda what, **_: self.events.append(what)),
-            spec=SimpleNamespace(resume_arg=None, checkpoint_dirs=()),
+            spec=SimpleNamespace(resume="auto", resume_arg=None, checkpoint_dirs=named),
             base_env={"GPULAUNCH_RUN_ID": "aaaa"},
         )
         self.account = Account(cast("Surroundings", around), began_s=T0)
@@ -166,7 +166,7 @@ def test_what_a_program_resumes_by_itself_is_not_told_as_if_nothing_had_been_los
 
     assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0, "lost_work": None}
     assert run.events == ["lost_work_unknown"]
-    assert "lost_work" not in run.written["goodput_seconds"], "the sidecar knows of numbers only"
+    assert run.written["goodput_seconds"]["lost_work"] == 0.0, "the sidecar knows of numbers only"
 
 
 @pytest.mark.parametrize(("resumed", "lost"), [(0, 10.0), (30, 4.0), (20, None)])
@@ -182,6 +182,28 @@ def test_what_gpulaunch_checkpoint_resumes_in_a_place_of_its_own_is_known(
     spent = run.spent(12.0)
     assert (spent["lost_work"], spent.get("productive", 0.0)) == (lost, 10.0 - (lost or 0.0))
     assert bool(run.events) == (lost is None)
+
+
+@pytest.mark.parametrize(("resumed", "lost"), [(None, 10.0), (30, 4.0)])
+def test_what_a_rank_says_counts_before_what_was_not_found(page_of: Page, resumed: int | None, lost: float) -> None:
+    """The directory that was named is empty: then the program goes on from nothing, unless it says from what."""
+    run = Run(named=("empty",))
+    run.account.looked([page_of(saved=(30, 8.0))])
+    failed_and_restarted(run)
+    run.account.looked([page_of(attempt=1, saved=(30, 8.0), resumed=resumed)])
+
+    assert run.spent(12.0)["lost_work"] == lost
+    assert run.events == []
+
+
+def test_what_is_from_before_this_run_keeps_nothing_of_it(page_of: Page) -> None:
+    """Both attempts go on from a checkpoint of an earlier run in the directory; nothing was saved since."""
+    run = Run()
+    run.account.looked([page_of(resumed=10)])
+    failed_and_restarted(run)
+    run.account.looked([page_of(attempt=1, resumed=10)])
+
+    assert run.spent(12.0) == {"startup": 2.0, "lost_work": 10.0}
 
 
 def test_a_checkpoint_that_was_gone_on_from_is_one_that_is_known_of(page_of: Page) -> None:

@@ -26,6 +26,9 @@ def spent(ledger: Ledger, now: float) -> dict[str, float | None]:
     }
 
 
+NOT_KNOWN: dict[str, float | None] = {"productive": None, "checkpoint_stall": None}
+
+
 def begun(first_step: float | None = 5.0) -> Ledger:
     """Called at 0, ranks asked for at 1, running at 2, first step at 5."""
     ledger = Ledger()
@@ -106,15 +109,17 @@ def test_what_was_made_again_is_not_known_where_nobody_saw_what_an_attempt_went_
 
     assert spent(ledger, 36.0)["productive"] == 25.0
     assert spent(ledger, 36.0)["lost_work"] is None
-    assert line(ledger.seconds(T0 + 36.0)) == (
+    assert line(ledger.seconds(T0 + 36.0), 36.0, advice=": name it") == (
         "goodput at most 69.4 %: productive 25.0 s, detection 2.0 s, teardown 1.0 s, restart 3.0 s, startup 5.0 s; "
-        "lost work is not known: name the directory of the program's checkpoints with --checkpoint-dir"
+        "lost work is not known: name it"
     )
 
     ledger.failed(T0 + 36.0, T0 + 36.0)
     ledger.cleared(T0 + 36.0)
     ledger.resumed(T0 + 30.0)
     assert spent(ledger, 36.0)["lost_work"] is None, "from the second, and that from nobody knows what"
+    assert ledger.counted(T0 + 36.0)["lost_work"] == 6.0, "of the second, and the least that it can be"
+    assert line(ledger.seconds(T0 + 36.0), 36.0).startswith("goodput at most 52.8 %: productive 19.0 s"), "of all time"
     ledger.resumed(T0 + 12.0)
     assert spent(ledger, 36.0)["lost_work"] == 8.0 + 10.0, "from the first: whatever came after that is lost"
 
@@ -179,6 +184,7 @@ def test_an_attempt_that_dies_before_its_first_step_was_start_up_or_restart() ->
 
     ledger.failed(T0 + 7.0, T0 + 7.0)
     ledger.cleared(T0 + 7.0)
+    ledger.armed()
     ledger.ended(T0 + 8.0, ok=False)
 
     assert spent(ledger, 9.0) == {"startup": 4.0, "detection": 0.5, "teardown": 1.5, "restart": 2.0}
@@ -189,7 +195,15 @@ def test_of_ranks_without_steps_it_is_not_known_what_they_did() -> None:
     ledger = begun(first_step=None)
     assert spent(ledger, 10.0) == {"startup": 10.0}
     ledger.ended(T0 + 10.0, ok=True)
-    assert spent(ledger, 10.0) == {"startup": 2.0, "productive": None, "checkpoint_stall": None}
+    assert spent(ledger, 10.0) == {"startup": 2.0, **NOT_KNOWN}
+    for armed, ended in ((True, {"startup": 10.0}), (False, {"startup": 2.0, **NOT_KNOWN})):
+        ledger = begun(first_step=None)
+        if armed:
+            ledger.armed()
+        ledger.failed(T0 + 10.0, T0 + 10.0)
+        ledger.cleared(T0 + 10.0)
+        ledger.ended(T0 + 10.0, ok=False)
+        assert spent(ledger, 10.0) == ended, "a probe would have seen steps"
 
     unseen = Ledger(steps_are_seen=False)
     unseen.run_started(T0)
@@ -211,8 +225,8 @@ def test_of_ranks_without_steps_it_is_not_known_what_they_did() -> None:
         "productive": None,
         "checkpoint_stall": None,
     }
-    assert share(told) is None
-    assert line(told) == (
+    assert share(told, 20.0) is None
+    assert line(told, 20.0) == (
         "goodput not known, no step was seen: detection 1.0 s, teardown 1.0 s, restart 3.0 s, startup 2.0 s"
     )
 
@@ -315,6 +329,8 @@ def _attempt(draw: st.DrawFn, story: Story) -> None:
     if draw(st.booleans()):
         saved = draw(st.none() | st.floats(T0 - 50.0, gone))
         story.then(0.0, lambda ledger: ledger.resumed(saved))
+    elif draw(st.booleans()):
+        story.then(0.0, lambda ledger: ledger.resumed_unseen())
 
 
 @given(stories(), st.booleans(), GAP)
@@ -327,13 +343,11 @@ def test_every_second_is_in_exactly_one_bucket(story: Story, steps_are_seen: boo
 
 
 def _adds_up(ledger: Ledger, now_s: float, elapsed_s: float) -> None:
-    """What is not known is what the others lack."""
-    seconds = ledger.seconds(now_s)
-    known = [value for value in seconds.values() if value is not None]
-    assert all(value >= -1e-9 for value in known), seconds
-    lacking_s = elapsed_s - math.fsum(known)
-    assert lacking_s >= -1e-6, seconds
-    assert lacking_s <= 1e-6 or len(known) < len(BUCKETS), seconds
+    """What is known is as it was counted, and what was counted is all the time."""
+    counted, seconds = ledger.counted(now_s), ledger.seconds(now_s)
+    assert all(value >= -1e-9 for value in counted.values()), counted
+    assert math.fsum(counted.values()) == pytest.approx(elapsed_s, abs=1e-6), counted
+    assert {bucket: value for bucket, value in seconds.items() if value is not None}.items() <= counted.items()
 
 
 @given(stories(), GAP)
@@ -385,8 +399,8 @@ def test_the_line_at_the_end() -> None:
     nothing: dict[str, float | None] = dict.fromkeys(BUCKETS, 0.0)
     seconds = nothing | {"productive": 41.2, "lost_work": 1.1, "startup": 2.0, "restart": 0.01}
 
-    assert line(seconds) == "goodput 93.0 %: productive 41.2 s, lost work 1.1 s, startup 2.0 s"
-    assert share(seconds) == pytest.approx(41.2 / 44.31)
-    assert line(nothing) == "goodput 0.0 %"
+    assert line(seconds, 44.31) == "goodput 93.0 %: productive 41.2 s, lost work 1.1 s, startup 2.0 s"
+    assert share(seconds, 44.31) == pytest.approx(41.2 / 44.31)
+    assert line(nothing, 0.0) == "goodput 0.0 %"
     hours = nothing | {"productive": 7_322.0, "checkpoint_stall": 61.0}
-    assert line(hours) == "goodput 99.2 %: productive 2 h 02 min, checkpoint stall 1 min 01 s"
+    assert line(hours, 7_383.0) == "goodput 99.2 %: productive 2 h 02 min, checkpoint stall 1 min 01 s"

@@ -21,6 +21,7 @@ from gpulaunch.exporters.files.findings import FindingsFile
 from gpulaunch.exporters.files.rows import rows_of
 from gpulaunch.exporters.store.keeper import TelemetryKeeper
 from gpulaunch.exporters.view.document import from_json, to_json
+from gpulaunch.exporters.view.history import history_of
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import RunView, Status
@@ -608,3 +609,18 @@ def test_many_ranks_have_coarser_curves_and_a_bounded_document(run_dir: Path) ->
     assert all(rank.steps for rank in view.ranks)
     assert any("curves of 128 of 256 ranks" in note for note in view.notes)
     assert len(json.dumps(to_json(view))) < 4 << 20
+
+
+def test_a_run_that_started_nothing_has_no_attempt_and_no_directory() -> None:
+    """It was refused before its ranks; the one after it has the first directory."""
+    told: list[tuple[str, dict[str, object]]] = [
+        *(("run_started", {"run_id": "refused"}), ("phase", {"phase": "clearing", "attempt": 0})),
+        *(("phase", {"phase": "done", "attempt": 0}), ("run_ended", {"exit_code": 2})),
+        *(("run_started", {"run_id": "newest"}), ("phase", {"phase": "starting", "attempt": 0})),
+        *(("started", {"attempt": 0}), ("phase", {"phase": "done", "attempt": 0}), ("run_ended", {"exit_code": 1})),
+    ]
+    lines = [{"event": what, "time_s": 10.0 + at, **fields} for at, (what, fields) in enumerate(told)]
+
+    (attempt,) = history_of(lines, {}, [0]).views({}, Status.FAILED)
+
+    assert (attempt.number, attempt.place, attempt.earlier, attempt.name) == (0, 0, False, "attempt 0")

@@ -45,7 +45,7 @@ def standing(view: RunView) -> str:
         Status.LOST: "Lost: its launcher is gone and has not said how it ended",
         Status.UNKNOWN: "It is not known how it ended",
     }[view.status]
-    none = "; no steps yet" if view.status is Status.RUNNING else "; no step was seen"
+    none = "; no steps yet" if view.status is Status.RUNNING and view.steps == 0 else "; no step was seen"
     steps = f"; {count(view.steps)} step{'' if view.steps == 1 else 's'}" if view.steps else none
     ranks = f" on {count(view.world_size)} rank{'' if view.world_size == 1 else 's'}" if view.world_size else ""
     restarts = sum(view.restarts.values())

@@ -213,8 +213,8 @@ def _words(value: object) -> str:
 def goodput(view: RunView) -> Section:
     """Where the time of the run went."""
     used = [(bucket, spent) for bucket, spent in view.goodput_seconds.items() if spent is not None and spent > 0]
-    whole = sum(spent for _, spent in used)
-    if whole <= 0:
+    whole = view.goodput_whole_seconds
+    if not used:
         said = "It is not known where the time of the run went."
         return Section(id="goodput", title="Goodput", blocks=(Paragraph(said),))
     if view.goodput_ratio is None:
@@ -222,8 +222,7 @@ def goodput(view: RunView) -> Section:
             "No step was seen: how much of the time went into steps that counted is not known. Start-up and restarts "
             "are told until the ranks ran."
         )
-        table = _table(view, view.elapsed_seconds or whole)
-        return Section(id="goodput", title="Goodput", blocks=(Paragraph(said), table))
+        return Section(id="goodput", title="Goodput", blocks=(Paragraph(said), _table(view, whole)))
     blocks: list[Block] = [
         Paragraph(_counted(view, whole)),
         Chart(

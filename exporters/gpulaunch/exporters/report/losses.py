@@ -30,7 +30,7 @@ def headline(view: RunView) -> tuple[str, ...]:
     said = [f"{found.rule}{_at(found)}: {price(found)}. {found.advice}" for found in priced[:3]]
     spent = {bucket: value for bucket, value in view.goodput_seconds.items() if value is not None}
     idle = {bucket: lost for bucket, lost in spent.items() if bucket != "productive" and lost > 0}
-    whole = sum(spent.values()) if "productive" in spent else view.elapsed_seconds or 0.0
+    whole = view.goodput_whole_seconds
     if idle and whole > 0:
         bucket = max(idle, key=lambda each: idle[each])
         if idle[bucket] >= 0.05 * whole:

@@ -75,14 +75,14 @@ def _attempt(view: RunView, attempt: AttemptView, width: int) -> list[Line]:
 
 def _goodput(view: RunView, width: int) -> list[Line]:
     spent = {name: value for name, value in view.goodput_seconds.items() if value is not None and value > 0}
-    total = sum(spent.values())
-    if not total:
+    total = view.goodput_whole_seconds
+    if not spent:
         return []
     if view.goodput_ratio is None:
         known = ", ".join(f"{plain(name.replace('_', ' '))} {seconds(value)}" for name, value in spent.items())
         told = f"goodput not known, no step was seen; of {took(view.elapsed_seconds)}: {known}"
         return [line(""), *(line((each, "strong")) for each in wrap(told, width, indent="  "))]
-    shares = {name: value / total for name, value in spent.items()}
+    shares = {name: value / sum(spent.values()) for name, value in spent.items()}
     share = f"{'at most ' if view.goodput_at_most else ''}{ratio(view.goodput_ratio)}"
     head = f"goodput {share}: of {took(total)}, {seconds(spent.get('productive', 0.0))} productive"
     unknown = "lost work is not known: name the directory of the program's checkpoints with --checkpoint-dir"

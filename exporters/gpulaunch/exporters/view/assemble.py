@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.store.bounded import bounded
 from gpulaunch.exporters.store.history import OWN_CLOCK
-from gpulaunch.exporters.store.reading import FindingRow
 from gpulaunch.exporters.view.curves import Axis, Curves, Growth, axis_of, ratio, total
 from gpulaunch.exporters.view.files import RunFiles
+from gpulaunch.exporters.view.found import findings_of
 from gpulaunch.exporters.view.history import History
-from gpulaunch.exporters.view.model import Curve, EventView, FindingView, RankView, RunView, Status
-from gpulaunch.exporters.view.nodes import collectors_of, devices_of, finding_of, node_of, sites_of
+from gpulaunch.exporters.view.model import Curve, EventView, FindingView, RankView, RunView, Status, whole_of
+from gpulaunch.exporters.view.nodes import collectors_of, devices_of, node_of, sites_of
 from gpulaunch.exporters.view.ranks import phase_curves, phase_growths, ranks_of, with_summary
 from gpulaunch.exporters.view.source import NodeSource, part
+from gpulaunch.exporters.view.spent import goodput_curve, goodput_of, is_profiled
 from gpulaunch.exporters.view.values import Values, whole
 from gpulaunch.profiler.channel.layout import PHASES
-from gpulaunch.profiler.record import GOODPUT_BUCKETS
 from gpulaunch.profiler.redact import redact_words
 
-__all__ = ["MOST_EVENTS", "MOST_FINDINGS", "Parts", "assemble", "events_of"]
+__all__ = ["MOST_EVENTS", "Parts", "assemble", "events_of"]
 
 MOST_EVENTS: Final = 500
-MOST_FINDINGS: Final = 200
 _MOST_RANKS_WITH_CURVES: Final = 128
 _NUMBERS: Final = 150_000
 """About so many numbers may be in all curves of ranks together: axes of large jobs are coarser."""
@@ -65,20 +64,21 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     axis = _axis(sources, num_ranks, max_points, window_s, history.began_s)
     curves = [source.curves(axis) for source in sources]
     ranks, with_curves = _ranks(sources, curves, num_ranks, parts.notes)
-    ranks = with_summary(ranks, files.summary, profiled=_profiled(files))
+    ranks = with_summary(ranks, files.summary, profiled=is_profiled(files))
     parts.notes += _unseen(ranks)
     steps, samples, times, phases = _growths(sources, curves, with_curves, ranks)
-    goodput = _goodput(parts, counters)
+    goodput = goodput_of(files, history, sources, counters)
     productive_s = goodput.get("productive")
-    spent_s = sum(each for each in goodput.values() if each is not None)
     watched = any(source.run is not None for source in sources)
-    resumed_step = whole(history.ending.get("resumed_step")) or history.resumed_step or _highest(sources, _RESUMED)
+    resumed_steps = (whole(history.ending.get("resumed_step")), history.resumed_step, _highest(sources, _RESUMED))
+    resumed_step = next((step for step in resumed_steps if step is not None), None)
     checkpoints = (whole(history.ending.get("checkpoint_step")), resumed_step, _highest(sources, _CHECKPOINT))
     causes = {**(first.failures if first is not None else {}), **files.causes}
     attempts = history.views(causes, parts.status)
     moments = [*(source.seen_s for source in sources), parts.files.touched_s]
     newest_s: float | None = max((moment for moment in moments if moment is not None), default=None)
     elapsed_s = _elapsed(parts, newest_s)
+    spent_s = whole_of(goodput, elapsed_s)
     rates = [rank.steps_per_second_now for rank in ranks if rank.steps_per_second_now is not None]
     lengths = [rank.step_seconds_now for rank in ranks if rank.step_seconds_now is not None]
     recent = [source.recent for source in sources if source.recent is not None]
@@ -130,7 +130,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
         samples_per_second=() if (all_samples := total(samples)) is None else all_samples.per_second(),
         step_mean_seconds=ratio(total(times), total(list(steps))),
         phase_ratios=phase_curves(phases),
-        goodput_ratio_over_time=_goodput_curve(
+        goodput_ratio_over_time=goodput_curve(
             curves[0] if curves and productive_s is not None else Curves.none(),
             axis.times_s if axis is not None else (),
             history.began_s,
@@ -141,7 +141,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
             node_of(source, own) for source, own in zip(sources, curves, strict=True) if source.run is not None
         ),
         collectors=tuple(view for source in sources for view in collectors_of(source)),
-        findings=_findings(parts),
+        findings=findings_of(parts.findings, sources, history),
         sites=sites_of(sources),
         events=_events(parts),
         watched=watched,
@@ -254,69 +254,6 @@ def _mean_ratios(ranks: Sequence[RankView]) -> dict[str, float]:
     return {phase: sum(ratios[phase] for ratios in known) / len(known) for phase in PHASES} if known else {}
 
 
-def _profiled(files: RunFiles) -> bool:
-    """Whether somebody was to see steps, as far as is known: with --no-profile nobody is."""
-    return files.job.get("profile") is not False
-
-
-def _goodput(parts: Parts, counters: Values) -> dict[str, float | None]:
-    """Where the time went: as the agent said at the end, else as the sidecar has it."""
-    said = part(parts.history.ending, "goodput_seconds")
-    if not said and parts.history.ended_s is not None:
-        said = part(parts.files.summary, "goodput_seconds")
-    told = said or counters.one("goodput_seconds_total")
-    seconds = {bucket: told.get(bucket) for bucket in GOODPUT_BUCKETS}
-    known = {
-        bucket: float(value)
-        for bucket, value in seconds.items()
-        if isinstance(value, (int, float)) and 0 <= value < 1e12
-    }
-    if not known:
-        return {}
-    goodput = {bucket: known.get(bucket, 0.0) for bucket in GOODPUT_BUCKETS}
-    if not said:
-        seen_s = next((source.seen_s for source in parts.sources if source.run is not None), None)
-        if seen_s is not None and parts.history.began_s is not None:
-            held_s = _held_s(goodput, seen_s - parts.history.began_s)
-            goodput["productive"] = max(0.0, goodput["productive"] - held_s)
-    unknown = [bucket for bucket in GOODPUT_BUCKETS if bucket in told and told[bucket] is None]
-    if goodput["productive"] and not _profiled(parts.files):  # an older gpulaunch took for work whatever ranks did
-        unknown += ["productive", "checkpoint_stall"]
-    if not said and parts.history.lost_work_unknown:
-        unknown.append("lost_work")
-    return {**goodput, **dict.fromkeys(unknown)}
-
-
-_WAS_PRODUCTIVE: Final = ("checkpoint_stall", "detection", "teardown", "lost_work")
-"""What time turns out to be that was told as productive."""
-
-
-def _held_s(told: Mapping[str, float], elapsed_s: float) -> float:
-    """How long was first told as productive and then as something else: a counter stands still, it does not fall.
-
-    It is what all buckets have beyond the time that has passed, and no more than can have been productive: a clock may
-    have been set, and the launcher runs for a moment before it says so.
-    """
-    beyond_s = sum(told.values()) - max(0.0, elapsed_s)
-    return max(0.0, min(beyond_s, sum(told.get(bucket, 0.0) for bucket in _WAS_PRODUCTIVE)))
-
-
-def _goodput_curve(curves: Curves, times_s: Sequence[float], began_s: float | None) -> Curve:
-    known = {bucket: curves.counter("gpulaunch_goodput_seconds_total", bucket) for bucket in GOODPUT_BUCKETS}
-    if not known["productive"]:
-        return ()
-    shares: list[float | None] = []
-    for index, at_s in enumerate(times_s):
-        values = {bucket: curve[index] for bucket, curve in known.items() if curve}
-        told = {bucket: value for bucket, value in values.items() if value is not None}
-        # Of what an earlier run in the directory has made its end is not known here.
-        held_s = _held_s(told, at_s - began_s) if began_s is not None and at_s >= began_s else 0.0
-        whole_s = sum(told.values()) - held_s
-        known_productive = "productive" in told and whole_s > 0
-        shares.append(max(0.0, told["productive"] - held_s) / whole_s if known_productive else None)
-    return tuple(shares)
-
-
 def _restarts(history: History, counters: Values) -> dict[str, int]:
     said = part(history.ending, "restarts") or counters.one("restarts_total")
     return {kind: round(count) for kind, count in said.items() if isinstance(count, (int, float)) and count > 0}
@@ -348,77 +285,6 @@ def _world_size(parts: Parts, first: NodeSource | None, ranks: Sequence[RankView
         nproc, nnodes = whole(parts.files.job.get("nproc")), whole(parts.files.job.get("nnodes"))
         told = nproc * nnodes if nproc is not None and nnodes is not None else None
     return told if told is not None else (len(ranks) or None)
-
-
-def _findings(parts: Parts) -> tuple[FindingView, ...]:
-    """Those of findings.jsonl, with what the telemetry knows besides: what each has cost.
-
-    Neither says that one has gone when the run does: what stood then stood to the end. What was seen last before the
-    newest run began is of another, in the same directory, and so is what it cost.
-    """
-    found: dict[tuple[Any, ...], FindingView] = {}
-    for told in parts.findings:
-        began_s = _began(parts, next((source for source in parts.sources if source.node == told.node), None))
-        found[_key(told)] = replace(told, earlier=told.last_seen_s < began_s)
-    for source in parts.sources:
-        began_s = _began(parts, source)
-        for row in source.findings:
-            earlier = not _is_of_newest(row, source, parts.history)
-            view = finding_of(
-                row.told,
-                node=source.node,
-                active=row.active,
-                first_seen_s=row.first_seen_s,
-                last_seen_s=row.last_seen_s,
-                lost_seconds=None if earlier else row.lost_seconds,
-            )
-            view = replace(view, earlier=earlier)
-            known = found.get(_key(view))
-            found[_key(view)] = view if known is None else _joined(known, view, began_s)
-    views = [replace(each, active=each.active and not each.earlier) for each in found.values()]
-    ordered = sorted(
-        views,
-        key=lambda finding: (
-            *(not finding.active, finding.earlier, -finding.seconds_per_hour),
-            *(finding.rule, finding.node),
-        ),
-    )
-    return tuple(ordered[:MOST_FINDINGS])
-
-
-def _began(parts: Parts, source: NodeSource | None) -> float:
-    """When the newest run began, as far as anybody says."""
-    if parts.history.began_s is not None:
-        return parts.history.began_s
-    return source.run.began_s if source is not None and source.run is not None else 0.0
-
-
-def _is_of_newest(row: FindingRow, source: NodeSource, history: History) -> bool:
-    """Whether what is kept of a finding is of the newest run. Nodes but the first have names of their own for it."""
-    since = row.last_seen_s >= (history.began_s or 0.0)
-    if source.run is None:
-        return since
-    newest = row.run == source.run.id
-    return newest and (since if source.node else history.run_id in ("", source.run.run_id))
-
-
-def _joined(one: FindingView, other: FindingView, began_s: float) -> FindingView:
-    """What two say of one finding; what is of an earlier run says nothing of this one."""
-    if one.earlier != other.earlier:
-        return other if one.earlier else one
-    newer = other if other.last_seen_s > one.last_seen_s else one
-    firsts = [each.first_seen_s for each in (one, other)]
-    lost = [each.lost_seconds for each in (one, other) if each.lost_seconds is not None]
-    return replace(
-        newer,
-        # findings.jsonl goes on with what a run before has found.
-        first_seen_s=min([first for first in firsts if first >= began_s] or firsts),
-        lost_seconds=lost[0] if lost else None,
-    )
-
-
-def _key(finding: FindingView) -> tuple[Any, ...]:
-    return finding.node, finding.rule, finding.file, finding.line, finding.subject
 
 
 def _events(parts: Parts) -> tuple[EventView, ...]:

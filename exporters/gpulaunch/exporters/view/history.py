@@ -135,8 +135,12 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
         number = whole(line.get("attempt"))
         attempt: _Attempt | None = None
         if number is not None and 0 <= number < 1_000_000 and what in _OF_ATTEMPTS:
+            begins = len(numbered) == of_run or numbered[-1][0] < base + number
+            if begins and line.get("phase") in ("clearing", "done"):
+                history.phase = str(line["phase"])  # nothing was started: it has no directory
+                continue
             highest = max(highest, number + 1)
-            if len(numbered) == of_run or numbered[-1][0] < base + number:
+            if begins:
                 if len(numbered) > of_run:
                     _close(numbered[-1][1], at_s)
                 numbered.append((base + number, _Attempt(number=number, begin_s=at_s)))
@@ -150,8 +154,8 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
                     attempt.end_s = at_s
             case "resuming":
                 history.resumed_step = whole(line.get("step"))
-            case "lost_work_unknown":
-                history.lost_work_unknown = True
+            case "lost_work_unknown" | "lost_work_known":
+                history.lost_work_unknown = what == "lost_work_unknown"
             case "hang_suspected":
                 history.hang_suspicions += 1
             case "hung":

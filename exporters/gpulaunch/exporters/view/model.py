@@ -383,6 +383,12 @@ class NodeView:
     """CPU time of the sidecar a second."""
 
 
+def whole_of(buckets: Mapping[str, float | None], elapsed_s: float | None) -> float:
+    """All the time that is in these buckets: what of it is not known is what they lack."""
+    known_s = sum(each for each in buckets.values() if each is not None)
+    return max(known_s, elapsed_s or 0.0) if None in buckets.values() else known_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunView:
     """A run, while it goes on or afterwards."""
@@ -468,6 +474,11 @@ class RunView:
     """Whether a profiler looked at it at all."""
     notes: tuple[str, ...]
     """What is missing or damaged, one line each, fit to be shown (but for `inert`)."""
+
+    @property
+    def goodput_whole_seconds(self) -> float:
+        """Of what goodput is the share."""
+        return whole_of(self.goodput_seconds, self.elapsed_seconds)
 
     @property
     def goodput_at_most(self) -> bool:

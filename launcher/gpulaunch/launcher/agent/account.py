@@ -14,6 +14,8 @@ from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.policy import goodput
 from gpulaunch.profiler.channel.page import PageSnapshot
 
+_ADVICE = ": name the directory of the program's checkpoints with --checkpoint-dir"
+
 
 class Account:
     """One run's."""
@@ -31,6 +33,8 @@ class Account:
         spec = around.spec
         self._is_told = bool((spec.resume_arg or spec.checkpoint_dirs) and spec.resume != "never")
         """Where the program's checkpoints are: what is not found there, the program does not go on from."""
+        self._lost_is_unknown = False
+        """This was told."""
         self._unsettled = False
         """It is not known yet what the present attempt, to which no checkpoint was given, goes on from."""
         self._captured: tuple[int, float] | None = None
@@ -55,10 +59,10 @@ class Account:
         self.resumed_step = resumed.step if resumed is not None else None
         self._know_of(self.resumed_step)
         self._left = self._captured
-        given = resumed is not None or self._is_told
-        self._unsettled = attempt > 0 and not given
-        if attempt and given:
-            self._ledger.resumed(self._captured_s(resumed) if resumed is not None else None)
+        self._unsettled = attempt > 0 and resumed is None
+        if attempt and resumed is not None:
+            self._ledger.resumed(self._captured_s(resumed))
+            self._tell_what_is_known()
         self._ledger.attempt_began(self._loop.now())
         self._open = True
         self.write()
@@ -79,6 +83,8 @@ class Account:
         self._stall_ns = max(self._stall_ns, *map(_stall_ns, pages), 0)
         if self._stall_ns and self._open:
             self._ledger.stalled(self._stall_ns / 1e9)
+        if any(page.armed for page in pages):
+            self._ledger.armed()
         for page in pages:
             if page.checkpoint_captured_ns:
                 newest = (page.checkpoint_step, page.checkpoint_captured_ns / 1e9)
@@ -113,14 +119,22 @@ class Account:
             return
         self._unsettled = False
         step = max((page.resumed_step for page in pages if page.listens), default=None)
-        if step == 0:
+        if step is None and not self._is_told:
+            self._ledger.resumed_unseen()
+        elif not step or self._left is None:  # from nothing, or from what was there before this run
             self._ledger.resumed(None)
-        elif step is not None and self._left is not None and self._left[0] == step:
+        elif self._left[0] == step:
             self._ledger.resumed(self._left[1])
         else:
             self._ledger.resumed_unseen()
-            if self.seconds()["lost_work"] is None:
-                self._around.rundir.event("lost_work_unknown", attempt=self._attempt)
+        self._tell_what_is_known()
+
+    def _tell_what_is_known(self) -> None:
+        """For who looks at the run while it goes on."""
+        unknown = self.seconds()["lost_work"] is None
+        if unknown != self._lost_is_unknown:
+            self._lost_is_unknown = unknown
+            self._around.rundir.event(f"lost_work_{'unknown' if unknown else 'known'}", attempt=self._attempt)
 
     def restarted(self, kind: str) -> None:
         """There is to be another attempt; `kind`: of the first cause."""
@@ -144,12 +158,17 @@ class Account:
     # -- what is told of it
 
     def seconds(self) -> dict[str, float | None]:
-        """Seconds by bucket."""
+        """Seconds by bucket; None: not known."""
         return self._ledger.seconds(self._loop.now())
+
+    def _counted(self) -> dict[str, float]:
+        return self._ledger.counted(self._loop.now())
 
     def line(self) -> str:
         """One line for the end of the run."""
-        return goodput.line(self.seconds())
+        spec = self._around.spec
+        named = bool(spec.checkpoint_dirs or spec.resume_arg) or spec.resume == "never"
+        return goodput.line(self.seconds(), sum(self._counted().values()), advice="" if named else _ADVICE)
 
     def as_json(self) -> dict[str, Any]:
         """The content of run.json, but for the frame."""
@@ -164,11 +183,15 @@ class Account:
         }
 
     def write(self) -> None:
-        """Tell the sidecar now. It knows of numbers only."""
+        """Tell the sidecar now. It knows of numbers only, and counters do not fall: of lost work, what is known."""
         if self._around.pages is not None:
             run_id = self._around.base_env["GPULAUNCH_RUN_ID"]
             told = self.as_json()
-            told["goodput_seconds"] = {name: spent_s for name, spent_s in self.seconds().items() if spent_s is not None}
+            told["goodput_seconds"] = {
+                name: spent_s
+                for name, spent_s in {**self.seconds(), "lost_work": self._counted()["lost_work"]}.items()
+                if spent_s is not None
+            }
             self._around.pages.account({"version": 1, "run_id": run_id, "attempt": self._attempt, **told})
 
     def _know_of(self, step: int | None) -> None:

@@ -174,7 +174,7 @@ class Recovery:
                 )
             elif self._began_s:
                 where = ", ".join(map(shown, self._around.checkpoint_dirs))
-                elsewhere = "" if self._spec.checkpoint_dirs else _ELSEWHERE
+                elsewhere = "" if self._spec.checkpoint_dirs or self._spec.resume_arg else _ELSEWHERE
                 self._say(f"no complete checkpoint in {where}: the program is started as the first time{elsewhere}")
             return Resume()
         one, template = self.resumed, self._spec.resume_arg

@@ -152,7 +152,7 @@ def _not_hung(found: Sequence[Finding], rule: str, limits: Limits) -> Verdict:
     left_s = (_cap_s(one.standing, limits) - one.standing.quiet_s for one in found if one.standing.armed)
     again_s = min((limits.rest_s, max(limits.floor_s, quiet_s / 2), *(each for each in left_s if each > 0)))
     if any(one.candidate for one in found):
-        again_s = limits.again_s
+        again_s = min(again_s, limits.again_s)
     sentence = ", ".join(map(_phrase, groups))
     return Verdict(hung=False, rule=rule, sentence=sentence, groups=groups, again_s=again_s)
 

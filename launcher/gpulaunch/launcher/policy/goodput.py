@@ -16,9 +16,9 @@ program's own until the step that it lies in has ended (one after the last step 
 known, time counts as start-up or restart. So `productive`, `startup` and `restart` can shrink when something becomes
 known, the other buckets never do, and while nothing new is known none does.
 
-Where nobody looks for steps, and in a run that ended well and was never seen to make one, the time from when ranks run
-to when they end may have been anything: `productive` and `checkpoint_stall` are not known, and `startup` and `restart`
-end when the ranks run.
+Where nobody looks for steps, the time from when ranks run to when they end may have been anything: `productive` and
+`checkpoint_stall` are not known, and `startup` and `restart` end when the ranks run. So it is in a run that was never
+seen to make a step, if it ended well, or no probe was in a rank.
 
 After a run that failed or was preempted, what came after the newest checkpoint is lost if there is a checkpoint: then
 somebody will go on from it. Without one it stays productive: nobody is known to do it again.
@@ -67,6 +67,7 @@ class Ledger:
     def __init__(self, *, steps_are_seen: bool = True) -> None:
         """`steps_are_seen`: False where no probe looks at the ranks."""
         self._steps_are_seen = steps_are_seen
+        self._armed = False
         self._began_s = 0.0
         self._ended_s: float | None = None
         self._ok = False
@@ -85,6 +86,10 @@ class Ledger:
     def attempt_started(self, at_s: float) -> None:
         """Its ranks run. Of use for ranks that are never seen to step."""
         self._attempts[-1].started_s = at_s
+
+    def armed(self) -> None:
+        """A probe is in a rank: steps would be seen."""
+        self._armed = True
 
     def first_step(self, at_s: float) -> None:
         """Its first step began, on the rank on which it began last."""
@@ -130,9 +135,18 @@ class Ledger:
     # -- what came of it
 
     def seconds(self, now_s: float) -> dict[str, float | None]:
+        """Seconds in each bucket, as `counted` has them; None: not known. What the others lack is theirs together."""
+        told: dict[str, float | None] = dict(self.counted(now_s))
+        if self._plain and told["productive"]:
+            told["productive"] = told["checkpoint_stall"] = None
+        if any(attempt.unseen and (self._plain or attempt.first_step_s is not None) for attempt in self._attempts):
+            told["lost_work"] = None
+        return told
+
+    def counted(self, now_s: float) -> dict[str, float]:
         """Seconds in each bucket, all of `BUCKETS`, up to now or to the end of the run; their sum is what elapsed.
 
-        None: not known. What the others lack is theirs together.
+        What is not known to be lost is productive.
         """
         buckets: dict[str, float] = dict.fromkeys(BUCKETS, 0.0)
         until_s = now_s if self._ended_s is None else min(now_s, self._ended_s)
@@ -158,18 +172,14 @@ class Ledger:
             waiting = "restart"
         # After the last attempt: the next one is waited for, or the launcher puts its things away.
         buckets["teardown" if self._ended_s is not None and self._attempts else waiting] += upto(until_s)
-        told: dict[str, float | None] = dict(buckets)
-        if plain and buckets["productive"]:
-            told["productive"] = told["checkpoint_stall"] = None
-        if any(attempt.unseen and (plain or attempt.first_step_s is not None) for attempt in self._attempts):
-            told["lost_work"] = None
-        return told
+        return buckets
 
     @property
     def _plain(self) -> bool:
         """Steps are not seen, or there were none: the time that ranks run is not divided."""
         stepped = any(attempt.first_step_s is not None for attempt in self._attempts)
-        return not self._steps_are_seen or (self._ended_s is not None and self._ok and not stepped)
+        ended_unseen = self._ended_s is not None and not stepped and (self._ok or not self._armed)
+        return not self._steps_are_seen or ended_unseen
 
 
 def _divide(attempt: _Attempt, began_s: float, work_s: float, buckets: dict[str, float]) -> None:
@@ -182,26 +192,31 @@ def _divide(attempt: _Attempt, began_s: float, work_s: float, buckets: dict[str,
     buckets["lost_work"] += (work_s - kept_s) - (stall_s - stall_in_kept_s)
 
 
-def share(seconds: Mapping[str, float | None]) -> float | None:
+def share(seconds: Mapping[str, float | None], elapsed_s: float) -> float | None:
     """The productive share of the time, from 0 to 1; None where it is not known."""
     productive_s = seconds["productive"]
     if productive_s is None:
         return None
-    elapsed_s = sum(each for each in seconds.values() if each is not None)
     return productive_s / elapsed_s if elapsed_s > 0 else 0.0
 
 
-def line(seconds: Mapping[str, float | None]) -> str:
-    """One line for the end of a run; buckets that would be shown as 0.0 s are left out."""
+def line(seconds: Mapping[str, float | None], elapsed_s: float, *, advice: str = "") -> str:
+    """One line for the end of a run; buckets that would be shown as 0.0 s are left out.
+
+    Args:
+        seconds: as `Ledger.seconds` gives them.
+        elapsed_s: all of the time.
+        advice: what to do where lost work is not known.
+    """
     spent = [(bucket, spent_s) for bucket in BUCKETS if (spent_s := seconds[bucket]) is not None and spent_s >= 0.05]
     shown = [f"{bucket.replace('_', ' ')} {duration(spent_s)}" for bucket, spent_s in spent]
-    productive = share(seconds)
+    productive = share(seconds, elapsed_s)
     most = "at most " if seconds["lost_work"] is None else ""
     ratio = "not known, no step was seen" if productive is None else f"{most}{productive:.1%}".replace("%", " %")
     told = f"goodput {ratio}" + (f": {', '.join(shown)}" if shown else "")
     if seconds["lost_work"] is not None:
         return told
-    return f"{told}; lost work is not known: name the directory of the program's checkpoints with --checkpoint-dir"
+    return f"{told}; lost work is not known{advice}"
 
 
 def duration(seconds: float) -> str:
