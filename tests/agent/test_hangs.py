@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -65,3 +68,35 @@ def test_the_sidecar_has_heard_of_a_hang_before_anybody_is_ended_for_it(
 
     assert told == [1]
     assert ended == ([[1]] if on_hang == "stop" else [])
+
+
+MUTUAL = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+"""
+
+
+@pytest.mark.torch
+def test_ranks_that_wait_for_each_other_are_seen_as_such_through_the_profilers_taps(
+    gpulaunch: Any, tmp_path: Path
+) -> None:
+    """What waits has no Python frame, and the last one above it is the tap of torch's Work.wait: whoever took it for a
+    place of its own waited 140 s, as for a pause between two steps."""
+    (tmp_path / "mutual.py").write_text(textwrap.dedent(MUTUAL))
+
+    ended = gpulaunch("--nproc", "2", "--job-dir", tmp_path / "job", tmp_path / "mutual.py", timeout_s=400)
+
+    assert ended.code == 124, ended
+    lines = (tmp_path / "job/events.jsonl").read_text().splitlines()
+    (hung,) = (event for event in map(json.loads, lines) if event["event"] == "hung")
+    assert hung["rule"] == "deadlock"
+    assert "wait in recv" in hung["why"]

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.launcher.hang.stacks import Target
+from gpulaunch.launcher.loop import linux
 
 WAIT_S = 120.0
+RESTS_S = 1.0
+"""Saying that it is ready is one call; where it wants to be is the next one."""
 PYTHON = sys.executable  # a test may replace it to hide what lies beside it
 
 
@@ -38,6 +41,9 @@ class Toys:
         self._running.append(process)
         wait_until(lambda: ready.exists() or process.poll() is not None)
         assert process.poll() is None, "the toy ended before it was ready"
+        until_s = time.monotonic() + RESTS_S
+        while linux.state_of(process.pid) != "S" and time.monotonic() < until_s:  # some work for ever
+            time.sleep(0.02)
         return Target(rank=rank, pid=process.pid, rank_dir=str(home))
 
     def close(self) -> None:

@@ -38,6 +38,23 @@ def test_what_waits_for_other_ranks(deepest: Frame, call: str) -> None:
     assert stacks.waits_in((deepest, at("<module>", "/home/me/train.py"))) == call
 
 
+def test_a_tap_of_the_profilers_is_no_place() -> None:
+    """Of a real stack: Work.wait itself has no Python frame. What the profiler does by itself is one."""
+    ours = "/venv/lib/python3.11/site-packages/gpulaunch/profiler/probe"
+    tap = at("_tap.<locals>.tapped", f"{ours}/collectives.py", 139)
+    torchs = (
+        at("recv", f"{TORCH}/distributed/distributed_c10d.py", 2799),
+        at("_exception_logger.<locals>.wrapper", f"{TORCH}/distributed/c10d_logger.py", 83),
+    )
+    users = at("<module>", "/home/me/train.py", 8)
+
+    assert stacks.without_taps((tap, *torchs, tap, users)) == (*torchs, users)
+    assert stacks.waits_in((*torchs, users)) == "recv"
+    own = (at("Recorder.look", f"{ours}/recorder.py", 64), users)
+    assert stacks.without_taps(own) == own
+    assert stacks.without_taps((at("tapped", "/home/me/bar.py"),)) == (at("tapped", "/home/me/bar.py"),)
+
+
 @pytest.mark.parametrize(
     ("name", "file", "pauses"),
     [

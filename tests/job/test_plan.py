@@ -271,6 +271,7 @@ def test_the_plan_as_text(job: Load, place: MakePlace) -> None:
             "checkpoints in a, b; none is gone on from (--resume never)",
         ),
         (["--hang-timeout", "0"], "hangs not looked for (--hang-timeout 0)"),
+        (["--no-profile"], "hangs restart, where a rank is stopped by a signal; no other is seen with --no-profile"),
         (["--on-hang", "stop"], "hangs stop; at the latest after 1800 s, 3600 s for the first step"),
     ],
 )

@@ -15,7 +15,17 @@ from collections.abc import Sequence
 
 from gpulaunch.launcher.hang.values import Frame
 
-__all__ = ["comparable", "describe", "is_leaving", "is_pause", "is_users", "user_frame", "waits_for_device", "waits_in"]
+__all__ = [
+    "comparable",
+    "describe",
+    "is_leaving",
+    "is_pause",
+    "is_users",
+    "user_frame",
+    "waits_for_device",
+    "waits_in",
+    "without_taps",
+]
 
 # Where torch.distributed waits for the other ranks. Not all of it: `checkpoint` writes files, `rpc` serves,
 # `elastic` is another launcher.
@@ -24,6 +34,8 @@ _COLLECTIVE = re.compile(
 )
 # DistributedDataParallel waits for its all-reduce inside the autograd engine, where there are no Python frames.
 _BACKWARD = ("/torch/autograd/", {"_engine_run_backward", "backward"})
+# Our taps let calls of torch's pass: whoever is in one is in the call.
+_TAP = re.compile(r"/gpulaunch/profiler/probe/\w+\.py$")
 _WRAPPERS = frozenset({"wrapper", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner"})
 
 # Programs call by such words what may take minutes between two steps; `train_and_evaluate` is the whole program.
@@ -52,6 +64,11 @@ _POLLING = re.compile(r"/torch/utils/data/dataloader\.py$")
 _LINE_CAP = 60
 _SOURCE_CAP_BYTES = 2 << 20
 _SOURCE_S = 1.0
+
+
+def without_taps(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Give the stack as it would be without the profiler; what it does itself stays."""
+    return tuple(frame for frame in frames if not (_short(frame).startswith("tapped") and _TAP.search(frame.file)))
 
 
 def waits_in(frames: Sequence[Frame]) -> str:

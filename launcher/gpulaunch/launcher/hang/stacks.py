@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpulaunch.launcher.hang import server
+from gpulaunch.launcher.hang.frames import without_taps
 from gpulaunch.launcher.hang.values import Frame
 from gpulaunch.launcher.loop import linux
 from gpulaunch.profiler.samplers import pyspy
@@ -184,7 +185,7 @@ def parse_pyspy(out: bytes) -> tuple[Thread, ...]:
             os_id=thread.os_id,
             idle=thread.idle,
             owns_gil=thread.owns_gil,
-            frames=tuple(Frame(name=frame.name, file=frame.file, line=frame.line) for frame in thread.frames),
+            frames=without_taps([Frame(name=each.name, file=each.file, line=each.line) for each in thread.frames]),
         )
         for thread in pyspy.parse_pyspy(out)
     )
@@ -236,5 +237,5 @@ def parse_faulthandler(text: str) -> tuple[Thread, ...]:
         if frame and threads:
             threads[-1][1].append(Frame(name=frame["name"], file=frame["file"], line=int(frame["line"])))
     return tuple(
-        Thread(name=name, os_id=0, idle=True, owns_gil=False, frames=tuple(frames)) for name, frames in threads
+        Thread(name=name, os_id=0, idle=True, owns_gil=False, frames=without_taps(frames)) for name, frames in threads
     )

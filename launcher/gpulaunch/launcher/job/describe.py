@@ -100,6 +100,8 @@ def _checkpoints(spec: JobSpec) -> str:
 def _hangs(spec: JobSpec) -> str:
     if spec.hang_timeout_s <= 0:
         return "not looked for (--hang-timeout 0)"
+    if not spec.profile:
+        return f"{spec.on_hang}, where a rank is stopped by a signal; no other is seen with --no-profile"
     latest = f"{spec.hang_timeout_s:g} s, {spec.first_step_timeout_s:g} s for the first step"
     return f"{spec.on_hang}; at the latest after {latest}"
 

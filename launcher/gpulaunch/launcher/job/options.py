@@ -258,7 +258,7 @@ OPTIONS: tuple[Option, ...] = (
            help="packages imported once before forking: auto (read from the script), none, or a list"),
 
     Option(name="no-profile", section=METRICS, default=False, toml=BOOLEAN, ours=True,
-           help="start no profiler and no metrics"),
+           help="start no profiler and no metrics; then a hang is seen only where a rank is stopped by a signal"),
     Option(name="profile-budget", section=METRICS, metavar="PERCENT", convert=number, default=PROFILE_BUDGET,
            toml=NUMBER, ours=True,
            help="share of a step's time that being observed may cost a rank; past it, parts of the profiler are "
