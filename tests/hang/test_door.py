@@ -51,6 +51,8 @@ class Job:
         self.suspicions: list[str] = []
         self.verdicts: list[Verdict] = []
         self.watch: HangWatch | None = None
+        self.others = set(linux.children_of(os.getpid()))
+        """What tests before this one have started, and multiprocessing keeps for the next."""
 
     def rank(self, source: str, region: Region | None = Region.FORWARD) -> None:
         """One more rank; `region`: where its page says it is, None for a rank without a page."""
@@ -108,7 +110,8 @@ class Job:
         if self.watch is not None:
             self.watch.stop()
             self.turn(lambda: self.watch is not None and not self.watch.helper_pids())
-            self.turn(lambda: not set(linux.children_of(os.getpid())) - {t.pid for t in self.ranks.values()})
+            ours = {*self.others, *(target.pid for target in self.ranks.values())}
+            self.turn(lambda: not set(linux.children_of(os.getpid())) - ours)
         for writer in self.writers.values():
             writer.close()
         self.loop.close()
