@@ -81,17 +81,25 @@ MUTUAL = """
         optimizer.zero_grad()
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
-    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+    {waits}
 """
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("waits", "told"),
+    [
+        ("dist.recv(torch.zeros(1), src=1 - dist.get_rank())", "wait in recv"),
+        ("dist.irecv(torch.zeros(1), src=1 - dist.get_rank()).wait()", "wait in Work.wait"),
+    ],
+    ids=["recv", "irecv().wait"],
+)
 def test_ranks_that_wait_for_each_other_are_seen_as_such_through_the_profilers_taps(
-    gpulaunch: Any, tmp_path: Path
+    gpulaunch: Any, tmp_path: Path, waits: str, told: str
 ) -> None:
     """What waits has no Python frame, and the last one above it is the tap of torch's Work.wait: whoever took it for a
     place of its own waited 140 s, as for a pause between two steps."""
-    (tmp_path / "mutual.py").write_text(textwrap.dedent(MUTUAL))
+    (tmp_path / "mutual.py").write_text(textwrap.dedent(MUTUAL).replace("{waits}", waits))
 
     ended = gpulaunch("--nproc", "2", "--job-dir", tmp_path / "job", tmp_path / "mutual.py", timeout_s=400)
 
@@ -99,4 +107,4 @@ def test_ranks_that_wait_for_each_other_are_seen_as_such_through_the_profilers_t
     lines = (tmp_path / "job/events.jsonl").read_text().splitlines()
     (hung,) = (event for event in map(json.loads, lines) if event["event"] == "hung")
     assert hung["rule"] == "deadlock"
-    assert "wait in recv" in hung["why"]
+    assert told in hung["why"]

@@ -133,6 +133,8 @@ def test_a_hang_is_the_cause_and_what_the_others_raised_when_stopped_is_not(
     assert verdict.why == "it made no progress, and the others waited for it"
     assert (verdict.also, verdict.echoes) == ((), (lost,))
     assert exit_code(hung) == 124, "the signal was the launcher's"
+    assert blame([hung]).why == "it made no progress"
+    assert blame([hung, replace(hung, rank=0)]).why == "it made no progress, and no other rank did"
     # Where nobody knows since when, what stopped ranks say is not held against them.
     assert blame([told, replace(hung, hung_s=None), lost]).first.rank == 1
 

@@ -50,9 +50,21 @@ def test_a_tap_of_the_profilers_is_no_place() -> None:
 
     assert stacks.without_taps((tap, *torchs, tap, users)) == (*torchs, users)
     assert stacks.waits_in((*torchs, users)) == "recv"
+    forward = at("_tap_module.<locals>.tapped", f"{ours}/edges.py", 39)
+    assert stacks.without_taps((forward, users)) == (users,)
     own = (at("Recorder.look", f"{ours}/recorder.py", 64), users)
     assert stacks.without_taps(own) == own
     assert stacks.without_taps((at("tapped", "/home/me/bar.py"),)) == (at("tapped", "/home/me/bar.py"),)
+
+
+def test_who_waits_for_a_work_of_its_own_is_told_by_the_tap() -> None:
+    """`work = dist.irecv(...)`, then `work.wait()`: below the program's line is C++, and on top of it our tap."""
+    tap = at("tapped", "/venv/lib/python3.11/site-packages/gpulaunch/profiler/probe/collectives.py", 139)
+    stack = stacks.without_taps((tap, at("<module>", "/home/me/train.py", 8)))
+
+    assert stacks.waits_in(stack) == "Work.wait"
+    assert stacks.describe(stack) == "train.py:8 wait()"
+    assert not stacks.is_users(stack[0])
 
 
 @pytest.mark.parametrize(

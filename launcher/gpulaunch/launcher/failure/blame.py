@@ -58,7 +58,7 @@ def blame(ends: Sequence[RankEnd]) -> Blame:
     return Blame(
         first=first.end,
         kind=first.kind,
-        why=_why(first, echoes, also),
+        why=_why(first, echoes, also, among=ends),
         echoes=_by_rank(echoes),
         also=_by_rank(also),
         ends=_by_rank([first.end, *(row.end for row in others)]),
@@ -134,12 +134,14 @@ def _by_rank(ends: list[RankEnd]) -> tuple[RankEnd, ...]:
     return tuple(sorted(ends, key=lambda end: end.rank))
 
 
-def _why(first: _Judged, echoes: list[RankEnd], also: list[RankEnd]) -> str:
+def _why(first: _Judged, echoes: list[RankEnd], also: list[RankEnd], *, among: Sequence[RankEnd]) -> str:
     if first.tier == _STOPPED:
         return "no rank failed by itself: the launcher stopped them all"
     if first.tier == _PREEMPTED:
         return "no rank failed: the job was asked to end"
     if first.kind is Kind.HANG:
+        if all(end.hang for end in among):
+            return "it made no progress" + (", and no other rank did" if len(among) > 1 else "")
         return "it made no progress, and the others waited for it"
     if first.tier == _ECHO:
         return "every failed rank only lost a peer: the origin is outside this node, or left no trace"

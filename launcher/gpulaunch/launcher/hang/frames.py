@@ -35,7 +35,9 @@ _COLLECTIVE = re.compile(
 # DistributedDataParallel waits for its all-reduce inside the autograd engine, where there are no Python frames.
 _BACKWARD = ("/torch/autograd/", {"_engine_run_backward", "backward"})
 # Our taps let calls of torch's pass: whoever is in one is in the call.
-_TAP = re.compile(r"/gpulaunch/profiler/probe/\w+\.py$")
+_TAP = re.compile(r"/gpulaunch/profiler/probe/(?P<room>\w+)\.py$")
+_WORK_WAIT = Frame("Work.wait", "<C++>/torch/distributed/", 0)
+"""What a stack would have on top if C++ had frames: of the calls with a tap in `collectives`, this one is in C++."""
 _WRAPPERS = frozenset({"wrapper", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner"})
 
 # Programs call by such words what may take minutes between two steps; `train_and_evaluate` is the whole program.
@@ -67,8 +69,19 @@ _SOURCE_S = 1.0
 
 
 def without_taps(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Give the stack as it would be without the profiler; what it does itself stays."""
-    return tuple(frame for frame in frames if not (_short(frame).startswith("tapped") and _TAP.search(frame.file)))
+    """Give the stack as it would be without the profiler; what it does itself stays.
+
+    Who waits for other ranks in C++, called by the program itself, is seen by the tap alone: that is told.
+    """
+    kept = tuple(frame for frame in frames if not _tap_of(frame))
+    waits = bool(frames) and _tap_of(frames[0]) == "collectives" and not (kept and _COLLECTIVE.search(kept[0].file))
+    return (_WORK_WAIT, *kept) if waits else kept
+
+
+def _tap_of(frame: Frame) -> str:
+    """The room of the probe that a tap is of; "": it is none."""
+    found = _TAP.search(frame.file) if _short(frame).startswith("tapped") else None
+    return found["room"] if found else ""
 
 
 def waits_in(frames: Sequence[Frame]) -> str:
@@ -78,6 +91,8 @@ def waits_in(frames: Sequence[Frame]) -> str:
     top = frames[0]
     if top.file.find(_BACKWARD[0]) >= 0 and _short(top) in _BACKWARD[1]:
         return "backward"
+    if top == _WORK_WAIT:
+        return top.name
     if not _COLLECTIVE.search(top.file):
         return ""
     return next((_short(frame) for frame in frames if _short(frame) not in _WRAPPERS), _short(top))
