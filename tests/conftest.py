@@ -20,6 +20,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for what lies beside this, as `ports`
+
 MARKER = "TEST_OF_GPULAUNCH"
 """Set for each test; whatever the test starts inherits it, and the census finds it by it."""
 

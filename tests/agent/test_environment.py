@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import socket
 import subprocess
 import sys
 import uuid
 from pathlib import Path
 
 import pytest
+
+from ports import free_port
 
 pytestmark = pytest.mark.torch
 
@@ -23,14 +23,6 @@ with open(os.path.join(os.environ["DUMP_TO"], os.environ["GROUP_RANK"] + "-" + o
 """
 # What is ours, or the shell's trace of which command ran; OMP_NUM_THREADS differs on purpose and has its own test.
 NOT_COMPARED = re.compile(r"GPULAUNCH_|_$|OMP_NUM_THREADS$")
-
-
-def free_port() -> int:
-    """None of those that others are given who ask for any: it would be taken by the time that it is used."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def comparable(environment: dict[str, str], *, fixed_port: bool) -> dict[str, str]:

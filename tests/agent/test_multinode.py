@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from ports import free_port
+
 pytestmark = pytest.mark.torch
-
-
-def free_port() -> str:
-    """None of those that others are given who ask for any: it would be taken by the time that it is used."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
-        return str(sock.getsockname()[1])
 
 
 def start_both(gpulaunch, tmp_path: Path, text: str, *options: str, nprocs: tuple[int, int] = (2, 2)):
     program = tmp_path / "train.py"
     program.write_text(textwrap.dedent(text))
-    port = free_port()
+    port = str(free_port())
     return [
         gpulaunch.start(
             *("--nnodes", "2", "--node-rank", str(node), "--nproc", str(nprocs[node])),

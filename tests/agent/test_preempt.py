@@ -78,11 +78,11 @@ def test_without_a_checkpoint_the_signal_is_the_code(gpulaunch, tmp_path: Path) 
 
 
 def test_ranks_that_know_nothing_of_sigusr1_are_asked_to_end_as_torchrun_would(gpulaunch, tmp_path: Path) -> None:
-    run = gpulaunch.start("--nproc", "2", script(tmp_path, DEAF))
+    run = gpulaunch.start("--nproc", "2", "--shutdown-timeout", "600", script(tmp_path, DEAF))
     run.wait_until(ready(2))
 
     run.signal(signal.SIGUSR1)
-    ended = run.wait()  # not as long as they would sleep
+    ended = run.wait()  # bounded: neither as long as they would sleep, nor as they are given
 
     assert ended.code == 128 + signal.SIGUSR1
 

@@ -71,6 +71,31 @@ def test_a_truncated_newest_checkpoint_is_passed_over_and_named(gpulaunch, tmp_p
     assert f"RESUME ckpt_2.pt {checkpoints}/ckpt_2.pt" in ended.stdout
 
 
+def test_the_newest_checkpoint_is_known_after_a_good_end_too(gpulaunch, tmp_path: Path, checkpoints: Path) -> None:
+    """It had been the one that the last attempt went on from, whatever was saved since."""
+    ended = gpulaunch(
+        *("--max-restarts", "1", "--checkpoint-dir", checkpoints, "--resume-arg", "--resume {path}"),
+        *("--job-dir", tmp_path / "job", script(tmp_path)),
+    )
+
+    assert ended.code == 0, ended
+    history = [json.loads(line) for line in (tmp_path / "job/events.jsonl").read_text().splitlines()]
+    (last,) = (event for event in history if event["event"] == "run_ended")
+    assert (last["resumed_step"], last["checkpoint_step"]) == (3, 5)
+
+
+def test_a_pattern_that_fits_nothing_is_said_when_a_checkpoint_is_looked_for(
+    gpulaunch, tmp_path: Path, checkpoints: Path
+) -> None:
+    ended = gpulaunch(
+        *("--max-restarts", "1", "--checkpoint-dir", checkpoints, "--checkpoint-pattern", "model-{step}.pt"),
+        script(tmp_path),
+    )
+
+    assert "nothing in it fits the pattern 'model-{step}.pt': ckpt_" in ended.stderr
+    assert "the program is started as the first time" in ended.stderr
+
+
 def test_another_run_goes_on_from_the_same_job_directory(gpulaunch, tmp_path: Path) -> None:
     (tmp_path / "job" / "checkpoints").mkdir(parents=True)
     options = ["--job-dir", tmp_path / "job", "--resume-arg", "--resume {path}"]

@@ -230,6 +230,19 @@ def test_a_pattern_of_directories_takes_whatever_can_be_verified_in_them(put: Pu
     }
 
 
+def test_a_pattern_that_fits_nothing_of_what_is_there_is_said(put: Put, tmp_path: Path) -> None:
+    put("new.pt", "mine/model_3.pt")
+    mine, other = str(tmp_path / "mine"), str(tmp_path / "other")
+
+    def said(pattern: str) -> list[tuple[str, str]]:
+        return [(one.path, one.why) for one in find([mine, other], pattern=pattern).skipped]
+
+    assert said("ckpt-{step}.pt") == [(mine, "nothing in it fits the pattern 'ckpt-{step}.pt': model_3.pt does not")]
+    assert said("model_{step}.pt") == []
+    put("new.pt", "other/ckpt-3.pt")
+    assert said("ckpt-{step}.pt") == [], "in one of the directories is enough"
+
+
 def test_a_pattern_that_makes_no_sense_is_said(tmp_path: Path) -> None:
     assert "more than once" in find([str(tmp_path)], pattern="{step}/{step}").error
 

@@ -60,6 +60,17 @@ def test_dry_run_prints_the_plan_and_starts_nothing() -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["train.py"]
 
 
+def test_dry_run_refuses_what_would_be_refused() -> None:
+    Path("train.py").write_text("")
+    wrong = (("--resume-arg", "--resume {pth}"), ("--checkpoint-pattern", "../ckpt"), ("--metrics-sd", "nowhere"))
+    for option, value in wrong:
+        refused = gpulaunch(option, value, "train.py")
+        dry = gpulaunch("--dry-run", option, value, "train.py")
+
+        assert (dry.returncode, dry.stdout, dry.stderr) == (2, "", refused.stderr)
+        assert dry.stderr.startswith(f"gpulaunch: error: {option}: ")
+
+
 def test_a_verb_wins_over_a_file_of_its_name() -> None:
     Path("doctor").write_text("")
 

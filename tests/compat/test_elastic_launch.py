@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -16,14 +14,7 @@ import pytest
 
 from gpulaunch.compat import _callable
 from gpulaunch.compat.torchrun import LaunchConfig, elastic_launch, launch_agent
-
-
-def free_port() -> int:
-    """None of those that others are given who ask for any: it would be taken by the time that it is used."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
-        return int(probe.getsockname()[1])
-
+from ports import free_port
 
 # --- functions ----------------------------------------------------------------------------------------------------
 

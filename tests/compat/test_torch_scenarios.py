@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from gpulaunch.compat import torchrun
 from gpulaunch.launcher.job.place import look
+from ports import free_port
 
 SCRIPT = """
 import argparse, os, sys
@@ -61,13 +60,6 @@ class Scenario:
 def scenario(here: Path, monkeypatch: pytest.MonkeyPatch) -> Scenario:
     monkeypatch.setenv("SENTINEL", "set in the launcher, seen in the rank")
     return Scenario(here)
-
-
-def free_port() -> int:
-    """None of those that others are given who ask for any: it would be taken by the time that it is used."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", random.randrange(20_000, 30_000)))
-        return int(probe.getsockname()[1])
 
 
 # --- a script is run on every rank --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from gpulaunch.launcher.rendezvous import listen
 from gpulaunch.launcher.rendezvous.base import RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
+from ports import free_port
 
 
 @pytest.fixture
@@ -22,11 +23,6 @@ def local(turning: Any, record: Callable[..., Any]) -> Callable[..., Any]:
         return record(LocalRendezvous(turning.loop, nproc=nproc, master_addr=addr, master_port=port))
 
     return make
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def has_ipv6() -> bool:

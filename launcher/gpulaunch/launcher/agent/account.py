@@ -187,11 +187,8 @@ class Account:
         if self._around.pages is not None:
             run_id = self._around.base_env["GPULAUNCH_RUN_ID"]
             told = self.as_json()
-            told["goodput_seconds"] = {
-                name: spent_s
-                for name, spent_s in {**self.seconds(), "lost_work": self._counted()["lost_work"]}.items()
-                if spent_s is not None
-            }
+            spent_s = {**told["goodput_seconds"], "lost_work": self._counted()["lost_work"]}
+            told["goodput_seconds"] = {name: part_s for name, part_s in spent_s.items() if part_s is not None}
             self._around.pages.account({"version": 1, "run_id": run_id, "attempt": self._attempt, **told})
 
     def _know_of(self, step: int | None) -> None:

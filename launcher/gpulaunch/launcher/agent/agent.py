@@ -320,11 +320,8 @@ class Agent:
             self._rendezvous.join(attempt, offers)
 
     def _finish(self) -> None:
-        """Leave the loop; a job that has not succeeded looks first from where it could go on another time."""
-        if self._outcome is words.Outcome.SUCCESS:
-            self._finished(None)
-        else:
-            self._recovery.look_again(self._finished)
+        """Leave the loop, but look first from where the job could go on another time."""
+        self._recovery.look_again(self._finished, ok=self._outcome is words.Outcome.SUCCESS)
 
     def _finished(self, newest: Checkpoint | None) -> None:
         self._resumable = newest is not None or self._saved

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.channel import page, workers
 
 _PREFIX = "gpulaunch"
+_MADE_WITHIN_S = 60.0
+"""A directory without a lock is being made; one that is older was left by a launcher that was killed over it."""
 
 
 def directory_of(
@@ -109,7 +112,12 @@ def _remove_abandoned(root: str) -> None:
             if not name.startswith(mine) or os.path.islink(path):
                 continue
             with contextlib.suppress(OSError):
-                lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                except FileNotFoundError:
+                    if abs(time.time() - os.stat(path).st_mtime) > _MADE_WITHIN_S:
+                        shutil.rmtree(path, ignore_errors=True)
+                    continue
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path, ignore_errors=True)

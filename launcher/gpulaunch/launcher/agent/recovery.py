@@ -28,6 +28,8 @@ _MEMORY_BOUND_S = 30.0
 _BASELINE_BOUND_S = 5.0
 _LAST_LOOK_S = 5.0
 """At the end nobody waits long: a job manager has set a limit of its own. What was verified before is remembered."""
+_GLANCE_S = 1.0
+"""The same of a run that ended well: only for its summary."""
 _WALL_SLACK_S = 1.0
 """Files may carry a time that is a clock tick older than the moment in which they were made."""
 _ELSEWHERE = (
@@ -69,6 +71,7 @@ class Recovery:
         self._offered: dict[str, Checkpoint] = {}
         self._named: Checkpoint | None = None  # of --resume PATH
         self._complained: set[tuple[str, str]] = set()
+        self._unsearched = False
         self._began_s = 0.0
         self._run_began_wall_s = time.time() - _WALL_SLACK_S
         self._steps: int | None = None
@@ -175,7 +178,8 @@ class Recovery:
             elif self._began_s:
                 where = ", ".join(map(shown, self._around.checkpoint_dirs))
                 elsewhere = "" if self._spec.checkpoint_dirs or self._spec.resume_arg else _ELSEWHERE
-                self._say(f"no complete checkpoint in {where}: the program is started as the first time{elsewhere}")
+                none = f"{where} could not be searched" if self._unsearched else f"no complete checkpoint in {where}"
+                self._say(f"{none}: the program is started as the first time{elsewhere}")
             return Resume()
         one, template = self.resumed, self._spec.resume_arg
         at = "" if one.step is None else f" (step {one.step})"
@@ -188,17 +192,20 @@ class Recovery:
             args = []
         return Resume(path=one.path, args=tuple(args))
 
-    def look_again(self, done: Callable[[Checkpoint | None], None]) -> None:
-        """At the end: give the checkpoint from which the job could go on another time."""
+    def look_again(self, done: Callable[[Checkpoint | None], None], *, ok: bool) -> None:
+        """At the end: give the checkpoint from which the job could go on another time; after a good end (`ok`) the
+        newest in the directories that were named, if that is told at once."""
 
         def found(search: Search) -> None:
-            self._tell_of(search)
+            if not ok:
+                self._tell_of(search)
             done(next(iter(search.found), None))
 
-        if self._spec.resume == "never":
+        if self._spec.resume == "never" or (ok and not self._spec.checkpoint_dirs):
             done(None)
         else:
-            self._finder.start(replace(self._ask(limit=1, path=""), timeout_s=_LAST_LOOK_S), found)
+            timeout_s = _GLANCE_S if ok else _LAST_LOOK_S
+            self._finder.start(replace(self._ask(limit=1, path=""), timeout_s=timeout_s), found)
 
     def cancel(self) -> None:
         """Nobody waits for an answer any more."""
@@ -232,6 +239,7 @@ class Recovery:
         return search.found or ((self._named,) if self._named is not None else ())
 
     def _tell_of(self, search: Search) -> None:
+        self._unsearched = bool(search.error)
         if search.error:
             self._say(f"looking for checkpoints: {search.error}")
         for one in search.skipped:

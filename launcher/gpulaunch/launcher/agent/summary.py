@@ -86,7 +86,7 @@ def as_json(totals: Mapping[int, RankTotals], **more: Any) -> dict[str, Any]:
 def _of_rank(one: RankTotals) -> dict[str, Any]:
     told = {
         "steps": one.steps,
-        "samples": one.samples,
+        "samples": one.samples or None,
         "step_seconds": one.step_ns / 1e9,
         "phase_seconds": {phase: ns / 1e9 for phase, ns in one.phase_ns.items()},
         "gpu_peak_allocated_bytes": one.gpu_peak_bytes,

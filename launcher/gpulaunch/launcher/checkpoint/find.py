@@ -57,7 +57,8 @@ class Search:
     found: tuple[Checkpoint, ...] = ()
     """Complete ones, newest first."""
     skipped: tuple[Skipped, ...] = ()
-    """Those newer than the last one found that are not complete, and directories that could not be read."""
+    """Those newer than the last one found that are not complete; directories that could not be read, or in which
+    nothing fits the pattern, if it fits nothing at all."""
     error: str = ""
     """Why a place could not be searched at all, one line; empty when all could."""
 
@@ -86,18 +87,25 @@ def find(
     wanted = names.Pattern(pattern) if pattern is not None else None
     candidates: dict[str, Candidate] = {}
     skipped: list[Skipped] = []
+    unfit: list[Skipped] = []
     errors: list[str] = []
     for root in where:
         try:
-            looked = scan(source.at(root), wanted)
+            place = source.at(root)
         except source.Unusable as err:
             errors.append(str(err))
             continue
+        looked = scan(place, wanted)
+        if looked.unfit and not looked.candidates:
+            why = f"nothing in it fits the pattern {pattern!r}: {looked.unfit[0]} does not"
+            unfit.append(Skipped(path=place.root, format="", why=why))
         for candidate in looked.candidates:
             if since_s is not None and candidate.saved_s < since_s:
                 continue
             candidates.setdefault(candidate.source.where(candidate.entry.path), candidate)
         skipped += [Skipped(path=path, format="", why=why) for path, why in looked.unread]
+    if not candidates:
+        skipped += unfit
     remembered = Memory(memory)
     found: list[Checkpoint] = []
     for candidate in newest_first(candidates.values()):

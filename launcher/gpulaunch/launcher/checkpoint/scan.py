@@ -38,11 +38,13 @@ class Scan:
 
     candidates: list[Candidate]
     unread: list[tuple[str, str]]
+    unfit: list[str]
+    """Paths below the root that the pattern does not fit."""
 
 
 def scan(source: Source, pattern: names.Pattern | None = None) -> Scan:
     """Look through a root, breadth first. Never raises for what the storage refuses."""
-    found = Scan(candidates=[], unread=[])
+    found = Scan(candidates=[], unread=[], unfit=[])
     waiting = deque([(Entry(path="", is_dir=True, size_bytes=0, changed_s=0.0, mark=""), 0, frozenset[str]())])
     left = MAX_ENTRIES
     while waiting and left > 0:
@@ -58,7 +60,7 @@ def scan(source: Source, pattern: names.Pattern | None = None) -> Scan:
         if pattern is None:
             down = _look(source, directory, inside, above, found.candidates)
         else:
-            down = _match(source, inside, pattern, found.candidates)
+            down = _match(source, inside, pattern, found)
         if depth < (MAX_DEPTH if pattern is None else pattern.depth):
             beside = frozenset(entry.name for entry in inside)
             waiting.extend((entry, depth + 1, beside) for entry in down)
@@ -96,7 +98,7 @@ def _look(
     return down
 
 
-def _match(source: Source, inside: list[Entry], pattern: names.Pattern, candidates: list[Candidate]) -> list[Entry]:
+def _match(source: Source, inside: list[Entry], pattern: names.Pattern, found: Scan) -> list[Entry]:
     """Find what fits the pattern; the directories in which more may."""
     down: list[Entry] = []
     for entry in inside:
@@ -109,7 +111,7 @@ def _match(source: Source, inside: list[Entry], pattern: names.Pattern, candidat
             except OSError:
                 family, saved_s = None, entry.changed_s  # whoever verifies it will say why
             number = names.step_of(entry.name) if step is None else step
-            candidates.append(
+            found.candidates.append(
                 Candidate(
                     source=source,
                     entry=entry,
@@ -121,6 +123,8 @@ def _match(source: Source, inside: list[Entry], pattern: names.Pattern, candidat
             )
         elif entry.is_dir and pattern.leads_to(entry.path):
             down.append(entry)
+        else:
+            found.unfit.append(entry.path)
     return down
 
 

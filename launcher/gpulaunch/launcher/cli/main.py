@@ -76,14 +76,15 @@ def _dispatch(argv: Sequence[str]) -> int:
 
     place = look(os.environ)
     request = resolve(given, os.environ, place)
+    from gpulaunch.launcher.cli.run import checked, run
+
     if request.dry_run:
         from gpulaunch.launcher.agent.packages import reading_of, recall
         from gpulaunch.launcher.job.describe import describe
 
+        checked(request.spec)
         answer(describe(request.spec, place, refused=recall(list(reading_of(request.spec).packages))))
         return 0
-    from gpulaunch.launcher.cli.run import run
-
     return run(request, place)
 
 

@@ -55,8 +55,7 @@ _FLUSH_S = 24 * 3600.0
 def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
     """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
     spec = request.spec
-    _check_resume(spec)
-    outlets = outlet_options(spec)
+    outlets = checked(spec)
     foreign = frozenset(linux.children_of(os.getpid()))
     linux.become_subreaper()
     needed, allowed = _FILES_PER_RANK * spec.nproc + _FILES_BESIDE, child.allow_many_files()
@@ -77,8 +76,8 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
         loop.close()
 
 
-def _check_resume(spec: JobSpec) -> None:
-    """What can be said of checkpoints before anything starts. Raises UsageError."""
+def checked(spec: JobSpec) -> OutletOptions:
+    """Say what can be said against a job before anything starts. Raises UsageError."""
     complaint = check_template(spec.resume_arg) if spec.resume_arg is not None else None
     if complaint:
         raise UsageError(f"--resume-arg: {complaint}")
@@ -87,6 +86,7 @@ def _check_resume(spec: JobSpec) -> None:
         raise UsageError(f"--checkpoint-pattern: {complaint}")
     if spec.resume not in ("auto", "never") and "://" not in spec.resume and not os.path.exists(spec.resume):
         raise UsageError(f"--resume: there is no {spec.resume}; name a checkpoint, or auto, or never")
+    return outlet_options(spec)
 
 
 def _rendezvous(loop: Loop, spec: JobSpec, console: Console) -> Rendezvous:

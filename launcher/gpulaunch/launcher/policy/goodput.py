@@ -137,9 +137,10 @@ class Ledger:
     def seconds(self, now_s: float) -> dict[str, float | None]:
         """Seconds in each bucket, as `counted` has them; None: not known. What the others lack is theirs together."""
         told: dict[str, float | None] = dict(self.counted(now_s))
-        if self._plain and told["productive"]:
+        plain = self._plain
+        if plain and told["productive"]:
             told["productive"] = told["checkpoint_stall"] = None
-        if any(attempt.unseen and (self._plain or attempt.first_step_s is not None) for attempt in self._attempts):
+        if any(attempt.unseen and (plain or attempt.first_step_s is not None) for attempt in self._attempts):
             told["lost_work"] = None
         return told
 

@@ -1,0 +1,46 @@
+"""The directory of a run's pages: what launchers that were killed have left of theirs goes, and nobody else's does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from gpulaunch.launcher.agent.pages import Pages
+
+LONG_AGO_S = time.time() - 3600
+
+
+def left(root: Path, name: str, *, lock: str = "lock", old: bool = False) -> Path:
+    directory = root / name
+    directory.mkdir()
+    if lock:
+        (directory / lock).touch()
+    if old:
+        os.utime(directory, (LONG_AGO_S, LONG_AGO_S))
+    return directory
+
+
+def test_what_killed_launchers_have_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    mine = f"gpulaunch-{os.getuid()}-"
+    gone = [
+        left(tmp_path, mine + "dead"),
+        left(tmp_path, mine + "killed-while-it-made-it", lock="lock.draft", old=True),
+        left(tmp_path, mine + "killed-before-that", lock="", old=True),
+    ]
+    stays = [
+        left(tmp_path, mine + "lives"),
+        left(tmp_path, mine + "is-being-made", lock="lock.draft"),
+        left(tmp_path, f"gpulaunch-{os.getuid() + 1}-another-users", old=True),
+        left(tmp_path, "something-else", lock="", old=True),
+    ]
+    with open(stays[0] / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        pages = Pages("new", run_dir="", root=str(tmp_path))
+
+        assert [path.name for path in gone if path.exists()] == []
+        assert [path.name for path in stays if not path.exists()] == []
+        pages.close()
+    assert not Path(pages.directory).exists()
