@@ -130,11 +130,7 @@ def test_what_only_an_earlier_run_in_the_directory_had_is_said_to_be_its(here: P
     os.utime(run / "findings.jsonl", (1000.0, 1000.0))
     unwatched = report.collect(run)
     assert (unwatched["watched"], [found["earlier"] for found in unwatched["findings"]]) == (False, [True])
-    assert (
-        report.as_text(unwatched)
-        .splitlines()[0]
-        .endswith("nobody watched this run (--no-profile?), or it made no steps")
-    )
+    assert report.as_text(unwatched).splitlines()[0].endswith(": nobody watched this run")
 
     FindingsFile(run / "findings.jsonl").tell((), 2000.0)
     first, _, finding, *_ = report.as_text(report.collect(run)).splitlines()
@@ -162,7 +158,9 @@ def test_nothing_found_is_another_thing_than_nobody_looked(here: Path) -> None:
     unwatched = report.as_text(report.collect(here / "unwatched"))
 
     assert watched.endswith("watched: nothing found")
-    assert "nobody watched" in unwatched
+    assert unwatched.endswith("unwatched: nobody watched this run")
+    (here / "unwatched" / "job.json").write_text('{"version": 1, "profile": false}')
+    assert report.as_text(report.collect(here / "unwatched")).endswith(": nobody watched this run (--no-profile)")
 
 
 @pytest.mark.parametrize("line", ['{"version": 1, "rule"', '{"version": 2}'])

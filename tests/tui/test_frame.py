@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from gpulaunch.exporters.tui.cells import Line, cells, text_of
 from gpulaunch.exporters.tui.frame import HELP, frame, once, scrolled
 from gpulaunch.exporters.tui.look import Look, Output, Page
-from gpulaunch.exporters.tui.over import settled
 from gpulaunch.exporters.tui.phases import GOODPUT_LETTERS, LETTERS, shares_bar
 from gpulaunch.exporters.tui.tail import LogPlace, Tail
 from gpulaunch.exporters.view.model import RunView, Status
@@ -255,36 +254,22 @@ def test_of_a_run_that_is_over_nothing_is_odd_that_is_not_known() -> None:
     assert " off" not in text(replace(views.finished(), ranks=(views.rank(0, armed=False),)))
 
 
-# -- a run that is over, of which the last moments are not known
+# -- a rank that made no steps lately
 
 
-def forgotten(status: Status) -> RunView:
+def quiet(steps: int) -> RunView:
     bare = {"steps_per_second_now": None, "step_seconds_now": None}
-    ranks = tuple(replace(rank, phase_ratios_now={}, **bare) for rank in views.healthy().ranks)
-    return replace(views.finished(), status=status, ranks=ranks, phase_ratios_now={}, **bare)
+    ranks = tuple(replace(rank, steps=steps, phase_ratios_now={}, **bare) for rank in views.healthy().ranks)
+    return replace(views.healthy(), ranks=ranks, phase_ratios_now={}, **bare)
 
 
-def test_its_totals_stand_in_for_them() -> None:
-    shown = text(settled(forgotten(Status.FINISHED)))
-
-    assert "10.0 steps/s  100ms a step" in shown
-    assert "B=backward 45%" in shown
-    assert shown == text(views.finished())
-
-
-def test_but_not_while_the_run_goes_on() -> None:
-    """Then no steps lately is news."""
-    shown = text(settled(forgotten(Status.RUNNING)))
+@pytest.mark.parametrize(("steps", "told"), [(7000, "no steps lately"), (0, "no steps ")])
+def test_that_it_made_none_lately_is_news_but_not_of_one_that_never_did(steps: int, told: str) -> None:
+    shown = text(quiet(steps))
 
     assert "- steps/s  - a step" in shown
-    assert shown.count("no steps lately") == 2
-
-
-def test_what_is_known_of_them_stays() -> None:
-    view = replace(views.finished(), steps_per_second_now=3.0)
-
-    assert settled(view).steps_per_second_now == 3.0
-    assert settled(views.nothing()) == views.nothing()
+    assert shown.count(told) == 2
+    assert ("lately" in shown) is (steps > 0)
 
 
 # -- many ranks

@@ -58,8 +58,12 @@ def test_a_run_that_went_well(run_dir: Path) -> None:
 
 
 def test_now_is_the_last_half_minute(run_dir: Path) -> None:
-    view = load(whole(run_dir))
+    begin(run_dir)
+    with held(run_dir):
+        keep(run_dir, [state(second) for second in range(1, 100)])
+        view = load(run_dir)
 
+    assert view.status is Status.RUNNING
     assert view.recent_seconds == pytest.approx(30.0, abs=1.0)
     assert view.steps_per_second_now == pytest.approx(10.0)
     assert view.samples_per_second_now == pytest.approx(640.0)
@@ -69,6 +73,29 @@ def test_now_is_the_last_half_minute(run_dir: Path) -> None:
     assert view.phase_ratios_now["backward"] == pytest.approx(0.25)
     assert list(view.phase_ratios_now) == list(PHASES)
     assert view.ranks[0].cores_now["trainer"] == pytest.approx(0.95)
+
+
+def test_a_run_that_is_over_has_no_now_but_the_means_of_all_its_steps(run_dir: Path) -> None:
+    """They are those that the launcher tells at its end, whatever its last half minute was like."""
+    begin(run_dir)
+    slow_at_last = [
+        replace(state(60 + second / 3), taken_wall_ns=state(60 + second).taken_wall_ns) for second in range(30)
+    ]
+    keep(run_dir, [*(state(second) for second in range(1, 60)), *slow_at_last])
+    end(run_dir, 90)
+
+    view = load(run_dir)
+    rank = view.ranks[0]
+    assert rank.steps is not None
+    assert rank.step_seconds is not None
+    assert rank.samples is not None
+
+    assert view.status is Status.FINISHED
+    assert rank.steps_per_second_now == view.steps_per_second_now == pytest.approx(rank.steps / rank.step_seconds)
+    assert rank.step_seconds_now == view.step_seconds_now == pytest.approx(rank.step_seconds / rank.steps)
+    assert view.samples_per_second_now == pytest.approx(2 * rank.samples / rank.step_seconds)
+    assert rank.phase_ratios_now["forward"] == pytest.approx(0.75)
+    assert rank.cores_now == {}
 
 
 def test_curves_share_one_axis_and_say_what_was_done(run_dir: Path) -> None:
@@ -105,6 +132,31 @@ def test_curves_share_one_axis_and_say_what_was_done(run_dir: Path) -> None:
     assert view.steps_per_second[14:] == tuple(pytest.approx(3.33, abs=0.3) for _ in range(10))
     assert view.ranks[1].phase_ratios["data_wait"][5] == pytest.approx(0.75, abs=0.01)
     assert "optimizer" not in view.phase_ratios  # there was none
+
+
+def test_all_stretches_together_have_made_the_steps_of_the_run(run_dir: Path) -> None:
+    """Ranks that are not there yet, or not for a while, make none; what they made before they were seen counts."""
+    begin(run_dir)
+    there = {*range(4, 9), *range(11, 16)}
+    keep(run_dir, [state(second, ranks=(0, 1) if second in there else ()) for second in range(1, 16)])
+    end(run_dir, 15)
+
+    view = load(run_dir)
+
+    assert view.steps == 150
+    for curve, whole_run in ((view.steps_per_second, 150), (view.samples_per_second, 2 * 32 * 150)):
+        assert sum(value for value in curve if value is not None) * view.interval_seconds == pytest.approx(whole_run)
+        assert {curve.index(value) for value in curve if value is None} == {0}, "nobody is there before the first look"
+
+
+def test_of_a_run_whose_beginning_is_not_kept_no_steps_are_made_up(run_dir: Path) -> None:
+    begin(run_dir)
+    keep(run_dir, [state(second) for second in range(1, 61)])
+    end(run_dir, 60)
+
+    view = load(run_dir, window_s=20.0)
+
+    assert max(value for value in view.steps_per_second if value is not None) == pytest.approx(10.0)
 
 
 def test_a_window_shows_the_end_only(run_dir: Path) -> None:

@@ -66,3 +66,19 @@ def test_a_rank_without_a_probe_is_not_one_that_stands_still(tmp_path: Path) -> 
             assert view.steps == measured.steps
             assert view.steps_per_second_now == pytest.approx(10.0, abs=0.5)
             assert min(value for value in view.steps_per_second if value is not None) > 1.0
+
+
+def test_without_a_dataloader_samples_are_not_known_and_not_0(tmp_path: Path) -> None:
+    def seen(at_s: float) -> NodeState:
+        now = state(at_s)
+        return replace(now, training=tuple(replace(rank, samples=0, loader=None) for rank in now.training))
+
+    run_dir = tmp_path / "run"
+    begin(run_dir)
+    keep(run_dir, [seen(second) for second in range(1, 60)])
+    with held(run_dir):
+        for view in (view_of_state(seen(60.0), run_dir=run_dir), load_run(run_dir, now_s=NOW_S)):
+            assert view.steps
+            assert (view.samples_per_second_now, view.samples_per_second) == (None, ())
+            assert [rank.samples for rank in view.ranks] == [None, None]
+            assert "- samples/s" in once(view, 100)

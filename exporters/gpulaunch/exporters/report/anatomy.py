@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
-from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range, mean, slices
+from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range, mean, slices, throughput
 from gpulaunch.exporters.report.words import UNKNOWN, amount, count, percent, seconds
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
@@ -242,8 +242,8 @@ def _slices(view: RunView) -> Table:
             (
                 name,
                 seconds(mean(view.step_mean_seconds[part], view.steps_per_second[part])),
-                amount(mean(view.steps_per_second[part])),
-                amount(mean(view.samples_per_second[part])),
+                amount(throughput(view.steps_per_second[part])),
+                amount(throughput(view.samples_per_second[part])),
                 *(percent(mean(view.phase_ratios[phase][part])) for phase in phases),
             )
             for name, part in slices(view)

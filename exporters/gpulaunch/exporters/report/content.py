@@ -58,6 +58,8 @@ def standing(view: RunView) -> str:
 
 
 def _run(view: RunView) -> Section:
+    running = view.status is Status.RUNNING
+    of_what = f"in the last {seconds(view.recent_seconds)}" if running else "over all steps"
     pairs = (
         ("command", " ".join(view.command)),
         ("run directory", view.run_dir),
@@ -70,8 +72,8 @@ def _run(view: RunView) -> Section:
         ("attempts", count(sum(not attempt.earlier for attempt in view.attempts))),
         ("steps", count(view.steps)),
         ("newest checkpoint known of, at step", count(view.checkpoint_step)),
-        (f"in the last {seconds(view.recent_seconds)}: step", seconds(view.step_seconds_now)),
-        (f"in the last {seconds(view.recent_seconds)}: samples/s", amount(view.samples_per_second_now)),
+        (f"{of_what}: step", seconds(view.step_seconds_now)),
+        (f"{of_what}: samples/s", amount(view.samples_per_second_now)),
     )
     return Section(
         id="run", title="The run", blocks=(Facts("The run", tuple((name, value or UNKNOWN) for name, value in pairs)),)

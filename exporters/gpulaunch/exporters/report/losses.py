@@ -6,6 +6,7 @@ from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Column, Facts, Paragraph, Section, Table
 from gpulaunch.exporters.report.words import UNKNOWN, measured, moment, percent, rank_list, seconds
+from gpulaunch.exporters.view.found import nobody_watched
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.profiler.analysis.rules import RULES
 
@@ -120,7 +121,7 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
 
 def _nothing(view: RunView) -> str:
     if not view.watched and not view.ranks:
-        return "Nobody watched this run (--no-profile?), or it made no steps: nothing can be said of where time went."
+        return f"N{nobody_watched(profiled=view.profiled)[1:]}: nothing can be said of where time went."
     if not view.watched:
         return "No finding is on record. What each rank did in all is below."
     return (

@@ -9,7 +9,7 @@ from itertools import pairwise
 from gpulaunch.exporters.report.words import seconds
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 
-__all__ = ["Clock", "chosen", "clock_of", "known_range", "mean", "slices"]
+__all__ = ["Clock", "chosen", "clock_of", "known_range", "mean", "slices", "throughput"]
 
 _SLICES = 12
 _UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 300.0))
@@ -61,6 +61,12 @@ def slices(view: RunView, most: int = _SLICES) -> list[tuple[str, slice]]:
             (f"{seconds(max(0.0, from_s))} to {seconds(view.times_s[end - 1] - zero_s)}", slice(begin, end))
         )
     return stretches
+
+
+def throughput(curve: Curve) -> float | None:
+    """The mean over all of a stretch of what is counted by the second: where nothing is known nothing was made."""
+    known = [value for value in curve if value is not None]
+    return sum(known) / len(curve) if known else None
 
 
 def mean(curve: Curve, weights: Curve = ()) -> float | None:

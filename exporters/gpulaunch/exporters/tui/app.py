@@ -23,7 +23,6 @@ from gpulaunch.exporters.tui.errand import Errand, Task
 from gpulaunch.exporters.tui.frame import frame, scrolled
 from gpulaunch.exporters.tui.header import PAGES
 from gpulaunch.exporters.tui.look import Look, Output, Page
-from gpulaunch.exporters.tui.over import settled
 from gpulaunch.exporters.tui.ranks import SORTS, FilterError, chosen, filter_of, selected
 from gpulaunch.exporters.tui.reader import Reader, Seen, Want
 from gpulaunch.exporters.tui.tail import STREAMS, LogPlace
@@ -243,7 +242,7 @@ class Top(App[None]):
     def on_top_read(self, message: Read) -> None:
         """Show what was read."""
         seen = message.seen
-        self.view = settled(seen.view) if seen.view is not None else self.view
+        self.view = seen.view if seen.view is not None else self.view
         log = seen.log if seen.log is not None else self.look.log
         notice = seen.trouble if seen.trouble and self.view is not None else self.look.notice
         self.look = replace(self.look, log=log, trouble=seen.trouble, notice=notice, stale_seconds=0.0)

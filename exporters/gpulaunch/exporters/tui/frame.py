@@ -10,7 +10,6 @@ from gpulaunch.exporters.tui.header import header, keys, tabs
 from gpulaunch.exporters.tui.history import history_page
 from gpulaunch.exporters.tui.look import Body, Look, Page
 from gpulaunch.exporters.tui.one import log_page, output_page, rank_page
-from gpulaunch.exporters.tui.over import settled
 from gpulaunch.exporters.tui.pages import copies_page, costs, findings_page, input_page, memory_page, where
 from gpulaunch.exporters.tui.ranks import ranks_page
 from gpulaunch.exporters.view.model import RunView
@@ -148,7 +147,7 @@ def _filled(lines: list[Line], height: int) -> list[Line]:
 
 def once(view: RunView, width: int, *, ascii_only: bool = False) -> str:
     """Give everything as one plain text: the pages below each other."""
-    view, look = settled(view), Look(ascii_only=ascii_only, cursor=False)
+    look = Look(ascii_only=ascii_only, cursor=False)
     lines: list[Line] = [*header(view, look, width)]
     pages = [Page.RANKS, Page.FINDINGS, Page.INPUT, Page.COPIES, Page.MEMORY]
     for page in pages:

@@ -24,7 +24,7 @@ from gpulaunch.exporters.tui.cells import (
 from gpulaunch.exporters.tui.look import Body, Look
 from gpulaunch.exporters.tui.phases import legend, shares_bar
 from gpulaunch.exporters.tui.ranks import marks_of, own_seconds, selected, steps_of
-from gpulaunch.exporters.view.model import CostView, LoaderView, RankView, RunView
+from gpulaunch.exporters.view.model import CostView, LoaderView, RankView, RunView, Status
 
 __all__ = ["log_page", "output_page", "rank_page"]
 
@@ -44,7 +44,8 @@ def rank_page(view: RunView, look: Look, width: int) -> Body:
             f"  {seconds(rank.step_seconds_now)} a step, {seconds(own_seconds(rank))} without waiting for others"
         )
     )
-    rows += _shares("now", rank.phase_ratios_now, width)
+    if view.status is Status.RUNNING:
+        rows += _shares("now", rank.phase_ratios_now, width)
     total = sum(rank.phase_seconds.values())
     if total:
         rows += _shares("all", {name: value / total for name, value in rank.phase_seconds.items()}, width)

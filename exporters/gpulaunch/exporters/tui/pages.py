@@ -26,6 +26,7 @@ from gpulaunch.exporters.tui.cells import (
 )
 from gpulaunch.exporters.tui.look import Body, Drawn, Look
 from gpulaunch.exporters.tui.ranks import chosen, selected, told_ranks
+from gpulaunch.exporters.view.found import nobody_watched
 from gpulaunch.exporters.view.model import Curve, FindingView, LoaderView, RankView, RunView
 
 __all__ = ["copies_page", "costs", "findings_page", "input_page", "memory_page", "since", "where"]
@@ -59,9 +60,7 @@ def since(view: RunView, at_s: float | None) -> str:
 def findings_page(view: RunView, width: int) -> Body:
     """What to change, where, and what it costs; the largest loss first."""
     if not view.findings:
-        told = (
-            "nothing found" if view.watched else "nobody watched this run (--no-profile?), or it has made no steps yet"
-        )
+        told = "nothing found" if view.watched else nobody_watched(profiled=view.profiled)
         return Body(rows=(line((told, "dim")),))
     rows: list[Line] = []
     for number, finding in enumerate(view.findings, 1):

@@ -23,6 +23,7 @@ from gpulaunch.exporters.tui.cells import (
 )
 from gpulaunch.exporters.tui.look import Body, Drawn, Look
 from gpulaunch.exporters.tui.phases import shares_bar
+from gpulaunch.exporters.view.found import nobody_watched
 from gpulaunch.exporters.view.model import RankView, RunView, Status
 
 __all__ = [
@@ -199,7 +200,7 @@ def ranks_page(view: RunView, look: Look, width: int) -> Body:
 
 
 def _nobody(view: RunView) -> str:
-    return "no rank has been seen" + ("" if view.watched else ": nobody watched this run (--no-profile?)")
+    return "no rank has been seen" + ("" if view.watched else f": {nobody_watched(profiled=view.profiled)}")
 
 
 def _crowd(ranks: Sequence[RankView], look: Look, width: int) -> Line:
@@ -256,7 +257,7 @@ def _row(rank: RankView, look: Look, columns: _Columns, width: int, *, mark: str
         (f"{'>' if here else ' '}{rank.rank:>5}{node}", style),
         (f" {figure(rank.steps_per_second_now):>7} {seconds(rank.step_seconds_now):>7} {data:>4} ", style),
     ]
-    none = "not measured" if rank.steps is None else "no steps lately"
+    none = "not measured" if rank.steps is None else "no steps lately" if rank.steps else "no steps"
     spans += shares_bar(now, columns.bar) if now else ((fit(none, columns.bar), "dim"),)
     if columns.trend:
         spans += [(" ", ""), (spark(rank.steps_per_second, columns.trend, ascii_only=look.ascii_only), "curve")]

@@ -15,6 +15,7 @@ from gpulaunch.exporters.view.found import findings_of
 from gpulaunch.exporters.view.history import History
 from gpulaunch.exporters.view.model import Curve, EventView, FindingView, RankView, RunView, Status, whole_of
 from gpulaunch.exporters.view.nodes import collectors_of, devices_of, node_of, sites_of
+from gpulaunch.exporters.view.over import settled
 from gpulaunch.exporters.view.ranks import phase_curves, phase_growths, ranks_of, with_summary
 from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.spent import goodput_curve, goodput_of, is_profiled
@@ -87,7 +88,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     for source in sources:
         parts.notes += [note for note in source.notes if note not in parts.notes]
     error = files.summary.get("error")
-    return RunView(
+    view = RunView(
         run_dir=str(parts.run_dir),
         name=_name(parts, first) or str(program.get("target", "")) or parts.run_dir.name,
         run_id=history.run_id or (first.run.run_id if first is not None and first.run is not None else ""),
@@ -145,8 +146,10 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
         sites=sites_of(sources),
         events=_events(parts),
         watched=watched,
+        profiled=is_profiled(files),
         notes=(*files.notes, *parts.notes),
     )
+    return settled(view)
 
 
 _CHECKPOINT: Final = "gpulaunch_checkpoint_step"
@@ -210,21 +213,23 @@ def _growths(
     sources: Sequence[NodeSource], curves: Sequence[Curves], chosen: set[int] | None, ranks: Sequence[RankView]
 ) -> tuple[list[Growth], list[Growth | None], list[Growth | None], list[dict[str, Growth | None]]]:
     """Of every rank that is seen: steps, samples, the time of the steps, the phases. Of very many ranks, of the chosen
-    ones."""
+    ones; samples only of those whose batches were seen."""
     seen = {str(rank.rank) for rank in ranks if rank.steps is not None}
+    with_samples = {str(rank.rank) for rank in ranks if rank.samples}
     steps: list[Growth] = []
     samples: list[Growth | None] = []
     times: list[Growth | None] = []
     phases: list[dict[str, Growth | None]] = []
     for source, own in zip(sources, curves, strict=True):
         for label in (label for label in part(source.document, "ranks") if label in seen):
-            samples.append(own.growth("gpulaunch_samples_total", label))
+            if label in with_samples:
+                samples.append(own.growth_from_0("gpulaunch_samples_total", label))
             if chosen is not None and not (label.isdecimal() and int(label) in chosen):
                 continue
-            growth = own.growth("gpulaunch_steps_total", label)
+            growth = own.growth_from_0("gpulaunch_steps_total", label)
             if growth is not None:
                 steps.append(growth)
-            times.append(own.growth("gpulaunch_step_duration_seconds_sum", label))
+            times.append(own.growth_from_0("gpulaunch_step_duration_seconds_sum", label))
             phases.append(phase_growths(own, label))
     return steps, samples, times, phases
 
@@ -237,13 +242,14 @@ def _slowest(curves: Sequence[Curve]) -> Curve:
 
 
 def _samples_now(sources: Sequence[NodeSource]) -> float | None:
+    """None where the size of no batch was ever seen, as without a DataLoader."""
     rates: list[float] = []
     for source in sources:
         if source.recent is None:
             continue
         before, now = source.recent
         for key, value in now.counters.items():
-            if key[0] == "gpulaunch_samples_total" and now.at_s > before.at_s:
+            if key[0] == "gpulaunch_samples_total" and value and now.at_s > before.at_s:
                 was = before.counters.get(key, 0.0)
                 rates.append((value - was if value >= was else value) / (now.at_s - before.at_s))
     return sum(rates) if rates else None

@@ -1,7 +1,9 @@
 """Rows of a file as curves over one axis of time. Pure.
 
 A counter's growth between two rows is spread evenly over the time between them, so that intervals need not meet rows.
-Where the launcher run changes between two rows nothing is known of the time between them: counters began anew.
+Where the launcher run changes between two rows nothing is known of the time between them: counters began anew. Counters
+of ranks begin at 0 with the run, and stand still while there is no such rank: what they have grown by in all intervals
+together is what they have in the end.
 """
 
 from __future__ import annotations
@@ -76,9 +78,24 @@ def axis_of(begin_s: float, end_s: float, most_points: int) -> Axis | None:
 class Curves:
     """The rows of one node, asked for by the name of a series."""
 
-    def __init__(self, axis: Axis | None, frames: Sequence[Frame], keys: tuple[Sequence[Key], Sequence[Key]]) -> None:
-        """`keys`: the series of the slots, of gauges and of counters."""
+    def __init__(
+        self,
+        axis: Axis | None,
+        frames: Sequence[Frame],
+        keys: tuple[Sequence[Key], Sequence[Key]],
+        *,
+        first_look_s: float = math.inf,
+    ) -> None:
+        """Take the rows.
+
+        Args:
+            axis: what the curves are over.
+            frames: the rows, oldest first.
+            keys: the series of the slots, of gauges and of counters.
+            first_look_s: when the run of the newest row was looked at first.
+        """
         self._axis = axis
+        self._first_look_s = first_look_s
         self._frames = frames
         self._gauges = {key: slot for slot, key in enumerate(keys[0])}
         self._counters = {key: slot for slot, key in enumerate(keys[1])}
@@ -117,6 +134,32 @@ class Curves:
                 covered_s[index] += seconds * share
                 known = True
         return Growth(amounts, covered_s) if known else None
+
+    def growth_from_0(self, *key: str) -> Growth | None:
+        """What a counter of a rank has grown by; None where it is not known at all."""
+        axis, slot = self._axis, self._counters.get(key)
+        if axis is None or slot is None:
+            return None
+        amounts, touched = [0.0] * axis.num_intervals, [False] * axis.num_intervals
+        last = math.nan
+        before: Frame | None = None
+        for index, frame in enumerate(self._frames):
+            if before is None or before.run != frame.run:
+                # Of a run whose first rows are not here, what was before the first one is not known.
+                last = 0.0 if frame.begin_s < self._first_look_s <= frame.end_s else math.nan
+                parts = self._within[index]
+            else:
+                parts = self._spread[index - 1][1]
+            before = frame
+            value = frame.counters[slot] if slot < len(frame.counters) else math.nan
+            if value != value:  # NaN: there is no such rank, or it has not begun
+                continue
+            grown = 0.0 if last != last else value - last if value >= last else value
+            last = value
+            for at, share in parts:
+                amounts[at] += grown * share
+                touched[at] = True
+        return Growth(amounts, [axis.interval_s * each for each in touched]) if any(touched) else None
 
     def level(self, *key: str) -> Curve:
         """The mean of a gauge; () where it is not known at all."""

@@ -12,9 +12,14 @@ from gpulaunch.exporters.view.model import FindingView
 from gpulaunch.exporters.view.nodes import finding_of
 from gpulaunch.exporters.view.source import NodeSource
 
-__all__ = ["MOST_FINDINGS", "findings_of"]
+__all__ = ["MOST_FINDINGS", "findings_of", "nobody_watched"]
 
 MOST_FINDINGS: Final = 200
+
+
+def nobody_watched(*, profiled: bool) -> str:
+    """Say why nothing is known; `profiled`: the run was to be looked at."""
+    return "nobody watched this run" + ("" if profiled else " (--no-profile)")
 
 
 def findings_of(

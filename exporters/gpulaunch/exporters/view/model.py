@@ -267,7 +267,7 @@ class CostView:
 @dataclass(frozen=True, kw_only=True)
 class RankView:
     """One rank. Totals are of the run, all attempts together; what ends in `_now` is of the last
-    `RunView.recent_seconds`."""
+    `RunView.recent_seconds`, of a run that is over of all its steps."""
 
     rank: int
     node: int = 0
@@ -281,6 +281,7 @@ class RankView:
     microsteps: int | None = None
     skipped_steps: int | None = None
     samples: int | None = None
+    """None, too, where the size of no batch was seen."""
     step_seconds: float | None = None
     """Time of all its steps."""
     last_step_s: float | None = None
@@ -443,7 +444,7 @@ class RunView:
     phase_ratios_now: Mapping[str, float]
     """Share of all ranks' steps, by phase."""
     recent_seconds: float
-    """What every `_now` is of: so many seconds up to `seen_s`."""
+    """What every `_now` is of while the run goes on: so many seconds up to `seen_s`."""
     checkpoint_step: int | None
     """Of the newest checkpoint that is known of; a program may save others by itself."""
     resumed_step: int | None
@@ -472,6 +473,8 @@ class RunView:
     """The newest 500, oldest first."""
     watched: bool
     """Whether a profiler looked at it at all."""
+    profiled: bool = True
+    """Whether one was to, as far as is known: with --no-profile none is."""
     notes: tuple[str, ...]
     """What is missing or damaged, one line each, fit to be shown (but for `inert`)."""
 

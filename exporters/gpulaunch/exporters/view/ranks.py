@@ -100,7 +100,7 @@ def _ranks_of_summary(summary: Mapping[str, Any], *, profiled: bool) -> list[Ran
             RankView(
                 rank=int(label),
                 steps=round(_number(one.get("steps"))) if seen else None,
-                samples=round(_number(one.get("samples"))) if seen else None,
+                samples=(round(_number(one.get("samples"))) or None) if seen else None,
                 step_seconds=_number(one.get("step_seconds")) if seen else None,
                 phase_seconds=phases if any(phases.values()) else {},
                 memory=MemoryView(rss_bytes={"trainer": round(rss_bytes)} if rss_bytes else {}),
@@ -152,7 +152,7 @@ def _rank(
     phases = {phase: recent.grown("phase_seconds_total", phase) or 0.0 for phase in PHASES}
     in_phases = sum(phases.values())
     step_growth, time_growth = (
-        curves.growth(f"gpulaunch_{name}", label) for name in ("steps_total", "step_duration_seconds_sum")
+        curves.growth_from_0(f"gpulaunch_{name}", label) for name in ("steps_total", "step_duration_seconds_sum")
     )
     return replace(
         view,
@@ -160,7 +160,7 @@ def _rank(
         steps=counters.count("steps_total"),
         microsteps=counters.count("microsteps_total"),
         skipped_steps=counters.count("skipped_steps_total"),
-        samples=counters.count("samples_total"),
+        samples=counters.count("samples_total") or None,
         step_seconds=counters.get("step_duration_seconds_sum", default=0.0),
         last_step_s=_number(told.get("last_step_s")) or None,
         steps_per_second_now=None if steps is None else steps / recent.seconds,
@@ -185,7 +185,7 @@ def _rank(
 
 def phase_growths(curves: Curves, label: str) -> dict[str, Growth | None]:
     """What the phases of a rank have grown by."""
-    return {phase: curves.growth("gpulaunch_phase_seconds_total", label, phase) for phase in PHASES}
+    return {phase: curves.growth_from_0("gpulaunch_phase_seconds_total", label, phase) for phase in PHASES}
 
 
 def phase_curves(growths: Sequence[Mapping[str, Growth | None]]) -> dict[str, Curve]:
@@ -342,7 +342,7 @@ def _copy_rates(curves: Curves, label: str) -> dict[str, Curve]:
     for direction in ("h2d", "d2h", "d2d"):
         moved = total(
             [
-                curves.growth("gpulaunch_copy_bytes_total", label, direction, host_memory)
+                curves.growth_from_0("gpulaunch_copy_bytes_total", label, direction, host_memory)
                 for host_memory in ("pageable", "pinned", "")
             ]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,9 @@ class NodeSource:
         except UnreadableError as error:
             self.notes.append(str(error))
             return Curves.none()
-        return Curves(axis, frames, self.reader.keys)
+        return Curves(
+            axis, frames, self.reader.keys, first_look_s=self.run.began_s if self.run is not None else math.inf
+        )
 
     def close(self) -> None:
         """Let the file go."""

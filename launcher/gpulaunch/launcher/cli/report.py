@@ -161,6 +161,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
         "version": 1,
         "run": str(run_dir),
         "watched": watched,
+        "profiled": read_files(run_dir).job.get("profile") is not False,
         "findings": sorted(findings, key=lambda found: (found["earlier"], -found["seconds_per_hour"])),
         "notes": notes,
     }
@@ -200,9 +201,11 @@ def as_json(report: Mapping[str, Any]) -> str:
 
 def as_text(report: Mapping[str, Any], standing: str = "") -> str:
     """The report for people: how the run went, in a sentence, and a finding in three lines."""
+    from gpulaunch.exporters.view.found import nobody_watched
+
     notes = [f"note: {note}" for note in report["notes"]]
     if not report["watched"] and not notes:
-        found = "nobody watched this run (--no-profile?), or it made no steps"
+        found = nobody_watched(profiled=report["profiled"])
     elif notes and not report["findings"]:  # then nothing found would be more than is known
         found = "what was found is not known (--md tells what telemetry.sqlite has of it)"
     else:
