@@ -69,6 +69,19 @@ def test_the_stories_would_notice(promtool: str, alert: str, planted: str, tmp_p
     assert "FAILED" in ended.stdout + ended.stderr
 
 
+def test_the_stories_would_notice_words_that_have_lost_a_label(promtool: str, tmp_path: Path) -> None:
+    """As where a sum leaves it out: every alert says which job it is about, and a story has the words."""
+    (tmp_path / "rules.yml").write_text(RULES.read_text().replace("$labels.name ", "$labels.nobody "))
+    told = [{**story, "promql_expr_test": []} for story in stories() if "alert_rule_test" in story]
+    document = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": told}
+    (tmp_path / "story.yml").write_text(yaml.safe_dump(document))
+
+    ended = tool(promtool, "test", "rules", tmp_path / "story.yml")
+
+    assert ended.returncode != 0
+    assert set(re.findall(r"alertname: (\w+)", ended.stdout + ended.stderr)) == set(ALERTS)
+
+
 # --- what can be said without it
 
 
@@ -95,6 +108,22 @@ def asked(alert: str) -> list[bool]:
 @pytest.mark.parametrize("alert", ALERTS)
 def test_each_alert_has_a_story_of_firing_and_one_of_silence(alert: str) -> None:
     assert set(asked(alert)) == {True, False}
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_what_each_alert_says_is_in_a_story(alert: str) -> None:
+    told = [
+        firing
+        for story in stories()
+        for asked in story.get("alert_rule_test", ())
+        if asked["alertname"] == alert
+        for firing in asked["exp_alerts"]
+    ]
+
+    assert told
+    for firing in told:
+        assert firing["exp_annotations"].keys() == ALERTS[alert]["annotations"].keys()
+        assert firing["exp_annotations"]["runbook"] == ALERTS[alert]["annotations"]["runbook"]
 
 
 def test_no_story_is_about_an_alert_that_does_not_exist() -> None:

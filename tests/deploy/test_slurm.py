@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,10 @@ def test_the_run_has_the_number_of_the_job_on_every_node(
     assert ended.returncode == 0, ended.stderr
     monkeypatch.chdir(tmp_path)
     told = [(tmp_path / f"told.{node}").read_text().split("\0")[:-1] for node in range(nodes)]
-    specs = [load(each, {}, place.look({})).spec for each in told]
+    # As the comments say: exported before sbatch.
+    exported = dict(re.findall(r"(GPULAUNCH_\w+)=(\S+)", (SHIPPED / script).read_text()))
+    assert exported == {"GPULAUNCH_METRICS_SD": "/shared/targets", "GPULAUNCH_METRICS_ADDR": "0.0.0.0"}
+    specs = [load(each, exported, place.look({})).spec for each in told]
     assert [spec.metrics_run for spec in specs] == ["4711"] * nodes
     assert [spec.node_rank for spec in specs] == list(range(nodes))
+    assert [(spec.metrics_sd, spec.metrics_host) for spec in specs] == [("/shared/targets", "0.0.0.0")] * nodes

@@ -135,6 +135,41 @@ def test_a_state_arrives_whole(collector: Collector, sender: Callable[..., Sende
     assert sent == shown
 
 
+def told_of(text: str) -> str:
+    """A text as UTF-8 can have it."""
+    return text.encode(errors="replace").decode()
+
+
+def test_a_state_arrives_whole_whatever_others_write(
+    collector: Collector, sender: Callable[..., Sender], with_texts: Callable[[str], NodeState], hostile: str
+) -> None:
+    one = sender(node=hostile)
+    one.publish(with_texts(hostile))
+    one.close(WAIT_S)
+
+    assert one.fault == ""
+    (resource,) = collector.came[0][2].resource_metrics
+    said = attributes(resource.resource.attributes)
+    text = told_of(hostile)
+    assert (said["gpulaunch.run"], said["gpulaunch.name"], said["host.name"]) == (text, text, text)
+    assert said["service.instance.id"] == f"{text}/{text}"
+    (scope,) = resource.scope_metrics
+    sent = {
+        (metric.name, frozenset(attributes(point.attributes).items()))
+        for metric in scope.metrics
+        if metric.WhichOneof("data") != "histogram"
+        for point in getattr(metric, metric.WhichOneof("data")).data_points
+    }
+    shown = {
+        (sample.name, frozenset(sample.labels.items()))
+        for family in families(with_texts(text), Facts(version="1.2")).collect()
+        if family.type != "histogram"
+        for sample in family.samples
+    }
+    assert len(shown) > 150
+    assert sent == shown
+
+
 def test_each_metric_is_of_its_kind_and_in_its_unit(
     collector: Collector, sender: Callable[..., Sender], node: NodeState
 ) -> None:

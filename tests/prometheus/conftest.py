@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -309,6 +311,53 @@ def node() -> NodeState:
         },
         sidecar=SidecarState(cpu_s=1.5, rss_bytes=27 << 20, refreshes=60, late_refreshes=1, refresh_s=0.002),
     )
+
+
+HOSTILE = {
+    "of a terminal": "\x1b[31m\x1b]0;title\x07\x08\r\x9b2J\x00\u202egpj\u2028\x85",
+    "of a page": "<script>alert('x')</script>&lt;\"'><img src=x onerror=y>",
+    "of the format": 'a"} 1\n# EOF\ngpulaunch_steps_total{rank="7"} 1e9\n# TYPE b # {c="d"} 1',
+    "backslashes": '\\n\\\\"\\\\n\\',
+    "of an address": "../../metrics?job=x%2Fy%00#z;a b+c",
+    "of an address, without a slash": "?run=x&y%20%41+=;,#z@base64",
+    "half a character": "train\udcff",
+}
+"""Texts that others may choose: names of files, of hosts, what a driver or a kernel says."""
+
+
+@pytest.fixture(params=HOSTILE.values(), ids=HOSTILE)
+def hostile(request: pytest.FixtureRequest) -> str:
+    text: str = request.param
+    return text
+
+
+@pytest.fixture
+def with_texts(node: NodeState) -> Callable[[str], NodeState]:
+    """Gives the same node with this text wherever a text is not ours; of the GPUs, one is a part that has no name but
+    its UUID."""
+
+    def replaced(text: str) -> NodeState:
+        assert node.group is not None
+        assert node.stacks is not None
+        busy, idle = node.training
+        (card,) = node.devices
+        whole = dataclasses.replace(card, uuid=text, model=text, throttled_by=(text,))
+        part = dataclasses.replace(card, uuid=f"MIG-{text}", parent_uuid=text, model=text)
+        return dataclasses.replace(
+            node,
+            group=dataclasses.replace(node.group, run_id=text, name=text),
+            training=(dataclasses.replace(busy, facts={"device": {"uuid": text}}, fault=text), idle),
+            gpus=tuple(dataclasses.replace(gpu, uuid=text, recovery_action=text) for gpu in node.gpus),
+            devices=(whole, part),
+            stacks=dataclasses.replace(node.stacks, source=text),
+            findings=tuple(dataclasses.replace(found, file=text, subject=text, advice=text) for found in node.findings),
+            collectors={
+                collector: dataclasses.replace(condition, reason=text)
+                for collector, condition in node.collectors.items()
+            },
+        )
+
+    return replaced
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ import pytest
 from gpulaunch.exporters.prometheus import catalogue
 from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
 from gpulaunch.launcher.failure.classify import Kind as EndKind
+from gpulaunch.launcher.gpus import health
+from gpulaunch.launcher.job.place import PROGRAM_XIDS
 from gpulaunch.launcher.policy import goodput
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.collectives import KINDS
-from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, THROTTLE_REASONS, Collector, Role
+from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, THROTTLE_REASONS, XIDS, Collector, Role
 
 FROZEN = """
 gpulaunch_attempt
@@ -89,7 +91,7 @@ gpulaunch_gpu_temperature_celsius gpu sensor=core
 gpulaunch_gpu_throttle_seconds_total gpu reason=THROTTLE_REASONS
 gpulaunch_gpu_timed_steps_total rank
 gpulaunch_gpu_utilization_ratio gpu
-gpulaunch_gpu_xid_errors_total gpu xid
+gpulaunch_gpu_xid_errors_total gpu xid=XIDS
 gpulaunch_hang_suspicions_total
 gpulaunch_hangs_total
 gpulaunch_host_memory_bytes kind=pss|rss rank role=trainer|workers
@@ -144,6 +146,10 @@ FROZEN_VALUES = {
     "=STACK_PHASES": ("startup", *layout.PHASES, "unsettled"),
     "=PHASES": layout.PHASES,
     "=THROTTLE_REASONS": THROTTLE_REASONS,
+    "=XIDS": (
+        "13 31 32 43 45 46 48 61 62 63 64 68 69 74 79 92 94 95 109 119 120 121 137 140 143 "
+        "144 145 146 147 148 149 150 154 other"
+    ).split(),
 }
 """Closed sets that have a frozen list, or a reason to grow, of their own."""
 for word, values in FROZEN_VALUES.items():
@@ -202,6 +208,26 @@ def test_what_the_agent_names_is_known_by_its_name() -> None:
     """Another kind would still be counted, as "other"; another bucket would be missed."""
     assert set(RESTART_KINDS) == {kind.value for kind in EndKind} | {"other"}
     assert GOODPUT_BUCKETS == goodput.BUCKETS
+
+
+def test_an_xid_that_means_something_to_the_agent_has_a_series_of_its_own() -> None:
+    """Alerts leave out the ones that programs cause; they could not if those were under "other"."""
+    assert PROGRAM_XIDS | set(health._XID_WORDS) <= XIDS
+    assert values_of("gpulaunch_gpu_xid_errors_total", "xid") == {*map(str, XIDS), "other"}
+
+
+def test_only_ranks_and_gpus_are_numbered_and_only_what_is_joined_is_described() -> None:
+    """A label whose values are not listed may have any number of them: a rank and a GPU have their number, a run and
+    what it runs on a description. A description on any other metric would begin a new series whenever it changes."""
+    of_infos: set[str] = set()
+    of_others: set[str] = set()
+    for metric in CATALOGUE:
+        (of_infos if metric.kind is Kind.INFO else of_others).update(
+            label.name for label in metric.labels if label.values is None
+        )
+    assert of_others == {"rank", "gpu"}
+    described = {"run", "name", "world_size", "node_rank", "local_rank", "pid", "uuid", "parent", "model"}
+    assert of_infos == {"rank", "gpu", "version", "python", *described}
 
 
 def test_a_pid_is_a_label_of_rank_info_only() -> None:

@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -67,6 +69,19 @@ def test_what_is_not_known_is_absent(node: NodeState, empty_node: NodeState) -> 
     assert "gpulaunch_preempted" not in without_run
     assert 'gpulaunch_steps_total{rank="1"} 0.0' in lines
     assert "rank=" not in page(empty_node).replace('rank=""', "")
+
+
+def test_xids_that_are_not_in_our_list_are_one_series_however_many_numbers_come(node: NodeState) -> None:
+    well, ill = ({31: 1, 79: 2}, {79: 1, **{10**6 + each: 2 for each in range(500)}, 0: 7})
+    gpus = tuple(dataclasses.replace(gpu, xids=xids) for gpu, xids in zip(node.gpus, (well, ill), strict=True))
+    lines = page(dataclasses.replace(node, gpus=gpus)).splitlines()
+
+    assert [line.removeprefix("gpulaunch_gpu_xid_errors_total") for line in lines if "xid=" in line] == [
+        '{gpu="0",xid="31"} 1.0',
+        '{gpu="0",xid="79"} 2.0',
+        '{gpu="1",xid="79"} 1.0',
+        '{gpu="1",xid="other"} 1007.0',
+    ]
 
 
 @pytest.mark.parametrize(("inflight", "told"), [(None, []), ({}, ["0.0"]), ({7: 5, 8: 1}, ["6.0"])])
@@ -193,6 +208,31 @@ def test_free_text_cannot_break_out_of_its_label(node: NodeState) -> None:
     for parse, accept in ((parse_text, ""), (parse_openmetrics, "application/openmetrics-text")):
         (info,) = [s for f in parse(page(nasty, accept)) for s in f.samples if s.name == "gpulaunch_run_info"]
         assert info.labels["name"] == 'a"} 1\nb\\'
+
+
+def told_of(text: str) -> str:
+    """A text as a page of UTF-8 can have it."""
+    return text.encode(errors="replace").decode()
+
+
+@pytest.mark.parametrize(
+    ("parse", "accept"), [(parse_text, ""), (parse_openmetrics, "application/openmetrics-text")], ids=["text", "open"]
+)
+def test_whatever_others_write_the_page_has_the_same_samples(
+    with_texts: Callable[[str], NodeState], hostile: str, parse: Callable[[str], Iterable[Metric]], accept: str
+) -> None:
+    plain, found = page(with_texts("plain"), accept), page(with_texts(hostile), accept)
+
+    assert found.count("\n") == plain.count("\n")  # no text has made a line of its own
+    expected, seen = ([sample for family in parse(each) for sample in family.samples] for each in (plain, found))
+    assert len(seen) > 250
+    text = told_of(hostile)
+    assert seen == [
+        sample._replace(labels={name: value.replace("plain", text) for name, value in sample.labels.items()})
+        for sample in expected
+    ]
+    has_it = {name for sample in seen for name, value in sample.labels.items() if text in value}
+    assert has_it == {"run", "name", "uuid", "parent", "model", "gpu"}
 
 
 def test_the_state_alone_decides_the_families(node: NodeState) -> None:

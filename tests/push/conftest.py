@@ -14,4 +14,6 @@ _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 
 node = _module.node
+hostile = _module.hostile
+with_texts = _module.with_texts
 empty_node = _module.empty_node

@@ -68,7 +68,7 @@ def pushgateway() -> Iterator[str]:
     if binary is None:
         assert not os.environ.get("CI"), "prometheus-pushgateway is required in CI"
         pytest.skip("no prometheus-pushgateway (Debian's package of that name)")
-    command = [binary, "--web.listen-address=127.0.0.1:0"]
+    command = [binary, "--web.listen-address=127.0.0.1:0", "--persistence.file="]  # Debian's keeps it for the next
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -117,6 +117,32 @@ def test_a_real_gateway_takes_all_of_it_and_keeps_the_last_of_each_node(pushgate
         assert {each: kept.get(each) for each in sent if each not in running} == {
             each: value for each, value in sent.items() if each not in running
         }
+
+
+def told_of(text: str) -> str:
+    """A text as UTF-8 can have it."""
+    return text.encode(errors="replace").decode()
+
+
+def test_a_real_gateway_takes_it_whatever_others_write(
+    pushgateway: str, with_texts: Callable[[str], NodeState], hostile: str
+) -> None:
+    """A run, a host and a name are in the address, the rest is in what is sent."""
+    state = with_texts(hostile)
+    assert push(state, pushgateway, node=hostile, version="1.2", longest_s=60.0) == ""
+
+    with urllib.request.urlopen(f"{pushgateway}/metrics", timeout=60) as answer:
+        kept = values(parse(answer.read().decode()))
+    whole = with_texts(told_of(hostile))
+    key = dict.fromkeys(("run", "instance", "name"), told_of(hostile))
+    sent = values(families(whole, Facts(version="1.2")).collect(), job=JOB, **key)
+    running = {each for each in sent if each[0] in ("gpulaunch_run_info", "gpulaunch_rank_info")}
+    assert len(sent) > 200
+    assert {each: kept.get(each) for each in sent if each not in running} == {
+        each: value for each, value in sent.items() if each not in running
+    }
+    ours = {each for each in kept if each[0].startswith("gpulaunch_")}
+    assert ours == sent.keys() - running
 
 
 def test_the_last_values_arrive_under_the_run(gateway: Gateway, node: NodeState) -> None:

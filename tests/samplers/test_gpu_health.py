@@ -247,6 +247,24 @@ def test_a_storm_of_xids_is_taken_in_portions(driver: Driver, tmp_path: Path) ->
     assert read(sampler)[0].xids == {31: 100}
 
 
+def test_a_driver_that_makes_up_numbers_fills_neither_memory_nor_the_file(driver: Driver, tmp_path: Path) -> None:
+    """An event has 64 bits for its Xid. The known ones are told apart whatever else comes; of the others, eight."""
+    strange = [2**63 + number for number in range(40)]
+    first = a_sampler(tmp_path, driver)
+    read(first)
+    for xid in (*strange, 79, strange[0]):
+        driver.happens(xid, gpu=0)
+    counted = {strange[0]: 2, **dict.fromkeys(strange[1:8], 1), 0: 32, 79: 1}
+    assert read(first)[0].xids == counted
+    assert written(tmp_path)["gpus"][0]["xids"] == [79, *strange[:8]]  # the agent is told of no Xid 0
+
+    second = a_sampler(tmp_path, driver)
+    assert read(second)[0].xids == counted
+    for xid in (strange[39], strange[7], 79, 31):
+        driver.happens(xid, gpu=0)
+    assert read(second)[0].xids == {**counted, 0: 33, strange[7]: 2, 79: 2, 31: 1}
+
+
 def test_the_next_sidecar_goes_on_with_what_this_one_saw(driver: Driver, tmp_path: Path) -> None:
     first = a_sampler(tmp_path, driver)
     read(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -163,12 +164,18 @@ def total(samples: list[Sample], name: str, **labels: str) -> float | None:
     return sum(found) if found else None
 
 
+def begin_anew() -> tuple[str, ...]:
+    """How the names begin of which docs/metrics.md says that they do, with every sidecar."""
+    said = (Path(__file__).parents[2] / "docs/metrics.md").read_text().partition("\n|")[0]
+    return tuple(re.findall(r"`(gpulaunch_\w+_)`", said))
+
+
 def counters(samples: list[Sample]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """What a rank has counted: everything that must not fall, whoever measures it."""
+    """Everything that must not fall, whoever measures it: of the ranks, of the run and of the node."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for sample in samples
-        if sample.labels.get("rank") and sample.name.endswith(("_total", "_bucket", "_count", "_sum"))
+        if sample.name.endswith(("_total", "_bucket", "_count", "_sum")) and not sample.name.startswith(begin_anew())
     }
 
 
@@ -226,11 +233,21 @@ def test_a_killed_sidecar_is_replaced_and_no_counter_falls(node: Node) -> None:
     first = node.start_sidecar()
     node.attempt(0)
     node.ranks[0].tell("step 5")
+    node.ranks[0].tell("save 10")
     node.ranks[0].tell("worker")
     node.wait_for(5, "gpulaunch_steps_total")
+    node.account(goodput_seconds={"productive": 100.0, "lost_work": 7.0}, restarts={"segfault": 1}, hangs=1)
     node.attempt(1)
     node.ranks[0].tell("step 2")
-    before = counters(node.wait_for(7, "gpulaunch_steps_total"))
+    node.wait_for(1, "gpulaunch_restarts_total", kind="segfault")
+    node.wait_for(7, "gpulaunch_steps_total")
+    last = node.wait_until(10, "gpulaunch_sidecar_scrapes_total")
+    before = counters(last)
+    of_no_rank = {name for name, labels in before if not dict(labels).get("rank")}
+    assert of_no_rank >= {
+        *("gpulaunch_goodput_seconds_total", "gpulaunch_restarts_total", "gpulaunch_hangs_total"),
+        "gpulaunch_profiler_overhead_seconds_total",
+    }
 
     first.kill()
     first.wait(WAIT_S)
@@ -239,10 +256,26 @@ def test_a_killed_sidecar_is_replaced_and_no_counter_falls(node: Node) -> None:
         waiting.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")  # asked while nobody serves
         node.start_sidecar()
         assert waiting.recv(12) == b"HTTP/1.1 200"
-    after = counters(node.wait_for(8, "gpulaunch_steps_total"))
+    samples = node.samples()
+    assert (total(samples, "gpulaunch_sidecar_scrapes_total") or 0.0) < 10  # which does begin anew
+    deadline = time.monotonic() + WAIT_S
+    while True:  # on no page, from the first on
+        after = counters(samples)
+        assert {key: (value, after[key]) for key, value in before.items() if after.get(key, value) < value} == {}
+        if total(samples, "gpulaunch_steps_total") == 8 and before.keys() <= after.keys():
+            break
+        assert time.monotonic() < deadline, before.keys() - after.keys()
+        time.sleep(0.01)
+        samples = node.samples()
 
-    assert before.keys() == after.keys()
-    assert {key: (value, after[key]) for key, value in before.items() if after[key] < value} == {}
+
+def test_what_begins_anew_is_told_by_names_that_there_are(node: Node) -> None:
+    node.start_sidecar()
+    node.attempt(0)
+    names = {sample.name for sample in node.wait_for(0, "gpulaunch_steps_total") if sample.name.endswith("_total")}
+
+    assert begin_anew()
+    assert [prefix for prefix in begin_anew() if not any(name.startswith(prefix) for name in names)] == []
 
 
 def test_saves_and_the_agents_account_are_exported_over_a_restart(node: Node) -> None:

@@ -177,8 +177,8 @@ class Terminal:
         self.slave = slave
         self.seen = b""
 
-    def until(self, text: bytes) -> None:
-        deadline_s = time.monotonic() + WAIT_S
+    def until(self, text: bytes, within_s: float = WAIT_S) -> None:
+        deadline_s = time.monotonic() + within_s
         while text not in self.seen:
             ready, _, _ = select.select([self.master], [], [], max(0.0, deadline_s - time.monotonic()))
             assert ready, f"never saw {text!r} in {self.seen!r}"
@@ -192,7 +192,7 @@ class Terminal:
         os.close(self.master)
 
 
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {}])
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {}, {"TERM": "screen"}, {"TERM": "linux"}])
 def test_it_runs_on_a_real_terminal_and_leaves_it_as_it_was(cwd: Path, environment: dict[str, str]) -> None:
     a_run(cwd, "job", at_s=0)
     terminal = Terminal(cwd=cwd, **environment)
@@ -275,6 +275,51 @@ def test_the_stack_and_a_trace_of_a_running_rank(gpulaunch: Any, tmp_path: Path)
     assert told[-1] == "exit code 2", told  # no step has ended: the verb says so, and top shows it
     assert "gpulaunch: error: trace:" in told[0]
     assert nobody == ["rank 7 is not on this node; its ranks are 0, 1"]
+
+
+STEPS = """
+import os, time, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+made = 0
+while not os.path.exists("stop"):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+    made += 1
+    if made == 20:
+        print("stepping", flush=True)
+"""
+
+
+@pytest.mark.torch
+def test_the_key_for_a_trace_leaves_one_in_the_run_directory(gpulaunch: Any, tmp_path: Path) -> None:
+    """Pressed twice, since a trace costs the job time; and the rank trains on."""
+    (tmp_path / "train.py").write_text(STEPS)
+    job = gpulaunch.start("--nproc", "1", "--job-dir", "job", "train.py")
+    job.wait_for("stepping")
+
+    terminal = Terminal("job", cwd=tmp_path)
+    with contextlib.closing(terminal):
+        terminal.until(b"RUNNING")
+        terminal.until(b"PHASES")
+        os.write(terminal.master, b"t")
+        terminal.until(b"t once more to begin")
+        assert not (tmp_path / "job" / "traces").exists()
+        os.write(terminal.master, b"t")
+        terminal.until(b"trace of rank 0")
+        terminal.until(b" before, ", within_s=180.0)  # what it cost is told when it is there
+        os.write(terminal.master, b"q")
+        terminal.until(b"\x1b[?1049l")
+        assert terminal.process.wait(WAIT_S) == 0
+
+    (trace,) = (tmp_path / "job" / "traces").glob("*/rank-0.json")
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert "aten::addmm" in names
+    (tmp_path / "stop").touch()
+    ended = job.wait()
+    assert ended.code == 0, ended
 
 
 def test_a_stack_of_a_run_that_is_over_is_refused(cwd: Path) -> None:

@@ -32,6 +32,7 @@ from prometheus_client.samples import Sample
 
 from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
 from gpulaunch.exporters.prometheus.catalogue import Metric as Row
+from gpulaunch.exporters.prometheus.families import as_utf8
 
 __all__ = ["UNITS", "data_of", "resource_of"]
 
@@ -55,16 +56,15 @@ def resource_of(*, run: str, token: str, name: str, node: str, version: str) -> 
 
     What the user has put into OTEL_RESOURCE_ATTRIBUTES is added by the library.
     """
-    return Resource.create(
-        {
-            "service.name": "gpulaunch",
-            "service.version": version,
-            "service.instance.id": f"{node}/{token}",
-            "host.name": node,
-            "gpulaunch.run": run,
-            "gpulaunch.name": name,
-        }
-    )
+    said = {
+        "service.name": "gpulaunch",
+        "service.version": version,
+        "service.instance.id": f"{node}/{token}",
+        "host.name": node,
+        "gpulaunch.run": run,
+        "gpulaunch.name": name,
+    }
+    return Resource.create({attribute: as_utf8(text) for attribute, text in said.items()})
 
 
 def data_of(families: Iterable[Family], resource: Resource, *, taken_wall_ns: int, version: str) -> MetricsData:

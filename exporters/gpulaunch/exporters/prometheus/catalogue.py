@@ -2,8 +2,8 @@
 
 Rules (https://prometheus.io/docs/practices/naming/): base units, `_total` on counters, `_info` for facts that are
 joined, one quantity and one unit per metric, sums over labels make sense, and every label other than a number (of a
-rank, a GPU, an Xid) or the description of the run has a closed set of values. What is not known is absent, never zero.
-No argument, environment value or path is a label.
+rank, a GPU) or the description of the run has a closed set of values. What is not known is absent, never zero. No
+argument, environment value or path is a label.
 
 The rows are in the rooms of `metrics`, by domain; here they are joined, in the order in which they are shown.
 
@@ -12,6 +12,7 @@ The rows are in the rooms of `metrics`, by domain; here they are joined, in the 
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Final
 
@@ -45,6 +46,11 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
 )
 
 
+def _by_size(value: str) -> tuple[float, str]:
+    """Where a value of a label stands among the others: numbers by their size, then words."""
+    return (float(value) if value.isdecimal() else math.inf, value)
+
+
 def markdown() -> str:
     """Give the catalogue as the page docs/metrics.md."""
     lines = [
@@ -59,7 +65,7 @@ def markdown() -> str:
     ]
     for metric in CATALOGUE:
         labels = ", ".join(
-            f"`{label.name}`" + (f" = {' / '.join(sorted(label.values))}" if label.values else "")
+            f"`{label.name}`" + (f" = {' / '.join(sorted(label.values, key=_by_size))}" if label.values else "")
             for label in metric.labels
         )
         lines.append(f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.help} |")

@@ -21,6 +21,11 @@ class UnknownValueError(CatalogueError):
     """The name and the labels are the catalogue's, the value of a closed label is not: a later probe's, or driver's."""
 
 
+def as_utf8(text: str) -> str:
+    """The text as UTF-8 can have it: a name that is not came as half characters, which are shown as question marks."""
+    return text.encode(errors="replace").decode()
+
+
 class Sink(Protocol):
     """Takes the values of a state, one by one."""
 
@@ -70,7 +75,7 @@ class Families:
     def put(self, name: str, value: float | None, /, **labels: str) -> None:
         """Add one value; None is what is not known, and adds nothing."""
         if value is not None and (metric := self._metric_of(name, labels)) is not None:
-            self._family(metric).add_sample(name, labels, value)
+            self._family(metric).add_sample(name, {label: as_utf8(text) for label, text in labels.items()}, value)
 
     def put_histogram(
         self, name: str, bounds: Sequence[float], counts: Sequence[int], total: float, /, **labels: str
@@ -87,7 +92,7 @@ class Families:
         for bound, count in zip((*(repr(float(bound)) for bound in bounds), "+Inf"), counts, strict=True):
             seen += count
             buckets.append((bound, seen))
-        family.add_metric(list(labels.values()), buckets, total)
+        family.add_metric(list(map(as_utf8, labels.values())), buckets, total)
 
     def collect(self) -> Iterable[Family]:
         """Give the families (this makes it a collector of prometheus_client)."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from gpulaunch.exporters.prometheus.families import Families, Sink
 from gpulaunch.exporters.prometheus.rank_values import put_collectives, put_processes, put_training, put_workers
-from gpulaunch.profiler.record import GpuState, HostState, NodeState, bare_uuid
+from gpulaunch.profiler.record import XIDS, GpuHealth, GpuState, HostState, NodeState, bare_uuid
 
 _NS_PER_S = 1e9
 
@@ -87,8 +87,7 @@ def _put_run(out: Sink, state: NodeState) -> None:
 
 def _put_node(out: Sink, state: NodeState) -> None:
     for gpu in state.gpus:
-        for xid, count in gpu.xids.items():
-            out.put("gpulaunch_gpu_xid_errors_total", count, gpu=str(gpu.index), xid=str(xid))
+        _put_xids(out, gpu)
         out.put("gpulaunch_gpu_ecc_errors_total", gpu.ecc_uncorrected, gpu=str(gpu.index), severity="uncorrected")
     if state.host is not None:
         _put_host(out, state.host)
@@ -102,6 +101,16 @@ def _put_node(out: Sink, state: NodeState) -> None:
     out.put("gpulaunch_sidecar_refreshes_total", sidecar.refreshes)
     out.put("gpulaunch_sidecar_late_refreshes_total", sidecar.late_refreshes)
     out.put("gpulaunch_sidecar_refresh_duration_seconds", sidecar.refresh_s)
+
+
+def _put_xids(out: Sink, gpu: GpuHealth) -> None:
+    strange = 0
+    for xid, count in gpu.xids.items():
+        if xid in XIDS:
+            out.put("gpulaunch_gpu_xid_errors_total", count, gpu=str(gpu.index), xid=str(xid))
+        else:
+            strange += count
+    out.put("gpulaunch_gpu_xid_errors_total", strange or None, gpu=str(gpu.index), xid="other")
 
 
 def _put_host(out: Sink, host: HostState) -> None:

@@ -19,6 +19,7 @@ from prometheus_client.exposition import push_to_gateway
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from gpulaunch.exporters.prometheus.families import as_utf8
 from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.exporters.push.address import LONGEST_S
 from gpulaunch.profiler.record import NodeState
@@ -58,7 +59,7 @@ def push(state: NodeState, url: str, *, run: str = "", node: str, version: str, 
     """
     if (group := state.group) is None:
         return "nothing to push: no rank was started"
-    key = {"run": run or group.run_id, "instance": node, "name": group.name}
+    key = {"run": as_utf8(run or group.run_id), "instance": as_utf8(node), "name": as_utf8(group.name)}
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Last(state, version))
     place = urlsplit(url).netloc

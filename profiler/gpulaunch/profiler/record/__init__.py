@@ -8,7 +8,7 @@ already turned into seconds); the exporters convert at the edge.
 from __future__ import annotations
 
 from gpulaunch.profiler.record.finding import Finding
-from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, GpuHealth, GpuState, bare_uuid
+from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, XIDS, GpuHealth, GpuState, bare_uuid
 from gpulaunch.profiler.record.node import GOODPUT_BUCKETS, RESTART_KINDS, HostState, NodeState, RunState, StackState
 from gpulaunch.profiler.record.ranks import Group, LoaderWorkers, RankCollectives, RankPlace, RankProcesses, Role, Usage
 from gpulaunch.profiler.record.reading import Collector, CollectorState, Reading, Sampler, SidecarState
@@ -30,6 +30,7 @@ __all__ = [
     "GOODPUT_BUCKETS",
     "RESTART_KINDS",
     "THROTTLE_REASONS",
+    "XIDS",
     "CheckpointState",
     "Collector",
     "CollectorState",

@@ -12,6 +12,16 @@ THROTTLE_REASONS: Final = (
     *("power_cap", "thermal", "sync_boost", "board_limit", "reliability"),
     *("hw_slowdown", "hw_thermal", "hw_power_brake"),
 )
+XIDS: Final = frozenset(
+    (
+        *(13, 31, 32, 43, 45, 46, 68, 69, 109),  # an engine stopped at what it was given: mostly a program's
+        *(48, 63, 64, 92, 94, 95, 140),  # memory: ECC, rows that are replaced
+        *(74, 79, 121, 137, *range(144, 151)),  # the bus, NVLink, the link to the CPU
+        *(61, 62, 119, 120, 143, 154),  # firmware, starting up, and that the driver wants the card reset
+    )
+)
+"""The numbers of NVIDIA's Xid catalogue that tell something to those who train. Metrics have all others as one: a label
+whose values a driver may choose would have as many series as it likes."""
 
 
 def bare_uuid(uuid: str) -> str:
@@ -29,7 +39,7 @@ class GpuHealth:
     index: int
     uuid: str
     xids: Mapping[int, int]
-    """How often each critical Xid was reported since this run began."""
+    """How often each critical Xid was reported since this run began, by number; 0: more numbers than are told apart."""
     ecc_uncorrected: int | None
     """Since the driver was loaded; None where ECC is off or not there."""
     recovery_action: str

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.profiler.files import read_file, write_file
-from gpulaunch.profiler.record import GpuHealth, Reading
+from gpulaunch.profiler.record import XIDS, GpuHealth, Reading
 from gpulaunch.profiler.samplers import driver
 
 __all__ = ["HEALTH_FILE", "GpuHealthSampler"]
@@ -26,6 +26,9 @@ __all__ = ["HEALTH_FILE", "GpuHealthSampler"]
 HEALTH_FILE: Final = "gpu-health.json"
 _VERSION: Final = 1
 _EVENTS_A_READING: Final = 64  # a GPU in trouble may report without end; the rest comes with the next reading
+_STRANGE_XIDS: Final = 8
+"""How many numbers a GPU may have that `XIDS` does not: an event has 64 bits for it, and a driver in trouble any."""
+_BEYOND: Final = 0  # the number under which the rest is counted; no Xid has it
 _ACTION: Final = "NVML_GPU_RECOVERY_ACTION_"
 
 
@@ -43,6 +46,12 @@ class _Gpu:
     recovery_action: str = "unknown"
     cannot: set[str] = field(default_factory=set[str])
     """What it does not support, and is not asked again."""
+
+    def count(self, xid: int, times: int = 1) -> None:
+        """Count an Xid, by its number as long as it is known or one of few."""
+        strange = self.xids.keys() - XIDS - {_BEYOND}
+        told_apart = xid in XIDS or xid in strange or len(strange) < _STRANGE_XIDS
+        self.xids[xid if told_apart else _BEYOND] += times
 
     def health(self) -> GpuHealth:
         return GpuHealth(
@@ -139,7 +148,7 @@ class GpuHealthSampler:
             address = _address(event.device)
             for gpu in self._gpus:
                 if _address(gpu.handle) == address:
-                    gpu.xids[int(event.eventData)] += 1
+                    gpu.count(int(event.eventData))
 
     def _ask(self, gpu: _Gpu) -> None:
         for what, ask in (("ECC errors", self._ask_ecc), ("recovery action", self._ask_recovery)):
@@ -173,7 +182,7 @@ class GpuHealthSampler:
             {
                 "index": gpu.index,
                 "uuid": gpu.uuid,
-                "xids": sorted(gpu.xids),
+                "xids": sorted(gpu.xids.keys() - {_BEYOND}),
                 "xid_counts": {str(xid): count for xid, count in sorted(gpu.xids.items())},
                 "ecc_uncorrected": gpu.ecc_uncorrected,
                 "ecc_before": gpu.ecc_before,
@@ -190,7 +199,9 @@ class GpuHealthSampler:
             known = {gpu["uuid"]: gpu for gpu in document["gpus"]} if document["version"] == _VERSION else {}
             for gpu in self._gpus:
                 before = known.get(gpu.uuid, {})
-                gpu.xids.update({int(xid): int(count) for xid, count in before.get("xid_counts", {}).items()})
+                counts = {int(xid): int(count) for xid, count in before.get("xid_counts", {}).items()}
+                for xid, count in counts.items():
+                    gpu.count(xid, count)
                 if before.get("ecc_before") is not None:
                     gpu.ecc_before = int(before["ecc_before"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

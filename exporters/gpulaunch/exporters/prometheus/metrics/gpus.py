@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulaunch.exporters.prometheus.metrics.metric import GPU, Kind, Label, Metric, one_of
-from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS
+from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS, XIDS
 
 __all__ = ["GPUS"]
 
@@ -11,9 +11,9 @@ GPUS: tuple[Metric, ...] = (
     Metric(
         name="gpulaunch_gpu_xid_errors_total",
         kind=Kind.COUNTER,
-        labels=(GPU, Label(name="xid")),
+        labels=(GPU, one_of("xid", *map(str, XIDS), "other")),
         help="Critical errors that the driver reported for this GPU since the run began, by number in NVIDIA's"
-        " Xid catalogue; absent while there is none.",
+        " Xid catalogue, or other, which the kernel's log has the number of; absent while there is none.",
     ),
     Metric(
         name="gpulaunch_gpu_ecc_errors_total",
