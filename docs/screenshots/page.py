@@ -150,6 +150,9 @@ class Camera:
                 page.set_viewport_size({"width": width, "height": height + 400})
             while not page.evaluate(DRAWN):  # the page's policy forbids playwright's own way of waiting
                 page.wait_for_timeout(100)
+            if whole:  # drawn, charts may take less than the room that was left for them
+                height = page.evaluate("document.body.getBoundingClientRect().bottom")
+                page.set_viewport_size({"width": width, "height": round(height)})
             if part:
                 page.locator(part).screenshot(path=self._named(name))
             else:

@@ -135,7 +135,7 @@ def test_curves_share_one_axis_and_say_what_was_done(run_dir: Path) -> None:
 
 
 def test_all_stretches_together_have_made_the_steps_of_the_run(run_dir: Path) -> None:
-    """Ranks that are not there yet, or not for a while, make none; what they made before they were seen counts."""
+    """Ranks that are not there yet, or not for a while, make none; what they made until they were seen counts."""
     begin(run_dir)
     there = {*range(4, 9), *range(11, 16)}
     keep(run_dir, [state(second, ranks=(0, 1) if second in there else ()) for second in range(1, 16)])

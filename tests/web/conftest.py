@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,9 +15,7 @@ for room in ("store", "view", "web"):
     sys.path.insert(0, str(Path(__file__).parents[1] / room))
 
 from scenes import Scene, Served  # noqa: E402 - found by the lines above
-from tab import FLAGS, Tab  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tab import CHROMIUM, FLAGS, Tab  # noqa: E402
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import Any
 
-__all__ = ["FLAGS", "WAIT_MS", "Tab"]
+__all__ = ["CHROMIUM", "FLAGS", "WAIT_MS", "Tab"]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 # Root has no sandbox of its own, and /dev/shm of a container is small. The others: ask nobody for anything.
 FLAGS = [

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 import scenes
 from kept_run import GC, SYNC, state
 from scenes import EVIL, Scene, Served
-from tab import Tab
+from tab import CHROMIUM, Tab
 
 Serve = Callable[..., Served]
 Look = Callable[..., Tab]
@@ -59,6 +62,7 @@ def test_a_run_without_ranks_has_sentences_and_no_empty_charts(serve: Serve, loo
     assert "No rank has begun yet." in text_of(page, "steps")
     assert "No GPU is seen." in text_of(page, "devices")
     assert "No dataloader has been seen." in text_of(page, "loader")
+    assert "Nothing to change has been found." in text_of(page, "findings")
     assert page.locator("figure:visible").count() == 0
     assert page.locator("table:visible tbody:not(:has(tr))").count() == 0
     assert tiles(page)["Steps a second"] == "\u2013"
@@ -504,6 +508,28 @@ def test_on_a_narrow_screen_nothing_is_beside_the_page(serve: Serve, look: Look,
     page = tab.until("live")
     tab.see("#steps")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+TAKES_PICTURES = Path(__file__).parents[2] / "docs/screenshots/states.py"
+PICTURES_S = 400.0
+
+
+def test_pictures_of_the_states_can_be_taken(browser: Any, tmp_path: Path) -> None:
+    """For people to look at: of one of them here, light and dark, and the whole page with all of its charts."""
+    assert CHROMIUM is not None
+    words = [sys.executable, TAKES_PICTURES, tmp_path / "out", "--only", "finished", "--browser", CHROMIUM]
+    taken = subprocess.run(words, capture_output=True, text=True, timeout=PICTURES_S)
+    assert (taken.returncode, taken.stderr) == (0, "")
+
+    pictures = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert sorted(pictures) == ["finished-dark.png", "finished-light.png"]
+    assert {picture[:8] for picture in pictures.values()} == {b"\x89PNG\r\n\x1a\n"}
+    ((width, height),) = {struct.unpack(">II", picture[16:24]) for picture in pictures.values()}
+    assert width == 1200
+    assert height > 3 * width
+    assert len(set(pictures.values())) == 2
 
 
 # --- a real run -----------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 A counter's growth between two rows is spread evenly over the time between them, so that intervals need not meet rows.
 Where the launcher run changes between two rows nothing is known of the time between them: counters began anew. Counters
-of ranks begin at 0 with the run, and stand still while there is no such rank: what they have grown by in all intervals
-together is what they have in the end.
+of ranks begin at 0 after the first look at the run, and stand still while there is no such rank: what they have grown
+by in all intervals together is what they have in the end.
 """
 
 from __future__ import annotations
@@ -142,23 +142,20 @@ class Curves:
             return None
         amounts, touched = [0.0] * axis.num_intervals, [False] * axis.num_intervals
         last = math.nan
-        before: Frame | None = None
+        run: int | None = None
         for index, frame in enumerate(self._frames):
-            if before is None or before.run != frame.run:
-                # Of a run whose first rows are not here, what was before the first one is not known.
-                last = 0.0 if frame.begin_s < self._first_look_s <= frame.end_s else math.nan
-                parts = self._within[index]
-            else:
-                parts = self._spread[index - 1][1]
-            before = frame
             value = frame.counters[slot] if slot < len(frame.counters) else math.nan
-            if value != value:  # NaN: there is no such rank, or it has not begun
-                continue
-            grown = 0.0 if last != last else value - last if value >= last else value
-            last = value
-            for at, share in parts:
-                amounts[at] += grown * share
-                touched[at] = True
+            known = value == value  # NaN: there is no such rank, or not yet
+            if frame.run != run:
+                run = frame.run
+                # Of a run whose first look is not here, what was before is not known.
+                last = value if known or not frame.begin_s < self._first_look_s <= frame.end_s else 0.0
+            elif known:
+                grown = 0.0 if last != last else value - last if value >= last else value
+                last = value
+                for at, share in self._spread[index - 1][1]:
+                    amounts[at] += grown * share
+                    touched[at] = True
         return Growth(amounts, [axis.interval_s * each for each in touched]) if any(touched) else None
 
     def level(self, *key: str) -> Curve:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from gpulaunch.launcher.chaos.faults import DAMAGES, OF_A_RANK, RANDOM, Fault, Verb, choose
 from gpulaunch.launcher.chaos.inject import Done, inject
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.waiting import Doing, told_while
 from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.runs.find import find_under_way, here
@@ -77,6 +78,7 @@ class _Chaos:
         self._run_dir = run_dir
         self._seed = seed
         self._rng = random.Random(seed)  # noqa: S311 (chance that can be repeated is the point)
+        self._name = options.verb.value if options.verb else "random"
         self._made = 0
 
     def run(self) -> int:
@@ -95,12 +97,15 @@ class _Chaos:
         every_s, times = options.every, options.times
         pause_s = options.after
         for number in range(times or sys.maxsize):
-            if _ended(agent, pause_s):
+            with told_while(f"{self._name} is next", lasts_s=pause_s):
+                ended = _ended(agent, pause_s)
+            if ended:
                 self._say(f"the run has ended; {number} of {times or 'any number of'} faults were tried")
                 break
             pause_s = every_s or 0.0
             try:
-                done = self._make(agent)
+                with told_while("looking for the ranks") as doing:
+                    done = self._make(agent, doing)
             except RunError as err:
                 self._say(str(err))
                 continue
@@ -111,7 +116,7 @@ class _Chaos:
                 return 128 + done.interrupted_by
         return 0 if self._made else 1
 
-    def _make(self, agent: int) -> Done:
+    def _make(self, agent: int, doing: Doing) -> Done:
         options = self._options
         # Drawn from a generator of its own: what one fault leaves to chance must not change the next one's choice.
         rng = random.Random(self._rng.random())  # noqa: S311
@@ -130,7 +135,9 @@ class _Chaos:
             )
         if fault.verb in OF_A_RANK:
             rank = fault.rank
+            doing(f"looking for rank {rank}")
             group = self._group(agent, lambda group: rank not in group.ranks or _is_alive(group, rank))
+        doing(f"{fault.verb.value} is being made", lasts_s=fault.for_s if fault.verb is Verb.SLOW_RANK else None)
         return inject(fault, group, rng)
 
     def _group(self, agent: int, fits: Callable[[Group], bool]) -> Group:
@@ -144,8 +151,7 @@ class _Chaos:
                 raise RunError("no ranks are running now: nothing was done")
 
     def _say(self, what: str) -> None:
-        name = self._options.verb.value if self._options.verb else "random"
-        answer(f"{time.strftime('%H:%M:%S')} {name}: {what}\n")
+        answer(f"{time.strftime('%H:%M:%S')} {self._name}: {what}\n")
 
 
 def _ended(agent: int, within_s: float) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.checks import Finding, Status, checks
 from gpulaunch.launcher.cli.collectors import collectors, hooks, traces
+from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.place import look
 
@@ -39,13 +40,15 @@ def run(argv: Sequence[str]) -> int:
 def examine() -> list[Finding]:
     """All findings; a check that itself breaks is one of them, and never the end of the others."""
     findings: list[Finding] = []
-    every = {**checks(os.environ, look(os.environ)), "collectors": collectors, "probe": hooks, "traces": traces}
-    for name, check in every.items():
-        try:
-            findings.extend(check())
-        except Exception as err:  # a machine strange enough to break a check is what a doctor is for
-            advice = "this check could not be made; please report it"
-            findings.append(Finding(name=name, status=Status.WARN, value=f"{type(err).__name__}: {err}", advice=advice))
+    with told_while("looking at this machine") as doing:
+        every = {**checks(os.environ, look(os.environ)), "collectors": collectors, "probe": hooks, "traces": traces}
+        for number, (name, check) in enumerate(every.items()):
+            doing(f"looking at {name}", number / len(every))
+            try:
+                findings.extend(check())
+            except Exception as err:  # a machine strange enough to break a check is what a doctor is for
+                value, advice = f"{type(err).__name__}: {err}", "this check could not be made; please report it"
+                findings.append(Finding(name=name, status=Status.WARN, value=value, advice=advice))
     return findings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import io
 import itertools
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpulaunch.launcher.cli.answer import answer, drop
+from gpulaunch.launcher.cli.waiting import bar, told_while
 from gpulaunch.launcher.cli.words import Words, time_s, wants_help
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
@@ -60,8 +62,12 @@ def run(argv: Sequence[str]) -> int:
     from gpulaunch.exporters.files.rows import rows_of
 
     notes: list[str] = []
-    rows = counted(rows_of(Path(run_dir), step_s=options.every, notes=notes))
+    extent = Extent(Path(run_dir), every_s=options.every)
+    rows = counted(rows_of(Path(run_dir), step_s=options.every, notes=notes), share_of=extent.share_of)
     try:
+        with told_while("reading the run"):
+            first = next(rows, None)
+        rows = itertools.chain([] if first is None else [first], rows)
         count = _to_stdout(rows) if options.out == "-" else _to_file(rows, options.out, options.format)
     except PyarrowMissingError as err:
         raise UsageError(
@@ -76,10 +82,61 @@ def run(argv: Sequence[str]) -> int:
     return 0 if count else 1
 
 
+class Extent:
+    """How far a row is in all rows of its run: about, since they are not counted before they are written."""
+
+    def __init__(self, run_dir: Path, *, every_s: float) -> None:
+        self._run_dir = run_dir
+        self._every_s = every_s
+        self._spans: dict[int, tuple[float, float]] | None = None
+
+    def share_of(self, row: Row) -> float | None:
+        """How many of all are written with this one; None: it is none of those that most are of."""
+        if row.kind != "sample":
+            return None
+        if self._spans is None:  # most exports are over before anybody asks
+            self._spans = self._read()
+        if row.node not in self._spans:
+            return None
+        begin_s, end_s = self._spans[row.node]
+        older = 1.0 - _num_looks(end_s - row.at_s, self._every_s) / _num_looks(end_s - begin_s, self._every_s)
+        return (list(self._spans).index(row.node) + older) / len(self._spans)
+
+    def _read(self) -> dict[int, tuple[float, float]]:
+        """Beginning and end of what each node has, in the order of the rows."""
+        from gpulaunch.exporters.store.place import files_of
+        from gpulaunch.exporters.store.reading import TelemetryReader, UnreadableError
+
+        spans: dict[int, tuple[float, float]] = {}
+        for node, path in files_of(self._run_dir):
+            with contextlib.suppress(UnreadableError), TelemetryReader(path) as reader:
+                span = reader.span()
+                if span is not None and span[0] < span[1]:
+                    spans[node] = span
+        return spans
+
+
+def _num_looks(age_s: float, every_s: float) -> float:
+    """About how many samples of one quantity are no older than `age_s`: newer ones are finer."""
+    from gpulaunch.exporters.store.limits import LEVELS
+
+    fitting_s = max(level.length_s for level in LEVELS if level.length_s <= max(every_s, 1.0))
+    number = begin_s = 0.0
+    for level in LEVELS:
+        end_s = age_s if level.age_s is None else min(age_s, level.age_s)
+        number += max(0.0, end_s - begin_s) / max(level.length_s, fitting_s, 1.0)
+        begin_s = max(begin_s, end_s)
+    return number
+
+
 def counted(
-    rows: Iterable[T], *, now: Callable[[], float] = time.monotonic, patience_s: float = _PATIENCE_S
+    rows: Iterable[T],
+    *,
+    share_of: Callable[[T], float | None] = lambda _: None,
+    now: Callable[[], float] = time.monotonic,
+    patience_s: float = _PATIENCE_S,
 ) -> Iterator[T]:
-    """Give the rows; while that takes long and somebody looks on, say how many there were."""
+    """Give the rows; while that takes long and somebody looks on, say how many there were, and how much that is."""
     looked_on = sys.stderr is not None and sys.stderr.isatty()
     began_s = shown_s = now()
     showing = False
@@ -90,7 +147,9 @@ def counted(
                 at_s = now()
                 if at_s - began_s >= patience_s and at_s - shown_s >= _SHOWN_EVERY_S:
                     showing, shown_s = True, at_s
-                    print(f"\r{number:,} rows", end="", file=sys.stderr, flush=True)
+                    share = share_of(row)
+                    much = "" if share is None else f" {bar(share)}"
+                    print(f"\r{number:,} rows{much}", end="", file=sys.stderr, flush=True)
     finally:
         if showing:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.loop import linux
 
 __all__ = ["PAGE_FILE", "begin", "run", "wait"]
@@ -43,11 +44,15 @@ def begin(run_dir: str) -> int | None:
 
 
 def wait(pid: int) -> bool:
-    """Wait until the process has ended, or end it when its time is over; whether it has written the page."""
+    """Wait until the process has ended, or end it when its time is over; whether it has written the page.
+
+    Somebody who looks on is told what is waited for.
+    """
     pidfd = os.pidfd_open(pid)
     try:
-        if not select.select([pidfd], [], [], _WAITED_S)[0]:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        with told_while(f"writing {PAGE_FILE}"):
+            if not select.select([pidfd], [], [], _WAITED_S)[0]:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     finally:
         os.close(pidfd)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

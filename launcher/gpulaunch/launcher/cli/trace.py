@@ -15,6 +15,7 @@ from gpulaunch.launcher.agent.pages import directory_of
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.traced import Traced, time_of, told
 from gpulaunch.launcher.cli.tracer import Rank, Tracer, file_name
+from gpulaunch.launcher.cli.waiting import Doing, told_while
 from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.loop.files import write_json
@@ -83,16 +84,20 @@ def _trace(options: argparse.Namespace, run_dir: str, group: Group, ranks: list[
         raise RunError(f"{options.steps} steps would take {duration_s:.0f} s, and {LONGEST_S:.0f} s are the most")
     directory = _directory(options.out, run_dir, ranks)
 
-    def tell(window: Window) -> None:
+    waiting = contextlib.ExitStack()
+
+    def tell(window: Window) -> Doing:
         numbers = ", ".join(str(rank.number) for rank in ranks)
         in_s = (window.start_ns - monotonic_ns()) / 1e9
         answer(
             f"rank {numbers}: a trace of {time_of(duration_s)} begins in {in_s:.0f} s (steps take {time_of(step_s)})\n"
         )
+        return waiting.enter_context(told_while("waiting for its beginning", lasts_s=in_s))
 
     tracer = Tracer(ranks, channel_dir=_channel_dir(group), directory=directory, what=options.what)
     try:
-        results = tracer.make(duration_s=duration_s, step_s=step_s, tell=tell)
+        with waiting:
+            results = tracer.make(duration_s=duration_s, step_s=step_s, tell=tell)
     except OSError as err:
         raise RunError(f"{err.strerror}: {err.filename or _channel_dir(group)}") from None
     finally:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from gpulaunch.launcher.cli.traced import Copied, Rss, Traced
+from gpulaunch.launcher.cli.waiting import Doing
 from gpulaunch.launcher.runs.group import Process
 from gpulaunch.profiler.channel import tracing
 from gpulaunch.profiler.channel.clock import anchor, monotonic_ns, wall_ns
@@ -105,19 +106,19 @@ class Tracer:
         self._by_pid = {rank.process.pid: rank for rank in ranks}
         self._files: dict[int, Watched] = {}
 
-    def make(self, *, duration_s: float, step_s: float, tell: Callable[[Window], None]) -> list[Traced]:
+    def make(self, *, duration_s: float, step_s: float, tell: Callable[[Window], Doing]) -> list[Traced]:
         """Make it, which takes about ten seconds more than the window itself. Raises OSError.
 
         Args:
             duration_s: how long the window is.
             step_s: how long a step of the slowest rank takes.
-            tell: called with the window once it is known.
+            tell: called with the window once it is known; what it gives is told from then on what is being done.
         """
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
         has_gpu = any(rank.page.read().gpu_reserved_bytes for rank in self._ranks)
         of_all = window(monotonic_ns(), step_s=step_s, duration_s=duration_s, has_gpu=has_gpu)
-        tell(of_all)
+        doing = tell(of_all)
         for rank in self._ranks:
             rank.note_steps(of_all)
             rank.last_step = max(rank.before, default=-1)
@@ -129,12 +130,12 @@ class Tracer:
                 _remove(link)
                 os.symlink(self._directory, link)
                 self._order(of_all, os.path.join(link, os.path.basename(parts)))
-                self._record(of_all)
-                self._collect(of_all)
+                self._record(of_all, doing)
+                self._collect(of_all, doing)
             finally:
                 _remove(link)
                 _remove(tracing.socket_path(self._channel_dir))  # where Ctrl-C came between its making and its `with`
-        return self._settle(of_all)
+        return self._settle(of_all, doing)
 
     @contextlib.contextmanager
     def _apart(self) -> Generator[str]:
@@ -190,10 +191,13 @@ class Tracer:
             what=self._what,
         )
 
-    def _record(self, of_all: Window) -> None:
+    def _record(self, of_all: Window, doing: Doing) -> None:
         """Wait until the window is over, and note what the ranks do in it."""
         for edge_ns in (of_all.start_ns, of_all.end_ns):
             while (now_ns := monotonic_ns()) < edge_ns and any(rank.open for rank in self._ranks):
+                if now_ns >= of_all.start_ns:
+                    share = (now_ns - of_all.start_ns) / (of_all.end_ns - of_all.start_ns)
+                    doing(self._steps_seen(), share)
                 self._wait(until_s=(edge_ns - now_ns) / 1e9)
                 for rank in self._ranks:
                     if rank.open:
@@ -201,9 +205,17 @@ class Tracer:
             for rank in self._ranks:
                 rank.note_copies()
 
-    def _collect(self, of_all: Window) -> None:
+    def _steps_seen(self) -> str:
+        """How many steps all ranks have made in the window."""
+        count = min((len(rank.during) for rank in self._ranks if rank.open), default=0)
+        return f"recording, {count} step{'' if count == 1 else 's'}"
+
+    def _collect(self, of_all: Window, doing: Doing) -> None:
         """Wait until all traces are written, and take them."""
         while any(rank.open for rank in self._ranks):
+            there = sum(rank.whole for rank in self._ranks)
+            coming = sum(rank.open for rank in self._ranks)
+            doing(f"writing, {there} of {there + coming} traces are there", there / (there + coming))
             self._wait()
             for rank in self._ranks:
                 try:
@@ -243,10 +255,11 @@ class Tracer:
         rank.whole = True
         return True
 
-    def _settle(self, of_all: Window) -> list[Traced]:
+    def _settle(self, of_all: Window, doing: Doing) -> list[Traced]:
         """Wait until the ranks are as fast as before, or do not get there; say what became of each."""
         written_ns = monotonic_ns()
         until_ns = written_ns + _SETTLE_NS
+        doing(f"waiting until ranks are as fast as before, {_SETTLE_NS / 1e9:.0f} s at most")
         while True:
             results = [self._result(rank, of_all, written_ns) for rank in self._ranks]
             slow = [

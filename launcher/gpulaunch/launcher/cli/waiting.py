@@ -3,50 +3,122 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
+import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
-__all__ = ["told_while"]
+__all__ = ["Doing", "bar", "told_while"]
 
 _PATIENCE_S = 2.0
 _AGAIN_S = 0.5
+_COLUMNS = 80
+"""Where the terminal does not say how wide it is."""
+_BAR_CELLS = 20
+
+
+class Doing:
+    """What is being done, and how much of it is. Called, it is something else from then on."""
+
+    def __init__(self, what: str, *, lasts_s: float | None = None) -> None:
+        self._began_s = time.monotonic()
+        self(what, lasts_s=lasts_s)
+
+    def __call__(self, what: str, share: float | None = None, *, lasts_s: float | None = None) -> None:
+        """Say `what` from now on.
+
+        Args:
+            what: a few words, in ASCII.
+            share: how much of it is done, from 0 to 1; None: that is not known.
+            lasts_s: how long it takes from now on, where that is what is known.
+        """
+        self._told = what, share, lasts_s, time.monotonic()  # at once: another thread reads it
+
+    def line(self) -> str:
+        """What stands on the terminal."""
+        what, share, lasts_s, since_s = self._told
+        now_s = time.monotonic()
+        if lasts_s:
+            share = (now_s - since_s) / lasts_s
+        shown = "" if share is None else f" {bar(share)}"
+        return f"{what}{shown}, {now_s - self._began_s:.0f} s"
+
+
+def bar(share: float) -> str:
+    """A share of something as a bar, always of one length."""
+    share = min(1.0, max(0.0, share))
+    full = int(share * _BAR_CELLS)
+    return f"[{'#' * full:-<{_BAR_CELLS}}] {int(100 * share):3} %"
 
 
 @contextlib.contextmanager
 def told_while(
-    what: str, *, patience_s: float = _PATIENCE_S, again_s: float = _AGAIN_S
-) -> Generator[Callable[[str], None]]:
+    what: str, *, lasts_s: float | None = None, patience_s: float = _PATIENCE_S, again_s: float = _AGAIN_S
+) -> Generator[Doing]:
     """Say what is being done, and for how long already, once that takes longer than `patience_s`.
 
-    On a terminal only, on stderr, in one line that is gone afterwards. The block is given a function that says what is
-    being done from then on.
+    On a terminal only, on stderr, in one line that is gone afterwards. The block is given the function that says what
+    is being done from then on. Nothing waits for the terminal, and a signal to this process is heard where it would be
+    without this.
+
+    Args:
+        what: as of `Doing`.
+        lasts_s: as of `Doing`.
+        patience_s: how long nothing is said.
+        again_s: how long the same stands there.
     """
+    doing = Doing(what, lasts_s=lasts_s)
     if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda _: None
+        yield doing
         return
     done = threading.Event()
-    doing = [what]
     thread = threading.Thread(target=_tell, args=(doing, done, patience_s, again_s), daemon=True)
-    thread.start()
     try:
-        yield lambda now: doing.__setitem__(0, now)
+        # The thread takes over what is blocked here. Whoever blocks signals in the block waits for them: they must not
+        # come to a thread that has them open, and end the process.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield doing
     finally:
         done.set()
-        thread.join()
+        if thread.ident is not None:  # Ctrl-C may have come before it was started
+            thread.join()
 
 
-def _tell(doing: list[str], done: threading.Event, patience_s: float, again_s: float) -> None:
-    began_s = time.monotonic()
+def _tell(doing: Doing, done: threading.Event, patience_s: float, again_s: float) -> None:
     if done.wait(patience_s):
         return
-    blank = " " * (shutil.get_terminal_size().columns - 1)
     with contextlib.suppress(OSError, ValueError):  # the terminal has gone: nobody looks on any more
-        while True:
-            line = f"{doing[0]}, {time.monotonic() - began_s:.0f} s"[: len(blank)]
-            print(f"\r{line:<{len(blank)}}", end="", file=sys.stderr, flush=True)
-            if done.wait(again_s):
-                break
-        print(f"\r{blank}\r", end="", file=sys.stderr, flush=True)
+        terminal = _again(sys.stderr.fileno())
+        try:
+            width = (os.get_terminal_size(terminal).columns or _COLUMNS) - 1
+            while True:
+                _write(terminal, f"\r{doing.line()[:width]:<{width}}")
+                if done.wait(again_s):
+                    break
+            _write(terminal, f"\r{'':<{width}}\r")
+        finally:
+            os.close(terminal)
+
+
+def _again(fd: int) -> int:
+    """A terminal, opened once more so that no write to it waits: one that is stopped (Ctrl-S) may be so for long."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # it is another user's, as after `su`
+        return os.dup(fd)
+
+
+def _write(terminal: int, text: str) -> None:
+    """Write what is gone soon; if there is no room, nobody misses it."""
+    room = select.poll()
+    room.register(terminal, select.POLLOUT)
+    with contextlib.suppress(BlockingIOError):
+        if room.poll(0):
+            os.write(terminal, text.encode("ascii", "replace"))

@@ -36,11 +36,6 @@ function byRank(view, chosen, curveOf) {
   return apart ? [...lines, { ...apart, at: 3 }] : lines;
 }
 
-function sum(values) {
-  const some = values.filter(known);
-  return some.length ? some.reduce((total, value) => total + value, 0) : null;
-}
-
 function keysOf(maps, order = []) {
   const found = new Set(maps.flatMap((map) => Object.keys(map ?? {})));
   return [...order.filter((key) => found.has(key)), ...[...found].filter((key) => !order.includes(key)).sort()];
@@ -66,7 +61,7 @@ export function now(section, view) {
 }
 
 export function findings(section, view) {
-  say(section, "none", view.findings.length ? "" : view.watched ? "Nothing to change has been found." : "Nothing is known: no profiler looks at this run.");
+  say(section, "none", view.findings.length ? "" : view.watched || view.live ? "Nothing to change has been found." : "Nothing is known: no profiler looks at this run.");
   const list = part(section, "list", () => element("ul", { class: "found" }));
   while (list.children.length > view.findings.length) list.lastElementChild.remove();
   view.findings.forEach((finding, at) => {
@@ -117,8 +112,7 @@ export function steps(section, view, chosen) {
 export function phases(section, view) {
   const over = keysOf([view.phase_ratios], PHASES);
   const rows = shown(view).filter((rank) => Object.keys(rank.phase_ratios_now).length || Object.keys(rank.phase_seconds).length);
-  // Of a rank that makes no steps any more there is no "now" while the run goes on.
-  const ratios = rows.map((rank) => (Object.keys(rank.phase_ratios_now).length || view.status === "running" ? rank.phase_ratios_now : shares(rank.phase_seconds)));
+  const ratios = rows.map((rank) => rank.phase_ratios_now); // none of a rank that makes no steps any more, while the run goes on
   const names = keysOf(ratios, PHASES).filter((phase) => ratios.some((ratio) => ratio[phase] > 0));
   const spent = keysOf(rows.map((rank) => rank.phase_seconds), PHASES).filter((phase) => rows.some((rank) => rank.phase_seconds[phase] > 0));
   say(section, "none", names.length || spent.length || over.length ? "" : "Not known yet: no step has been measured.");
@@ -136,11 +130,6 @@ export function phases(section, view) {
 function placeIn(order, name) {
   const at = order.indexOf(name);
   return at < 0 ? order.length - 1 : at;
-}
-
-function shares(values) {
-  const whole = sum(Object.values(values)) || 1;
-  return Object.fromEntries(Object.entries(values).map(([name, value]) => [name, value / whole]));
 }
 
 export function loader(section, view, chosen) {
