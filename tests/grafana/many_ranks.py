@@ -6,9 +6,11 @@ passes as it does; what a step consists of is made up. It does what it is told, 
     healthy        the steps take 50 ms, hardly any of it for data
     slow-loader    every rank waits as long again for its data
     slow-rank      rank SLOW works 30 ms longer by itself, and all others wait for it
-    trouble        copies out of pageable memory and syncs at every step; GPU memory in pieces, allocations that fail,
-                   a rank with much memory; a probe that costs more than it may, and has parts off; a file `trouble`
-                   in the directory, for what the sidecar's stand-ins do then
+    trouble        everything else at once: copies out of pageable memory, syncs, pauses and saves at every step; GPU
+                   memory in pieces, allocations and saves that fail, steps that do not count; rank SLOW has much
+                   memory; rank LEFT stands still, without its probe, and the others wait inside of a collective; the
+                   probe costs more than it may, and in rank ODD parts of it are off; the agent has found a hang, loses
+                   work, and was asked to end; a file `trouble` in the directory, for what the sidecar sees then
     restart        the ranks are killed, and others begin the next attempt
 """
 
@@ -24,22 +26,36 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "badluck"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "sidecar"))
 
 from bad_node import step
-from toy_rank import save
 
 from gpulaunch.profiler.channel import collectives, layout, page, workers
-from gpulaunch.profiler.channel.layout import Hook, Word
+from gpulaunch.profiler.channel.layout import Hook, StepSource, Word
 
 MS = 1_000_000
 MIB = 1 << 20
 SLOW = 13
+LEFT = 41
+ODD = 2
 GPUS = 8
 PACE_S = 0.25
 MODES = ("healthy", "slow-loader", "slow-rank", "trouble")
 HOARD_BYTES = 256 * MIB
-HEALTHY = {"data_wait": 1, "forward": 15, "backward": 22, "comm": 4, "optimizer": 5, "sync": 1, "other": 2}
+SPIN_S = 0.02
+"""What rank ODD computes besides in trouble, each time that it wakes."""
+SAVE_STEPS = 40
+HEALTHY = {
+    "data_wait": 1,
+    "forward": 15,
+    "backward": 22,
+    "comm": 4,
+    "optimizer": 5,
+    "sync": 1,
+    "checkpoint": 1,
+    "other": 1,
+}
+IN_TROUBLE = {"h2d": 12, "sync": 12, "checkpoint": 10, "compile": 8, "gc": 8}
+"""How many milliseconds a step consists of, by phase; and how many more in trouble: 100 in all."""
 
 
 def parts_of(mode: str, rank: int) -> dict[str, int]:
@@ -50,8 +66,7 @@ def parts_of(mode: str, rank: int) -> dict[str, int]:
     elif mode == "slow-rank":
         parts["forward" if rank == SLOW else "comm"] += 30 * MS
     elif mode == "trouble":
-        parts["h2d"] += 12 * MS
-        parts["sync"] += 12 * MS
+        parts |= {phase: parts[phase] + more * MS for phase, more in IN_TROUBLE.items()}
     return parts
 
 
@@ -72,8 +87,11 @@ class Rank:
         words = self.writer.words
         words[Word.BUDGET_PPM] = 10_000
         words[Word.RESUMED_STEP] = 100 * attempt
+        words[Word.COMPILES] = 3
+        words[Word.COMPILE_PAUSE_NS_TOTAL] = 900 * MS
         self.left_ns = 0
         self.trouble = False
+        self.troubled_steps = 0
         self.hoard = b""
 
     def run(self) -> None:
@@ -85,7 +103,12 @@ class Rank:
             before_ns = now_ns
             mode = MODES[self.mode[0]]
             self.trouble = mode == "trouble"
-            self.work(parts_of(mode, self.rank))
+            stands_still = self.trouble and self.rank == LEFT
+            self.writer.words[Word.PID] = 0 if stands_still else os.getpid()
+            if stands_still:
+                self.left_ns = 0
+            else:
+                self.work(parts_of(mode, self.rank))
 
     def work(self, parts: dict[str, int]) -> None:
         """Make as many steps as there was time for."""
@@ -95,30 +118,29 @@ class Rank:
             return
         words = self.writer.words
         step(self.writer, count, parts)
-        words[Word.PROBE_NS_TOTAL] += count * (1_500_000 if self.trouble else 20_000)
+        self.troubled_steps += count if self.trouble else 0
+        words[Word.MICROSTEPS] += count if self.trouble else 0
+        words[Word.SKIPPED_STEPS] = words[Word.STEPS] // 100 + self.troubled_steps // 4
         self._load(count, parts["data_wait"])
-        self._pause(count)
+        self._pause(count, parts)
         self._use_gpu(count)
-        self._meet(count)
+        self._meet(count, parts["comm"])
+        self._save(count * parts["checkpoint"])
+        self._measure(count)
         self._suffer()
-        words[Word.UNOBSERVED_STEPS] = words[Word.STEPS] // 20
-        words[Word.PRICED_PAIRS] = words[Word.STEPS] // 40
-        words[Word.PAIRED_COST_NS], words[Word.PAIRED_ERROR_NS] = (1_500_000 if self.trouble else 30_000), 8_000
-        words[Word.SKIPPED_STEPS] = words[Word.STEPS] // 100
-        if words[Word.STEPS] // 40 > words[Word.CHECKPOINT_SAVES]:
-            save(self.writer, words[Word.STEPS])
 
     def _load(self, count: int, wait_ns: int) -> None:
         words = self.writer.words
         words[Word.LOADER_BATCHES] += count
-        words[Word.LOADER_BATCH_BYTES_TOTAL] += count * MIB
+        words[Word.LOADER_EVAL_BATCHES] += count if self.trouble else 0
+        words[Word.LOADER_BATCH_BYTES_TOTAL] += count * (2 if self.trouble else 1) * MIB
         words[Word.LOADER_WAIT_NS_TOTAL] += count * wait_ns
         words[Word.LOADER_TRANSFER_NS_TOTAL] += count * MS // 2
         words[Word.LOADER_BLOCKED_NS_TOTAL] += count * MS // 10
         bucket = sum(wait_ns > bound_ns for bound_ns in layout.STEP_BOUNDS_NS)
         words[Word.LOADER_WAIT_HISTOGRAM + bucket] += count
         slow = wait_ns > 10 * MS
-        self.writer.write_queue((1, 2, 0 if slow else 2, 0, 0))
+        self.writer.write_queue((1, 6, 2, 3, 1) if self.trouble else (1, 2, 0 if slow else 2, 0, 0))
         fetch_ns = (50 if slow else 20) * MS
         blocked_ns = fetch_ns - 12 * MS
         self.worker.add(
@@ -129,34 +151,58 @@ class Rank:
             )
         )
 
-    def _pause(self, count: int) -> None:
+    def _pause(self, count: int, parts: dict[str, int]) -> None:
         words = self.writer.words
-        words[Word.GC_COLLECTIONS] += count
-        words[Word.GC_PAUSE_NS_TOTAL] += count * MS // 50
-        words[Word.COMPILES] = 3
-        words[Word.COMPILE_PAUSE_NS_TOTAL] = 900 * MS
-        words[Word.COMM_CALLS] += count
-        words[Word.COMM_BLOCKED_NS_TOTAL] += count * 4 * MS
-        words[Word.DDP_COMM_NS], words[Word.DDP_OVERLAP_NS] = 6 * MS, 4 * MS
+        words[Word.GC_COLLECTIONS] += count * (6 if self.trouble else 1)
+        words[Word.GC_PAUSE_NS_TOTAL] += count * (parts["gc"] or MS // 50)
+        words[Word.COMPILES] += count if self.trouble else 0
+        words[Word.COMPILE_PAUSE_NS_TOTAL] += count * parts["compile"]
+
+    def _save(self, stalled_ns: int) -> None:
+        """Save every so many steps, as `probe.progress` tells it; in trouble it comes to nothing."""
+        words = self.writer.words
+        words[Word.CHECKPOINT_STALL_NS_TOTAL] += stalled_ns
+        if words[Word.STEPS] // SAVE_STEPS <= words[Word.CHECKPOINT_SAVES] + words[Word.CHECKPOINT_FAILURES]:
+            return
+        if self.trouble:
+            words[Word.CHECKPOINT_FAILURES] += 1
+        else:
+            words[Word.CHECKPOINT_BYTES_TOTAL] += MIB
+            words[Word.CHECKPOINT_STEP] = words[Word.STEPS]
+            words[Word.CHECKPOINT_CAPTURED_NS] = time.monotonic_ns()
+            words[Word.CHECKPOINT_SAVES] += 1
+
+    def _measure(self, count: int) -> None:
+        """Tell what the probe costs."""
+        words = self.writer.words
+        odd = self.trouble and self.rank == ODD
+        cost_ns = 1_500_000 if self.trouble else 20_000
+        words[Word.PROBE_NS_TOTAL] += count * cost_ns
+        words[Word.UNOBSERVED_STEPS] = words[Word.STEPS] // 20 + self.troubled_steps // 4
+        words[Word.PRICED_PAIRS] = 3 if odd else words[Word.STEPS] // 20
+        words[Word.PAIRED_COST_NS], words[Word.PAIRED_ERROR_NS] = cost_ns + 10_000, 8_000
+        words[Word.HOOKS_SHED] = Hook.EVERY_STEP if odd else 0
+        words[Word.HOOKS_UNAVAILABLE] = Hook.GPU_MEMORY_FRACTION if odd else 0
+        if odd:
+            words[Word.STEP_SOURCE] = StepSource.BACKWARD
 
     def _suffer(self) -> None:
-        """Have what is wrong with one rank alone, or nothing any more."""
-        words = self.writer.words
-        ill = self.trouble and self.rank == 2
-        words[Word.HOOKS_SHED] = Hook.EVERY_STEP if ill else 0
-        words[Word.HOOKS_UNAVAILABLE] = Hook.GPU_MEMORY_FRACTION if ill else 0
+        """Have much memory, and much to compute, or neither any more."""
         if self.trouble and self.rank == SLOW:
             self.hoard = self.hoard or b"\1" * HOARD_BYTES
         else:
             self.hoard = b""
+        ends_s = time.process_time() + SPIN_S
+        while self.trouble and self.rank == ODD and time.process_time() < ends_s:
+            pass
 
     def _use_gpu(self, count: int) -> None:
         words = self.writer.words
         for word, amount in (
             (Word.GPU_ALLOCATED_BYTES, 900 * MIB),
-            (Word.GPU_PEAK_ALLOCATED_BYTES, 1000 * MIB),
+            (Word.GPU_PEAK_ALLOCATED_BYTES, (2000 if self.trouble else 1000) * MIB),
             (Word.GPU_RESERVED_BYTES, 1200 * MIB),
-            (Word.GPU_PEAK_RESERVED_BYTES, 1300 * MIB),
+            (Word.GPU_PEAK_RESERVED_BYTES, (2600 if self.trouble else 1300) * MIB),
             (Word.GPU_ACTIVE_BYTES, 920 * MIB),
             (Word.GPU_INACTIVE_SPLIT_BYTES, (600 if self.trouble else 100) * MIB),
             (Word.GPU_PINNED_BYTES, (640 if self.trouble else 64) * MIB),
@@ -165,20 +211,22 @@ class Rank:
         if self.trouble:
             words[Word.GPU_ALLOC_RETRIES] += count
             words[Word.GPU_OOMS] += 1
+        forward_ns = (28 if self.trouble else 14) * MS
         for word, amount in (
             (Word.GPU_TIMED_STEPS, 1),
-            (Word.GPU_STEP_NS_TOTAL, 44 * MS),
-            (Word.GPU_FORWARD_NS_TOTAL, 14 * MS),
+            (Word.GPU_STEP_NS_TOTAL, forward_ns + 30 * MS),
+            (Word.GPU_FORWARD_NS_TOTAL, forward_ns),
             (Word.GPU_BACKWARD_NS_TOTAL, 25 * MS),
             (Word.GPU_OPTIMIZER_NS_TOTAL, 5 * MS),
         ):
             words[word] += amount
         for index, size_bytes in enumerate((16384, MIB, 4, 4096, MIB)):
             slow = self.trouble and layout.COPIES[index] == ("h2d", "pageable")
-            blocked_ns = 12 * MS if slow else MS // 50
+            copies = 6 * count if slow else count
+            total_bytes = count * (8 * MIB if slow else size_bytes)
+            blocked_ns, on_gpu_ns = (12 * MS, 4 * MS) if slow else (MS // 50, MS // 5)
             at = Word.COPY_FIRST + index * layout.COPY_WORDS
-            size_bytes = 8 * MIB if slow else size_bytes
-            for place, amount in enumerate((count, count * size_bytes, count * blocked_ns, count * MS // 5)):
+            for place, amount in enumerate((copies, total_bytes, count * blocked_ns, count * on_gpu_ns)):
                 words[at + place] += amount
         now_and_then = words[Word.STEPS] // 40 - (words[Word.STEPS] - count) // 40
         for index, kind in enumerate(layout.SYNCS):
@@ -186,13 +234,18 @@ class Rank:
             words[Word.SYNC_FIRST + index * layout.SYNC_WORDS] += calls
             words[Word.SYNC_FIRST + index * layout.SYNC_WORDS + 1] += calls * MS
 
-    def _meet(self, count: int) -> None:
+    def _meet(self, count: int, comm_ns: int) -> None:
+        words, calls = self.writer.words, self.calls
         counter, running, returned = collectives.words_of_call("all_reduce")
-        self.calls[counter] += count
-        self.calls[collectives.ENQUEUED] += 2 * count
-        self.calls[collectives.COMPLETED] = self.calls[collectives.ENQUEUED] - (self.rank % 2)
-        self.calls[collectives.SEQUENCE] += 2 * count
-        self.calls[collectives.CALL] = running if self.rank % 8 else returned
+        calls[counter] += count
+        calls[collectives.ENQUEUED] += 2 * count
+        open_calls = 9 if self.trouble else self.rank % 2
+        calls[collectives.COMPLETED] = max(calls[collectives.COMPLETED], calls[collectives.ENQUEUED] - open_calls)
+        calls[collectives.SEQUENCE] += 2 * count
+        calls[collectives.CALL] = running if self.trouble or self.rank % 8 == 0 else returned
+        words[Word.COMM_CALLS] += count
+        words[Word.COMM_BLOCKED_NS_TOTAL] += count * comm_ns
+        words[Word.DDP_COMM_NS], words[Word.DDP_OVERLAP_NS] = comm_ns + 2 * MS, 4 * MS
 
 
 class Agent:
@@ -252,8 +305,9 @@ class Agent:
         """Tell where the time went: every second is in one bucket, once."""
         now_s = time.monotonic()
         passed_s, self.told_s = now_s - self.told_s, now_s
-        lost_s = min(passed_s, self.to_lose_s)
-        self.to_lose_s -= lost_s
+        trouble = MODES[self.mode[0]] == "trouble"
+        lost_s = passed_s / 2 if trouble else min(passed_s, self.to_lose_s)
+        self.to_lose_s = max(0.0, self.to_lose_s - lost_s)
         for bucket, share_s in (
             *(("lost_work", lost_s / 2), ("restart", lost_s / 2)),
             *(("checkpoint_stall", 0.02 * (passed_s - lost_s)), ("productive", 0.98 * (passed_s - lost_s))),
@@ -261,7 +315,8 @@ class Agent:
             self.spent_s[bucket] += share_s
         restarts = {"exception": self.restarts} if self.restarts else {}
         account = {"version": 1, "restarts": restarts, "goodput_seconds": self.spent_s}
-        self.put("run.json", {**account, "hang_suspicions": 0, "hangs": 0, "preempted": 0})
+        told = {"hang_suspicions": 2, "hangs": 1, "preempted": 1}
+        self.put("run.json", account | {name: count if trouble else 0 for name, count in told.items()})
 
     def obey(self, order: str) -> None:
         """Do what a line says."""

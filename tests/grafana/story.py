@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exprs import dashboards
+from many_ranks import LEFT
 from scene import EVERY_S, SCRAPE_S, WAIT_S, WINDOW_S, Album, Answer, Prometheus, Target, photograph, until
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -99,7 +100,7 @@ class Story:
 
     def settle(self, since_s: float) -> float:
         """Wait until everything in the windows of rates is from after `since_s`, and well scraped; give a time of which
-        both hold. A machine that has other things to do may miss scrapes."""
+        both hold. A machine that has other things to do may miss scrapes; rank LEFT may be meant to stand still."""
 
         def settled() -> float:
             now_s = time.time()
@@ -110,9 +111,10 @@ class Story:
                 f"count_over_time(gpulaunch_sidecar_memory_bytes{{of}}[{WINDOW_S}s]) >= 3",
                 f"min(rate(gpulaunch_steps_total{{of}}[{WINDOW_S}s])) > 0",
             )
+            of = {name: f'{{instance="{target.node}", rank!="{LEFT}"}}' for name, target in self.targets.items()}
             seen = (
-                self.prometheus.instant(each.replace("{of}", f'{{instance="{target.node}"}}'), at_s).series
-                for target in self.targets.values()
+                self.prometheus.instant(each.replace("{of}", of[run]), at_s).series
+                for run in RUNS
                 for each in asked
                 for at_s in (now_s - SCRAPE_S, now_s)  # what a picture shows
             )

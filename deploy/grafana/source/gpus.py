@@ -126,9 +126,9 @@ def gpus() -> Json:
             ),
             lines(
                 "Energy of a step",
-                "What all GPUs use for one step of the run.",
+                "What all GPUs use for one step of the run; a rank that makes none does not count.",
                 (
-                    total(rate("gpulaunch_gpu_energy_joules_total")).each(lowest(rate("gpulaunch_steps_total"))),
+                    total(rate("gpulaunch_gpu_energy_joules_total")).each(lowest(rate("gpulaunch_steps_total") > 0)),
                     "energy",
                 ),
                 width=8,

@@ -14,8 +14,8 @@ STEP = "gpulaunch_step_duration_seconds"
 
 
 def stepping_s(*by: str) -> Expr:
-    """The time that ranks spend in steps: what shares of a step are shares of."""
-    return seconds_counted(STEP, *by)
+    """The time that ranks spend in steps: what shares of a step are shares of. Without steps there are none."""
+    return seconds_counted(STEP, *by) > 0
 
 
 def since_last_step() -> Expr:

@@ -65,14 +65,14 @@ def quantile(share: float, name: str, /, *by: str) -> Expr:
 
 
 def histogram_mean(name: str, /, *by: str) -> Expr:
-    """The mean of what a histogram has counted lately."""
+    """The mean of what a histogram has counted lately; nothing where that is nothing."""
     metric = _histogram(name)
     known(by, _labels(metric))
     parts: list[str] = []
     for end in ("sum", "count"):
         within = _here(f"rate({_selector(metric, f'{name}_{end}', {})}[{WINDOW}])", (), frozenset())
         parts.append(f"sum{grouped(by)} ({within.text})")
-    return Expr(text=" / ".join(parts), unit=_unit(metric), labels=frozenset(by), compound=True)
+    return Expr(text=f"{parts[0]} / ({parts[1]} > 0)", unit=_unit(metric), labels=frozenset(by), compound=True)
 
 
 def seconds_counted(name: str, /, *by: str) -> Expr:

@@ -17,9 +17,9 @@ MEETING = ("backward", "comm", "sync")
 
 
 def _in_a_step(*phases: str) -> Expr:
-    """Seconds of a step that each rank spends in phases."""
+    """Seconds of a step that each rank spends in phases; nothing for one that makes no steps."""
     spent = total(rate("gpulaunch_phase_seconds_total", phase=phases), "rank")
-    return spent.each(total(rate("gpulaunch_steps_total"), "rank"))
+    return spent.each(total(rate("gpulaunch_steps_total"), "rank") > 0)
 
 
 def ranks() -> Json:
