@@ -6,10 +6,13 @@ program's.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from running import Program, Train, Trained, fairly
+
+from gpulaunch.profiler.analysis.limits import GROWN_BYTES
 
 pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(1800)]
 
@@ -43,5 +46,22 @@ def test_nothing_is_found_in_the_examples(train: Train, example: tuple[str, ...]
 
     def judge(measured: list[Trained]) -> None:
         assert [trained.findings for trained in measured] == [[]]
+
+    fairly(lambda: train(program), judge)
+
+
+def test_nothing_is_found_in_a_program_that_is_well_for_longer(train: Train) -> None:
+    """As long as it takes to find memory that grows, and lines that log, which are sampled: six windows, a minute.
+
+    Its memory does grow, by three times as much as is a fault; and then it has all that it wants.
+    """
+    program = Program(path=CLEAN, args=("for_longer",))
+
+    def judge(measured: list[Trained]) -> None:
+        (trained,) = measured
+        ((epochs, kept),) = re.findall(r"epochs (\d+) kept (\d+)", trained.output)
+        assert int(epochs) >= 2, "it has not got beyond what it keeps"
+        assert int(kept) * 100_000 > 3 * GROWN_BYTES.value, "it has kept too little to be taken for a fault"
+        assert trained.findings == []
 
     fairly(lambda: train(program), judge)

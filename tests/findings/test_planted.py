@@ -35,6 +35,8 @@ class Planted:
     program: str
     line: str = ""
     """Words of the line that is to be named; empty: no line."""
+    cause: str = ""
+    """What is to be said in the evidence that it comes from; empty: nothing."""
     ranks: tuple[int, ...] = (0,)
     fills_the_cores: bool = False
     """Then it and its twin are no neighbours."""
@@ -62,7 +64,7 @@ PLANTED = (
     Planted(rule="dataloader-slow-storage", program="slow_storage", line="DataLoader(", fills_the_cores=True),
     Planted(rule="dataloader-slow-transform", program="slow_transform", line="DataLoader(", fills_the_cores=True),
     Planted(rule="dataloader-head-of-line", program="head_of_line", line="DataLoader("),
-    Planted(rule="straggler", program="straggler", ranks=(1,)),
+    Planted(rule="straggler", program="straggler", cause="compute", ranks=(1,)),
     Planted(rule="checkpoint-stall", program="checkpoint_stall", line="torch.save("),
     Planted(rule="gc-pauses", program="gc_pauses", line="gc.collect()"),
     Planted(rule="recompiles", program="recompiles"),
@@ -85,6 +87,7 @@ def judge(planted: Planted, faulty: Trained, repaired: Trained) -> None:
     assert (faulty.rules, repaired.rules) == ([planted.rule], [])
     (found,) = faulty.findings
     assert tuple(found["ranks"]) == planted.ranks
+    assert found["evidence"].get("cause", "") == planted.cause
     if planted.line:
         assert Path(found["file"]).name == planted.path.name
         assert planted.line in planted.path.read_text().splitlines()[found["line"] - 1]

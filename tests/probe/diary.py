@@ -6,6 +6,7 @@ The data that it trains and evaluates on take their time, so that their parts of
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Generator
 from typing import Any
@@ -19,6 +20,13 @@ TRAINED, EVALUATED = 96, 24  # samples
 READING_S = {"train": 0.003, "eval": 0.005}  # a batch
 
 
+def lost_ns() -> int:
+    """How long this thread has had to wait for a core until now, and how long the host had the cores (proc(5))."""
+    with open("/proc/thread-self/schedstat") as schedstat, open("/proc/stat") as stat:
+        queued_ns = int(schedstat.read().split()[1])
+        return queued_ns + int(stat.readline().split()[8]) * 10**9 // os.sysconf("SC_CLK_TCK")
+
+
 class Diary:
     """When what was done. It ends with the last step: a page has nothing of what comes after it."""
 
@@ -26,15 +34,19 @@ class Diary:
         self.optimizer_steps = 0
         self._stepped_ns = 0
         self._spans: list[tuple[str, int, int]] = []
+        self._lost_ns: list[int] = []  # when it began, and at each step
         register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
         self.optimizer_steps += 1
         self._stepped_ns = time.monotonic_ns()
+        self._lost_ns.append(lost_ns())
 
     @contextlib.contextmanager
     def during(self, what: str) -> Generator[None]:
         """What is done in this block is this."""
+        if not self._lost_ns:
+            self._lost_ns.append(lost_ns())
         began_ns = time.monotonic_ns()
         yield
         self._spans.append((what, began_ns, time.monotonic_ns()))
@@ -46,7 +58,8 @@ class Diary:
         for what, from_ns, to_ns in self._spans:
             if to_ns < self._stepped_ns:
                 took[what] += to_ns - from_ns
-        return {"optimizer_steps": self.optimizer_steps, "wall_ns": self._stepped_ns - began_ns, "took_ns": took}
+        times = {"wall_ns": self._stepped_ns - began_ns, "lost_ns": self._lost_ns[-1] - self._lost_ns[0]}
+        return {"optimizer_steps": self.optimizer_steps, "took_ns": took, **times}
 
 
 class Data(Dataset[dict[str, torch.Tensor]]):

@@ -1,4 +1,5 @@
-"""Training loops as Accelerate leads them: its dataloaders read a batch ahead, its optimizers step when they may."""
+"""Training loops as Accelerate leads them: its dataloaders read a batch ahead, its optimizers step when they may. As a
+script, on as many ranks as it is started on."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from torch.utils.data import DataLoader
 from toy_model import LOSS, a_model
 
 
-def whole(diary: Diary, backend: str, directory: str) -> dict[str, Any]:
+def whole(diary: Diary, backend: str, directory: str, every: int = EVERY, ballast: bool = True) -> dict[str, Any]:
     """Three epochs of two steps; evaluated first and after each step, saved after each second."""
     dynamo = TorchDynamoPlugin(backend=DynamoBackend(backend.upper()), fullgraph=True) if backend else None
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=EVERY, dynamo_plugin=dynamo)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=every, dynamo_plugin=dynamo)
     model = a_model()
-    model.register_buffer("ballast", BALLAST)
+    if ballast:
+        model.register_buffer("ballast", BALLAST)
     optimizer: Any = torch.optim.AdamW(model.parameters())
     train_loader: Any = DataLoader(Data(diary, "train"), batch_size=BATCH)
     eval_loader: Any = DataLoader(Data(diary, "eval"), batch_size=BATCH)
@@ -47,7 +49,7 @@ def whole(diary: Diary, backend: str, directory: str) -> dict[str, Any]:
                 if steps % 2 == 0:
                     with diary.during("save"):
                         accelerator.save_state(os.path.join(directory, f"saved-{steps}"))
-    return {"steps": steps, "losses": losses}
+    return {"steps": steps, "losses": losses, "ranks": accelerator.num_processes}
 
 
 def scaled(diary: Diary, backend: str, directory: str) -> dict[str, Any]:
@@ -109,3 +111,9 @@ def closures(diary: Diary, backend: str, directory: str) -> dict[str, Any]:
 
         optimizer.step(closure)
     return {"steps": diary.optimizer_steps, "evaluated": evaluated}
+
+
+if __name__ == "__main__":
+    from leaders import as_a_script
+
+    as_a_script(lambda diary: whole(diary, "", os.getcwd(), every=4, ballast=False))

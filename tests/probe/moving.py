@@ -41,9 +41,9 @@ class Remote(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ == "tolist":  # torch itself gives no list of a tensor of another class
+        if func.__name__ in ("tolist", "numpy"):  # torch itself gives no list and no array of a tensor of another class
             time.sleep(HELD_S)
-            return args[0].value.tolist()
+            return getattr(args[0].value, func.__name__)()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -59,6 +59,27 @@ class Remote(torch.Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Remote({self.value})"
+
+
+class Card(torch.Tensor):
+    """A tensor on one of two accelerators, meta:0 and meta:1; from one to the other takes a moment."""
+
+    value: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, real: torch.Tensor, device: str | torch.device) -> Card:
+        made: Card = torch.Tensor._make_wrapper_subclass(cls, real.shape, dtype=real.dtype, device=device)
+        made.value = real
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        time.sleep(HELD_S)
+        if func.overloadpacket is torch.ops.aten._to_copy:
+            return Card(args[0].value.clone(), kwargs["device"])
+        assert func.overloadpacket is torch.ops.aten.copy_
+        args[0].value.copy_(args[1].value)
+        return args[0]
 
 
 def train_with(each: Callable[[torch.Tensor, torch.Tensor], object], batches: int = BATCHES) -> None:
@@ -140,12 +161,27 @@ def values_come_back() -> None:
         assert [10, 11, 12][index] == 12  # index
         assert loss  # bool
         assert losses.tolist() == [0.0, 1.0, 2.0]  # tolist
+        assert losses.numpy(force=True).tolist() == [0.0, 1.0, 2.0]  # numpy
         assert losses.cpu().equal(losses.value)  # cpu
         assert losses.to("cpu").equal(losses.value)  # to cpu
         assert torch.empty(3).copy_(losses).equal(losses.value)  # copied back
         assert len(losses.nonzero().value) == 2  # nonzero
 
     train_with(ask)
+
+
+def goes_from_one_accelerator_to_the_other() -> None:
+    """Each step 3 floats as a new tensor, and 5 into one that is there; what stays on one is none of the ledger's."""
+    first, second = Card(torch.ones(3), "meta:0"), Card(torch.zeros(3), "meta:1")
+    wide, beside, across = (Card(torch.ones(5), f"meta:{index}") for index in (0, 0, 1))
+
+    def move(*_: torch.Tensor) -> None:
+        assert first.to(second.device).device == second.device != first.device  # moved across
+        across.copy_(wide)  # filled across
+        beside.copy_(wide)
+        assert first.to("meta:0") is first
+
+    train_with(move)
 
 
 def a_model_goes_over() -> None:

@@ -147,17 +147,29 @@ def test_pinned_memory_is_told_from_the_other(run):
 def test_values_that_come_back_are_waited_for(run):
     seen = run("values_come_back")
 
-    assert seen.waits == {"item": 48, "bool": 12, "tolist": 12, "cpu": 36, "nonzero": 12}
-    assert seen.copies("d2h") == (48, 4 * 12 * 12)
+    assert seen.waits == {"item": 48, "bool": 12, "tolist": 12, "numpy": 12, "cpu": 36, "nonzero": 12}
+    assert seen.copies("d2h") == (60, 5 * 12 * 12)
     kinds = {mark: (row.kind, row.count) for mark, row in seen.sites.items()}
     assert kinds == {
         **dict.fromkeys(("item", "float", "int", "index"), ("item", 12)),
-        **{kind: (kind, 12) for kind in ("bool", "tolist", "cpu", "nonzero")},
+        **{kind: (kind, 12) for kind in ("bool", "tolist", "numpy", "cpu", "nonzero")},
         **dict.fromkeys(("to cpu", "copied back"), ("d2h", 12)),
     }
     held_ns = 2_000_000 * 12
     assert all(row.blocked_ns >= held_ns for row in seen.sites.values())
     assert all(seen.page.syncs[kind].blocked_ns > 0 for kind in seen.waits)
+
+
+def test_what_goes_from_one_accelerator_to_the_other_is_counted_by_line_and_is_no_wait(run):
+    seen = run("goes_from_one_accelerator_to_the_other")
+
+    assert seen.copies("d2d", "") == (24, 12 * (12 + 20))
+    sizes = {mark: (row.kind, row.count, row.size_bytes) for mark, row in seen.sites.items()}
+    assert sizes == {"moved across": ("d2d", 12, 12 * 12), "filled across": ("d2d", 12, 12 * 20)}
+    assert seen.page.copies["d2d", ""].blocked_ns == sum(row.blocked_ns for row in seen.sites.values())
+    assert all(row.blocked_ns >= 12 * 2_000_000 for row in seen.sites.values())
+    assert (seen.waits, seen.page.phase_ns["sync"], seen.page.phase_ns["h2d"]) == ({}, 0, 0)
+    assert seen.page.hooks_unavailable == Hook(0), seen.page.fault
 
 
 def test_what_synchronizes_is_counted(run):

@@ -28,6 +28,8 @@ HERE = Path(__file__).parent
 PACKAGES = {"hand": "torch", "accelerate": "accelerate", "trainer": "transformers", "lightning": "lightning"}
 PLAIN = ("data_wait", "forward", "backward", "optimizer", "other")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
+LOST = 0.02
+"""Of its time: what others have had of it when they have had nothing to speak of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +111,18 @@ def assert_times_are_the_programs(told: dict[str, Any], seen: PageSnapshot) -> N
 def test_a_whole_training(lead: Lead, leader: str, backend: str) -> None:
     """Gradients accumulated over 8 batches and then over the 4 that an epoch has left; evaluated, saved, compiled.
 
-    By the program's own clock half a second: on a machine that has other things to do its times are judged again.
+    By the program's own clock half a second. Where others had the cores meanwhile, which the kernel has counted, its
+    times are judged again; where nobody had, they may be wrong once.
     """
+    calm = 0
     for turns_left in (2, 1, 0):
         led = lead(leader, "whole", backend)
         told, seen = led.told, led.seen
         try:
             assert_times_are_the_programs(told, seen)
         except AssertionError:
-            if not turns_left:
+            calm += told["lost_ns"] <= LOST * told["wall_ns"]
+            if not turns_left or calm == 2:
                 raise
         else:
             break
@@ -200,7 +205,7 @@ def test_steps_that_are_not_observed_are_counted_too(lead: Lead) -> None:
     assert (led.seen.samples, led.seen.loader_eval_batches) == (8 * 640, led.told["evaluated"])
 
 
-@pytest.mark.parametrize("leader", ["trainer", "lightning"])
+@pytest.mark.parametrize("leader", ["accelerate", "trainer", "lightning"])
 def test_on_two_ranks(gpulaunch: Any, tmp_path: Path, leader: str) -> None:
     """The script as it is, with DDP: the ranks are the launcher's, and each is observed."""
     needs(leader)

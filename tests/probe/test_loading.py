@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -87,14 +88,7 @@ def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize(
     ("how", "kind", "kept"),
-    [
-        ("fork", "map", "no"),
-        ("fork", "map", "yes"),
-        ("fork", "iterable", "no"),
-        ("fork", "iterable", "yes"),
-        ("spawn", "iterable", "yes"),
-        ("forkserver", "map", "no"),
-    ],
+    [*itertools.product(("fork", "spawn", "forkserver"), ("map", "iterable"), ("no", "yes"))],
 )
 def test_every_worker_counts_what_it_fetches_however_it_is_started(run, how, kind, kept):
     """24 batches of 8 samples, by two workers at a time: four in all where they are not kept, in the same two slots."""

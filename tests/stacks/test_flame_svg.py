@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from speedscope_format import faults_of
 
 from gpulaunch.exporters.files.flame import Box, Stack, boxes_of, speedscope
 from gpulaunch.exporters.files.flame_svg import flame_svg
@@ -238,6 +239,7 @@ def test_a_label_without_a_place_is_a_name(label: str) -> None:
 @given(stacks_)
 def test_every_sample_has_its_frames(stacks: dict[tuple[str, ...], int]) -> None:
     content = json.loads(json.dumps(speedscope({"all": stacks.items()}, name="run", exporter="gpulaunch")))
+    assert faults_of(content) == []
     (profile,) = content["profiles"]
     frames = [
         frame["name"] + (f" ({frame['file']}:{frame['line']})" if "file" in frame else "")

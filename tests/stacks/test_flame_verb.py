@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from speedscope_format import faults_of
 
 from gpulaunch.launcher.cli import flame
 from gpulaunch.launcher.job.options import UsageError
@@ -61,6 +62,7 @@ def test_the_whole_graph_has_the_phases_as_its_outermost_frames(cwd: Path) -> No
     flame.run([])
 
     content = json.loads((run / "flame/stacks.speedscope.json").read_text())
+    assert faults_of(content) == []
     assert [(one["name"], one["endValue"]) for one in content["profiles"]] == [
         ("all", 10),
         ("startup", 1),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import stat
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.launcher.cli import main, trace, tracer
+from gpulaunch.launcher.cli import main, trace, tracer, waiting
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.daemon import tracefile, window
@@ -103,6 +105,43 @@ def test_all_ranks_are_traced_in_one_window(job: Job, capsys: pytest.CaptureFixt
     assert [line.split()[1:6] for line in rest if "warning: only" in line] == [text.split() for text in few]
     event = json.loads((run_dir / "events.jsonl").read_text())
     assert (event["event"], event["ranks"]) == ("trace", record["ranks"])
+
+
+def test_somebody_who_looks_on_is_told_what_is_waited_for(
+    job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin, in the window, for the trace, for a rank that is slower than before. In the end it is gone, and was
+    never among the lines that are the answer."""
+    job("slowed")
+    said: list[str] = []
+
+    class Told(waiting.Doing):
+        def __call__(self, what: str, share: float | None = None, *, lasts_s: float | None = None) -> None:
+            said.append(re.sub(r"\d+", "N", what).replace("N steps", "N step"))
+            super().__call__(what, share, lasts_s=lasts_s)
+
+    screen, stderr = pty.openpty()
+    shown = ""
+    with monkeypatch.context() as looked_on, open(stderr, "w") as terminal:
+        looked_on.setattr(waiting, "Doing", Told)
+        looked_on.setattr(tracer, "_SETTLE_NS", 2_000_000_000)
+        looked_on.setattr(sys, "stderr", terminal)
+        assert trace.run(["--duration", "2s"]) == 0
+    with contextlib.suppress(OSError):  # when all is read
+        while True:
+            shown += os.read(screen, 65536).decode()
+    os.close(screen)
+
+    assert list(dict.fromkeys(said)) == [
+        "waiting for its beginning",
+        "recording, N step",
+        "writing, N of N traces are there",
+        "waiting until ranks are as fast as before, N s at most",
+    ]
+    assert re.search(r"\r(waiting|recording|writing)[^\r]*, \d+ s +\r", shown)
+    assert shown.endswith(" \r")
+    assert "\n" not in shown
+    assert [line for line in lines(capsys) if "waiting" in line or "recording" in line] == []
 
 
 def test_nothing_is_left_beside_the_pages(job: Job, directory: Path) -> None:

@@ -1,13 +1,27 @@
-"""Trains with DDP on two CPUs until it is told to end: a file `stop` beside it."""
+"""Trains with DDP on two CPUs until it is told to end: a file `stop` beside it. Words on its command line:
+
+fork      in the end there is a child that does not exec, and ends as a Python program ends
+profiled  it has used torch's profiler itself
+slow      its steps take a quarter of a second
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
+import statistics
 import sys
+import time
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
 
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
@@ -19,21 +33,24 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(torch.randn(512, 256), torch.randint(0, 8, (512,))), batch_size=64)
 loss_of = nn.CrossEntropyLoss()
 going = torch.ones(1)
-steps = 0
+ended_s = []
 while going.item():
     for inputs, targets in loader:
-        loss = loss_of(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        steps += 1
+        with torch.profiler.record_function(f"step {len(ended_s)}"):  # the program's own number, for who reads a trace
+            loss = loss_of(model(inputs), targets)
+            time.sleep(0.25 if "slow" in sys.argv else 0.0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        ended_s.append(time.monotonic())
     going.fill_(0.0 if os.path.exists("stop") else 1.0)
     torch.distributed.all_reduce(going, op=torch.distributed.ReduceOp.MIN)
-    if steps == 8:
-        print("training", flush=True)
-if "fork" in sys.argv:  # a child that does not exec, and ends as a Python program ends
+    if len(ended_s) == 8:
+        print(f"training with {resident_bytes()} bytes", flush=True)
+if "fork" in sys.argv:
     pid = os.fork()
     if pid == 0:
         sys.exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-print(f"trained {steps} steps", flush=True)
+step_s = statistics.median(later - earlier for earlier, later in itertools.pairwise(ended_s))
+print(f"trained {len(ended_s)} steps of {step_s} s", flush=True)
