@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import statistics
 import subprocess
 import sysconfig
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def test_what_takes_a_minute_to_be_found(train: Train) -> None:
     A quarter of a megabyte more at every step; the twin reads as much of a file, which stays in the page cache.
     """
     logs = Planted(rule="logging-stall", program="logging_stall", line="logger.info(", seconds=60)
-    grows = Planted(rule="host-memory-growth", program="memory_growth", seconds=45)
+    grows = Planted(rule="host-memory-growth", program="memory_growth", seconds=60)
 
     def judge_both(measured: list[Trained]) -> None:
         judge(logs, *measured[:2])
@@ -170,18 +171,19 @@ def test_shared_memory_that_is_nearly_full_is_found(tmp_path: Path) -> None:
 
 
 def test_more_threads_than_cores_are_found_and_worth_what_was_said(train: Train, two_cores: None) -> None:
+    """Both fill the cores, and how fast these are is the host's affair: there and back, and means are compared."""
     program = PROGRAMS / "omp_threads.py"
+    faulty = Program(path=program, args=("--seconds", "24"), ranks=2, env={"OMP_NUM_THREADS": "4"})
+    repaired = Program(path=program, args=("--seconds", "24"), ranks=2)
 
-    def measure() -> tuple[Trained, Trained]:
-        (faulty,) = train(Program(path=program, args=("--seconds", "24"), ranks=2, env={"OMP_NUM_THREADS": "4"}))
-        (repaired,) = train(Program(path=program, args=("--seconds", "24"), ranks=2))
-        return faulty, repaired
+    def measure() -> list[Trained]:
+        return [train(each)[0] for each in (faulty, repaired, repaired, faulty)]
 
-    def judge(measured: tuple[Trained, Trained]) -> None:
-        faulty, repaired = measured
-        assert (faulty.rules, repaired.rules) == (["omp-oversubscribed"], [])
-        (found,) = faulty.findings
-        saved_ms = faulty.step_ms[0] - repaired.step_ms[0]
-        assert 1e3 * found["seconds_per_step"] == pytest.approx(saved_ms, rel=WITHIN), (faulty, repaired)
+    def judge(measured: list[Trained]) -> None:
+        first, without, without_again, again = measured
+        assert [each.rules for each in measured] == [["omp-oversubscribed"], [], [], ["omp-oversubscribed"]]
+        told_ms = [1e3 * each.findings[0]["seconds_per_step"] for each in (first, again)]
+        saved_ms = [with_.step_ms[0] - alone.step_ms[0] for with_, alone in ((first, without), (again, without_again))]
+        assert statistics.fmean(told_ms) == pytest.approx(statistics.fmean(saved_ms), rel=WITHIN), measured
 
     fairly(measure, judge)
