@@ -69,7 +69,7 @@ def test_of_a_rank_without_a_probe_only_the_memory_is_known(tmp_path: Path) -> N
     told = summary.as_json(ranks, exit_code=0)
 
     seen, *unseen = told["ranks"].values()
-    assert (seen["steps"], seen["step_seconds"]) == (0, 0.0)
+    assert (seen["steps"], seen["timed_steps"], seen["step_seconds"]) == (0, 0, 0.0)
     assert unseen == [{**dict.fromkeys(seen), "max_rss_bytes": 300 << 20}] * 2
     assert told["samples_per_second"] is None
 

@@ -118,7 +118,7 @@ def terminal() -> Iterator[Open]:
 
 def test_on_a_terminal_it_says_what_it_does_and_wipes_it_away(terminal: Open) -> None:
     slow = terminal(SLOW)
-    slow.wait_for("\rreading A, 0 s")
+    slow.wait_for("\rreading A, ")
     slow.goes_on()
     slow.wait_for("\rreading B, ")
     slow.goes_on()

@@ -65,6 +65,19 @@ def test_only_others_excuse_a_measurement(
     assert (end(), tuple(judged)) == (ends, held)
 
 
+def test_a_theft_that_is_little_of_the_whole_excuses_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five seconds of a minute and a half, say."""
+    stolen_s = iter((0.0, 0.0, 4.0 * (os.cpu_count() or 1), *[4.0 * (os.cpu_count() or 1)] * 1000))
+    monkeypatch.setattr(running, "stolen_s", lambda: next(stolen_s))
+    thefts = running.Thefts()
+    monkeypatch.setattr(thefts._over, "wait", lambda _: thefts.worst > 0)
+
+    with thefts:
+        thefts._thread.join()
+
+    assert thefts.worst > running.CROWDED
+
+
 def test_what_is_wrong_four_times_in_five_does_not_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of five measurements it is right in, but for the first two."""
     monkeypatch.setattr(running.Cores, "taken_by_others", lambda _: CALM)

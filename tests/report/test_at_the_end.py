@@ -40,7 +40,7 @@ def reported(
     for run in ("run-1", "run-2", "run-3"):
         ended = gpulaunch("--nproc", "2", "--job-dir", run, "train.py", env=env or {})
         assert ended.code == code, ended
-        if lines_about_a_report(ended.stderr):
+        if "no report.html: it took too long" not in ended.stderr:
             assert lines_about_a_report(ended.stderr) == [f"report in ./{run}/report.html"], ended
             return ended, tmp_path / run
         assert list((tmp_path / run).glob("*.html*")) == [], "a whole one or none"

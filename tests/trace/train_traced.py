@@ -38,7 +38,7 @@ while going.item():
     for inputs, targets in loader:
         with torch.profiler.record_function(f"step {len(ended_s)}"):  # the program's own number, for who reads a trace
             loss = loss_of(model(inputs), targets)
-            time.sleep(0.25 if "slow" in sys.argv else 0.0)
+            time.sleep(0.5 if "slow" in sys.argv else 0.0)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -134,6 +134,20 @@ def test_curves_share_one_axis_and_say_what_was_done(run_dir: Path) -> None:
     assert "optimizer" not in view.phase_ratios  # there was none
 
 
+def test_steps_whose_times_nobody_told_do_not_make_the_others_shorter(run_dir: Path) -> None:
+    """A rank that was killed had made a thousand, and told the times of nine hundred."""
+    begin(run_dir)
+    end(run_dir, 100)
+    phases = {"forward": 60.0, "backward": 30.0}
+    told = {"steps": 1000, "timed_steps": 900, "samples": 0, "step_seconds": 90.0, "phase_seconds": phases}
+    write(run_dir, "summary.json", {"version": 1, "exit_code": 0, "error": "", "ranks": {"0": told}})
+
+    view = load(run_dir)
+
+    assert view.steps == 1000
+    assert (view.steps_per_second_now, view.step_seconds_now) == (pytest.approx(10.0), pytest.approx(0.1))
+
+
 def test_all_stretches_together_have_made_the_steps_of_the_run(run_dir: Path) -> None:
     """Ranks that are not there yet, or not for a while, make none; what they made until they were seen counts."""
     begin(run_dir)
@@ -147,6 +161,19 @@ def test_all_stretches_together_have_made_the_steps_of_the_run(run_dir: Path) ->
     for curve, whole_run in ((view.steps_per_second, 150), (view.samples_per_second, 2 * 32 * 150)):
         assert sum(value for value in curve if value is not None) * view.interval_seconds == pytest.approx(whole_run)
         assert {curve.index(value) for value in curve if value is None} == {0}, "nobody is there before the first look"
+
+
+def test_they_have_in_folded_rows_too(run_dir: Path) -> None:
+    """Of which the first has what was made until the first look, and since."""
+    begin(run_dir)
+    keep(run_dir, [state(second) for second in range(1, 1201)])
+    end(run_dir, 1200)
+
+    view = load(run_dir, max_points=20)
+
+    made = sum(value for value in view.steps_per_second if value is not None) * view.interval_seconds
+    assert made == pytest.approx(12_000, rel=0.01)
+    assert min(value for value in view.steps_per_second if value is not None) > 9.0
 
 
 def test_of_a_run_whose_beginning_is_not_kept_no_steps_are_made_up(run_dir: Path) -> None:

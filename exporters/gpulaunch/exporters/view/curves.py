@@ -141,22 +141,31 @@ class Curves:
         if axis is None or slot is None:
             return None
         amounts, touched = [0.0] * axis.num_intervals, [False] * axis.num_intervals
-        last = math.nan
-        run: int | None = None
+        last, run, since_s = math.nan, -1, axis.begin_s
         for index, frame in enumerate(self._frames):
             value = frame.counters[slot] if slot < len(frame.counters) else math.nan
             known = value == value  # NaN: there is no such rank, or not yet
+            parts = self._spread[index - 1][1] if index else []
             if frame.run != run:
-                run = frame.run
-                # Of a run whose first look is not here, what was before is not known.
-                last = value if known or not frame.begin_s < self._first_look_s <= frame.end_s else 0.0
-            elif known:
+                run, since_s = frame.run, frame.end_s
+                is_first = frame.begin_s < self._first_look_s <= frame.end_s
+                if is_first and frame.looks > 1:
+                    last, parts, since_s = 0.0, self._within[index], frame.begin_s
+                else:  # what was before the first look is not known, nor when that is not here
+                    last, parts = value if known or not is_first else 0.0, []
+            if known:
                 grown = 0.0 if last != last else value - last if value >= last else value
                 last = value
-                for at, share in self._spread[index - 1][1]:
+                for at, share in parts:
                     amounts[at] += grown * share
                     touched[at] = True
-        return Growth(amounts, [axis.interval_s * each for each in touched]) if any(touched) else None
+        if not any(touched):
+            return None
+        # An interval is covered as far as there are rows, whether the rank was there or not.
+        until_s = self._frames[-1].end_s
+        ends_s = axis.times_s
+        covered_s = [max(0.0, min(end_s, until_s) - max(end_s - axis.interval_s, since_s)) for end_s in ends_s]
+        return Growth(amounts, [covered if hit else 0.0 for covered, hit in zip(covered_s, touched, strict=True)])
 
     def level(self, *key: str) -> Curve:
         """The mean of a gauge; () where it is not known at all."""

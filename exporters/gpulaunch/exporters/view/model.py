@@ -283,7 +283,9 @@ class RankView:
     samples: int | None = None
     """None, too, where the size of no batch was seen."""
     step_seconds: float | None = None
-    """Time of all its steps."""
+    """Time of all its steps, or of those below."""
+    timed_steps: int | None = None
+    """How many steps that is of: a rank that was killed had not told the times of its last ones. None: of all."""
     last_step_s: float | None = None
     """When the last one ended."""
     steps_per_second_now: float | None = None

@@ -15,33 +15,35 @@ def settled(view: RunView) -> RunView:
 
     They are those that the launcher tells at its end: by the time in steps, not by that of the run.
     """
-    stepped = [rank for rank in view.ranks if rank.steps and rank.step_seconds]
-    if view.status is Status.RUNNING or not stepped:
+    if view.status is Status.RUNNING or not any(_length_s(rank) for rank in view.ranks):
         return view
     ranks = tuple(_settled(rank) for rank in view.ranks)
-    paces = [rank.steps_per_second_now for rank in ranks if rank.steps_per_second_now is not None]
-    lengths = [rank.step_seconds_now for rank in ranks if rank.step_seconds_now is not None]
-    samples = [rank.samples / rank.step_seconds for rank in stepped if rank.samples and rank.step_seconds]
+    lengths_s = [length_s for rank in ranks if (length_s := _length_s(rank)) is not None]
+    samples = [rank.samples / rank.step_seconds for rank in ranks if rank.samples and rank.step_seconds]
     return replace(
         view,
         ranks=ranks,
-        steps_per_second_now=min(paces),
+        steps_per_second_now=1 / max(lengths_s),
         samples_per_second_now=sum(samples) if samples else None,
-        step_seconds_now=sum(lengths) / len(lengths),
+        step_seconds_now=sum(lengths_s) / len(lengths_s),
         phase_ratios_now=_shares(ranks) or view.phase_ratios_now,
     )
 
 
 def _settled(rank: RankView) -> RankView:
-    if not rank.steps or not rank.step_seconds:
-        return rank
+    length_s = _length_s(rank)
     return replace(
         rank,
-        steps_per_second_now=rank.steps / rank.step_seconds,
-        step_seconds_now=rank.step_seconds / rank.steps,
+        steps_per_second_now=None if length_s is None else 1 / length_s,
+        step_seconds_now=length_s,
         phase_ratios_now=_shares([rank]) or rank.phase_ratios_now,
         cores_now={},
     )
+
+
+def _length_s(rank: RankView) -> float | None:
+    steps = rank.steps if rank.timed_steps is None else rank.timed_steps
+    return rank.step_seconds / steps if steps and rank.step_seconds else None
 
 
 def _shares(ranks: Sequence[RankView]) -> Mapping[str, float]:

@@ -81,6 +81,7 @@ def _newer(view: RankView, told: RankView) -> RankView:
     return replace(
         view,
         steps=told.steps,
+        timed_steps=told.timed_steps,
         samples=told.samples,
         step_seconds=told.step_seconds,
         phase_seconds=told.phase_seconds or view.phase_seconds,
@@ -102,6 +103,7 @@ def _ranks_of_summary(summary: Mapping[str, Any], *, profiled: bool) -> list[Ran
                 steps=round(_number(one.get("steps"))) if seen else None,
                 samples=(round(_number(one.get("samples"))) or None) if seen else None,
                 step_seconds=_number(one.get("step_seconds")) if seen else None,
+                timed_steps=whole(one.get("timed_steps")) if seen else None,
                 phase_seconds=phases if any(phases.values()) else {},
                 memory=MemoryView(rss_bytes={"trainer": round(rss_bytes)} if rss_bytes else {}),
             )

@@ -28,8 +28,6 @@ _MEMORY_BOUND_S = 30.0
 _BASELINE_BOUND_S = 5.0
 _LAST_LOOK_S = 5.0
 """At the end nobody waits long: a job manager has set a limit of its own. What was verified before is remembered."""
-_GLANCE_S = 1.0
-"""The same of a run that ended well: only for its summary."""
 _WALL_SLACK_S = 1.0
 """Files may carry a time that is a clock tick older than the moment in which they were made."""
 _ELSEWHERE = (
@@ -194,7 +192,7 @@ class Recovery:
 
     def look_again(self, done: Callable[[Checkpoint | None], None], *, ok: bool) -> None:
         """At the end: give the checkpoint from which the job could go on another time; after a good end (`ok`) the
-        newest in the directories that were named, if that is told at once."""
+        newest in the directories that were named, for the summary."""
 
         def found(search: Search) -> None:
             if not ok:
@@ -204,8 +202,7 @@ class Recovery:
         if self._spec.resume == "never" or (ok and not self._spec.checkpoint_dirs):
             done(None)
         else:
-            timeout_s = _GLANCE_S if ok else _LAST_LOOK_S
-            self._finder.start(replace(self._ask(limit=1, path=""), timeout_s=timeout_s), found)
+            self._finder.start(replace(self._ask(limit=1, path=""), timeout_s=_LAST_LOOK_S), found)
 
     def cancel(self) -> None:
         """Nobody waits for an answer any more."""

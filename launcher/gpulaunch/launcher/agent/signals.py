@@ -69,6 +69,9 @@ class Signals:
 
     def _end(self, signum: int) -> None:
         name, state, now_s = signal_name(signum), self._state(), self._loop.now()
+        if state.phase is words.Phase.DONE:  # there are no ranks to be asked
+            self._happened(words.Signalled(signum=signum))
+            return
         preempted = name in self._spec.preempt_signals
         before_s, self.first_s = self.first_s, now_s if self.first_s is None else self.first_s
         if preempted and state.preempted and (before_s is None or now_s - before_s < _ONE_NOTICE_S):

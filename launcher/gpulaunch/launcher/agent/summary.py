@@ -86,6 +86,7 @@ def as_json(totals: Mapping[int, RankTotals], **more: Any) -> dict[str, Any]:
 def _of_rank(one: RankTotals) -> dict[str, Any]:
     told = {
         "steps": one.steps,
+        "timed_steps": one.steps - one.untimed_steps,
         "samples": one.samples or None,
         "step_seconds": one.step_ns / 1e9,
         "phase_seconds": {phase: ns / 1e9 for phase, ns in one.phase_ns.items()},

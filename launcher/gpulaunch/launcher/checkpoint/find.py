@@ -88,6 +88,7 @@ def find(
     candidates: dict[str, Candidate] = {}
     skipped: list[Skipped] = []
     unfit: list[Skipped] = []
+    any_fits = False
     errors: list[str] = []
     for root in where:
         try:
@@ -96,7 +97,8 @@ def find(
             errors.append(str(err))
             continue
         looked = scan(place, wanted)
-        if looked.unfit and not looked.candidates:
+        any_fits = any_fits or bool(looked.candidates)
+        if looked.unfit:
             why = f"nothing in it fits the pattern {pattern!r}: {looked.unfit[0]} does not"
             unfit.append(Skipped(path=place.root, format="", why=why))
         for candidate in looked.candidates:
@@ -104,7 +106,7 @@ def find(
                 continue
             candidates.setdefault(candidate.source.where(candidate.entry.path), candidate)
         skipped += [Skipped(path=path, format="", why=why) for path, why in looked.unread]
-    if not candidates:
+    if not any_fits:
         skipped += unfit
     remembered = Memory(memory)
     found: list[Checkpoint] = []

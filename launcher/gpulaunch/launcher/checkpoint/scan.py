@@ -39,7 +39,7 @@ class Scan:
     candidates: list[Candidate]
     unread: list[tuple[str, str]]
     unfit: list[str]
-    """Paths below the root that the pattern does not fit."""
+    """Paths below the root that the pattern does not fit, and that may be checkpoints by their names."""
 
 
 def scan(source: Source, pattern: names.Pattern | None = None) -> Scan:
@@ -123,7 +123,7 @@ def _match(source: Source, inside: list[Entry], pattern: names.Pattern, found: S
             )
         elif entry.is_dir and pattern.leads_to(entry.path):
             down.append(entry)
-        else:
+        elif names.format_of_file(entry.name) or names.step_of(entry.name) is not None:
             found.unfit.append(entry.path)
     return down
 

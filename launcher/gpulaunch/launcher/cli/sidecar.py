@@ -82,8 +82,8 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
         state = findings.keep(state)
         telemetry.keep(state)
         state = replace(state, collectors={**state.collectors, Collector.STORE: telemetry.condition})
+        board.publish(state)  # before it is announced
         outlets.publish(state)
-        board.publish(state)
 
     sidecar = Sidecar(channel_dir, publish, interval_s=options.interval)
     sidecar.refresh()
