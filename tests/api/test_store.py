@@ -200,6 +200,28 @@ def test_a_process_stopped_in_its_save_finds_itself_replaced(tmp_path: Path, new
     assert names(tmp_path) == {f"step-{step:012d}" for step in steps(tmp_path)}
 
 
+def test_a_dataloader_worker_that_was_forked_over_a_commit_does_not_keep_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has all that was open then, and lives for an epoch: no checkpoint would be saved meanwhile."""
+    store = claimed(tmp_path)
+    monkeypatch.setattr(_store, "LOCK_WAIT_S", 2.0)
+    ends, lives = os.pipe()
+    with store._locked():
+        worker = os.fork()
+        if not worker:
+            os.close(lives)
+            os.read(ends, 1)
+            os._exit(0)
+    try:
+        save(store, 10)
+        assert os.waitpid(worker, os.WNOHANG) == (0, 0), "and it is still there"
+    finally:
+        os.close(lives)
+        os.close(ends)
+        os.waitpid(worker, 0)
+
+
 def test_whoever_holds_the_lock_for_ever_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = claimed(tmp_path)
     monkeypatch.setattr(_store, "LOCK_WAIT_S", 0.05)

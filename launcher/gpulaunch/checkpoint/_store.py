@@ -180,7 +180,11 @@ class Store:
                     sleep(0.02)
             yield
         finally:
-            os.close(descriptor)  # and with it the lock
+            # A dataloader worker that was forked meanwhile has the descriptor, too: closed here only, it would stay
+            # locked for as long as that worker lives.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
 
 def obsolete(saved: Iterable[Saved], keep: Keep, spared: set[str | None]) -> list[Saved]:
