@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _host import processor_s
+from _host import STOLEN_CORES, processor_s
 from _node import AS_PROMETHEUS, HERE, Node, ask, machine, node
 from _pairs import interval, there_and_back
 from _samples import counters, judge, pages_in, steps
@@ -45,7 +45,6 @@ from scrape import put
 from gpulaunch.profiler.channel.page import PageReader
 
 _SLOWER = 0.99
-_STOLEN_CORES = 0.05
 _NICE = 10
 
 
@@ -97,7 +96,7 @@ def _measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     pages = {number: page for number, page in pages_in(kept).items() if number in got}
     lost = judge(pages, sequences, ranks=args.ranks)
     pairs = list(zip(blocks[True], blocks[False], strict=True))
-    calm = [pair for pair in pairs if max(block.stolen_cores for block in pair) <= _STOLEN_CORES]
+    calm = [pair for pair in pairs if max(block.stolen_cores for block in pair) <= STOLEN_CORES]
     ratios = {of: [getattr(one, of) / getattr(other, of) for one, other in calm] for of in ("pace", "cpu_pace")}
     within = interval(ratios["pace"])
     nothing_lost = not (

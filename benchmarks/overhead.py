@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _host import STOLEN_CORES
 from _measure import BIN, NothingToldError, machine
 from _pairs import halves, middle, there_and_back
 from growth import STEPS, growth
@@ -42,7 +43,6 @@ from overhead_runs import (
     PY_SPY,
     SETTLED,
     SETTLED_PLAIN,
-    STOLEN_CORES,
     Way,
     one_run,
     pause_s,

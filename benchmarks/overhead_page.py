@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from _host import STOLEN_CORES
 from _measure import markdown
 from _pairs import pairs_for
 from growth import grows
 from growth import told as growth_told
-from overhead_runs import PROFILED, SETTLED, SETTLED_S, STOLEN_CORES
+from overhead_runs import PROFILED, SETTLED, SETTLED_S
 from torn import told as torn_told
 
 __all__ = ["BEGIN", "END", "fill", "misses", "table", "targets"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _host import processor_s
+from _host import STOLEN_CORES, processor_s
 from _measure import BIN, BOUND_S, GPULAUNCH, Job, Launcher, gpulaunch, job, kib, notes_of, page_of
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "SETTLED",
     "SETTLED_PLAIN",
     "STACKS_HZ",
-    "STOLEN_CORES",
     "Way",
     "one_run",
     "pause_s",
@@ -38,8 +37,6 @@ Row = dict[str, Any]
 
 STACKS_HZ = 2
 """How often the profiler looks into a rank, where that costs it no more than its share."""
-STOLEN_CORES = 0.05
-"""A pair of runs in one of which the host took away more than that is left out: it shows what the host does."""
 WARM_S = 10.0
 SETTLED_S = 75.0
 """By then the profiler has switched off what costs more than its budget: it waits for 30 s, and after each part for

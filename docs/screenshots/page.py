@@ -44,21 +44,27 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=75.0, help="how long the run goes on before the first picture")
     parser.add_argument("--browser", default=shutil.which("chromium") or "chromium")
     args = parser.parse_args()
-    from playwright.sync_api import sync_playwright
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        # Without a sandbox: it looks at pages of ours, and root has none.
-        browser = playwright.chromium.launch(executable_path=args.browser, args=["--no-sandbox"])
-        camera = Camera(browser, args.out)
+    with a_camera(args.out, args.browser) as camera:
         if args.url:
             for scheme in ("light", "dark"):
                 camera.page(args.url, f"page-{scheme}", scheme=scheme, whole=True)
             camera.page(args.url, "page-narrow", width=390, whole=True)
         else:
             of_a_run(camera, ranks=args.ranks, seconds=args.seconds)
-        browser.close()
     return 0
+
+
+@contextmanager
+def a_camera(out: Path, chromium: str) -> Iterator[Camera]:
+    """One that puts its pictures into a directory, which it makes."""
+    from playwright.sync_api import sync_playwright
+
+    out.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        # Without a sandbox: it looks at pages of ours, and root has none.
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield Camera(browser, out)
+        browser.close()
 
 
 def of_a_run(camera: Camera, *, ranks: int, seconds: float) -> None:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from page import Camera
+from page import Camera, a_camera
 
 for room in ("store", "view", "web"):
     sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / room))
@@ -42,16 +42,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=STATES, default=list(STATES), metavar="STATE")
     parser.add_argument("--browser", default=shutil.which("chromium") or "chromium")
     args = parser.parse_args()
-    from playwright.sync_api import sync_playwright
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        # Without a sandbox: it looks at pages of ours, and root has none.
-        browser = playwright.chromium.launch(executable_path=args.browser, args=["--no-sandbox"])
-        camera = Camera(browser, args.out)
+    with a_camera(args.out, args.browser) as camera:
         for state in args.only:
             take(camera, state)
-        browser.close()
     return 0
 
 

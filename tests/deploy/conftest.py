@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
 from pathlib import Path
 
 import pytest
+
+from needed import program
 
 _spec = importlib.util.spec_from_file_location(
     "node_of_prometheus", Path(__file__).parents[1] / "prometheus/conftest.py"
@@ -24,17 +24,9 @@ empty_node = _module.empty_node
 @pytest.fixture(scope="session")
 def promtool() -> str:
     """Prometheus' own tool; Debian's package prometheus has both of them."""
-    return _program("promtool")
+    return program("promtool", package="prometheus")
 
 
 @pytest.fixture(scope="session")
 def prometheus() -> str:
-    return _program("prometheus")
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        assert not os.environ.get("CI"), f"{name} is required in CI"
-        pytest.skip(f"no {name} (Debian's package prometheus)")
-    return found
+    return program("prometheus", package="prometheus")

@@ -5,9 +5,7 @@ means is in tests/grafana/test_compose.py.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from needed import program
 
 DOCKER = Path(__file__).parents[2] / "deploy/docker"
 COMPOSE = (DOCKER / "compose.yaml").read_text()
@@ -172,11 +172,7 @@ def test_a_planted_slip_is_found(right: str, wrong: str, slip: str) -> None:
 @pytest.fixture(scope="session")
 def amtool() -> str:
     """Alertmanager's own tool; Debian's package prometheus-alertmanager has it."""
-    found = shutil.which("amtool")
-    if found is None:
-        assert not os.environ.get("CI"), "amtool is required in CI"
-        pytest.skip("no amtool (Debian's package prometheus-alertmanager)")
-    return found
+    return program("amtool", package="prometheus-alertmanager")
 
 
 def checked(amtool: str, file: Path) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import time
@@ -33,6 +32,8 @@ from scene import RULES, SCRAPE_S, WINDOW_S, ManyRanks, Prometheus, Target, unti
 from shown import every_query, moved, restart, shows, slow_rank, trouble, well
 from story import RUNS, RealRun, Story
 
+from needed import program
+
 pytestmark = [pytest.mark.torch, pytest.mark.live, pytest.mark.timeout(1800)]
 
 MANY = 64
@@ -41,10 +42,7 @@ each_run = pytest.mark.parametrize("run", RUNS)
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    binary = shutil.which("prometheus")
-    if binary is None:
-        assert not os.environ.get("CI"), "prometheus is required in CI"
-        pytest.skip("no prometheus (Debian's package prometheus)")
+    binary = program("prometheus", package="prometheus")
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         (channel := tmp_path_factory.mktemp("many") / "channel").mkdir()

@@ -5,8 +5,6 @@ The questions are those of the dashboards, with the variables in their places; p
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ import yaml
 from exprs import queries
 from scene import Target
 
+from needed import program
+
 FIRST_S, GAP_S, STEP_S = 600, 30, 15
 """How long the first run runs; how long nobody is there; how often it is looked."""
 RANGE = "30m"
@@ -24,11 +24,7 @@ AT = "20m"
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None:
-        assert not os.environ.get("CI"), "promtool is required in CI"
-        pytest.skip("no promtool (Debian's package prometheus)")
-    return found
+    return program("promtool", package="prometheus")
 
 
 def ran(run: str, **grows: float) -> list[dict[str, str]]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.server
-import os
 import re
-import shutil
 import socket
 import subprocess
 import threading
@@ -27,6 +25,7 @@ from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.exporters.push.address import LONGEST_S, complaint_about
 from gpulaunch.exporters.push.last import JOB, push
 from gpulaunch.profiler.record import NodeState
+from needed import program
 
 PAGE = Path(__file__).parents[2] / "docs/prometheus.md"
 TOKEN = "0123456789abcdef"
@@ -64,10 +63,7 @@ def gateway() -> Iterator[Gateway]:
 @pytest.fixture
 def pushgateway() -> Iterator[str]:
     """The address of a real one, on a port that nobody has."""
-    binary = shutil.which("prometheus-pushgateway") or shutil.which("pushgateway")
-    if binary is None:
-        assert not os.environ.get("CI"), "prometheus-pushgateway is required in CI"
-        pytest.skip("no prometheus-pushgateway (Debian's package of that name)")
+    binary = program("prometheus-pushgateway", "pushgateway", package="prometheus-pushgateway")
     command = [binary, "--web.listen-address=127.0.0.1:0", "--persistence.file="]  # Debian's keeps it for the next
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import http.client
 import http.server
 import json
-import os
-import shutil
 import ssl
 import subprocess
 import threading
@@ -22,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from needed import program
 
 if TYPE_CHECKING:
     from tests.conftest import Launcher
@@ -79,9 +79,7 @@ def others() -> Iterator[tuple[str, Heard]]:
 @pytest.fixture
 def protected(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
     """The file for --metrics-web-config, and a client that trusts its certificate."""
-    if shutil.which("openssl") is None:
-        assert not os.environ.get("CI"), "openssl is required in CI"
-        pytest.skip("no openssl (Debian's package openssl)")
+    program("openssl", package="openssl")
     argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     argv += ["-keyout", "server.key", "-out", "server.crt", "-days", "2", "-subj", "/CN=localhost"]
     argv += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.exporters.web.webconfig import WebConfigError, read_web_config
+from needed import program
 
 TOKEN = "0123456789abcdef"
 
@@ -20,9 +20,7 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate, a key that is not its, an encrypted key, a token."""
-    if shutil.which("openssl") is None:
-        assert not os.environ.get("CI"), "openssl is required in CI"
-        pytest.skip("no openssl (Debian's package openssl)")
+    program("openssl", package="openssl")
     folder = tmp_path_factory.mktemp("tls")
     new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
     new += ["-subj", "/CN=localhost"]
