@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from gpulaunch.exporters.files.parquet import PyarrowMissingError, read_parquet,
 from gpulaunch.exporters.files.rows import Row, rows_of
 from gpulaunch.exporters.store.reading import TelemetryReader
 from gpulaunch.launcher.cli import export
+from gpulaunch.launcher.cli.waiting import Doing, bar
 from gpulaunch.launcher.job.options import UsageError
 
 
@@ -216,32 +216,15 @@ def test_without_pyarrow_one_line_says_what_to_install(
     assert not (tmp_path / "out").exists()
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def test_each_thousand_rows_are_told() -> None:
+    doing = Doing("reading the run")
 
+    lines = [doing.line() for _ in export.counted(range(3000), doing, share_of=lambda row: row / 3000)]
 
-@pytest.mark.parametrize("looked_on", [True, False])
-def test_progress_is_for_somebody_who_looks_on_and_waits(monkeypatch: pytest.MonkeyPatch, looked_on: bool) -> None:
-    """A thousand rows a second: after two seconds the count is shown, and it is gone at the end."""
-    shown = Terminal() if looked_on else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", shown)
-    seconds = iter(range(1000))
-
-    assert len(list(export.counted(range(5000), now=lambda: float(next(seconds))))) == 5000
-
-    if looked_on:
-        assert shown.getvalue() == "\r2,000 rows\r3,000 rows\r4,000 rows\r5,000 rows\r\x1b[K"
-    else:
-        assert shown.getvalue() == ""
-
-
-def test_what_is_quick_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", shown := Terminal())
-
-    list(export.counted(range(50_000), now=lambda: 0.0))
-
-    assert shown.getvalue() == ""
+    told = [line.rpartition(",")[0] for line in lines]  # without the time that it took
+    assert told[0] == told[999] == "reading the run"
+    assert told[1000] == told[1999] == f"1,000 rows {bar(999 / 3000)}"
+    assert told[-1] == f"2,000 rows {bar(1999 / 3000)}"
 
 
 def test_two_nodes_are_told_apart(tmp_path: Path) -> None:

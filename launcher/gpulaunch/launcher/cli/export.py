@@ -9,13 +9,13 @@ import io
 import itertools
 import os
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpulaunch.launcher.cli.answer import answer, drop
-from gpulaunch.launcher.cli.waiting import bar, told_while
+from gpulaunch.launcher.cli.waiting import PATIENCE_S, Doing, told_while
 from gpulaunch.launcher.cli.words import Words, time_s, wants_help
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
@@ -40,10 +40,6 @@ without it, the newest there.
 
 Exit code 0 when something was written, 1 when there was nothing to write, 2 for wrong words.
 """
-_PATIENCE_S = 2.0
-"""What takes longer shows how far it is, on a terminal."""
-_SHOWN_EVERY_S = 0.5
-
 T = TypeVar("T")
 
 
@@ -63,12 +59,13 @@ def run(argv: Sequence[str]) -> int:
 
     notes: list[str] = []
     extent = Extent(Path(run_dir), every_s=options.every)
-    rows = counted(rows_of(Path(run_dir), step_s=options.every, notes=notes), share_of=extent.share_of)
+    to_stdout = options.out == "-"
     try:
-        with told_while("reading the run"):
-            first = next(rows, None)
-        rows = itertools.chain([] if first is None else [first], rows)
-        count = _to_stdout(rows) if options.out == "-" else _to_file(rows, options.out, options.format)
+        # Rows that go by on a terminal tell enough.
+        seen_s = threading.TIMEOUT_MAX if to_stdout and sys.stdout.isatty() else PATIENCE_S
+        with told_while("reading the run", patience_s=seen_s) as doing:
+            rows = counted(rows_of(Path(run_dir), step_s=options.every, notes=notes), doing, share_of=extent.share_of)
+            count = _to_stdout(rows) if to_stdout else _to_file(rows, options.out, options.format)
     except PyarrowMissingError as err:
         raise UsageError(
             f"export: --format parquet needs pyarrow ({err}): pip install 'gpulaunch[parquet]'; or use --format jsonl"
@@ -94,7 +91,7 @@ class Extent:
         """How many of all are written with this one; None: it is none of those that most are of."""
         if row.kind != "sample":
             return None
-        if self._spans is None:  # most exports are over before anybody asks
+        if self._spans is None:  # most exports have too few rows for anybody to ask
             self._spans = self._read()
         if row.node not in self._spans:
             return None
@@ -129,30 +126,12 @@ def _num_looks(age_s: float, every_s: float) -> float:
     return number
 
 
-def counted(
-    rows: Iterable[T],
-    *,
-    share_of: Callable[[T], float | None] = lambda _: None,
-    now: Callable[[], float] = time.monotonic,
-    patience_s: float = _PATIENCE_S,
-) -> Iterator[T]:
-    """Give the rows; while that takes long and somebody looks on, say how many there were, and how much that is."""
-    looked_on = sys.stderr is not None and sys.stderr.isatty()
-    began_s = shown_s = now()
-    showing = False
-    try:
-        for number, row in enumerate(rows, 1):
-            yield row
-            if looked_on and not number % 1000:
-                at_s = now()
-                if at_s - began_s >= patience_s and at_s - shown_s >= _SHOWN_EVERY_S:
-                    showing, shown_s = True, at_s
-                    share = share_of(row)
-                    much = "" if share is None else f" {bar(share)}"
-                    print(f"\r{number:,} rows{much}", end="", file=sys.stderr, flush=True)
-    finally:
-        if showing:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def counted(rows: Iterable[T], doing: Doing, *, share_of: Callable[[T], float | None] = lambda _: None) -> Iterator[T]:
+    """Give the rows, and let `doing` say how many there were, and how much that is."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if not number % 1000:
+            doing(f"{number:,} rows", share_of(row))
 
 
 def _to_file(rows: Iterator[Row], out: str, kind: str) -> int:

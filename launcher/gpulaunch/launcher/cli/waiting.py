@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Generator
 
-__all__ = ["Doing", "bar", "told_while"]
+__all__ = ["PATIENCE_S", "Doing", "bar", "told_while"]
 
-_PATIENCE_S = 2.0
+PATIENCE_S = 2.0
+"""What takes longer is told, on a terminal."""
 _AGAIN_S = 0.5
 _COLUMNS = 80
 """Where the terminal does not say how wide it is."""
@@ -56,7 +57,7 @@ def bar(share: float) -> str:
 
 @contextlib.contextmanager
 def told_while(
-    what: str, *, lasts_s: float | None = None, patience_s: float = _PATIENCE_S, again_s: float = _AGAIN_S
+    what: str, *, lasts_s: float | None = None, patience_s: float = PATIENCE_S, again_s: float = _AGAIN_S
 ) -> Generator[Doing]:
     """Say what is being done, and for how long already, once that takes longer than `patience_s`.
 
