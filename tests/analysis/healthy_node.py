@@ -185,7 +185,7 @@ def rank(number: int = 0, *, phases_ms: Mapping[str, float] | None = None, **cha
         "trainer_cpu_s": 9.0,
         "workers_cpu_s": 7.2,
         "trainer_runqueue_s": 0.05,
-        "shm_inflight_bytes": 8 * MIB,
+        "shm_inflight_bytes": {5001: 3 * MIB, 5002: 5 * MIB},
         "facts": facts(),
         "samples": 40,
         "logged": {},

@@ -545,11 +545,16 @@ def test_without_the_gpus_node_there_is_no_mismatch() -> None:
     assert rules(window(rank(cpu_nodes=frozenset({1})), gpus=(gpu(numa_node=None),))) == []
 
 
-@pytest.mark.parametrize("seen_bytes", [None, 8 * MIB])
-def test_batches_that_may_not_be_seen_are_no_evidence(seen_bytes: int | None) -> None:
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [(None, (None, None)), ({}, (0, 0)), ({5001: 6 * MIB, 5002: 2 * MIB}, (8 * MIB, 6 * MIB))],
+)
+def test_batches_are_evidence_by_the_worker_that_made_them_where_they_may_be_seen(
+    seen: dict[int, int] | None, told: tuple[int | None, int | None]
+) -> None:
     full = host(shm_size_bytes=64 * MIB, shm_used_bytes=60 * MIB)
 
-    (found,) = advise(window(rank(shm_inflight_bytes=seen_bytes), host=full))
+    (found,) = advise(window(rank(shm_inflight_bytes=seen), host=full))
 
     assert found.rule == "shm-nearly-full"
-    assert found.evidence.get("in_flight_bytes") == seen_bytes
+    assert (found.evidence.get("in_flight_bytes"), found.evidence.get("most_of_a_worker_bytes")) == told

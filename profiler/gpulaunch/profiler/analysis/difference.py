@@ -111,7 +111,7 @@ def _rank(
         trainer_cpu_s=trainer_cpu_s,
         workers_cpu_s=workers_cpu_s,
         trainer_runqueue_s=trainer_runqueue_s,
-        shm_inflight_bytes=_inflight(now),
+        shm_inflight_bytes=None if now is None else now.shm_inflight_bytes,
         facts=new.facts,
         samples=after.samples.get(rank, 0) - before.samples.get(rank, 0),
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
@@ -168,13 +168,6 @@ def _grown(old: Mapping[K, float], new: Mapping[K, Any]) -> dict[K, Any]:
 
 def _lines_of(rank: int, counts: Mapping[tuple[int, str], int]) -> dict[str, int]:
     return {line: count for (whose, line), count in counts.items() if whose == rank}
-
-
-def _inflight(now: RankProcesses | None) -> int | None:
-    """Bytes of batches in shared memory; None where they may not be seen."""
-    if now is None or now.shm_inflight_bytes is None:
-        return None
-    return sum(now.shm_inflight_bytes.values())
 
 
 def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tuple[float, float | None]:

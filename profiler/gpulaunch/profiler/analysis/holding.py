@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpulaunch.profiler.analysis.facts import loader_place
 from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, Loss
@@ -69,7 +69,7 @@ def shm_nearly_full(window: Window) -> Iterator[Loss]:
     if used < SHM_FULL.value:
         return
     for rank in window.ranks:
-        in_flight = {} if rank.shm_inflight_bytes is None else {"in_flight_bytes": float(rank.shm_inflight_bytes)}
+        in_flight = {} if rank.shm_inflight_bytes is None else _in_flight(rank.shm_inflight_bytes)
         if rank.shm_inflight_bytes or rank.workers_alive:
             yield Loss(
                 rank=rank.rank,
@@ -86,6 +86,14 @@ def shm_nearly_full(window: Window) -> Iterator[Loss]:
                 "prefetch_factor: full means a bus error.",
                 place=loader_place(rank),
             )
+
+
+def _in_flight(size_bytes: Mapping[int, int]) -> dict[str, float]:
+    """How much all workers of a rank have on its way, and the one that has most: one, or each of them?"""
+    return {
+        "in_flight_bytes": float(sum(size_bytes.values())),
+        "most_of_a_worker_bytes": float(max(size_bytes.values(), default=0)),
+    }
 
 
 def _growing(

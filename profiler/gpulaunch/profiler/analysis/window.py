@@ -89,8 +89,8 @@ class RankWindow:
     workers_cpu_s: float
     trainer_runqueue_s: float | None
     """None where the kernel does not count it."""
-    shm_inflight_bytes: int | None
-    """None where it may not be seen."""
+    shm_inflight_bytes: Mapping[int, int] | None
+    """Of batches on their way, by the pid of the worker that made them, at its end; None where it may not be seen."""
     facts: Mapping[str, Any]
     samples: int
     """Stacks of the training thread that were sampled."""
