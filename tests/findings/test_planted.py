@@ -164,6 +164,8 @@ def test_shared_memory_that_is_nearly_full_is_found(tmp_path: Path) -> None:
             ("shm-nearly-full", [0], program.name)
         ]
         assert "DataLoader(" in program.read_text().splitlines()[found[0]["line"] - 1]
+        seen = found[0]["evidence"]
+        assert 0 < seen["most_of_a_worker_bytes"] <= seen["in_flight_bytes"] <= seen["size_bytes"], seen
         assert nothing == []
         assert all((directory / "findings.jsonl").exists() for directory in measured)
 
