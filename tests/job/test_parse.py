@@ -224,6 +224,21 @@ def test_an_ambiguous_abbreviation_names_its_candidates() -> None:
         parse(["--st", "train.py"])
 
 
+def beginnings() -> list[str]:
+    """Every way in which a word of a program's own may look like the beginning of an option of ours."""
+    spelt = {name for option in OPTIONS for name in option.option_strings}
+    return sorted({name[:length] for name in spelt for length in range(2, len(name) + 1)} - {"--"})
+
+
+@pytest.mark.parametrize("value", [[], ["3"], ["=3"]], ids=["alone", "with a value", "with ="])
+def test_no_word_behind_the_program_is_ours_however_much_it_looks_like_it(value: list[str]) -> None:
+    """`train.py --checkpoint last.pt`: argparse looks at all words first, and gave up at what it could be short for."""
+    for word in beginnings():
+        own = [word + value[0]] if value and value[0].startswith("=") else [word, *value]
+        read = parse(["--nproc", "2", "train.py", *own])
+        assert (read["training_script"], read["training_script_args"]) == ("train.py", own)
+
+
 def test_abbreviations_of_our_own_options_work_and_never_take_torchruns() -> None:
     assert parse(["--dry", "--metrics-a", ":1", "x"])["dry_run"] is True
     assert parse(["--no-p", "x"])["no_python"] is True

@@ -22,6 +22,11 @@ _SPECIAL = ("help", "version")
 class Parser(argparse.ArgumentParser):
     """argparse with our errors, our help and torchrun's abbreviations."""
 
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**words)
+        self.ambiguous: dict[str, list[str]] = {}
+        """Words that are short for several options, and for which: no fault in the arguments of a program."""
+
     def error(self, message: str) -> NoReturn:
         """Raise what argparse has to say as one line that starts with the option's own name."""
         if message.startswith("argument "):
@@ -42,7 +47,11 @@ class Parser(argparse.ArgumentParser):
         for candidates in (torchruns, found):
             if candidates and len({each[0].dest for each in candidates}) == 1:
                 return candidates[:1]
-        return found
+        # argparse would give up here, and has not asked yet whether the word stands after the program and is the
+        # program's own. As an unknown one it goes to whom it belongs.
+        if found:
+            self.ambiguous[option_string] = list({each[0].dest: each[1] for each in reversed(found)}.values())[::-1]
+        return []
 
 
 class _Version(argparse.Action):
@@ -51,7 +60,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """A parser whose namespace holds only what was given, so that each value's origin stays known.
 
     Call `set_defaults` on it to have it fill in the rest, as a plain argparse user would.
@@ -87,9 +96,13 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
         UsageError: the line cannot be read.
         SystemExit: --help or --version was answered.
     """
-    given, unknown = build_parser().parse_known_args(list(argv))
+    parser = build_parser()
+    given, unknown = parser.parse_known_args(list(argv))
     if unknown:
-        raise UsageError(f"unknown option {unknown[0].partition('=')[0]}{suggestion(unknown[0])}")
+        name = unknown[0].partition("=")[0]
+        if could_be := parser.ambiguous.get(unknown[0]):
+            raise UsageError(f"ambiguous option: {name} could match {', '.join(could_be)}")
+        raise UsageError(f"unknown option {name}{suggestion(unknown[0])}")
     return vars(given)
 
 
