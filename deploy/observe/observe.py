@@ -111,7 +111,8 @@ def _observe(options: Options, found: Found, directory: Path, programs: Programs
         f"Grafana                 {f'http://{grafana_at}{boards.HOME}' if grafana_at else NO_GRAFANA}",
         f"to kill a rank          {gpulaunch} chaos kill-rank {options.nproc - 1} --job-dir {shown_dir}",
         "",
-        f"Prometheus asks the run every {server.SCRAPE_S} s; rates and alerts take a minute. Ctrl-C ends everything.",
+        f"Prometheus asks the run every {server.SCRAPE_S} s; alerts take a minute, rates are whole after "
+        "five. Ctrl-C ends everything.",
     )
     _stay(options, programs, prometheus, run, grafana)
 

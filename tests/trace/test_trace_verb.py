@@ -434,7 +434,8 @@ def test_no_run_and_no_such_rank(job: Job, tmp_path: Path) -> None:
         (["--what", "cpu,cdua"], "unknown kind cdua; did you mean cuda?"),
         (["--what", ""], "unknown kind ''"),
         (["--stepz", "3"], "unknown argument --stepz; did you mean --steps?"),
-        (["5"], "unknown argument 5"),
+        (["5"], "there is no run directory 5, neither here nor in "),
+        (["a", "--job-dir", "b"], "one run at a time, not 2: a b"),
     ],
 )
 def test_wrong_words_are_told_in_one_line(argv: list[str], complaint: str) -> None:

@@ -32,7 +32,7 @@ def as_markdown(document: Document) -> str:
 
 
 def _section(section: Section, level: int) -> list[str]:
-    lines = ["", f"{'#' * level} {_text(section.title)}", ""]
+    lines = ["", f"{'#' * level} {_words(section.title)}", ""]
     for block in section.blocks:
         lines += [*_block(block), ""]
     for part in section.parts:
@@ -64,8 +64,13 @@ def _table(table: Table) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Text of anybody as text: no markup, no HTML, no link, one line."""
+    """Text of anybody as text, wherever a line may begin with it."""
+    shown = _words(text)
+    return _AT_FIRST.sub("&#8203;" if shown[:1].isdecimal() else "\\\\", shown)
+
+
+def _words(text: str) -> str:
+    """Text of anybody as text: no markup, no HTML, no link, one line; not for the beginning of one."""
     cut = text if len(text) <= _LONGEST_CELL else text[:_LONGEST_CELL] + "..."
     shown = "".join(_HTML.get(each, each) for each in _SPECIAL.sub(r"\\\1", inert(cut).strip()))
-    shown = _LINKS.sub(lambda found: f"&#{ord(found[0])};", shown)
-    return _AT_FIRST.sub("&#8203;" if shown[:1].isdecimal() else "\\\\", shown) if cut else ""
+    return _LINKS.sub(lambda found: f"&#{ord(found[0])};", shown)

@@ -114,7 +114,7 @@ def as_text(
     gpu = max((one.gpu_peak_bytes for one in totals.values()), default=0)
     facts = [f"stopped by {stopped_by}"] if stopped_by else []
     if peak:
-        facts.append(f"peak host memory of a rank {peak / _MIB:,.0f} MiB (shared pages included)")
+        facts.append(f"peak host memory of a rank {peak / _MIB:,.0f} MiB (shared pages included, workers not)")
     if gpu:
         facts.append(f"on its GPU {gpu / _MIB:,.0f} MiB")
     facts += [f"{restarts} restart{'' if restarts == 1 else 's'}", f"files in {run_dir}"]

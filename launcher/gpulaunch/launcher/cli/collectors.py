@@ -87,8 +87,8 @@ def hooks() -> Iterator[Finding]:
         )
         return
     for hook in Hook:
-        if hook is Hook.GPU_MEMORY_FRACTION:
-            continue  # an option, not a measurement
+        if hook in (Hook.GPU_MEMORY_FRACTION, Hook.EVERY_STEP):
+            continue  # an option, and what of the steps is observed: neither has a place in torch
         name = f"probe {(hook.name or '').lower()}"
         if hook in seen.hooks_unavailable:
             advice = "what it measures will be missing; a torch newer than this version knows?"

@@ -28,16 +28,17 @@ from gpulaunch.profiler.daemon.kineto import WHAT
 from gpulaunch.profiler.daemon.window import LONGEST_S, Window, length_s, slowest, speed_of
 
 _HELP = """\
-usage: gpulaunch trace [--steps N | --duration TIME] [options]
+usage: gpulaunch trace [RUN] [--steps N | --duration TIME] [options]
 
 Records what ranks of a run that is under way on this node do, operation by operation, with torch's own profiler. The
 program is not changed and not restarted; all ranks begin at the same moment. Open the files in https://ui.perfetto.dev
+RUN is a run directory, or the name of one below ./gpulaunch-runs; without it, the only run under way there.
 
   --steps N             so many steps, at least (default: 5)
   --duration TIME       so long instead (2s, 500ms; at most 60s)
   --rank N|slowest|all  which ranks (default: all of this node)
   --what LIST           cpu: operations; cuda: kernels, copies and calls; memcpy: copies alone (default: cpu,cuda)
-  --job-dir DIR         the run directory (default: the only run under way below ./gpulaunch-runs)
+  --job-dir DIR         the same as RUN
   --out DIR             where the files go (default: DIR/traces/<time> in the run directory)
   --again               even if the last trace is less than ten minutes ago
 
@@ -56,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     options = _parse(argv)
     try:
-        run_dir = find_under_way(options.job_dir, here())
+        run_dir = find_under_way(options.run, here())
         group = _group(run_dir)
         with contextlib.ExitStack() as stack:
             ranks = _ranks(stack, group, options.rank)
@@ -195,6 +196,7 @@ def _record(run_dir: str, directory: str, results: Sequence[Traced], what: Seque
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Words("trace")
+    parser.add_argument("run", nargs="*")
     parser.add_argument("--steps", type=count, default=None)
     parser.add_argument("--duration", type=_duration_s, default=None)
     parser.add_argument("--rank", type=_which, default="all")
@@ -203,6 +205,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out")
     parser.add_argument("--again", action="store_true")
     given = parser.read(argv)
+    runs = [*given.run, *([] if given.job_dir is None else [given.job_dir])]
+    if len(runs) > 1:
+        raise UsageError(f"trace: one run at a time, not {len(runs)}: {' '.join(runs)}")
+    given.run = runs[0] if runs else None
     if given.steps is not None and given.duration is not None:
         raise UsageError("trace: --steps or --duration, not both")
     if given.steps is None:
