@@ -44,7 +44,10 @@ def cut(run: RunView, part: slice) -> RunView:
             return {name: cut_curves(each) for name, each in value.items()}
         return value
 
-    return replace(run, **{each.name: cut_curves(getattr(run, each.name)) for each in fields(run)})
+    def cut_all(whole: Any) -> Any:
+        return replace(whole, **{each.name: cut_curves(getattr(whole, each.name)) for each in fields(whole)})
+
+    return replace(cut_all(run), ranks=tuple(map(cut_all, run.ranks)))
 
 
 # -- positive and negative control, recorded
@@ -59,7 +62,7 @@ def test_data_that_really_came_later_is_told() -> None:
     assert wait.judgement is not None
     assert wait.judgement.shift == pytest.approx(0.020, abs=0.004)
     assert of(found, "step time").told == "changed"
-    assert verdict(found).startswith("Steps are 76.6 % longer in B: 30.6 ms in A, 54 ms in B")
+    assert verdict(found).startswith("Steps are 77.2 % longer in B: 30.6 ms in A, 54.2 ms in B")
     assert "Most of it: data wait in a step, +20.3 ms" in verdict(found)
     assert of(found, "forward in a step").told in ("noise", "short")
     assert found.settings == (("program.args", "--seconds 45 --late-ms 20", "--seconds 40 --late-ms 40"),)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kept_run import SYNC, WALL_S, line, state
-from runs_on_disk import begin, closed, keep, whole
+from runs_on_disk import begin, closed, keep, whole, write
 
 from gpulaunch.exporters.files import parquet
 from gpulaunch.exporters.files.jsonl import read_jsonl, write_jsonl
@@ -55,6 +55,36 @@ def test_findings_events_and_runs_are_rows_too(run_dir: Path) -> None:
 
     assert {("run", "demo"), ("finding", "sync-every-step"), ("event", "run_started")} <= others
     assert ("event", "finding_came") in others
+
+
+def test_each_failure_has_its_own_time_and_not_that_of_the_run(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    begin(run_dir)
+    for attempt, failed_s in enumerate((1000, 2000)):
+        first = {"kind": "segfault", "headline": "rank 1 was killed"}
+        report = {"version": 1, "first": first, "attempt": attempt, "started_wall_s": WALL_S - 10}
+        write(run_dir, f"attempts/{attempt}/failure.json", report)
+        os.utime(run_dir / f"attempts/{attempt}/failure.json", (WALL_S + failed_s,) * 2)
+    keep(run_dir, [state(second) for second in range(1, 5)])
+
+    failures = [row for row in rows(run_dir) if row.kind == "failure"]
+
+    assert [(row.at_s - WALL_S, row.attempt, row.name) for row in failures] == [
+        (1000, 0, "segfault"),
+        (2000, 1, "segfault"),
+    ]
+
+
+def test_a_finding_is_of_the_run_that_had_it(tmp_path: Path) -> None:
+    """In a directory that two runs have used, each may have found the same."""
+    run_dir = tmp_path / "run"
+    begin(run_dir)
+    keep(run_dir, [state(second, findings=(SYNC,)) for second in range(1, 5)])
+    keep(run_dir, [state(second, run_id="bbbb", findings=(SYNC,)) for second in range(101, 105)])
+
+    findings = [row for row in rows(run_dir) if row.kind == "finding"]
+
+    assert [(row.at_s - WALL_S, row.run_id) for row in findings] == [(1, "aaaa"), (101, "bbbb")]
 
 
 def test_coarser_samples_are_fewer_and_end_at_the_same_numbers(run_dir: Path) -> None:

@@ -19,6 +19,7 @@ SLICES = ("launcher", "profiler", "exporters")
 # room: the rooms that it may import (its own always). A room that is not named here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "profiler.files": set(),
+    "profiler.kernel": set(),
     "profiler.redact": set(),
     "profiler.channel": {"profiler.files"},
     "profiler.record": set(),
@@ -33,9 +34,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters.store": {"exporters.prometheus", "exporters.worker", "profiler.files", "profiler.record"},
     "exporters.view": {
         *("exporters.store", "exporters.files"),
-        *("profiler.channel", "profiler.files", "profiler.record", "profiler.redact"),
+        *("profiler.channel", "profiler.files", "profiler.kernel", "profiler.record", "profiler.redact"),
     },
-    "exporters.discovery": {"exporters.worker", "profiler.record", "profiler.files"},
+    "exporters.discovery": {"exporters.worker", "profiler.record", "profiler.files", "profiler.kernel"},
     "exporters.push": {"exporters.prometheus", "profiler.record"},
     "exporters.report": {"exporters.view", "profiler.channel", "profiler.analysis"},
     "exporters.tui": {"exporters.view", "profiler.redact"},

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from parsed import parse
 from reported import a_finding, a_run, of_many_ranks, with_everything, with_text
-from runs_on_disk import begin, end
+from runs_on_disk import begin, end, write
 
 from gpulaunch.exporters.report.content import report_of
 from gpulaunch.exporters.report.document import rewritten
 from gpulaunch.exporters.report.library import plotly_js
+from gpulaunch.exporters.report.overtime import chosen
 from gpulaunch.exporters.report.page import as_html
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import EventView, RunView, Status
@@ -166,6 +167,28 @@ def test_of_thousands_of_ranks_the_slowest_are_shown(view: RunView) -> None:
     assert "Of 4096 ranks, 128 are shown" in page.text
     assert any(row[0] == "4095" for table in page.tables for row in table)
     assert any(row[0] == "0" for table in page.tables for row in table)
+
+
+def test_a_step_is_as_long_in_every_table_as_the_steps_were_that_were_timed(tmp_path: Path) -> None:
+    """A rank that was killed made 1000 steps, and had told the times of 500 of them."""
+    begin(tmp_path / "run")
+    end(tmp_path / "run", 100, code=1)
+    rank = {"steps": 1000, "timed_steps": 500, "samples": 0, "step_seconds": 50.0, "phase_seconds": {"forward": 50.0}}
+    write(tmp_path / "run", "summary.json", {"version": 1, "exit_code": 1, "error": "", "ranks": {"0": rank}})
+    view = load_run(tmp_path / "run")
+
+    page = parse(page_of(view))
+
+    assert view.step_seconds_now == 0.1
+    (row,) = (table[1] for table in page.tables if table[0][:3] == ["Rank", "Steps", "Step"])
+    assert row[:3] == ["0", "1,000", "100 ms"]
+
+
+def test_the_slowest_rank_is_shown_though_it_made_steps_that_nobody_timed(view: RunView) -> None:
+    *others, slowest = of_many_ranks(view, 4096).ranks
+    killed = replace(slowest, steps=2 * slowest.steps, timed_steps=slowest.steps)
+
+    assert [rank.rank for rank in chosen([*others, killed], 2)] == [0, 4095]
 
 
 def test_light_dark_and_paper_have_their_styles(view: RunView) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from parsed import parse
 
+from gpulaunch.profiler.kernel import kernel
+
 if TYPE_CHECKING:
     from tests.conftest import Launcher
 
@@ -38,6 +40,7 @@ def test_a_run_that_failed_once_is_reported_with_its_first_cause(gpulaunch: Laun
         began = next(line for line in map(json.loads, history) if line["event"] == "run_started")
     summed_up = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (began["run_id"], began["host"]) == (summed_up["run_id"], socket.gethostname())
+    assert began["kernel"] == kernel(), "where its pid means something"
 
     said = gpulaunch("report", "run", "--html", "--static")
 

@@ -52,7 +52,7 @@ SYNC = Finding(
     evidence={"kind": "item"},
     advice="Say less often.",
 )
-GC = replace(SYNC, rule="gc-pauses", file=None, line=None, seconds_per_hour=36.0)
+GC = replace(SYNC, rule="gc-pauses", file=None, line=None, seconds_per_step=0.001, seconds_per_hour=36.0)
 
 
 def state(

@@ -22,6 +22,7 @@ from gpulaunch.exporters.store.limits import Limits
 from gpulaunch.exporters.store.place import TELEMETRY_FILE, files_of, is_shared
 from gpulaunch.exporters.store.reading import TelemetryReader, UnreadableError
 from gpulaunch.exporters.store.writing import TelemetryFile
+from gpulaunch.profiler.record import NodeState
 
 PATIENCE_S = 30.0
 
@@ -129,7 +130,7 @@ def test_a_last_look_that_comes_soon_after_the_one_before_is_stored_when_it_turn
         (found,) = reader.findings()
         assert reader.values(reader.newest(1)[0])[0]["gpulaunch_microsteps_total", "0"] == 14.0
     assert found.last_seen_s - WALL_S == pytest.approx(1.4)
-    assert found.lost_seconds == pytest.approx(0.4 * 720 / 3600)
+    assert found.lost_seconds == pytest.approx(4 * 0.02)
 
 
 def test_where_looks_are_stored_seldom_the_last_one_of_a_rank_and_of_an_attempt_is(
@@ -600,9 +601,9 @@ def test_on_a_network_file_system_there_is_no_write_ahead_log(run_dir: Path, mon
 
 
 def test_findings_come_and_go_and_what_they_cost_adds_up(run_dir: Path, keeper: TelemetryKeeper) -> None:
-    """Ten seconds of 720 s an hour are 2 s lost; a finding that comes back goes on where it was."""
-    for second in range(1, 31):
-        standing = (SYNC,) if second <= 5 or second > 25 else ()
+    """A hundred steps, 20 ms longer each, are 2 s lost; a finding that comes back goes on where it was."""
+    for second in range(31):
+        standing = (SYNC,) if 1 <= second <= 5 or second > 25 else ()
         keeper._try(state(second, findings=standing))
     close(keeper)
 
@@ -611,8 +612,31 @@ def test_findings_come_and_go_and_what_they_cost_adds_up(run_dir: Path, keeper: 
         told = [(what, round(at_s - WALL_S)) for at_s, what, _ in reader.events()]
     assert found.told["rule"] == "sync-every-step"
     assert (found.first_seen_s - WALL_S, found.last_seen_s - WALL_S, found.active) == (1.0, 30.0, True)
-    assert found.lost_seconds == pytest.approx(10 * 720 / 3600)
+    assert found.lost_seconds == pytest.approx(100 * 0.02)
     assert told == [("finding_came", 1), ("finding_went", 6), ("finding_came", 26)]
+
+
+def test_a_finding_costs_nothing_while_nobody_trains(run_dir: Path, keeper: TelemetryKeeper) -> None:
+    """It stands through a hang, which no window ends, and through the restart; the step that hung is one step."""
+
+    def seen(second: float, trained_s: float, attempt: int = 0) -> NodeState:
+        ranks = state(trained_s).training
+        return replace(state(second, attempt=attempt, findings=(SYNC,)), training=ranks)
+
+    for second in range(11):
+        keeper._try(seen(second, second))
+    for second in range(11, 1811, 5):
+        keeper._try(seen(second, 10.0))
+    keeper._try(seen(1811, 10.1))
+    keeper._try(replace(seen(1812, 10.1), training=()))
+    for second in range(11):
+        keeper._try(seen(1820 + second, 10.1 + second, attempt=1))
+    close(keeper)
+
+    with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
+        (found,) = reader.findings()
+    assert found.active
+    assert found.lost_seconds == pytest.approx((100 + 1 + 100) * 0.02)
 
 
 def test_the_history_of_the_run_and_the_causes_of_its_failures_are_carried_over(

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from kept_run import WALL_S, state
 
+from gpulaunch.exporters.files.rows import rows_of
+from gpulaunch.exporters.store import writing
 from gpulaunch.exporters.store.limits import LEVELS, Limits
 from gpulaunch.exporters.store.reading import TelemetryReader
 from gpulaunch.exporters.store.series import Sample, sample_of
@@ -20,6 +22,7 @@ from gpulaunch.profiler.record import Group
 HOUR_S, DAY_S = 3600.0, 86400.0
 GROUP = Group(run_id="aaaa", name="demo", attempt=0, world_size=64, node_rank=0, ranks=())
 STEPS = ("gpulaunch_steps_total", "0")
+SEQUENCE = ("gpulaunch_collective_sequence", "0")
 
 
 def rows_by_level(path: Path) -> dict[int, int]:
@@ -41,6 +44,49 @@ def look_on(file: TelemetryFile, at_s: float, every_s: float, sample: Sample, at
 
 def small(at_s: float) -> Sample:
     return Sample({STEPS: at_s * 10}, {("gpulaunch_shm_bytes", "used"): at_s % 7})
+
+
+def numbered(at_s: float) -> Sample:
+    """The sequence numbers of months of collectives: no float32 has them."""
+    return Sample({STEPS: at_s * 10}, {SEQUENCE: 100_000_001 + at_s, ("gpulaunch_shm_bytes", "used"): 1.0})
+
+
+def test_the_number_of_a_step_or_a_collective_is_kept_to_its_last_digit(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.sqlite"
+    with TelemetryFile(path) as file:
+        for second in range(1, 31):
+            look_on(file, second, 1.0, numbered(second))
+
+    with TelemetryReader(path) as reader:
+        fine, coarse = list(reader.frames()), list(reader.frames(step_s=10.0))
+        for frame in (*fine, *coarse):
+            counters, gauges = reader.values(frame)
+            assert gauges[SEQUENCE] == 100_000_001 + frame.end_s - WALL_S, "the newest of a row of ten seconds, too"
+            assert SEQUENCE not in counters
+            assert gauges["gpulaunch_shm_bytes", "used"] == 1.0
+    assert len(coarse) < len(fine) == 30
+
+
+def test_a_file_of_before_in_which_such_a_number_is_not_exact_is_read_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    path = run_dir / "telemetry.sqlite"
+    with monkeypatch.context() as before:
+        before.setattr(writing, "NUMBERS", frozenset[str]())
+        with TelemetryFile(path) as file:
+            for second in (1, 2, 3):
+                look_on(file, second, 1.0, numbered(second))
+    with TelemetryFile(path) as file:
+        look_on(file, 4, 1.0, numbered(4))
+
+    with TelemetryReader(path) as reader:
+        read = [reader.values(frame)[1][SEQUENCE] for frame in reader.frames()]
+    exported = [row.value for row in rows_of(run_dir, notes=[]) if row.name == SEQUENCE[0]]
+    assert read == exported
+    assert read[:3] == pytest.approx([100_000_002, 100_000_003, 100_000_004], abs=4)
+    assert read[3] == 100_000_005
 
 
 def test_three_hours_by_the_second(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from gpulaunch.exporters.tui.cells import (
     broken,
     cells,
     clip,
+    curve_line,
+    figure,
     fit,
     fit_end,
     pairs,
@@ -86,3 +88,14 @@ def test_what_an_event_has_inside_is_told_in_words() -> None:
     spent = {"startup": 4.25, "productive": None, "restart": 0.0, "of\x1b[2J": "\x1b[31m"}
 
     assert pairs({"goodput_seconds": spent}) == "goodput_seconds=startup 4.25, of\\x1b[2J \\x1b[31m"
+
+
+def test_a_curve_that_has_ended_says_no_more_what_is_now() -> None:
+    """Where nobody measures it any longer; what it was at most stays."""
+
+    def told(*curve: float | None) -> str:
+        return text_of(curve_line("ready", curve, figure, 60, ascii_only=True))
+
+    assert told(1.0, 3.0, 2.0).endswith(" 2.00, max 3.00")
+    assert told(1.0, 3.0, 2.0, None, None).endswith(" 2.00, max 3.00"), "an interval that has just begun"
+    assert told(1.0, 3.0, 2.0, None, None, None).endswith(" -, max 3.00")

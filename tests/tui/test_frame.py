@@ -17,7 +17,7 @@ from gpulaunch.exporters.tui.frame import HELP, frame, once, scrolled
 from gpulaunch.exporters.tui.look import Look, Output, Page
 from gpulaunch.exporters.tui.phases import GOODPUT_LETTERS, LETTERS, shares_bar
 from gpulaunch.exporters.tui.tail import LogPlace, Tail
-from gpulaunch.exporters.view.model import RunView, Status
+from gpulaunch.exporters.view.model import AttemptView, RunView, Status
 from gpulaunch.exporters.view.text import inert
 from gpulaunch.profiler.channel.layout import PHASES
 from gpulaunch.profiler.record import GOODPUT_BUCKETS
@@ -194,6 +194,32 @@ def test_where_it_is_not_known_what_was_made_again_goodput_is_the_most_that_it_c
     assert "goodput at most 80%" in shown
     assert "lost work is not known: name the directory of the program's checkpoints" in shown
     assert "at most" not in text(view, Look(page=Page.HISTORY))
+
+
+# -- how long an attempt lasted
+
+
+def test_an_earlier_attempt_whose_launcher_was_killed_did_not_last_until_now() -> None:
+    """Nobody has said when it ended; the next run in the directory began two minutes after it, and goes on."""
+    view = views.healthy()
+    began_s = views.BEGAN_S - 120
+    lost = AttemptView(number=0, directory=0, earlier=True, status=Status.LOST, began_s=began_s)
+    again = AttemptView(number=0, directory=1, status=Status.RUNNING, began_s=views.BEGAN_S + 10)
+
+    shown = text(replace(view, attempts=(lost, again)), Look(page=Page.HISTORY))
+
+    assert "attempts/0 (earlier run): lost -2m 00s, at most 2m 00s\n" in f"{shown}\n".replace(" \n", "\n")
+    assert "attempt 0: running +10s, 12m 20s" in shown
+
+
+def test_nor_did_one_beyond_the_next_attempt_of_its_own_run() -> None:
+    first = AttemptView(number=0, status=Status.UNKNOWN, began_s=views.BEGAN_S)
+    second = AttemptView(number=1, status=Status.RUNNING, began_s=views.BEGAN_S + 60)
+
+    shown = text(replace(views.healthy(), attempts=(first, second)), Look(page=Page.HISTORY))
+
+    assert "attempt 0: unknown +0s, at most 1m 00s" in shown
+    assert "attempt 1: running +1m 00s, 11m 30s" in shown
 
 
 # -- marks

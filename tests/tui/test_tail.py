@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,19 @@ def test_what_a_terminal_would_obey_is_shown_instead(log: Path, tmp_path: Path) 
 
 def test_a_log_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "rank 7 in attempts/2 has no stderr.log here" in read_tail(tmp_path, PLACE).trouble
+
+
+def test_the_log_of_another_node_is_found_in_the_directory_of_the_job_and_in_its_own(log: Path, tmp_path: Path) -> None:
+    """A node without the job's directory has one of its own, and either can be looked at."""
+    log.write_text("of this node\n")
+    theirs = tmp_path / "node-1" / "attempts" / "2" / "rank-7" / "stderr.log"
+
+    assert read_tail(tmp_path, replace(PLACE, node=1)).lines == ("of this node",)
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("of node 1\n")
+    tail = read_tail(tmp_path, replace(PLACE, node=1))
+    assert (tail.lines, tail.path) == (("of node 1",), "node-1/attempts/2/rank-7/stderr.log")
+    assert read_tail(tmp_path, PLACE).lines == ("of this node",)
 
 
 def test_what_is_no_file_is_not_waited_for(log: Path, tmp_path: Path) -> None:

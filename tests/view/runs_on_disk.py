@@ -16,6 +16,7 @@ from kept_run import WALL_S, announce, line, state
 
 from gpulaunch.exporters.store import keeper as keepers
 from gpulaunch.exporters.store.keeper import TelemetryKeeper
+from gpulaunch.profiler import kernel as kernels
 from gpulaunch.profiler.record import NodeState
 
 PRODUCTIVE: dict[str, float | None] = {
@@ -47,11 +48,20 @@ def write(run_dir: Path, name: str, content: Any) -> None:
 
 
 def begin(
-    run_dir: Path, *, run_id: str = "aaaa", pid: int | None = None, host: str | None = None, at_s: float = 0.0
+    run_dir: Path,
+    *,
+    run_id: str = "aaaa",
+    pid: int | None = None,
+    host: str | None = None,
+    kernel: str | None = None,
+    at_s: float = 0.0,
 ) -> None:
-    """What is there once the ranks run, `at_s`, on a `host`: this one, if not another; "": it has not said which."""
+    """What is there once the ranks run, `at_s`, on a `host`: this one, if not another; "": it has not said which.
+    `kernel`: where its pid means something; on this host, here."""
+    kernel = (kernels.kernel() if host is None else "") if kernel is None else kernel
     host = socket.gethostname() if host is None else host
-    named = {"run_id": run_id, "pid": os.getpid() if pid is None else pid, **({"host": host} if host else {})}
+    where = {"host": host, "kernel": kernel}
+    named = {"run_id": run_id, "pid": os.getpid() if pid is None else pid, **{k: v for k, v in where.items() if v}}
     run_dir.mkdir(exist_ok=True)
     write(
         run_dir,

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kept_run import GC, SYNC, state
+from kept_run import GC, SYNC, announce, state
 from runs_on_disk import NOW_S, begin, end, keep
 
+from gpulaunch.exporters.store.keeper import TelemetryKeeper
 from gpulaunch.exporters.view.document import to_json
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.load import load_run
@@ -49,6 +50,37 @@ def test_history_is_of_the_file_and_now_is_of_the_state(tmp_path: Path) -> None:
         ("gc-pauses", True),
         ("sync-every-step", False),
     ]
+
+
+def test_of_a_gpu_that_is_gone_nothing_is_told_as_now(tmp_path: Path) -> None:
+    """As on the metrics page. What it has done stays, and so does what a rank had that has ended."""
+    run_dir = tmp_path / "run"
+    begin(run_dir)
+    there = [state(second, gpu=True) for second in range(1, 60)]
+    keep(run_dir, [*there, *(state(second, ranks=(0,)) for second in range(60, 90))])
+
+    of_sidecar = view_of_state(state(90.0, ranks=(0,)), run_dir=run_dir, earlier=state(85.0, ranks=(0,)))
+    for view in (of_sidecar, load_run(run_dir, now_s=NOW_S)):
+        (device,) = view.devices
+        assert {"utilization_ratio", "power_watts", "memory_used_bytes"}.isdisjoint(device.values)
+        assert (device.model, device.values["energy_joules"]) == ("NVIDIA H200", 350.0 * 59)
+        assert device.curves["power_watts"]
+        assert view.ranks[1].memory.gpu_bytes["allocated"] == 1 << 20
+
+
+def test_nor_where_the_sidecar_was_killed_before_it_wrote_that_down(tmp_path: Path) -> None:
+    """The last document is some seconds older than the last look."""
+    run_dir = tmp_path / "run"
+    begin(run_dir)
+    announce(tmp_path / "channel", run_dir)
+    keeper = TelemetryKeeper(tmp_path / "channel")
+    for second in range(1, 20):
+        keeper._try(state(second, gpu=second < 15))
+
+    (device,) = load_run(run_dir, now_s=NOW_S).devices
+    keeper._close(None)
+
+    assert device.values == {"energy_joules": 350.0 * 14, "pcie_receive_bytes": 14 << 20, "pcie_transmit_bytes": 0.0}
 
 
 def test_a_new_run_in_an_old_directory_shows_nothing_of_the_old_one_as_its_own(tmp_path: Path) -> None:

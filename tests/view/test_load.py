@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kept_run import GC, SYNC, WALL_S, announce, line, state
-from runs_on_disk import NOW_S, begin, closed, end, held, keep, whole, write
+from runs_on_disk import NOW_S, PRODUCTIVE, begin, closed, end, held, keep, whole, write
 
 from gpulaunch.exporters.files.findings import FindingsFile
 from gpulaunch.exporters.files.rows import rows_of
@@ -244,7 +244,7 @@ def test_findings_have_their_line_and_what_they_have_cost(run_dir: Path) -> None
     file = FindingsFile(run_dir / "findings.jsonl")
     file.tell((SYNC, GC), WALL_S + 1)
     file.tell((SYNC,), WALL_S + 50)
-    keep(run_dir, [state(second, findings=(SYNC, GC) if second < 50 else (SYNC,)) for second in range(1, 100)])
+    keep(run_dir, [state(second, findings=(SYNC, GC) if second < 50 else (SYNC,)) for second in range(100)])
 
     with held(run_dir):
         first, second = load(run_dir).findings
@@ -655,6 +655,62 @@ def test_any_value_in_any_column_and_any_bytes_anywhere_still_give_a_view(
     load(run_dir)
     list(rows_of(run_dir, notes=[]))
     shutil.rmtree(run_dir)
+
+
+# -- how long it was
+
+
+def test_how_long_a_run_was_is_what_its_launcher_has_summed_up(run_dir: Path) -> None:
+    """Also where its clock was set on by an hour, and where its history is gone."""
+    begin(run_dir)
+    told: dict[str, float | None] = {**PRODUCTIVE, "productive": 60.0, "lost_work": None}
+    end(run_dir, 3660, goodput=told)
+    write(run_dir, "summary.json", {"version": 1, "run_id": "aaaa", "exit_code": 0, "elapsed_s": 70.0})
+
+    view = load(run_dir)
+
+    assert (view.elapsed_seconds, view.goodput_ratio) == (70.0, pytest.approx(6 / 7))
+    (run_dir / "events.jsonl").unlink()
+    assert load(run_dir).elapsed_seconds == 70.0
+
+
+def set_on(run_dir: Path, by_s: float, *, since: str) -> None:
+    """The clock of the wall was set on by so much, before the first event `since`."""
+    events = [json.loads(text) for text in (run_dir / "events.jsonl").read_text().splitlines()]
+    for event in events[[event["event"] for event in events].index(since) :]:
+        event["time_s"] += by_s
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_makes_a_run_no_longer(run_dir: Path, by_s: float) -> None:
+    """One that has not summed up, whether it has said that it ended or not; and one that goes on."""
+    begin(run_dir)
+    end(run_dir, 60)
+    (run_dir / "summary.json").unlink()
+    set_on(run_dir, by_s, since="started")
+    assert load(run_dir).elapsed_seconds == pytest.approx(70.0)
+
+    lines = (run_dir / "events.jsonl").read_text().splitlines(keepends=True)
+    (run_dir / "events.jsonl").write_text("".join(line for line in lines if "run_ended" not in line))
+    with held(run_dir):
+        assert load(run_dir, now_s=WALL_S + 100 + by_s).elapsed_seconds == pytest.approx(110.0)
+
+    os.utime(run_dir / "events.jsonl", (WALL_S + 60 + by_s,) * 2)
+    assert load(run_dir).elapsed_seconds == pytest.approx(70.0)
+    keep(run_dir, [state(second) for second in range(60, 90)])  # its time is not set on: it never jumps
+    os.utime(run_dir / "events.jsonl", (WALL_S + 60 + by_s,) * 2)
+    assert load(run_dir).elapsed_seconds == pytest.approx(99.0)
+
+
+def test_where_the_history_is_of_an_older_gpulaunch_the_time_on_the_wall_is_all_there_is(run_dir: Path) -> None:
+    begin(run_dir)
+    end(run_dir, 60)
+    lines = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+    without = [{name: value for name, value in line.items() if name != "monotonic_s"} for line in lines]
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in without))
+
+    assert load(run_dir).elapsed_seconds == 70.0
 
 
 # -- several nodes, many ranks

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from gpulaunch.exporters.files.findings import FindingsFile
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
+from gpulaunch.profiler.kernel import kernel
 from gpulaunch.profiler.record import NodeState
 
 LATER_S = 200
@@ -107,7 +111,7 @@ def test_what_a_finding_cost_an_earlier_run_is_no_cost_of_this_one(run_dir: Path
 
 def test_where_the_second_run_is_not_watched_all_findings_are_of_the_first(run_dir: Path) -> None:
     begin(run_dir)
-    keep(run_dir, [state(second, findings=(SYNC,)) for second in range(1, 20)])
+    keep(run_dir, [state(second, findings=(SYNC,)) for second in range(20)])
     begin(run_dir, run_id="bbbb", at_s=LATER_S)
 
     with held(run_dir):
@@ -154,6 +158,97 @@ def test_a_view_says_which_findings_are_of_an_earlier_run(run_dir: Path) -> None
     assert earlier() == [True]
     del document["findings"][0]["earlier"]
     assert earlier() == [False]
+
+
+# -- nodes of the earlier run
+
+
+@pytest.fixture
+def two_nodes(run_dir: Path) -> Path:
+    """A run of two nodes that has ended."""
+    begin(run_dir)
+    keep(run_dir, [state(second) for second in range(1, 60)])
+    on_node = [state(second, ranks=(2, 3), node=1, run_id="of node 1", findings=(SYNC,)) for second in range(1, 60)]
+    keep(run_dir / "node-1", on_node, channel="channel-1")
+    end(run_dir, 60, code=75)
+    return run_dir
+
+
+def test_a_node_that_is_not_in_the_newest_run_is_not_shown_with_it(two_nodes: Path) -> None:
+    assert [rank.rank for rank in load(two_nodes).ranks] == [0, 1, 2, 3]
+    begin(two_nodes, run_id="bbbb", at_s=LATER_S)
+    keep(two_nodes, [later(second) for second in range(1, 31)])
+
+    with held(two_nodes):
+        view = load(two_nodes)
+
+    assert [(rank.rank, rank.node) for rank in view.ranks] == [(0, 0), (1, 0)]
+    assert (view.steps, view.samples_per_second_now) == (300, pytest.approx(640.0))
+    assert [node.node for node in view.nodes] == [0]
+    assert [site.ranks for site in view.sites] == [(0, 1)]
+    assert [(each.node, each.earlier) for each in view.findings] == [(1, True)], "it says itself when that was"
+    (note,) = view.notes
+    assert "node 1 is not in the newest run" in note
+
+
+def test_a_node_that_joins_the_newest_run_late_is_shown_once_it_is_there(two_nodes: Path) -> None:
+    begin(two_nodes, run_id="bbbb", at_s=LATER_S)
+    keep(two_nodes, [later(second) for second in range(1, 31)])
+    on_node = later(25, ranks=(2, 3), node=1)
+    keep(two_nodes / "node-1", [on_node], channel="channel-1")
+
+    with held(two_nodes):
+        view = load(two_nodes)
+
+    assert [(rank.rank, rank.steps) for rank in view.ranks] == [(0, 300), (1, 300), (2, 250), (3, 250)]
+    assert view.notes == ()
+
+
+def off(of_node: NodeState, by_s: float) -> NodeState:
+    """As a node has it whose clock is ahead by so much."""
+    return replace(of_node, taken_wall_ns=of_node.taken_wall_ns + round(by_s * 10**9))
+
+
+def test_a_node_that_has_only_just_begun_is_of_the_newest_run_though_its_clock_is_behind(two_nodes: Path) -> None:
+    """It seems to have been there for a moment, before the run began."""
+    begin(two_nodes, run_id="bbbb", at_s=LATER_S)
+    keep(two_nodes / "node-1", [off(later(1, ranks=(2, 3), node=1), -13)], channel="channel-1")
+
+    assert [rank.rank for rank in load(two_nodes).ranks] == [2, 3]
+
+
+def test_a_node_whose_clock_is_far_behind_is_of_the_newest_run_once_it_is_seen_since(two_nodes: Path) -> None:
+    begin(two_nodes, run_id="bbbb", at_s=LATER_S)
+    keep(two_nodes / "node-1", [off(later(s, ranks=(2, 3), node=1), -60) for s in range(1, 50)], channel="channel-1")
+    assert load(two_nodes).ranks == (), "by its clock, it has ended before that began"
+
+    keep(two_nodes / "node-1", [off(later(s, ranks=(2, 3), node=1), -60) for s in range(50, 61)], channel="channel-1")
+    assert [rank.steps for rank in load(two_nodes).ranks] == [600, 600]
+
+
+def test_a_node_whose_clock_is_ahead_is_not_of_a_run_that_follows_at_once(run_dir: Path) -> None:
+    """It seems to have been there still as the next run began."""
+    begin(run_dir)
+    keep(run_dir, [state(second) for second in range(1, 60)])
+    ahead = [off(state(second, ranks=(2, 3), node=1, run_id="of node 1"), 3) for second in range(1, 60)]
+    keep(run_dir / "node-1", ahead, channel="channel-1")
+    end(run_dir, 60, code=75)
+    begin(run_dir, run_id="bbbb", at_s=60 + 11)
+
+    assert load(run_dir).ranks == ()
+
+
+def test_of_a_node_alone_the_totals_are_those_of_its_own_newest_run(run_dir: Path) -> None:
+    """Its directory is looked into by itself, too."""
+    begin(run_dir, run_id="of node 1")
+    keep(run_dir, [state(second, node=1, run_id="of node 1") for second in range(1, 60)])
+    end(run_dir, 60, code=75)
+    begin(run_dir, run_id="bbbb", at_s=LATER_S)
+
+    with held(run_dir):
+        view = load(run_dir)
+
+    assert (view.status, view.steps, view.ranks) == (Status.RUNNING, 0, ())
 
 
 # -- how the earlier run ended
@@ -204,6 +299,58 @@ def test_of_a_run_on_this_host_everybody_can(run_dir: Path) -> None:
     begin(run_dir, run_id="bbbb", host="")  # of an older gpulaunch: its launcher is there to be seen
     with held(run_dir):
         assert stands(run_dir, 3600.0) is Status.RUNNING
+
+
+@pytest.mark.parametrize("differs", ["boot", "namespace"])
+def test_of_a_run_in_another_container_nobody_can_either_though_its_host_has_our_name(
+    run_dir: Path, differs: str
+) -> None:
+    """Containers of a pod share their name; the pid of one is another process in the next, or none."""
+    boot, _, namespace = kernel().partition(" ")
+    elsewhere = f"another {namespace}" if differs == "boot" else f"{boot} pid:[1]"
+    begin(run_dir, pid=GONE, kernel=elsewhere)
+    assert stands(run_dir, 5.0) is Status.RUNNING
+    assert stands(run_dir, 3600.0) is Status.UNKNOWN
+    (note,) = (note for note in load_run(run_dir, now_s=2 * NOW_S).notes if "cannot be seen from here" in note)
+    assert f"on {socket.gethostname()} (in another container" in note
+
+    begin(run_dir, kernel=elsewhere)
+    with held(run_dir):  # by a process of ours, which has the same number
+        assert stands(run_dir, 3600.0) is Status.UNKNOWN
+
+
+def test_of_a_run_whose_pids_are_ours_everybody_can_whatever_its_host_is_called(run_dir: Path) -> None:
+    begin(run_dir, pid=GONE, host="name-of-a-container", kernel=kernel())
+    assert stands(run_dir, 5.0) is Status.LOST
+
+    begin(run_dir, run_id="bbbb", host="name-of-a-container", kernel=kernel())
+    with held(run_dir):
+        assert stands(run_dir, 3600.0) is Status.RUNNING
+
+
+LOOKS = """
+import sys
+from gpulaunch.exporters.view.load import load_run
+print(load_run(sys.argv[1]).status.value)
+"""
+
+
+@pytest.mark.root
+def test_a_run_goes_on_for_somebody_in_a_pid_namespace_of_his_own(run_dir: Path) -> None:
+    """As in the container beside it: its launcher lives, and there is no such process."""
+    own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    try:
+        asked = subprocess.run([*own, "true"], capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if asked.returncode:
+        pytest.skip(f"no pid namespaces of our own here: {asked.stderr.strip()}")
+    begin(run_dir)
+
+    with held(run_dir):
+        seen = subprocess.run([*own, sys.executable, "-c", LOOKS, run_dir], capture_output=True, text=True, timeout=60)
+
+    assert (seen.stdout, seen.stderr) == ("running\n", "")
 
 
 def test_a_sidecar_that_falls_silent_is_gone_wherever_it_was(run_dir: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kept_run import GC, SYNC, line, state
+from kept_run import GC, SYNC, WALL_S, line, state
 from runs_on_disk import begin, end, keep, write
 
 from gpulaunch.exporters.prometheus.pages import routes
@@ -30,6 +30,7 @@ __all__ = [
     "large",
     "live",
     "long_run",
+    "lost_before",
     "standing",
     "starting",
     "stopped",
@@ -122,6 +123,17 @@ def faulty(tmp_path: Path) -> Scene:
     write(run_dir, "attempts/0/failure.json", {"version": 1, "first": first, "attempt": 0})
     last = state(90, attempt=1, restarts={"segfault": 1}, gpu=True, findings=(SYNC,))
     return Scene(state=last, run_dir=run_dir)
+
+
+def lost_before(tmp_path: Path) -> Scene:
+    """The launcher of a first run was killed, and has not said so; another one began three days after its attempt."""
+    later_s = 3 * 86400.0 + 1
+    run_dir = tmp_path / "run"
+    begin(run_dir, pid=1, host="gone")
+    keep(run_dir, [state(second) for second in range(1, 60)])
+    begin(run_dir, run_id="bbbb", at_s=later_s)
+    os.utime(run_dir / "events.jsonl", (WALL_S + later_s,) * 2)  # and not now, by the clock of the machine
+    return Scene(state=state(later_s + 60, run_id="bbbb"), run_dir=run_dir)
 
 
 def large(tmp_path: Path) -> Scene:

@@ -134,6 +134,20 @@ def test_what_went_wrong_is_told_with_its_cause(serve: Serve, look: Look, stage:
     assert "rank ended" in text_of(page, "history")
 
 
+def test_an_attempt_whose_launcher_was_killed_lasted_no_longer_than_until_the_next(
+    serve: Serve, look: Look, stage: Stage
+) -> None:
+    tab = look(serve(stage(scenes.lost_before)).url)
+    tab.open()
+    page = tab.until("live")
+    page.eval_on_selector("#history [data-part=attempts-over-time] details", "details => { details.open = true; }")
+    page.wait_for_selector("#history [data-part=attempts-over-time] tbody tr")
+    assert rows(page, "history", "attempts-over-time") == [
+        ["attempts/0, lost, at most", "\u2013", "3 d 0 h"],
+        ["attempt 0, running", "69 s", "\u2013"],
+    ]
+
+
 def test_of_many_ranks_the_ends_are_drawn_and_any_one_apart(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.large)).url)
     tab.open()

@@ -22,12 +22,12 @@ from gpulaunch.exporters.discovery.targets import (
     is_left_over,
 )
 from gpulaunch.profiler.files import write_file
+from gpulaunch.profiler.kernel import kernel as kernel_here
 from gpulaunch.profiler.record import Group, NodeState
 
 __all__ = ["Announcement", "complaint_about"]
 
 _CAP_BYTES = 1 << 16
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def complaint_about(directory: Path) -> str | None:
@@ -76,7 +76,7 @@ class Announcement:
         self._run = run
         self._pid = pid
         self._node = node if node is not None else socket.gethostname()
-        self._kernel = kernel if kernel is not None else _kernel()
+        self._kernel = kernel if kernel is not None else kernel_here()
         self._alive = alive if alive is not None else _lives
         self._told: Target | None = None
         self.fault = ""
@@ -130,13 +130,6 @@ class Announcement:
                     content = file.read(_CAP_BYTES)
                 if is_left_over(content, kernel=self._kernel, alive=self._alive):
                     path.unlink()
-
-
-def _kernel() -> str:
-    try:
-        return f"{_BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # a hardened container: then nobody's file is judged
-        return ""
 
 
 def _lives(pid: int) -> bool:

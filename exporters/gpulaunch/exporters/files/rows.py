@@ -1,7 +1,8 @@
 """Everything that a run's files know over time, as rows of one table: what is exported.
 
     kind        `sample`, `event`, `finding`, `failure` or `run`
-    at_s        when (Unix seconds): the end of the time that a sample is of, the first sight of a finding
+    at_s        when (Unix seconds): the end of the time that a sample is of, the first sight of a finding, the report
+                of a failure
     begin_s     the beginning of that time; of a finding, when it was seen last is in `data`
     node        which node's
     run_id      which launcher run's, where that is known
@@ -9,8 +10,8 @@
     name        the metric (docs/metrics.md; histograms as `_sum` and `_count`), the event, the rule, the kind of cause
     rank, gpu   labels of a sample, where it has them
     labels      the other labels of a sample
-    value       a counter at `at_s`; the mean of a gauge
-    low, high   of a gauge, over the time that the sample is of
+    value       a counter, or the number of a step or of a collective, at `at_s`; the mean of any other gauge
+    low, high   of that gauge, over the time that the sample is of
     data        all else that is known of an event, a finding, a failure or a run
 
 Samples come finest first in time's order: each moment once, by the finest rows that are left of it (docs of
@@ -79,20 +80,14 @@ def rows_of(run_dir: Path, *, step_s: float = 0.0, notes: list[str]) -> Iterator
 
 
 def _of_node(reader: TelemetryReader, node: int, step_s: float) -> Iterator[Row]:
-    runs = {run.id: run for run in reader.runs()}
-    for run in runs.values():
+    run_ids: dict[int, str] = {}
+    for run in reader.runs():
+        run_ids[run.id] = run.run_id
         data = {"name": run.name, "world_size": run.world_size, "host": run.host}
         yield Row(kind="run", at_s=run.began_s, node=node, name=run.name, run_id=run.run_id, data=data)
-    for number, first in reader.failures().items():
-        at_s = first.get("started_wall_s")
-        yield Row(
-            kind="failure",
-            at_s=float(at_s) if isinstance(at_s, (int, float)) else 0.0,
-            node=node,
-            name=str(first.get("kind", "other")),
-            attempt=number,
-            data=first,
-        )
+    for number, at_s, first in reader.failed():
+        name = str(first.get("kind", "other"))
+        yield Row(kind="failure", at_s=at_s, node=node, name=name, attempt=number, data=first)
     for at_s, what, fields in reader.events():
         yield Row(kind="event", at_s=at_s, node=node, name=what, attempt=_attempt(fields), data=fields)
     for found in reader.findings():
@@ -102,11 +97,17 @@ def _of_node(reader: TelemetryReader, node: int, step_s: float) -> Iterator[Row]
             "last_seen_s": found.last_seen_s,
             "lost_seconds": found.lost_seconds,
         }
-        yield Row(kind="finding", at_s=found.first_seen_s, node=node, name=str(found.told.get("rule", "")), data=data)
+        yield Row(
+            kind="finding",
+            at_s=found.first_seen_s,
+            node=node,
+            name=str(found.told.get("rule", "")),
+            run_id=run_ids.get(found.run),
+            data=data,
+        )
     named = _Named(reader.keys)
     for frame in reader.frames(step_s=step_s):
-        run_id = runs[frame.run].run_id if frame.run in runs else None
-        yield from named.samples(frame, node, run_id)
+        yield from named.samples(frame, node, run_ids.get(frame.run))
 
 
 class _Named:

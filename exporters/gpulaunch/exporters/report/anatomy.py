@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
-from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range, mean, slices, throughput
+from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range, mean, slices, step_length, throughput
 from gpulaunch.exporters.report.words import UNKNOWN, amount, count, percent, seconds
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
@@ -83,7 +83,7 @@ def _by_rank(ranks: list[RankView]) -> Table:
             (
                 str(rank.rank),
                 count(rank.steps),
-                seconds(rank.step_seconds / rank.steps if rank.step_seconds and rank.steps else None),
+                seconds(step_length(rank)),
                 *(_share(rank.phase_seconds, phase) for phase in phases),
             )
             for rank in ranks
@@ -111,7 +111,7 @@ def _processor(ranks: list[RankView]) -> list[Block]:
         return []
     return [
         Table(
-            caption="Processor time, and what stopped a rank besides its parts",
+            caption="Processor time, and what stopped a rank besides its parts (collectives: those that it called)",
             columns=tuple(
                 Column(title, number=number)
                 for title, number in (
@@ -122,8 +122,8 @@ def _processor(ranks: list[RankView]) -> list[Block]:
                     ("GC time", True),
                     ("Compilations", True),
                     ("Compile time", True),
-                    ("Waits for other ranks", True),
-                    ("Time waited", True),
+                    ("Collectives called", True),
+                    ("Time in them", True),
                 )
             ),
             rows=tuple(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from gpulaunch.exporters.report.crowding import Crowding, crowding_of
-from gpulaunch.exporters.report.noise import SURE, Judgement, judge
-from gpulaunch.exporters.view.model import Curve, FindingView, RankView, RunView
+from gpulaunch.exporters.report.noise import FEWEST_BLOCKS, SURE, Judgement, judge
+from gpulaunch.exporters.report.stretches import SEVERAL, length_between, steady, with_whole_steps
+from gpulaunch.exporters.report.words import seconds
+from gpulaunch.exporters.view.model import Curve, FindingView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
 
 __all__ = ["Change", "Comparison", "Told", "compare", "settings_of"]
@@ -19,8 +21,6 @@ Told = Literal["changed", "noise", "short", "crowded", "single"]
 
 _STEP: Final = "step time"
 _SURE_OF_MANY: Final = 0.05
-_WARM_UP: Final = 0.1
-"""Of the intervals are left out at the beginning; and the first and the last one, which are not whole."""
 _LEAST_SHARE: Final = 0.01
 """Phases that are less of a step in both runs are left out."""
 _VOLATILE: Final = frozenset(
@@ -97,7 +97,8 @@ def compare(
     """
     crowding = crowding_of(a), crowding_of(b)
     crowded = any(each is not None and each.crowded for each in crowding)
-    series = _series(a, b)
+    length_s = length_between(a, b)
+    series = _series(a, b, length_s)
     changes = [_judged(name, unit, better, one, other) for name, unit, better, one, other in series]
     changes = _sure(changes, crowded=crowded)
     came, went, stayed = _findings(_found_in(a), _found_in(b))
@@ -115,15 +116,18 @@ def compare(
         if known
         else (),
         versions_known=known,
-        notes=tuple(_notes(a, b, crowding)),
+        notes=(*_notes(a, b, crowding), *_too_few(a, b, series, length_s)),
     )
 
 
 # -- series
 
+_Series: TypeAlias = tuple[str, str, bool, list[float], list[float]]
+"""A quantity over time: name, unit, whether more is better, and its values in both."""
 
-def _series(a: RunView, b: RunView) -> list[tuple[str, str, bool, list[float], list[float]]]:
-    """Of each quantity over time: name, unit, whether more is better, and its values in both."""
+
+def _series(a: RunView, b: RunView, length_s: float) -> list[_Series]:
+    a, b = with_whole_steps(a), with_whole_steps(b)
     curves: list[tuple[str, str, bool, Curve, Curve]] = [
         (_STEP, "s", False, a.step_mean_seconds, b.step_mean_seconds),
         ("steps a second", "1/s", True, a.steps_per_second, b.steps_per_second),
@@ -135,18 +139,12 @@ def _series(a: RunView, b: RunView) -> list[tuple[str, str, bool, list[float], l
         for phase in PHASES
         if any(_share(view, phase) >= _LEAST_SHARE for view in (a, b))
     ]
-    found = [(name, unit, better, _steady(one, a), _steady(other, b)) for name, unit, better, one, other in curves]
-    return [each for each in found if each[3] and each[4]]
-
-
-def _steady(curve: Curve, view: RunView) -> list[float]:
-    """The values of a curve while the ranks were making steps as they do."""
-    if not curve or not view.step_mean_seconds:
-        return []
-    stepping = view.step_mean_seconds
-    known = [value for value, step in zip(curve, stepping, strict=True) if value is not None and step is not None]
-    begin = max(1, round(_WARM_UP * len(known)))
-    return known[begin:-1]
+    found: list[_Series] = []
+    for name, unit, better, one, other in curves:
+        values_a, values_b = (steady(*each, length_s, by_steps=unit == "s") for each in ((one, a), (other, b)))
+        if values_a and values_b:
+            found.append((name, unit, better, values_a, values_b))
+    return found
 
 
 def _phase(view: RunView, phase: str) -> Curve:
@@ -228,19 +226,19 @@ def _single(a: RunView, b: RunView) -> list[Change]:
             "trainer memory, most of a rank",
             "B",
             False,
-            lambda view: most(view, lambda rank: _most_memory(rank, "trainer")),
+            lambda view: most(view, lambda rank: rank.most_bytes.get("trainer")),
         ),
         (
             "worker memory, most of a rank",
             "B",
             False,
-            lambda view: most(view, lambda rank: _most_memory(rank, "workers")),
+            lambda view: most(view, lambda rank: rank.most_bytes.get("workers")),
         ),
         (
             "GPU memory, peak of a rank",
             "B",
             False,
-            lambda view: most(view, lambda rank: rank.memory.gpu_bytes.get("peak_allocated")),
+            lambda view: most(view, lambda rank: rank.most_bytes.get("allocated")),
         ),
         ("CPU time of the trainers in a step", "s", False, _cpu_in_step),
     )
@@ -254,12 +252,6 @@ def _single(a: RunView, b: RunView) -> list[Change]:
 def _spent(view: RunView, bucket: str) -> float | None:
     """Where no step was seen, start-up is something else: it ends when the ranks run."""
     return None if view.goodput_ratio is None else view.goodput_seconds.get(bucket)
-
-
-def _most_memory(rank: RankView, role: str) -> float | None:
-    """Over time where that was kept: when a rank is seen last, it may have let go of everything."""
-    known = [value for value in rank.rss_bytes.get(role, ()) if value is not None]
-    return max(known, default=rank.memory.rss_bytes.get(role))
 
 
 def _cpu_in_step(view: RunView) -> float | None:
@@ -354,3 +346,14 @@ def _notes(a: RunView, b: RunView, crowding: tuple[Crowding | None, Crowding | N
     if any(change is None for change in crowding):
         notes.append("it is not known whether others used the cores of both runs")
     return notes
+
+
+def _too_few(a: RunView, b: RunView, series: Sequence[_Series], length_s: float) -> list[str]:
+    """Which run is too short to be compared with the other, and not just with itself."""
+    numbers = [len(values) for values in series[0][3:]] if series else []
+    return [
+        f"steps are compared in stretches of {seconds(length_s)}, as long as {SEVERAL} steps and as an interval of "
+        f"either run at least: {name} has {number} of them, and {FEWEST_BLOCKS} are needed"
+        for name, view, number in zip("AB", (a, b), numbers, strict=False)
+        if number < FEWEST_BLOCKS and length_s > view.interval_seconds
+    ]

@@ -6,7 +6,7 @@ from typing import Final
 
 from gpulaunch.exporters.report.anatomy import MOST_ROWS
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
-from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range, mean, slices
+from gpulaunch.exporters.report.overtime import chosen, clock_of, mean, slices
 from gpulaunch.exporters.report.words import UNKNOWN, count, size
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 
@@ -14,7 +14,7 @@ __all__ = ["section"]
 
 _MOST_LINES: Final = 8
 _MIB: Final = 1 << 20
-_GPU_COLUMNS: Final = ("allocated", "reserved", "peak_allocated", "peak_reserved")
+_STATES: Final = ("allocated", "reserved")
 
 
 def section(view: RunView) -> Section:
@@ -63,7 +63,8 @@ def _on_gpu(ranks: list[RankView]) -> Table:
         rows=tuple(
             (
                 str(rank.rank),
-                *(size(rank.memory.gpu_bytes.get(name)) for name in _GPU_COLUMNS),
+                *(size(rank.memory.gpu_bytes.get(state)) for state in _STATES),
+                *(size(rank.most_bytes.get(state)) for state in _STATES),
                 size(rank.memory.pinned_bytes),
                 count(rank.memory.alloc_retries),
                 count(rank.memory.ooms),
@@ -75,13 +76,14 @@ def _on_gpu(ranks: list[RankView]) -> Table:
 
 def _over_time(view: RunView) -> list[Block]:
     blocks: list[Block] = []
-    quantities: tuple[tuple[str, str, dict[int, Curve]], ...] = (
-        ("host-memory", "Resident memory of the trainers", _curves(view, "trainer")),
-        ("worker-memory", "Resident memory of the dataloader workers", _curves(view, "workers")),
-        ("gpu-memory", "GPU memory allocated", _curves(view, "allocated")),
+    quantities = (
+        ("host-memory", "Resident memory of the trainers", "trainer"),
+        ("worker-memory", "Resident memory of the dataloader workers", "workers"),
+        ("gpu-memory", "GPU memory allocated", "allocated"),
     )
     clock = clock_of(view)
-    for name, title, curves in quantities:
+    for name, title, what in quantities:
+        curves = _curves(view, what)
         ranks = chosen([rank for rank in view.ranks if rank.rank in curves], _MOST_LINES)
         if not ranks:
             continue
@@ -91,7 +93,7 @@ def _over_time(view: RunView) -> list[Block]:
                 title=f"{title} over time",
                 kind="lines",
                 unit="MiB",
-                summary=" ".join(_course(rank.rank, curves[rank.rank]) for rank in ranks[:4]),
+                summary=" ".join(_course(rank, curves[rank.rank], what) for rank in ranks[:4]),
                 times=clock.times,
                 time_unit=clock.unit,
                 series=tuple(
@@ -123,12 +125,13 @@ def _curves(view: RunView, name: str) -> dict[int, Curve]:
     return {rank: curve for rank, curve in curves.items() if curve}
 
 
-def _course(rank: int, curve: Curve) -> str:
-    reach = known_range(curve)
+def _course(rank: RankView, curve: Curve, what: str) -> str:
+    """A curve has means: the most is higher, and nothing is said of it where it is not known."""
     known = [value for value in curve if value is not None]
-    if reach is None:
+    if not known:
         return ""
-    return f"Rank {rank}: {size(known[0])} at first, {size(known[-1])} in the end, {size(reach[1])} at most."
+    most = f", {size(rank.most_bytes[what])} at most" if what in rank.most_bytes else ""
+    return f"Rank {rank.rank}: {size(known[0])} at first, {size(known[-1])} in the end{most}."
 
 
 def _of_nodes(view: RunView) -> Table:

@@ -1,9 +1,11 @@
 """Whether two series of measurements differ by more than they do by chance. Pure, and the standard library only.
 
 Neighbouring intervals of a run are alike: a slow minute is 60 slow seconds, not 60 witnesses. So a series is cut into
-blocks that are twice as long as it remembers (its integrated autocorrelation time, of the ranks of its values), and
-no more than 20 of them; each block is its median, and counts once. The blocks of two runs are compared by the test of
-Mann and Whitney, exactly where they are few, and by how much they are apart by the estimate of Hodges and Lehmann.
+blocks that are twice as long as it remembers (its integrated autocorrelation time, of the ranks of its values), and of
+the shorter series no more than 20 of them; each block is its median, and counts once. Of a longer series blocks are
+left out, not made longer: the median of many values has nothing of what the median of few has now and then. The blocks
+of two runs are compared by the test of Mann and Whitney, exactly where they are few, and by how much they are apart by
+the estimate of Hodges and Lehmann.
 
 That is what chance does within a run. Between two runs there is more of it (other neighbours, other places in
 memory, other temperature), and two runs cannot tell how much. So a difference must also be larger than what each run
@@ -83,7 +85,8 @@ class Judgement:
 
 def judge(a: Sequence[float], b: Sequence[float]) -> Judgement:
     """Compare two series, each in the order in which it was measured. Neither may be empty."""
-    blocks_a, blocks_b = blocks_of(a), blocks_of(b)
+    shorter = min(len(a), len(b))
+    blocks_a, blocks_b = blocks_of(a, shorter), blocks_of(b, shorter)
     if min(len(blocks_a), len(blocks_b)) < FEWEST_BLOCKS:
         apart_at_all = _apart(a, b)
         return Judgement(
@@ -109,14 +112,23 @@ def judge(a: Sequence[float], b: Sequence[float]) -> Judgement:
     )
 
 
-def blocks_of(values: Sequence[float]) -> list[float]:
-    """The medians of the blocks of a series. What is left over is left out at the beginning."""
+def blocks_of(values: Sequence[float], shorter: int | None = None) -> list[float]:
+    """The medians of the blocks of a series. What is left over is left out at the beginning.
+
+    Args:
+        values: the series.
+        shorter: how many values the shorter of the two series has; None: this is it.
+    """
     count = len(values)
     remembered = correlation_length(values)
-    length = max(1 if remembered < 1.5 else math.ceil(2 * remembered), math.ceil(count / _MOST_BLOCKS))
+    least = math.ceil((count if shorter is None else shorter) / _MOST_BLOCKS)
+    length = max(1 if remembered < 1.5 else math.ceil(2 * remembered), least)
     number = count // length
     begin = count - number * length
-    return [median(values[begin + index * length : begin + (index + 1) * length]) for index in range(number)]
+    blocks = [median(values[begin + index * length : begin + (index + 1) * length]) for index in range(number)]
+    return (
+        [blocks[index * number // _MOST_BLOCKS] for index in range(_MOST_BLOCKS)] if number > _MOST_BLOCKS else blocks
+    )
 
 
 def correlation_length(values: Sequence[float]) -> float:

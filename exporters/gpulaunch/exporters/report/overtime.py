@@ -9,7 +9,7 @@ from itertools import pairwise
 from gpulaunch.exporters.report.words import seconds
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 
-__all__ = ["Clock", "chosen", "clock_of", "known_range", "mean", "slices", "throughput"]
+__all__ = ["Clock", "chosen", "clock_of", "known_range", "mean", "slices", "step_length", "throughput"]
 
 _SLICES = 12
 _UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 300.0))
@@ -87,9 +87,11 @@ def chosen(ranks: Sequence[RankView], most: int) -> list[RankView]:
     """So many ranks at most: those whose steps are longest, and the one whose are shortest; in their order."""
     if len(ranks) <= most:
         return list(ranks)
-    by_length = sorted(ranks, key=lambda rank: (-_step(rank), rank.rank))
+    by_length = sorted(ranks, key=lambda rank: (-(step_length(rank) or 0.0), rank.rank))
     return sorted([*by_length[: most - 1], by_length[-1]], key=lambda rank: rank.rank)
 
 
-def _step(rank: RankView) -> float:
-    return (rank.step_seconds or 0.0) / rank.steps if rank.steps else 0.0
+def step_length(rank: RankView) -> float | None:
+    """The mean length of a rank's steps, in seconds: of those that were timed. None where none was."""
+    steps = rank.steps if rank.timed_steps is None else rank.timed_steps
+    return rank.step_seconds / steps if steps and rank.step_seconds else None

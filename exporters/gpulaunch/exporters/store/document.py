@@ -8,7 +8,8 @@
      "collectors": {"ranks": {"available", "reason", "errors", "spent_s"}}}
 
 `counters` and `gauges` are the newest values, exactly. A rank that has ended is not in a state any more: what was
-known of it is carried on.
+known of it is carried on, and so is what was counted. How a GPU or the node stood when it was seen last is not: it is
+not how it stands now.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from gpulaunch.exporters.store.bounded import LARGEST
-from gpulaunch.exporters.store.series import Key, Sample
+from gpulaunch.exporters.store.series import LABELS, Key, Sample
 from gpulaunch.profiler.record import NodeState, Site, TrainingState
 
-__all__ = ["VERSION", "document_of", "values_of"]
+__all__ = ["VERSION", "carried_on", "document_of", "values_of"]
 
 VERSION: Final = 1
 _MOST_SITES: Final = 24
@@ -51,8 +52,8 @@ def document_of(state: NodeState, sample: Sample, before: Mapping[str, Any] | No
         "version": VERSION,
         "at_s": at_s,
         "group": _part(before, "group"),
-        "counters": _merged(before, "counters", sample.counters),
-        "gauges": _merged(before, "gauges", sample.gauges),
+        "counters": _rows({**values_of(before or {}, "counters"), **sample.counters}),
+        "gauges": _rows({**carried_on(values_of(before or {}, "gauges")), **sample.gauges}),
         "ranks": ranks,
         "devices": {
             **_part(before, "devices"),
@@ -92,6 +93,11 @@ def values_of(document: Mapping[str, Any], part: str) -> dict[Key, float]:
     return values
 
 
+def carried_on(gauges: Mapping[Key, float]) -> dict[Key, float]:
+    """Give those that say something once they are not seen any more: of ranks, and of the run as a whole."""
+    return {key: value for key, value in gauges.items() if LABELS.get(key[0], ())[:1] in ((), ("rank",))}
+
+
 def _training(training: TrainingState, wall_minus_monotonic_s: float) -> dict[str, Any]:
     last_ns = training.last_step_monotonic_ns
     dear = sorted(training.sites, key=_weight, reverse=True)[:_MOST_SITES]
@@ -116,9 +122,8 @@ def _weight(site: Site) -> tuple[int, int, int]:
     return site.blocked_ns + site.gpu_ns, site.size_bytes, site.count
 
 
-def _merged(before: Mapping[str, Any] | None, part: str, values: Mapping[Key, float]) -> list[list[Any]]:
-    merged = {**values_of(before or {}, part), **values}
-    return [[key[0], list(key[1:]), value] for key, value in merged.items()]
+def _rows(values: Mapping[Key, float]) -> list[list[Any]]:
+    return [[key[0], list(key[1:]), value] for key, value in values.items()]
 
 
 def _part(before: Mapping[str, Any] | None, name: str) -> dict[str, Any]:

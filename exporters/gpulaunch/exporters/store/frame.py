@@ -4,9 +4,10 @@ A frame has slots, not names: which series has which slot is in the table `serie
 written before a series was known is just shorter. As bytes, before zlib:
 
     counters    one float64 per slot: the newest value. All first bytes, then all second bytes, and so on: neighbours
-                are alike in their high bytes, which is what zlib lives on
+                are alike in their high bytes, which is what zlib lives on. Among them are the gauges that are numbers
+                of something (`series.NUMBERS`): in a file of before, those are among the gauges
     gauges      one float32 per slot, likewise, where the frame is of one look; else three times as many: all lowest,
-                then all means, then all highest
+                then all means, then all highest. So they are off by up to 6e-8 of themselves: 5 KiB of 80 GiB
 
 A slot without a value is NaN. Counters that are no whole numbers are rounded to 1/16384, which is 61 us for seconds:
 half of their bytes are 0 then.

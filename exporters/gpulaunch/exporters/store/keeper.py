@@ -173,7 +173,8 @@ class TelemetryKeeper:
                 of_run = file.run_of(of, host=_host(), now_s=at_s)
                 file.document(document, run=of_run, attempt=of.attempt, at_s=at_s)
             file.look(sample, run=run, attempt=group.attempt, begin_s=since_s, end_s=now_s)
-            file.findings(state.findings, run=run, now_s=now_s, since_s=since_s, judged=state.judged)
+            steps = _steps_between(self._last, state)
+            file.findings(state.findings, run=run, now_s=now_s, steps=steps, judged=state.judged)
             if self._run_dir is not None:
                 carry(file, self._run_dir)
             if self._document is None or last or now_s - self._document_s >= _DOCUMENT_EVERY_S:
@@ -281,6 +282,12 @@ class TelemetryKeeper:
                 run = file.run_of(group, host=_host(), now_s=at_s)
                 document = document_of(last, sample_of(last), self._document, at_s=at_s)
                 file.document(document, run=run, attempt=group.attempt, at_s=at_s)
+
+
+def _steps_between(before: NodeState | None, after: NodeState) -> int:
+    """How many steps the rank made that made most; none of those of a rank that was not there before are known."""
+    were = {training.rank: training.steps for training in before.training} if before is not None else {}
+    return max((max(0, each.steps - were.get(each.rank, each.steps)) for each in after.training), default=0)
 
 
 def _host() -> str:

@@ -19,7 +19,7 @@ from gpulaunch.exporters.store.bounded import LARGEST, sound
 from gpulaunch.exporters.store.frame import Frame, decode
 from gpulaunch.exporters.store.limits import LEVELS, MOST_DOCUMENT_BYTES, MOST_DOCUMENTS
 from gpulaunch.exporters.store.schema import APPLICATION, SCHEMA, has_our_tables, reason_of
-from gpulaunch.exporters.store.series import Key
+from gpulaunch.exporters.store.series import NUMBERS, Key
 
 __all__ = ["Document", "FindingRow", "RunRow", "TelemetryReader", "UnreadableError"]
 
@@ -153,10 +153,11 @@ class TelemetryReader:
     def values(self, frame: Frame) -> tuple[dict[Key, float], dict[Key, float]]:
         """Give the counters and the means of the gauges of a frame by name; what is not known (NaN) is not in them."""
         gauges, counters = self.keys
-        return (
-            {key: value for key, value in zip(counters, frame.counters, strict=False) if abs(value) <= LARGEST},
-            {key: value for key, value in zip(gauges, frame.means, strict=False) if abs(value) <= LARGEST},
-        )
+        means = {key: value for key, value in zip(gauges, frame.means, strict=False) if abs(value) <= LARGEST}
+        newest = {key: value for key, value in zip(counters, frame.counters, strict=False) if abs(value) <= LARGEST}
+        for key in [key for key in newest if key[0] in NUMBERS]:
+            means[key] = newest.pop(key)
+        return newest, means
 
     def findings(self) -> list[FindingRow]:
         """Give all findings, oldest first."""
@@ -190,9 +191,13 @@ class TelemetryReader:
 
     def failures(self) -> dict[int, dict[str, Any]]:
         """Give the first cause of each failed attempt that is kept, by the number of its directory."""
+        return {number: first for number, _, first in self.failed()}
+
+    def failed(self) -> list[tuple[int, float, dict[str, Any]]]:
+        """Give the same with the time of each: when its report was written."""
         with self._told():
-            rows = self._connection.execute("SELECT number, data FROM failure ORDER BY number").fetchall()
-        return {number: self._object(data) for number, data in self._sound(rows, int, str)}
+            rows = self._connection.execute("SELECT number, at_s, data FROM failure ORDER BY number").fetchall()
+        return [(number, at_s, self._object(data)) for number, at_s, data in self._sound(rows, int, float, str)]
 
     def documents(self) -> list[Document]:
         """Give what is known of attempts, the one that was seen last at the end."""

@@ -17,7 +17,7 @@ from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
 from gpulaunch.exporters.prometheus.values import Facts, put_state
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["LABELS", "Key", "Sample", "sample_of"]
+__all__ = ["LABELS", "NUMBERS", "Key", "Sample", "sample_of"]
 
 Key: TypeAlias = tuple[str, ...]
 """The name of a series and the values of its labels, in the catalogue's order."""
@@ -50,6 +50,8 @@ LABELS: Final = {
     },
 }
 """The names of the labels of every series."""
+NUMBERS: Final = frozenset(("gpulaunch_collective_sequence", "gpulaunch_checkpoint_step", "gpulaunch_resumed_step"))
+"""Gauges of which every digit counts, however large they are: they are kept as counters are (`frame`)."""
 _NO_FACTS: Final = Facts(version="")
 
 

@@ -31,7 +31,7 @@ from gpulaunch.exporters.store.limits import (
 )
 from gpulaunch.exporters.store.place import is_shared
 from gpulaunch.exporters.store.schema import open_to_write
-from gpulaunch.exporters.store.series import Key, Sample
+from gpulaunch.exporters.store.series import NUMBERS, Key, Sample
 from gpulaunch.profiler.record import Finding, Group
 
 __all__ = ["HeldByReaderError", "TelemetryFile"]
@@ -128,14 +128,15 @@ class TelemetryFile:
 
     def look(self, sample: Sample, *, run: int, attempt: int | None, begin_s: float, end_s: float) -> None:
         """Add what was seen at `end_s`; everything that is old enough is folded and forgotten."""
-        gauges = self._placed(0, sample.gauges)
+        numbers = {key: value for key, value in sample.gauges.items() if key[0] in NUMBERS}
+        gauges = self._placed(0, {key: value for key, value in sample.gauges.items() if key not in numbers})
         frame = Frame(
             begin_s=begin_s,
             end_s=end_s,
             run=run,
             attempt=attempt,
             looks=1,
-            counters=self._placed(1, sample.counters),
+            counters=self._placed(1, {**sample.counters, **numbers}),
             lows=gauges,
             means=gauges,
             highs=gauges,
@@ -169,10 +170,12 @@ class TelemetryFile:
             return None
         return content if isinstance(content, dict) else None
 
-    def findings(
-        self, standing: Iterable[Finding], *, run: int, now_s: float, since_s: float, judged: bool = True
-    ) -> None:
-        """Take what stands now; what stood since the look before has cost its share of that time."""
+    def findings(self, standing: Iterable[Finding], *, run: int, now_s: float, steps: int, judged: bool = True) -> None:
+        """Take what stands now; it has made each of the `steps` longer that were made since the look before.
+
+        Not all of the time in between: a finding stands until the next window is judged, and that may be long, for
+        nobody trains during a hang or a restart.
+        """
         known = {
             (rule, file, line, subject): (id_, active)
             for id_, rule, file, line, subject, active in self._connection.execute(
@@ -183,7 +186,7 @@ class TelemetryFile:
         for finding in standing:
             told = finding.as_json()
             data = bounded_json(told)
-            lost_s = max(0.0, finding.seconds_per_hour) / 3600 * min(10.0, max(0.0, now_s - since_s))
+            lost_s = max(0.0, finding.seconds_per_step) * steps
             key = tuple(_storable(part) if isinstance(part, str) else part for part in finding.key)
             id_, active = known.get(key, (None, 0))  # type: ignore[arg-type]
             if id_ is None:

@@ -54,6 +54,8 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 _MARKS: Final = ("Mn", "Me")
 _SHORTEST: Final = 4
 """A curve of fewer cells says nothing."""
+_NOW: Final = 3
+"""Of so many intervals the newest value is that of now; where none is known, what it was before is not."""
 
 
 # -- text
@@ -214,9 +216,10 @@ def curve_line(name: str, curve: Curve, told: Callable[[float | None], str], wid
     known = [value for value in curve if value is not None and math.isfinite(value)]
     if not known:
         return clip(line((fit(f"{name} {UNKNOWN}", width), "dim")), width)
-    after = f" {told(known[-1])}, max {told(max(known))}"
+    newest = next((value for value in reversed(curve[-_NOW:]) if value is not None and math.isfinite(value)), None)
+    after = f" {told(newest)}, max {told(max(known))}"
     if width - cells(name) - 1 - cells(after) < _SHORTEST:
-        after = f" {told(known[-1])}"
+        after = f" {told(newest)}"
     drawn = spark(curve, width - cells(name) - 1 - cells(after), ascii_only=ascii_only)
     return clip(line((f"{name} ", "dim"), (drawn, "curve"), after), width)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpulaunch.exporters.tui.cells import (
     UNKNOWN,
     Line,
@@ -28,8 +30,8 @@ __all__ = ["history_page"]
 def history_page(view: RunView, width: int, *, most_events: int = 500) -> Body:
     """The attempts, the newest first; then where the time of the run went; then its events, the newest first."""
     rows: list[Line] = []
-    for attempt in reversed(view.attempts):
-        rows += _attempt(view, attempt, width)
+    for place in reversed(range(len(view.attempts))):
+        rows += _attempt(view, view.attempts[place:], width)
     rows += _goodput(view, width)
     told = [restarts(view), f"{count(view.hangs)} hang{'' if view.hangs == 1 else 's'}"]
     told += [f"{count(view.hang_suspicions)} suspicion{'' if view.hang_suspicions == 1 else 's'} of one"]
@@ -50,11 +52,10 @@ def history_page(view: RunView, width: int, *, most_events: int = 500) -> Body:
     return Body(rows=tuple(rows))
 
 
-def _attempt(view: RunView, attempt: AttemptView, width: int) -> list[Line]:
-    lasted = ""
-    if attempt.began_s is not None:
-        end_s = attempt.ended_s if attempt.ended_s is not None else view.seen_s
-        lasted = f", {took(None if end_s is None else end_s - attempt.began_s)}"
+def _attempt(view: RunView, attempts: Sequence[AttemptView], width: int) -> list[Line]:
+    """The first of these attempts; the others came later."""
+    attempt = attempts[0]
+    lasted = _lasted(view, attempts)
     style = "bad" if attempt.status in (Status.FAILED, Status.LOST) else "good"
     style = "warn" if attempt.status is Status.STOPPED else style
     name = f"{attempt.name} (earlier run)" if attempt.earlier else attempt.name
@@ -72,6 +73,22 @@ def _attempt(view: RunView, attempt: AttemptView, width: int) -> list[Line]:
     if cause.report:
         lines += [line((each, "dim")) for each in wrap(f"   report: {plain(cause.report)}", width, indent="   ")]
     return lines
+
+
+def _lasted(view: RunView, attempts: Sequence[AttemptView]) -> str:
+    """How long the first of these attempts lasted, as the report has it: where nobody says when it ended, it was over
+    as another one began."""
+    first, *later = attempts
+    if first.began_s is None:
+        return ""
+    if first.ended_s is not None:
+        return f", {took(first.ended_s - first.began_s)}"
+    until_s = view.ended_s if view.ended_s is not None else view.seen_s
+    begins = [began_s for began_s in (*(each.began_s for each in later), view.began_s) if began_s is not None]
+    next_s = min((began_s for began_s in begins if began_s > first.began_s), default=None)
+    if next_s is not None and (until_s is None or next_s < until_s):
+        return f", at most {took(next_s - first.began_s)}"
+    return f", {took(None if until_s is None else until_s - first.began_s)}"
 
 
 def _goodput(view: RunView, width: int) -> list[Line]:

@@ -113,8 +113,8 @@ def _figures(rank: RankView) -> Iterator[str]:
     if rank.pauses is not None:
         yield (
             f"pauses: garbage collection {seconds(rank.pauses.gc_seconds)} ({count(rank.pauses.gc_collections)}), "
-            f"compiling {seconds(rank.pauses.compile_seconds)} ({count(rank.pauses.compiles)}), blocked in "
-            f"communication {seconds(rank.pauses.comm_blocked_seconds)} ({count(rank.pauses.comm_calls)})"
+            f"compiling {seconds(rank.pauses.compile_seconds)} ({count(rank.pauses.compiles)}), own "
+            f"collectives {seconds(rank.pauses.comm_blocked_seconds)} ({count(rank.pauses.comm_calls)})"
         )
     if rank.collectives is not None:
         yield (

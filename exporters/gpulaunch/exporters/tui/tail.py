@@ -48,7 +48,9 @@ class Tail:
 
 def read_tail(run_dir: Path, place: LogPlace) -> Tail:
     """Read the end of a log; never raises for what it finds. May wait for the disk: not for the thread of the keys."""
-    base = run_dir / f"node-{place.node}" if place.node else run_dir
+    base = run_dir / f"node-{place.node}"
+    if not place.node or not os.path.isdir(base):
+        base = run_dir  # of node 0, or the own directory of another node
     path = base / "attempts" / str(place.attempt) / f"rank-{place.rank}" / f"{place.stream}.log"
     told = str(path.relative_to(run_dir))
     try:

@@ -33,7 +33,7 @@ _CURVES_OF_A_RANK: Final = 20
 _FEWEST_POINTS: Final = 30
 _EDGES: Final = frozenset(("dataloader", "backward", "optimizer"))
 _MOST_FAULTS: Final = 3
-_NO_FIELDS: Final = frozenset(("version", "event", "time_s", *OWN_CLOCK))
+_NO_FIELDS: Final = frozenset(("version", "event", "time_s", "kernel", *OWN_CLOCK))
 """Of a line of events.jsonl: what has a place of its own, or says nothing to anybody."""
 
 
@@ -78,7 +78,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     attempts = history.views(causes, parts.status)
     moments = [*(source.seen_s for source in sources), parts.files.touched_s]
     newest_s: float | None = max((moment for moment in moments if moment is not None), default=None)
-    elapsed_s = _elapsed(parts, newest_s)
+    elapsed_s = _elapsed(parts)
     spent_s = whole_of(goodput, elapsed_s)
     rates = [rank.steps_per_second_now for rank in ranks if rank.steps_per_second_now is not None]
     lengths = [rank.step_seconds_now for rank in ranks if rank.step_seconds_now is not None]
@@ -265,15 +265,21 @@ def _restarts(history: History, counters: Values) -> dict[str, int]:
     return {kind: round(count) for kind, count in said.items() if isinstance(count, (int, float)) and count > 0}
 
 
-def _elapsed(parts: Parts, newest_s: float | None) -> float | None:
-    history = parts.history
+def _elapsed(parts: Parts) -> float | None:
+    """How long the run was, or is by now: what the launcher has summed up, else without what its clock was set on."""
+    history, told = parts.history, parts.files.summary.get("elapsed_s")
+    if isinstance(told, (int, float)):
+        return max(0.0, float(told))
     if history.began_s is None:
-        told = parts.files.summary.get("elapsed_s")
-        return float(told) if isinstance(told, (int, float)) else None
-    until_s = history.ended_s
-    if until_s is None:
-        until_s = parts.now_s if parts.status is Status.RUNNING else newest_s
-    return None if until_s is None else max(0.0, until_s - history.began_s)
+        return None
+    until_s, seen_s = history.ended_s, list[float]()
+    if until_s is None and parts.status is Status.RUNNING:
+        until_s = parts.now_s
+    elif until_s is None:
+        until_s = parts.files.touched_s
+        seen_s = [source.seen_s for source in parts.sources if source.seen_s is not None]  # the rows' time never jumps
+    moments = [*seen_s, *([] if until_s is None else [until_s - history.set_s])]
+    return max(0.0, max(moments) - history.began_s) if moments else None
 
 
 def _name(parts: Parts, first: NodeSource | None) -> str:

@@ -182,6 +182,18 @@ class Curves:
                     weights[index] += weight
         return _known(tuple(sum_ / weight if weight > 0 else None for sum_, weight in zip(sums, weights, strict=True)))
 
+    def highest(self, *key: str) -> float | None:
+        """The most that a gauge was at any look: what lasts for a moment is gone in a mean. None: not known at all."""
+        slot = self._gauges.get(key)
+        if self._axis is None or slot is None:
+            return None
+        highs = [
+            frame.highs[slot]
+            for parts, frame in zip(self._within, self._frames, strict=True)
+            if parts and slot < len(frame.highs)
+        ]
+        return max((high for high in highs if high == high), default=None)
+
     def counter(self, *key: str) -> Curve:
         """A counter itself, at the end of each interval; () where it is not known at all."""
         axis, slot = self._axis, self._counters.get(key)

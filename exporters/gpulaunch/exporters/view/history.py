@@ -35,8 +35,12 @@ class History:
     pid: object = None
     host: str = ""
     """Where that process is; "" where an older gpulaunch has not said it."""
+    kernel: str = ""
+    """Where its pid means something (`profiler.kernel`); "" where that is not known."""
     began_s: float | None = None
     ended_s: float | None = None
+    set_s: float = 0.0
+    """How far the clock of the wall was set on since, by the newest line that says so."""
     exit_code: int | None = None
     phase: str = ""
     ending: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -117,8 +121,10 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
     """Where the attempts of the newest run begin in `numbered`."""
     started: int | None = None
     """The newest of them whose ranks have run."""
+    began_ahead_s: float | None = None
     for line in lines:
         what, at_s = str(line["event"]), float(line["time_s"])
+        ahead_s = _ahead(line)
         if what == "run_started":
             if len(numbered) > of_run and numbered[-1][1].status is Status.UNKNOWN:
                 numbered[-1][1].status = Status.LOST  # its run has not said how it ended
@@ -129,9 +135,13 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
                 run_id=str(line.get("run_id", "")),
                 pid=line.get("pid"),
                 host=str(line.get("host", "")),
+                kernel=str(line.get("kernel", "")),
                 began_s=at_s,
                 attempts=attempts,
             )
+            began_ahead_s = ahead_s
+        if ahead_s is not None and began_ahead_s is not None:
+            history.set_s = ahead_s - began_ahead_s
         number = whole(line.get("attempt"))
         attempt: _Attempt | None = None
         if number is not None and 0 <= number < 1_000_000 and what in _OF_ATTEMPTS:
@@ -200,6 +210,12 @@ def cause_of(first: Mapping[str, Any]) -> CauseView:
 
 
 _OF_ATTEMPTS = ("phase", "started", "rank_ended", "store_lost")
+
+
+def _ahead(line: Mapping[str, Any]) -> float | None:
+    """How far the clock of the wall is ahead of the one that nobody sets."""
+    own_s = line.get("monotonic_s")
+    return float(line["time_s"]) - own_s if isinstance(own_s, (int, float)) and 0 <= own_s < 1e12 else None
 
 
 def _close(attempt: _Attempt, at_s: float) -> None:

@@ -16,11 +16,14 @@ from gpulaunch.exporters.view.history import History, history_of
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.exporters.view.nodes import finding_of
 from gpulaunch.exporters.view.source import NodeSource, read_source
+from gpulaunch.profiler.kernel import kernel
 
 __all__ = ["gather", "load_run"]
 
 _FRESH_S: Final = 30.0
 """A run of which something newer than this is known goes on, wherever its launcher is."""
+_CLOCKS_S: Final = 5.0
+"""The clocks of two nodes differ by no more than this, mostly."""
 
 
 def load_run(
@@ -48,23 +51,27 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
     """Read everything; the sources are to be closed. `live`: for a sidecar of the run, which goes on, then, for as
     long as it has not said that it ended."""
     files = read_files(run_dir)
-    sources = [read_source(path, node) for node, path in files_of(run_dir)]
+    places = files_of(run_dir)
+    sources = [read_source(path, node) for node, path in places]
     history = history_of(files.events, files.group, files.attempts)
     files.summary = _summary_of(files, history, sources)
     notes: list[str] = []
     if not sources and files.job and not live:  # a collector of its own says why there is none yet
         notes.append("telemetry.sqlite is missing: nothing is known over time (--no-profile, or an older gpulaunch)")
-    for source in sources:
-        _only_of(source, history, notes)
+    for (node, _), source in zip(places, sources, strict=True):
+        (_only_joined if node else _only_of)(source, history, notes)
     others = _other_nodes(run_dir)
     events = [event for node, path in others for event in events_of(read_files(path), node)]
     status = _status(files, history, sources, now_s, live=live)
     if status is Status.LOST:
         notes.append("the launcher of this run is gone and has not said how it ended: killed, or its node went down")
     if status is Status.UNKNOWN and history.began_s is not None:
+        where = history.host or "a host that is not known"
+        if where == socket.gethostname():
+            where += " (in another container, of another user, or of before it was booted)"
         notes.append(
-            "whether this run goes on cannot be seen from here: its launcher is on "
-            f"{history.host or 'a host that is not known'}, nobody watches it, and it has said nothing for a while"
+            f"whether this run goes on cannot be seen from here: its launcher is on {where}, "
+            "nobody watches it, and it has said nothing for a while"
         )
     return Parts(
         run_dir=run_dir,
@@ -86,11 +93,32 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
 
 def _only_of(source: NodeSource, history: History, notes: list[str]) -> None:
     """Totals of another launcher run in the same directory are not those of the newest one."""
-    if source.run is None or not history.run_id or source.run.run_id == history.run_id or source.node:
+    if source.run is None or not history.run_id or source.run.run_id == history.run_id:
         return
+    _empty(source)
+    notes.append(f"telemetry.sqlite has nothing of the newest run in this directory ({history.run_id}) yet")
+
+
+def _only_joined(source: NodeSource, history: History, notes: list[str]) -> None:
+    """Nor are those of a node beside the first that is not in the newest run, or not yet.
+
+    Its names of the runs are its own, and so is its clock. It is in the newest run if it began with that or after it;
+    or, should its clock be far behind, once it is seen after that began.
+    """
+    if source.run is None or history.began_s is None:
+        return
+    begins, seen_s = source.run.began_s >= history.began_s - _CLOCKS_S, source.seen_s or 0.0
+    if begins or seen_s >= history.began_s + _CLOCKS_S:
+        return
+    _empty(source)
+    source.run = None
+    notes.append(f"node {source.node} is not in the newest run in this directory, or not yet: what it has is older")
+
+
+def _empty(source: NodeSource) -> None:
+    """What was found in the run and when stays: it says itself which run it is of."""
     source.document, source.counters, source.gauges = {}, {}, {}
     source.recent, source.seen_s = None, None
-    notes.append(f"telemetry.sqlite has nothing of the newest run in this directory ({history.run_id}) yet")
 
 
 def _summary_of(files: RunFiles, history: History, sources: list[NodeSource]) -> dict[str, Any]:
@@ -119,14 +147,22 @@ def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s:
     fresh = bool(seen_s) and now_s - max(seen_s) <= _FRESH_S
     runs = [source.run for source in sources[:1] if source.run is not None]
     host = history.host or next((run.host for run in runs if history.run_id in ("", run.run_id)), "")
-    here = host == socket.gethostname()
+    here = _is_here(history, host)
     pid = history.pid if history.pid is not None else files.group.get("agent_pid")
-    held = holds(pid, files.run_dir) if here or not host else None
+    held = None if here is False else holds(pid, files.run_dir)
     # That no such process lives here says nothing of another host; nor does silence, where no sidecar would break it.
     gone = held is False and here
     if held or (fresh and not gone):
         return Status.RUNNING
     return Status.LOST if gone or any(source.seen_s is not None for source in sources) else Status.UNKNOWN
+
+
+def _is_here(history: History, host: str) -> bool | None:
+    """Whether the launcher's pid means here what it means there; None: nobody says."""
+    ours = kernel()
+    if ours and history.kernel:
+        return history.kernel == ours
+    return host == socket.gethostname() if host else None
 
 
 def _other_nodes(run_dir: Path) -> list[tuple[int, Path]]:

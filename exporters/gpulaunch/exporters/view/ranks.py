@@ -26,6 +26,7 @@ from gpulaunch.profiler.channel.layout import PHASES
 __all__ = ["phase_curves", "phase_growths", "ranks_of", "with_summary"]
 
 _ROLES = ("trainer", "workers")
+_STATES = ("allocated", "reserved")
 _QUEUE = ("ready", "outstanding", "reorder_blocked", "pin_backlog")
 
 _MOST_DIGITS: Final = 9
@@ -76,6 +77,9 @@ def with_summary(ranks: list[RankView], summary: Mapping[str, Any], *, profiled:
 
 
 def _newer(view: RankView, told: RankView) -> RankView:
+    names = {**view.most_bytes, **told.most_bytes}
+    most = {name: max(one.most_bytes.get(name, 0) for one in (view, told)) for name in names}
+    view = replace(view, most_bytes=most)
     if told.steps is None or told.steps <= (view.steps or 0):
         return view
     return replace(
@@ -95,7 +99,8 @@ def _ranks_of_summary(summary: Mapping[str, Any], *, profiled: bool) -> list[Ran
             continue
         one = cast("Mapping[str, Any]", told)
         phases = {phase: _number(part(one, "phase_seconds").get(phase)) for phase in PHASES}
-        rss_bytes = _number(one.get("max_rss_bytes"))
+        most = {"trainer": one.get("max_rss_bytes"), "allocated": one.get("gpu_peak_allocated_bytes")}
+        most_bytes = {name: round(_number(value)) for name, value in most.items() if _number(value)}
         seen = profiled and one.get("steps") is not None
         views.append(
             RankView(
@@ -105,7 +110,8 @@ def _ranks_of_summary(summary: Mapping[str, Any], *, profiled: bool) -> list[Ran
                 step_seconds=_number(one.get("step_seconds")) if seen else None,
                 timed_steps=whole(one.get("timed_steps")) if seen else None,
                 phase_seconds=phases if any(phases.values()) else {},
-                memory=MemoryView(rss_bytes={"trainer": round(rss_bytes)} if rss_bytes else {}),
+                memory=MemoryView(rss_bytes={name: most_bytes[name] for name in _ROLES if name in most_bytes}),
+                most_bytes=most_bytes,
             )
         )
     return sorted(views, key=lambda view: view.rank)
@@ -136,6 +142,7 @@ def _rank(
     rank: int, node: int, told: Mapping[str, Any], counters: Values, gauges: Values, recent: _Recent, curves: Curves
 ) -> RankView:
     label = str(rank)
+    memory = _memory(counters, gauges)
     view = RankView(
         rank=rank,
         node=node,
@@ -144,8 +151,9 @@ def _rank(
         armed=told.get("armed") is True,
         cpu_seconds=_cpu(counters),
         cores_now=_cores(recent),
-        memory=_memory(counters, gauges),
+        memory=memory,
         rss_bytes=_levels(curves, "host_memory_bytes", {role: (label, role, "rss") for role in _ROLES}),
+        most_bytes=_most(memory, curves, label),
     )
     if not view.armed and not counters.count("steps_total"):
         return view  # the zeros that its page was made with
@@ -179,7 +187,7 @@ def _rank(
         steps_per_second=() if step_growth is None else step_growth.per_second(),
         step_mean_seconds=ratio(time_growth, step_growth),
         phase_ratios=phase_curves([phase_growths(curves, label)]),
-        gpu_bytes=_levels(curves, "gpu_memory_bytes", {state: (label, state) for state in ("allocated", "reserved")}),
+        gpu_bytes=_levels(curves, "gpu_memory_bytes", {state: (label, state) for state in _STATES}),
         loader_ready=curves.level("gpulaunch_dataloader_ready_batches", label),
         copy_bytes_per_second=_copy_rates(curves, label),
     )
@@ -337,6 +345,20 @@ def _cost(told: Mapping[str, Any], counters: Values, gauges: Values) -> CostView
 def _levels(curves: Curves, name: str, series: Mapping[str, Key]) -> dict[str, Curve]:
     levels = {what: curves.level(f"gpulaunch_{name}", *labels) for what, labels in series.items()}
     return {what: curve for what, curve in levels.items() if curve}
+
+
+def _most(memory: MemoryView, curves: Curves, label: str) -> dict[str, int]:
+    """The peak that torch's allocator tells is of an attempt: the highest of them is of the run."""
+    most: dict[str, list[float | None]] = {
+        role: [memory.rss_bytes.get(role), curves.highest("gpulaunch_host_memory_bytes", label, role, "rss")]
+        for role in _ROLES
+    }
+    for state in _STATES:
+        names = (state, f"peak_{state}")
+        most[state] = [memory.gpu_bytes.get(name) for name in names]
+        most[state] += [curves.highest("gpulaunch_gpu_memory_bytes", label, name) for name in names]
+    known = {name: [value for value in values if value is not None] for name, values in most.items()}
+    return {name: round(max(values)) for name, values in known.items() if values}
 
 
 def _copy_rates(curves: Curves, label: str) -> dict[str, Curve]:

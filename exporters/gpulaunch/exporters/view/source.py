@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from gpulaunch.exporters.store.document import document_of, values_of
+from gpulaunch.exporters.store.document import carried_on, document_of, values_of
 from gpulaunch.exporters.store.frame import Frame
 from gpulaunch.exporters.store.reading import FindingRow, RunRow, TelemetryReader, UnreadableError
 from gpulaunch.exporters.store.series import Key, sample_of
@@ -148,7 +148,7 @@ def _read(source: NodeSource, reader: TelemetryReader) -> None:
     for look in looks:  # a rank that has ended is not in the newest one any more
         if source.seen_s is None or look.end_s > source.seen_s:
             counters, gauges = reader.values(look)
-            source.counters, source.gauges = {**source.counters, **counters}, {**source.gauges, **gauges}
+            source.counters, source.gauges = {**source.counters, **counters}, {**carried_on(source.gauges), **gauges}
             source.seen_s = look.end_s
     source.recent = _recent(looks, reader)
 

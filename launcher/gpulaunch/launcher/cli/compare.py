@@ -25,9 +25,11 @@ Shows what changed from RUN_A to RUN_B: the length of a step and its parts, thro
 came and went, settings and versions that differ; and what of it can be told from noise. Each is a run directory, or
 the name of one below ./gpulaunch-runs.
 
-Neighbouring seconds of a run are alike, so they are taken together in blocks. A difference is told if the blocks of
-the two runs are apart by more than chance allows, by more than each run differs from itself, and by 3 % at least;
-and not where others had the cores. Runs of a few minutes tell more than those of a few seconds.
+Both runs are taken in stretches of one length: no shorter than three steps of either, and than the intervals that
+the longer run was kept in (a 180th of it). Neighbouring stretches are alike, so they are taken together in blocks. A
+difference is told if the blocks of the two runs are apart by more than chance allows, by more than each run differs
+from itself, and by 3 % at least; and not where others had the cores. Runs of a few minutes tell more than those of a
+few seconds, and runs of about one length more than a short one and a long one.
 
 Exit code 0 whether they differ or not, 2 for wrong words.
 """

@@ -39,6 +39,7 @@ from gpulaunch.launcher.rendezvous.base import Rendezvous, RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
 from gpulaunch.profiler.channel import control
 from gpulaunch.profiler.channel.control import ControlWriter
+from gpulaunch.profiler.kernel import kernel
 
 _FILES_PER_RANK = 6
 _FILES_BESIDE = 40
@@ -310,7 +311,12 @@ class _Job:
             console.say(f"cannot write {self._rundir.fallback_from}; using the temporary directory")
         console.say(f"files in {shown(self._rundir.path)}")
         self._rundir.event(
-            "run_started", run_id=self._run_id, metrics_url=sidecar_url, pid=os.getpid(), host=place.hostname
+            "run_started",
+            run_id=self._run_id,
+            metrics_url=sidecar_url,
+            pid=os.getpid(),
+            host=place.hostname,
+            kernel=kernel(),
         )
 
     def _report(self, console: Console, blame: Blame, attempt: int, restarting: bool, why: str) -> None:

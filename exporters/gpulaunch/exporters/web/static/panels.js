@@ -268,6 +268,17 @@ function nameOf(attempt) {
   return attempt.earlier ? `attempts/${attempt.directory}` : `attempt ${attempt.number}`;
 }
 
+/** How long an attempt lasted. Where nobody says when it ended, it was over as another one began: that is the most. */
+function lasted(view, at) {
+  const { began_s: began, ended_s: ended } = view.attempts[at];
+  if (!known(began)) return { length: null, bound: false };
+  const begins = [view.began_s, ...view.attempts.slice(at + 1).map((later) => later.began_s)];
+  const next = Math.min(...begins.filter((one) => known(one) && one > began)); // Infinity: there is none
+  const now = view.ended_s ?? view.seen_s ?? began;
+  const bound = !known(ended) && next < now;
+  return { length: Math.max(0, (ended ?? Math.min(next, now)) - began), bound };
+}
+
 export function history(section, view) {
   const buckets = keysOf([view.goodput_seconds], BUCKETS);
   const restarts = Object.entries(view.restarts).map(([kind, count]) => `${words(kind)} ${count}`);
@@ -275,14 +286,14 @@ export function history(section, view) {
   say(section, "said", said.filter(Boolean).join(" "), "");
   overTime(section, "goodput", { title: "Goodput since the beginning", times: view.times_s, unit: "ratio", series: [{ name: "goodput", values: view.goodput_ratio_over_time, at: 2 }] });
   bars(section, "buckets", { title: "Where the time of the run went", groupTitle: "", across: true, groups: ["the run"], unit: "seconds", series: buckets.map((bucket) => ({ name: words(bucket), values: [view.goodput_seconds[bucket]], at: [2, 4, 3, 6, 1, 7, 0][BUCKETS.indexOf(bucket)] ?? 8 })) });
-  const end = view.ended_s ?? view.seen_s;
+  const lengths = view.attempts.map((attempt, at) => ({ attempt, ...lasted(view, at) })).slice(-20);
   bars(section, "attempts-over-time", {
     title: "How long each attempt lasted",
     groupTitle: "Attempt",
     across: true,
-    groups: view.attempts.slice(-20).map((attempt) => `${nameOf(attempt)}, ${attempt.status}`),
+    groups: lengths.map(({ attempt, bound }) => `${nameOf(attempt)}, ${attempt.status}${bound ? ", at most" : ""}`),
     unit: "seconds",
-    series: ["running", "finished", "failed", "lost", "stopped", "unknown"].map((status, at) => ({ name: status, values: view.attempts.slice(-20).map((attempt) => (attempt.status === status && known(attempt.began_s) ? Math.max(0, (attempt.ended_s ?? end ?? attempt.began_s) - attempt.began_s) : null)), at: [0, 2, 7, 3, 6, 11][at] })),
+    series: ["running", "finished", "failed", "lost", "stopped", "unknown"].map((status, at) => ({ name: status, values: lengths.map(({ attempt, length }) => (attempt.status === status ? length : null)), at: [0, 2, 7, 3, 6, 11][at] })),
   });
   table(
     section,
