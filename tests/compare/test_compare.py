@@ -229,6 +229,24 @@ def test_runs_without_curves_say_that_nothing_can_be_said(tmp_path: Path) -> Non
     json.dumps(as_json(found), allow_nan=False)
 
 
+def test_runs_of_seconds_have_no_curve_but_their_means(tmp_path: Path) -> None:
+    """Both say how long their steps were: so does who compares them, and judges nothing."""
+    no_curves: Any = {"times_s": (), "step_mean_seconds": (), "steps_per_second": (), "samples_per_second": ()}
+    no_curves["phase_ratios"] = {}
+    fast, slow = (
+        replace(load_run(whole(tmp_path / name)), **no_curves, step_seconds_now=step_s)
+        for name, step_s in (("a", 0.010), ("b", 0.072))
+    )
+
+    found = compare(fast, slow)
+
+    assert verdict(found) == (
+        "The steps of the two runs cannot be compared: there is no curve of them in both. "
+        "On the average one took 10 ms in A, 72 ms in B."
+    )
+    assert next((change.name, change.told) for change in found.changes) == ("step time", "single")
+
+
 def test_of_steps_that_nobody_saw_no_change_is_told(tmp_path: Path) -> None:
     """It is a run with --no-profile, and no loss of all that the other one has."""
     said = as_text(compare(load_run(whole(tmp_path / "a")), load_run(unseen(tmp_path / "b"))))

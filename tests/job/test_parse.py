@@ -222,6 +222,8 @@ def test_a_mistake_is_one_line_with_what_was_probably_meant(argv: list[str], lin
 def test_an_ambiguous_abbreviation_names_its_candidates() -> None:
     with pytest.raises(UsageError, match=r"ambiguous option: --st could match .*--standalone"):
         parse(["--st", "train.py"])
+    with pytest.raises(UsageError, match=r"ambiguous option: --st could match .*--standalone"):
+        parse(["--st=a b", "train.py"])
 
 
 def beginnings() -> list[str]:

@@ -639,6 +639,19 @@ def test_a_finding_costs_nothing_while_nobody_trains(run_dir: Path, keeper: Tele
     assert found.lost_seconds == pytest.approx((100 + 1 + 100) * 0.02)
 
 
+def test_what_was_made_while_nothing_could_be_kept_is_not_charged_to_a_finding(
+    run_dir: Path, keeper: TelemetryKeeper
+) -> None:
+    """An hour of a full disk: nobody knows for how much of it the finding stood."""
+    for second in (*range(11), *range(3610, 3621)):
+        keeper._try(state(second, findings=(SYNC,)))
+    close(keeper)
+
+    with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
+        (found,) = reader.findings()
+    assert found.lost_seconds == pytest.approx((100 + 100) * 0.02)
+
+
 def test_the_history_of_the_run_and_the_causes_of_its_failures_are_carried_over(
     run_dir: Path, keeper: TelemetryKeeper
 ) -> None:

@@ -90,12 +90,13 @@ def test_what_an_event_has_inside_is_told_in_words() -> None:
     assert pairs({"goodput_seconds": spent}) == "goodput_seconds=startup 4.25, of\\x1b[2J \\x1b[31m"
 
 
-def test_a_curve_that_has_ended_says_no_more_what_is_now() -> None:
-    """Where nobody measures it any longer; what it was at most stays."""
+def test_what_is_now_is_not_what_was_where_nobody_measures_it_any_longer() -> None:
+    """A step that takes long is still to end; what a queue has that nobody reads is not known. The most stays."""
 
-    def told(*curve: float | None) -> str:
-        return text_of(curve_line("ready", curve, figure, 60, ascii_only=True))
+    def told(*curve: float | None, lasts: bool) -> str:
+        return text_of(curve_line("ready", curve, figure, 60, ascii_only=True, lasts=lasts))
 
-    assert told(1.0, 3.0, 2.0).endswith(" 2.00, max 3.00")
-    assert told(1.0, 3.0, 2.0, None, None).endswith(" 2.00, max 3.00"), "an interval that has just begun"
-    assert told(1.0, 3.0, 2.0, None, None, None).endswith(" -, max 3.00")
+    assert told(1.0, 3.0, 2.0, lasts=False).endswith(" 2.00, max 3.00")
+    assert told(1.0, 3.0, 2.0, None, None, lasts=False).endswith(" 2.00, max 3.00"), "an interval that has just begun"
+    assert told(1.0, 3.0, 2.0, None, None, None, lasts=False).endswith(" -, max 3.00")
+    assert told(1.0, 3.0, 2.0, None, None, None, lasts=True).endswith(" 2.00, max 3.00")

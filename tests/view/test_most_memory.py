@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from kept_run import MIB, state
 from runs_on_disk import NOW_S, begin, end, keep, write
 
@@ -54,6 +55,14 @@ def test_what_lasted_three_seconds_of_twenty_minutes_is_the_most_all_the_same(tm
 
     assert max(value or 0.0 for value in rank.rss_bytes["trainer"]) < 1500 * MIB  # the mean of 7 s or so
     assert rank.most_bytes == {"trainer": 2000 * MIB}
+
+
+@pytest.mark.parametrize("second", [900, 901, 902])
+def test_so_is_what_lasted_one_second_of_the_last_ten_minutes(tmp_path: Path, second: int) -> None:
+    """Of them every second is kept, which are more than a curve has points for: of its rows some are left out."""
+    run_dir = kept(tmp_path / "run", (holding(at_s, 2000 if at_s == second else 300) for at_s in range(1, 1201)), 1201)
+
+    assert load_run(run_dir, now_s=NOW_S).ranks[0].most_bytes == {"trainer": 2000 * MIB}
 
 
 def test_the_peak_of_an_attempt_is_not_gone_with_it(tmp_path: Path) -> None:

@@ -301,13 +301,9 @@ def test_of_a_run_on_this_host_everybody_can(run_dir: Path) -> None:
         assert stands(run_dir, 3600.0) is Status.RUNNING
 
 
-@pytest.mark.parametrize("differs", ["boot", "namespace"])
-def test_of_a_run_in_another_container_nobody_can_either_though_its_host_has_our_name(
-    run_dir: Path, differs: str
-) -> None:
+def test_of_a_run_in_another_container_nobody_can_either_though_its_host_has_our_name(run_dir: Path) -> None:
     """Containers of a pod share their name; the pid of one is another process in the next, or none."""
-    boot, _, namespace = kernel().partition(" ")
-    elsewhere = f"another {namespace}" if differs == "boot" else f"{boot} pid:[1]"
+    elsewhere = f"{kernel().partition(' ')[0]} pid:[1]"
     begin(run_dir, pid=GONE, kernel=elsewhere)
     assert stands(run_dir, 5.0) is Status.RUNNING
     assert stands(run_dir, 3600.0) is Status.UNKNOWN
@@ -317,6 +313,14 @@ def test_of_a_run_in_another_container_nobody_can_either_though_its_host_has_our
     begin(run_dir, kernel=elsewhere)
     with held(run_dir):  # by a process of ours, which has the same number
         assert stands(run_dir, 3600.0) is Status.UNKNOWN
+
+
+def test_what_was_silent_since_before_this_host_was_booted_is_lost(run_dir: Path) -> None:
+    """Whatever process has its launcher's number today. Another host of the same name would go on to say something."""
+    begin(run_dir, kernel=f"another {kernel().partition(' ')[2]}")
+    with held(run_dir):
+        assert stands(run_dir, 5.0) is Status.RUNNING
+        assert stands(run_dir, 3600.0) is Status.LOST
 
 
 def test_of_a_run_whose_pids_are_ours_everybody_can_whatever_its_host_is_called(run_dir: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
 from gpulaunch.exporters.store.frame import Frame
-from gpulaunch.exporters.store.history import EVENTS_FILE, read_lines
+from gpulaunch.exporters.store.history import EVENTS_FILE, OF_ITS_HOST, read_lines
 from gpulaunch.exporters.store.place import files_of
 from gpulaunch.exporters.store.reading import TelemetryReader, UnreadableError
 from gpulaunch.exporters.store.series import LABELS, Key
@@ -171,7 +171,9 @@ def _without(run_dir: Path, notes: list[str], node: int = 0) -> Iterator[Row]:
     for line in lines:
         at_s, what = line.get("time_s"), line.get("event")
         if isinstance(at_s, (int, float)) and isinstance(what, str):
-            data = {name: value for name, value in line.items() if name not in ("version", "time_s", "event")}
+            data = {
+                name: value for name, value in line.items() if name not in ("version", "time_s", "event", *OF_ITS_HOST)
+            }
             yield Row(kind="event", at_s=float(at_s), node=node, name=what, attempt=_attempt(line), data=data)
     for told in read_findings(run_dir / FINDINGS_FILE, notes):
         data = {name: value for name, value in told.items() if name not in ("version", "first_seen_s")}

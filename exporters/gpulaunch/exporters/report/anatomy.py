@@ -122,7 +122,7 @@ def _processor(ranks: list[RankView]) -> list[Block]:
                     ("GC time", True),
                     ("Compilations", True),
                     ("Compile time", True),
-                    ("Collectives called", True),
+                    ("Collectives", True),
                     ("Time in them", True),
                 )
             ),

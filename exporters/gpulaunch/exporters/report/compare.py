@@ -107,7 +107,7 @@ def compare(
     return Comparison(
         a=a,
         b=b,
-        changes=(*changes, *_single(a, b)),
+        changes=(*changes, *_single(a, b, curved=bool(series))),
         came=came,
         went=went,
         stayed=stayed,
@@ -209,12 +209,17 @@ def _p(change: Change) -> float | None:
 # -- one figure a run
 
 
-def _single(a: RunView, b: RunView) -> list[Change]:
+def _single(a: RunView, b: RunView, *, curved: bool) -> list[Change]:
     def most(view: RunView, values: Callable[[Any], float | None]) -> float | None:
         known = [value for rank in view.ranks if (value := values(rank)) is not None]
         return max(known, default=None)
 
+    means: tuple[tuple[str, str, bool, Callable[[RunView], float | None]], ...] = (
+        (_STEP, "s", False, lambda view: view.step_seconds_now),
+        ("samples a second", "1/s", True, lambda view: view.samples_per_second_now),
+    )
     quantities: tuple[tuple[str, str, bool | None, Callable[[RunView], float | None]], ...] = (
+        *(() if curved else means),
         ("steps", "1", None, lambda view: view.steps),
         ("ranks", "1", None, lambda view: view.world_size),
         ("time of the whole run", "s", False, lambda view: view.elapsed_seconds),

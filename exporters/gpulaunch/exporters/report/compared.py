@@ -29,9 +29,12 @@ def verdict(comparison: Comparison) -> str:
     unseen = " and ".join(name for name, view in (("A", comparison.a), ("B", comparison.b)) if view.steps is None)
     if unseen:
         return f"The steps of the two runs cannot be compared: none was seen in {unseen} (--no-profile?)."
+    uncurved = "The steps of the two runs cannot be compared: there is no curve of them in both"
     if step is None or step.a is None or step.b is None:
-        return "The steps of the two runs cannot be compared: there is no curve of them in both (telemetry.sqlite)."
+        return f"{uncurved} (telemetry.sqlite)."
     figures = f"{seconds(step.a)} in A, {seconds(step.b)} in B"
+    if step.told == "single":
+        return f"{uncurved}. On the average one took {figures}."
     parts = _parts(comparison)
     if step.told == "short":
         return (

@@ -110,7 +110,7 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
         *measured(found.evidence),
         ("ranks", rank_list(found.ranks, 64) or UNKNOWN),
         ("confidence", f"{found.confidence:.0%}"),
-        ("lost in this run", _lost(found)),
+        ("lost while it stood", _lost(found)),
         ("seen", f"{moment(found.first_seen_s)} to {moment(found.last_seen_s)}"),
     ]
     if view.num_nodes is not None and view.num_nodes > 1:

@@ -56,7 +56,7 @@ svg.still rect,svg.still path[class^=c]{stroke:var(--paper);stroke-width:.6}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1rem;padding:0;margin:.3rem 0;font-size:.88rem}
 .swatch{display:inline-block;width:.8em;height:.8em;margin-right:.35em;print-color-adjust:exact;-webkit-print-color-adjust:exact}
 svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.replaced{display:none!important}.live:not(.replaced)~.legend{display:none}.live{width:100%;max-width:760px}
+.replaced{display:none!important}.live:not(.replaced)~.legend{display:none}.live{width:100%}
 footer{margin:2rem auto;color:var(--soft)}
 @media print{:root{color-scheme:light;--paper:#fff;--ink:#000;--soft:#333;--line:#999;--band:#eee}
 nav,.skip,.live{display:none!important}svg.still.replaced{display:block!important}
@@ -106,8 +106,8 @@ DRAW: Final = """
     function titled(text, more) { return Object.assign({}, axis, { title: { text: plain(text) } }, more || {}); }
     var time = chart.time_unit + " since the beginning";
     return {
-      barmode: "stack", autosize: true, height: lying ? 110 + 24 * rows : 280,
-      margin: { l: 70, r: 20, t: 10, b: 45 }, legend: { orientation: "h", y: -0.25, traceorder: "normal" },
+      barmode: "stack", autosize: true, height: lying ? 130 + 24 * rows : 300, margin: { l: 70, r: 20, t: 10, b: 45 },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" },
       hovermode: lying ? "closest" : "x",
       paper_bgcolor: css("--paper"), plot_bgcolor: css("--paper"), font: { color: css("--ink"), size: 12 },
       xaxis: titled(lying ? (chart.kind === "spans" ? time : chart.unit) : time),
@@ -118,9 +118,9 @@ DRAW: Final = """
     charts.forEach(function (chart) {
       var figure = document.getElementById("figure-" + chart.id), still = figure.querySelector("svg.still");
       var live = figure.querySelector("div.live");
+      live.classList.remove("replaced");  // what is not shown has no width
       try {
         window.Plotly.react(live, traces(chart), layout(chart), { displayModeBar: false, responsive: true });
-        live.classList.remove("replaced");
         still.classList.add("replaced");
       } catch (error) {
         live.classList.add("replaced");

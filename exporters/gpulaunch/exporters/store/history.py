@@ -12,11 +12,11 @@ from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.exporters.store.writing import TelemetryFile
 from gpulaunch.profiler.files import regular
 
-__all__ = ["EVENTS_FILE", "OWN_CLOCK", "carry", "first_cause", "read_lines"]
+__all__ = ["EVENTS_FILE", "OF_ITS_HOST", "carry", "first_cause", "read_lines"]
 
 EVENTS_FILE: Final = "events.jsonl"
-OWN_CLOCK: Final = ("monotonic_s", "seen_s")
-"""Times in a line of it that only the node's own clock gives a meaning; `time_s` says the same for everyone."""
+OF_ITS_HOST: Final = ("monotonic_s", "seen_s", "kernel")
+"""What in a line of it means something on the node alone that wrote it; of times `time_s` is for everyone."""
 
 _AT_ONCE_BYTES: Final = 1 << 20
 _LARGEST_REPORT_BYTES: Final = 16 << 20
@@ -33,7 +33,7 @@ def carry(file: TelemetryFile, run_dir: Path) -> None:
     for line in lines:
         what, at_s = line.pop("event", None), line.pop("time_s", None)
         if isinstance(what, str) and isinstance(at_s, (int, float)) and 0 <= at_s < 1e12:
-            for name in ("version", *OWN_CLOCK):
+            for name in ("version", *OF_ITS_HOST):
                 line.pop(name, None)
             file.event(what, line, at_s=at_s)
             news = news or what in _TELLS_OF_FAILURES

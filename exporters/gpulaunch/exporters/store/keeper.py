@@ -165,7 +165,11 @@ class TelemetryKeeper:
         if group is None:
             return
         sample = sample_of(state)
-        since_s = self._seen_s if self._seen_s is not None and now_s - self._seen_s < 15.0 else now_s - 1.0
+        earlier: NodeState | None
+        if self._seen_s is None or now_s - self._seen_s >= 15.0:  # nothing could be written for a while
+            since_s, earlier = now_s - 1.0, None
+        else:
+            since_s, earlier = self._seen_s, self._last
         with file.writing():
             run = file.run_of(group, host=_host(), now_s=now_s)
             if left is not None:
@@ -173,7 +177,7 @@ class TelemetryKeeper:
                 of_run = file.run_of(of, host=_host(), now_s=at_s)
                 file.document(document, run=of_run, attempt=of.attempt, at_s=at_s)
             file.look(sample, run=run, attempt=group.attempt, begin_s=since_s, end_s=now_s)
-            steps = _steps_between(self._last, state)
+            steps = _steps_between(earlier, state)
             file.findings(state.findings, run=run, now_s=now_s, steps=steps, judged=state.judged)
             if self._run_dir is not None:
                 carry(file, self._run_dir)

@@ -211,12 +211,24 @@ def bar(parts: Sequence[tuple[str, str, float]], width: int) -> Line:
     return tuple(drawn)
 
 
-def curve_line(name: str, curve: Curve, told: Callable[[float | None], str], width: int, *, ascii_only: bool) -> Line:
-    """Draw a curve between its name and what it is now and at most."""
+def curve_line(
+    name: str,
+    curve: Curve,
+    told: Callable[[float | None], str],
+    width: int,
+    *,
+    ascii_only: bool,
+    lasts: bool = True,
+) -> Line:
+    """Draw a curve between its name and what it is now and at most.
+
+    `lasts`: where nothing is known of now, it is as it was: no step may have ended for a while.
+    """
     known = [value for value in curve if value is not None and math.isfinite(value)]
     if not known:
         return clip(line((fit(f"{name} {UNKNOWN}", width), "dim")), width)
-    newest = next((value for value in reversed(curve[-_NOW:]) if value is not None and math.isfinite(value)), None)
+    lately = known if lasts else [value for value in curve[-_NOW:] if value is not None and math.isfinite(value)]
+    newest = lately[-1] if lately else None
     after = f" {told(newest)}, max {told(max(known))}"
     if width - cells(name) - 1 - cells(after) < _SHORTEST:
         after = f" {told(newest)}"

@@ -87,7 +87,9 @@ def _curves(rank: RankView, look: Look, width: int) -> list[Line]:
         *((f"{plain(way)}/s", curve, size) for way, curve in rank.copy_bytes_per_second.items()),
     ]
     return [
-        curve_line(fit(name, 16), curve, figure_of, width, ascii_only=look.ascii_only)
+        curve_line(
+            fit(name, 16), curve, figure_of, width, ascii_only=look.ascii_only, lasts=curve is not rank.loader_ready
+        )
         for name, curve, figure_of in told
         if any(value for value in curve)
     ]

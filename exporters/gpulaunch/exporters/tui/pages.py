@@ -89,7 +89,7 @@ def costs(finding: FindingView) -> str:
     """Say what a finding costs."""
     if not finding.seconds_per_step:
         return "costs no time, or none yet"
-    lost = f"{seconds(finding.lost_seconds)} lost so far, " if finding.lost_seconds else ""
+    lost = f"{seconds(finding.lost_seconds)} lost while it stood, " if finding.lost_seconds else ""
     return f"{lost}{seconds(finding.seconds_per_step)} of every step, {took(finding.seconds_per_hour)} of every hour"
 
 
@@ -103,7 +103,14 @@ def input_page(view: RunView, look: Look, width: int) -> Body:
     head: list[Line] = []
     if here is not None and any(value is not None for value in here.loader_ready):
         head.append(
-            curve_line(f"rank {here.rank}: batches ready", here.loader_ready, figure, width, ascii_only=look.ascii_only)
+            curve_line(
+                f"rank {here.rank}: batches ready",
+                here.loader_ready,
+                figure,
+                width,
+                ascii_only=look.ascii_only,
+                lasts=False,
+            )
         )
     if not with_loader:
         return Body(rows=(line(("no rank has used a DataLoader that could be seen", "dim")),))

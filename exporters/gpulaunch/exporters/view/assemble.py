@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.store.bounded import bounded
-from gpulaunch.exporters.store.history import OWN_CLOCK
+from gpulaunch.exporters.store.history import OF_ITS_HOST
 from gpulaunch.exporters.view.curves import Axis, Curves, Growth, axis_of, ratio, total
 from gpulaunch.exporters.view.files import RunFiles
 from gpulaunch.exporters.view.found import findings_of
@@ -33,7 +33,7 @@ _CURVES_OF_A_RANK: Final = 20
 _FEWEST_POINTS: Final = 30
 _EDGES: Final = frozenset(("dataloader", "backward", "optimizer"))
 _MOST_FAULTS: Final = 3
-_NO_FIELDS: Final = frozenset(("version", "event", "time_s", "kernel", *OWN_CLOCK))
+_NO_FIELDS: Final = frozenset(("version", "event", "time_s", *OF_ITS_HOST))
 """Of a line of events.jsonl: what has a place of its own, or says nothing to anybody."""
 
 
@@ -63,7 +63,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     gauges = Values(first.gauges if first is not None else {})
     num_ranks = sum(len(part(source.document, "ranks")) for source in sources)
     axis = _axis(sources, num_ranks, max_points, window_s, history.began_s)
-    curves = [source.curves(axis) for source in sources]
+    curves = [source.curves(axis, peaks=not parts.live and window_s is None) for source in sources]
     ranks, with_curves = _ranks(sources, curves, num_ranks, parts.notes)
     ranks = with_summary(ranks, files.summary, profiled=is_profiled(files))
     parts.notes += _unseen(ranks)

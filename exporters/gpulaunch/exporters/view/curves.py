@@ -9,7 +9,7 @@ by in all intervals together is what they have in the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -85,6 +85,7 @@ class Curves:
         keys: tuple[Sequence[Key], Sequence[Key]],
         *,
         first_look_s: float = math.inf,
+        highest: Mapping[Key, float] | None = None,
     ) -> None:
         """Take the rows.
 
@@ -93,9 +94,11 @@ class Curves:
             frames: the rows, oldest first.
             keys: the series of the slots, of gauges and of counters.
             first_look_s: when the run of the newest row was looked at first.
+            highest: the most that some gauges were.
         """
         self._axis = axis
         self._first_look_s = first_look_s
+        self._highest = highest or {}
         self._frames = frames
         self._gauges = {key: slot for slot, key in enumerate(keys[0])}
         self._counters = {key: slot for slot, key in enumerate(keys[1])}
@@ -183,16 +186,9 @@ class Curves:
         return _known(tuple(sum_ / weight if weight > 0 else None for sum_, weight in zip(sums, weights, strict=True)))
 
     def highest(self, *key: str) -> float | None:
-        """The most that a gauge was at any look: what lasts for a moment is gone in a mean. None: not known at all."""
-        slot = self._gauges.get(key)
-        if self._axis is None or slot is None:
-            return None
-        highs = [
-            frame.highs[slot]
-            for parts, frame in zip(self._within, self._frames, strict=True)
-            if parts and slot < len(frame.highs)
-        ]
-        return max((high for high in highs if high == high), default=None)
+        """The most that a gauge of memory was at any look: what lasts for a moment is gone in a mean. None: not known
+        at all, or not asked for."""
+        return self._highest.get(key)
 
     def counter(self, *key: str) -> Curve:
         """A counter itself, at the end of each interval; () where it is not known at all."""

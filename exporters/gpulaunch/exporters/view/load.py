@@ -154,6 +154,7 @@ def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s:
     gone = held is False and here
     if held or (fresh and not gone):
         return Status.RUNNING
+    gone = gone or _was_booted_anew(history)
     return Status.LOST if gone or any(source.seen_s is not None for source in sources) else Status.UNKNOWN
 
 
@@ -163,6 +164,12 @@ def _is_here(history: History, host: str) -> bool | None:
     if ours and history.kernel:
         return history.kernel == ours
     return host == socket.gethostname() if host else None
+
+
+def _was_booted_anew(history: History) -> bool:
+    """Whether this is the launcher's host, by its name, and not the same boot of it."""
+    boots = [each.partition(" ")[0] for each in (kernel(), history.kernel)]
+    return all(boots) and boots[0] != boots[1] and history.host == socket.gethostname()
 
 
 def _other_nodes(run_dir: Path) -> list[tuple[int, Path]]:

@@ -319,8 +319,8 @@ class RankView:
     gpu_bytes: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     """`allocated` and `reserved`."""
     most_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The most of each of these that is known of: at any look in the time of the curves, which are means, and once the
-    run is over in any of its attempts. Of a GPU between looks, too."""
+    """The most of each of these that is known of: at any look (`live`, and in a window of time: now), and once the run
+    is over in any of its attempts. Curves are means. Of a GPU between looks, too."""
     loader_ready: Curve = ()
     """Batches that were ready."""
     copy_bytes_per_second: Mapping[str, Curve] = field(default_factory=dict[str, Curve])

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+from gpulaunch.exporters.store.bounded import LARGEST
 from gpulaunch.exporters.store.document import carried_on, document_of, values_of
 from gpulaunch.exporters.store.frame import Frame
+from gpulaunch.exporters.store.limits import LEVELS
 from gpulaunch.exporters.store.reading import FindingRow, RunRow, TelemetryReader, UnreadableError
 from gpulaunch.exporters.store.series import Key, sample_of
 from gpulaunch.exporters.view.curves import Axis, Curves
@@ -20,6 +22,7 @@ __all__ = ["RECENT_S", "Moment", "NodeSource", "live_source", "part", "read_sour
 RECENT_S: Final = 30.0
 _LOOKS: Final = 90
 _STEPS: Final = "gpulaunch_steps_total"
+_MEMORY: Final = ("gpulaunch_host_memory_bytes", "gpulaunch_gpu_memory_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,26 +55,24 @@ class NodeSource:
     """Open for the curves, until `close`."""
     notes: list[str] = field(default_factory=list[str])
 
-    def curves(self, axis: Axis | None) -> Curves:
-        """Read the rows that an axis needs."""
+    def curves(self, axis: Axis | None, *, peaks: bool) -> Curves:
+        """Read the rows that an axis needs; `peaks`: and the most that memory was at any look, which takes more."""
         if axis is None or self.reader is None:
             return Curves.none()
         margin_s = max(2.0, axis.interval_s)
+        since_s, until_s = axis.begin_s - margin_s, axis.times_s[-1] + margin_s
         try:
             frames: list[Frame] = list(
                 self.reader.frames(
-                    since_s=axis.begin_s - margin_s,
-                    until_s=axis.times_s[-1] + margin_s,
-                    step_s=axis.interval_s,
-                    most=2 * axis.num_intervals,
+                    since_s=since_s, until_s=until_s, step_s=axis.interval_s, most=2 * axis.num_intervals
                 )
             )
+            highest = _highest(self.reader, self.run, since_s, until_s) if peaks else {}
         except UnreadableError as error:
             self.notes.append(str(error))
             return Curves.none()
-        return Curves(
-            axis, frames, self.reader.keys, first_look_s=self.run.began_s if self.run is not None else math.inf
-        )
+        first_look_s = self.run.began_s if self.run is not None else math.inf
+        return Curves(axis, frames, self.reader.keys, first_look_s=first_look_s, highest=highest)
 
     def close(self) -> None:
         """Let the file go."""
@@ -129,6 +130,18 @@ def live_source(state: NodeState, kept: NodeSource | None, earlier: NodeState | 
     else:
         source.recent = None
     return source
+
+
+def _highest(reader: TelemetryReader, run: RunRow | None, since_s: float, until_s: float) -> dict[Key, float]:
+    """The most that gauges of memory were. Of a curve rows are left out where there are many: here none is, and the
+    longest rows do, since they have the highest of what they were made of."""
+    slots = [(slot, key) for slot, key in enumerate(reader.keys[0]) if key[0] in _MEMORY]
+    highest: dict[Key, float] = {}
+    for frame in reader.frames(since_s=since_s, until_s=until_s, step_s=LEVELS[-1].length_s):
+        for slot, key in slots if run is not None and frame.run == run.id else ():
+            if slot < len(frame.highs) and highest.get(key, -1.0) < frame.highs[slot] <= LARGEST:
+                highest[key] = frame.highs[slot]
+    return highest
 
 
 def _read(source: NodeSource, reader: TelemetryReader) -> None:

@@ -98,11 +98,13 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
     """
     parser = build_parser()
     given, unknown = parser.parse_known_args(list(argv))
-    if unknown:
-        name = unknown[0].partition("=")[0]
-        if could_be := parser.ambiguous.get(unknown[0]):
+    # argparse takes a word with a space in it for the program, if it knows no such option.
+    for word in (*unknown[:1], getattr(given, "training_script", "")):
+        if could_be := parser.ambiguous.get(word):
+            name = word.partition("=")[0]
             raise UsageError(f"ambiguous option: {name} could match {', '.join(could_be)}")
-        raise UsageError(f"unknown option {name}{suggestion(unknown[0])}")
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0].partition('=')[0]}{suggestion(unknown[0])}")
     return vars(given)
 
 

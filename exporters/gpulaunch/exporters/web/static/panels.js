@@ -75,7 +75,7 @@ export function findings(section, view) {
     setText(advice, finding.advice);
     const evidence = Object.entries(finding.evidence).map(measured);
     const facts = [`ranks ${rankList(finding.ranks)}`, `confidence ${percent(finding.confidence)}`, `rule ${finding.rule}`, `since ${clock(finding.first_seen_s)}`];
-    if (known(finding.lost_seconds)) facts.push(`lost so far ${seconds(finding.lost_seconds)}`);
+    if (known(finding.lost_seconds)) facts.push(`lost while it stood ${seconds(finding.lost_seconds)}`);
     setText(more, [...facts, ...evidence].join("; "));
   });
   return view.findings.filter((finding) => finding.active).map((finding) => `${finding.rule} ${placeOf(finding)}`.trim());
