@@ -175,8 +175,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--format", choices=("jsonl", "parquet"), default="jsonl")
     parser.add_argument("--every", type=time_s, default=0.0)
     given = parser.read(argv)
-    if len(given.run) > 1:
-        raise UsageError(f"export: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    parser.one_run(given.run)
     if given.out == "-" and given.format == "parquet":
         raise UsageError("export: --format parquet needs a file: name it with --out")
     return given

@@ -124,6 +124,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("run", nargs="*")
     parser.add_argument("--out")
     given = parser.read(argv)
-    if len(given.run) > 1:
-        raise UsageError(f"flame: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    parser.one_run(given.run)
     return given

@@ -93,8 +93,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         given.run, given.html = [given.html], ""
     if given.static and given.html is None:
         raise UsageError("report: --static is about the page: use it with --html")
-    if len(given.run) > 1:
-        raise UsageError(f"report: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    words.one_run(given.run)
     return given
 
 

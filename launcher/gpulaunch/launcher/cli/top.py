@@ -170,8 +170,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.read(argv)
-    if len(given.run) > 1:
-        raise UsageError(f"top: one run at a time, not {len(given.run)}: {' '.join(given.run)}")
+    parser.one_run(given.run)
     if given.once and given.json:
         raise UsageError("top: --once or --json, not both")
     return given

@@ -206,8 +206,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true")
     given = parser.read(argv)
     runs = [*given.run, *([] if given.job_dir is None else [given.job_dir])]
-    if len(runs) > 1:
-        raise UsageError(f"trace: one run at a time, not {len(runs)}: {' '.join(runs)}")
+    parser.one_run(runs)
     given.run = runs[0] if runs else None
     if given.steps is not None and given.duration is not None:
         raise UsageError("trace: --steps or --duration, not both")

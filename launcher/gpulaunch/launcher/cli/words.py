@@ -39,6 +39,11 @@ class Words(argparse.ArgumentParser):
             raise UsageError(f"{self._verb}: unknown argument {unknown[0]}{near}")
         return given
 
+    def one_run(self, runs: Sequence[str]) -> None:
+        """Raise UsageError where more than one run is named: the verb tells of one."""
+        if len(runs) > 1:
+            raise UsageError(f"{self._verb}: one run at a time, not {len(runs)}: {' '.join(runs)}")
+
 
 def count(text: str) -> int:
     """A number from 1, as a type for argparse."""
