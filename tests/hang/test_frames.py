@@ -78,12 +78,39 @@ def test_who_waits_for_a_work_of_its_own_is_told_by_the_tap() -> None:
         ("train_and_evaluate", "/home/me/train.py", False),
         ("training_step", "/home/me/train.py", False),
         ("interval", "/home/me/train.py", False),
-        ("Pdb.interaction", "/usr/lib/python3.11/pdb.py", True),
         ("evaluate", "/venv/lib/python3.11/site-packages/some/lib.py", False),
     ],
 )
 def test_what_may_rightly_take_minutes(name: str, file: str, pauses: bool) -> None:
     assert stacks.is_pause((at("read", "/usr/lib/python3.11/socket.py"), at(name, file))) is pauses
+
+
+@pytest.mark.parametrize(
+    ("file", "prompt"),
+    [
+        ("/usr/lib/python3.11/pdb.py", True),
+        ("/home/me/code.py", False),
+        ("/venv/lib/python3.11/site-packages/IPython/core/magic.py", False),
+    ],
+)
+def test_a_prompt_is_told_from_a_program_of_that_name(file: str, prompt: bool) -> None:
+    assert stacks.is_prompt((at("interact", file), at("<module>", "/home/me/train.py"))) is prompt
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("/home/me/train.py", True),
+        ("/venv/lib/python3.11/site-packages/trainer/sender.py", True),
+        ("<string>", True),
+        ("/usr/lib/python3.11/threading.py", False),
+        (f"{TORCH}/utils/data/_utils/pin_memory.py", False),
+        ("/venv/lib/python3.11/site-packages/gpulaunch/profiler/probe/edges.py", False),
+        ("<frozen importlib._bootstrap>", False),
+    ],
+)
+def test_a_thread_of_an_installed_package_is_the_programs(file: str, counts: bool) -> None:
+    assert stacks.is_programs(at("run", file)) is counts
 
 
 def test_what_a_dataset_calls_its_functions_is_no_pause() -> None:
@@ -152,6 +179,6 @@ def test_the_golden_sentence(tmp_path: Path) -> None:
 
     verdict = judge(standings, seen, Limits(), whole=True)
 
-    assert verdict.sentence == "ranks 0-2,4-7 wait in all_reduce, rank 3 is in train.py:88 open()"
+    assert verdict.sentence == "rank 3 is in train.py:88 open(), ranks 0-2,4-7 wait for it in all_reduce"
     assert verdict.odd == (3,)
     assert verdict_from(to_json(verdict)) == verdict

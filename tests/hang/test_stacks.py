@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.failure import inside
 from gpulaunch.launcher.hang import helper, proc, server, stacks
+from gpulaunch.launcher.hang.values import Recorders
 from gpulaunch.launcher.loop import linux
 
 HOLDS_THE_GIL = "import ctypes\ndef in_c():\n    ctypes.PyDLL(None).sleep(600)\nREADY()\nin_c()\n"
@@ -230,7 +232,7 @@ def test_torchs_worker_server_answers_for_a_hung_rank(toys: Any, tmp_path: Path,
     monkeypatch.setenv("PATH", str(tmp_path))
     found = stacks.take(ranks)
 
-    assert server.behind(known) == (1,)
+    assert server.together(known, known) == Recorders(behind=(1,))
     assert server.summary(known) == (
         "flight recorder: rank 1 has begun 3 collectives (the last gloo:all_reduce), others 4"
     )
@@ -245,6 +247,46 @@ def test_no_worker_server_is_an_answer_too(toys: Any, tmp_path: Path) -> None:
     assert server.recorded_by(rank.pid) is None
     assert server.waits_of(rank.pid) == {}
     assert server.summary({}) == ""
+
+
+def recorder(*entries: tuple[str, int, str]) -> server.Recorded:
+    """What a rank has begun: process group, number, operation."""
+    told = [
+        {"process_group": [group, "tp"], "collective_seq_id": number, "profiling_name": call, "is_p2p": False}
+        for group, number, call in entries
+    ]
+    known = server.parse_recorder(json.dumps({"entries": told}).encode())
+    assert known is not None
+    return known
+
+
+@pytest.mark.parametrize(
+    ("recorders", "expected"),
+    [
+        ({0: [("0", 4, "r")], 1: [("0", 4, "r")]}, Recorders(agree=True)),
+        ({0: [("0", 4, "r")]}, Recorders()),  # rank 1 has none
+        ({0: [("0", 4, "r")], 1: [("0", 3, "r")]}, Recorders(behind=(1,))),
+        ({0: [("0", 4, "r")], 1: [("0", 4, "b")]}, Recorders(clashing=(0, 1))),
+        ({0: [("0", 4, "r")], 1: [("0", 4, "r")], 2: [("0", 4, "b")]}, Recorders(clashing=(2,))),
+        # Each pair of ranks has a group of its own, each at its own number: neither is behind.
+        (
+            {0: [("1", 9, "r"), ("0", 1, "b")], 1: [("1", 9, "r"), ("0", 1, "b")], 2: [("2", 4, "r"), ("0", 1, "b")]},
+            Recorders(agree=True),
+        ),
+    ],
+)
+def test_recorders_are_compared_by_process_group(
+    recorders: dict[int, list[tuple[str, int, str]]], expected: Recorders
+) -> None:
+    known = {rank: recorder(*entries) for rank, entries in recorders.items()}
+
+    assert server.together(known, {0, 1, *recorders}) == expected
+
+
+@given(st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode))
+def test_what_a_recorder_may_answer(text: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        server.parse_recorder(text)
 
 
 # -- parsers

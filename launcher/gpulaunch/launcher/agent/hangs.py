@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from gpulaunch.launcher.agent.account import Account
 from gpulaunch.launcher.agent.group import Group
 from gpulaunch.launcher.agent.surroundings import Surroundings
-from gpulaunch.launcher.hang.door import HangWatch
-from gpulaunch.launcher.hang.values import Limits, Verdict
+from gpulaunch.launcher.hang.door import HangWatch, mark_over
+from gpulaunch.launcher.hang.values import Limits, Verdict, spans
 from gpulaunch.launcher.job.spec import JobSpec
+from gpulaunch.launcher.policy.goodput import duration
 
 
 def _limits(spec: JobSpec) -> Limits:
-    """A cap below what a look needs to be sure hurries the look: the verdict must not come before its evidence."""
+    """With a short timeout of the user's the looks begin early enough to be sure by then, and it is told before."""
     usual = Limits()
     return Limits(
-        cap_s=spec.hang_timeout_s,
+        timeout_s=spec.hang_timeout_s,
         first_step_s=spec.first_step_timeout_s,
         floor_s=min(usual.floor_s, spec.hang_timeout_s / 2),
     )
@@ -36,8 +37,11 @@ class Hangs:
         self._on_hang = on_hang
         self._watch: HangWatch | None = None
         self._group: Group | None = None
+        self._path = ""
         self.times_s: tuple[float, float] | None = None
         """Of the attempt that hung: when its ranks last moved, and when that was judged to be a hang."""
+        self.finished = False
+        """It hung in its teardown, with all of its work done."""
 
     @property
     def pids(self) -> frozenset[int]:
@@ -51,6 +55,7 @@ class Hangs:
         if spec.hang_timeout_s <= 0:
             return
         self._group = group
+        self._path = os.path.join(around.rundir.attempt_dir(attempt), "hang.json")
         pages = around.pages
         self._watch = HangWatch(
             around.loop,
@@ -58,10 +63,12 @@ class Hangs:
             {group.rank_of(local_rank): pid for local_rank, pid in group.live.items()},
             pages.read if pages is not None else lambda _: None,
             lambda rank: around.rundir.rank_path(attempt, rank),
-            self._suspected,
+            self._late,
+            self._over,
             self._hung,
-            path=os.path.join(around.rundir.attempt_dir(attempt), "hang.json"),
+            path=self._path,
             whole=spec.nnodes == 1,
+            store_pid=lambda: group.store_pid,
         )
         self._watch.start()
 
@@ -75,27 +82,74 @@ class Hangs:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
+            self._account.stall = None
 
-    def _suspected(self, sentence: str) -> None:
-        self._account.hang_suspicions += 1
+    def _late(self, verdict: Verdict) -> None:
+        """Tell of a standstill: it may be over in a moment."""
+        first = self._account.stall is None
+        self._account.hang_suspicions += first
+        self._tell_the_page(verdict)
+        self._around.rundir.event(
+            "hang_suspected",
+            why=verdict.sentence,
+            ranks=verdict.odd,
+            quiet_s=round(verdict.quiet_s, 1),
+            due_in_s=verdict.due_in_s and round(verdict.due_in_s, 1),
+            again=not first,
+        )
+        self._say(f"{verdict.sentence}: no progress for {duration(verdict.quiet_s)}; {self._follows(verdict)}")
+        if first and verdict.path:
+            self._say(f"the stacks of all ranks: {verdict.path}")
+
+    def _follows(self, verdict: Verdict) -> str:
+        if self._around.spec.on_hang == "report":
+            return "nothing will be done about it (--on-hang report)"
+        if verdict.due_in_s is None:
+            return "nothing is done about it: this may be normal"
+        return f"acts in {duration(verdict.due_in_s)}; {verdict.due_by or 'the GIL is held without using the CPU'}"
+
+    def _over(self, ranks: Sequence[int], after_s: float) -> None:
+        """Take it back."""
+        self._account.stall = None
         self._account.write()
-        self._around.rundir.event("hang_suspected", why=sentence)
+        self._around.rundir.event("hang_over", ranks=ranks, after_s=round(after_s, 1))
+        if ranks:  # else those told of have ended as they were
+            mark_over(self._path, after_s)
+            who, move = (f"rank {ranks[0]}", "moves") if len(ranks) == 1 else (f"ranks {spans(ranks)}", "move")
+            self._say(f"{who} {move} again after {duration(after_s)}")
 
     def _hung(self, verdict: Verdict) -> None:
         assert self._group is not None, "a group is watched"
         self._account.hangs += 1
-        self._account.write()
+        self._tell_the_page(verdict)
         self._around.rundir.event("hung", why=verdict.sentence, rule=verdict.rule, odd=verdict.odd, path=verdict.path)
-        self._say(f"the ranks hang: {verdict.sentence}")
+        for_s = f": no progress for {duration(verdict.quiet_s)}" if verdict.rule == "timeout" else ""
+        self._say(f"the ranks hang: {verdict.sentence}{for_s}")
         if verdict.path:
             self._say(f"the stacks of all ranks: {verdict.path}")
         if self._around.spec.on_hang == "report":
             self._say("nothing is done about it (--on-hang report)")
             return
         ranks = verdict.odd or tuple(map(self._group.rank_of, self._group.live))
-        self.times_s = self._last_moved_s(ranks), self._around.loop.now()
+        last_s, now_s = self._last_moved_s(ranks), self._around.loop.now()
+        # A program that has finished has lost nothing: what follows is its end, not the time to notice a failure. It is
+        # not started again, which might do all of its work anew. But what stands behind that point (a last save, an
+        # upload) has perhaps not run, so it is no success either.
+        self.finished = verdict.rule == "teardown"
+        self.times_s = (last_s, last_s if self.finished else now_s)
         self._group.mark_hung(ranks, verdict.sentence)
         self._on_hang()
+
+    def _tell_the_page(self, verdict: Verdict) -> None:
+        """What page, metrics and `top` show until it is over."""
+        now_s = self._around.loop.now()
+        self._account.stall = {
+            "ranks": list(verdict.odd) or sorted(rank for group in verdict.groups for rank in group.ranks),
+            "since_s": now_s - verdict.quiet_s,
+            "due_s": None if verdict.due_in_s is None else now_s + verdict.due_in_s,
+            "what": verdict.sentence,
+        }
+        self._account.write()
 
     def _last_moved_s(self, ranks: Iterable[int]) -> float:
         pages = self._around.pages

@@ -6,22 +6,25 @@ On the agent's loop nothing waits: reading the pages is microseconds, everything
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpulaunch.launcher.hang.values import Limits, Verdict, to_json, verdict_from
-from gpulaunch.launcher.hang.watch import Look, Suspicion, Watch
+from gpulaunch.launcher.hang.telling import Telling
+from gpulaunch.launcher.hang.values import OVER, TOLD, Limits, Standing, Verdict, to_json, verdict_from
+from gpulaunch.launcher.hang.watch import Look, Watch
 from gpulaunch.launcher.loop import child, linux
+from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.launcher.loop.loop import Exit, Loop, Timer
 from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.channel.page import PageSnapshot
 
-__all__ = ["HangWatch"]
+__all__ = ["HangWatch", "mark_over"]
 
 _TICK_S = 1.0
 _MOVES_S = 2.0
@@ -29,6 +32,8 @@ _MOVES_S = 2.0
 _LOOK_S = 15.0
 """How long the helper may take for one answer, beside its own waiting."""
 _AFTER_TROUBLE_S = 10.0
+_PIPE_BYTES = 16384
+"""A quarter of what a pipe holds: the first message and a request fit."""
 _ALL_EDGES = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
 _ENTRY = "import sys; from gpulaunch.launcher.cli.stacks import run; sys.exit(run())"
 
@@ -38,13 +43,15 @@ class HangWatch:
 
     Args:
         loop: the agent's.
-        limits: the numbers; `cap_s` and `first_step_s` are the user's.
+        limits: the numbers; `timeout_s` and `first_step_s` are the user's.
         ranks: rank -> pid of this node's ranks.
         read: gives a rank's page, None where it has none: such a rank is judged by definite evidence only.
         rank_dir: where a rank's own files are.
-        on_suspicion: called with one sentence when a rank has gone beyond its allowance, once until all move again.
-        on_hang: called with the verdict, once until all ranks move again.
+        on_late: called with a verdict that only tells, and again whenever the standstill has lasted twice as long.
+        on_over: called when the ranks told of have moved again or ended, with those that moved, and after how long.
+        on_hang: called with a verdict that acts, once until all ranks move again.
         path: where the evidence of a hang is written (`.../attempts/<k>/hang.json`).
+        store_pid: gives the process of the ranks' store, None where a rank hosts it.
         whole: these ranks are all ranks of the job, so that there is nobody else whom they could be waiting for.
     """
 
@@ -55,28 +62,33 @@ class HangWatch:
         ranks: Mapping[int, int],
         read: Callable[[int], PageSnapshot | None],
         rank_dir: Callable[[int], str],
-        on_suspicion: Callable[[str], None],
+        on_late: Callable[[Verdict], None],
+        on_over: Callable[[Sequence[int], float], None],
         on_hang: Callable[[Verdict], None],
         *,
         path: str,
         whole: bool,
+        store_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._limits = limits
         self._ranks = dict(ranks)
         self._read = read
         self._rank_dir = rank_dir
-        self._on_suspicion = on_suspicion
+        self._on_late = on_late
+        self._on_over = on_over
         self._on_hang = on_hang
         self._path = path
         self._whole = whole
+        self._store_pid = store_pid
         self._watch = Watch(limits)
+        self._telling = Telling()
         self._timer: Timer | None = None
         self._helper: _Helper | None = None
-        self._suspicion: Suspicion | None = None
-        self._told = self._judged = False
+        self._standings: tuple[Standing, ...] = ()
+        self._late: frozenset[int] = frozenset()
+        self._judged = False
         self._look_at_s = 0.0
-        self.num_suspicions = 0
         self.trouble = ""
         """Why no helper could look, or ""; for the record."""
 
@@ -92,8 +104,12 @@ class HangWatch:
         self._end_helper()
 
     def ended(self, rank: int) -> None:
-        """A rank's process has ended: nobody waits for it to move."""
+        """A rank's process has ended: nothing waits for it to move. It may have moved since the last second."""
+        if self._telling.from_s:
+            self._follow()
         self._ranks.pop(rank, None)
+        if self._telling.from_s:
+            self._follow()
 
     def helper_pids(self) -> frozenset[int]:
         """The helper, while there is one: not a leftover of the ranks."""
@@ -104,20 +120,28 @@ class HangWatch:
     def _tick(self) -> None:
         now_s = self._loop.now()
         self._timer = self._loop.call_at(now_s + _TICK_S, self._tick)
-        looks = [self._look(rank, pid, now_s) for rank, pid in self._ranks.items()]
-        before, self._suspicion = self._suspicion, self._watch.tick(now_s, looks)
-        if self._suspicion is None:
-            self._told = self._judged = False
-            self._end_helper()
+        self._follow()
+        before, self._late = (
+            self._late,
+            frozenset(one.rank for one in self._standings if one.stopped_s or one.quiet_s >= one.allowed_s),
+        )
+        if not self._standings:
             return
-        if self._suspicion.beyond and not self._told:
-            self._told = True
-            self.num_suspicions += 1
-            self._on_suspicion(self._suspicion.sentence)
-        if before is None or set(self._suspicion.beyond) - set(before.beyond):
+        if self._late - before:
             self._look_at_s = 0.0  # what was said before is of another time
         if not self._judged and now_s >= self._look_at_s and (self._helper is None or not self._helper.busy):
-            self._ask(self._suspicion)
+            self._ask()
+
+    def _follow(self) -> None:
+        """Look at the pages, and take back what is over."""
+        now_s = self._loop.now()
+        self._standings = self._watch.tick(now_s, [self._look(rank, pid, now_s) for rank, pid in self._ranks.items()])
+        if not self._standings:
+            self._judged = False
+            self._end_helper()
+        over = self._telling.over(self._watch.moved_s)
+        if over is not None:
+            self._on_over(*over)
 
     def _look(self, rank: int, pid: int, now_s: float) -> Look:
         page = self._read(rank)
@@ -136,14 +160,17 @@ class HangWatch:
             steps=page.steps_made,
             begun=page.first_step_end_ns != 0,
             saving=page.checkpoint_blocking_since_ns != 0,
+            left_group=page.left_group_ns > page.last_edge_ns,
         )
 
     # -- the helper
 
-    def _ask(self, suspicion: Suspicion) -> None:
+    def _ask(self) -> None:
         request = {
-            "standings": [to_json(standing) for standing in suspicion.standings],
-            "dirs": {standing.rank: self._rank_dir(standing.rank) for standing in suspicion.standings},
+            "standings": [to_json(standing) for standing in self._standings],
+            "dirs": {standing.rank: self._rank_dir(standing.rank) for standing in self._standings},
+            "store_pid": self._store_pid(),
+            "tell_from_s": self._telling.from_s,
         }
         try:
             if self._helper is None:
@@ -151,41 +178,54 @@ class HangWatch:
                 self._helper = _Helper(self._loop, first, self._answered)
             self._helper.ask(request, within_s=self._limits.sample_s + _LOOK_S)
         except OSError as error:
-            self._failed(suspicion, f"the helper cannot be started: {error.strerror}")
+            self._failed(f"the helper cannot be started: {error.strerror}")
 
     def _answered(self, answer: dict[str, Any]) -> None:
-        suspicion = self._suspicion
-        if suspicion is None or self._judged:
+        if not self._standings or self._judged:
             return
         try:
             verdict = verdict_from(answer["verdict"])
         except (KeyError, TypeError, ValueError):
-            self._failed(suspicion, str(answer.get("error", "the helper gave no verdict")))
+            self._failed(str(answer.get("error", "the helper gave no verdict")))
             return
         self._take(verdict)
 
-    def _failed(self, suspicion: Suspicion, why: str) -> None:
-        """Nobody could look: what the clock alone tells still holds."""
+    def _failed(self, why: str) -> None:
+        """No look was possible: what the clock alone tells is told."""
         from gpulaunch.launcher.hang.judge import judge
 
         self.trouble = why
         self._end_helper()
-        verdict = judge(suspicion.standings, {}, self._limits, whole=False)
+        verdict = judge(self._standings, {}, self._limits, whole=False)
         self._take(replace(verdict, notes=(f"no stacks: {why}",), again_s=_AFTER_TROUBLE_S))
 
     def _take(self, verdict: Verdict) -> None:
-        if verdict.hung:
+        due = self._telling.is_due(verdict)
+        if verdict.acts or due:
+            self._telling.told(verdict, self._watch.moved_s)
+        if verdict.acts:
             self._judged = True
             self._end_helper()
             self._on_hang(verdict)
         else:
-            self._look_at_s = self._loop.now() + verdict.again_s
+            self._look_at_s = self._loop.now() + self._telling.again_s(verdict)
+            if due:
+                self._on_late(verdict)
 
     def _end_helper(self) -> None:
         self._look_at_s = 0.0
         helper, self._helper = self._helper, None
         if helper is not None:
             helper.end()
+
+
+def mark_over(path: str, after_s: float) -> None:
+    """Say in a `hang.json` that was only told of, that the ranks have moved again; what is not there stays so."""
+    with contextlib.suppress(OSError, ValueError):
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        if isinstance(document, dict) and document.get("state") == TOLD:
+            write_json(path, {**document, "state": OVER, "moved_after_s": after_s})
 
 
 class _Helper:
@@ -231,7 +271,9 @@ class _Helper:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         data = json.dumps(message).encode("ascii") + b"\n"
-        # A request is far smaller than the pipe; what does not fit is trouble, not something to wait for.
+        if len(data) > _PIPE_BYTES:  # hundreds of ranks
+            fcntl.fcntl(self._to, fcntl.F_SETPIPE_SZ, len(data) + _PIPE_BYTES)
+        # It has read all before this one; what does not fit is trouble, not something to wait for.
         if os.write(self._to, data) != len(data):
             raise OSError(0, "it does not read what it is asked")
 

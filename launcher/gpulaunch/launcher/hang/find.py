@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gpulaunch.launcher.hang import frames as stacks
 from gpulaunch.launcher.hang.values import Category, Frame, Limits, Sample, Standing
 
-__all__ = ["Finding", "find"]
+__all__ = ["Finding", "find", "following"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY_CORES = 0.05
@@ -33,6 +34,18 @@ class Finding:
     """For how long the samples have shown it without a break."""
     enough_s: float = 0.0
     """For how long they must, to be sure."""
+    call: str = ""
+    """The collective in which it waits; "": none, or it makes a process group, or waits for its GPU."""
+    told_after_s: float = 0.0
+    """How long it may be quiet until it is told of."""
+    stood_s: float = 0.0
+    """For how long it has stood still as far as is known: quiet, and at no work in any sample."""
+    proof_in_s: float = math.inf
+    """It is proof in so long, if nothing changes until then."""
+    may_work: bool = False
+    """It is taken to wait for its GPU, but what else is on that line would look the same."""
+    only_device: bool = False
+    """It waits for its GPU, and in no collective."""
     leaving: bool = False
     candidate: bool = False
     """A later sample may turn it into something definite: look again soon."""
@@ -43,77 +56,92 @@ class Finding:
         return self.standing.rank
 
 
+def following(before: Sample | None, sample: Sample, standing: Standing, limits: Limits) -> Sample:
+    """Put a new sample behind those before it: it knows when the rank was last seen to move or to work.
+
+    Before the first one it is not known, and does not count as rest, but for the time until looks begin.
+    """
+    if before is None:
+        return replace(sample, moved_s=None if standing.quiet_s < 2 * limits.floor_s else sample.at_s)
+    return replace(sample, moved_s=before.moved_s if _stands_still(before, sample) else sample.at_s)
+
+
 def find(standing: Standing, samples: Sequence[Sample], limits: Limits) -> Finding:
     """Put one rank into its category; `samples` oldest first."""
     last = samples[-1] if samples else Sample(at_s=0.0, state="")
-    found = partial(Finding, standing=standing, frames=last.frames, where=_where(last.frames))
+    stood_s = 0.0  # nothing is known with less than two samples
+    if len(samples) > 1:
+        stood_s = standing.quiet_s if last.moved_s is None else min(standing.quiet_s, last.at_s - last.moved_s)
+    found = partial(Finding, standing=standing, frames=last.frames, where=_where(last.frames), stood_s=stood_s)
     if samples and last.state in ("", "Z", "X"):
         return found(category=Category.GONE, what="has ended")
-    if last.traced or last.state == "t":
+    if last.traced or last.state == "t" or stacks.is_prompt(last.frames):
         return found(category=Category.TRACED, what="is held by a debugger")
     if standing.stopped_s >= limits.stopped_s:
         return found(category=Category.STOPPED, what="is stopped by a signal (state T)")
     held_s = _unbroken(samples, _still_held, limits)
-    if held_s >= limits.idle_s * _patience(standing):
-        what = f"holds the GIL in {stacks.describe(last.gil_frames)} without using the CPU"
-        return found(category=Category.HELD, what=what, frames=last.gil_frames, for_s=held_s)
-    holding = last.gil_thread != 0 and last.state != "D"
+    proof_in_s = limits.held_s * _patience(standing) - held_s if held_s else math.inf
+    if proof_in_s <= 0:
+        what, told_after_s = _holds(standing, last), standing.allowed_s
+        return found(
+            category=Category.HELD,
+            what=what,
+            frames=last.gil_frames,
+            for_s=held_s,
+            told_after_s=told_after_s,
+            candidate=True,
+        )
+    found = partial(found, proof_in_s=proof_in_s)
     if standing.armed and standing.region and standing.quiet_s < limits.floor_s:
-        return found(category=Category.ALIVE, what=f"has moved within {limits.floor_s:g} s")
-    return _by_stack(standing, samples, limits, found, holding=holding)
+        return found(category=Category.ALIVE, what=f"has moved within {limits.floor_s:g} s", told_after_s=math.inf)
+    return _by_stack(standing, samples, limits, found)
 
 
-def _by_stack(
-    standing: Standing,
-    samples: Sequence[Sample],
-    limits: Limits,
-    found: partial[Finding],
-    *,
-    holding: bool,
-) -> Finding:
+def _by_stack(standing: Standing, samples: Sequence[Sample], limits: Limits, found: partial[Finding]) -> Finding:
     """The rest of the table: what needs stacks and CPU time."""
-    place = ""
-    if samples and samples[-1].frames:
-        last = samples[-1]
-        place = _place(last)
-        call, enough_s = stacks.waits_in(last.frames), limits.deadlock_s * _patience(standing)
-        if not call and last.gpu and standing.beyond and not standing.pauses and not stacks.is_pause(last.frames):
-            call, enough_s = _waits_for_device(samples), limits.idle_s
-        waiting_s = _unbroken(samples, _still_waiting, limits) if call else 0.0
-        if call and (waiting_s or len(samples) < 2):
-            what = f"waits in {call}"
-            return found(category=Category.WAITING, what=what, for_s=waiting_s, enough_s=enough_s, candidate=True)
-    idle_s = _unbroken(samples, _still_idle, limits)
-    if len(samples) > 1 and not idle_s:
-        return found(category=Category.ALIVE, what=f"runs in {place}" if place else "runs", candidate=holding)
-    if not place:
-        return found(category=Category.UNKNOWN, what="is in an unknown place")
-    what = f"is in {place}" if not place.startswith("waits") else place
-    if samples[-1].state == "D":
-        what += ", waiting for a disk or a network file system (state D)"
-        return found(category=Category.PAUSED, what=what, for_s=idle_s)
-    leaving = stacks.is_leaving(samples[-1].frames)
+    last = samples[-1] if samples else Sample(at_s=0.0, state="")
+    place = _place(last) if last.frames else ""
+    holding = last.gil_thread != 0 and last.state != "D"
+    patiently_s = max(standing.allowed_s, min(limits.told_patiently_s, limits.timeout_s / 2))
+    collective = stacks.waits_in(last.frames)
+    call = collective or (stacks.waits_for_device(last.frames) if last.gpu else "")
+    if call and (len(samples) < 2 or _still_waiting(samples[-2], last)):
+        for_s, enough_s = _unbroken(samples, _still_waiting, limits), limits.deadlock_s * _patience(standing)
+        return found(
+            category=Category.WAITING,
+            what=f"waits in {call}",
+            for_s=for_s,
+            enough_s=enough_s,
+            call="" if stacks.is_set_up(last.frames) else collective,
+            only_device=not collective,
+            may_work=not collective and not stacks.certainly_waits_for_device(last.frames),
+            told_after_s=standing.allowed_s,
+            candidate=for_s < enough_s,
+        )
+    if len(samples) > 1 and not _still_idle(samples[-2], last):
+        what = f"runs in {place}" if place else "runs"
+        return found(category=Category.ALIVE, what=what, told_after_s=patiently_s, candidate=holding)
+    what = "is in an unknown place" if not place else place if place.startswith("waits") else f"is in {place}"
+    leaving = stacks.is_leaving(last.frames)
     if leaving:
         what = "has ended its program and waits for its threads"
-    if leaving or stacks.is_pause(samples[-1].frames) or not _may_be_stuck(standing):
-        return found(category=Category.PAUSED, what=what, for_s=idle_s, leaving=leaving, candidate=holding)
-    category = Category.STUCK if standing.beyond and idle_s >= limits.idle_s else Category.IDLE
-    return found(category=category, what=what, for_s=idle_s, enough_s=limits.idle_s, candidate=standing.armed)
+    told_after_s = patiently_s if leaving or stacks.is_pause(last.frames) else standing.allowed_s
+    if last.state == "D":
+        what += ", waiting for a disk or a network file system (state D)"
+    return found(category=Category.RESTING, what=what, told_after_s=told_after_s, leaving=leaving, candidate=holding)
 
 
-def _may_be_stuck(standing: Standing) -> bool:
-    """Whether rest means anything here: between training edges, or in a pause that is longer than pauses are."""
-    return not standing.armed or standing.trains or (standing.pauses and standing.beyond)
+def _holds(standing: Standing, last: Sample) -> str:
+    where = f"holds the GIL in {stacks.describe(last.gil_frames)} without using the CPU"
+    if not standing.left_group:
+        return where
+    steps = f"{standing.steps} steps; its process group is destroyed"
+    return f"has finished ({steps}), is stuck in its teardown and {where}"
 
 
 def _patience(standing: Standing) -> int:
     """Starting is slow in ways of its own: drivers wake up with the GIL held, a store is still being started."""
     return 1 if standing.begun else 2
-
-
-def _waits_for_device(samples: Sequence[Sample]) -> str:
-    call = stacks.waits_for_device(samples[-1].frames)
-    return call or ("GPU work" if len(samples) > 1 and _still_spinning(samples[-2], samples[-1]) else "")
 
 
 def _unbroken(samples: Sequence[Sample], still: Callable[[Sample, Sample], bool], limits: Limits) -> float:
@@ -126,6 +154,12 @@ def _unbroken(samples: Sequence[Sample], still: Callable[[Sample, Sample], bool]
             break
         first -= 1
     return samples[-1].at_s - samples[first].at_s if samples else 0.0
+
+
+def _stands_still(before: Sample, after: Sample) -> bool:
+    """It rests, alone or in a collective: what it may do for a minute and for ever."""
+    waits = stacks.waits_in(after.frames) or (after.gpu and stacks.certainly_waits_for_device(after.frames))
+    return _still_idle(before, after) or (bool(waits) and _still_waiting(before, after))
 
 
 def _moved(before: Sample, after: Sample) -> bool:
@@ -163,11 +197,10 @@ def _still_waiting(before: Sample, after: Sample) -> bool:
 
 
 def _still_held(before: Sample, after: Sample) -> bool:
-    """The same idle thread holds the GIL in the same place, and nothing in the process works for it."""
+    """The same idle thread holds the GIL in the same place; nothing works for it, no data moves, no disk is awaited."""
     if not before.gil_thread or before.gil_thread != after.gil_thread or before.gil_frames != after.gil_frames:
         return False
-    own = _cores(before.own_ticks, after.own_ticks, before, after)
-    return after.state not in "DR" and own < _BUSY_CORES
+    return after.state != "D" and _still_idle(before, after)
 
 
 def _where(frames: Sequence[Frame]) -> str:

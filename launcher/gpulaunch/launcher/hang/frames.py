@@ -1,7 +1,6 @@
 """What a stack says: whether it waits for other ranks, whether it may take long, and the line to show to its owner.
 
-Told from names only, so it is an opinion. Each name errs to the side of patience: a rank that is taken for waiting or
-pausing is not blamed before the cap.
+Told from names only, so it is an opinion: it chooses words, and when they are said. What is done rests on more.
 """
 
 from __future__ import annotations
@@ -16,10 +15,14 @@ from collections.abc import Sequence
 from gpulaunch.launcher.hang.values import Frame
 
 __all__ = [
+    "certainly_waits_for_device",
     "comparable",
     "describe",
     "is_leaving",
     "is_pause",
+    "is_programs",
+    "is_prompt",
+    "is_set_up",
     "is_users",
     "user_frame",
     "waits_for_device",
@@ -38,6 +41,8 @@ _BACKWARD = ("/torch/autograd/", {"_engine_run_backward", "backward"})
 _TAP = re.compile(r"/gpulaunch/profiler/probe/(?P<room>\w+)\.py$")
 _WORK_WAIT = Frame("Work.wait", "<C++>/torch/distributed/", 0)
 """What a stack would have on top if C++ had frames: of the calls with a tap in `collectives`, this one is in C++."""
+# These wait for whom the program says, processes outside of the job included, and for a store.
+_SET_UP = frozenset({"init_process_group", "new_group", "split_group", "init_device_mesh", "rendezvous"})
 _WRAPPERS = frozenset({"wrapper", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner"})
 
 # Programs call by such words what may take minutes between two steps; `train_and_evaluate` is the whole program.
@@ -52,13 +57,23 @@ _WHOLE = frozenset({"train", "training", "trainer", "fit", "main"})
 _PAUSE_FILES = re.compile(
     r"/torch/(serialization|distributed/checkpoint/|_dynamo/|_inductor/|utils/cpp_extension)"
     r"|/(safetensors|fsspec|wandb|mlflow|tensorboard|huggingface_hub|boto\w*|triton|filelock)/"
-    r"|/(pdb|bdb|cmd|code)\.py$|/(IPython|ipdb|debugpy|_?pydevd\w*)/"  # somebody sits at a prompt
 )
+_PROMPT_FILES = re.compile(r"/lib(64)?/python3[^/]*/(pdb|bdb|code)\.py$|/(IPython/terminal|ipdb|debugpy|_?pydevd\w*)/")
 _LEAVING = "/gpulaunch/launcher/loop/rank_end.py"
-_DEVICE_CALLS = frozenset({"item", "cpu", "cuda", "to", "numpy", "tolist", "synchronize", "nonzero", "copy_", "wait"})
+_DEVICE_CALLS = frozenset(
+    {
+        *("item", "cpu", "cuda", "to", "numpy", "tolist", "synchronize", "nonzero", "copy_", "wait"),
+        *("float", "int", "bool", "print"),  # of a tensor on a GPU; of anything else they take no time
+    }
+)
 
 _NOT_USERS = re.compile(
     r"^<|/site-packages/|/dist-packages/|/lib/python3[^/]*/|/gpulaunch/(launcher|profiler|exporters)/"
+)
+# Python's own, torch's and ours: in a thread that is in these only, the program does nothing.
+_NOT_PROGRAMS = re.compile(
+    r"^<frozen |/(site|dist)-packages/(torch|gpulaunch)/|/gpulaunch/(launcher|profiler|exporters)/"
+    r"|/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)"
 )
 # Between these and the fetch nothing but polling happens: being in another line of it is no progress.
 _POLLING = re.compile(r"/torch/utils/data/dataloader\.py$")
@@ -98,6 +113,11 @@ def waits_in(frames: Sequence[Frame]) -> str:
     return next((_short(frame) for frame in frames if _short(frame) not in _WRAPPERS), _short(top))
 
 
+def is_set_up(frames: Sequence[Frame]) -> bool:
+    """Whether the stack is making a process group."""
+    return any(_short(frame) in _SET_UP and _COLLECTIVE.search(frame.file) for frame in frames)
+
+
 def waits_for_device(frames: Sequence[Frame]) -> str:
     """Give the name of the call with which this stack waits for its GPU, or ""."""
     if not frames:
@@ -105,6 +125,18 @@ def waits_for_device(frames: Sequence[Frame]) -> str:
     if "/torch/cuda/" in frames[0].file and _short(frames[0]) in _DEVICE_CALLS:
         return _short(frames[0])
     return next((call for call in calls_at(frames[0]) if call in _DEVICE_CALLS), "")
+
+
+def certainly_waits_for_device(frames: Sequence[Frame]) -> bool:
+    """Whether it can be nothing else: no other call is on the line, which would look the same from outside."""
+    if not waits_for_device(frames):
+        return False
+    return "/torch/cuda/" in frames[0].file or _DEVICE_CALLS.issuperset(calls_at(frames[0]))
+
+
+def is_prompt(frames: Sequence[Frame]) -> bool:
+    """Whether a person may be at a debugger's or a shell's prompt in it."""
+    return any(_PROMPT_FILES.search(frame.file) for frame in frames)
 
 
 def is_pause(frames: Sequence[Frame]) -> bool:
@@ -129,6 +161,11 @@ def is_leaving(frames: Sequence[Frame]) -> bool:
 def is_users(frame: Frame) -> bool:
     """Whether a frame is of the user's own files, and not of Python, of a package or of ours."""
     return _NOT_USERS.search(frame.file) is None
+
+
+def is_programs(frame: Frame) -> bool:
+    """Whether a frame is of the program or of a package that it uses, and not of Python, torch or ours."""
+    return _NOT_PROGRAMS.search(frame.file) is None
 
 
 def comparable(frames: Sequence[Frame]) -> tuple[Frame, ...]:

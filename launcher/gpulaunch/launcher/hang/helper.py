@@ -1,11 +1,11 @@
 """One suspicion, seen from the helper process: look at every rank, look again, judge, and write down the evidence.
 
-The helper lives from the first doubt until the ranks move again or a verdict is given; what it remembers of earlier
+The helper lives from the first doubt until the ranks move again or are acted on; what it remembers of earlier
 looks is how "has not moved for 20 s" is known and not guessed. It reads one request a line and answers each with one
 line, both JSON:
 
     first    {"limits": {...}, "whole": true, "path": "/.../hang.json"}
-    request  {"standings": [...], "dirs": {"0": "/.../rank-0", ...}}
+    request  {"standings": [...], "dirs": {"0": "/.../rank-0", ...}, "store_pid": 4711, "tell_from_s": 60.0}
     answer   {"verdict": {...}} or {"error": "why not"}
 """
 
@@ -19,16 +19,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
-from gpulaunch.launcher.hang import proc, server, stacks
+from gpulaunch.launcher.hang import peers, proc, server, stacks
+from gpulaunch.launcher.hang.find import following
+from gpulaunch.launcher.hang.frames import is_programs, waits_in
 from gpulaunch.launcher.hang.judge import judge
-from gpulaunch.launcher.hang.values import Frame, Limits, Sample, Standing, Verdict, standing_from, to_json
+from gpulaunch.launcher.hang.values import (
+    ACTED,
+    TOLD,
+    Frame,
+    Limits,
+    Sample,
+    Standing,
+    Verdict,
+    standing_from,
+    to_json,
+)
 from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.channel.layout import Region
 
 __all__ = ["Session", "serve"]
 
-VERSION = 1
-_REMEMBERED = 64
+VERSION = 2
+_REMEMBERED = 256
 """Samples per rank: more than the longest run that any rule asks for."""
 _WORKER_LOOP = "_worker_loop"
 _FETCH = "/torch/utils/data/_utils/fetch.py"
@@ -47,8 +59,18 @@ class Session:
         self._stacks: dict[int, stacks.Stacks] = {}
         self._recorded: dict[int, server.Recorded] = {}
 
-    def look(self, standings: Sequence[Standing], dirs: Mapping[int, str]) -> Verdict:
-        """Take two samples of every rank and judge all that is known; a hang is written down."""
+    def look(
+        self,
+        standings: Sequence[Standing],
+        dirs: Mapping[int, str],
+        *,
+        tell_from_s: float,
+        store_pid: int | None = None,
+    ) -> Verdict:
+        """Take two samples of every rank and judge all that is known.
+
+        What acts is written down, and what is to be told: a standstill that has lasted for `tell_from_s`.
+        """
         began_s = time.monotonic()
         for rank in self._samples.keys() - {standing.rank for standing in standings}:
             del self._samples[rank]
@@ -61,10 +83,11 @@ class Session:
         # A signal disturbs the rank, so one in each look is all.
         self._sample([one for one in standings if self._stacks[one.rank].source != "faulthandler"], dirs)
         self._recorded = self._ask_recorders(standings)
-        late = server.behind(self._recorded)
-        verdict = judge(standings, self._samples, self._limits, whole=self._whole, behind=late)
+        recorders = server.together(self._recorded, self._samples)
+        closed = self._is_closed(standings, store_pid)
+        verdict = judge(standings, self._samples, self._limits, whole=self._whole, closed=closed, recorders=recorders)
         verdict = replace(verdict, notes=(*self._sources(standings), *self._summary()))
-        if verdict.hung:
+        if verdict.acts or (verdict.tells and verdict.quiet_s >= tell_from_s):
             verdict = replace(verdict, path=self._path)
             self._write(to_json(verdict), standings)
         return verdict
@@ -85,12 +108,15 @@ class Session:
         taken = stacks.take(targets)
         for standing in standings:
             self._stacks[standing.rank] = taken.get(standing.rank, stacks.Stacks())
+            kept = self._samples[standing.rank]
             sample = self._joined(standing, readings[standing.rank])
-            self._samples[standing.rank].append(sample)
+            kept.append(following(kept[-1] if kept else None, sample, standing, self._limits))
 
     def _joined(self, standing: Standing, reading: proc.Reading) -> Sample:
         taken = self._stacks[standing.rank]
-        holder = next((thread for thread in taken.threads if thread.owns_gil and thread.idle), None)
+        assistants = [thread for thread in taken.threads if thread.frames != taken.main]
+        idle = (thread for thread in taken.threads if thread.owns_gil and thread.idle)
+        holder = next((thread for thread in idle if proc.waits_within(standing.pid, thread.os_id)), None)
         worker_pid, worker_frames = 0, tuple[Frame, ...]()
         if standing.region is Region.LOADER and standing.quiet_s >= self._limits.floor_s:
             worker_pid, worker_frames = _busy_worker(reading.workers)
@@ -108,7 +134,15 @@ class Session:
             worker_frames=worker_frames,
             gpu=reading.gpu,
             traced=reading.traced,
+            assisted=any(map(is_programs, (frame for thread in assistants for frame in thread.frames))),
         )
+
+    def _is_closed(self, standings: Sequence[Standing], store_pid: int | None) -> bool:
+        """Whether no rank is connected to a process outside of the job; asked only where all wait for each other."""
+        if not all(waits_in(self._samples[one.rank][-1].frames) for one in standings):
+            return False
+        pids = [one.pid for one in standings]
+        return peers.among_themselves(pids if store_pid is None else [*pids, store_pid])
 
     def _ask_recorders(self, standings: Sequence[Standing]) -> dict[int, server.Recorded]:
         answers = stacks.at_once(lambda standing: server.recorded_by(standing.pid), standings)
@@ -153,7 +187,14 @@ class Session:
                 }
             )
         limits = to_json(self._limits)
-        document = {"version": VERSION, "found_wall_s": time.time(), **verdict, "limits": limits, "ranks": ranks}
+        document = {
+            "version": VERSION,
+            "state": ACTED if verdict["acts"] else TOLD,
+            "found_wall_s": time.time(),
+            **verdict,
+            "limits": limits,
+            "ranks": ranks,
+        }
         with contextlib.suppress(OSError):
             write_json(self._path, document)
 
@@ -186,7 +227,10 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
             request = json.loads(line)
             standings = [standing_from(one) for one in request["standings"]]
             dirs = {int(rank): path for rank, path in request["dirs"].items()}
-            answer: dict[str, Any] = {"verdict": to_json(session.look(standings, dirs))}
+            verdict = session.look(
+                standings, dirs, tell_from_s=request["tell_from_s"], store_pid=request.get("store_pid")
+            )
+            answer: dict[str, Any] = {"verdict": to_json(verdict)}
         except Exception as error:  # the agent counts it, and judges by the clock alone
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")

@@ -1,54 +1,77 @@
-"""From stacks and CPU time to one verdict. Pure.
+"""From stacks and CPU time to what is told, and whether something is done. Pure.
 
 Each rank gets the first category that fits:
 
     gone      its process has ended                                          counts no more
-    traced    a debugger is attached                                         nobody is judged meanwhile
-    stopped   state T for stopped_s                                          definite
-    held      the GIL is held by a thread that uses no CPU, for idle_s       definite, unless it waits for a disk (D)
+    traced    a debugger is attached, or it is at a prompt (pdb, IPython)    nothing is told or done meanwhile
+    stopped   state T for stopped_s                                          proof
+    held      the GIL is held in one place by a thread that sleeps or        proof, unless another rank is alive
+              waits for another thread (not for a file, pipe or socket),
+              and process and children rest and move no data, for held_s
     alive     it passed an edge within the floor
-    unknown   no stack could be had, and its CPU time stands still
-    waiting   in a collective, in DDP's backward, or for its GPU between two edges; same stack, and its process is idle
-              or, with a GPU, spins in the main thread alone
+    waiting   in a collective, in DDP's backward, or for its GPU; same stack, and its process is idle or, with a GPU,
+              spins in the main thread alone
     alive     CPU time of its process tree advances, data is read or written, or its stack changes
-    paused    state D; before the end of the first step; in a save; in OTHER, for no longer than pauses were (pause_s
-              at least); its stack goes through something called validate, save, compile ...; or the program has
-              ended and waits for its threads
-    stuck     beyond its allowance, same stack and idle for idle_s
-    idle      the same, not yet for that long; or not armed
-
-(held and deadlock take twice as long before the end of the first step.)
+    resting   none of these: sleep, socket, poll, lock, file; or no stack could be had, and its CPU time stands still
 
 and the job the first verdict:
 
-    traced    any rank is traced                                                              not hung
-    stopped   any rank is stopped                                                             hung: that rank
-    held      any rank is held                                                                hung: that rank
-    stuck     any rank is stuck, and no other one is alive, paused, or idle for a short time  hung: that rank
-              (another one that is steps ahead of it does not wait for it, and is no excuse)
-    deadlock  every rank of the job is waiting, for deadlock_s                                hung: the odd ones out
-    cap       a rank has not moved for cap_s (first_step_s before the end of its first step)  hung: that rank
-              (waiting is no fault while another rank is alive; without any edge, and nobody waiting in a collective,
-              time means nothing: it may be no training program)
-    none of these                                                                             not hung
+    traced    any rank is traced                                                            nothing
+    stopped   any rank is stopped                                                           acts: that rank
+    held      any rank holds the GIL so, and none is alive (`teardown`: it had destroyed    acts: that rank
+              its process group)
+    deadlock  every rank of the job waits in collectives that can never match (below)       acts: the odd ones out
+    timeout   no rank is alive, and one has stood still for timeout_s (first_step_s before  acts: that rank
+              the end of its first step)
+    late      a resting or alive rank is beyond its allowance; or all wait, and one is      tells: that rank
+    none of these                                                                           nothing
 
-So one rank that validates, saves or compiles, alone or while the others wait for it, is never hung before the cap. On
-several nodes an agent sees its own ranks only: then waiting is for a rank elsewhere, and that node's agent names it.
+(held and deadlock take twice as long before the end of the first step.)
+
+Allowances are for telling only: learnt, 30 to 60 s as long as nothing took longer; 120 s for what is named validate,
+save, compile ..., for what is at work, in a save, and before the end of the first step. They never change what is done.
+A rank that works is never acted on, and neither is any other while it works: a program may validate, tokenize or
+download on one rank for hours. (If the others wait for it in a collective, that has a timeout of its own.)
+Before any edge time means nothing: it may be no training program. With a rank waiting in a collective it is told, not
+acted on: an inference server is idle like that. Neither is a rank that waits for its GPU alone, which may compute for
+as long, unless another waits in a collective; where the line has other calls, too, it counts as work. The time
+counts from when a rank was last seen to move or to work; where no look was possible, nothing is known and none is
+acted on.
+
+When do collectives never match? All ranks of the job are on this machine, each is in a collective, idle in one place
+for deadlock_s, and no other thread of the program or its packages is there that could be what they wait for. If they
+were in the same one, it would have completed: there is no network between them. But a program may have made a group
+with processes outside of the job. So none of them has a TCP connection to any process but the other ranks and their
+store (`peers`; gloo connects the members of a group when it is made), and one more thing must be seen:
+
+    the flight recorders differ: one has begun fewer collectives of a group, or another one under the same number; or
+    there is no such record, and the ranks are in different calls or on different lines; or
+    all of them only receive: none sends.
+
+Two operations under one number are proof whatever they are connected to.
+
+Ranks that reach the same collective from different lines match, go on, and are not seen here; if they are, and
+recorders say that it is the same one, it is slow. With a GPU, where the call returns before the work is done and ranks
+may wait for long computation, only recorders that show two operations under one number are proof. On several nodes an
+agent sees its own ranks only: there is no proof, and the node of the rank that is waited for names it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gpulaunch.launcher.hang.find import Finding, find
-from gpulaunch.launcher.hang.values import Category, Group, Limits, Sample, Standing, Verdict
+from gpulaunch.launcher.hang.values import Category, Group, Limits, Recorders, Sample, Standing, Verdict, spans
 from gpulaunch.profiler.channel.layout import Region
 
 __all__ = ["judge"]
 
 _MIN_SAMPLES = 3
-_AHEAD_STEPS = 3
+_RECEIVING = frozenset({"recv", "recv_object_list"})
 _PLURAL = {"waits": "wait", "is": "are", "holds": "hold", "runs": "run", "has": "have"}
+_NONE = Recorders()
 
 
 def judge(
@@ -57,7 +80,8 @@ def judge(
     limits: Limits,
     *,
     whole: bool,
-    behind: Sequence[int] = (),
+    closed: bool = False,
+    recorders: Recorders = _NONE,
 ) -> Verdict:
     """Give the verdict over all live ranks of this node.
 
@@ -66,7 +90,8 @@ def judge(
         samples: by rank, oldest first; a rank without any is judged by its standing alone.
         limits: the numbers of the table above.
         whole: these are all ranks of the job.
-        behind: ranks that torch's flight recorder shows behind the others.
+        closed: they are connected to each other and to their store only.
+        recorders: what torch's flight recorders say of all ranks.
     """
     found = [find(standing, samples.get(standing.rank, ()), limits) for standing in standings]
     live = [one for one in found if one.category is not Category.GONE]
@@ -75,53 +100,90 @@ def judge(
         return [one for one in live if one.category is category]
 
     if of(Category.TRACED):
-        return _not_hung(found, "traced", limits)
-    for category in (Category.STOPPED, Category.HELD):
-        if of(category):
-            return _hung(found, category.value, of(category))
-    stuck = of(Category.STUCK)
-    if stuck and not any(_excuses(one, stuck) for one in live):
-        return _hung(found, "stuck", stuck)
+        return _verdict(found, "traced", (), limits)
+    if of(Category.STOPPED):
+        return _verdict(found, "stopped", of(Category.STOPPED), limits, acts=True)
+    at_work = bool(of(Category.ALIVE)) or any(one.may_work for one in live)
+    held = of(Category.HELD)
+    if held and not at_work:
+        finished = all(one.standing.left_group for one in held)
+        return _verdict(found, "teardown" if finished else "held", held, limits, acts=True)
     waiting = of(Category.WAITING)
-    if whole and waiting and len(waiting) == len(live) and all(_sure(one, samples) for one in waiting):
-        return _hung(found, "deadlock", _out_of_line(waiting, behind))
-    overdue = [one for one in live if _overdue(one, limits, anybody_waits=bool(waiting))]
-    blamed = [one for one in overdue if one.category is not Category.WAITING]
-    if not blamed and not any(one.category in (Category.ALIVE, Category.PAUSED, Category.IDLE) for one in live):
-        blamed = overdue
-    if blamed:
-        return _hung(found, "cap", blamed)
-    return _not_hung(found, "none", limits)
+    odd = _out_of_line(waiting, recorders)
+    if whole and len(waiting) == len(live) and _never_match(waiting, samples, closed, recorders):
+        return _verdict(found, "deadlock", odd, limits, acts=True)
+    judged = [one for one in live if _is_judged(one, anybody_waits=bool(waiting))]
+    late = [one for one in judged if one.standing.quiet_s >= one.told_after_s]
+    told = [one for one in late if one.category is not Category.WAITING]
+    if late and len(waiting) == len(live) and all(_sure(one, samples) for one in waiting):
+        told = odd or waiting if whole else waiting
+    due = [] if at_work else _due(live, judged)
+    due_in_s = min((_left_s(one, limits) for one in due), default=None)
+    if due_in_s is not None and due_in_s <= 0:
+        over = [one for one in due if one.category is Category.RESTING and _left_s(one, limits) <= 0]
+        return _verdict(found, "timeout", over or odd, limits, acts=True)
+    first_step = not any(one.standing.begun for one in due)
+    due_by = "" if due_in_s is None else "--first-step-timeout" if first_step else "--hang-timeout"
+    proof_in_s = min((one.proof_in_s for one in live), default=math.inf)
+    if not at_work and proof_in_s < (math.inf if due_in_s is None else due_in_s):
+        due_in_s, due_by = proof_in_s, ""
+    verdict = _verdict(found, "late" if told else "none", told, limits, due_in_s=due_in_s)
+    elsewhere = ", for a rank of another node" if told is waiting and not whole else ""
+    return replace(verdict, due_by=due_by, sentence=f"{verdict.sentence}{elsewhere}")
 
 
-def _excuses(other: Finding, stuck: Sequence[Finding]) -> bool:
-    """Whether the stuck ranks may be waiting for this one, in a way that no name tells."""
-    undecided = other.category is Category.IDLE and (other.for_s < other.enough_s or not other.standing.armed)
-    if not undecided and other.category not in (Category.ALIVE, Category.PAUSED):
+def _is_judged(one: Finding, *, anybody_waits: bool) -> bool:
+    """Whether its quiet time means anything."""
+    return one.standing.armed and (one.standing.region is not Region.NONE or anybody_waits)
+
+
+def _due(live: Sequence[Finding], judged: Sequence[Finding]) -> list[Finding]:
+    """The ranks whose time runs, where none works. Those that wait only where all do: else it is for another.
+
+    One that has trained and left its process group may serve what it has learnt, or wait for an evaluation, for ever.
+    """
+    all_wait = all(one.category is Category.WAITING for one in live) and not all(one.only_device for one in live)
+    training = [
+        one
+        for one in judged
+        if one.standing.region is not Region.NONE and not one.leaving and not one.standing.left_group
+    ]
+    return [one for one in training if all_wait or one.category is Category.RESTING]
+
+
+def _left_s(one: Finding, limits: Limits) -> float:
+    """How long it may stand still yet."""
+    return (limits.timeout_s if one.standing.begun else limits.first_step_s) - one.stood_s
+
+
+def _never_match(
+    waiting: Sequence[Finding],
+    samples: Mapping[int, Sequence[Sample]],
+    closed: bool,
+    recorders: Recorders,
+) -> bool:
+    """Whether ranks that all wait, wait for ever; see above."""
+    last = [samples[one.rank][-1] for one in waiting if samples.get(one.rank)]
+    if len(last) < len(waiting) or any(sample.assisted for sample in last):
         return False
-    return other.standing.steps < min(one.standing.steps for one in stuck) + _AHEAD_STEPS
+    if not waiting or not all(one.call and _sure(one, samples) for one in waiting):
+        return False
+    if recorders.clashing or not closed or any(sample.gpu for sample in last):
+        return bool(recorders.clashing)
+    if recorders.behind:
+        return True
+    if all(one.call in _RECEIVING for one in waiting):
+        return True
+    return not recorders.agree and len({(one.call, one.where) for one in waiting}) > 1
 
 
 def _sure(one: Finding, samples: Mapping[int, Sequence[Sample]]) -> bool:
     return one.for_s >= one.enough_s and len(samples[one.rank]) >= _MIN_SAMPLES
 
 
-def _overdue(one: Finding, limits: Limits, *, anybody_waits: bool) -> bool:
-    standing = one.standing
-    if not standing.armed or one.leaving:
-        return False
-    if standing.region is Region.NONE and not anybody_waits:
-        return False
-    return standing.quiet_s >= _cap_s(standing, limits)
-
-
-def _cap_s(standing: Standing, limits: Limits) -> float:
-    return limits.cap_s if standing.begun else limits.first_step_s
-
-
-def _out_of_line(waiting: Sequence[Finding], behind: Sequence[int]) -> list[Finding]:
+def _out_of_line(waiting: Sequence[Finding], recorders: Recorders) -> list[Finding]:
     """Of ranks that all wait, those that are behind the others; else those in a smaller group than the largest."""
-    late = [one for one in waiting if one.rank in behind]
+    late = [one for one in waiting if one.rank in (recorders.behind or recorders.clashing)]
     if late and len(late) < len(waiting):
         return late
     groups: dict[tuple[str, str], list[Finding]] = {}
@@ -136,34 +198,51 @@ def _out_of_line(waiting: Sequence[Finding], behind: Sequence[int]) -> list[Find
 # -- words
 
 
-def _hung(found: Sequence[Finding], rule: str, odd: Sequence[Finding]) -> Verdict:
-    blamed = frozenset(one.rank for one in odd)
-    groups = _groups(found, blamed, with_places=rule == "deadlock")
-    sentence = ", ".join(_phrase(group) for group in groups)
-    if rule == "cap":
-        quiet_s = max(one.standing.quiet_s for one in odd)
-        sentence += f"; not moved for {quiet_s:.0f} s, longer than is allowed"
-    return Verdict(hung=True, rule=rule, sentence=sentence, odd=tuple(sorted(blamed)), groups=groups)
+def _verdict(
+    found: Sequence[Finding],
+    rule: str,
+    told: Sequence[Finding],
+    limits: Limits,
+    *,
+    acts: bool = False,
+    due_in_s: float | None = None,
+) -> Verdict:
+    """Say it in words; `told`: whom it is about, none: nothing is told."""
+    all_wait = all(one.category is Category.WAITING for one in found)
+    odd = frozenset[int]() if all_wait and len(told) == len(found) else frozenset(one.rank for one in told)
+    deadlock = all_wait or rule == "deadlock"
+    groups = _groups(found, odd, with_places=deadlock)
+    awaited = "" if deadlock or not odd else "for it " if len(odd) == 1 else "for them "
+    return Verdict(
+        tells=acts or bool(told),
+        acts=acts,
+        rule=rule,
+        sentence=", ".join(_phrase(group, awaited) for group in groups),
+        odd=tuple(sorted(odd)),
+        groups=groups,
+        quiet_s=max((max(one.standing.quiet_s, one.standing.stopped_s) for one in told or found), default=0.0),
+        due_in_s=0.0 if acts else due_in_s,
+        again_s=_again_s(found, limits, due_in_s),
+    )
 
 
-def _not_hung(found: Sequence[Finding], rule: str, limits: Limits) -> Verdict:
-    groups = _groups(found, frozenset(), with_places=False)
+def _again_s(found: Sequence[Finding], limits: Limits, due_in_s: float | None) -> float:
+    """When to look again: soon where something is to be confirmed, else when it may be time to tell or to act."""
     quiet_s = max((one.standing.quiet_s for one in found), default=0.0)
-    left_s = (_cap_s(one.standing, limits) - one.standing.quiet_s for one in found if one.standing.armed)
-    again_s = min((limits.rest_s, max(limits.floor_s, quiet_s / 2), *(each for each in left_s if each > 0)))
-    if any(one.candidate for one in found):
-        again_s = min(again_s, limits.again_s)
-    sentence = ", ".join(map(_phrase, groups))
-    return Verdict(hung=False, rule=rule, sentence=sentence, groups=groups, again_s=again_s)
+    candidate = any(one.candidate for one in found)
+    until_s = [limits.again_s if candidate else min(limits.rest_s, max(limits.floor_s, quiet_s / 2))]
+    until_s += [one.told_after_s - one.standing.quiet_s for one in found if one.standing.armed]
+    until_s += [due_in_s] if due_in_s is not None else []
+    return min(each for each in until_s if each > 0)
 
 
 def _groups(found: Sequence[Finding], odd: frozenset[int], *, with_places: bool) -> tuple[Group, ...]:
-    """Ranks that do the same in the same place; those to blame last."""
+    """Ranks that do the same in the same place: first those that the others wait for, then those that wait."""
     members: dict[tuple[bool, Category, str], list[Finding]] = {}
     for one in sorted(found, key=lambda one: one.rank):
         what = f"{one.what} ({one.where})" if with_places and one.where else one.what
         members.setdefault((one.rank in odd, one.category, what), []).append(one)
-    order = sorted(members, key=lambda key: (key[0], key[1] is not Category.WAITING, members[key][0].rank))
+    order = sorted(members, key=lambda key: (not key[0], key[1] is Category.WAITING, members[key][0].rank))
     return tuple(
         Group(
             ranks=tuple(one.rank for one in members[key]),
@@ -175,19 +254,11 @@ def _groups(found: Sequence[Finding], odd: frozenset[int], *, with_places: bool)
     )
 
 
-def _phrase(group: Group) -> str:
-    if len(group.ranks) == 1:
-        return f"rank {group.ranks[0]} {group.what}"
+def _phrase(group: Group, awaited: str) -> str:
+    """`awaited`: "for it " where it is known which rank those that wait are waiting for."""
     verb, _, rest = group.what.partition(" ")
-    return f"ranks {_spans(group.ranks)} {_PLURAL.get(verb, verb)} {rest}".rstrip()
-
-
-def _spans(ranks: Sequence[int]) -> str:
-    """`0-2,4-7` for sorted ranks."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    if group.category is Category.WAITING:
+        rest = f"{awaited}{rest}"
+    if len(group.ranks) == 1:
+        return f"rank {group.ranks[0]} {verb} {rest}".rstrip()
+    return f"ranks {spans(group.ranks)} {_PLURAL.get(verb, verb)} {rest}".rstrip()

@@ -1,16 +1,19 @@
 """How long a training thread is usually between two edges: the longest interval seen, by region. Pure.
 
 What is learnt is the age of the last edge as seen once a second, so an interval is known to a second, and those under
-a second not at all: the floor of the allowance is far above both. The ranks of a node share what they learn: they run
-the same program.
+a second not at all: the least allowance is far above both. The ranks of a node share what they learn: they run the
+same program.
 """
 
 from __future__ import annotations
 
-from gpulaunch.launcher.hang.values import TRAINING, Limits
+from gpulaunch.launcher.hang.values import Limits
 from gpulaunch.profiler.channel.layout import Region
 
 __all__ = ["Learner"]
+
+_AGAIN = 1.5
+"""What has taken so long and gone on by itself may take half as long again before it is told of once more."""
 
 
 class Learner:
@@ -26,7 +29,7 @@ class Learner:
             self._longest_s[region] = interval_s
 
     def allowed_s(self, region: Region) -> float:
-        """How long a rank may be in `region` before it is looked at."""
-        limits = self._limits
-        least_s = limits.floor_s if region in TRAINING else limits.pause_s
-        return min(limits.cap_s, max(least_s, limits.safety * self._longest_s.get(region, 0.0)))
+        """How long a rank may be in `region` before it is told of: always before it is acted on."""
+        limits, longest_s = self._limits, self._longest_s.get(region, 0.0)
+        usual_s = min(limits.told_at_most_s, max(limits.told_s, limits.safety * longest_s))
+        return min(limits.timeout_s / 2, max(usual_s, _AGAIN * longest_s))

@@ -6,15 +6,22 @@ counts with what it had said until then.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 
 from gpulaunch.launcher.loop import linux
 
-__all__ = ["Reading", "read"]
+__all__ = ["Reading", "read", "waits_within"]
 
 _MAX_PROCESSES = 256
 """A rank with more children than this is busy anyway."""
-_GPU_DEVICES = (b"/dev/nvidia", b"/dev/kfd", b"/dev/dri/")
+_GPU_DEVICES = tuple(f"/dev/{name}" for name in ("nvidia", "kfd", "dri/", "accel", "davinci", "neuron", "dxg"))
+"""NVIDIA, AMD, Intel, Gaudi and TPU, Ascend, Trainium, a GPU in WSL."""
+
+# futex, futex_wait (455 everywhere), nanosleep, clock_nanosleep, pause, rt_sigsuspend: arch/x86/entry/syscalls/
+# syscall_64.tbl, include/uapi/asm-generic/unistd.h.
+_WITHIN = {"x86_64": {202, 455, 35, 230, 34, 130}, "aarch64": {98, 455, 101, 115, 133}}.get(os.uname().machine, set())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,7 @@ def read(pid: int) -> Reading:
     for one in below:
         stat = _stat(f"/proc/{one}/stat")
         tree_ticks += sum(stat[1:]) if stat else 0
-    io_bytes = _io_bytes(f"/proc/{pid}/task/{pid}/io") + sum(_io_bytes(f"/proc/{one}/io") for one in workers)
+    io_bytes = sum(_io_bytes(f"/proc/{one}/io") for one in (pid, *below))  # a copy by rsync is the rank's work
     return Reading(
         state=main[0],
         main_ticks=main[1],
@@ -56,6 +63,18 @@ def read(pid: int) -> Reading:
         gpu=_has_gpu(pid),
         traced=_traced(pid),
     )
+
+
+def waits_within(pid: int, thread: int) -> bool:
+    """Whether a thread sleeps, or waits for another thread: not for a file, a pipe or a socket, which may yet answer.
+
+    False where that may not be seen.
+    """
+    try:
+        with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as syscall:
+            return int(syscall.read().split()[0]) in _WITHIN
+    except (OSError, IndexError, ValueError):  # "running" is no number
+        return False
 
 
 def _stat(path: str) -> tuple[str, int, int] | None:
@@ -79,11 +98,16 @@ def _io_bytes(path: str) -> int:
 
 
 def _has_gpu(pid: int) -> bool:
+    """Whether it has one open; True where that may not be seen, which proves less."""
     try:
-        with open(f"/proc/{pid}/maps", "rb") as maps:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(_GPU_DEVICES):
+                    return True
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
             return any(device in line for line in maps for device in _GPU_DEVICES)
-    except OSError:
-        return False
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, ProcessLookupError))  # those: it has ended
 
 
 def _traced(pid: int) -> bool:

@@ -10,16 +10,18 @@ import contextlib
 import http.client
 import json
 import socket
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Recorded", "ask", "behind", "recorded_by", "socket_of", "summary", "waits_of"]
+from gpulaunch.launcher.hang.values import Recorders
+
+__all__ = ["Recorded", "ask", "parse_recorder", "recorded_by", "socket_of", "summary", "together", "waits_of"]
 
 SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 _ANSWER_S = 2.0
 _ANSWER_CAP_BYTES = 4 << 20
-_STATUS = "pg_status"
 _MAX_TOLD = 8
 
 
@@ -70,42 +72,64 @@ class Recorded:
     """The last collective of each process group that a rank has begun, by torch's flight recorder."""
 
     enqueued: Mapping[str, int]
-    """Number of the last collective, by process group."""
-    last: str
-    """The name of the newest one: `gloo:all_reduce`."""
+    """Number of the last collective, by the name of the process group, which is the same on all ranks."""
+    calls: Mapping[str, str]
+    """Its operation: `gloo:all_reduce`."""
+    newest: str
+    """The group of the newest one."""
+
+    @property
+    def last(self) -> str:
+        """The operation of the newest one."""
+        return self.calls[self.newest]
 
 
 def recorded_by(pid: int) -> Recorded | None:
     """Ask a rank's flight recorder; None where there is none or it is empty."""
     try:
-        document = json.loads(ask(socket_of(pid), "fr_trace_json"))
-        status = document.get(_STATUS) or {}
-        enqueued = {str(group): int(one["last_enqueued_collective"]) for group, one in status.items()}
-        entries = document.get("entries") or []
-        for entry in entries:  # a backend may keep no status; then its entries tell
-            group, number = str(entry["pg_id"]), int(entry["collective_seq_id"])
-            enqueued[group] = max(enqueued.get(group, -1), number)
-        last = str(entries[-1]["profiling_name"]) if entries else ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return parse_recorder(ask(socket_of(pid), "fr_trace_json"))
+    except (OSError, ValueError):
         return None
-    enqueued = {group: number for group, number in enqueued.items() if number >= 0}
-    return Recorded(enqueued=enqueued, last=last) if enqueued else None
 
 
-def behind(all_recorded: Mapping[int, Recorded]) -> tuple[int, ...]:
-    """Give the ranks that have begun fewer collectives of a process group than others in it."""
+def parse_recorder(text: bytes) -> Recorded | None:
+    """Read a flight recorder's JSON; None where no collective is in it. Raises ValueError."""
+    enqueued: dict[str, int] = {}
+    calls: dict[str, str] = {}
+    newest = ""
+    try:
+        for entry in json.loads(text).get("entries") or []:
+            # `pg_id` and `pg_status` count the groups of one process: the names alone mean the same everywhere.
+            group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+            if not entry["is_p2p"] and number >= enqueued.get(group, 0):
+                enqueued[group], calls[group], newest = number, str(entry["profiling_name"]), group
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"no flight recorder's: {error!r}") from None
+    return Recorded(enqueued=enqueued, calls=calls, newest=newest) if enqueued else None
+
+
+def together(all_recorded: Mapping[int, Recorded], ranks: Iterable[int]) -> Recorders:
+    """Compare what the recorders of all these ranks say, as far as they have one."""
     late: set[int] = set()
+    clashing: set[int] = set()
     for group in {group for one in all_recorded.values() for group in one.enqueued}:
         numbers = {rank: one.enqueued[group] for rank, one in all_recorded.items() if group in one.enqueued}
         late |= {rank for rank, number in numbers.items() if number < max(numbers.values())}
-    return tuple(sorted(late))
+        for number in set(numbers.values()):
+            calls = {rank: all_recorded[rank].calls[group] for rank in numbers if numbers[rank] == number}
+            usual, count = Counter(calls.values()).most_common(1)[0]
+            if count < len(calls):
+                clashing |= {rank for rank, call in calls.items() if call != usual or 2 * count <= len(calls)}
+    newest = {(one.newest, one.enqueued[one.newest], one.last) for one in all_recorded.values()}
+    agree = len(newest) == 1 and all(rank in all_recorded for rank in ranks)
+    return Recorders(behind=tuple(sorted(late)), clashing=tuple(sorted(clashing)), agree=agree)
 
 
 def summary(all_recorded: Mapping[int, Recorded]) -> str:
     """Say who is behind: `flight recorder: rank 3 is at collective 41 (gloo:all_reduce), the others at 42`."""
-    late = behind(all_recorded)
+    late = together(all_recorded, ()).behind
     if not late:
-        last = {one.last for one in all_recorded.values() if one.last}
+        last = {one.last for one in all_recorded.values()}
         if not all_recorded:
             return ""
         return f"flight recorder: all ranks have begun equally many collectives, the last {' / '.join(sorted(last))}"
@@ -115,7 +139,8 @@ def summary(all_recorded: Mapping[int, Recorded]) -> str:
         for group, number in one.enqueued.items():
             most = max(other.enqueued.get(group, number) for other in all_recorded.values())
             if number < most:
-                parts.append(f"rank {rank} has begun {number} collectives (the last {one.last}), others {most}")
+                call = one.calls[group]
+                parts.append(f"rank {rank} has begun {number} collectives (the last {call}), others {most}")
     return "flight recorder: " + "; ".join(parts)
 
 

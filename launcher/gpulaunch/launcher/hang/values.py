@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -9,43 +10,52 @@ from typing import Any
 from gpulaunch.profiler.channel.layout import Region
 
 __all__ = [
-    "TRAINING",
+    "ACTED",
+    "OVER",
+    "TOLD",
     "Category",
     "Frame",
     "Group",
     "Limits",
+    "Recorders",
     "Sample",
     "Standing",
     "Verdict",
+    "spans",
     "standing_from",
     "to_json",
     "verdict_from",
 ]
 
-TRAINING = frozenset({Region.LOADER, Region.FORWARD, Region.BACKWARD, Region.STEPPING, Region.OPTIMIZER})
-"""Where a rank that trains is never long; OTHER may be a validation or a checkpoint."""
+TOLD, ACTED, OVER = "told", "acted", "over"
+"""The field `state` of `hang.json`: only told of; taken for a hang; told of, and the ranks moved again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Every number of hang detection."""
 
-    cap_s: float = 1800.0
-    """No training thread may stand still for longer than this, whatever the evidence says."""
+    timeout_s: float = 600.0
+    """A rank that has stood still for so long is acted on: --hang-timeout. NCCL's watchdog takes 10 minutes, too
+    (`torch.distributed.constants.default_pg_nccl_timeout`)."""
     first_step_s: float = 3600.0
-    """The same until the first step has ended: compilation, the first epoch's data."""
+    """The same until the first step has ended (compilation, the first epoch's data): --first-step-timeout."""
     floor_s: float = 10.0
-    """Nobody is looked at before, however short the learnt intervals are."""
+    """No rank is looked at before, however short the learnt intervals are."""
+    told_s: float = 30.0
+    """No rank is told of before."""
+    told_at_most_s: float = 60.0
+    """Told after so long at the latest, unless this program has been seen to take longer and go on by itself."""
+    told_patiently_s: float = 120.0
+    """The same for what often takes minutes: by its name, at work, in a save, or before the first step."""
     safety: float = 5.0
     """An allowance is so many times the longest interval seen (nvidia-resiliency-ext takes the same factor)."""
-    pause_s: float = 120.0
-    """Between steps a rank may rest for so long: a validation, a save or an upload may look like that."""
     stopped_s: float = 3.0
     """Stopped by a signal for so long: meant, and not a debugger that comes and goes."""
     deadlock_s: float = 8.0
     """All ranks seen waiting for each other for so long, with nothing moving."""
-    idle_s: float = 20.0
-    """One rank seen idle in one place for so long."""
+    held_s: float = 120.0
+    """The GIL seen held without use for so long: C code that holds it may wait for a slow file system or service."""
     sample_s: float = 1.0
     """Between the two samples of a look: a clock tick of CPU time is 10 ms, so this resolves 1 % of a core."""
     again_s: float = 4.0
@@ -71,24 +81,11 @@ class Standing:
     quiet_s: float
     """Since its training thread last moved on."""
     allowed_s: float
-    """How long it may: learnt, or the long allowance where a pause is to be expected."""
+    """How long it may until it is told of: learnt."""
     stopped_s: float
     """For how long it has been in state T; 0: it is not."""
-
-    @property
-    def pauses(self) -> bool:
-        """Past its first step, between an optimizer's step and the next edge: validation, logging, or its own save."""
-        return self.armed and self.begun and not self.saving and self.region in (Region.OTHER, Region.VALIDATION)
-
-    @property
-    def trains(self) -> bool:
-        """Past its first step and between two edges that are never far apart."""
-        return self.armed and self.begun and not self.saving and self.region in TRAINING
-
-    @property
-    def beyond(self) -> bool:
-        """It has been quiet for longer than its learnt allowance."""
-        return (self.trains or self.pauses) and self.quiet_s >= self.allowed_s
+    left_group: bool = False
+    """It has destroyed its process group, and passed no edge since."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +111,9 @@ class Sample:
     tree_ticks: int = 0
     """CPU time of the main thread, of the process, and of the process with all its descendants, dead ones included."""
     io_bytes: int = 0
-    """What main thread and loader workers have read and written."""
+    """What the process and its loader workers have read and written."""
     gil_thread: int = 0
-    """The idle thread that holds the GIL; 0: none does, or the source of the stack cannot tell."""
+    """The thread that holds the GIL and sleeps, or waits for another thread; 0: none does, or that cannot be told."""
     gil_frames: tuple[Frame, ...] = ()
     worker_pid: int = 0
     worker_frames: tuple[Frame, ...] = ()
@@ -125,6 +122,10 @@ class Sample:
     """It has a GPU open."""
     traced: bool = False
     """A debugger is attached."""
+    assisted: bool = False
+    """Another thread is in the program's own code: it may be what the main thread waits for."""
+    moved_s: float | None = None
+    """When it was last seen to move or to work, in this and all samples before; None: it never was."""
 
 
 class Category(Enum):
@@ -136,10 +137,19 @@ class Category(Enum):
     HELD = "held"
     ALIVE = "alive"
     WAITING = "waiting"
-    PAUSED = "paused"
-    STUCK = "stuck"
-    IDLE = "idle"
-    UNKNOWN = "unknown"
+    RESTING = "resting"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorders:
+    """What torch's flight recorders say of all ranks together; each rank's own is in `server`."""
+
+    behind: tuple[int, ...] = ()
+    """Ranks that have begun fewer collectives of a process group than others in it."""
+    clashing: tuple[int, ...] = ()
+    """Ranks whose newest collective of a group has the number of others' newest, and is another operation."""
+    agree: bool = False
+    """The newest collective of all ranks is the same one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,21 +165,41 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Hung or not, and in which words."""
+    """What to tell, and whether to act."""
 
-    hung: bool
+    tells: bool
+    """Some rank has not moved for longer than is usual."""
+    acts: bool
+    """It is proven that they hang, or its time is over. Then it tells, too."""
     rule: str
     """Which line of the table in `judge` decided."""
     sentence: str
     odd: tuple[int, ...] = ()
-    """The ranks to blame; empty where all are in the same place."""
+    """The ranks that the others wait for; empty where all are in the same place."""
     groups: tuple[Group, ...] = ()
+    quiet_s: float = 0.0
+    """For how long the ranks told of have not moved; of several, the longest."""
+    due_in_s: float | None = None
+    """Acts in so long, if nothing moves until then; None: not as long as it is like this."""
+    due_by: str = ""
+    """The option that says so."""
     again_s: float = 0.0
-    """When to look again, if not hung."""
+    """When to look again, if it does not act."""
     notes: tuple[str, ...] = ()
     """Where the stacks came from and why no better way was open; what torch's flight recorder says."""
     path: str = ""
     """The file with the whole evidence."""
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """`0-2,4-7` for sorted ranks."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def to_json(value: Standing | Sample | Group | Verdict | Limits) -> dict[str, Any]:
@@ -206,11 +236,15 @@ def verdict_from(document: dict[str, Any]) -> Verdict:
         for group in document["groups"]
     )
     return Verdict(
-        hung=document["hung"],
+        tells=document["tells"],
+        acts=document["acts"],
         rule=document["rule"],
         sentence=document["sentence"],
         odd=tuple(document["odd"]),
         groups=groups,
+        quiet_s=document["quiet_s"],
+        due_in_s=document["due_in_s"],
+        due_by=document["due_by"],
         again_s=document["again_s"],
         notes=tuple(document["notes"]),
         path=document["path"],

@@ -1,15 +1,13 @@
 """When to look closer: every rank's quiet time against its allowance, once a second. Pure; the caller brings the time.
 
-    rank                                             looked at after     beyond its allowance after
+    rank                                             looked at after     told of after
     stopped by a signal (state T)                    stopped_s           the same
     without a probe, or whose probe has given up     never               never
-    before its first edge                            floor               first_step_s
-    before its first step has ended                  floor               first_step_s
-    in OTHER (validation, logging), or in a save     floor               the cap
-    in LOADER, FORWARD, BACKWARD, STEPPING, OPTIMIZER  floor             learnt: safety x longest, floor .. cap
+    before its first step has ended, or in a save    floor               told_patiently_s
+    any other                                        floor               learnt: safety x longest, 30 .. 60 s
 
-To look costs a few milliseconds of a helper process and the rank nothing, so it begins at the floor; only what is
-beyond its allowance is told to people as a suspicion.
+To look costs a few milliseconds of a helper process and the rank nothing, so it begins at the floor. What is told, and
+whether something is done about it, is decided by `judge`, which has seen the stacks.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from gpulaunch.launcher.hang.learn import Learner
 from gpulaunch.launcher.hang.values import Limits, Standing
 from gpulaunch.profiler.channel.layout import Region
 
-__all__ = ["Look", "Suspicion", "Watch"]
+__all__ = ["Look", "Watch"]
 
 _GAP_S = 5.0
 """The caller comes once a second; after a longer gap it was stopped or starved itself, and perhaps all the rest too."""
@@ -43,17 +41,7 @@ class Look:
     steps: int = 0
     begun: bool = False
     saving: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suspicion:
-    """Some rank has been quiet for long enough to be looked into."""
-
-    standings: tuple[Standing, ...]
-    """All live ranks: a rank alone means nothing."""
-    beyond: tuple[int, ...]
-    """Those beyond their allowance; empty: quiet for a while, with a reason."""
-    sentence: str
+    left_group: bool = False
 
 
 @dataclass
@@ -79,22 +67,20 @@ class Watch:
         self._ranks: dict[int, _Rank] = {}
         self._last_s: float | None = None
 
-    def tick(self, now_s: float, looks: Sequence[Look]) -> Suspicion | None:
-        """Take one look at every live rank; None while all is well, and again once it is."""
+    def tick(self, now_s: float, looks: Sequence[Look]) -> tuple[Standing, ...]:
+        """Take one look at every live rank, and give how all of them stand if one is worth a closer look."""
         last_s, self._last_s = self._last_s, now_s
         for look in looks:
             self._follow(now_s, now_s if last_s is None else last_s, look)
         for gone in self._ranks.keys() - {look.rank for look in looks}:
             del self._ranks[gone]
-        standings = [self._standing(now_s, look) for look in looks]
-        if not any(self._worth_a_look(standing) for standing in standings):
-            return None
-        beyond = [standing for standing in standings if self._beyond(standing)]
-        return Suspicion(
-            standings=tuple(standings),
-            beyond=tuple(standing.rank for standing in beyond),
-            sentence="; ".join(map(_words, beyond[:8])),
-        )
+        standings = tuple(self._standing(now_s, look) for look in looks)
+        return standings if any(map(self._worth_a_look, standings)) else ()
+
+    def moved_s(self, rank: int) -> float | None:
+        """When a rank last moved on; None: it has ended."""
+        known = self._ranks.get(rank)
+        return known.moved_s if known is not None else None
 
     def _follow(self, now_s: float, last_s: float, look: Look) -> None:
         """Bring what is remembered of a rank up to date; `last_s` is when it was looked at before this."""
@@ -131,31 +117,16 @@ class Watch:
             quiet_s=now_s - known.moved_s,
             allowed_s=self._allowed_s(look),
             stopped_s=0.0 if known.stopped_since_s is None else now_s - known.stopped_since_s,
+            left_group=look.left_group,
         )
 
     def _allowed_s(self, look: Look) -> float:
-        if not look.begun:
-            return self._limits.first_step_s
-        if look.saving:
-            return self._limits.cap_s
+        limits = self._limits
+        if look.saving or not look.begun:
+            return min(limits.told_patiently_s, (limits.timeout_s if look.begun else limits.first_step_s) / 2)
         return self._learner.allowed_s(look.region)
 
     def _worth_a_look(self, standing: Standing) -> bool:
         if standing.stopped_s >= self._limits.stopped_s:
             return True
-        return standing.armed and standing.quiet_s >= min(self._limits.floor_s, standing.allowed_s)
-
-    def _beyond(self, standing: Standing) -> bool:
-        if standing.stopped_s >= self._limits.stopped_s:
-            return True
-        return standing.armed and standing.quiet_s >= standing.allowed_s
-
-
-def _words(standing: Standing) -> str:
-    if standing.stopped_s:
-        return f"rank {standing.rank} has been stopped by a signal (state T) for {standing.stopped_s:.0f} s"
-    where = standing.region.name.lower() if standing.begun else "before the end of its first step"
-    return (
-        f"rank {standing.rank} has not moved for {standing.quiet_s:.0f} s ({where}; "
-        f"{standing.allowed_s:.0f} s would be normal)"
-    )
+        return standing.armed and standing.quiet_s >= self._limits.floor_s

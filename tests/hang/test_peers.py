@@ -1,0 +1,64 @@
+"""Real connections over loopback, seen from /proc."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from gpulaunch.launcher.hang import peers, proc
+
+CONNECTS = (
+    "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+    "print(flush=True); sys.stdin.read()"
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "bound_to", "asked_at"),
+    [(socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::", "127.0.0.1")],
+    ids=["ipv4", "mapped"],
+)
+def test_a_connection_counts_by_the_processes_at_its_ends(
+    family: socket.AddressFamily, bound_to: str, asked_at: str
+) -> None:
+    """torch's store listens on IPv6 and is asked by IPv4."""
+    with closing(
+        socket.create_server((bound_to, 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
+    ) as server:
+        argv = [sys.executable, "-c", CONNECTS, asked_at, str(server.getsockname()[1])]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+            assert rank.stdout is not None
+            rank.stdout.readline()
+            connection, _ = server.accept()
+            with closing(connection):
+                assert peers.among_themselves([rank.pid, os.getpid()])
+                assert not peers.among_themselves([rank.pid]), "what is at the other end is outside"
+                assert rank.stdin is not None
+                rank.stdin.close()
+
+
+def test_what_cannot_be_seen_is_not_within() -> None:
+    assert not peers.among_themselves([2**22 - 7])
+
+
+@pytest.mark.parametrize(("error", "gpu"), [(PermissionError, True), (FileNotFoundError, False)])
+def test_what_may_not_be_read_may_have_a_gpu(monkeypatch: pytest.MonkeyPatch, error: type[OSError], gpu: bool) -> None:
+    def refuse(path: str) -> list[str]:
+        raise error(path)
+
+    assert not proc._has_gpu(os.getpid()), "the control"
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert proc._has_gpu(os.getpid()) is gpu
+
+
+@pytest.mark.parametrize("device", ["/dev/accel/accel0", "/dev/davinci1", "/dev/neuron0", "/dev/dxg", "/dev/nvidia0"])
+def test_an_accelerator_that_is_open_is_seen(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    readlink: Callable[[str], str] = lambda _: device  # noqa: E731
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert proc._has_gpu(os.getpid())
