@@ -198,16 +198,21 @@ def test_a_child_leads_its_own_session_and_has_the_default_sigpipe(loop: Loop) -
     assert pid == session
 
 
-def test_whose_stacks_may_be_read_says_so_itself(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tracer_pid", [0, os.getpid()], ids=["nobody", "this process"])
+def test_whose_stacks_may_be_read_names_who_may(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracer_pid: int
+) -> None:
     """Under Yama only ancestors may, and the sidecar is none. (Whether a kernel has Yama cannot be chosen here.)"""
     said = tmp_path / "said"
-    monkeypatch.setattr(linux, "allow_ptrace_by_anyone_of_same_user", said.touch)
+    monkeypatch.setattr(linux, "_prctl", lambda option, value: said.write_text(f"{option} {value.value}"))
+    monkeypatch.setattr(linux, "die_with_parent", lambda agent_pid: None)
 
-    for shows_stacks in (False, True):
-        pid = child.start(["/bin/true"], os.environ, shows_stacks=shows_stacks)
-        loop.watch_pid(pid, lambda end: loop.stop())
-        run(loop)
-        assert said.exists() is shows_stacks
+    pid = child.start(["/bin/true"], os.environ, tracer_pid=tracer_pid)
+    loop.watch_pid(pid, lambda end: loop.stop())
+    run(loop)
+
+    # PR_SET_PTRACER of linux/prctl.h; never PR_SET_PTRACER_ANY, which is any process of this user.
+    assert (said.read_text() if said.exists() else "") == (f"{0x59616D61} {tracer_pid}" if tracer_pid else "")
 
 
 def test_when_the_parent_is_killed_its_child_dies_too() -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.torch
 # Each package counts its imports and shows one habit.
 HABITS = {
     "harmless": "",
+    "torchy": "import torch; torch.set_num_threads(torch.get_num_threads())",
     "thready": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "sockety": "import socket; kept = socket.socket()",
     "ranky_get": "import os; rank = os.environ.get('RANK')",
@@ -26,6 +27,7 @@ HABITS = {
     "exiting": "import sys; sys.exit(3)",
 }
 REASONS = {
+    "torchy": "torch.set_num_threads",
     "thready": "thread",
     "sockety": "socket",
     "ranky_get": "RANK",
@@ -102,6 +104,24 @@ def test_a_shared_package_is_imported_once_and_a_refused_one_is_remembered(
     assert imports(tmp_path, "thready") == 3 + 2, "no trial: only the ranks"
     assert imports(tmp_path, "harmless") == 2 + 1
     assert "thready" in ready["refused"]
+
+
+def test_what_imports_print_is_each_ranks_and_once(gpulaunch, tmp_path: Path, packages: Path) -> None:
+    """As torch's own "No CUDA runtime is found": with torchrun every rank says it; it is no line of the launcher's."""
+    for name, habit in (("printy", ""), ("refused", HABITS["thready"])):
+        (packages / name).mkdir()
+        said = f"import os, sys; print('banner of {name}'); os.write(2, b'warning of {name}\\n')"
+        (packages / name / "__init__.py").write_text(f"{said}\n{habit}\n")
+    ended, ready = run(gpulaunch, tmp_path, packages, ["printy", "refused"], "import printy, refused")
+
+    assert (ready["loaded"], list(ready["refused"])) == (["printy"], ["refused"])
+    for name in ("printy", "refused"):
+        assert sorted(line for line in ended.stdout.splitlines() if line.endswith(f"banner of {name}")) == [
+            f"[{rank}] banner of {name}" for rank in range(2)
+        ]
+        assert sorted(line for line in ended.stderr.splitlines() if line.endswith(f"warning of {name}")) == [
+            f"[{rank}] warning of {name}" for rank in range(2)
+        ]
 
 
 def test_the_plan_tells_what_will_not_be_preloaded(gpulaunch, tmp_path: Path, packages: Path) -> None:

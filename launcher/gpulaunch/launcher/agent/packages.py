@@ -7,17 +7,26 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from gpulaunch.launcher.job.imports import Reading, read_script
+from gpulaunch.launcher.job.imports import Reading, files_of_module, read_module, read_script
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.loop.files import write_json
 
+_MAX_SCRIPTS = 500
+
 
 def reading_of(spec: JobSpec) -> Reading:
-    """What must be known of the program before ranks are forked for it; a module is not looked for, nor read."""
-    found = read_script(spec.program.target) if spec.program.kind in ("script", "run_path") else Reading()
-    return found if spec.preload is None else dataclasses.replace(found, packages=spec.preload)
+    """What must be known of the program before ranks are forked for it: from its text, and from earlier runs of it."""
+    kind, target = spec.program.kind, spec.program.target
+    found = read_script(target) if kind in ("script", "run_path") else Reading()
+    if kind == "module":
+        found = read_module(target)
+    if not found.obstacle and "torch" in (known := _of_script(spec)):
+        found = dataclasses.replace(found, obstacle=f"so it was in an earlier run: {known['torch']}")
+    if spec.preload is None:
+        return found
+    return dataclasses.replace(found, packages=spec.preload, before_torch=())
 
 
 def _memory_path() -> str:
@@ -29,32 +38,64 @@ def _key(package: str) -> str:
     """A package of one environment, as it is now: an upgrade makes a new key and so a new trial."""
     for directory in sys.path:
         path = os.path.join(directory, *package.split("."))
-        with contextlib.suppress(OSError):
-            return f"{path}@{os.stat(path).st_mtime_ns}"
+        # Not whatever has that name: the command's own directory is on the path, and holds a script `transformers`.
+        for file in (f"{path}/__init__.py", f"{path}.py", f"{path}/"):
+            with contextlib.suppress(OSError):
+                return f"{path}@{os.stat(file).st_mtime_ns}"
     return package
 
 
-def recall(packages: list[str]) -> dict[str, str]:
+def recall(spec: JobSpec, packages: Iterable[str]) -> dict[str, str]:
     """Package -> why it was refused in an earlier run, for those of `packages` that were."""
-    memory = _read()
-    return {package: memory[_key(package)] for package in packages if _key(package) in memory}
+    memory, of_script = _read("refused"), _of_script(spec)
+    known = {package: memory.get(_key(package)) or of_script.get(package) for package in packages}
+    return {package: why for package, why in known.items() if why}
 
 
 def remember(refused: Mapping[str, str]) -> None:
     """Keep what was refused now for the next runs; a home directory that cannot be written costs a trial each time."""
-    fresh = {_key(package): why for package, why in refused.items()}
-    memory = _read()
+    _keep("refused", {_key(package): why for package, why in refused.items()})
+
+
+def remember_script(spec: JobSpec, packages: Iterable[str], why: str) -> None:
+    """Keep that ranks of this script, as it is now, had to start again because these packages had been imported."""
+    _keep("scripts", {f"{package} {_script(spec)}": why for package in packages})
+
+
+def _of_script(spec: JobSpec) -> dict[str, str]:
+    """Package -> why ranks of this script had to start again because of it in an earlier run."""
+    script = _script(spec)
+    found = ((*key.partition(" "), why) for key, why in _read("scripts").items())
+    return {package: why for package, _, of, why in found if of == script}
+
+
+def _script(spec: JobSpec) -> str:
+    """A program's file, as it is now: a changed one is tried anew."""
+    path = spec.program.target
+    if spec.program.kind == "module":
+        path = [*files_of_module(path), path][-1]
+    with contextlib.suppress(OSError):
+        seen = os.stat(path)
+        return f"{os.path.realpath(path)}@{seen.st_mtime_ns}@{seen.st_size}"
+    return f"{os.getcwd()}:{path}"
+
+
+def _keep(what: str, fresh: Mapping[str, str]) -> None:
+    memory = _read(what)
     if all(memory.get(key) == why for key, why in fresh.items()):
         return
+    other = "scripts" if what == "refused" else "refused"
+    merged = dict([*memory.items(), *fresh.items()][-_MAX_SCRIPTS:]) if what == "scripts" else {**memory, **fresh}
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(_memory_path()), exist_ok=True)
-        write_json(_memory_path(), {"version": 1, "refused": memory | fresh})
+        write_json(_memory_path(), {"version": 1, what: merged, other: _read(other)})
 
 
-def _read() -> dict[str, str]:
+def _read(what: str) -> dict[str, str]:
     try:
         with open(_memory_path(), encoding="utf-8") as stored:
             content = json.load(stored)
-        return {str(key): str(why) for key, why in content["refused"].items()} if content["version"] == 1 else {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = content.get(what, {}) if content["version"] == 1 else {}
+        return {str(key): str(why) for key, why in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gpulaunch.launcher.agent import packages
 from gpulaunch.launcher.agent.group import Group
 from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 
@@ -51,6 +53,9 @@ class Starter:
         self._on_pid = on_pid
         self._server: ForkServer | None = None
         self._lost_servers = 0
+        self._refused: dict[str, str] = {}  # in this job, because ranks had to start again
+        self._outdated = False  # the fork server has imported one of them
+        self._known: dict[str, str] = {}  # what the fork server was told not to import
         self._group: Group | None = None
         self._over = False
         self.agent_store = around.use_agent_store
@@ -67,13 +72,21 @@ class Starter:
         )
         forking = not self._spawn_because
         names = list(self._reading.packages) if forking else []
+        self._known = packages.recall(self._spec, names) | self._refused
+        base, reading = self._around.base_env, self._reading
+        fixed = {k: v for k, v in reading.environment.items() if k not in reading.defaults or k not in base}
+        of_ranks = plan.rank_environment(
+            self._spec, local_rank=0, attempt=0, master_port=0, error_file="", use_agent_store=self.agent_store
+        )
         try:
             self._server.start(
-                self._around.base_env,
+                base,
                 dynamo=forking and self._reading.trains,  # nearly half of the time that the imports take
                 packages=names,
-                refused=packages.recall(names),
-                environment=self._reading.environment if forking else {},
+                refused=self._known,
+                environment=fixed if forking else {},
+                before_torch=reading.before_torch,
+                of_a_rank=[name for name, value in of_ranks.items() if base.get(name) != value],
             )
         except OSError as err:
             self._server = None
@@ -83,6 +96,10 @@ class Starter:
         """Start this attempt's store and ranks, now or as soon as the fork server is ready."""
         self._group = group
         self._over = False
+        if self._outdated and self._server is not None and not self._spawn_because:
+            self._server.close()  # this attempt gets one without the packages that ranks could not share
+            self._server = None
+        self._outdated = False
         if self._server is None and (self.agent_store or not self._spawn_because):
             self.start_server()
         self._start_what_can_be()
@@ -90,6 +107,33 @@ class Starter:
     def let_go(self) -> None:
         """The attempt is being cleared: nothing more is started for it."""
         self._over = True
+
+    def started_again(self, told: dict[str, Any]) -> None:
+        """A forked rank starts again as a plain interpreter, or should and cannot, for packages it cannot share."""
+        self._around.rundir.event("rank_kept_preloaded" if "too_late" in told else "rank_started_again", **told)
+        concerned, why = list(told["packages"]), str(told["why"])
+        names = [name for name in concerned if name in ("torch", *self._reading.packages)]
+        if self._spawn_because or (names and all(name in self._refused for name in names)):
+            return  # another rank has said so
+        packages.remember_script(self._spec, names, why)
+        self._refused.update(dict.fromkeys(names, why))
+        if "torch" in names or not names:
+            self._spawn_because, later = why, "ranks are not forked"
+        else:
+            later = f"{', '.join(names)} is not preloaded"
+        self._outdated = True  # not closed yet: a rank may be faster than the message with the ranks' pids
+        if "too_late" in told:
+            self._say(
+                f"{why}, too late to have its effect ({told['too_late']}): ranks go on with what was imported before "
+                f"the fork; from the next start on {later} for this script"
+            )
+            return
+        twice = "; what they had printed until then may appear twice" if told["written"] else ""
+        lost = f"; {told['threads']} thread(s) of theirs were ended" if told["threads"] else ""
+        self._say(
+            f"ranks start again from the script's first line, as programs of their own: {why}{twice}{lost}; "
+            f"from the next start on {later} for this script"
+        )
 
     def close(self) -> None:
         """Ask the fork server to end; one that still imports does not listen, and is not waited for."""
@@ -109,7 +153,7 @@ class Starter:
             self._group.start_forked(server)
 
     def _ready(self, ready: Ready) -> None:
-        packages.remember(ready.refused)
+        packages.remember({name: why for name, why in ready.refused.items() if name not in self._known})
         self._around.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
         if ready.refused:
             left = "; ".join(f"{name} ({why})" for name, why in ready.refused.items())

@@ -38,6 +38,10 @@ class Reading:
     """Third-party packages that can be imported ahead, in the order of their statements."""
     environment: dict[str, str] = field(default_factory=dict[str, str])
     """What it sets, to fixed texts, before its first third-party import."""
+    defaults: frozenset[str] = frozenset()
+    """Of these, what it sets only where it is not set already."""
+    before_torch: tuple[str, ...] = ()
+    """Of the packages, those that it imports before torch."""
     trains: bool = True
     """Whether it may come to use torch. False: all that it imports, anywhere in it, is Python's own."""
     obstacle: str = ""
@@ -46,25 +50,58 @@ class Reading:
 
 def read_script(path: str) -> Reading:
     """Read a script; one that cannot be read or parsed, or is no regular file, gives nothing: the ranks will tell."""
+    return _read([path], os.path.dirname(os.path.realpath(path)), "beside the script")
+
+
+def read_module(name: str) -> Reading:
+    """Read what `python -m NAME` runs: the packages that the module is in, then the module."""
+    if _is_third_party(name.partition(".")[0], os.getcwd()):
+        return Reading(packages=(name.partition(".")[0],), before_torch=(name.partition(".")[0],))
+    return _read(files_of_module(name), os.getcwd(), "in the current directory")
+
+
+def files_of_module(name: str) -> list[str]:
+    """The files that `python -m NAME` executes, in order, by a search along the path that imports nothing."""
+    *packages, last = name.split(".")
+    for directory in (os.getcwd(), *sys.path):
+        files: list[str] = []
+        for package in packages:
+            directory = os.path.join(directory, package)
+            files.append(os.path.join(directory, "__init__.py"))
+        base = os.path.join(directory, last)
+        if os.path.isfile(f"{base}/__main__.py"):
+            return [*filter(os.path.isfile, [*files, f"{base}/__init__.py"]), f"{base}/__main__.py"]
+        if os.path.isfile(f"{base}.py"):
+            return [*filter(os.path.isfile, files), f"{base}.py"]
+    return []
+
+
+def _read(paths: list[str], directory: str, where: str) -> Reading:
+    """Read the files that are executed one after the other; `directory`: the first in which imports are looked for."""
     import ast  # only when a job is being prepared
 
+    reader = _Reader(directory)
+    trains = False
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return Reading()  # a pipe: who reads it takes it from the ranks
-        with open(path, "rb") as file:
-            tree = ast.parse(file.read(), path)
+        for path in paths:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                return Reading()  # a pipe: who reads it takes it from the ranks
+            with open(path, "rb") as file:
+                tree = ast.parse(file.read(), path)
+            for statement in tree.body:
+                reader.read(statement)
+            trains = trains or _may_import_others(tree)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return Reading()  # the parser gives up with the last two on sources that are deeply nested
-    reader = _Reader(os.path.dirname(os.path.realpath(path)))
-    for statement in tree.body:
-        reader.read(statement)
     own = [name for name in _HELD if _in(reader.directory, name)]
     if own:
-        reader.obstacle = f"there is a module {own[0]} beside the script"
+        reader.obstacle = f"there is a module {own[0]} {where}"
     return Reading(
         packages=tuple(dict.fromkeys(reader.packages)),
         environment=reader.environment,
-        trains=_may_import_others(tree),
+        defaults=frozenset(reader.defaults),
+        before_torch=tuple(dict.fromkeys(reader.before_torch)),
+        trains=trains or not paths,
         obstacle=reader.obstacle,
     )
 
@@ -101,35 +138,44 @@ class _Reader:
         self.packages: list[str] = []
         self.environment: dict[str, str] = {}
         self.obstacle = ""
+        self.defaults: set[str] = set()
+        self.before_torch: list[str] = []
+        self._torch = False
         self._imported = False  # something of a third party: torch among others
         self._changed = False  # sys.path, or the environment after an import: what comes later is the ranks' business
 
-    def read(self, statement: ast.stmt, *, certain: bool = True) -> None:
-        """Read one statement; `certain`: it runs in any case, once."""
+    def read(self, statement: ast.stmt, *, certain: bool = True, imports: bool = True) -> None:
+        """Read one statement; `certain`: it runs in any case, once; `imports`: what it imports is imported."""
         import ast
 
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             for name in _names(statement):
-                self._import(name)
+                self._import(name, wanted=imports)
         elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             pass  # imports inside come too late to be worth preloading
         elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
             for inner in statement.orelse:
-                self.read(inner, certain=False)
+                self.read(inner, certain=False, imports=imports)
         elif inner_statements := list(_inside(statement)):
+            once = isinstance(statement, ast.With)
+            fallbacks = [one for handler in getattr(statement, "handlers", ()) for one in handler.body]
+            runs = once or _is_main(statement) or isinstance(statement, ast.Try)
             for inner in inner_statements:
-                self.read(inner, certain=certain and isinstance(statement, ast.With))
+                self.read(inner, certain=certain and once, imports=imports and runs and inner not in fallbacks)
         else:
             self._settings(statement, certain)
 
-    def _import(self, name: str) -> None:
+    def _import(self, name: str, *, wanted: bool) -> None:
         if name in sys.stdlib_module_names or name.startswith("_") or name == "gpulaunch":
             return
         third_party = name in _NOT_WORTH_NAMING or name == _OURS or _is_third_party(name, self.directory)
         # A module of the user's own may import torch.
         self._imported = True
-        if third_party and not self._changed and name not in _NOT_WORTH_NAMING:
+        if third_party and wanted and not self._changed and name not in _NOT_WORTH_NAMING:
             self.packages.append(name)
+            if not self._torch:
+                self.before_torch.append(name)
+        self._torch |= name == "torch"
 
     def _settings(self, statement: ast.stmt, certain: bool) -> None:
         import ast
@@ -138,7 +184,10 @@ class _Reader:
             if self._imported:
                 self._changed = True
             elif value is not None and certain:
-                self.environment[variable] = value
+                if _is_default(statement) and variable not in self.environment:
+                    self.defaults.add(variable)
+                if not (_is_default(statement) and variable in self.environment):
+                    self.environment[variable] = value
             elif variable.startswith(_READ_AT_IMPORT) and not variable.startswith(_READ_LATER):
                 self.obstacle = f"the script computes os.environ[{variable!r}] before it imports torch"
         if any(
@@ -159,6 +208,13 @@ def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
 def _to_preload(module: str) -> str:
     """The package that a module is of; of our own, the part that brings the most of torch with it."""
     return _OURS if module.startswith(_OURS) else module.partition(".")[0]
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    """Whether it is `if __name__ == "__main__":`."""
+    import ast
+
+    return isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test)
 
 
 def _inside(statement: ast.stmt) -> Iterator[ast.stmt]:
@@ -206,6 +262,13 @@ def _environment_changes(statement: ast.stmt) -> Iterator[tuple[str, str | None]
                 for argument in call.args:
                     yield from of_mapping(argument)
                 yield from ((keyword.arg or "", text(keyword.value)) for keyword in call.keywords)
+
+
+def _is_default(statement: ast.stmt) -> bool:
+    """Whether it sets what is not set yet."""
+    import ast
+
+    return any(isinstance(node, ast.Attribute) and node.attr == "setdefault" for node in ast.walk(statement))
 
 
 def _is_third_party(name: str, directory: str) -> bool:

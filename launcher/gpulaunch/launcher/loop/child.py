@@ -46,13 +46,13 @@ def start(
     affinity: Sequence[int] = (),
     nice: int = 0,
     deaf_to: Sequence[int] = NOTICES,
-    shows_stacks: bool = False,
+    tracer_pid: int = 0,
 ) -> int:
     """Start `argv` and return its pid once exec has succeeded.
 
     Raises OSError with the program's name if it cannot be executed. Descriptors in `pass_fds` keep their numbers.
-    Signals in `deaf_to` are ignored until the program sets a handler. `shows_stacks`: other processes of this user may
-    read its stacks, though they have not started it.
+    Signals in `deaf_to` are ignored until the program sets a handler. `tracer_pid`: it and
+    its descendants may read the program's stacks, though they are not its ancestors; 0: none may.
     """
     told_read, told_write = os.pipe2(os.O_CLOEXEC)
     agent_pid = os.getpid()
@@ -67,7 +67,7 @@ def start(
             affinity,
             nice,
             deaf_to,
-            shows_stacks,
+            tracer_pid,
             agent_pid,
             told_write,
             _users_open_files,
@@ -91,7 +91,7 @@ def _become(
     affinity: Sequence[int],
     nice: int,
     deaf_to: Sequence[int],
-    shows_stacks: bool,
+    tracer_pid: int,
     agent_pid: int,
     told_write: int,
     open_files: tuple[int, int] | None,
@@ -121,8 +121,8 @@ def _become(
             signal.signal(signum, signal.SIG_IGN)
         if open_files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-        if shows_stacks:
-            linux.allow_ptrace_by_anyone_of_same_user()  # an exec leaves it in force
+        if tracer_pid:
+            linux.allow_ptrace_by(tracer_pid)
         linux.die_with_parent(agent_pid)
         os.execvpe(argv[0], list(argv), dict(env))
     except OSError as err:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,8 @@ class ForkedRank:
     program: Mapping[str, Any]
     stdout_fd: int
     stderr_fd: int
+    tell_fd: int
+    """A pipe for one line of JSON: that it starts again as a program of its own, and why (restart_plain.py)."""
 
 
 @dataclass
@@ -71,6 +73,8 @@ class ForkServer:
         packages: Sequence[str],
         refused: Mapping[str, str],
         environment: Mapping[str, str],
+        before_torch: Collection[str],
+        of_a_rank: Collection[str],
     ) -> None:
         """Start it; it begins to import at once. Raises OSError if the interpreter cannot be executed.
 
@@ -80,6 +84,8 @@ class ForkServer:
             packages: third-party packages to try.
             refused: of those, the ones that an earlier run found unsafe, and why.
             environment: what the program sets before it imports torch; in force during the imports only.
+            before_torch: of the packages, those that the program imports before torch.
+            of_a_rank: variables that every rank has, but `env` has not, or with another value.
         """
         from gpulaunch.launcher.loop import forkserver_main
 
@@ -102,22 +108,28 @@ class ForkServer:
                 "packages": list(packages),
                 "refused": dict(refused),
                 "environment": dict(environment),
+                "before_torch": sorted(before_torch),
+                "of_a_rank": sorted(of_a_rank),
             },
         )
         self._sock = ours
         self.loop.watch_read(ours.fileno(), self._hear)
 
-    def fork(self, ranks: Sequence[ForkedRank], *, store: tuple[str, int, int] | None) -> None:
-        """Ask for an attempt: its store (host, port, listening descriptor), then its ranks. `on_started` answers."""
+    def fork(self, ranks: Sequence[ForkedRank], *, store: tuple[str, int, int] | None, tracer_pid: int = 0) -> None:
+        """Ask for an attempt: its store (host, port, listening descriptor), then its ranks. `on_started` answers.
+
+        `tracer_pid`: as in `child.start`, for the ranks.
+        """
         if self._sock is None:
             self.on_lost()
             return
         fds = [] if store is None else [store[2]]
         for rank in ranks:
-            fds += [rank.stdout_fd, rank.stderr_fd]
+            fds += [rank.stdout_fd, rank.stderr_fd, rank.tell_fd]
         request = {
             "op": "start",
             "agent_pid": os.getpid(),
+            "tracer_pid": tracer_pid,
             "num_fds": len(fds),
             "store": None if store is None else {"host": store[0], "port": store[1]},
             "ranks": [

@@ -28,10 +28,15 @@ import os
 import signal
 import socket
 import struct
+import threading
 from typing import Any, NoReturn
 
 _HEADER = struct.Struct("<I")
 _MAX_FDS = 200  # SCM_MAX_FD is 253; see unix(7)
+FDS_PER_RANK = 3  # stdout, stderr, and where it says that it starts again
+
+_shelf: Any = None  # shelf.Shelf, once everything has been imported
+_in_force: dict[str, str] = {}  # what the program is expected to set before its imports
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
@@ -126,8 +131,8 @@ def _middle(
             told["store"] = pid
         at = 0 if request["store"] is None else 1
         for rank in request["ranks"]:
-            mine = fds[at : at + 2]
-            at += 2
+            mine = fds[at : at + FDS_PER_RANK]
+            at += FDS_PER_RANK
             pid = os.fork()
             if pid == 0:
                 others = [fd for fd in fds if fd not in mine]
@@ -159,31 +164,49 @@ def _run_child(work: Any, close: list[int], go_read: int, request: dict[str, Any
         os._exit(1)
 
 
-def _rank(rank: dict[str, Any], stdio: list[int], request: dict[str, Any]) -> NoReturn:
+def _rank(rank: dict[str, Any], fds: list[int], request: dict[str, Any]) -> NoReturn:
     """Become one rank: its environment, stdio, CPUs, name, randomness; then the user's program."""
-    from gpulaunch.launcher.loop import linux, rank_main
+    from gpulaunch.launcher.loop import linux, rank_main, restart_plain
 
+    *stdio, tell_fd = fds
     os.dup2(stdio[0], 1)
     os.dup2(stdio[1], 2)
     for fd in stdio:
         os.close(fd)
+    os.set_inheritable(tell_fd, False)
     os.environ.update(rank["env"])
     if rank["affinity"]:
         os.sched_setaffinity(0, rank["affinity"])
-    linux.allow_ptrace_by_anyone_of_same_user()
+    if request["tracer_pid"]:
+        linux.allow_ptrace_by(request["tracer_pid"])
     linux.set_comm(request["comm"])
     linux.set_cmdline(rank["title"])
+    with contextlib.suppress(Exception):  # Python 3.11 leaves it that of the fork server
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     _reseed()
+    for fd, text in zip((1, 2), request["printed"], strict=True):
+        while text:
+            text = text[os.write(fd, text) :]
+    if _shelf is not None:
+        _shelf.arm(
+            {**os.environ, **_in_force},
+            again=restart_plain.RestartPlain(rank["program"], tell_fd),
+            on_torch=rank_main.arm_probe,
+        )
     rank_main.run(rank["program"], _AT_START)
 
 
 def _reseed() -> None:
     """Give the rank entropy of its own, as a program started by itself has; Python's `random` does it after a fork."""
-    with contextlib.suppress(Exception):
-        sys.modules["numpy.random"].seed()
-    with contextlib.suppress(Exception):
-        # torch seeds its CPU generator from the system when it is loaded (CUDA's has a constant).
-        sys.modules["torch"].default_generator.seed()
+    from gpulaunch.launcher.loop import import_state
+
+    import_state.renew()
+    if _shelf is not None:
+        with contextlib.suppress(Exception):
+            _shelf.module("numpy.random").seed()
+        with contextlib.suppress(Exception):
+            # torch seeds its CPU generator from the system when it is loaded (CUDA's has a constant).
+            _shelf.module("torch").default_generator.seed()
 
 
 def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
@@ -218,9 +241,13 @@ def serve(sock: socket.socket) -> None:
     """Hear what to preload, do so, say so, then start attempts until the agent closes the socket.
 
     The first message: agent_pid, dynamo (bool), packages (list), refused (package -> why, from earlier runs),
-    environment (what the program sets before it imports torch).
+    environment (what the program sets before it imports torch), before_torch (packages that it imports
+    first), of_a_rank (variables that ranks have and this process has not).
     """
-    from gpulaunch.launcher.loop import linux, preload
+    global _shelf
+    from gpulaunch.launcher.loop import import_state, linux, preload
+    from gpulaunch.launcher.loop.import_watch import Watch
+    from gpulaunch.launcher.loop.shelf import Shelf
 
     setup = receive(sock)
     if setup is None:
@@ -234,13 +261,32 @@ def serve(sock: socket.socket) -> None:
     sockets_before = preload.open_sockets()
     loaded: list[str] = []
     refused: dict[str, str] = dict(setup["refused"])
-    with preload.environment(setup["environment"]):
-        problem = preload.torch_itself(setup["dynamo"]) or preload.unsafe_to_fork(sockets_before)
+    printed = preload.Printed()
+    _in_force.update(setup["environment"])
+    watch = Watch()
+    with preload.environment(setup["environment"]), import_state.watching():
+        problem = preload.torch_itself(setup["dynamo"], watch) or preload.unsafe_to_fork(sockets_before, frozenset())
         if not problem:
             wanted = [name for name in setup["packages"] if name not in refused and name not in sys.modules]
-            loaded, newly = preload.third_party(wanted, setup["agent_pid"])
+            loaded, newly = preload.third_party(
+                wanted,
+                setup["agent_pid"],
+                printed,
+                watch,
+                before_torch=frozenset(setup["before_torch"]),
+                of_a_rank=frozenset(setup["of_a_rank"]),
+            )
             refused.update(newly)
+    has_torch = "torch" in sys.modules
+    torch_version = str(getattr(sys.modules.get("torch"), "__version__", ""))
     preload.our_own()
+    said = printed.end()
+    if "tempfile" in sys.modules:
+        sys.modules["tempfile"].__dict__["tempdir"] = (
+            None  # where temporary files go, the program may still say: TMPDIR
+        )
+    _shelf = Shelf(watch.packages)
+    _shelf.fill(_AT_START)
     # What lives now is shared with the ranks: keep the collector from writing to its pages. Not collected before: that
     # takes 0.2 s of everybody's start and finds next to nothing among modules.
     gc.freeze()
@@ -251,8 +297,8 @@ def serve(sock: socket.socket) -> None:
         {
             "op": "ready",
             "pid": os.getpid(),
-            "torch": "torch" in sys.modules,
-            "torch_version": str(getattr(sys.modules.get("torch"), "__version__", "")),
+            "torch": has_torch,
+            "torch_version": torch_version,
             "problem": problem,
             "loaded": loaded,
             "refused": refused,
@@ -265,7 +311,7 @@ def serve(sock: socket.socket) -> None:
                 with contextlib.suppress(Exception):
                     finalizer()
             os._exit(0)
-        request |= {"sigint_ignored": sigint_ignored, "comm": comm}
+        request |= {"sigint_ignored": sigint_ignored, "comm": comm, "printed": said}
         _start(request, receive_fds(sock, request["num_fds"]), sock)
 
 

@@ -2,8 +2,13 @@
 
 Ranks die with the agent by PR_SET_PDEATHSIG, but their own children (dataloader workers, helpers that started a
 session of their own) do not. While the agent lives, it is their subreaper and ends them itself. When it is killed,
-the pipe it held to the keeper closes, and the keeper ends every process that was started with this run's mark in its
-environment, and removes the run's shared memory. The keeper does nothing else; the agent dismisses it with one byte.
+the pipe it held to the keeper closes, and the keeper ends what the ranks left, and removes the run's shared memory. The
+keeper does nothing else; the agent dismisses it with one byte.
+
+What the ranks left is what bears the run's mark in its environment and descends from the agent. The mark alone is no
+proof: sbatch, at and systemd-run hand a rank's environment to a process of their own. Descent can still be seen: what
+the agent's death orphaned has the same new parent as the keeper, and the rest is below that. Where systemd adopts
+orphans, what it starts itself is in another cgroup. In doubt a process is left alone.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import os
 import select
 import shutil
 import signal
+import time
 from typing import NoReturn
 
 from gpulaunch.launcher.loop import linux
@@ -20,12 +26,14 @@ from gpulaunch.launcher.loop import linux
 KEEPER_COMM = "gpulaunch-keep"
 _DISMISS_S = 1.0
 _INNER_S = 2.0
-"""How long the keeper of a launcher that ran inside this job may take for its own sweep."""
+"""How long what cleans up after the others may take for that."""
 _MAX_ROUNDS = 50  # a fork bomb is not ours to win against
+_REPARENTED_S = 10.0
+_LOOK_AGAIN_S = 0.01
 
 
 class Keeper:
-    """The agent's end of it."""
+    """The agent's end of it. It starts the process as a child of the agent."""
 
     def __init__(self, mark: str, directories: list[str]) -> None:
         """`mark`: the run id that every process of the run carries in its environment; `directories`: removed."""
@@ -40,9 +48,10 @@ class Keeper:
         if self._write >= 0:
             os.close(self._write)
         read, self._write = os.pipe2(os.O_CLOEXEC)
+        agent_pid = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _keep(read, self._mark, self._directories)
+            _keep(read, self._mark, self._directories, agent_pid)
         os.close(read)
 
     def dismiss(self) -> None:
@@ -60,7 +69,7 @@ class Keeper:
                 os.close(pidfd)
 
 
-def _keep(read: int, mark: str, directories: list[str]) -> NoReturn:
+def _keep(read: int, mark: str, directories: list[str], agent_pid: int) -> NoReturn:
     try:
         os.setsid()
         linux.set_comm(KEEPER_COMM)
@@ -73,6 +82,7 @@ def _keep(read: int, mark: str, directories: list[str]) -> NoReturn:
         os.dup2(read, 3)
         os.closerange(4, 65536 if (limit := os.sysconf("SC_OPEN_MAX")) < 0 else min(limit, 65536))
         if os.read(3, 1) == b"":
+            _await_adoption(agent_pid)
             sweep(mark)
             for directory in directories:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -80,22 +90,58 @@ def _keep(read: int, mark: str, directories: list[str]) -> NoReturn:
         os._exit(0)
 
 
-def sweep(mark: str) -> None:
-    """Kill every process whose environment names the run `mark`, again until none is found.
+def _await_adoption(agent_pid: int) -> None:
+    """The kernel closes the descriptors of a dying process before it gives its children to another."""
+    until_s = time.monotonic() + _REPARENTED_S
+    while os.getppid() == agent_pid and time.monotonic() < until_s:
+        time.sleep(0.001)
 
-    The keeper of a launcher that ran inside a rank is one of them. It has work to do, the same for its own run, and
-    comes last, when it has had time for it.
+
+def comes_last(pid: int) -> bool:
+    """Whether a process cleans up when the others have ended, and then ends by itself.
+
+    The keeper of a launcher that ran inside a rank does the same as this one, for its own run.
+    """
+    return linux.comm_of(pid) == KEEPER_COMM or linux.is_resource_tracker(pid)
+
+
+def sweep(mark: str) -> None:
+    """Kill what bears the run's mark and descends from the ranks, again until none is found.
+
+    The caller has become an orphan by the death that made orphans of them.
     """
     for _ in range(_MAX_ROUNDS):
-        found = [pid for pid in linux.all_pids() if pid != os.getpid() and linux.is_of_run(pid, mark)]
-        found = [pid for pid in found if linux.state_of(pid) not in ("Z", "X", "")]
-        others = [pid for pid in found if linux.comm_of(pid) != KEEPER_COMM]
-        if not found:
+        found, unclear = leftovers(mark)
+        if not found and not unclear:
             break
+        others = [pid for pid in found if not comes_last(pid)]
         for pid in others:
             _kill_and_wait(pid, mark, patience_s=0.0)
         for pid in [] if others else found:
             _kill_and_wait(pid, mark, patience_s=_INNER_S)
+        if unclear and not found:
+            time.sleep(_LOOK_AGAIN_S)
+
+
+def leftovers(mark: str) -> tuple[list[int], list[int]]:
+    """The processes that bear the mark and descend from this one's former parent; and those of which it cannot be told
+    yet, because their parent is just ending."""
+    cgroup, adopter = linux.cgroup_of("self"), os.getppid()
+    marked = {pid for pid in linux.all_pids() if pid != os.getpid() and linux.is_of_run(pid, mark)}
+    marked = {pid for pid in marked if linux.state_of(pid) not in ("Z", "X", "") and linux.cgroup_of(pid) == cgroup}
+    found: list[int] = []
+    unclear: list[int] = []
+    for pid in marked:
+        parent = linux.parent_of(pid)
+        for _ in range(len(marked)):
+            if parent is None or parent not in marked:
+                break
+            parent = linux.parent_of(parent)
+        if parent == adopter:
+            found.append(pid)
+        elif parent is None or linux.is_ending(parent):
+            unclear.append(pid)
+    return found, unclear
 
 
 def _kill_and_wait(pid: int, mark: str, *, patience_s: float) -> None:

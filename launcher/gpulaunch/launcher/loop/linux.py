@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Set
 
 # linux/prctl.h
@@ -16,7 +17,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
-_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def _prctl(option: int, value: object) -> int:
@@ -52,6 +52,11 @@ def bind_to_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
     return os.getppid() == parent_pid
 
 
+def default_action(signum: int) -> None:
+    """signal(2) with SIG_DFL, from any thread: Python's own signal.signal works in the main one only."""
+    ctypes.CDLL(None).signal(ctypes.c_int(signum), ctypes.c_void_p(0))
+
+
 def wait_for_signal(signums: Set[int], wait_s: float) -> int:
     """Wait at most so long for one of these signals, which the caller has blocked; give its number, or 0.
 
@@ -67,9 +72,12 @@ def set_comm(name: str) -> None:
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 
 
-def allow_ptrace_by_anyone_of_same_user() -> None:
-    """Under Yama's mode 1 only an ancestor may ptrace; let the sidecar and py-spy do it too. Elsewhere: nothing."""
-    _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY)
+def allow_ptrace_by(pid: int) -> None:
+    """Under Yama's mode 1 only an ancestor may ptrace; let `pid` and its descendants do it too. Elsewhere: nothing.
+
+    An exec leaves it in force (security/yama/yama_lsm.c, task_is_descendant).
+    """
+    _prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid))
 
 
 def set_cmdline(argv: list[str]) -> None:
@@ -124,13 +132,44 @@ def group_of(pid: int) -> int | None:
     return _stat_field(pid, 2)
 
 
+def session_of(pid: int) -> int | None:
+    """The session of a process, or None when it is gone."""
+    return _stat_field(pid, 3)
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process, or None when it is gone."""
+    return _stat_field(pid, 1)
+
+
+def cgroup_of(pid: int | str) -> str:
+    """The cgroups of a process as /proc/PID/cgroup lists them, or "" when it is gone."""
+    return _read(pid, "cgroup").decode(errors="replace")
+
+
+def words_of(pid: int) -> list[str]:
+    """The command line of a process; [] when it is gone or has none."""
+    return _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Whether this is multiprocessing's resource tracker: when the last of its users ends, it removes what they left in
+    /dev/shm, and ends."""
+    return any(word.startswith("from multiprocessing.resource_tracker import main") for word in words_of(pid))
+
+
 def comm_of(pid: int) -> str:
     """The kernel's short name of a process, or "" when it is gone."""
+    return _read(pid, "comm").decode(errors="replace").rstrip("\n")
+
+
+def _read(pid: int | str, name: str) -> bytes:
+    """A file of /proc/PID; b"" when it cannot be read."""
     try:
-        with open(f"/proc/{pid}/comm", "rb") as comm:
-            return comm.read().decode(errors="replace").rstrip("\n")
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
     except OSError:
-        return ""
+        return b""
 
 
 def state_of(pid: int) -> str:
@@ -140,6 +179,12 @@ def state_of(pid: int) -> str:
             return stat.read().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
         return ""
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process is gone, or past the point in its end where the kernel takes its memory away."""
+    flags, vsize_bytes = _stat_field(pid, _FLAGS), _stat_field(pid, _VSIZE)
+    return flags is None or (not vsize_bytes and not flags & _PF_KTHREAD)
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -162,16 +207,33 @@ def _stat_field(pid: int, index: int) -> int | None:
         return None
 
 
+# proc(5): fields of /proc/PID/stat after the command name; linux/sched.h
+_FLAGS, _VSIZE, _ENV_END = 6, 20, 48
+_PF_KTHREAD = 0x00200000
+_EXEC_MS = 50
+
 RUNS_VARIABLE = "GPULAUNCH_RUNS"
 """Names, separated by colons, the run that a process belongs to and those around it: a launcher can run in a rank."""
 
 
+def _environ_of(pid: int) -> bytes:
+    """The environment that a process was started with; b"" when it cannot be read.
+
+    In the middle of an exec there is none yet, for milliseconds; that is waited for.
+    """
+    environ = b""
+    with contextlib.suppress(OSError):
+        for _ in range(_EXEC_MS):
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environ = file.read()
+            if environ or _stat_field(pid, _ENV_END) or not _stat_field(pid, _VSIZE):
+                break
+            time.sleep(0.001)
+    return environ
+
+
 def is_of_run(pid: int, run_id: str) -> bool:
     """Whether the environment that `pid` was started with names this run; False when it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as environ:
-            entries = environ.read().split(b"\0")
-    except OSError:
-        return False
     prefix = f"{RUNS_VARIABLE}=".encode()
+    entries = _environ_of(pid).split(b"\0")
     return any(run_id.encode() in entry[len(prefix) :].split(b":") for entry in entries if entry.startswith(prefix))

@@ -11,10 +11,12 @@ import gc
 import importlib
 import os
 import select
-from collections.abc import Generator
+from collections.abc import Generator, Set
 from typing import Any
 
-from gpulaunch.launcher.loop import linux
+from gpulaunch.launcher.loop import import_state, linux
+from gpulaunch.launcher.loop.import_watch import Watch
+from gpulaunch.launcher.loop.shelf import Shelf
 
 # A package that reads one of these while it is imported has made itself one rank's, for all: lightning does.
 PER_RANK_VARIABLES = frozenset(
@@ -27,20 +29,40 @@ PER_RANK_VARIABLES = frozenset(
 )
 
 
-class _Watched(type(os.environ)):  # type: ignore[misc]
-    """os.environ that remembers which names were asked for."""
+_PRINTED_BYTES = 1 << 20
 
-    asked: set[str] = set()  # noqa: RUF012 (one recorder for the one os.environ)
 
-    def __getitem__(self, key: str) -> str:
-        _Watched.asked.add(key)
-        value: str = super().__getitem__(key)
-        return value
+class Printed:
+    """What imports print: it is the ranks' to show, each of which would have printed it itself.
 
-    def __contains__(self, key: object) -> bool:
-        if isinstance(key, str):
-            _Watched.asked.add(key)
-        return bool(super().__contains__(key))
+    Here it would stand on the console once, as if it were the launcher's, and twice where ranks import for themselves.
+    """
+
+    def __init__(self) -> None:
+        """Have stdout and stderr kept from now on."""
+        self._real = [os.dup(fd) for fd in (1, 2)]
+        self._kept = [os.memfd_create(f"gpulaunch-printed-{fd}") for fd in (1, 2)]
+        for fd, kept in zip((1, 2), self._kept, strict=True):
+            os.dup2(kept, fd)
+
+    def sizes(self) -> list[int]:
+        """How much there is of each."""
+        return [os.fstat(kept).st_size for kept in self._kept]
+
+    def forget_since(self, sizes: list[int]) -> None:
+        """Drop what has come since: what printed it is left to the ranks."""
+        for kept, size in zip(self._kept, sizes, strict=True):
+            os.ftruncate(kept, size)
+            os.lseek(kept, size, os.SEEK_SET)
+
+    def end(self) -> tuple[bytes, bytes]:
+        """Give stdout and stderr back; what was printed to each."""
+        out, err = (os.pread(kept, _PRINTED_BYTES, 0) for kept in self._kept)
+        for fd, real, kept in zip((1, 2), self._real, self._kept, strict=True):
+            os.dup2(real, fd)
+            os.close(real)
+            os.close(kept)
+        return out, err
 
 
 def open_sockets() -> set[str]:
@@ -60,8 +82,8 @@ def _num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def unsafe_to_fork(sockets_before: set[str]) -> str:
-    """Why children of this process could not train, or "": the checks after an import."""
+def unsafe_to_fork(sockets_before: set[str], asked: Set[str]) -> str:
+    """Why children of this process could not train, or "": the checks after an import that asked for variables."""
     if any(link.startswith("/dev/nvidia") for link in _open_links()):
         return "it opened the GPU driver, which a forked child cannot use"
     opened = open_sockets() - sockets_before
@@ -75,39 +97,79 @@ def unsafe_to_fork(sockets_before: set[str]) -> str:
         os.waitpid(pid, 0)
         if _num_threads() > 1:
             return f"it left {_num_threads() - 1} thread(s) running, which a forked child would lose"
-    read = sorted(_Watched.asked & PER_RANK_VARIABLES)
+    read = sorted(asked & PER_RANK_VARIABLES)
     if read:
         return f"it reads {', '.join(read)} while it is imported, so every rank would take itself for the same one"
     return ""
 
 
-def _import_all(names: list[str], tell: int) -> bool:
+@contextlib.contextmanager
+def _set_num_threads_noted(torch: Any, calls: list[Any]) -> Generator[None]:
+    """Enter calls of torch.set_num_threads in `calls`.
+
+    It makes a thread pool (caffe2/utils/threadpool/pthreadpool-cpp.cc), which the first to ask for it in a forked child
+    replaces, without a lock: of several threads that autograd starts at once, one may find none ("Invalid thread
+    pool!", pytorch/pytorch#178535). No fork server that has made one forks a rank.
+    """
+    plain = getattr(torch, "set_num_threads", None)
+    if plain is None:
+        yield
+        return
+
+    def set_num_threads(count: int) -> None:
+        calls.append(count)
+        plain(count)
+
+    torch.set_num_threads = set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = plain
+
+
+def _import_all(names: list[str], tell: int, watch: Watch, before_torch: Set[str], of_a_rank: Set[str]) -> bool:
     """Import each, telling on the pipe `tell` which one is next and, if one must not be shared, why. All may be?
 
     A package that cannot be imported is the ranks' business: the program's own traceback tells it better.
     """
     sockets_before = open_sockets()
+    shelf = Shelf(watch.packages)  # as in a rank: some packages mind whether torch is there before them
+    shelf.fill(frozenset())
     for name in names:
+        if name not in before_torch:
+            importlib.import_module("torch")
         os.write(tell, f"{name}\n".encode())
         why = ""
-        _Watched.asked.clear()
-        plain, os.environ.__class__ = os.environ.__class__, _Watched
+        gc.freeze()  # what is not frozen afterwards is what this import has made
+        before, hooks_before = import_state.Before(), shelf.import_hooks()
+        threads_set: list[Any] = []
         try:
-            importlib.import_module(name)
+            with watch.importing(name, keeps=True), _set_num_threads_noted(shelf.module("torch"), threads_set):
+                importlib.import_module(name)
         except BaseException as problem:  # an import may raise anything, SystemExit included
             why = f"importing it raised {type(problem).__name__}"
-        finally:
-            os.environ.__class__ = plain
-        why = why or unsafe_to_fork(sockets_before)
+        if threads_set:
+            why = why or "it calls torch.set_num_threads, and torch's thread pool does not outlive a fork"
+        why = why or unsafe_to_fork(sockets_before, watch.asked) or import_state.for_one_process(before)
+        if shelf.import_hooks() != hooks_before:
+            why = why or "it installs an import hook"
+        if not why and (told := sorted(watch.asked & of_a_rank)):
+            why = f"it reads {', '.join(told)} while it is imported, which only ranks have"
         if why:
             os.write(tell, f": {why}\n".encode())
             return False
+    shelf.empty()
     os.write(tell, b"all\n")
     return True
 
 
-def third_party(names: list[str], agent_pid: int) -> tuple[list[str], dict[str, str]]:
+def third_party(
+    names: list[str], agent_pid: int, printed: Printed, watch: Watch, *, before_torch: Set[str], of_a_rank: Set[str]
+) -> tuple[list[str], dict[str, str]]:
     """Import `names` in trials until those left pass; return what is loaded and what was refused, with the reason.
+
+    `before_torch`: those of them that the program imports first; `of_a_rank`: variables that all ranks have, and this
+    process has not.
 
     When this returns, the process may be another one than the one that called it: a trial that passed.
     """
@@ -115,12 +177,12 @@ def third_party(names: list[str], agent_pid: int) -> tuple[list[str], dict[str, 
     wanted = list(names)
     while wanted:
         gc.freeze()
-        original = os.getpid()
+        original, sizes = os.getpid(), printed.sizes()
         read, tell = os.pipe()
         trial = os.fork()
         if trial == 0:
             os.close(read)
-            if not _import_all(wanted, tell):
+            if not _import_all(wanted, tell, watch, before_torch, of_a_rank):
                 os._exit(0)
             os.close(tell)
             _wait_until_orphaned(original)
@@ -132,6 +194,7 @@ def third_party(names: list[str], agent_pid: int) -> tuple[list[str], dict[str, 
         if last == "all":
             os._exit(0)  # the trial goes on in our place
         os.waitpid(trial, 0)
+        printed.forget_since(sizes)
         bad, why = (before[-1], last[2:]) if last.startswith(": ") else (last, "importing it ended the process")
         refused[bad] = why
         wanted.remove(bad)
@@ -163,23 +226,18 @@ def environment(settings: dict[str, str]) -> Generator[None]:
                 os.environ[name] = value
 
 
-def torch_itself(with_dynamo: bool) -> str:
+def torch_itself(with_dynamo: bool, watch: Watch) -> str:
     """Import torch (and what DDP imports lazily); return why not, or ""."""
     # With this torch asks NVML instead of the driver whether there are GPUs, so that no cuInit happens here.
-    before = dict(os.environ)
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # Dynamo's import sets TORCHINDUCTOR_CACHE_DIR; a rank that never compiles should not inherit it.
     try:
-        importlib.import_module("torch")
-        # DistributedDataParallel.__init__ imports torch._dynamo: 1.4 s once here, or in every rank at once.
-        for name in ("torch._dynamo", "torch.distributed", "torch.nn.parallel") if with_dynamo else ():
-            importlib.import_module(name)
+        with environment({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}), watch.importing("torch", keeps=False):
+            importlib.import_module("torch")
+            # DistributedDataParallel.__init__ imports torch._dynamo: 1.4 s once here, or in every rank at once.
+            for name in ("torch._dynamo", "torch.distributed", "torch.nn.parallel") if with_dynamo else ():
+                importlib.import_module(name)
     except BaseException as problem:  # a broken torch is the ranks' story to tell, with their own traceback
         return f"importing torch raised {type(problem).__name__}: {problem}"
-    finally:
-        # Dynamo's import sets TORCHINDUCTOR_CACHE_DIR; a rank that never compiles should not inherit it.
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
     return ""
 
 
@@ -204,9 +262,10 @@ def our_own() -> None:
     """Import what every rank needs of this package; a rank runs without what is missing."""
     rooms = (
         "launcher.loop.rank_main",
+        "launcher.loop.restart_plain",
         "launcher.failure.inside",
-        "profiler.probe.inject",
-        "profiler.probe.hooks",
+        "profiler.channel.page",
+        *(f"profiler.probe.{name}" for name in ("inject", "hooks", "state", "teardown", "tempdir")),
         "mark",
     )
     for name in (*(f"gpulaunch.{room}" for room in rooms), "atexit", "importlib.machinery", "runpy", "threading"):

@@ -1,21 +1,34 @@
 """How a rank ends: as a program under Python does, but without tearing the interpreter down. Standard library only.
 
-Non-daemon threads are joined, atexit functions run, what the program left open gets the end that its destructors would
-have given it, then `os._exit`. The interpreter is not torn down: in torch 2.13 `~ProcessGroupGloo` joins a thread that
-waits for the GIL, so a rank that clears its module globals can hang there for ever or abort ("terminate called without
-an active exception").
+Non-daemon threads are joined, atexit functions run, the program's objects are freed, what it left open is flushed, then
+`os._exit`. The interpreter is not torn down, and what torch's C++ has made for communication is never freed: in torch
+2.13 `~ProcessGroupGloo` joins a thread that waits for the GIL, so a rank that frees it can hang there for ever or abort
+("terminate called without an active exception").
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
-# Whose destructors are the point of not tearing down, and those that only guard against being forgotten.
-_NOT_FINALIZED = frozenset({"torch", "builtins", "threading", "gpulaunch"})
+_NEVER_FREED = "torch._C._distributed"  # process groups, reducers, stores, RPC agents
+_NOT_FINALIZED = frozenset({"torch", "threading", "gpulaunch"})  # what goes on until the end
+_INSTALLED = (os.path.dirname(os.__file__) + os.sep, "/site-packages/", "/dist-packages/")
+
+_kept: list[Any] = []
+_born: list[Any] = []
+"""Made as the rank begins: if the collector does not know it at the end, the program called gc.freeze()."""
+
+
+def begin() -> None:
+    """A rank starts; what the collector has frozen until now, the fork server had imported."""
+    global _born
+    _born = []
 
 
 def leave(code: int) -> NoReturn:
@@ -48,24 +61,91 @@ def _finish() -> None:
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # what Py_Finalize calls
+    threading.excepthook = _nothing  # CPython would let daemon threads rest from here on
     with contextlib.suppress(BaseException):
-        _finalize_globals()
+        _free_the_programs_objects()
     with contextlib.suppress(BaseException):
         _flush_open_files()
     flush_std()
 
 
-def _finalize_globals() -> None:
-    """Give the objects in the program's own globals the destructor they would have met: archives, temporary files."""
-    main = sys.modules.get("__main__")
-    for thing in list(vars(main).values()) if main is not None else []:
+def _nothing(_: object) -> None:
+    """What a daemon thread says that misses what has been freed."""
+
+
+def _free_the_programs_objects() -> None:
+    """Archives, databases, videos and temporary files are completed by the destructor of what holds them.
+
+    As CPython's finalize_modules() (Python/pylifecycle.c): modules are let go, so that what only they held is finalized
+    while their globals are whole; then the globals are cleared. Packages stay as they are.
+    """
+    if not any(thing is _born for thing in gc.get_objects()):
+        gc.unfreeze()
+    _keep_what_is_never_freed()
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        sys.__dict__.pop(name, None)
+    running = _globals_of_threads()
+    programs = [
+        vars(sys.modules.pop(name))
+        for name, module in list(sys.modules.items())
+        if _is_programs(name, module) and id(vars(module)) not in running
+    ]
+    gc.collect()
+    for names in programs:
+        # In the order of _PyModule_ClearDict (Objects/moduleobject.c).
+        for name in sorted(names, key=lambda name: not name.startswith("_")):
+            if name != "__builtins__":
+                names[name] = None
+    gc.collect()
+    _finalize_what_is_left()
+
+
+def _keep_what_is_never_freed() -> None:
+    """The collector does not know these objects, only those that refer to them."""
+    kinds: dict[type, bool] = {}
+    holders = gc.get_objects()
+    for first in range(0, len(holders), 10_000):
+        found = gc.get_referents(*holders[first : first + 10_000])
+        for thing in found:
+            kind = type(thing)
+            if kind not in kinds:
+                kinds[kind] = any(str(base.__module__).startswith(_NEVER_FREED) for base in kind.__mro__)
+            if kinds[kind]:
+                _kept.append(thing)
+            elif kind in (dict, tuple) and not gc.is_tracked(thing):  # as long as all that is in it is not
+                found += gc.get_referents(thing)
+
+
+def _globals_of_threads() -> set[int]:
+    """Of the code that other threads run: CPython would let these rest, but here they go on until the end."""
+    found: set[int] = set()
+    for frame in sys._current_frames().values():  # pyright: ignore[reportPrivateUsage]
+        at: FrameType | None = frame
+        while at is not None:
+            found.add(id(at.f_globals))
+            at = at.f_back
+    return found
+
+
+def _is_programs(name: str, module: object) -> bool:
+    if type(module) is not ModuleType or name.partition(".")[0] in _NOT_FINALIZED:  # torch may be one built in place
+        return False
+    file = getattr(module, "__file__", None)
+    return name == "__main__" or (isinstance(file, str) and not any(part in file for part in _INSTALLED))
+
+
+def _finalize_what_is_left() -> None:
+    """What modules of packages hold, or what torch's C++ that is kept refers to."""
+    destructors: dict[type, Any] = {}
+    for thing in gc.get_objects():
         kind = type(thing)
-        closer = getattr(thing, "_closer", None) if kind.__module__ == "tempfile" else None  # NamedTemporaryFile's
-        for one in (thing, closer):
-            destructor = getattr(type(one), "__del__", None)
-            if destructor is not None and type(one).__module__.partition(".")[0] not in _NOT_FINALIZED:
-                with contextlib.suppress(BaseException):
-                    destructor(one)
+        if kind not in destructors:
+            ours = str(kind.__module__).partition(".")[0] not in _NOT_FINALIZED
+            destructor = getattr(kind, "__del__", None) if ours else None
+            destructors[kind] = destructor if isinstance(destructor, FunctionType) else None
+        if destructors[kind] is not None and not gc.is_finalized(thing):
+            with contextlib.suppress(BaseException):
+                destructors[kind](thing)
 
 
 def _flush_open_files() -> None:
@@ -74,7 +154,6 @@ def _flush_open_files() -> None:
     Buffers of io's own writers are flushed; other writable io objects (gzip, bz2, user classes) are closed, because
     only their close() writes the end of the file.
     """
-    import gc
     import io
 
     std = {id(sys.stdout), id(sys.stderr), id(sys.stdin)}

@@ -30,7 +30,7 @@ else:
 
 
 # The user's own of these names would be no accident, and ranks that need them are spawned (job.imports).
-_KEPT = frozenset({"__main__", "gpulaunch", "torch", "numpy"})
+_KEPT = frozenset({"__main__", "gpulaunch"})
 
 
 def run(program: dict[str, Any], at_start: frozenset[str]) -> NoReturn:
@@ -39,6 +39,7 @@ def run(program: dict[str, Any], at_start: frozenset[str]) -> NoReturn:
     `program`: kind ("script", "module", "run_path" or "function"), target, args (list), python, call_dir (of a
     function), error_file ("" for none). `at_start`: the modules that Python itself had loaded when it started.
     """
+    rank_end.begin()
     _arm(program["error_file"])
     code = 1
     try:
@@ -55,18 +56,20 @@ def run(program: dict[str, Any], at_start: frozenset[str]) -> NoReturn:
 
 
 def _arm(error_file: str) -> None:
-    """Prepare last words and the probe; a rank runs without them if they fail."""
+    """Prepare last words; a rank runs without them if that fails."""
     with contextlib.suppress(Exception):
         from gpulaunch.launcher.failure import inside
 
         if error_file:
             inside.arm(error_file)
-    if "torch" in sys.modules:
-        # torch was imported before the fork, when this was nobody's rank: its entry point had nothing to arm.
-        with contextlib.suppress(Exception):
-            from gpulaunch.profiler.probe import inject
 
-            inject.arm()
+
+def arm_probe() -> None:
+    """torch comes from the shelf: it was imported when this was no rank, and its entry point had nothing to arm."""
+    with contextlib.suppress(Exception):
+        from gpulaunch.profiler.probe import inject
+
+        inject.arm()
 
 
 def _run_as_main(program: dict[str, Any], at_start: frozenset[str]) -> None:
