@@ -14,7 +14,7 @@ from gpulaunch.profiler.channel.control import ControlWriter, create
 @pytest.fixture(autouse=True)
 def outside_of_a_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is no rank, and keeps its own SIGTERM."""
-    for name in ("RESUME_FROM", "CHECKPOINT_DIR", "CONTROL", "ATTEMPT"):
+    for name in ("RESUME_FROM", "CHECKPOINT_DIR", "CONTROL", "ATTEMPT", "RUN_ID"):
         monkeypatch.delenv(f"GPULAUNCH_{name}", raising=False)
     before = signal.getsignal(signal.SIGTERM)
     yield

@@ -1,7 +1,9 @@
-"""Disks that are full, limited or closed: said once for each cause, training goes on, nothing half written stays."""
+"""Disks that are full, limited or closed: said once for each cause, training goes on, nothing half written stays; but
+what was not saved at the end is an error."""
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -13,9 +15,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from gpulaunch.checkpoint import Checkpoint
+from gpulaunch.checkpoint import Checkpoint, CheckpointError, _api, _saver
 
 pytestmark = pytest.mark.torch
+
+OWN_FILES = {".generation", ".lock", ".owner"}
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
     yield place
-    subprocess.run(["umount", place], check=True)
+    subprocess.run(["umount", "-l", place], check=True)
 
 
 @pytest.mark.root
@@ -42,7 +46,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tiny_disk: Path, capfd: p
     for step in ckpt.steps(6):
         if step == 5:
             ckpt._saver.wait()
-            assert os.listdir(tiny_disk / "saved") == [".generation", ".lock"][: len(os.listdir(tiny_disk / "saved"))]
+            assert set(os.listdir(tiny_disk / "saved")) <= OWN_FILES
             ballast.unlink()
         ckpt.step()
 
@@ -54,31 +58,57 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tiny_disk: Path, capfd: p
     assert sorted(path.name[-2:] for path in (tiny_disk / "saved").glob("step-*")) == ["05", "06"]
 
 
-def test_a_limit_on_file_size_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_on_file_size_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ckpt = Checkpoint(model=nn.Linear(1000, 500), dir=tmp_path, every=1)
     ckpt.resume()
+    monkeypatch.setattr(_api, "LAST_SAVE_AGAIN_S", (0.01,))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        for _ in ckpt.steps(3):
-            ckpt.step()
+        with pytest.raises(CheckpointError, match=r"^step 3, the last, is not saved in .*: File too large$"):  # noqa: PT012
+            for _ in ckpt.steps(3):
+                ckpt.step()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     said = capfd.readouterr().err
     assert said.count("could not be saved") == 1
     assert "File too large" in said
-    assert {path.name for path in tmp_path.iterdir()} == {".generation", ".lock"}
+    assert {path.name for path in tmp_path.iterdir()} == OWN_FILES
+
+
+def test_the_last_save_is_tried_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room was made meanwhile, or a mount came back: the program ends well, and everything is saved."""
+    ckpt = Checkpoint(model=nn.Linear(2, 2), dir=tmp_path)
+    ckpt.resume()
+    failures = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), None])
+
+    def sync(path: str) -> None:
+        if trouble := next(failures, None):
+            raise trouble
+
+    monkeypatch.setattr(_saver, "sync_file", sync)
+    monkeypatch.setattr(_api, "LAST_SAVE_AGAIN_S", (0.01, 0.01))
+    for _ in ckpt.steps(2):
+        ckpt.step()
+
+    assert capfd.readouterr().err.count("could not be saved") == 1
+    assert [path.name[-1:] for path in tmp_path.glob("step-*")] == ["2"]
 
 
 READ_ONLY = """
     import sys, torch
-    from gpulaunch.checkpoint import Checkpoint
+    from gpulaunch.checkpoint import Checkpoint, _api
+    _api.LAST_SAVE_AGAIN_S = (0.01,)
     ckpt = Checkpoint(model=torch.nn.Linear(1, 1), dir=sys.argv[1], every=1)
     ckpt.resume()
-    for _ in ckpt.steps(3):
+    for step in ckpt.steps(3):
+        print("step", step)
         ckpt.step()
-    print("steps", ckpt.steps_done)
 """
 
 
@@ -88,7 +118,8 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
     done = run(READ_ONLY, tmp_path / "file" / "saved")
 
-    assert (done.returncode, done.stdout) == (0, "steps 3\n")
+    assert (done.returncode, done.stdout) == (1, "step 1\nstep 2\nstep 3\n")
+    assert done.stderr.endswith("the last, is not saved in {}: Not a directory\n".format(tmp_path / "file" / "saved"))
     assert done.stderr.count("could not be saved") == 1
     assert "Not a directory" in done.stderr
 
@@ -106,7 +137,7 @@ def test_a_directory_without_permission(tmp_path: Path) -> None:
     )
     done = run(program, tmp_path / "saved")
 
-    assert (done.returncode, done.stdout) == (0, "steps 3\n"), done.stderr
+    assert (done.returncode, done.stdout) == (1, "step 1\nstep 2\nstep 3\n"), done.stderr
     assert done.stderr.count("could not be saved") == 1
     assert "Permission denied" in done.stderr
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.checkpoint import _store
+from gpulaunch.checkpoint import _owner, _store
+from gpulaunch.checkpoint._owner import InUseError
 from gpulaunch.checkpoint._store import Keep, Saved, StaleError, Store, obsolete
 from gpulaunch.launcher.checkpoint.manifest import Manifest, ManifestFile, digest, verify
 
@@ -30,8 +37,11 @@ def save(store: Store, step: int, keep: Keep = ALL, spare: str | None = None, te
     return f"{store.directory}/step-{step:012d}"
 
 
-def claimed(path: Path) -> Store:
+def claimed(path: Path, *, attempt: int | None = None) -> Store:
+    """By this process; with `attempt`, as a rank of that job."""
     store = Store(str(path))
+    if attempt is not None:
+        store.owner = replace(store.owner, run="the-job", attempt=attempt)
     store.claim()
     return store
 
@@ -41,7 +51,7 @@ def steps(path: Path) -> list[int]:
 
 
 def names(path: Path) -> set[str]:
-    return {entry for entry in os.listdir(path) if entry not in (".lock", ".generation")}
+    return {entry for entry in os.listdir(path) if entry not in (".lock", ".generation", ".owner")}
 
 
 # -- what is kept
@@ -158,7 +168,7 @@ def test_leftovers_of_older_generations_are_cleared_away(tmp_path: Path) -> None
 
 
 STALE = """
-    import sys, torch
+    import os, signal, sys, torch
     from gpulaunch.checkpoint import Checkpoint, _store
 
     write = _store.write
@@ -169,35 +179,235 @@ STALE = """
 
     _store.write = slow
     ckpt = Checkpoint(model=torch.nn.Linear(1, 1), dir=sys.argv[1])
+    if sys.argv[2:]:
+        print("not begun", flush=True)
+        sys.stdin.readline()
     ckpt.resume()
     for step in ckpt.steps(5):
         ckpt.step(save=step == 1)
-    print("at the end", flush=True)
 """
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("newer", [True, False], ids=["a newer one claims", "nobody claims"])
 def test_a_process_stopped_in_its_save_finds_itself_replaced(tmp_path: Path, newer: bool) -> None:
-    """It trains on, and says that nothing is saved any more; its checkpoint of step 1 must not appear."""
-    command = [sys.executable, "-c", textwrap.dedent(STALE), str(tmp_path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    """It trains on, and its last save fails, with who has replaced it; its checkpoint of step 1 must not appear."""
+    with rank_of_attempt_0(tmp_path) as process:
         assert process.stdout.readline() == "written\n"
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         if newer:
-            save(claimed(tmp_path), 7)
+            save(claimed(tmp_path, attempt=1), 7)
 
         process.send_signal(signal.SIGCONT)
-        said, error = process.communicate("go on\n", timeout=60)
+        _, error = process.communicate("go on\n", timeout=60)
 
-    assert process.returncode == 0, error
-    assert said.endswith("at the end\n")
-    assert error.count("a newer run has taken over") == (1 if newer else 0)
+    assert process.returncode == (1 if newer else 0), error
+    if newer:
+        assert "was taken over by run the-job (" in error
+        assert f"pid {os.getpid()} on " in error
+        assert "CheckpointError: step 5, the last, is not saved in" in error
+    else:
+        assert not error
     assert steps(tmp_path) == ([7] if newer else [1, 5])
     assert names(tmp_path) == {f"step-{step:012d}" for step in steps(tmp_path)}
+
+
+@pytest.mark.torch
+def test_a_rank_of_an_older_attempt_that_comes_late_is_refused_for_ever(tmp_path: Path) -> None:
+    """It was stopped before its first claim. The save of the newer attempt that is under way must stay; and the newer
+    one need not live any more for the older to be refused."""
+    with rank_of_attempt_0(tmp_path, "late") as process:
+        assert process.stdout.readline() == "not begun\n"
+        newer = claimed(tmp_path, attempt=1)
+        under_way = newer.begin(7)
+        _owner._forget()  # as if it had ended
+
+        said, error = process.communicate("\n\n", timeout=60)
+
+    assert (process.returncode, said) == (69, "")
+    assert "taken over by run the-job (" in error
+    assert os.path.isdir(under_way)
+    assert newer._newest_generation() == newer.generation
+
+
+def rank_of_attempt_0(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(STALE), directory, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GPULAUNCH_RUN_ID": "the-job", "GPULAUNCH_ATTEMPT": "0"},
+    )
+
+
+# -- who owns it
+
+
+@pytest.fixture
+def other() -> Iterator[Callable[..., int]]:
+    """Start another process (give its pid) that owns directories until it is killed."""
+    started: list[int] = []
+
+    def start(*directories: Path, worker: bool = False, **environ: str) -> int:
+        ready, tell = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.environ.update(environ)
+            for directory in directories:
+                Store(str(directory)).claim()
+            is_worker = worker and not os.fork()  # as of a dataloader, which outlives the run
+            if not is_worker:
+                os.write(tell, str(os.getpid()).encode())
+            if is_worker or not worker:
+                time.sleep(30)
+            os._exit(0)
+        started.append(pid)
+        assert os.read(ready, 100)
+        os.close(ready)
+        os.close(tell)
+        return pid
+
+    yield start
+    for pid in started:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+SWEEP = """
+    import sys, torch
+    from gpulaunch.checkpoint import Checkpoint, _store
+    _store.OWNER_WAIT_S = 0.2
+    model = torch.nn.Linear(1, 1)
+    ckpt = Checkpoint(model=model, every=1)
+    print("resumed", ckpt.resume(), flush=True)
+    for step in ckpt.steps(3):
+        ckpt.step()
+        if step == 2:
+            sys.stdin.readline()
+"""
+
+
+@pytest.mark.torch
+def test_two_live_runs_of_one_program_do_not_share_its_directory(tmp_path: Path) -> None:
+    """Two `python sweep.py` at once: the second is refused by name, the first ends as if it were alone. A third, when
+    the first is over, goes on from there: that is what the directory is for."""
+    program = tmp_path / "sweep.py"
+    program.write_text(textwrap.dedent(SWEEP))
+    alike = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "sweep.py"], stdin=subprocess.PIPE, **alike) as first:
+        assert first.stdout.readline() == "resumed None\n"
+        second = subprocess.run([sys.executable, "sweep.py"], timeout=60, stdin=subprocess.DEVNULL, **alike)
+        _, error = first.communicate("\n", timeout=60)
+
+    assert (second.returncode, second.stdout) == (69, "")
+    assert len(second.stderr.splitlines()) == 1
+    assert f"(sweep.py, pid {first.pid} on " in second.stderr
+    assert "save elsewhere (Checkpoint(dir=...), gpulaunch --checkpoint-dir)" in second.stderr
+    assert (first.returncode, error) == (0, "")
+    saved = Store(str(tmp_path / "checkpoints" / "sweep")).complete()
+    assert [each.step for each in saved] == [3, 2, 1]
+    third = subprocess.run([sys.executable, "sweep.py"], timeout=60, stdin=subprocess.DEVNULL, **alike)
+    assert (third.returncode, third.stdout) == (0, "resumed 3\n"), third.stderr
+
+
+@pytest.mark.torch
+def test_a_job_whose_directory_another_run_holds_ends_with_69_at_once(
+    gpulaunch: Any, other: Callable[..., int], tmp_path: Path
+) -> None:
+    """Not restarted, and never 93: that would fail a Job of Kubernetes for good."""
+    (tmp_path / "sweep.py").write_text(textwrap.dedent(SWEEP))
+    other(tmp_path / "held")
+
+    ended = gpulaunch("--nproc", "2", "--max-restarts", "10", "--checkpoint-dir", tmp_path / "held", "sweep.py")
+
+    assert ended.code == 69, ended
+    assert "is in use by run" in ended.stderr
+    assert "; 0 restarts; " in ended.stderr
+    assert "another live run saves there; give each run a directory of its own" in ended.stderr
+
+
+def test_sweeps_with_names_of_their_own_share_a_parent(tmp_path: Path, other: Callable[..., object]) -> None:
+    other(tmp_path / "lr-0.1", tmp_path / "lr-0.2")
+
+    assert claimed(tmp_path / "lr-0.3").generation == 1
+
+
+def test_the_owner_is_let_go_when_its_process_ends_though_a_worker_of_it_lives_on(
+    tmp_path: Path, other: Callable[..., int]
+) -> None:
+    os.waitid(os.P_PID, other(tmp_path, worker=True), os.WEXITED | os.WNOWAIT)
+
+    assert claimed(tmp_path).generation == 2
+
+
+def test_a_newer_attempt_of_one_job_does_not_wait_for_an_older_that_was_stopped(
+    tmp_path: Path, other: Callable[..., int]
+) -> None:
+    os.kill(other(tmp_path, GPULAUNCH_RUN_ID="the-job", GPULAUNCH_ATTEMPT="3"), signal.SIGSTOP)
+
+    assert claimed(tmp_path, attempt=4).generation == 2
+
+
+def test_a_job_that_was_ended_is_waited_for_a_moment(tmp_path: Path, other: Callable[..., int]) -> None:
+    """Its launcher was killed and is started again: its ranks are still dying."""
+    timer = threading.Timer(0.5, os.kill, (other(tmp_path, GPULAUNCH_RUN_ID="the launcher before"), signal.SIGKILL))
+    timer.start()
+
+    assert claimed(tmp_path).generation == 2
+    timer.join()
+
+
+def test_an_owner_on_another_host_is_waited_for_until_its_lease_ends(
+    tmp_path: Path, other: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The host has died; the NFS server gives its locks back later than a requeued job starts."""
+    monkeypatch.setattr(_store, "OWNER_WAIT_S", 0.1)
+    timer = threading.Timer(0.5, os.kill, (other(tmp_path, GPULAUNCH_RUN_ID="the job before"), signal.SIGKILL))
+    timer.start()
+    store = Store(str(tmp_path))
+    store.owner = replace(store.owner, host="another-node")
+
+    assert store.claim() == 2
+
+    timer.join()
+    (said,) = capfd.readouterr().err.splitlines()
+    assert f"waiting up to 100 s for {tmp_path}: it is in use by run the job before" in said
+
+
+def test_two_ranks_that_do_not_know_of_each_other_are_not_one_owner(
+    tmp_path: Path, other: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job without a process group, in which each rank saves for itself, into one directory."""
+    monkeypatch.setattr(_store, "OWNER_WAIT_S", 0.1)
+    other(tmp_path, GPULAUNCH_RUN_ID="the-job", GPULAUNCH_ATTEMPT="1")
+
+    with pytest.raises(InUseError, match="in use by run the-job"):
+        claimed(tmp_path, attempt=1)
+
+
+def test_where_nothing_can_be_locked_the_numbers_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Lustre without `flock`: two live runs are not kept apart, but the first finds out, and saves nothing."""
+
+    def cannot(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(_owner.fcntl, "flock", cannot)
+    first = claimed(tmp_path)
+    save(first, 1)
+    save(claimed(tmp_path), 2)
+
+    with pytest.raises(StaleError, match="run "):
+        save(first, 3)
+    assert steps(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("content", ["", "torn", "[]", '{"run": 1}', "[" * 5000])
+def test_a_damaged_owner_is_as_good_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".owner").write_text(content)
+
+    assert claimed(tmp_path).generation == 1
 
 
 def test_a_dataloader_worker_that_was_forked_over_a_commit_does_not_keep_the_lock(

@@ -107,6 +107,15 @@ def test_every_request_is_heard_once() -> None:
     assert [0 < step - asked <= 102 for (step, _, _), asked in zip(happened, (40, 400, 700), strict=True)] == [True] * 3
 
 
+def test_a_request_that_the_ranks_hear_of_in_different_votes_is_one() -> None:
+    for asked in range(20, 120):
+        told = [Told(asks=(asked,)), Told(asks=(asked + 1,))]
+
+        happened, _ = run(told, [0.01] * 2, steps=400)
+
+        assert [(end, save) for _, end, save in happened] == [(False, True)], asked
+
+
 def test_votes_are_about_two_a_second() -> None:
     _, reductions = run([Told(), Told()], [0.01, 0.01], steps=10_000)
 

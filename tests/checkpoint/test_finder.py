@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.checkpoint import files
 from gpulaunch.launcher.checkpoint import find as search_module
 from gpulaunch.launcher.checkpoint.find import Search, find
 from gpulaunch.launcher.checkpoint.finder import Ask, Finder
@@ -202,3 +203,13 @@ print(sorted(heavy & set(sys.modules)))
         said = told.read()
     os.waitpid(pid, 0)
     assert said == "[]\n"
+
+
+def test_what_reads_while_the_ranks_train_stays_behind_them(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(_where: object, **_options: object) -> Search:
+        return Search(error=f"{os.nice(0)} {files.MAX_THREADS}")
+
+    monkeypatch.setattr(search_module, "find", told)
+
+    assert answer(loop, Finder(loop), Ask()).error == f"{os.nice(0)} 8"
+    assert answer(loop, Finder(loop), Ask(is_behind=True)).error == "19 2"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.checkpoint import manifest
+from gpulaunch.launcher.checkpoint import manifest, memory
+from gpulaunch.launcher.checkpoint.damaged import OutOfTimeError
 from gpulaunch.launcher.checkpoint.find import examine, find
 from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Damaged, Manifest, ManifestFile
 
@@ -139,3 +141,86 @@ def test_a_manifest_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> N
 
     assert [one.step for one in search.found] == [200]
     assert [Path(one.path).name for one in search.skipped] == ["step-000000000100"]
+
+
+# -- when there is no time to read it all
+
+
+@pytest.mark.parametrize("content_s", [0.0, 1e-9])
+def test_without_time_the_newest_by_structure_is_taken_and_said_to_be_so(tmp_path: Path, content_s: float) -> None:
+    """Never from nothing: names, sizes and the manifest count, what a file holds is read another time."""
+    save(tmp_path, 100)
+    flipped, short = save(tmp_path, 120), save(tmp_path, 140)
+    harm(flipped / "__0_0.distcp")
+    (short / "sub/rng").write_bytes(b"cut off")
+
+    search = find([str(tmp_path)], content_s=content_s)
+
+    assert [(one.step, one.verified) for one in search.found] == [(120, False)]
+    assert [Path(one.path).name for one in search.skipped] == [short.name]
+    assert not examine(str(flipped), content_s=content_s).verified
+    assert [(one.step, one.verified) for one in find([str(tmp_path)]).found] == [(100, True)]
+    known = {str(flipped): search.found[0].saved_s}
+    assert [one.step for one in find([str(tmp_path)], content_s=content_s, damaged=known).found] == [100]
+
+
+def test_a_search_that_is_ended_has_remembered_file_by_file(
+    tmp_path: Path, no_settling: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the next one goes on where it stood, and comes to an end some time."""
+    monkeypatch.setattr(memory, "SAVE_EVERY_S", -1.0)
+    save(tmp_path / "saved", 100)
+    remembered = str(tmp_path / "verified.json")
+    check, read = manifest.check_digest, list[str]()
+
+    def out_of_time_at_the_last(entry: ManifestFile, sha256: str) -> None:
+        read.append(entry.name)
+        if entry.name == "sub/rng" and read.count("sub/rng") == 1:
+            raise OutOfTimeError
+        check(entry, sha256)
+
+    monkeypatch.setattr(manifest, "check_digest", out_of_time_at_the_last)
+
+    first = find([str(tmp_path / "saved")], memory=remembered)
+    assert Path(remembered).read_text().count("sha256") == 1, "written before the end"
+    second = find([str(tmp_path / "saved")], memory=remembered)
+
+    assert [one.verified for one in (*first.found, *second.found)] == [False, True]
+    assert sorted(read) == ["__0_0.distcp", "sub/rng", "sub/rng"]
+
+
+def test_nodes_tell_checkpoints_of_one_name_apart_by_the_manifest(tmp_path: Path) -> None:
+    for node, text in (("node-0", b"a"), ("node-1", b"a"), ("node-2", b"b")):
+        path = save(tmp_path / node, 100)
+        if text == b"b":
+            manifest.write(str(path), replace(manifest.read(str(path)), run="another"))
+
+    one, same, other = (
+        find([str(tmp_path / node)], identify=True, content_s=0).found[0].identity
+        for node in ("node-0", "node-1", "node-2")
+    )
+
+    assert one.startswith("step 100 manifest ")
+    assert (one == same, one == other) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "sub/rng"])
+def test_the_shares_of_the_nodes_are_together_all_files(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 100)
+    harm(path / name)
+
+    why: list[str] = []
+    for node in range(3):
+        try:
+            assert not examine(str(path), share=(node, 3)).verified
+        except Damaged as damaged:
+            why.append(str(damaged))
+
+    (only,) = why
+    assert only.startswith(f"{name} is not what was written")
+
+
+def harm(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)

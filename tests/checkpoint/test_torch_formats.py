@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -265,3 +266,31 @@ def test_a_model_in_several_files_needs_them_all(tmp_path: Path, safetensors: Ca
 
     index.write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
     assert find([str(tmp_path)]).skipped[0].why.endswith("names the file '../x.safetensors'")
+
+
+# --- what tells two of one name apart -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "same"),
+    [
+        ({"step": 200, "model": 1.0}, {"step": 100, "model": 1.0}, False),
+        ({"step": 200, "rng": 1}, {"step": 200, "rng": 2}, True),
+        ({"epoch": 3, "iter_num": 7}, {"epoch": 3, "iter_num": 8}, False),
+        ({"epoch": 3, "model": 1.0}, {"epoch": 3, "model": 2.0}, False),
+        ({"epoch": 3, "model": 1.0}, {"epoch": 3, "model": 1.0}, True),
+        ({"model": 1.0}, {"model": 1.0}, True),
+        ({"model": 1.0}, {"model": 2.0}, False),
+    ],
+)
+def test_two_files_of_one_name_are_one_checkpoint_where_they_are_of_one_step(
+    tmp_path: Path, here: object, there: object, same: bool
+) -> None:
+    """`last.pt` on the nodes' own disks. Without a step in it, it must be the same to the last bit."""
+    identities: list[str] = []
+    for node, content in (("a", here), ("b", there)):
+        (tmp_path / node).mkdir()
+        torch.save(content, tmp_path / node / "last.pt")
+        identities.append(find([str(tmp_path / node)], identify=True, content_s=0).found[0].identity)
+
+    assert (identities[0] == identities[1]) is same

@@ -13,6 +13,6 @@ Under gpulaunch, under torchrun and under plain python. See docs/checkpoints.md.
 from __future__ import annotations
 
 from gpulaunch.checkpoint._api import Checkpoint
-from gpulaunch.checkpoint._words import CheckpointError, Preempted
+from gpulaunch.checkpoint._words import CheckpointError, DirectoryInUse, Preempted
 
-__all__ = ["Checkpoint", "CheckpointError", "Preempted"]
+__all__ = ["Checkpoint", "CheckpointError", "DirectoryInUse", "Preempted"]

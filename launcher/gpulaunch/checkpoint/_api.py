@@ -8,7 +8,7 @@ import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 from typing import Any, TypeVar
 
 import torch
@@ -17,19 +17,22 @@ from torch import nn
 from gpulaunch.checkpoint import _loading, _rng
 from gpulaunch.checkpoint._copies import Copies, snapshot
 from gpulaunch.checkpoint._notice import Notice
+from gpulaunch.checkpoint._owner import InUseError
 from gpulaunch.checkpoint._position import Feed, Position, Replay, check_loader
 from gpulaunch.checkpoint._ranks import Ranks
-from gpulaunch.checkpoint._saver import Saver, Snapshot
+from gpulaunch.checkpoint._saver import TAKEN_OVER, UNREACHABLE, Saver, Snapshot
 from gpulaunch.checkpoint._state import Subject
-from gpulaunch.checkpoint._store import Keep, Store
+from gpulaunch.checkpoint._store import Keep, StaleError, Store
 from gpulaunch.checkpoint._votes import Votes
-from gpulaunch.checkpoint._words import ENDED_BY_SIGTERM, REQUEUE, CheckpointError, Preempted, say, why
+from gpulaunch.checkpoint._words import ENDED_BY_SIGTERM, REQUEUE, CheckpointError, DirectoryInUse, Preempted, say, why
 from gpulaunch.profiler.probe import progress
 
 Batch = TypeVar("Batch")
 
 LAST_WAIT_S = 5.0
 """How long a program that ends in the middle waits for a save that is under way; its peers may be gone."""
+LAST_SAVE_AGAIN_S = (1.0, 5.0)
+"""How long after a failure the save at the end of the loop is tried again."""
 LONG_WAIT_S = 1.0
 """Waiting so long for storage is worth a word to the user."""
 
@@ -52,6 +55,7 @@ class Checkpoint:
         dir: str | os.PathLike[str] | None = None,  # noqa: A002 (what it is called everywhere)
         extra: Mapping[str, Any] | None = None,
         per_rank: Mapping[str, Any] | None = None,
+        weights_only: bool = True,
     ) -> None:
         """Nothing happens yet: `resume` begins.
 
@@ -67,6 +71,8 @@ class Checkpoint:
                 average of the weights), by name.
             per_rank: such objects, or torch generators, of which each rank has its own, by name. They are not restored
                 on another number of ranks.
+            weights_only: refuse a checkpoint that holds other than tensors, plain values and numpy's, since to load it
+                may run code; as of torch.load. What this run has saved itself is loaded in any case.
         """
         for name, value, least in (("every", every, 1), ("keep", keep, 1), ("keep_every", keep_every, 1)):
             if value is not None and value < least:
@@ -84,6 +90,7 @@ class Checkpoint:
         if "://" in directory:
             raise CheckpointError(f"cannot save to {directory}: gpulaunch.checkpoint writes directories; pass dir=...")
         self._store = Store(directory)
+        self._weights_only = weights_only
         self._copies = Copies()
         self._notice = Notice(os.environ)
         # Set by `resume`: they need the process group.
@@ -113,19 +120,24 @@ class Checkpoint:
 
         Raises:
             CheckpointError: there is one, but it is not of this program, or cannot be read.
+            DirectoryInUse: another live run saves in this directory.
         """
         if self._ranks is not None:
             raise CheckpointError("resume() was called twice; once, before the training loop, is enough")
         ranks = self._ranks = Ranks()
         self._votes = Votes(self._notice, ranks.vote if ranks.size > 1 else None)
-        saver = self._saver = Saver(self._store, ranks, self._keep, int(os.environ.get("GPULAUNCH_ATTEMPT") or 0))
+        saver = self._saver = Saver(self._store, ranks, self._keep)
         self._notice.listen()
         progress.listens()
-        path = ranks.broadcast(self._claim_and_choose(saver) if ranks.first else "")
+        path, refused = ranks.broadcast(self._claim_and_choose(saver) if ranks.first else ("", ""))
+        if refused:
+            if ranks.first:
+                say(refused)
+            raise DirectoryInUse(refused)
         atexit.register(saver.wait, LAST_WAIT_S)
         if not path:
             return None
-        loaded = _loading.load(path, self._subject, ranks)
+        loaded = _loading.load(path, self._subject, ranks, weights_only=self._weights_only, run=self._store.owner.run)
         self._step = loaded.step
         self._position = Position(**loaded.own["position"])
         self._rng = loaded.own["rng"]
@@ -213,14 +225,26 @@ class Checkpoint:
 
     def finish(self) -> None:
         """Save where the loop stands, and be back when that is done. Only for a loop that was left early, by `break`:
-        `epochs` and `steps` do it at their end. All ranks call it."""
+        `epochs` and `steps` do it at their end. All ranks call it.
+
+        Raises:
+            CheckpointError: it could not be saved, nor when it was tried again: the end of the training is lost.
+        """
         saver, votes = self._saver, self._votes
         if saver is None or votes is None:
             raise CheckpointError("finish() was called before resume()")
         self._in_loop = False
         votes.close()
-        if self._step:
+        if not self._step:
+            return
+        for pause_s in (0.0, *LAST_SAVE_AGAIN_S):
+            sleep(pause_s)
             self._save(saver, wait=True)
+            if saver.saved == self._mark():
+                return
+            if saver.stale or saver.problem == UNREACHABLE:
+                break
+        raise CheckpointError(f"step {self._step}, the last, is not saved in {self.directory}: {saver.problem}")
 
     # -- parts
 
@@ -246,13 +270,16 @@ class Checkpoint:
             raise CheckpointError(f"{what} was called before resume(); call resume() once, before the training loop")
         return self._ranks
 
-    def _claim_and_choose(self, saver: Saver) -> str:
-        """On rank 0: take the directory over, then see what is in it: nobody else can add to it any more."""
+    def _claim_and_choose(self, saver: Saver) -> tuple[str, str]:
+        """On rank 0: take the directory over, then see what is in it, as no other run can add to it any more: (the
+        checkpoint to load, "" or why the directory cannot be had)."""
         try:
             self._store.claim()
+        except (InUseError, StaleError) as err:
+            return "", str(err) if isinstance(err, InUseError) else f"{self.directory} was {TAKEN_OVER} {err}"
         except OSError as err:
             saver.failed(self._step, why(err, self.directory))
-        return _loading.choose(os.environ, self._store)
+        return _loading.choose(os.environ, self._store), ""
 
     def _restore_rng(self) -> None:
         """Set the random numbers to where the saved run stood, once."""

@@ -6,13 +6,12 @@ import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+from gpulaunch.checkpoint import _plain
 from gpulaunch.checkpoint._ranks import Ranks
 from gpulaunch.checkpoint._saver import SHARED_FILE, quiet, rank_file
 from gpulaunch.checkpoint._state import Subject
@@ -49,23 +48,35 @@ def choose(environ: Mapping[str, str], store: Store) -> str:
     return ""
 
 
-def load(path: str, subject: Subject, ranks: Ranks) -> Loaded:
+def load(path: str, subject: Subject, ranks: Ranks, *, weights_only: bool, run: str) -> Loaded:
     """Give the program's objects the state of a checkpoint.
+
+    Args:
+        path: of the checkpoint.
+        subject: the program's objects.
+        ranks: all of this program.
+        weights_only: whether to refuse what is not plain, unless `run`, this one, has saved it itself.
+        run: $GPULAUNCH_RUN_ID, or what stands for it.
 
     Raises:
         CheckpointError: it is not one of ours, cannot be read, or is the state of another program.
     """
     manifest = _manifest(path)
+
+    def trusts(file: BinaryIO) -> bool:
+        return not weights_only or (manifest.run == run and _plain.is_mine(file))
+
     try:
-        shared = _read(path, SHARED_FILE)
-        own = _read(path, rank_file(ranks.rank % manifest.world_size))
+        shared = _plain.load(os.path.join(path, SHARED_FILE), trusts=trusts)
+        own = _plain.load(os.path.join(path, rank_file(ranks.rank % manifest.world_size)), trusts=trusts)
         skeleton = shared["skeleton"]
         tensors = subject.room_for(skeleton)
         quiet()
-        load_tensors(tensors, storage_reader=FileSystemReader(path), process_group=ranks.group)
+        load_tensors(tensors, storage_reader=_plain.Reader(path, trusts=trusts), process_group=ranks.group)
     except CheckpointException as err:
         cause = next(iter(err.failures.values()))[0]
-        raise CheckpointError(f"cannot resume from {path}: {first_line(cause)}") from err
+        text = str(cause) if isinstance(cause, CheckpointError) else first_line(cause)
+        raise CheckpointError(f"cannot resume from {path}: {text}") from None if text == str(cause) else err
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as err:
         text = f"{err}; {_ANEW}" if isinstance(err, CheckpointError) else first_line(err)
         raise CheckpointError(f"cannot resume from {path}: {text}") from err
@@ -93,9 +104,3 @@ def _manifest(path: str) -> Manifest:
         return read(path)
     except Damaged as why:
         raise CheckpointError(f"cannot resume from {path}: {why}") from None
-
-
-def _read(path: str, name: str) -> dict[str, Any]:
-    # Our own file, which its manifest vouches for: like every checkpoint of torch's it may hold objects of any class.
-    content: dict[str, Any] = torch.load(os.path.join(path, name), map_location="cpu", weights_only=False)
-    return content

@@ -20,14 +20,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from gpulaunch.checkpoint import _plain
+from gpulaunch.checkpoint._owner import InUseError
 from gpulaunch.checkpoint._ranks import Ranks
 from gpulaunch.checkpoint._store import Keep, StaleError, Store, sync_file
-from gpulaunch.checkpoint._words import say, why
+from gpulaunch.checkpoint._words import CheckpointError, say, why
 from gpulaunch.launcher.checkpoint.manifest import Manifest, ManifestFile, digest
 from gpulaunch.profiler.probe import progress
 
 SHARED_FILE = "gpulaunch-shared.pt"
-STALE = "stale"
+TAKEN_OVER = "taken over by"
 UNREACHABLE = "unreachable"
 
 
@@ -55,19 +57,23 @@ class Snapshot:
 class Saver:
     """Saves snapshots. All ranks call `start` for the same steps."""
 
-    def __init__(self, store: Store, ranks: Ranks, keep: Keep, attempt: int) -> None:
+    def __init__(self, store: Store, ranks: Ranks, keep: Keep) -> None:
         self._store = store
         self._ranks = ranks
         self._keep = keep
-        self._attempt = attempt
         self._thread: threading.Thread | None = None
         self._told: set[str] = set()
         self.spare: str | None = None
         """A checkpoint that is never deleted: the one that this run goes on from."""
-        self.stale = False
-        """A newer run has taken the directory over: nothing is saved any more."""
+        self.problem = ""
+        """Why the last save came to nothing."""
         self.saved: tuple[int, bool] | None = None
         """(step, over) of the checkpoint that was committed last."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether a newer run has taken the directory over: nothing is saved any more."""
+        return self.problem.startswith(TAKEN_OVER)
 
     def start(self, snapshot: Snapshot) -> None:
         """Save behind the training thread. A save that is under way is waited for first."""
@@ -91,6 +97,7 @@ class Saver:
             self.failed(snapshot.step, problem)
         else:
             self._told.clear()
+            self.problem = ""
             self.saved = (snapshot.step, snapshot.over)
             progress.checkpoint_saved(
                 step=snapshot.step, captured_ns=snapshot.captured_ns, stall_ns=0, size_bytes=size_bytes
@@ -113,8 +120,6 @@ class Saver:
             problem = self._blame(self._ranks.rank, why(err, path))
         reports = self._ranks.gather((snapshot.step, problem, files))
         outcome = self._ranks.broadcast(self._commit(path, reports) if self._ranks.first else "")
-        if outcome == STALE:
-            self.stale = True
         return sum(file.size_bytes for file in files), outcome
 
     def _begin(self, step: int) -> tuple[str, str]:
@@ -123,6 +128,10 @@ class Saver:
             if self._store.generation is None:
                 self._store.claim()
             return self._store.begin(step), ""
+        except StaleError as err:
+            return "", f"{TAKEN_OVER} {err}"
+        except InUseError as err:
+            return "", str(err)
         except OSError as err:
             return "", why(err, self._store.directory)
 
@@ -142,6 +151,8 @@ class Saver:
         for name, part in parts.items():
             torch.save(dict(part), os.path.join(path, name))
             sync_file(os.path.join(path, name))
+            if self.saved is None:
+                self._look_at(os.path.join(path, name))
         ours = [name for name in os.listdir(path) if name in parts or name.startswith(f"__{self._ranks.rank}_")]
         if self._ranks.first:
             ours.append(".metadata")
@@ -149,6 +160,16 @@ class Saver:
             ManifestFile(name=name, size_bytes=os.path.getsize(each), sha256=digest(each))
             for name, each in ((name, os.path.join(path, name)) for name in sorted(ours))
         ]
+
+    def _look_at(self, path: str) -> None:
+        """Say at the first save, and not at a later resume, that a file is not made of plain values."""
+        try:
+            _plain.load(path)
+        except CheckpointError as err:
+            if self._ranks.first:
+                say(f"{err}; this run's own restarts go on from it as it is")
+        except Exception:  # noqa: S110 # what is wrong with it shows when it is read back
+            pass
 
     def _commit(self, path: str, reports: list[tuple[int, str, list[ManifestFile]]]) -> str:
         """On rank 0: commit what all ranks have written; "" or why not."""
@@ -159,7 +180,8 @@ class Saver:
         if not problem:
             manifest = Manifest(
                 step=steps[0],
-                attempt=self._attempt,
+                run=self._store.owner.run,
+                attempt=self._store.owner.attempt,
                 generation=self._store.generation or 0,
                 world_size=self._ranks.size,
                 saved_s=time(),
@@ -167,8 +189,8 @@ class Saver:
             )
             try:
                 self._store.commit(path, manifest, self._keep, self.spare)
-            except StaleError:
-                problem = STALE
+            except StaleError as err:
+                problem = f"{TAKEN_OVER} {err}"
             except OSError as err:
                 problem = why(err, path)
         if problem:
@@ -181,12 +203,13 @@ class Saver:
     def failed(self, step: int, problem: str) -> None:
         """Count it, and say it: once for each cause until a save succeeds again."""
         progress.checkpoint_failed()
+        self.problem = problem
         if not self._ranks.first or problem in self._told:
             return
         self._told.add(problem)
         where = self._store.directory
-        if problem == STALE:
-            say(f"step {step} was not saved: a newer run has taken over {where}; this one saves nothing any more")
+        if self.stale:
+            say(f"step {step} was not saved: {where} was {problem}; this run saves no more, and will end with an error")
         elif problem == UNREACHABLE:
             say(f"step {step} was not saved: the other ranks cannot be reached")
         else:

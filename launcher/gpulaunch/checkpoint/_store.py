@@ -6,17 +6,20 @@
     .deleting-000000000120-g7/    on its way out
     .generation                   the newest generation that was claimed
     .lock                         held (flock) to claim, to commit, and to choose what is deleted
+    .owner                        who claimed it last; locked while that run lives, see _owner.py
 
 A generation is one life of the program. It is claimed by reading the number and writing the next one, under the lock;
 a save is renamed into place under the same lock, and only while the number is still ours. So a process that was held
-up, and goes on when a newer one has claimed, can commit nothing. Standard library only; one rank calls it.
+up, and goes on when a newer one has claimed, can commit nothing; nor can it claim, for a newer attempt of its own run
+stands in `.owner` for good, and another run is refused while the owner lives. Where a file system has no locks
+(Lustre mounted without `flock`), the numbers alone tell a run that it was taken over. Standard library only; one rank
+calls it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -24,10 +27,17 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from time import monotonic, sleep
 
+from gpulaunch.checkpoint import _owner
+from gpulaunch.checkpoint._words import say
 from gpulaunch.launcher.checkpoint.manifest import Damaged, Manifest, read, write
 
 LOCK_WAIT_S = 30.0
 """The lock is held for a few renames; who holds it for longer has been stopped."""
+OWNER_WAIT_S = 10.0
+"""How long a live owner is waited for: ranks of a job that was ended, and started again at once, may still be dying."""
+LOST_HOST_WAIT_S = 100.0
+"""The same where the owner is of another host: one that is lost keeps its NFS locks until its lease ends, which is
+90 s (Linux, fs/nfsd/nfs4state.c: `nn->nfsd4_lease = 90`)."""
 
 _STEP = re.compile(r"step-(\d{12,})$")
 _TEMPORARY = re.compile(r"\.(?:saving|deleting)-\d+-g(\d+)$")
@@ -35,7 +45,7 @@ _REPLACED = re.compile(r"\.replaced-(\d{12,})$")
 
 
 class StaleError(Exception):
-    """A newer generation has claimed the directory: this one may write nothing any more."""
+    """A newer generation has claimed the directory: this one may write nothing any more. The text names its owner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,34 +72,61 @@ class Store:
 
     def __init__(self, directory: str) -> None:
         self.directory = os.path.realpath(directory)
+        self.owner = _owner.this_run(os.environ)
         self.generation: int | None = None
         """Ours; None: not claimed yet."""
 
     def claim(self) -> int:
-        """Become the newest generation, and clear away what older ones have left half done.
+        """Become the owner and the newest generation, and clear away what older ones have left half done.
 
         Raises:
+            InUseError: another run owns it, and lives.
+            StaleError: a newer attempt of this run has claimed it.
             OSError: the directory cannot be written.
         """
         os.makedirs(self.directory, exist_ok=True)
-        with self._locked():
-            generation = self._newest_generation() + 1
-            new = self._path(".generation.new")
-            with open(new, "w", encoding="ascii") as file:
-                file.write(f"{generation}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(new, self._path(".generation"))
-            _sync(self.directory)
-            for name in os.listdir(self.directory):
-                replaced = _REPLACED.match(name)
-                if replaced and not os.path.exists(self._path(f"step-{replaced[1]}")):
-                    os.rename(self._path(name), self._path(f"step-{replaced[1]}"))
+        began_s, is_told = monotonic(), False
+        while True:
+            with self._locked():
+                other = _owner.last(self.directory)
+                if other is not None and self.owner.is_older_than(other):
+                    raise StaleError(other)
+                if (other is not None and self.owner.may_follow(other)) or not _owner.is_live(self.directory):
+                    generation = self._become_owner()
+                    break
+            is_elsewhere = other is not None and other.host != self.owner.host
+            wait_s = LOST_HOST_WAIT_S if is_elsewhere else OWNER_WAIT_S
+            if is_elsewhere and not is_told:
+                is_told = True
+                say(
+                    f"waiting up to {wait_s:.0f} s for {self.directory}: it is in use by {other}; if that host is "
+                    "lost, an NFS server keeps its lock for about 90 s"
+                )
+            if monotonic() - began_s > wait_s:
+                raise _owner.InUseError(self.directory, other)
+            sleep(0.1)
         self.generation = generation
         for name in os.listdir(self.directory):
             temporary = _TEMPORARY.match(name)
             if _REPLACED.match(name) or (temporary and int(temporary[1]) < generation):
                 shutil.rmtree(self._path(name), ignore_errors=True)
+        return generation
+
+    def _become_owner(self) -> int:
+        """Take the next number, which is given, with the lock held."""
+        _owner.take(self.directory, self.owner)
+        generation = self._newest_generation() + 1
+        new = self._path(".generation.new")
+        with open(new, "w", encoding="ascii") as file:
+            file.write(f"{generation}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(new, self._path(".generation"))
+        _sync(self.directory)
+        for name in os.listdir(self.directory):
+            replaced = _REPLACED.match(name)
+            if replaced and not os.path.exists(self._path(f"step-{replaced[1]}")):
+                os.rename(self._path(name), self._path(f"step-{replaced[1]}"))
         return generation
 
     def begin(self, step: int) -> str:
@@ -122,7 +159,7 @@ class Store:
         doomed: list[str] = []
         with self._locked():
             if self._newest_generation() != self.generation:
-                raise StaleError
+                raise StaleError(_owner.last(self.directory) or "another run")
             if os.path.exists(final):
                 os.rename(final, replaced)
                 doomed.append(replaced)
@@ -171,20 +208,16 @@ class Store:
         try:
             deadline_s = monotonic() + LOCK_WAIT_S
             while True:  # flock knows no timeout, and whoever holds it may have been stopped
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _owner.lock(descriptor):
                     break
-                except BlockingIOError:
-                    if monotonic() > deadline_s:
-                        raise TimeoutError(errno.ETIMEDOUT, "another process holds its .lock") from None
-                    sleep(0.02)
+                if monotonic() > deadline_s:
+                    raise TimeoutError(errno.ETIMEDOUT, "another process holds its .lock")
+                sleep(0.02)
             yield
         finally:
             # A dataloader worker that was forked meanwhile has the descriptor, too: closed here only, it would stay
             # locked for as long as that worker lives.
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+            _owner.unlock(descriptor)
 
 
 def obsolete(saved: Iterable[Saved], keep: Keep, spared: set[str | None]) -> list[Saved]:

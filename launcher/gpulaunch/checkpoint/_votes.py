@@ -51,6 +51,8 @@ class Votes:
         self._vote = None
         if end:
             return True, bool(save)
+        if save:
+            self._asked_to_save()  # a request that came after this rank's vote is answered by this save, too
         step_s = (self._now() - self._launched_s) / self._distance
         proposal = int(min(INTERVAL_S / max(step_s, 1e-9), 2 * distance, MOST_STEPS))
         self._distance = distance

@@ -7,11 +7,21 @@ import sys
 
 REQUEUE = 75
 """EX_TEMPFAIL: there is a checkpoint, run this again."""
+IN_USE = 69
+"""EX_UNAVAILABLE: it passes; as `gpulaunch` itself ends where its job directory is locked."""
 ENDED_BY_SIGTERM = 143
 
 
 class CheckpointError(RuntimeError):
     """The program and `gpulaunch.checkpoint` do not fit together; the text says what to change."""
+
+
+class DirectoryInUse(CheckpointError, SystemExit):  # noqa: N818 - an end, as Preempted is
+    """Another live run saves in the directory. Not caught it ends the program with code 69."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = IN_USE
 
 
 class Preempted(SystemExit):

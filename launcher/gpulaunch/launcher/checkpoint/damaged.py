@@ -13,3 +13,7 @@ class Damaged(Exception):  # noqa: N818 - a finding about a file, not a fault
 
     def __init__(self, why: str) -> None:
         super().__init__("".join(letter if letter.isprintable() else "?" for letter in why[:_WHY_CAP]))
+
+
+class OutOfTimeError(Exception):
+    """The time for reading what files hold is over."""

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from gpulaunch.launcher.checkpoint import archive, pickles
 from gpulaunch.launcher.checkpoint.damaged import Damaged
-from gpulaunch.launcher.checkpoint.files import Files
+from gpulaunch.launcher.checkpoint.files import Files, in_parallel
 from gpulaunch.launcher.checkpoint.pickles import Thing
 from gpulaunch.launcher.checkpoint.source import Entry
 
@@ -51,7 +51,7 @@ def check(files: Files, directory: str) -> None:
         for said in descriptions
         for name, items in sorted(_shards(files, said).items())
     ]
-    kinds = [kind for entry, items in shards for kind in _check_shard(files, entry, items)]
+    kinds = [kind for found in in_parallel(lambda shard: _check_shard(files, *shard), shards) for kind in found]
     # With torch.save every item is an archive, with another serialization none is. One that is none among others that
     # are was lost, and so were zeros: what a crash leaves of blocks that had not reached the disk.
     mixed = any(kind == _ARCHIVE for kind, _ in kinds)
@@ -69,10 +69,10 @@ def _shards(files: Files, description: Entry) -> dict[str, list[Item]]:
     except Damaged as why:
         raise Damaged(f"{label}: {why}") from None
     stored = metadata.get("storage_data") if isinstance(metadata, Thing) else None
-    if not isinstance(stored, Thing) or not stored.pairs:
+    if not isinstance(stored, Thing) or not (pairs := stored.pairs):
         raise Damaged(f"{label} names no shards")
     shards: dict[str, list[Item]] = {}
-    for _, info in stored.pairs:
+    for _, info in pairs:
         if not isinstance(info, Thing):
             raise Damaged(f"{label} has a shard that makes no sense")
         name, offset, length = info.get("relative_path"), info.get("offset"), info.get("length")

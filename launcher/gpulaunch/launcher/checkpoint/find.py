@@ -10,12 +10,14 @@ Candidates are verified from the newest on, until enough are complete. What was 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from gpulaunch.launcher.checkpoint.damaged import Damaged
+from gpulaunch.launcher.checkpoint.damaged import Damaged, OutOfTimeError
 
 if TYPE_CHECKING:
     from gpulaunch.launcher.checkpoint.memory import Memory
@@ -38,6 +40,10 @@ class Checkpoint:
     size_bytes: int
     key: str
     """Its name relative to the directory that was searched ("." for that itself), the same on every node."""
+    identity: str = ""
+    """With `identify`: what else must be the same on every node for it to be the same checkpoint."""
+    verified: bool = True
+    """False: its structure is whole, names, sizes and manifest; there was no time to read all that it holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +76,20 @@ def find(
     limit: int = 1,
     memory: str | None = None,
     since_s: float | None = None,
+    content_s: float = math.inf,
+    identify: bool = False,
+    damaged: Mapping[str, float] | None = None,
 ) -> Search:
     """Search directories or URLs for the `limit` newest complete checkpoints. Never raises.
 
     `pattern`: a glob relative to each directory, with one optional `{step}`; only what it matches is a candidate.
     `memory`: a JSON file that remembers what was verified in full, so that an unchanged file is not read again.
     `since_s`: only what was saved at this wall-clock time or later; where the storage does not say when, nothing is.
+    `content_s`: for how long to read what files hold; after that, only their structure counts. 0: from the beginning.
+    `identify`: say for each what tells it from others of its name.
+    `damaged`: paths that were found to be damaged, and when what lay there was saved: passed over in silence.
     """
+    until_s = monotonic() + content_s if content_s > 0 else -math.inf
     from gpulaunch.launcher.checkpoint import names, source
     from gpulaunch.launcher.checkpoint.memory import Memory
     from gpulaunch.launcher.checkpoint.scan import scan
@@ -114,7 +127,9 @@ def find(
         if len(found) >= limit:
             break
         try:
-            found.append(_verified(candidate, remembered))
+            one = _verified(candidate, remembered, until_s, identify=identify)
+            if (damaged or {}).get(one.path) != one.saved_s:
+                found.append(one)
         except Damaged as why:
             path = candidate.source.where(candidate.entry.path)
             skipped.append(Skipped(path=path, format=candidate.family, why=str(why)))
@@ -122,8 +137,17 @@ def find(
     return Search(found=tuple(found), skipped=tuple(skipped), error="; ".join(errors))
 
 
-def examine(path: str, *, memory: str | None = None) -> Checkpoint:
-    """Verify one named checkpoint, a file or a directory. Raises Damaged, also for what is not there.
+def examine(
+    path: str,
+    *,
+    memory: str | None = None,
+    content_s: float = math.inf,
+    identify: bool = False,
+    share: tuple[int, int] = (0, 1),
+) -> Checkpoint:
+    """Verify one named checkpoint, a file or a directory, as `find` does. Raises Damaged, also for what is not there.
+
+    `share`: (which, of how many) share of its files to read, see `Files`.
 
     A directory in which `latest` or Megatron's tracker names a checkpoint is verified as that one. Any other directory
     that is none itself stands for the newest complete one in it.
@@ -155,7 +179,7 @@ def examine(path: str, *, memory: str | None = None) -> Checkpoint:
     except OSError as err:
         raise Damaged(f"cannot be read: {reason(err)}") from None
     if holds_others:
-        inside = find([place.where(name)], memory=memory)
+        inside = find([place.where(name)], memory=memory, content_s=content_s, identify=identify)
         if inside.found:
             return inside.found[0]
         if inside.skipped:
@@ -166,16 +190,10 @@ def examine(path: str, *, memory: str | None = None) -> Checkpoint:
     candidate = scan.Candidate(
         source=place, entry=verified_as, family=family or formats.ANY, number=None, series="", saved_s=saved_s
     )
-    verified = _verified(candidate, remembered)
+    until_s = monotonic() + content_s if content_s > 0 else -math.inf
+    verified = _verified(candidate, remembered, until_s, identify=identify, share=share)
     remembered.save()
-    return Checkpoint(
-        path=place.where(name),
-        format=verified.format,
-        step=verified.step,
-        saved_s=verified.saved_s,
-        size_bytes=verified.size_bytes,
-        key=name,
-    )
+    return replace(verified, path=place.where(name), key=name)
 
 
 def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -199,17 +217,29 @@ def _step_of(candidate: Candidate) -> int | None:
     return None if candidate.series.endswith(":epoch") else candidate.number
 
 
-def _verified(candidate: Candidate, memory: Memory) -> Checkpoint:
+def _verified(
+    candidate: Candidate, memory: Memory, until_s: float, *, identify: bool, share: tuple[int, int] = (0, 1)
+) -> Checkpoint:
+    """Verify it, from `until_s` (monotonic; -inf: at once) on by its structure only. Raises Damaged."""
     from gpulaunch.launcher.checkpoint import formats
     from gpulaunch.launcher.checkpoint.files import Files
 
-    files = Files(candidate.source, memory, candidate.entry.path)
-    verdict = formats.verify(files, candidate.entry, candidate.family)
+    if until_s < monotonic():
+        until_s = -math.inf
+    files = Files(candidate.source, memory, candidate.entry.path, until_s=until_s, share=share)
+    try:
+        verdict = formats.verify(files, candidate.entry, candidate.family)
+        step = _step_of(candidate) if verdict.step is None else verdict.step
+        identity = formats.identity(files, candidate.entry, candidate.family, step) if identify else ""
+    except OutOfTimeError:
+        return _verified(candidate, memory, -math.inf, identify=identify)
     return Checkpoint(
         path=candidate.source.where(candidate.entry.path),
         format=candidate.family,
-        step=_step_of(candidate) if verdict.step is None else verdict.step,
+        step=step,
         saved_s=candidate.saved_s if verdict.saved_s is None else verdict.saved_s,
         size_bytes=sum(entry.size_bytes for entry in files.seen.values()),
         key=candidate.entry.path or ".",
+        identity=identity,
+        verified=files.all_read,
     )

@@ -31,7 +31,21 @@ class Ask:
     limit: int = 1
     memory: str | None = None
     since_s: float | None = None
-    timeout_s: float = 600.0
+    content_s: float = 600.0
+    """For how long to read what files hold; after that only their structure counts. 0: from the beginning."""
+    identify: bool = False
+    damaged: tuple[tuple[str, float], ...] = ()
+    """(path, when it was saved) of those known to be damaged."""
+    share: tuple[int, int] = (0, 1)
+    """With `named`: (which, of how many) share of its files to read."""
+    is_behind: bool = False
+    """Whether it runs while the ranks train: niced, with few threads."""
+    timeout_s: float | None = None
+    """When to end the search, whatever it does. None: some time after `content_s`."""
+
+
+_STRUCTURE_S = 120.0
+"""How long it may take beyond that to look at names, sizes and manifests; then the storage is taken to be gone."""
 
 
 class Finder:
@@ -48,11 +62,12 @@ class Finder:
 
     def start(self, ask: Ask, done: Callable[[Search], None]) -> None:
         """Search; `done` is called once, from the loop, unless cancelled. A search under way is cancelled."""
+        timeout_s = ask.content_s + _STRUCTURE_S if ask.timeout_s is None else ask.timeout_s
         try:
             self._aside.ask(
                 lambda: json.dumps(asdict(_search(ask))).encode(),
-                ask.timeout_s,
-                lambda answer, why: done(_understood(answer, why, ask.timeout_s)),
+                timeout_s,
+                lambda answer, why: done(_understood(answer, why, timeout_s)),
             )
         except OSError as err:
             failed = Search(error=f"cannot start the search for a checkpoint: {os.strerror(err.errno or 0)}")
@@ -68,7 +83,7 @@ def _understood(answer: bytes | None, why: str, timeout_s: float) -> Search:
     if why == "late":
         return Search(
             error=f"the search for a checkpoint was ended after {timeout_s:.0f} s: is the storage slow or gone? "
-            f"--resume PATH names one to go on from, --resume never starts anew"
+            f"--resume PATH names one to go on from, --resume never starts anew, --resume-search-timeout waits longer"
         )
     if answer is None:
         return Search(error=f"the search for a checkpoint ended by {why} before it answered")
@@ -81,12 +96,17 @@ def _understood(answer: bytes | None, why: str, timeout_s: float) -> Search:
 
 
 def _search(ask: Ask) -> Search:
-    from gpulaunch.launcher.checkpoint import find
+    from gpulaunch.launcher.checkpoint import files, find
 
+    if ask.is_behind:
+        os.nice(19)
+        files.MAX_THREADS = files.MAX_THREADS_BEHIND
+    common: dict[str, Any] = {"memory": ask.memory, "content_s": ask.content_s, "identify": ask.identify}
     try:
-        if ask.named is None:
-            return find.find(ask.where, pattern=ask.pattern, limit=ask.limit, memory=ask.memory, since_s=ask.since_s)
-        return Search(found=(find.examine(ask.named, memory=ask.memory),))
+        if ask.named is not None:
+            return Search(found=(find.examine(ask.named, share=ask.share, **common),))
+        wanted: dict[str, Any] = {"pattern": ask.pattern, "limit": ask.limit, "since_s": ask.since_s}
+        return find.find(ask.where, damaged=dict(ask.damaged), **wanted, **common)
     except find.Damaged as why:
         return Search(skipped=(Skipped(path=ask.named or "", format="", why=str(why)),))
     except Exception as err:  # whatever it is, the agent hears of it

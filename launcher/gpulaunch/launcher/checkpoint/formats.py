@@ -10,6 +10,7 @@ from gpulaunch.launcher.checkpoint import (
     deepspeed,
     huggingface,
     lightning,
+    manifest,
     megatron,
     names,
     ours,
@@ -111,3 +112,32 @@ def verify(files: Files, entry: Entry, family: str) -> Verdict:
         case _:
             torchfile.check(files, entry, any_archive=True)
     return Verdict(step=names.step_of(entry.name))
+
+
+_SAMPLE_BYTES = 1 << 16
+
+
+def identity(files: Files, entry: Entry, family: str, step: int | None) -> str:
+    """What tells a checkpoint from another of its name, on another node: text without `|` and `:`.
+
+    Ours: its manifest, which has every file's SHA-256. Else the step, by its name or its own words: where each node
+    keeps its part on a disk of its own, the files differ. Without one: the sizes, and the beginning and the end of each
+    file (torch.save's archives have every CRC at the end). Call it after `verify`. Raises Damaged.
+    """
+    from hashlib import sha256
+
+    if family == "gpulaunch":
+        said = files.content(join(entry.path, manifest.MANIFEST), _SAMPLE_BYTES << 12)
+        return f"step {step} manifest {sha256(said).hexdigest()[:12]}"
+    if step is not None:
+        return f"step {step}"
+    if not entry.is_dir and (progress := torchfile.progress(files, entry)):
+        return progress
+    digest = sha256()
+    for path, one in sorted(files.seen.items()):
+        digest.update(f"{files.label(path)} {one.size_bytes} ".encode("utf-8", "surrogateescape"))
+        with files.opened(one) as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, one.size_bytes - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return f"{sum(one.size_bytes for one in files.seen.values())} bytes {digest.hexdigest()[:12]}"

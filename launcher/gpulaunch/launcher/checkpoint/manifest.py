@@ -31,8 +31,10 @@ class ManifestFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What was saved: by whom (attempt, generation, world size), when (wall clock), and every file but itself."""
+    """What was saved: by whom (run, attempt, generation, world size), when (wall clock), and every file but itself."""
 
+    run: str = ""
+    """$GPULAUNCH_RUN_ID of the job; empty in those of earlier versions."""
     step: int
     attempt: int
     generation: int
@@ -64,6 +66,7 @@ def parse(data: bytes) -> Manifest:
     try:
         version = document["version"]
         manifest = Manifest(
+            run=str(document.get("run", ""))[:200],
             step=_integer(document["step"]),
             attempt=_integer(document["attempt"]),
             generation=_integer(document["generation"]),
@@ -103,7 +106,9 @@ def digest(path: str) -> str:
 
 def verify(directory: str) -> None:
     """Read every file that the manifest names. Raises Damaged for the first that is not what was written."""
-    for entry in read(directory).files:
+    from gpulaunch.launcher.checkpoint.files import in_parallel
+
+    def check(entry: ManifestFile) -> None:
         path = os.path.join(directory, entry.name)
         try:
             size_bytes = os.stat(path).st_size
@@ -113,6 +118,8 @@ def verify(directory: str) -> None:
             raise Damaged(f"{entry.name} is missing") from None
         except OSError as err:
             raise Damaged(f"{entry.name} cannot be read: {os.strerror(err.errno or 0)}") from None
+
+    in_parallel(check, read(directory).files)
 
 
 def check_size(entry: ManifestFile, size_bytes: int) -> None:

@@ -1,4 +1,5 @@
-"""What was already verified in full, so that a restart does not read terabytes again.
+"""What was already verified in full, so that a restart does not read terabytes again, and a search that was ended early
+goes on where it stood: the memory is written as files become known, not only at the end.
 
 A file is known by its whole path and by a mark that changes with its content (size, times, inode, or what a remote
 storage says of it); what was established about it is a short text, so a file that must now be something else, such as
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from typing import Any
 
@@ -19,6 +21,7 @@ from gpulaunch.launcher.checkpoint.source import Entry
 SETTLED_S = 2.0
 """A file written within this time may be written again without its times changing (coarse clocks): not remembered."""
 
+SAVE_EVERY_S = 5.0
 _CAP_BYTES = 64 << 20
 _CAP_FILES = 100_000
 
@@ -30,18 +33,25 @@ class Memory:
         self._path = path
         self._known = _load(path) if path else {}
         self._fresh: dict[str, tuple[str, str]] = {}
+        self._lock = threading.Lock()  # files are read by several threads
+        self._saved_s = time.monotonic()
 
     def knows(self, where: str, entry: Entry, fact: str) -> bool:
         """Whether this was established of the file as it is now."""
         known = bool(entry.mark) and self._known.get(where) == (entry.mark, fact)
         if known:
-            self._fresh[where] = (entry.mark, fact)
+            with self._lock:
+                self._fresh[where] = (entry.mark, fact)
         return known
 
     def learn(self, where: str, entry: Entry, fact: str) -> None:
         """Remember what was established of the file as it was when `entry` was taken, before it was read."""
         if entry.mark and time.time() - entry.changed_s > SETTLED_S:
-            self._fresh[where] = (entry.mark, fact)
+            with self._lock:
+                self._fresh[where] = (entry.mark, fact)
+                if time.monotonic() - self._saved_s > SAVE_EVERY_S:
+                    self.save()
+                    self._saved_s = time.monotonic()
 
     def save(self) -> None:
         """Write the file, atomically; first what this search saw, then what earlier ones did, bounded."""

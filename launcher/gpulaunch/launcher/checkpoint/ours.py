@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from gpulaunch.launcher.checkpoint import manifest
-from gpulaunch.launcher.checkpoint.files import CHUNK_BYTES, Files
+from gpulaunch.launcher.checkpoint.files import CHUNK_BYTES, Files, in_parallel
 from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest
 from gpulaunch.launcher.checkpoint.source import Source, join
 
@@ -38,16 +38,19 @@ def check(files: Files, directory: str) -> Manifest:
     import hashlib
 
     said = manifest.parse(files.content(join(directory, MANIFEST), _CAP_BYTES))
-    for one in said.files:
+
+    def check_one(one: manifest.ManifestFile) -> None:
         entry = files.entry(join(directory, one.name))
         manifest.check_size(one, entry.size_bytes)
         fact = f"sha256 {one.sha256}"
         if files.knows(entry, fact):
-            continue
+            return
         digest = hashlib.sha256()
         with files.opened(entry) as file:
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
         manifest.check_digest(one, digest.hexdigest())
         files.learn(entry, fact)
+
+    in_parallel(check_one, said.files)
     return said

@@ -8,30 +8,56 @@ from __future__ import annotations
 
 import gc
 import pickletools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from gpulaunch.launcher.checkpoint.damaged import Damaged
+from gpulaunch.launcher.checkpoint.damaged import Damaged, OutOfTimeError
 
 _MARK = object()
+
+_FREE = 200_000
+_BYTES_PER_TUPLE = 4
+_BYTES_PER_MEMO = 4
+_MOST_STACKED = 1 << 20
+"""What may be built of a pickle, in proportion to what was read of it: so many for free, and then one tuple to 4 bytes
+(another object counts as two) and one memo entry to 4. A `.metadata` of 100,000 shards (14 MB, torch 2.13) has one to
+5.9 bytes, and one memo entry to 8.9; where nothing is capped, one byte is enough for an object. Picklers stack 1000
+values before they put them away."""
 
 
 class Thing:
     """What would have been an object: the name it was made by, what it was given, and what was put into it."""
 
-    __slots__ = ("args", "items", "name", "pairs", "state")
+    __slots__ = ("args", "flat", "items", "name", "state")
 
     def __init__(self, name: str, args: Any = ()) -> None:
         self.name = name
         self.args = args
         self.state: Any = None
-        self.items: list[Any] = []
-        self.pairs: list[tuple[Any, Any]] = []
+        self.items: list[Any] | None = None  # most have none, and an empty list takes as much memory as all of this
+        self.flat: list[Any] | None = None
+        """Keys and values in turn."""
+
+    @property
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """The items of a dict."""
+        flat = self.flat or []
+        return list(zip(flat[::2], flat[1::2], strict=True))
+
+    def set_items(self, values: list[Any]) -> None:
+        """Put keys and values into a dict."""
+        if len(values) % 2:
+            raise IndexError
+        if self.flat is None:
+            self.flat = values
+        else:
+            self.flat.extend(values)
 
     def get(self, key: str) -> Any:
         """Give what a dict, or the attributes of an object, has under a key; None when it has nothing."""
-        pairs = self.state.pairs if isinstance(self.state, Thing) and not self.pairs else self.pairs
-        return next((value for name, value in reversed(pairs) if type(name) is str and name == key), None)
+        flat = (self.state.flat if isinstance(self.state, Thing) and not self.flat else self.flat) or []
+        names = range(len(flat) - 2, -1, -2)
+        return next((flat[at + 1] for at in names if type(flat[at]) is str and flat[at] == key), None)
 
 
 class Pickle:
@@ -48,9 +74,11 @@ def read(data: bytes | BinaryIO) -> Pickle:
     collecting = gc.isenabled()
     gc.disable()  # it would look through the growing millions of values again and again: most of the time it took
     try:
-        for opcode, argument, _ in pickletools.genops(data):
+        for opcode, argument, at in pickletools.genops(data):
             _STEPS.get(opcode.name, _Machine.push)(machine, argument)
-    except OSError:
+            machine.built += _BUILT.get(opcode.name, 0)
+            machine.check_size(at or 0)
+    except (OSError, OutOfTimeError, Damaged):
         raise
     except Exception as err:  # a byte string has many ways not to be a pickle, and pickletools many to say so
         raise Damaged(f"not a whole pickle ({type(err).__name__})") from None
@@ -66,7 +94,20 @@ class _Machine:
     def __init__(self) -> None:
         self.result = Pickle()
         self._stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
+        self.built = 0
+        """What was made so far, counted in tuples."""
+        self._memo: list[Any] = []
+        self._far: dict[int, Any] = {}  # memo entries that are not numbered one after another
+
+    def check_size(self, read_bytes: int) -> None:
+        """Raise Damaged if more was made than any pickle of that size needs."""
+        memo = len(self._memo) + len(self._far)
+        if (
+            self.built > _FREE + read_bytes // _BYTES_PER_TUPLE
+            or memo > _FREE + read_bytes // _BYTES_PER_MEMO
+            or len(self._stack) > _MOST_STACKED
+        ):
+            raise Damaged(f"its pickle makes more objects than any of its size: at byte {read_bytes}")
 
     def push(self, value: Any) -> None:
         """Most opcodes push the literal that they carry."""
@@ -88,20 +129,24 @@ class _Machine:
         self._stack.append(self._stack[-1])
 
     def memoize(self, _: Any) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
+        self.put(len(self._memo) + len(self._far))
 
     def put(self, at: Any) -> None:
-        self._memo[int(at)] = self._stack[-1]
+        if int(at) == len(self._memo):
+            self._memo.append(self._stack[-1])
+        else:
+            self._far[int(at)] = self._stack[-1]
 
     def get(self, at: Any) -> None:
-        self._stack.append(self._memo[int(at)])
+        index = int(at)
+        self._stack.append(self._far[index] if index in self._far or index < 0 else self._memo[index])
 
     def make_list(self, _: Any) -> None:
         self._stack.append(self._to_mark())
 
     def make_dict(self, _: Any) -> None:
         made = Thing("dict")
-        made.pairs += _pairs(self._to_mark())
+        made.set_items(self._to_mark())
         self._stack.append(made)
 
     def make_tuple(self, _: Any) -> None:
@@ -118,11 +163,11 @@ class _Machine:
 
     def set_item(self, _: Any) -> None:
         values = self.take(2)
-        self._stack[-1].pairs += _pairs(values)
+        self._stack[-1].set_items(values)
 
     def set_items(self, _: Any) -> None:
         values = self._to_mark()
-        self._stack[-1].pairs += _pairs(values)
+        self._stack[-1].set_items(values)
 
     def name(self, words: Any) -> None:
         self._stack.append(Thing(".".join(str(words).split(" ", 1))))
@@ -183,11 +228,9 @@ class _Machine:
 
     def _extend(self, values: list[Any]) -> None:
         target = self._stack[-1]
-        (target.items if isinstance(target, Thing) else target).extend(values)
-
-
-def _pairs(values: list[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(values[::2], values[1::2], strict=True)
+        if isinstance(target, Thing):
+            target = target.items = target.items or []
+        target.extend(values)
 
 
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
@@ -230,3 +273,13 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "BINPERSID": _Machine.persistent,
     "NEXT_BUFFER": _Machine.buffer,
 }
+
+_BUILT = {
+    **dict.fromkeys(("TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"), 1),
+    **dict.fromkeys(
+        ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "LIST", "DICT", "FROZENSET", "GLOBAL", "STACK_GLOBAL"), 2
+    ),
+    **dict.fromkeys(("INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "PERSID", "BINPERSID", "NEXT_BUFFER"), 2),
+    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), 2),
+}
+"""What each opcode makes, counted in tuples."""

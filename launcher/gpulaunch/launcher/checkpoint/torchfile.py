@@ -73,6 +73,19 @@ def summary(files: Files, entry: Entry) -> Thing:
     return Thing("")
 
 
+_PROGRESS = ("step", "global_step", "steps", "iteration", "iter_num", "iter", "it")
+"""What programs call how far they are, by which two files of one name are told apart. An epoch does not: there may be
+several saves in one."""
+
+
+def progress(files: Files, entry: Entry) -> str:
+    """Give how far the program was that wrote a file of torch.save, as the top of its dict says; "" if it does not."""
+    said = summary(files, entry)
+    named = ((str(key).lower(), value) for key, value in said.pairs if isinstance(key, str))
+    known = {key: value for key, value in named if key in _PROGRESS and integer(value) is not None}
+    return next((f"{key} {known[key]}" for key in _PROGRESS if key in known), "")
+
+
 def integer(value: Any) -> int | None:
     """Give a count from a summary; None for anything else."""
     return value if type(value) is int and 0 <= value < 1 << 63 else None
