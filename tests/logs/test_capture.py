@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import os
-import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,13 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.job.spec import Std
 from gpulaunch.launcher.logs.capture import LogHub
-from gpulaunch.launcher.logs.console import CONGESTED_BYTES, LIVE_PERIOD_S, SAMPLE_PERIOD_S, Console
+from gpulaunch.launcher.logs.console import (
+    CONGESTED_BYTES,
+    LIVE_PERIOD_S,
+    PART_PERIOD_S,
+    PROGRESS_PERIOD_S,
+    Console,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,9 +39,9 @@ class Job:
         self.hub = LogHub(loop, self.console, **filters)
         self.ends: list[int] = []
 
-    def open(self, rank: int, stream: Std = Std.OUT, *, name: str = "", show: bool = True, prefix: bytes = b"") -> int:
+    def open(self, rank: int, stream: Std = Std.OUT, *, name: str = "", show: bool = True, **more: Any) -> int:
         path = self.directory / (name or f"{rank}-{stream.name}.log")
-        end = self.hub.open(rank=rank, local_rank=rank, stream=stream, path=str(path), show=show, prefix=prefix)
+        end = self.hub.open(rank=rank, local_rank=rank, stream=stream, path=str(path), show=show, **more)
         self.ends.append(end)
         return end
 
@@ -138,9 +146,9 @@ def test_any_bytes_in_any_chunks_off_a_terminal(
     for rank in range(3):
         stream = b"".join(data for who, data in said if who == rank)
         assert (directory / str(rank)).read_bytes() == stream
-        expected = [re.sub(rb"\r+$", b"", line).rpartition(b"\r")[2] for line in stream.split(b"\n")]
+        expected = stream.split(b"\n")
         if not expected[-1]:
-            expected.pop()  # the stream ended with a newline, or with an empty state
+            expected.pop()  # the stream ended with a newline
         assert expected == [line[4:] for line in shown.split(b"\n") if line.startswith(b"[%d] " % rank)]
 
 
@@ -164,9 +172,25 @@ def test_ten_megabytes_without_newline(job: Job, pipe: Any, loop: Any) -> None:
     assert rank.returncode == 0
 
     assert job.file("0-OUT.log") == b"y" * size + b"\n"
-    lines = pipe.data.splitlines()
-    assert max(map(len, lines)) < 70_000
-    assert all(line.endswith(b" [gpulaunch: line continues]") for line in lines[:-1])
+    assert pipe.now() == b"[0] " + b"y" * size + b"\n"
+
+
+def test_long_lines_of_two_ranks_at_once_are_not_cut(job: Job, pipe: Any) -> None:
+    first, second = job.open(0), job.open(1)
+    for _ in range(8):
+        os.write(first, b"a" * 30_000)
+        pipe.now()
+        os.write(second, b"b" * 30_000)
+        pipe.now()
+        job.loop.pass_time(PART_PERIOD_S / 4)
+    os.write(first, b"\n")
+    pipe.now()
+    os.write(second, b"\n")
+
+    assert pipe.until(lambda data: data.count(b"\n") == 2).splitlines() == [
+        b"[0] " + b"a" * 240_000,
+        b"[1] " + b"b" * 240_000,
+    ]
 
 
 def test_binary_output_passes_unchanged(job: Job, pipe: Any) -> None:
@@ -341,52 +365,149 @@ def test_dev_null_as_a_file(job: Job, pipe: Any) -> None:
 def test_duplicate_filters(loop: Any, pipe: Any, err_pipe: Any, tmp_path: Path) -> None:
     filters: dict[str, Any] = {"stdout_filters": ("loss", "acc"), "stderr_filters": ("Error",)}
     (tmp_path / "filtered_stderr.log").write_bytes(b"of an earlier attempt\n")
-    job = Job(loop, pipe, err_pipe, tmp_path, filter_dir=str(tmp_path), **filters)
-    os.write(job.open(0), b"epoch 1\nloss 2\n")
-    os.write(job.open(1, prefix=b"[trainer1]:", show=False), b"acc\rloss\racc 3\nloss and acc")
-    os.write(job.open(1, Std.ERR), b"ValueError: loss\nloss\n")
+    job = Job(loop, pipe, err_pipe, tmp_path, **filters)
+    there = str(tmp_path)
+    os.write(job.open(0, filter_dir=there), b"epoch 1\nloss 2\n")
+    os.write(job.open(1, prefix=b"[trainer1]:", show=False, filter_dir=there), b"acc\rlos\racc 3\nloss and acc")
+    os.write(job.open(1, Std.ERR, filter_dir=there), b"ValueError: loss\nloss Error\n")
+    os.write(job.open(2), b"loss of a rank that is not duplicated\n")
     loop.settle()
     job.hub.finish(1)
     job.close()
 
     chosen = job.file("filtered_stdout.log").splitlines()
-    assert sorted(chosen) == [b"[0] loss 2", b"[trainer1]:acc 3", b"[trainer1]:loss and acc"]
-    assert job.file("filtered_stderr.log") == b"of an earlier attempt\n[1] ValueError: loss\n"
+    assert sorted(chosen) == [b"[0] loss 2", b"[trainer1]:acc", b"[trainer1]:acc 3", b"[trainer1]:loss and acc"]
+    assert job.file("filtered_stderr.log") == b"of an earlier attempt\n[1] ValueError: loss\n[1] loss Error\n"
+
+
+def test_filtered_lines_of_another_attempt_are_in_its_own_directory(loop: Any, pipe: Any, tmp_path: Path) -> None:
+    job = Job(loop, pipe, pipe, tmp_path, stdout_filters=("loss",))
+    for attempt in ("0", "1"):
+        (tmp_path / attempt).mkdir()
+        os.write(
+            job.open(0, name=f"{attempt}/out", filter_dir=str(tmp_path / attempt)), b"loss %s\n" % attempt.encode()
+        )
+        loop.settle()
+    job.close()
+
+    assert [job.file(f"{attempt}/filtered_stdout.log") for attempt in "01"] == [b"[0] loss 0\n", b"[0] loss 1\n"]
 
 
 # -- progress bars
 
 
-def test_a_progress_bar_off_a_terminal_is_a_line_every_few_seconds(job: Job, err_pipe: Any, loop: Any) -> None:
-    end = job.open(0, Std.ERR)
-    for percent in range(0, 50, 10):
-        os.write(end, b"\r%3d%%" % percent)
-        loop.settle()
-    assert err_pipe.now() == b""
+def test_an_unfinished_line_is_passed_on_after_a_moment_and_goes_on_where_it_was(
+    job: Job, pipe: Any, loop: Any
+) -> None:
+    end = job.open(0)
+    os.write(end, b"loading")
+    assert pipe.now() == b""
 
-    loop.pass_time(SAMPLE_PERIOD_S)
-    assert err_pipe.now() == b"[0]  40%\n"
-    loop.pass_time(SAMPLE_PERIOD_S)
-    assert err_pipe.now() == b"[0]  40%\n", "nothing new"
-    os.write(end, b"\r 90%\r100%")
+    loop.pass_time(PART_PERIOD_S)
+    assert pipe.now() == b"[0] loading"
+    os.write(end, b"..")
     loop.settle()
-    loop.pass_time(SAMPLE_PERIOD_S)
-    assert err_pipe.now() == b"[0]  40%\n[0] 100%\n"
+    loop.pass_time(PART_PERIOD_S)
+    assert pipe.now() == b"[0] loading.."
+    os.write(end, b" done\nnext\n")
+    assert pipe.now() == b"[0] loading.. done\n[0] next\n"
 
-    os.write(end, b"\nnext\n")
-    assert err_pipe.now() == b"[0]  40%\n[0] 100%\n[0] next\n", "its last state was shown already"
-    assert job.file("0-ERR.log") == b"\r  0%\r 10%\r 20%\r 30%\r 40%\r 90%\r100%\nnext\n"
+
+def test_another_rank_ends_an_unfinished_line_and_no_two_ranks_are_in_one(job: Job, pipe: Any, loop: Any) -> None:
+    ends = [job.open(rank) for rank in range(2)]
+    os.write(ends[0], b"name? ")
+    loop.settle()
+    loop.pass_time(PART_PERIOD_S)
+    os.write(ends[1], b"between\n")
+    loop.settle()
+    os.write(ends[0], b"x\n")
+
+    assert pipe.now() == b"[0] name? \n[1] between\n[0] x\n"
+    job.console.say("of the launcher's own")
+
+
+def test_nothing_before_a_carriage_return_is_dropped_off_a_terminal(job: Job, err_pipe: Any, loop: Any) -> None:
+    end = job.open(0, Std.ERR)
+    said = b"".join(b"\r%3d%%" % percent for percent in range(0, 101, 10)) + b"\nnext\r\n"
+    for at in range(0, len(said), 7):
+        os.write(end, said[at : at + 7])
+        loop.settle()
+        loop.pass_time(PART_PERIOD_S)
+
+    assert err_pipe.now() == b"[0] " + said.replace(b"\nnext", b"\n[0] next")
+    assert job.file("0-ERR.log") == said
     assert job.hub.tail(0, Std.ERR) == ["100%", "next"]
 
 
-def test_a_prompt_off_a_terminal_is_not_repeated(job: Job, pipe: Any, loop: Any) -> None:
-    os.write(job.open(0), b"waiting")
-    loop.settle()
-    loop.pass_time(SAMPLE_PERIOD_S)
-    assert pipe.now() == b""
+def test_progress_bars_of_several_ranks_off_a_terminal_come_every_few_seconds(
+    job: Job, err_pipe: Any, loop: Any
+) -> None:
+    ends = [job.open(rank, Std.ERR) for rank in range(2)]
+    for percent in range(0, 30, 10):
+        for end in ends:
+            os.write(end, b"\r%3d%%" % percent)
+        loop.settle()
+        loop.pass_time(PART_PERIOD_S)
+    loop.pass_time(PROGRESS_PERIOD_S)
 
-    job.hub.finish(0)
-    assert pipe.now() == b"[0] waiting\n"
+    bar = b"\r  0%\r 10%\r 20%"
+    assert err_pipe.now() == b"[0] %s\n[1] %s" % (bar, bar)
+
+
+def test_a_rank_that_prints_to_a_terminal_alone_has_a_terminal(terminal_job: Job, terminal: Any, loop: Any) -> None:
+    code = (
+        "import os, sys; print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size(), flush=True);"
+        "os.write(2, b'\\r 10%\\r\\x1b[1m 20%'); os.write(1, b'no newline')"
+    )
+    termios_size = struct.pack("HHHH", 40, 123, 0, 0)
+    fcntl.ioctl(terminal.write_fd, termios.TIOCSWINSZ, termios_size)
+    out, err = terminal_job.open(0, alone=True), terminal_job.open(0, Std.ERR, alone=True)
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=out, stderr=err, start_new_session=True) as rank:
+        terminal_job.hand_over(out)
+        terminal_job.hand_over(err)
+    assert rank.returncode == 0
+    terminal_job.hub.finish(0)
+
+    shown = terminal.now()
+    assert shown.startswith(b"True True 123 40\n")
+    assert b"\r 10%\r\x1b[1m 20%" in shown
+    assert b"no newline" in shown
+    assert b"[0]" not in shown
+    assert terminal_job.file("0-OUT.log") == b"True True 123 40\nno newline", "no carriage returns of a terminal's"
+    assert terminal_job.file("0-ERR.log") == b"\r 10%\r\x1b[1m 20%"
+    assert terminal_job.hub.tail(0, Std.OUT) == ["True True 123 40", "no newline"]
+    terminal_job.console.say("the end")
+    assert terminal.now().endswith(b"\n[gpulaunch] the end\n")
+    loop.until(lambda: not terminal_job.hub._reading, "the end of both")
+
+
+def test_a_terminal_of_a_rank_follows_the_size_of_ours(terminal_job: Job, terminal: Any, loop: Any) -> None:
+    end = terminal_job.open(0, alone=True)
+    fcntl.ioctl(terminal.write_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 90, 0, 0))
+    os.kill(os.getpid(), signal.SIGWINCH)
+    loop.until(lambda: os.get_terminal_size(end) == (90, 30), "the new size")
+
+
+def test_several_ranks_a_prefix_or_a_pipe_make_no_terminal(terminal_job: Job, job: Job, tmp_path: Path) -> None:
+    ends = [
+        terminal_job.open(0),
+        terminal_job.open(1, alone=True, prefix=b"[trainer1]:"),
+        terminal_job.open(2, alone=True, show=False),
+        job.open(3, alone=True),
+    ]
+
+    assert not any(map(os.isatty, ends))
+
+
+def test_megabytes_through_a_terminal_come_whole(terminal_job: Job, terminal: Any) -> None:
+    end = terminal_job.open(0, alone=True)
+    code = "import os\nfor n in range(20000): os.write(1, b'%099d\\n' % n)"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=end) as rank:
+        terminal_job.hand_over(end)
+        terminal.until(lambda data: len(data) == 2_000_000 and not terminal_job.hub._reading)
+    assert rank.returncode == 0
+
+    assert terminal.data == terminal_job.file("0-OUT.log") == b"".join(b"%099d\n" % n for n in range(20000))
 
 
 def test_progress_bars_on_a_terminal(terminal_job: Job, terminal: Any, loop: Any) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from gpulaunch.launcher.job.spec import Std
-from gpulaunch.launcher.logs.console import Console
+from gpulaunch.launcher.logs import pty
+from gpulaunch.launcher.logs.console import LIVE_PERIOD_S, PART_PERIOD_S, PROGRESS_PERIOD_S, Console
 from gpulaunch.launcher.logs.files import FilteredFile, LogFile
-from gpulaunch.launcher.logs.lines import TAIL_LINES, LineSplitter, Tail
+from gpulaunch.launcher.logs.forward import Held, forward
+from gpulaunch.launcher.logs.lines import PROGRESS_BYTES, TAIL_LINES, LineSplitter, Tail
 from gpulaunch.launcher.logs.terminal import default_prefix
 from gpulaunch.launcher.loop.loop import Loop, Timer
 
@@ -28,11 +32,23 @@ class _Capture:
     file: LogFile
     show: bool
     prefix: bytes
+    raw: bool
+    """The rank has a terminal of its own; what it writes there is shown as it is."""
     filtered: FilteredFile | None
     splitter: LineSplitter = field(default_factory=LineSplitter)
     tail: Tail = field(default_factory=Tail)
-    sampled: bytes = b""  # the block last shown of a line that is still open
+    passed_bytes: int = 0
+    """So much of the unfinished line has been shown."""
+    seen_bytes: int = 0
+    """So long was the unfinished line when the timer last looked."""
+    timer: Timer | None = None
+    """Off a terminal: when the unfinished line is passed on."""
     finished: bool = False
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 class LogHub:
@@ -45,7 +61,6 @@ class LogHub:
         *,
         stdout_filters: Sequence[str] = (),
         stderr_filters: Sequence[str] = (),
-        filter_dir: str = "",
     ) -> None:
         """Read for this console.
 
@@ -54,24 +69,18 @@ class LogHub:
             console: Gets the lines of the streams that are opened with `show`.
             stdout_filters: Lines with any of these words go to `filtered_stdout.log` too.
             stderr_filters: Likewise to `filtered_stderr.log`.
-            filter_dir: The directory of these two, which exists; a file that is there is continued.
         """
         self._loop = loop
         self._console = console
         self._captures: dict[tuple[int, Std], _Capture] = {}  # the newest of each, ended ones too: for their tails
         self._reading: dict[int, _Capture] = {}  # by descriptor; leftovers of earlier attempts too
         self._paused = False
+        self._num_shown = 0
         self._changed: dict[Std, set[_Capture]] = {Std.OUT: set(), Std.ERR: set()}
         self._progress_timers: dict[Std, Timer] = {}
         self._told: set[int] = set()
-        self._filters: dict[Std, FilteredFile] = {}
-        for stream, words, name in (
-            (Std.OUT, stdout_filters, "filtered_stdout.log"),
-            (Std.ERR, stderr_filters, "filtered_stderr.log"),
-        ):
-            if words:
-                file = LogFile(os.path.join(filter_dir, name), on_trouble=self._file_failed, append=True)
-                self._filters[stream] = FilteredFile(file, words)
+        self._words = {Std.OUT: tuple(stdout_filters), Std.ERR: tuple(stderr_filters)}
+        self._filters: dict[Std, tuple[str, FilteredFile]] = {}  # with the directory of each
         console.when_drained(self._resume)
 
     def open(
@@ -83,9 +92,13 @@ class LogHub:
         path: str,
         show: bool,
         prefix: bytes = b"",
-        duplicate: bool = True,
+        alone: bool = False,
+        filter_dir: str = "",
     ) -> int:
         """Make the pipe of one stream; give its write end, which the caller closes once the rank has it.
+
+        Where the console is a terminal and the rank prints `alone`, without a prefix, it gets a terminal, as it would
+        have without a launcher.
 
         Args:
             rank: The global rank; opening the same again starts a new attempt.
@@ -94,14 +107,19 @@ class LogHub:
             path: The stream's file; its directory exists, the file must not.
             show: Whether the console shows the stream.
             prefix: Stands before each line; empty for the default one.
-            duplicate: Whether the filters look at the stream.
+            alone: Whether no other rank of this node is shown.
+            filter_dir: The directory of the filters' files, which exists; "": the filters do not look at the stream.
 
         Raises:
             OSError: The file or the pipe cannot be made.
         """
         file = LogFile(path, on_trouble=self._file_failed)
+        raw = show and alone and not prefix and self._console.is_terminal(stream)
         try:
-            read_fd, write_fd = os.pipe()
+            ends = pty.open_terminal(self._console.window_size()) if raw else None
+            raw = ends is not None
+            read_fd, write_fd = ends or os.pipe()
+            filtered = self._filter(stream, filter_dir)
         except OSError:
             file.close()
             raise
@@ -113,8 +131,11 @@ class LogHub:
             file=file,
             show=show,
             prefix=prefix,
-            filtered=self._filters.get(stream) if duplicate else None,
+            raw=raw,
+            filtered=filtered,
         )
+        if raw:
+            self._loop.on_signal(signal.SIGWINCH, self._resized)
         self._captures[rank, stream] = self._reading[read_fd] = capture
         if not (show and self._paused):
             self._watch(capture)
@@ -138,17 +159,44 @@ class LogHub:
         self._count_ranks()
         self._console.settle()
 
-    def close(self) -> None:
-        """Read what there is and close all, pipes that somebody still holds too."""
+    def close(self, *, keep_held: bool = False) -> None:
+        """Read what there is and close all; `keep_held`: but the pipes that a process still holds, for `hand_over`."""
         for capture in list(self._reading.values()):
             self._drain(capture)
-            if capture.fd in self._reading:
+            if capture.fd in self._reading and keep_held:
+                self._loop.unwatch_read(capture.fd)
+                self._changed[capture.stream].discard(capture)
+                capture.stop_timer()
+            elif capture.fd in self._reading:
                 self._end(capture)
-        for filtered in self._filters.values():
+        for _, filtered in self._filters.values():
             filtered.close()
         for timer in self._progress_timers.values():
             timer.cancel()
         self._console.settle()
+
+    def hand_over(self) -> None:
+        """After `close`, and after the console has written all: have a process of its own read the pipes still held."""
+        for capture in self._reading.values():
+            del capture.splitter.held[: capture.passed_bytes]
+        held = [
+            Held(
+                fd=capture.fd,
+                file_fd=capture.file.fd,
+                show_fd=(1 if capture.stream is Std.OUT else 2) if capture.show else None,
+                prefix=capture.prefix or default_prefix((capture.local_rank,)),
+                raw=capture.raw,
+                splitter=capture.splitter,
+            )
+            for capture in self._reading.values()
+        ]
+        if held:
+            with contextlib.suppress(OSError):  # no process, no memory: what the pipes still say is lost
+                forward(held)
+        for capture in self._reading.values():
+            os.close(capture.fd)
+            capture.file.close()
+        self._reading.clear()
 
     # -- reading
 
@@ -161,7 +209,7 @@ class LogHub:
     def _drain(self, capture: _Capture) -> None:
         """Read what is in the pipe now; not more, since a writer that still lives could go on for ever."""
         if self._reading.get(capture.fd) is capture:
-            left_bytes = fcntl.fcntl(capture.fd, fcntl.F_GETPIPE_SZ)
+            left_bytes = _READ_BYTES if capture.raw else fcntl.fcntl(capture.fd, fcntl.F_GETPIPE_SZ)
             while left_bytes > 0 and (num_bytes := self._read(capture)):
                 left_bytes -= num_bytes
 
@@ -171,13 +219,20 @@ class LogHub:
             data = os.read(capture.fd, _READ_BYTES)
         except BlockingIOError:
             return 0
+        except OSError:  # EIO: the last holder of a terminal has closed it
+            data = b""
         if not data:
             self._end(capture)
             return 0
         capture.file.write(data)
+        if capture.raw:
+            self._console.raw(capture.stream, data)
         self._lines(capture, capture.splitter.feed(data))
+        if excess := capture.splitter.excess():
+            self._excess(capture, excess)
         if capture.show:
-            self._follow_progress(capture)
+            if not capture.raw:
+                self._follow_unfinished(capture)
             if not self._paused and self._console.congested():
                 self._pause()
         return len(data)
@@ -186,20 +241,49 @@ class LogHub:
         if not block:
             return
         capture.tail.feed(block)
+        self._duplicate(capture, block)
+        if capture.show and not capture.raw:
+            self._console.block(capture.stream, capture.local_rank, capture.prefix, block[capture.passed_bytes :])
+        capture.passed_bytes = 0
+
+    def _excess(self, capture: _Capture, piece: bytes) -> None:
+        """The beginning of a line that is too long to be held."""
+        self._duplicate(capture, piece)
+        if capture.show and not capture.raw and len(piece) > capture.passed_bytes and not self._draws(capture):
+            fresh = piece[capture.passed_bytes :]
+            self._console.part(capture.stream, capture.local_rank, capture.prefix, fresh)
+        capture.passed_bytes = max(0, capture.passed_bytes - len(piece))
+
+    def _duplicate(self, capture: _Capture, block: bytes) -> None:
         if capture.filtered is not None:
             capture.filtered.write(capture.prefix or default_prefix((capture.local_rank,)), block)
-        if capture.show:
-            # The last state of a progress bar may stand on the console already, shown while the line was still open.
-            fresh = block.removeprefix(capture.sampled)
-            capture.sampled = b""
-            if fresh:
-                self._console.block(capture.stream, capture.local_rank, capture.prefix, fresh)
 
     def _finish_line(self, capture: _Capture) -> None:
-        self._lines(capture, capture.splitter.finish())
+        if rest := capture.splitter.finish():
+            self._lines(capture, rest + b"\n")
+        capture.stop_timer()
         self._changed[capture.stream].discard(capture)
         if capture.show:
             self._console.hide_live(capture.stream, capture.local_rank)
+
+    def _filter(self, stream: Std, directory: str) -> FilteredFile | None:
+        """The stream's filter in the directory of an attempt; that of the attempt before is over."""
+        if not directory or not self._words[stream]:
+            return None
+        known = self._filters.get(stream)
+        if known is not None:
+            if known[0] == directory:
+                return known[1]
+            known[1].close()
+        name = "filtered_stdout.log" if stream is Std.OUT else "filtered_stderr.log"
+        file = LogFile(os.path.join(directory, name), on_trouble=self._file_failed, append=True)
+        self._filters[stream] = directory, FilteredFile(file, self._words[stream])
+        return self._filters[stream][1]
+
+    def _resized(self, _: int) -> None:
+        for capture in self._reading.values():
+            if capture.raw:
+                pty.set_window_size(capture.fd, self._console.window_size())
 
     def _end(self, capture: _Capture) -> None:
         """Nobody holds the write end any longer."""
@@ -216,7 +300,8 @@ class LogHub:
     def _count_ranks(self) -> None:
         """Tell the console how many ranks can still say a line together."""
         shown = {each.local_rank for each in self._reading.values() if each.show and not each.finished}
-        self._console.expect_ranks(len(shown))
+        self._num_shown = len(shown)
+        self._console.expect_ranks(self._num_shown)
 
     # -- pressure
 
@@ -235,32 +320,51 @@ class LogHub:
 
     # -- unfinished lines
 
-    def _follow_progress(self, capture: _Capture) -> None:
+    def _draws(self, capture: _Capture) -> bool:
+        """Whether unfinished lines of this stream are drawn in place, or not shown at all: on terminals."""
+        return self._console.is_terminal(capture.stream)
+
+    def _follow_unfinished(self, capture: _Capture) -> None:
         """Have an unfinished line shown before long, if it is still there by then."""
         stream = capture.stream
+        if not self._draws(capture):
+            if capture.splitter.held and capture.timer is None:
+                self._pass_on_later(capture)
+            return
         if not capture.splitter.state:
             self._console.hide_live(stream, capture.local_rank)
             return
         self._changed[stream].add(capture)
         if stream not in self._progress_timers:
-            when_s = self._loop.now() + self._console.progress_period_s(stream)
-            self._progress_timers[stream] = self._loop.call_at(when_s, partial(self._show_progress, stream))
+            when_s = self._loop.now() + LIVE_PERIOD_S
+            self._progress_timers[stream] = self._loop.call_at(when_s, partial(self._draw, stream))
 
-    def _show_progress(self, stream: Std) -> None:
-        """Show what has changed since the last time: the lowest rank's in place, or everyone's as a line each."""
+    def _draw(self, stream: Std) -> None:
+        """Draw the unfinished line of the lowest rank whose has changed since the last time."""
         del self._progress_timers[stream]
         changed = sorted(self._changed[stream], key=lambda each: each.local_rank)
         self._changed[stream].clear()
-        unfinished = [each for each in changed if each.splitter.state]
-        if not unfinished:
+        for each in changed:
+            if each.splitter.state:
+                self._console.show_live(stream, each.local_rank, each.prefix, each.splitter.state)
+                return
+
+    def _pass_on_later(self, capture: _Capture) -> None:
+        bar = capture.splitter.progress and self._num_shown > 1
+        when_s = self._loop.now() + (PROGRESS_PERIOD_S if bar else PART_PERIOD_S)
+        capture.seen_bytes = len(capture.splitter.held)
+        capture.timer = self._loop.call_at(when_s, partial(self._pass_on, capture))
+
+    def _pass_on(self, capture: _Capture) -> None:
+        """Show what there is of an unfinished line, unless it is a long one that is just being written."""
+        held, capture.timer = capture.splitter.held, None
+        if len(held) <= capture.passed_bytes:
             return
-        first = unfinished[0]
-        if not self._console.show_live(stream, first.local_rank, first.prefix, first.splitter.state):
-            for capture in unfinished:
-                sample = capture.splitter.state + b"\n"
-                if capture.splitter.progress and sample != capture.sampled:
-                    capture.sampled = sample
-                    self._console.block(stream, capture.local_rank, capture.prefix, sample)
+        if self._paused or (len(held) > PROGRESS_BYTES and len(held) != capture.seen_bytes):
+            self._pass_on_later(capture)
+            return
+        self._console.part(capture.stream, capture.local_rank, capture.prefix, bytes(held[capture.passed_bytes :]))
+        capture.passed_bytes = len(held)
 
     # -- trouble
 

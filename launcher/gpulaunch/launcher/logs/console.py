@@ -3,28 +3,36 @@
 Ranks' stdout goes to our stdout, their stderr to ours. When both are the same file (a terminal, `2>&1 | less`) they
 share one sink, so that no line can be cut by another.
 
-Off a terminal, bytes pass as they are, each line after its prefix. On a terminal prefixes have colours, lines are made
-harmless, equal lines of several ranks are folded, and the unfinished line of one rank (a progress bar) is drawn in
-place under the others.
+Off a terminal, bytes pass as they are, each line after its prefix; an unfinished line is passed on after a moment, and
+ended where another rank speaks before it goes on. On a terminal prefixes have colours, lines are made harmless, equal
+lines of several ranks are folded, and the unfinished line of one rank (a progress bar) is drawn in place under the
+others. A rank that prints to the terminal alone has a terminal of its own, and its bytes pass as they are (`raw`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import termios
 import time
 from collections.abc import Callable
 
 from gpulaunch.launcher.job.spec import Std
 from gpulaunch.launcher.logs.fold import Fold, FoldWindow
+from gpulaunch.launcher.logs.lines import last_state
 from gpulaunch.launcher.logs.sink import Sink
 from gpulaunch.launcher.logs.terminal import ERASE, bold, default_prefix, inert, live_line, rank_colored, wants_color
 from gpulaunch.launcher.loop.loop import Loop, Timer
+from gpulaunch.profiler.redact import redact
 
 CONGESTED_BYTES = 4 * 1024 * 1024
 DRAINED_BYTES = CONGESTED_BYTES // 2
-# An updating line moves four times a second; where there is none, a progress bar shows as a line every few seconds.
+# An updating line moves four times a second. Off a terminal, what stands in an unfinished line is passed on after a
+# moment; progress bars of several ranks, which would cut each other into lines, every few seconds.
 LIVE_PERIOD_S = 0.25
-SAMPLE_PERIOD_S = 5.0
+PART_PERIOD_S = 0.2
+PROGRESS_PERIOD_S = 5.0
 
 _OWN_PREFIX = b"[gpulaunch] "
 
@@ -67,12 +75,13 @@ class Console:
         self._stderr = out(stderr_fd, "stderr")
         self._stdout = self._stderr if _same_file(stdout_fd, stderr_fd) else out(stdout_fd, "stdout")
         self._outs = {Std.OUT: self._stdout, Std.ERR: self._stderr}
+        self._terminals = [fd for fd in (stdout_fd, stderr_fd) if os.isatty(fd)]
 
     # -- lines
 
     def say(self, text: str) -> None:
         """Write lines of the launcher's own to stderr, behind all that was said there, at once if there is room."""
-        block = text.encode("utf-8", "backslashreplace").rstrip(b"\n") + b"\n"
+        block = redact(text).encode("utf-8", "backslashreplace").rstrip(b"\n") + b"\n"
         self._stderr.say(block)
 
     def line(self, stream: Std, local_rank: int, prefix: bytes, payload: bytes) -> None:
@@ -81,7 +90,27 @@ class Console:
 
     def block(self, stream: Std, local_rank: int, prefix: bytes, block: bytes) -> None:
         """Write a block of whole lines, each ended by a newline: the fast way."""
-        self._outs[stream].block(local_rank, prefix, block)
+        self._outs[stream].block((stream, local_rank), local_rank, prefix, block)
+
+    def part(self, stream: Std, local_rank: int, prefix: bytes, data: bytes) -> None:
+        """Write a piece of one rank's line that has no end yet; off a terminal only."""
+        out = self._outs[stream]
+        out.write((stream, local_rank), out.label(local_rank, prefix), data)
+
+    def raw(self, stream: Std, data: bytes) -> None:
+        """Write the bytes of the only rank that prints, as they are."""
+        self._outs[stream].write("raw", b"", data)
+
+    def is_terminal(self, stream: Std) -> bool:
+        """Whether the stream goes to a terminal."""
+        return self._outs[stream].tty
+
+    def window_size(self) -> bytes:
+        """The terminal's `struct winsize`, as TIOCSWINSZ takes it."""
+        for fd in self._terminals:
+            with contextlib.suppress(OSError):
+                return fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8))
+        return bytes(8)
 
     def expect_ranks(self, num_ranks: int) -> None:
         """Say how many ranks write here: a line that all of them have said need not wait for more."""
@@ -94,10 +123,6 @@ class Console:
             out.settle()
 
     # -- unfinished lines
-
-    def progress_period_s(self, stream: Std) -> float:
-        """How often an unfinished line should be shown."""
-        return LIVE_PERIOD_S if self._outs[stream].live else SAMPLE_PERIOD_S
 
     def show_live(self, stream: Std, local_rank: int, prefix: bytes, state: bytes) -> bool:
         """Draw an unfinished line in place, instead of the one there; False where nothing can be drawn."""
@@ -152,31 +177,41 @@ class _Out:
         self.sink = sink
         self.live = tty and os.environ.get("TERM") != "dumb"
         self._loop = loop
-        self._tty = tty
+        self.tty = tty
         self._color = color
         self._window = FoldWindow() if fold else None
         self._fold_timer: Timer | None = None
         self._labels: dict[tuple[int, bytes], bytes] = {}
         self._drawn = b""
         self._drawn_by: object = None
+        self._open: object = None
+        """Whose unfinished line stands at the end of what was written."""
 
     def say(self, block: bytes) -> None:
         self.settle()
-        self._put(_prefixed(bold(_OWN_PREFIX) if self._color else _OWN_PREFIX, inert(block) if self._tty else block))
+        self._put(_prefixed(bold(_OWN_PREFIX) if self._color else _OWN_PREFIX, inert(block) if self.tty else block))
         self.sink.push()
 
-    def block(self, local_rank: int, prefix: bytes, block: bytes) -> None:
-        if self._tty:
+    def block(self, owner: object, local_rank: int, prefix: bytes, block: bytes) -> None:
+        if self.tty:
+            if b"\r" in block:
+                block = b"\n".join(map(last_state, block.split(b"\n")))
             block = inert(block)
         window = self._window
         if window is None or prefix or window.num_ranks == 1:
             self.settle()
-            self._put(_prefixed(self._label(local_rank, prefix), block))
+            self.write(owner, self.label(local_rank, prefix), block)
             return
         now_s = self._loop.now()
         for line in block[:-1].split(b"\n"):
             window.add(now_s, local_rank, line)
         self._leave(window.ready(now_s))
+
+    def write(self, owner: object, label: bytes, data: bytes) -> None:
+        """Write text of one owner, ended or not: it goes on in its own unfinished line, and ends another's."""
+        start = b"" if self._open == owner else label
+        self._put(start + data[:-1].replace(b"\n", b"\n" + label) + data[-1:], owner)
+        self._open = None if data.endswith(b"\n") else owner
 
     def expect_ranks(self, num_ranks: int) -> None:
         if self._window is not None:
@@ -191,7 +226,7 @@ class _Out:
         if not self.live:
             return False
         erase = ERASE if self._drawn else b""
-        self._drawn, self._drawn_by = live_line(self._label(local_rank, prefix), state), owner
+        self._drawn, self._drawn_by = live_line(self.label(local_rank, prefix), state), owner
         self.sink.put(erase + self._drawn)
         return True
 
@@ -206,10 +241,13 @@ class _Out:
             self._fold_timer.cancel()
         self.sink.close()
 
-    def _put(self, lines: bytes) -> None:
+    def _put(self, lines: bytes, owner: object = None) -> None:
+        if self._open not in (None, owner):
+            lines = b"\n" + lines
+        self._open = None
         self.sink.put(ERASE + lines + self._drawn if self._drawn else lines)
 
-    def _label(self, local_rank: int, prefix: bytes) -> bytes:
+    def label(self, local_rank: int, prefix: bytes) -> bytes:
         label = self._labels.get((local_rank, prefix))
         if label is None:
             label = prefix or default_prefix((local_rank,))
@@ -231,7 +269,7 @@ class _Out:
 
     def _folded_label(self, ranks: tuple[int, ...]) -> bytes:
         if len(ranks) == 1:
-            return self._label(ranks[0], b"")
+            return self.label(ranks[0], b"")
         label = default_prefix(ranks)
         return bold(label) if self._color else label
 

@@ -43,6 +43,11 @@ class LogFile:
             self._why = err
             self._lost_bytes += len(data)
 
+    @property
+    def fd(self) -> int | None:
+        """Its descriptor; None where nothing is kept."""
+        return self._fd
+
     def close(self) -> None:
         """Close the file; later writes are dropped."""
         if self._fd is not None:
@@ -67,9 +72,8 @@ class FilteredFile:
     def write(self, prefix: bytes, block: bytes) -> None:
         """Write the chosen lines of a block of whole lines."""
         if any(word in block for word in self._words):
-            chosen = [
-                prefix + line for line in block.splitlines(keepends=True) if any(word in line for word in self._words)
-            ]
+            # At carriage returns too, as torch's own reader of the streams.
+            chosen = [prefix + line + b"\n" for line in block.splitlines() if any(word in line for word in self._words)]
             self._file.write(b"".join(chosen))
 
     def close(self) -> None:

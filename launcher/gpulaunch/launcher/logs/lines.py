@@ -1,10 +1,7 @@
-"""From a stream of bytes to console lines: pure, and the same however the stream was cut into chunks.
+"""From a stream of bytes to lines: pure, and the same however the stream was cut into chunks.
 
-What a line is, byte by byte:
-
-- `\n` ends a line; `\r\n` (and `\r\r\n`, what a terminal makes of it) does so too.
-- Any other `\r` starts the line again, as a progress bar means it: what stood before is dropped, the last state stays.
-- A state longer than PIECE_BYTES is given out in pieces of that size, each a line that ends with CONTINUES.
+Bytes stay as they are; `\\n` ends a line. Where only one state of a line can be shown (a terminal that several ranks
+share, the end of a report), `last_state` says which: what stands behind the last `\\r`, as a progress bar means it.
 """
 
 from __future__ import annotations
@@ -13,64 +10,61 @@ from collections import deque
 
 from gpulaunch.launcher.logs.terminal import plain
 
-PIECE_BYTES = 64 * 1024
-CONTINUES = b" [gpulaunch: line continues]"
+LONGEST_BYTES = 16 * 1024 * 1024
+"""So much of a line is held until its end, so that no other rank's output comes between."""
+PROGRESS_BYTES = 64 * 1024
+"""The same for a line with carriage returns in it, which may go on for as long as the run."""
 
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2048
 
 
 class LineSplitter:
-    """Holds one unfinished line, at most PIECE_BYTES of it; gives out whole lines."""
+    """Holds one unfinished line; gives out whole lines."""
 
-    __slots__ = ("_held", "progress")
+    __slots__ = ("held", "progress")
 
     def __init__(self) -> None:
-        self._held = b""  # the last state of the unfinished line, and one \r if that came last
+        self.held = bytearray()
+        """The unfinished line as far as it has come."""
         self.progress = False
-        """The unfinished line has carriage returns in it: a progress bar."""
+        """It has carriage returns in it: a progress bar."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes of the stream; give the lines they finish as one block, each ended by a newline."""
-        if len(data) <= PIECE_BYTES:
-            return self._feed(data)
-        return b"".join(self._feed(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))
+        """Take the next bytes of the stream; give the lines they finish as one block, ended by a newline."""
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self.held += data
+            self.progress = self.progress or b"\r" in data
+            return b""
+        block = bytes(self.held) + data[:end]
+        self.held = bytearray(data[end:])
+        self.progress = b"\r" in self.held
+        return block
 
-    def _feed(self, data: bytes) -> bytes:
-        text = self._held + data
-        pieces = b""
-        if len(text) > PIECE_BYTES:
-            # Only the first state can be too long: each later one lies within `data`.
-            ends = [at for at in (text.find(b"\n"), text.find(b"\r")) if at >= 0]
-            end = min(ends, default=len(text))
-            while end > PIECE_BYTES:
-                pieces += text[:PIECE_BYTES] + CONTINUES + b"\n"
-                text = text[PIECE_BYTES:]
-                end -= PIECE_BYTES
-        if b"\r" in text:
-            *lines, rest = text.split(b"\n")
-            self.progress = b"\r" in rest or (self.progress and not lines)
-            kept = _last_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
-            text = b"\n".join([*map(_last_state, lines), kept])
-        elif b"\n" in data:
-            self.progress = False
-        end = text.rfind(b"\n") + 1
-        self._held = text[end:]
-        return pieces + text[:end] if pieces else text[:end]
+    def excess(self) -> bytes:
+        """Take out what is too long to be held: whole states of a progress bar, or all of a line without an end."""
+        if len(self.held) <= (PROGRESS_BYTES if self.progress else LONGEST_BYTES):
+            return b""
+        end = self.held.rfind(b"\r") + 1 or len(self.held)
+        excess = bytes(self.held[:end])
+        del self.held[:end]
+        return excess
 
     @property
     def state(self) -> bytes:
         """The unfinished line as it stands."""
-        return self._held.rstrip(b"\r")
+        return last_state(bytes(self.held[-PROGRESS_BYTES:]))
 
     def finish(self) -> bytes:
-        """The unfinished line as a block of one line, or nothing; the stream may still go on afterwards."""
-        state = self.state
-        self._held, self.progress = b"", False
-        return state + b"\n" if state else b""
+        """The unfinished line, not ended, or nothing; the stream may still go on afterwards."""
+        rest = bytes(self.held)
+        self.held, self.progress = bytearray(), False
+        return rest
 
 
-def _last_state(line: bytes) -> bytes:
+def last_state(line: bytes) -> bytes:
+    """What a terminal shows of a line with carriage returns in it, if each state covers the one before."""
     line = line.rstrip(b"\r")
     return line[line.rfind(b"\r") + 1 :]
 
@@ -85,7 +79,7 @@ class Tail:
 
     def feed(self, block: bytes) -> None:
         """Take a block of whole lines."""
-        self._lines.extend(map(_cut, block.rsplit(b"\n", TAIL_LINES + 1)[-TAIL_LINES - 1 : -1]))
+        self._lines.extend(_cut(last_state(line)) for line in block.rsplit(b"\n", TAIL_LINES + 1)[-TAIL_LINES - 1 : -1])
 
     def read(self, lines: int, unfinished: bytes) -> list[str]:
         """The last lines as plain text, the unfinished one included."""
