@@ -61,6 +61,16 @@ def test_what_the_agent_asks_is_heard(path):
     assert asked_to_end == heard(reader) == (True, 15, 10**15, 2)
 
 
+def test_saves_are_forgotten_and_can_be_asked_for_again(path):
+    reader, writer = ControlReader(path), ControlWriter(path)
+    writer.request_save()
+
+    writer.forget_saves()
+    assert heard(reader) == (False, 0, 0, 0)
+    writer.request_save()
+    assert heard(reader) == (False, 0, 0, 1)
+
+
 def test_who_is_to_make_place_is_told_until_another_attempt_begins(path):
     reader, writer = ControlReader(path), ControlWriter(path)
 

@@ -57,6 +57,7 @@ def run(module: str, program: str, backend: str, directory: str) -> int:
     from gpulaunch.profiler.probe.inject import arm
 
     try:
+        torch.set_num_threads(1)  # not before the fork: several autograd threads may then find no thread pool
         arm()
         for name in ("RANK", "LOCAL_RANK"):  # to those who lead this is one process, and no job
             del os.environ[name]
@@ -89,5 +90,4 @@ def nursery() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     nursery()

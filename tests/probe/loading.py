@@ -266,7 +266,6 @@ def looks_at_the_class() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     vars(ranks).update({name: thing for name, thing in list(globals().items()) if inspect.isfunction(thing)})
     if len(sys.argv) > 1:
         sys.exit(ranks.run(sys.argv[1]))

@@ -531,7 +531,6 @@ def a_hundred_thousand_copies() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     stand_in_for_a_gpu()
     # Somebody has asked what the methods of tensors are before there are taps; the answer is kept.
     torch.overrides.is_tensor_method_or_property(torch.Tensor.add)

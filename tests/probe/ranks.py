@@ -549,6 +549,7 @@ def run(program: str) -> int:
     from gpulaunch.profiler.probe.inject import arm
 
     try:
+        torch.set_num_threads(1)  # not before the fork: several autograd threads may then find no thread pool
         arm()
         (globals() | vars(led_loops))[program]()
     except BaseException:
@@ -576,7 +577,6 @@ def nursery() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     if len(sys.argv) > 1:
         sys.exit(run(sys.argv[1]))
     nursery()

@@ -29,6 +29,7 @@ from gpulaunch.profiler.channel.collectives import (
     CollectivesSnapshot,
     words_of_call,
 )
+from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.probe import collectives
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.state import Probe
@@ -126,6 +127,20 @@ def test_where_there_is_no_room_for_the_file_the_steps_are_measured_all_the_same
     monkeypatch.setenv("GPULAUNCH_CHANNEL_DIR", str(tmp_path / "nowhere"))
 
     assert isinstance(collectives._words(probe), list)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_leaving_all_process_groups_is_told_once_it_is_done(probe: Probe, left: bool) -> None:
+    """And leaving one of several is not."""
+    told = probe.writer.words
+    seen: list[int] = []
+    c10d = SimpleNamespace(is_initialized=lambda: not left)
+    leave = collectives._tap_leave(probe, c10d, lambda group=None: seen.append(told[Word.LEFT_GROUP_NS]))
+
+    leave(group=None)
+
+    assert seen == [0]
+    assert (told[Word.LEFT_GROUP_NS] > 0) is left
 
 
 # --- the recorder -------------------------------------------------------------------------------------------------

@@ -76,3 +76,22 @@ def test_outside_a_run_marks_do_nothing():
     with mark.phase("forward"):
         mark.note("nobody listens")
         mark.step()
+
+
+def test_a_program_without_torch_has_its_marks(tmp_path, monkeypatch):
+    """JAX, say: there is nothing to tap, but what the program says itself is told."""
+    path = str(tmp_path / "rank-0.bin")
+    page.create(path, rank=0, local_rank=0, attempt=0)
+    program = (
+        "import sys\n"
+        "from gpulaunch import mark\n"
+        "for _ in range(3):\n"
+        "    with mark.phase('forward'):\n"
+        "        mark.step()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    env = {**os.environ, "RANK": "0", "GPULAUNCH_CHANNEL_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True, timeout=60)
+
+    with page.PageReader(path) as reader:
+        assert reader.read().steps == 3

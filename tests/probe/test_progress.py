@@ -27,7 +27,7 @@ def read(tmp_path, monkeypatch) -> Read:
     page.create(path, rank=0, local_rank=0, attempt=0)
     probe = Probe(page.PageWriter(path), TORCH)
     monkeypatch.setattr(inject, "_probe", probe)
-    monkeypatch.setattr(inject, "_armed_pid", os.getpid())
+    monkeypatch.setattr(inject, "_probe_pid", os.getpid())
     monkeypatch.setattr(progress, "_stands_still", 0)
     return lambda: page.read(path)
 

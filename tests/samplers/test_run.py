@@ -63,6 +63,13 @@ def test_what_the_agent_says_is_read(run: Run) -> None:
     assert state.goodput_ns == dict.fromkeys(GOODPUT_BUCKETS, 1_500_000_000)
     assert state.restarts == {"segfault": 2, "hang": 1}
     assert (state.hang_suspicions, state.hangs, state.preempted) == (2, 1, True)
+    assert state.stalled_since_ns == {}
+
+
+def test_ranks_that_stand_still_are_told_until_they_move(run: Run) -> None:
+    stall = {"ranks": [1, 3], "since_s": 12.5, "due_s": None, "what": "ranks 1,3 are in data.py:31 sleep()"}
+    assert run.says(stall=stall).stalled_since_ns == {1: 12.5 * S, 3: 12.5 * S}
+    assert run.says(stall=None).stalled_since_ns == {}
 
 
 def test_steps_that_must_be_done_again_stop_the_count_until_they_are_made_up_for(run: Run) -> None:

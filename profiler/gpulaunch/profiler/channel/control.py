@@ -79,6 +79,10 @@ class ControlWriter:
         """Ask every rank to save and to go on."""
         self._words[ControlWord.SAVE_REQUESTS] += 1
 
+    def forget_saves(self) -> None:
+        """Ask ranks that begin from here on for no save that was asked for before."""
+        self._words[ControlWord.SAVE_REQUESTS] = 0
+
     def leave(self, leaves: bool) -> None:
         """Say that ranks which get a SIGTERM from here on are to make place, or that this is over."""
         self._words[ControlWord.LEAVE] = leaves

@@ -72,7 +72,7 @@ __all__ = [
 
 PAGE_BYTES: Final = 65536
 MAGIC: Final = int.from_bytes(b"gpulpage", "little")
-VERSION: Final = 5
+VERSION: Final = 6
 
 
 class Word(IntEnum):
@@ -175,6 +175,9 @@ class Word(IntEnum):
     CHECKPOINT_BLOCKING_SINCE_NS = 99  # since when the training thread has been inside a save; 0: it is not
     RESUMED_STEP = 100  # 0: from nothing
     LISTENS = 101  # bit 0: ends by itself after a preemption notice
+
+    # written by the tap of destroy_process_group (`probe.collectives`)
+    LEFT_GROUP_NS = 102  # CLOCK_MONOTONIC when destroy_process_group() of all groups returned last; 0: never
 
     # what observing costs (`probe.price`)
     BUDGET_PPM = 104  # of a step: more, and parts are switched off

@@ -190,6 +190,8 @@ class PageSnapshot:
     """The step that this rank went on from; 0: from nothing."""
     listens: bool
     """Whether the rank will end by itself after a preemption notice."""
+    left_group_ns: int
+    """CLOCK_MONOTONIC when it had destroyed its process groups; 0: it has not."""
     budget_ppm: int
     """Share of a step that observing may cost, in millionths; past it, parts are switched off. 0: no limit."""
     hooks_shed: Hook
@@ -303,6 +305,7 @@ class PageReader:
             checkpoint_blocking_since_ns=words[Word.CHECKPOINT_BLOCKING_SINCE_NS],
             resumed_step=words[Word.RESUMED_STEP],
             listens=bool(words[Word.LISTENS] & 1),
+            left_group_ns=words[Word.LEFT_GROUP_NS],
             budget_ppm=words[Word.BUDGET_PPM],
             hooks_shed=Hook(words[Word.HOOKS_SHED]),
             unobserved_steps=words[Word.UNOBSERVED_STEPS],

@@ -40,7 +40,6 @@ _WAIT_NS: Final = int(Word.LOADER_WAIT_NS_TOTAL)
 _TRANSFER_NS: Final = int(Word.LOADER_TRANSFER_NS_TOTAL)
 _BLOCKED_NS: Final = int(Word.LOADER_BLOCKED_NS_TOTAL)
 _HISTOGRAM: Final = int(Word.LOADER_WAIT_HISTOGRAM)
-_QUEUE_GAUGES: Final = range(Word.LOADER_OUTSTANDING, Word.LOADER_PIN_BACKLOG + 1)
 _KIND: Final = SITE_KINDS.index("loader")
 
 _NEVER: Final = 1 << 62
@@ -85,7 +84,6 @@ class LoaderWatch:
         "_shape",
         "_size_bytes",
         "_tell_due_ns",
-        "_tensor",
         "_told_queue",
         "_transfer_ns",
         "_unavailable",
@@ -99,6 +97,7 @@ class LoaderWatch:
         "passing",
         "ready_ns",
         "samples",
+        "tensor",
     )
 
     def __init__(self, writer: PageWriter, unavailable: Callable[[Hook, str], None], tensor: type[Any]) -> None:
@@ -108,7 +107,8 @@ class LoaderWatch:
         self._writer = writer
         self._words = writer.words
         self._unavailable = unavailable
-        self._tensor = tensor
+        self.tensor = tensor
+        """torch's; anything else until torch is there, for no batch comes before."""
         self._queue_due_ns = self._tell_due_ns = 0
         self._told_queue = False
         self._most_queued, self._places_left = NO_PLACES
@@ -279,12 +279,6 @@ class LoaderWatch:
         if not trains:
             self.loaders.evaluated()
 
-    def do_without_queue(self) -> None:
-        """Read the queue no more: it costs too much."""
-        self._reads_queue = False
-        for word in _QUEUE_GAUGES:  # what nobody reads any more is not to stand there for ever
-            self._words[word] = 0
-
     def _tell(self) -> None:
         """Put the counters in the page."""
         self._count_plain()
@@ -317,12 +311,12 @@ class LoaderWatch:
             return 0
         try:
             first: Any = batch[0] if type(batch) is list and batch else None
-            shape = first.shape if type(first) is self._tensor else None
+            shape = first.shape if type(first) is self.tensor else None
             if shape is not None and shape == self._shape and len(batch) == self._length:
                 self._alike += 1
             else:
                 self._shape, self._length = shape, 0 if shape is None else len(batch)
-                size = size_of(batch, self._tensor)
+                size = size_of(batch, self.tensor)
                 if size == (self.samples, self._size_bytes):
                     self._alike += 1
                 else:

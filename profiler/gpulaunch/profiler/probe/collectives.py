@@ -6,6 +6,7 @@
     DDP          reduces gradients while autograd is still at work, in C++. Its logger times that in the first ten
                  iterations and then in one of a hundred; what was not hidden behind the backward is taken out of it.
     all of them  are numbered by torch's flight recorder; see `recorder`.
+    the end      destroy_process_group() of all groups: a rank that hangs after it has finished.
 
 A program that takes a function out of torch.distributed by name before this is placed (packages that are imported with
 torch before the ranks are forked) calls it past the tap.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import time
 import weakref
 from array import array
 from collections.abc import Callable
@@ -77,6 +79,11 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
     wait = _tap(probe, torch, calls, "wait", c10d.Work.wait)
     keep_out(torch, wait)
     put(c10d.Work, "wait", wait, undo)
+
+    leave = _tap_leave(probe, c10d, c10d.destroy_process_group)
+    if torch.distributed.destroy_process_group is c10d.destroy_process_group:
+        put(torch.distributed, "destroy_process_group", leave, undo)
+    put(c10d, "destroy_process_group", leave, undo)
 
     parallel = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
     reducers = _Reducers(probe)
@@ -148,6 +155,21 @@ def _tap(probe: Probe, torch: Any, calls: _Calls, kind: str, original: Callable[
                 calls.ended(began, returned)
 
     return tapped
+
+
+def _tap_leave(probe: Probe, c10d: Any, original: Callable[..., None]) -> Callable[..., None]:
+    """`destroy_process_group`: who hangs after it has finished, and hangs in its teardown."""
+
+    @functools.wraps(original)
+    def tapped_leave(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        try:
+            if not c10d.is_initialized():
+                probe.writer.words[Word.LEFT_GROUP_NS] = time.monotonic_ns()
+        except Exception as error:
+            probe.unavailable(Hook.NESTED, repr(error))
+
+    return tapped_leave
 
 
 class _Reducers:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
 
-__all__ = ["arm", "current"]
+__all__ = ["arm", "current", "for_marks"]
 
 _armed_pid = 0
+_marked_pid = 0
+_probe_pid = 0
 _probe: Probe | None = None
 
 
@@ -32,15 +34,17 @@ def arm() -> None:
         torch = sys.modules.get("torch")
         if torch is None or "RANK" not in os.environ or _armed_pid == os.getpid():
             return
-        observes = "GPULAUNCH_CHANNEL_DIR" in os.environ and os.environ.get("GPULAUNCH_PROFILE") != "off"
+        observes = _observes()
         if _is_helper_process():
             if observes:
                 _observe_worker(torch)
             return
         if "GPULAUNCH_CONTROL" in os.environ:
+            from gpulaunch.profiler.probe.teardown import let_go_of_the_group_last
             from gpulaunch.profiler.probe.tempdir import keep_sockets_together
 
             keep_sockets_together()
+            let_go_of_the_group_last()
         if observes:
             _armed_pid = os.getpid()
             _observe(torch)
@@ -53,30 +57,64 @@ def arm() -> None:
 
 def current() -> Probe | None:
     """The probe of this process, if it has one."""
-    return _probe if _armed_pid == os.getpid() else None
+    return _probe if _probe_pid == os.getpid() else None
+
+
+def for_marks() -> Probe | None:
+    """The probe of this process for what the program says itself, also where it has not imported torch (JAX, say).
+
+    Such a probe has no hooks; `arm` places them if torch is imported later. Raises nothing.
+    """
+    global _marked_pid
+    if _probe is None and _marked_pid != os.getpid():  # a forked child has its rank's, and marks nothing
+        _marked_pid = os.getpid()
+        from gpulaunch.profiler.channel.page import PageBusyError
+
+        try:
+            if "RANK" in os.environ and _observes() and not _is_helper_process():
+                _claim()
+        except PageBusyError:
+            pass  # a program that the rank has started
+        except Exception as error:
+            _say(f"the profiler is off: {error!r}")
+    return current()
+
+
+def _observes() -> bool:
+    return "GPULAUNCH_CHANNEL_DIR" in os.environ and os.environ.get("GPULAUNCH_PROFILE") != "off"
 
 
 def _observe(torch: Any) -> None:
-    """Claim this rank's page and place the hooks."""
-    global _probe
-    from gpulaunch.profiler.channel.page import PageBusyError, PageWriter
+    """Claim this rank's page, if that has not been done for its marks, and place the hooks."""
+    from gpulaunch.profiler.channel.page import PageBusyError
     from gpulaunch.profiler.probe.hooks import Hooks
+
+    try:
+        probe = current() or _claim()
+    except PageBusyError:
+        # A program that the rank has started, with its environment: a fork server of its workers?
+        _observe_worker(torch)
+        return
+    if probe is not None:
+        probe.loader.tensor = torch.Tensor
+        Hooks(probe, torch).place()
+
+
+def _claim() -> Probe | None:
+    """Make this process the one that writes the rank's page; None where the run has ended. Raises PageBusyError."""
+    global _probe, _probe_pid
+    from gpulaunch.profiler.channel.page import PageWriter
     from gpulaunch.profiler.probe.state import Probe
 
     path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"rank-{int(os.environ['RANK'])}.bin")
     try:
         writer = PageWriter(path)
     except FileNotFoundError:
-        return  # left over from a run that has ended
-    except PageBusyError:
-        _observe_worker(
-            torch
-        )  # a program that the rank has started, with its environment: a fork server of its workers?
-        return
-    _probe = Probe(writer, torch)
+        return None
+    _probe, _probe_pid = Probe(writer), os.getpid()
     os.register_at_fork(after_in_child=_probe.off)
     atexit.register(_probe.ended)
-    Hooks(_probe, torch).place()
+    return _probe
 
 
 def _observe_worker(torch: Any) -> None:

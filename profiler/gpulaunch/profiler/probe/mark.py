@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from gpulaunch.profiler.channel.layout import PHASES
-from gpulaunch.profiler.probe.inject import current
+from gpulaunch.profiler.probe.inject import for_marks
 
 __all__ = ["note", "phase", "step"]
 
@@ -29,7 +29,7 @@ Phase = Literal[
 
 def step() -> None:
     """A training step ends here. From the first call on, nothing else ends one."""
-    probe = current()
+    probe = for_marks()
     if probe is not None:
         probe.mark_step()
 
@@ -41,7 +41,7 @@ def phase(name: Phase) -> Generator[None]:
     For loops whose phases cannot be seen from outside, such as data that comes without a DataLoader. Not for use inside
     a compiled function.
     """
-    probe = current()
+    probe = for_marks()
     if probe is None:
         yield
         return
@@ -54,6 +54,6 @@ def phase(name: Phase) -> Generator[None]:
 
 def note(text: str) -> None:
     """Keep `text` (up to 232 bytes) with the rank's figures. The last note counts; it survives the rank."""
-    probe = current()
+    probe = for_marks()
     if probe is not None:
         probe.note(text)

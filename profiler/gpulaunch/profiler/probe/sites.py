@@ -96,7 +96,7 @@ def _within_packages(path: str) -> str:
     """What follows on the directory that packages are installed in; "" for what is not installed."""
     for packages in _PACKAGES:
         _, found, rest = path.rpartition(packages)
-        if found:
+        if found and rest:
             return rest
     return ""
 

@@ -93,10 +93,10 @@ class Probe(Service):
         "turn",
     )
 
-    def __init__(self, writer: PageWriter, torch: Any) -> None:
+    def __init__(self, writer: PageWriter, torch: Any = None) -> None:
         super().__init__(writer)
         self.machine = Publisher(writer).machine
-        self.loader = LoaderWatch(writer, self.unavailable, torch.Tensor)
+        self.loader = LoaderWatch(writer, self.unavailable, getattr(torch, "Tensor", type(None)))
         self.machine.on_evaluated = self.loader.evaluated
         self.machine.on_batch = self.loader.plain
         self.loader.before_change = self._catch_up_here
@@ -126,7 +126,6 @@ class Probe(Service):
         """What times phases on the GPU, if anything does; whoever has one sets it."""
         self.bare = Bare(self)
         self._due_ns = 0
-        self.bare.can_do_without(Hook.LOADER_QUEUE, self.loader.do_without_queue)
         self.bare.can_do_without(Hook.GPU_TIME, self._stop_clock)
 
     def ended(self) -> None:

@@ -255,14 +255,15 @@ class _Collate:
 
 
 def _show_stacks() -> None:
-    """Let any process of this user read the stacks of this one: under Yama only its ancestors may, and no sidecar is.
+    """Let the launcher and its sidecar read the stacks of this process: under Yama only its ancestors may.
 
     prctl(2), PR_SET_PTRACER; a rank has done the same, but it is not handed on to children.
     """
     with suppress(Exception):
+        tracer_pid = int(os.environ["GPULAUNCH_TRACER_PID"])
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(tracer_pid), 0, 0, 0)
 
 
 def _opened(path: str) -> int:

@@ -26,7 +26,7 @@ GOODPUT_BUCKETS: Final = (
 RESTART_KINDS: Final = (
     *("exception", "syntax", "import", "peer", "loader_worker", "gpu_oom", "gpu_fault", "gpu_hardware", "host_oom"),
     *("shm_full", "disk_full", "port_in_use", "segfault", "bus_error", "abort", "signal", "interrupt", "exit_code"),
-    *("early_exit_0", "hang", "preempted", "stopped", "node_loss", "other"),
+    *("early_exit_0", "hang", "preempted", "stopped", "checkpoint_in_use", "node_loss", "other"),
 )
 """What ends an attempt, as the agent names it; whatever has another name is "other"."""
 
@@ -66,6 +66,8 @@ class RunState:
     hang_suspicions: int
     hangs: int
     preempted: bool
+    stalled_since_ns: Mapping[int, int] = field(default_factory=dict[int, int])
+    """CLOCK_MONOTONIC when ranks that are told to stand still moved last, by rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

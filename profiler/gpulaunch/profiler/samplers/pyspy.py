@@ -4,9 +4,9 @@ Always `--nonblocking`: py-spy reads the memory of the process while that runs (
 So a look costs the process nothing, and now and then it is torn: the stack changed while it was read, py-spy finds
 nonsense and says so, and the look is lost.
 
-It needs the right to ptrace: the same user, and not forbidden by Yama or a container (ranks permit it to everybody of
-their user, see `launcher.loop.linux`). A look is dear for what it gives: most of it is py-spy reading the symbols of
-the interpreter, again for each process and each look. So every look comes with its price.
+It needs the right to ptrace: the same user, and not forbidden by Yama or a container (under Yama's mode 1 ranks permit
+it to the launcher and what that starts, see `launcher.loop.linux`). A look is dear for what it gives: most of it is
+py-spy reading the symbols of the interpreter, again for each process and each look. So every look comes with its price.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ __all__ = ["RunSampler", "parse_run"]
 
 _VERSION: Final = 1
 _WAITING: Final = ("startup", "restart")
+_MOST_STALLED: Final = 1024
 _LONGEST_S: Final = 1e9  # thirty years; what is beyond is no time of a run
 
 
@@ -57,6 +58,7 @@ class RunSampler:
             hang_suspicions=hang_suspicions,
             hangs=hangs,
             preempted=said.preempted,
+            stalled_since_ns=said.stalled_since_ns,
         )
 
     def _highest(self, account: str, counters: list[int]) -> tuple[int, ...]:
@@ -85,9 +87,14 @@ def parse_run(text: bytes) -> RunState:
             hang_suspicions=_count(document["hang_suspicions"]),
             hangs=_count(document["hangs"]),
             preempted=_count(document["preempted"]) != 0,
+            stalled_since_ns=_stalled(document.get("stall")),
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"damaged ({type(error).__name__})") from error
+
+
+def _stalled(stall: Any) -> dict[int, int]:
+    return {} if stall is None else {_count(rank): _ns(stall["since_s"]) for rank in stall["ranks"][:_MOST_STALLED]}
 
 
 def _count(value: object) -> int:
