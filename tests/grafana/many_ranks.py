@@ -316,7 +316,9 @@ class Agent:
         restarts = {"exception": self.restarts} if self.restarts else {}
         account = {"version": 1, "restarts": restarts, "goodput_seconds": self.spent_s}
         told = {"hang_suspicions": 2, "hangs": 1, "preempted": 1}
-        self.put("run.json", account | {name: count if trouble else 0 for name, count in told.items()})
+        stall = {"ranks": [0], "since_s": now_s - 60.0, "due_s": None, "what": "rank 0 rests"} if trouble else None
+        counts = {name: count if trouble else 0 for name, count in told.items()}
+        self.put("run.json", account | counts | {"stall": stall})
 
     def obey(self, order: str) -> None:
         """Do what a line says."""

@@ -291,7 +291,7 @@ _TABLE: dict[str, dict[str, Move | tuple[Move, ...]]] = {
         "Goodput": past(TROUBLE, also=AGAIN),
         "Attempt": past(AGAIN, real=True),
         "Lost work": up(TROUBLE),
-        "Hangs": (past(TROUBLE, "hangs"), past(TROUBLE, "suspected")),
+        "Hangs": (past(TROUBLE, "hangs"), past(TROUBLE, "told")),
         "A failure now would cost": up(TROUBLE, **ONE, by=15, why=HALF_AN_HOUR),
         "Asked to end": past(TROUBLE),
         "Where the time goes": up(TROUBLE, bucket="lost_work"),

@@ -43,6 +43,8 @@ NO_TROUBLE = {
     ("cost", "Parts switched off for their price"),
     ("gpus", "Critical errors"),
 }
+STANDSTILL = "rank {{rank}}, told"
+"""There only while one is told."""
 WITH_A_RESTART = {AGAIN, TROUBLE}
 
 
@@ -55,7 +57,7 @@ def must_be_empty(query: Query, run: str, scene: str) -> bool:
     place = (query.dashboard, query.panel)
     if run == "real" and query.needs_gpu:
         return True
-    if place in NO_TROUBLE:
+    if place in NO_TROUBLE or query.legend == STANDSTILL:
         return (run, scene) != ("many", TROUBLE)
     return place in NO_RESTART and scene not in WITH_A_RESTART
 

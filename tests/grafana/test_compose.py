@@ -162,7 +162,8 @@ def test_the_dockerfile_copies_what_there_is_and_does_not_end_as_root() -> None:
     ]
     users = [line.split()[1] for line in lines if line.startswith("USER ")]
 
-    assert re.fullmatch(r"FROM python:3\.\d+-slim-bookworm", lines[0])
+    assert re.fullmatch(r"ARG PYTHON_IMAGE=python:3\.\d+-slim-bookworm", lines[0])
+    assert lines[1] == "FROM ${PYTHON_IMAGE}"
     assert {"launcher", "profiler", "exporters"} <= set(copied)
     assert [source for source in copied if not (ROOT / source).exists()] == []
     assert users[-1] not in ("root", "0")

@@ -280,6 +280,7 @@ def node() -> NodeState:
             hang_suspicions=2,
             hangs=1,
             preempted=False,
+            stalled_since_ns={1: 5_000 * MS},
         ),
         gpus=(
             GpuHealth(index=0, uuid="GPU-a", xids={79: 1, 48: 2}, ecc_uncorrected=2, recovery_action="node_reboot"),

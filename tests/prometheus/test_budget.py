@@ -34,7 +34,7 @@ from gpulaunch.profiler.samplers.phases import STACK_PHASES
 
 FACTS = Facts(version="1", scrapes=1, render_s=0.1)
 
-A_RANK = 181
+A_RANK = 182
 """Of which 34 are the two histograms, 36 every kind of copy and wait, 12 every kind of collective, and 13 the parts of
 the probe that were switched off, of which most ranks have none. With the few kinds that a program uses it is about
 130."""
@@ -119,7 +119,10 @@ def filled(node: NodeState, ranks: int, gpus: int, *, xids: Iterable[int] = ()) 
             ),
         ),
         run=dataclasses.replace(
-            node.run, goodput_ns=dict.fromkeys(GOODPUT_BUCKETS, 1), restarts=dict.fromkeys(RESTART_KINDS, 1)
+            node.run,
+            goodput_ns=dict.fromkeys(GOODPUT_BUCKETS, 1),
+            restarts=dict.fromkeys(RESTART_KINDS, 1),
+            stalled_since_ns=dict.fromkeys(range(ranks), 1),
         ),
         stacks=dataclasses.replace(node.stacks, samples=dict.fromkeys(STACK_PHASES, 1)),
         findings=tuple(of_rule(found, rule.id, line) for rule in RULES for line in range(3)),

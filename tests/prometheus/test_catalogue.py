@@ -116,6 +116,7 @@ gpulaunch_process_cpu_seconds_total mode=system|user rank role=trainer|workers
 gpulaunch_process_runqueue_seconds_total rank role=trainer|workers
 gpulaunch_profiler_overhead_seconds_total rank where=sidecar|trainer
 gpulaunch_rank_info local_rank pid rank
+gpulaunch_rank_stalled_seconds rank
 gpulaunch_restarts_total kind=KINDS
 gpulaunch_resumed_step rank
 gpulaunch_run_info name node_rank run world_size

@@ -50,8 +50,9 @@ def reported(
 @pytest.mark.alone
 @pytest.mark.torch
 def test_a_job_that_succeeds_leaves_a_report_and_says_where(gpulaunch: Launcher, tmp_path: Path) -> None:
-    _, run = reported(gpulaunch, tmp_path, code=0)
+    ended, run = reported(gpulaunch, tmp_path, code=0)
 
+    assert "report.html" in ended.stderr.splitlines()[-1], "it is told when it is written"
     page = parse((run / "report.html").read_text())
     assert page.wrong == []
     assert page.title == "train: finished - gpulaunch report"

@@ -78,7 +78,9 @@ def test_a_run_that_was_stopped_is_told_as_such_wherever_one_looks(gpulaunch: La
 
     # What the ranks did is not known, and nobody makes a figure of it.
     summed_up = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert "goodput not known, no step was seen: " in ended.stderr
+    assert "steps were not watched (--no-profile); " in ended.stderr
+    assert "goodput not known, steps were not watched: " in ended.stderr
+    assert summed_up["stopped_by"] == "SIGINT"
     assert "goodput not known, no step was seen; of " in top.stdout
     assert re.findall(r"^ +(\d+) .* not measured .* off$", top.stdout, re.M) == ["0", "1"], top
     for told in (summed_up["goodput_seconds"], view["goodput_seconds"]):

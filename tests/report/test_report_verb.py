@@ -41,7 +41,9 @@ def test_the_page_goes_where_it_is_told(here: Path, capsys: pytest.CaptureFixtur
 
     out = capsys.readouterr().out
     assert parse((here / "mine.html").read_text()).title == parse((here / "mine" / "report.html").read_text()).title
-    assert parse(out[out.index("<!DOCTYPE") :]).counts["h1"] == 1
+    page = out[out.index("<!DOCTYPE") :]
+    assert parse(page).counts["h1"] == 1
+    assert '<meta name="generator" content="gpulaunch">' in page[:512], "by which `runs prune` knows it"
 
 
 def test_markdown_is_for_stdout(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from gpulaunch.exporters.tui.frame import HELP, frame, once, scrolled
 from gpulaunch.exporters.tui.look import Look, Output, Page
 from gpulaunch.exporters.tui.phases import GOODPUT_LETTERS, LETTERS, shares_bar
 from gpulaunch.exporters.tui.tail import LogPlace, Tail
-from gpulaunch.exporters.view.model import AttemptView, RunView, Status
+from gpulaunch.exporters.view.model import AttemptView, RunView, StallView, Status
 from gpulaunch.exporters.view.text import inert
 from gpulaunch.profiler.channel.layout import PHASES
 from gpulaunch.profiler.record import GOODPUT_BUCKETS
@@ -274,6 +274,15 @@ def test_a_run_that_says_nothing_new_tells_for_how_long() -> None:
     assert "nothing new" not in text(view)
     assert "nothing new for 2m 00s" in text(replace(view, made_s=views.SEEN_S + 120))
     assert "nothing new" not in text(replace(views.finished(), made_s=views.SEEN_S + 120))
+
+
+def test_a_standstill_stands_on_top_as_long_as_it_lasts() -> None:
+    stall = StallView(what="rank 1 is in data.py:31 sleep()", since_s=views.SEEN_S - 63, due_s=None)
+
+    assert "no progress for 1m 03s: rank 1 is in data.py:31 sleep()" in text(
+        replace(views.healthy(), stall=stall, made_s=views.SEEN_S)
+    )
+    assert "no progress" not in text(views.healthy())
 
 
 def test_of_a_run_that_is_over_nothing_is_odd_that_is_not_known() -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -395,6 +396,35 @@ def test_a_run_whose_agent_lives_goes_on_however_long_it_is_silent(run_dir: Path
     begin(run_dir)
     with held(run_dir):
         assert load(run_dir, now_s=NOW_S + 86_400).status is Status.RUNNING
+
+
+STANDSTILL = {"why": "rank 1 is in data.py:31 sleep()", "ranks": [1], "quiet_s": 40.0, "due_in_s": 560.0}
+
+
+@pytest.mark.parametrize(
+    ("then", "stall"),
+    [
+        ([], (-10.0, 590.0)),
+        ([("hang_suspected", 70, {**STANDSTILL, "quiet_s": 80.0, "due_in_s": None, "again": True})], (-10.0, None)),
+        ([("hang_over", 70, {"ranks": [1], "after_s": 80.0})], None),
+        ([("phase", 70, {"phase": "stopping", "attempt": 0})], None),
+    ],
+)
+def test_a_standstill_is_told_until_it_is_over(
+    run_dir: Path, then: list[tuple[str, float, dict[str, Any]]], stall: tuple[float, float | None] | None
+) -> None:
+    begin(run_dir)
+    with open(run_dir / "events.jsonl", "a") as history:
+        for what, at_s, fields in [("hang_suspected", 30.0, STANDSTILL), *then]:
+            history.write(line(what, at_s, **fields))
+
+    with held(run_dir):
+        view = load(run_dir, now_s=WALL_S + 71)
+
+    told = view.stall
+    assert (told and (told.since_s - WALL_S, told.due_s and told.due_s - WALL_S)) == stall
+    assert view.hang_suspicions == 1
+    assert told is None or told.what == STANDSTILL["why"]
 
 
 def test_a_run_whose_agent_is_gone_without_a_word_is_lost(run_dir: Path) -> None:

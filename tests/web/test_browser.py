@@ -40,6 +40,14 @@ def rows(page: Any, panel: str, part: str) -> list[list[str]]:
     return found
 
 
+def opened_table(figure: Any) -> Any:
+    """Rows of the table below a chart, which is filled by the event that follows the click."""
+    figure.locator("summary").click()
+    found = figure.locator("tbody tr")
+    found.first.wait_for()
+    return found
+
+
 # --- the states of a run --------------------------------------------------------------------------------------------
 
 
@@ -242,6 +250,25 @@ def test_what_no_probe_has_seen_is_a_dash(serve: Serve, look: Look, stage: Stage
     assert "How much of the time was productive is not known: no step was seen." in text_of(page, "history")
 
 
+def test_a_standstill_is_on_the_page_until_it_is_over(serve: Serve, look: Look, stage: Stage) -> None:
+    tab = look(serve(stage(scenes.live)).url)
+    stall = {"what": "rank 1 is in data.py:31 sleep(), rank 0 waits for it in backward", "since_s": 0, "due_s": None}
+    told: list[Any] = [stall, None]
+
+    def standing(route: Any) -> None:
+        answer = route.fetch()
+        now = told.pop(0) if len(told) > 1 else told[0]
+        tagged = {**answer.headers, "etag": f'"{now is None}"'}
+        route.fulfill(response=answer, headers=tagged, body=json.dumps({**answer.json(), "stall": now}))
+
+    tab.page.route("**/api/run.json", standing)
+    tab.open()
+    page = tab.until("live")
+    assert page.locator("#stall").inner_text().startswith("No progress since ")
+    assert page.locator("#stall").inner_text().endswith(stall["what"])
+    page.locator("#stall").wait_for(state="hidden")
+
+
 def assert_inert(page: Any) -> None:
     assert page.evaluate("window.owned") is None
     assert page.locator("body img, body script, body iframe, main a, svg a, svg image").count() == 0
@@ -297,10 +324,9 @@ def test_a_chart_has_the_same_values_as_a_table(serve: Serve, look: Look, stage:
     figure = page.locator("#phases figure >> nth=0")
     label = figure.locator("[role=img]").get_attribute("aria-label")
     assert label.startswith("Phases over time, all ranks. Last values: data wait 38 %, forward 38 %, backward 25 %")
-    figure.locator("summary").click()
-    last = figure.locator("tbody tr >> nth=-1").inner_text().split("\t")
-    assert last[1:] == ["38 %", "38 %", "25 %"]
-    assert 2 < figure.locator("tbody tr").count() <= 25
+    table = opened_table(figure)
+    assert table.last.inner_text().split("\t")[1:] == ["38 %", "38 %", "25 %"]
+    assert 2 < table.count() <= 25
 
 
 def test_a_rank_that_makes_no_steps_has_no_phases_of_now(serve: Serve, look: Look, stage: Stage) -> None:
@@ -309,8 +335,7 @@ def test_a_rank_that_makes_no_steps_has_no_phases_of_now(serve: Serve, look: Loo
     tab.open()
     page = tab.until("live")
     figure = page.locator("#phases figure >> nth=1")
-    figure.locator("summary").click()
-    drawn = {row.split("\t")[0]: row.split("\t")[1:] for row in figure.locator("tbody tr").all_inner_texts()}
+    drawn = {name: phases for name, *phases in (row.split("\t") for row in opened_table(figure).all_inner_texts())}
     assert any(value.endswith("%") for value in drawn["0"])
     assert not any(value.endswith("%") for value in drawn["1"]), drawn
     assert all("s" in row[1] for row in rows(page, "phases", "totals"))

@@ -113,8 +113,10 @@ def ranks() -> Json:
             "Progress",
             lines(
                 "Since the last step",
-                "How long ago the last step of a rank ended: the five that are furthest behind.",
+                "How long ago the last step of a rank ended: the five that are furthest behind; and how long a rank has"
+                " not moved at all, where that is told.",
                 (top(5, since_last_step()), "rank {{rank}}"),
+                (top(5, highest(gauge("gpulaunch_rank_stalled_seconds"), "rank")), "rank {{rank}}, told"),
                 limit=limits.NO_STEP,
             ),
             lines(

@@ -92,9 +92,9 @@ def recovery() -> Json:
             ),
             lines(
                 "Hangs",
-                "Times that the ranks made no progress for so long that their stacks were taken, and those of them that"
-                " were hangs.",
-                (highest(gauge("gpulaunch_hang_suspicions_total")), "suspected"),
+                "Times that ranks stood still for longer than is usual, and those of them that were proven to be hangs"
+                " or lasted for --hang-timeout.",
+                (highest(gauge("gpulaunch_hang_suspicions_total")), "told"),
                 (highest(gauge("gpulaunch_hangs_total")), "hangs"),
                 width=8,
                 limit=limits.FAULT,

@@ -42,6 +42,7 @@ def flame_svg(boxes: Iterable[Box], *, title: str, note: str) -> str:
     return "\n".join(
         (
             '<?xml version="1.0" encoding="utf-8"?>',
+            "<!-- generator: gpulaunch -->",
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {height}" width="{wide}" height="{height}">',
             f"<title>{html.escape(title)}</title>",
             f"<style>{_STYLE}</style>",

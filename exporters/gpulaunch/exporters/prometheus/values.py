@@ -82,6 +82,9 @@ def _put_run(out: Sink, state: NodeState) -> None:
         out.put("gpulaunch_restarts_total", count, kind=kind)
     out.put("gpulaunch_hang_suspicions_total", run.hang_suspicions)
     out.put("gpulaunch_hangs_total", run.hangs)
+    for rank, since_ns in run.stalled_since_ns.items():
+        stalled_s = max(0, state.taken_monotonic_ns - since_ns) / _NS_PER_S
+        out.put("gpulaunch_rank_stalled_seconds", stalled_s, rank=str(rank))
     out.put("gpulaunch_preempted", run.preempted)
 
 

@@ -53,7 +53,11 @@ def standing(view: RunView) -> str:
     most = "at most " if view.goodput_at_most else ""
     known = f"{most}{percent(view.goodput_ratio)}" if view.goodput_ratio is not None else "not known"
     goodput = f"; goodput {known}" if view.goodput_seconds else ""
-    error = f". {view.error}" if view.error else ""
+    stall = view.stall
+    why = view.error
+    if stall is not None:
+        why = f"No progress for {seconds(view.made_s - stall.since_s)}: {stall.what}"
+    error = f". {why}" if why else ""
     return f"{how}{steps}{ranks}{again}{goodput}{error}" + ("" if error.endswith(".") else ".")
 
 

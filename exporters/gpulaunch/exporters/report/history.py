@@ -45,7 +45,11 @@ def failures(view: RunView) -> Section:
     elif view.attempts:
         blocks.append(Paragraph("No restart."))
     if view.hangs or view.hang_suspicions:
-        blocks.append(Paragraph(f"Hangs: {view.hangs}; suspected: {view.hang_suspicions}."))
+        blocks.append(
+            Paragraph(
+                f"Hangs: {view.hangs}. Standstills told of, most of which end by themselves: {view.hang_suspicions}."
+            )
+        )
     if view.status is Status.STOPPED:
         by = f"by {view.stopped_by}" if view.stopped_by else "as another node of it was"
         blocks.append(Paragraph(f"The job was told to end, {by}."))

@@ -53,7 +53,7 @@ def as_html(document: Document, *, library: str | None = None) -> str:
     return "\n".join(
         (
             "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
+            '<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="gpulaunch">',
             f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy, quote=True)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="referrer" content="no-referrer">',

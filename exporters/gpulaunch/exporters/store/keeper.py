@@ -230,7 +230,7 @@ class TelemetryKeeper:
         try:
             document: Any = json.loads((self._channel_dir / "group.json").read_bytes())
             return Path(document["run_dir"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _trouble(self, error: Exception) -> None:

@@ -91,7 +91,7 @@ class TelemetryReader:
                 """The series of the slots: of the gauges, of the counters."""
                 for counts, slot, name, labels in self._connection.execute("SELECT * FROM series ORDER BY slot"):
                     keys = self.keys[counts]
-                    keys += [("",)] * (slot - len(keys))  # none is ever missing, but a file may be damaged
+                    keys += [("",)] * (_slot(slot) - len(keys))  # none is ever missing, but a file may be damaged
                     keys.append((name, *map(str, json.loads(labels))))
         except BaseException:
             self._connection.close()
@@ -275,7 +275,7 @@ class TelemetryReader:
             damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
             why = f"is damaged ({error})" if damaged else f"cannot be read: {reason_of(error)}"
             raise UnreadableError(f"{self.path.name} {why}") from None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise UnreadableError(f"{self.path.name} cannot be read: {reason_of(error)}") from None
 
     def _pieces(self, since_s: float, until_s: float, step_s: float) -> Sequence[tuple[int, float, float]]:
@@ -287,11 +287,14 @@ class TelemetryReader:
         spans: dict[int, tuple[float, float]] = {
             level: (oldest_s, newest_s)
             for level, oldest_s, newest_s in self._connection.execute(
-                "SELECT level, min(begin_s), max(end_s) FROM frame "
-                "WHERE end_s > ? AND end_s <= ? AND level < ? GROUP BY level",
-                (since_s, until_s, len(_LENGTHS_S)),
+                "SELECT level, min(begin_s), max(end_s) FROM frame WHERE end_s > ? AND end_s <= ? GROUP BY level",
+                (since_s, until_s),
             )
         }
+        damaged = f"{self.path.name}: rows of no known level are left out"
+        if spans.keys() - set(_LEVELS) and damaged not in self.notes:
+            self.notes.append(damaged)
+        spans = {level: spans[level] for level in _LEVELS if level in spans}
         if not spans:
             return []
         if not all(_is(moment, float) for span in spans.values() for moment in span):
@@ -369,6 +372,12 @@ class TelemetryReader:
         return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
+def _slot(number: int) -> int:
+    if not 0 <= number < _MOST_SLOTS:
+        raise ValueError("its series are numbered wrongly")
+    return number
+
+
 def _is(value: object, of: type) -> bool:
     """Whether a column has what it should; numbers within reason."""
     if of is float:
@@ -378,4 +387,6 @@ def _is(value: object, of: type) -> bool:
 
 _LARGEST: Final = 1e15
 _FRAME: Final = "begin_s, end_s, run, attempt, looks, num_counters, data"
+_MOST_SLOTS: Final = 1 << 20
 _LENGTHS_S: Final = tuple(max(1.0, level.length_s) for level in LEVELS)
+_LEVELS: Final = range(len(_LENGTHS_S))

@@ -18,6 +18,7 @@ from gpulaunch.exporters.tui.cells import (
     ratio,
     seconds,
     took,
+    wrap,
 )
 from gpulaunch.exporters.tui.look import Look, Page
 from gpulaunch.exporters.tui.phases import legend, shares_bar
@@ -42,6 +43,7 @@ _STATUS: Final = {
 _OLD_S: Final = 15.0
 """What is older than this, of a run that goes on, is told with its age."""
 _NAME_CELLS: Final = 28
+_MOST_STALL_LINES: Final = 3
 
 
 def header(view: RunView, look: Look, width: int) -> tuple[Line, ...]:
@@ -50,6 +52,9 @@ def header(view: RunView, look: Look, width: int) -> tuple[Line, ...]:
     if view.error or view.status in (Status.FAILED, Status.LOST):
         why = plain(view.error) if view.error else _last_cause(view)
         lines.append(clip(line((why, "bad")), width))
+    if view.stall is not None:
+        stands = f"no progress for {took(view.made_s - view.stall.since_s)}: {plain(view.stall.what)}"
+        lines += [line((each, "bad")) for each in wrap(stands, width, indent="  ")[:_MOST_STALL_LINES]]
     if any(value is not None for value in view.steps_per_second):
         lines.append(_curves(view, look, width))
     if view.phase_ratios_now:

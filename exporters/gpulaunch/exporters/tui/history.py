@@ -34,7 +34,7 @@ def history_page(view: RunView, width: int, *, most_events: int = 500) -> Body:
         rows += _attempt(view, view.attempts[place:], width)
     rows += _goodput(view, width)
     told = [restarts(view), f"{count(view.hangs)} hang{'' if view.hangs == 1 else 's'}"]
-    told += [f"{count(view.hang_suspicions)} suspicion{'' if view.hang_suspicions == 1 else 's'} of one"]
+    told += [f"{count(view.hang_suspicions)} standstill{'' if view.hang_suspicions == 1 else 's'} told"]
     told += ["preempted"] if view.preempted else []
     told += [f"resumed from step {count(view.resumed_step)}"] if view.resumed_step is not None else []
     rows += [line(each) for each in wrap("; ".join(told), width)]

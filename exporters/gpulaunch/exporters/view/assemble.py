@@ -111,6 +111,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
         restarts=_restarts(history, counters),
         hang_suspicions=max(history.hang_suspicions, counters.count("hang_suspicions_total")),
         hangs=max(history.hangs, counters.count("hangs_total")),
+        stall=history.stall if parts.status is Status.RUNNING else None,
         preempted=history.preempted or bool(gauges.get("preempted")),
         goodput_seconds=goodput,
         goodput_ratio=productive_s / spent_s if productive_s is not None and spent_s > 0 else None,

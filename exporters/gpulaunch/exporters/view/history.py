@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpulaunch.exporters.view.model import AttemptView, CauseView, Status
+from gpulaunch.exporters.view.model import AttemptView, CauseView, StallView, Status
 from gpulaunch.exporters.view.values import whole
 
 __all__ = ["History", "cause_of", "history_of"]
@@ -53,6 +53,7 @@ class History:
     """It is not known what one of its attempts went on from."""
     hang_suspicions: int = 0
     hangs: int = 0
+    stall: StallView | None = None
     preempted: bool = False
     told: str = ""
     """The first signal that its launcher took for the end."""
@@ -159,6 +160,7 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
         match what:
             case "phase":
                 history.phase = str(line.get("phase", ""))
+                history.stall = None
                 history.resumed_step = None if history.phase == "starting" else history.resumed_step
                 if attempt is not None and history.phase in ("clearing", "done") and attempt.end_s is None:
                     attempt.end_s = at_s
@@ -166,16 +168,19 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
                 history.resumed_step = whole(line.get("step"))
             case "lost_work_unknown" | "lost_work_known":
                 history.lost_work_unknown = what == "lost_work_unknown"
-            case "hang_suspected":
-                history.hang_suspicions += 1
-            case "hung":
-                history.hangs += 1
+            case "hang_suspected" | "hung":
+                history.hang_suspicions += what == "hang_suspected" and line.get("again") is not True
+                history.hangs += what == "hung"
+                history.stall = _stall_of(line, at_s)
+            case "hang_over":
+                history.stall = None
             case "signalled":
                 history.preempted = history.preempted or line.get("preempted") is True
                 history.told = history.told or str(line.get("signal", ""))
             case "run_ended":
                 code = whole(line.get("exit_code"))
                 history.ended_s, history.ending = at_s, line
+                history.stall = None
                 history.exit_code = code
                 history.preempted = history.preempted or line.get("preempted") in (1, True)
                 if len(numbered) > of_run:
@@ -207,6 +212,17 @@ def cause_of(first: Mapping[str, Any]) -> CauseView:
         advice=str(first.get("advice", "")),
         report=str(first.get("report", "")),
     )
+
+
+def _stall_of(line: Mapping[str, Any], at_s: float) -> StallView:
+    """Ranks that stand still: until they move, or their attempt is ended for it."""
+    quiet_s, due_in_s = (_seconds(line.get(name)) for name in ("quiet_s", "due_in_s"))
+    due_s = at_s + due_in_s if due_in_s is not None else None
+    return StallView(what=str(line.get("why", "")), since_s=at_s - (quiet_s or 0.0), due_s=due_s)
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e12 else None
 
 
 _OF_ATTEMPTS = ("phase", "started", "rank_ended", "store_lost")

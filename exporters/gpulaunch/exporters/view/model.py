@@ -396,6 +396,18 @@ def whole_of(buckets: Mapping[str, float | None], elapsed_s: float | None) -> fl
 
 
 @dataclass(frozen=True, kw_only=True)
+class StallView:
+    """Ranks that have not moved for longer than is usual, as the launcher tells it while they do not."""
+
+    what: str
+    """Which ranks, where they are, and what the others wait for."""
+    since_s: float
+    """When they moved last."""
+    due_s: float | None
+    """When it is acted on if they do not move until then; None: it is not, or nobody knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunView:
     """A run, while it goes on or afterwards."""
 
@@ -431,7 +443,11 @@ class RunView:
     restarts: Mapping[str, int]
     """How often, by kind of the first cause (`record.RESTART_KINDS`)."""
     hang_suspicions: int
+    """How often ranks were told to stand still for longer than is usual."""
     hangs: int
+    """How often that was acted on."""
+    stall: StallView | None = None
+    """What is told of now, of the ranks of this node."""
     preempted: bool
     goodput_seconds: Mapping[str, float | None]
     """By `record.GOODPUT_BUCKETS`, in that order; empty where nothing of it is known. Where no step was seen,

@@ -70,7 +70,7 @@ def run_dir_of(channel_dir: Path) -> Path | None:
     try:
         told: Any = json.loads((channel_dir / "group.json").read_bytes())
         return Path(cast("str", told["run_dir"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

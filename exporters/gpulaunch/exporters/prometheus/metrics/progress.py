@@ -71,12 +71,19 @@ PROGRESS: tuple[Metric, ...] = (
     Metric(
         name="gpulaunch_hang_suspicions_total",
         kind=Kind.COUNTER,
-        help="Times that the ranks made no progress for so long that their stacks were taken.",
+        help="Times that ranks stood still for longer than is usual, and it was told; most go on by themselves.",
     ),
     Metric(
         name="gpulaunch_hangs_total",
         kind=Kind.COUNTER,
-        help="Suspicions that were found to be hangs.",
+        help="Those that were proven to be hangs, or lasted for --hang-timeout.",
+    ),
+    Metric(
+        name="gpulaunch_rank_stalled_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        labels=(RANK,),
+        help="How long a rank has not moved, while that is told; no sample while it moves.",
     ),
     Metric(
         name="gpulaunch_preempted",

@@ -80,6 +80,8 @@ function show() {
   setText(byId("headline"), facts.filter(Boolean).join(" \u00b7 "));
   setText(byId("error"), view.error);
   byId("error").hidden = !view.error;
+  setText(byId("stall"), view.stall ? `No progress since ${clock(view.stall.since_s)}: ${view.stall.what}` : "");
+  byId("stall").hidden = !view.stall;
   setText(byId("seen"), view.seen_s === null ? "" : `as of ${clock(view.seen_s)}`);
   for (const name of ["now", "steps", "phases", "loader", "copies", "memory", "devices", "history", "profiler", "notes"]) panels[name](byId(name), view, chosen);
   announce(panels.findings(byId("findings"), view));
