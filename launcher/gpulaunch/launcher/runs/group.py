@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.launcher.loop import linux
 from gpulaunch.profiler.files import regular
 
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 AGENT, STORE, FORK_SERVER, SIDECAR = "agent", "store", "fork server", "sidecar"
+_LARGEST_BYTES = 32 << 20
 _PID_FIELDS = {AGENT: "agent_pid", STORE: "store_pid", FORK_SERVER: "fork_server_pid", SIDECAR: "sidecar_pid"}
 
 
@@ -97,7 +99,7 @@ def agent_of(run_dir: str) -> int | None:
     """
     for name, field in (("group.json", "agent_pid"), ("job.json", "gpulaunch_pid")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            pid = int(_load(os.path.join(run_dir, name))[field])
+            pid = _pid(_load(os.path.join(run_dir, name))[field])
             if _holds(pid, run_dir):
                 return pid
     return None
@@ -117,8 +119,8 @@ def read_group(run_dir: str) -> Group | None:
             run_dir=os.path.abspath(run_dir),
             run_id=str(content["run_id"]),
             attempt=int(content["attempt"]),
-            ranks={int(each["rank"]): int(each["pid"]) for each in content["ranks"]},
-            helpers={name: int(pid) for name, pid in pids.items() if pid},
+            ranks={int(each["rank"]): _pid(each["pid"]) for each in content["ranks"]},
+            helpers={name: _pid(pid) for name, pid in pids.items() if pid},
             checkpoint_dirs=tuple(map(str, content.get("checkpoint_dirs", ()))),
             channel_dir=str(content.get("channel_dir") or ""),
         )
@@ -160,9 +162,20 @@ def _holds(pid: int, directory: str) -> bool:
     return False
 
 
+def _pid(value: Any) -> int:
+    """A process's number, not that of a group or of nothing."""
+    pid = int(value)
+    if not 0 < pid < 1 << 31:
+        raise ValueError(f"{str(pid)[:20]} is no pid")
+    return pid
+
+
 def _load(path: str) -> dict[str, Any]:
     with open(path, "rb", opener=regular) as file:
-        content: dict[str, Any] = json.load(file)
+        try:
+            content: dict[str, Any] = sound(json.loads(file.read(_LARGEST_BYTES)))
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
     if not isinstance(content, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError("not an object")
     return content
