@@ -64,7 +64,7 @@ class Run:
             loop=SimpleNamespace(now=lambda: self.now_s),
             pages=SimpleNamespace(account=self.written.update),
             rundir=SimpleNamespace(event=lambda what, **_: self.events.append(what)),
-            spec=SimpleNamespace(resume="auto", resume_arg=None, checkpoint_dirs=named),
+            spec=SimpleNamespace(resume="auto", resume_arg=None, checkpoint_dirs=named, profile=True),
             base_env={"GPULAUNCH_RUN_ID": "aaaa"},
         )
         self.account = Account(cast("Surroundings", around), began_s=T0)

@@ -21,9 +21,9 @@ def hello(tmp_path: Path) -> Path:
     return program
 
 
-def check_one_line(ended, *words: str) -> None:
+def check_one_line(ended, *words: str, code: int = 2) -> None:
     """It was refused before anything started, in one line that says these words."""
-    assert ended.code == 2, ended
+    assert ended.code == code, ended
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
     assert line.startswith("gpulaunch: error: ")
@@ -56,7 +56,7 @@ def test_port_in_use(gpulaunch, hello: Path, option: str) -> None:
         port = taken.getsockname()[1]
         value = f"127.0.0.1:{port}" if option == "--metrics-addr" else str(port)
 
-        check_one_line(gpulaunch("--nproc", "2", option, value, hello), str(port), "in use")
+        check_one_line(gpulaunch("--nproc", "2", option, value, hello), str(port), "in use", code=69)
     assert not list(hello.parent.glob("gpulaunch-runs/*")), "there was no run"
 
 
@@ -67,7 +67,7 @@ def test_a_start_that_was_refused_leaves_a_job_directory_as_it_was(gpulaunch, he
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
 
-        check_one_line(gpulaunch("--metrics-addr", address, "--job-dir", tmp_path / "job", hello), "in use")
+        check_one_line(gpulaunch("--metrics-addr", address, "--job-dir", tmp_path / "job", hello), "in use", code=69)
     assert not list((tmp_path / "job").iterdir())
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -21,15 +22,59 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Stands for the watch over the ranks: its verdict is the test's."""
+    """Stands for the watch over the ranks: what it says is the test's."""
 
+    on_late: Callable[[Verdict], None]
+    on_over: Callable[[Sequence[int], float], None]
     on_hang: Callable[[Verdict], None]
 
     def __init__(self, *watched: Any, **_: Any) -> None:
-        Watch.on_hang = watched[-1]
+        Watch.on_late, Watch.on_over, Watch.on_hang = watched[-3:]
 
     def start(self) -> None:
         """Nothing is watched."""
+
+
+LATE = Verdict(
+    tells=True, acts=False, rule="late", sentence="rank 1 is in data.py:31 sleep(), rank 0 waits for it in backward",
+    odd=(1,), quiet_s=100.0, due_in_s=500.0, due_by="--hang-timeout", path="attempts/0/hang.json",
+)  # fmt: skip
+
+
+class Job:
+    """Two ranks that are watched, and what was said of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, on_hang: str = "restart", where: str = "attempts/0") -> None:
+        monkeypatch.setattr(hangs, "HangWatch", Watch)
+        self.said: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.told: list[dict[str, Any]] = []
+        self.ended: list[int] = []
+        around = SimpleNamespace(
+            loop=SimpleNamespace(now=lambda: 1000.0),
+            pages=SimpleNamespace(read=lambda rank: None, account=self.told.append),
+            spec=SimpleNamespace(
+                resume_arg=None,
+                checkpoint_dirs=(),
+                hang_timeout_s=600.0,
+                first_step_timeout_s=1800.0,
+                nnodes=1,
+                on_hang=on_hang,
+            ),
+            rundir=SimpleNamespace(
+                attempt_dir=lambda attempt: where, event=lambda what, **fields: self.events.append((what, fields))
+            ),
+            base_env={"GPULAUNCH_RUN_ID": "aaaa"},
+        )
+        group = SimpleNamespace(live={0: 4000, 1: 4001}, rank_of=lambda local: local, mark_hung=lambda ranks, why: None)
+        surroundings = cast("Surroundings", around)
+        self.hangs = hangs.Hangs(
+            surroundings,
+            account=Account(surroundings, began_s=900.0),
+            say=self.said.append,
+            on_hang=lambda: self.ended.append(len(self.told)),
+        )
+        self.hangs.begin(cast("Group", group), 0)
 
 
 @pytest.mark.parametrize("on_hang", ["stop", "report"])
@@ -37,37 +82,68 @@ def test_the_sidecar_has_heard_of_a_hang_before_anybody_is_ended_for_it(
     monkeypatch: pytest.MonkeyPatch, on_hang: str
 ) -> None:
     """By default a hang ends the job, within the second in which it would be told of by the way."""
-    monkeypatch.setattr(hangs, "HangWatch", Watch)
-    told: list[int] = []
-    ended: list[list[int]] = []
-    around = SimpleNamespace(
-        loop=SimpleNamespace(now=lambda: 1000.0),
-        pages=SimpleNamespace(read=lambda rank: None, account=lambda run: told.append(run["hangs"])),
-        spec=SimpleNamespace(
-            resume_arg=None,
-            checkpoint_dirs=(),
-            hang_timeout_s=600.0,
-            first_step_timeout_s=1800.0,
-            nnodes=1,
-            on_hang=on_hang,
-        ),
-        rundir=SimpleNamespace(attempt_dir=lambda attempt: "attempts/0", event=lambda what, **fields: None),
-        base_env={"GPULAUNCH_RUN_ID": "aaaa"},
-    )
-    group = SimpleNamespace(live={0: 4000, 1: 4001}, rank_of=lambda local: local, mark_hung=lambda ranks, why: None)
-    surroundings = cast("Surroundings", around)
-    watching = hangs.Hangs(
-        surroundings,
-        account=Account(surroundings, began_s=900.0),
-        say=lambda line: None,
-        on_hang=lambda: ended.append(list(told)),
-    )
+    job = Job(monkeypatch, on_hang=on_hang)
 
-    watching.begin(cast("Group", group), 0)
-    Watch.on_hang(Verdict(hung=True, rule="odd-one-out", sentence="rank 1 waits", odd=(1,)))
+    Watch.on_hang(replace(LATE, acts=True, rule="timeout", due_in_s=0.0))
 
-    assert told == [1]
-    assert ended == ([[1]] if on_hang == "stop" else [])
+    assert [run["hangs"] for run in job.told] == [1]
+    assert job.ended == ([1] if on_hang == "stop" else [])
+    assert job.hangs.times_s == ((1000.0, 1000.0) if on_hang == "stop" else None)
+
+
+def test_a_standstill_is_told_with_what_follows_told_again_and_taken_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = Job(monkeypatch, where=str(tmp_path))
+    (tmp_path / "hang.json").write_text('{"state": "told"}')
+
+    Watch.on_late(LATE)
+    Watch.on_late(replace(LATE, quiet_s=200.0, due_in_s=400.0))
+    Watch.on_over((1,), 240.0)
+
+    assert job.said == [
+        f"{LATE.sentence}: no progress for 1 min 40 s; acts in 8 min 20 s; --hang-timeout",
+        "the stacks of all ranks: attempts/0/hang.json",
+        f"{LATE.sentence}: no progress for 3 min 20 s; acts in 6 min 40 s; --hang-timeout",
+        "rank 1 moves again after 4 min 00 s",
+    ]
+    stall = {"ranks": [1], "since_s": 900.0, "due_s": 1500.0, "what": LATE.sentence}
+    assert job.told[0]["stall"] == stall
+    assert [(run["hang_suspicions"], run["hangs"]) for run in job.told] == [(1, 0)] * 3
+    assert job.told[-1]["stall"] is None
+    assert [what for what, _ in job.events] == ["hang_suspected", "hang_suspected", "hang_over"]
+    assert json.loads((tmp_path / "hang.json").read_text())["state"] == "over"
+    assert job.ended == []
+
+
+@pytest.mark.parametrize(
+    ("on_hang", "given", "said"),
+    [
+        ("report", {}, "nothing will be done about it (--on-hang report)"),
+        ("restart", {"due_in_s": None}, "nothing is done about it: this may be normal"),
+        ("restart", {"due_by": ""}, "acts in 8 min 20 s; the GIL is held without using the CPU"),
+        ("restart", {"due_by": "--first-step-timeout"}, "acts in 8 min 20 s; --first-step-timeout"),
+    ],
+)
+def test_what_is_told_says_what_will_be_done(
+    monkeypatch: pytest.MonkeyPatch, on_hang: str, given: dict[str, Any], said: str
+) -> None:
+    job = Job(monkeypatch, on_hang=on_hang)
+
+    Watch.on_late(replace(LATE, **given))
+
+    assert job.said[0].endswith(f"; {said}")
+
+
+def test_a_finished_program_that_is_stuck_in_its_teardown_has_lost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+
+    Watch.on_hang(replace(LATE, acts=True, rule="teardown", quiet_s=50.0))
+
+    assert job.hangs.finished
+    assert job.hangs.times_s is not None
+    cause_s, seen_s = job.hangs.times_s
+    assert cause_s == seen_s, "the time until it is seen is its end's, and no detection"
 
 
 MUTUAL = """
@@ -87,24 +163,27 @@ MUTUAL = """
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("waits", "told"),
+    ("waits", "rule", "told"),
     [
-        ("dist.recv(torch.zeros(1), src=1 - dist.get_rank())", "wait in recv"),
-        ("dist.irecv(torch.zeros(1), src=1 - dist.get_rank()).wait()", "wait in Work.wait"),
+        ("dist.recv(torch.zeros(1), src=1 - dist.get_rank())", "deadlock", "wait in recv"),
+        ("dist.irecv(torch.zeros(1), src=1 - dist.get_rank()).wait()", "timeout", "wait in Work.wait"),
     ],
     ids=["recv", "irecv().wait"],
 )
 def test_ranks_that_wait_for_each_other_are_seen_as_such_through_the_profilers_taps(
-    gpulaunch: Any, tmp_path: Path, waits: str, told: str
+    gpulaunch: Any, tmp_path: Path, waits: str, rule: str, told: str
 ) -> None:
-    """What waits has no Python frame, and the last one above it is the tap of torch's Work.wait: whoever took it for a
-    place of its own waited 140 s, as for a pause between two steps."""
+    """What waits has no Python frame, and the last one above it is the tap of torch's Work.wait. That both receive is
+    proof; of what they wait for in the same place, with no more known, it is told, until the timeout."""
     (tmp_path / "mutual.py").write_text(textwrap.dedent(MUTUAL).replace("{waits}", waits))
+    options = ["--hang-timeout", "45", "--job-dir", tmp_path / "job"]
 
-    ended = gpulaunch("--nproc", "2", "--job-dir", tmp_path / "job", tmp_path / "mutual.py", timeout_s=400)
+    ended = gpulaunch("--nproc", "2", *options, tmp_path / "mutual.py", timeout_s=400)
 
     assert ended.code == 124, ended
     lines = (tmp_path / "job/events.jsonl").read_text().splitlines()
-    (hung,) = (event for event in map(json.loads, lines) if event["event"] == "hung")
-    assert hung["rule"] == "deadlock"
+    events = [json.loads(line) for line in lines]
+    (hung,) = (event for event in events if event["event"] == "hung")
+    assert hung["rule"] == rule
     assert told in hung["why"]
+    assert rule == "deadlock" or any(event["event"] == "hang_suspected" for event in events)

@@ -214,6 +214,18 @@ def test_the_exit_code_is_the_root_causes_own(gpulaunch, tmp_path: Path, method:
     assert report["exit_code"] == code
 
 
+def test_a_rank_that_cannot_hear_the_signal_and_ends_by_a_code_was_not_stopped(gpulaunch) -> None:
+    """Both end by themselves; the one that is seen later has been signalled by then."""
+    dying = "if [ $RANK = 1 ]; then until [ -e deaf ]; do sleep 0.1; done; exit 7; fi; "
+    dying += "trap '' TERM; touch deaf; sleep 1; exit 7"
+    ended = gpulaunch("--nproc", "2", "--no-profile", "--failure-grace", "20", "--no-python", "sh", "-c", dying)
+
+    assert ended.code == 7, ended
+    assert "rank 0 failed too: exited with code 7" in ended.stderr
+    assert "before another rank that failed too" in ended.stderr
+    assert "stopped by the launcher" not in ended.stderr
+
+
 def test_a_rank_that_ends_well_and_early_is_waited_on(gpulaunch, tmp_path: Path) -> None:
     uneven = "import os, time\ntime.sleep(float(os.environ['RANK']))\nprint('end', os.environ['RANK'])\n"
     ended = gpulaunch("--nproc", "2", "--start-method", "spawn", script(tmp_path, uneven))
@@ -221,18 +233,6 @@ def test_a_rank_that_ends_well_and_early_is_waited_on(gpulaunch, tmp_path: Path)
     assert ended.code == 0
     assert "end 0" in ended.stdout
     assert "end 1" in ended.stdout
-
-
-def test_what_outlives_a_good_end_is_ended_too(gpulaunch, tmp_path: Path) -> None:
-    leaving = """
-        import os, time
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork():
-                os._exit(0)
-            time.sleep(600)
-    """
-    assert gpulaunch("--nproc", "2", "--start-method", "spawn", script(tmp_path, leaving)).code == 0
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -256,3 +256,19 @@ def test_sockets_of_a_killed_dataloader_go_with_the_job(gpulaunch, tmp_path: Pat
 
     assert ended.code == 137, ended
     assert f"SOCKETS /dev/shm/gpulaunch-{os.getuid()}-" in ended.stdout
+
+
+def test_a_daemon_without_any_environment_is_ended_with_a_failed_job(gpulaunch, tmp_path: Path) -> None:
+    """Nothing but descent tells whose it is."""
+    program = """
+        import os, subprocess, time
+        subprocess.Popen(["setsid", "sh", "-c", "echo $$ > daemon; sleep 600"], env={"PATH": os.environ["PATH"]})
+        while not (os.path.exists("daemon") and open("daemon").read()):
+            time.sleep(0.01)
+        raise SystemExit(5)
+    """
+    ended = gpulaunch("--nproc", "1", "--start-method", "spawn", script(tmp_path, program))
+    daemon = int((tmp_path / "daemon").read_text())
+
+    assert ended.code == 5, ended
+    assert not Path(f"/proc/{daemon}").exists()

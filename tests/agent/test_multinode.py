@@ -87,7 +87,28 @@ def test_when_the_budget_is_spent_both_nodes_end_and_the_failing_one_names_the_c
     report = json.loads((tmp_path / "job/node-1/attempts/1/failure.json").read_text())
     assert report["first"]["rank"] == 3
     assert here.code != 0
-    assert "rank 3" in here.stderr
+    assert "node 1 (" in here.stderr
+    assert "rank 3 (local rank 1, " in here.stderr
+    assert ") raised ValueError: only I know" in here.stderr, here
+
+
+def test_of_a_hang_the_other_node_is_told_what_hangs(gpulaunch, tmp_path: Path) -> None:
+    stopping = """
+        import os, signal, time
+        print("READY", flush=True)
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if os.environ["RANK"] == "0":
+            raise SystemExit(0)
+        time.sleep(600)
+    """
+    here, there = (run.wait() for run in start_both(gpulaunch, tmp_path, stopping, "--on-hang", "stop"))
+
+    assert here.code == 124, here
+    (told,) = [line for line in there.stderr.splitlines() if "node 0 (" in line and "error:" not in line]
+    assert ": the ranks hang: rank 1 " in told
+    assert "gave up" not in told
+    assert "exited with code" not in told, "rank 0 had ended well"
 
 
 def test_when_a_node_is_gone_the_other_ends_its_ranks(gpulaunch, tmp_path: Path) -> None:
@@ -100,7 +121,7 @@ def test_when_a_node_is_gone_the_other_ends_its_ranks(gpulaunch, tmp_path: Path)
     there.wait()
     ended = here.wait()
 
-    assert ended.code != 0
+    assert ended.code == 75, "another machine would help, and there need not be a checkpoint"
     assert "node 1" in ended.stderr
 
 
@@ -183,7 +204,7 @@ def test_a_node_that_goes_during_a_pause_is_what_ended_the_job(gpulaunch, tmp_pa
     there.wait()
     ended = here.wait()
 
-    assert ended.code == 1, ended
+    assert ended.code == 75, ended
     assert "is gone" in ended.stderr
     assert "FAILED" not in ended.stderr
 

@@ -163,15 +163,44 @@ def test_what_cannot_be_meant_is_refused(gpulaunch, tmp_path: Path, options: lis
 # -- the restart policy, as a user sees it
 
 
-def test_the_same_exception_again_is_not_tried_a_third_time(gpulaunch, tmp_path: Path) -> None:
-    program = script(tmp_path, "import os; print('ATTEMPT', os.environ['TORCHELASTIC_RESTART_COUNT']); {}['lr']")
+def test_the_same_exception_at_the_same_step_again_is_not_tried_a_third_time(gpulaunch, tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        """
+        import os
+        from gpulaunch import mark
+        print("ATTEMPT", os.environ["TORCHELASTIC_RESTART_COUNT"])
+        for _ in range(3):
+            mark.step()
+        {}["lr"]
+        """,
+    )
 
     ended = gpulaunch("--max-restarts", "10", program)
 
     assert ended.code == 93, ended
     assert ended.stdout.count("ATTEMPT") == 2
-    assert "not restarted: the same exception before the first step as before" in ended.stderr
+    assert "not restarted: the same exception after 3 steps as before" in ended.stderr
     assert "KeyError: 'lr'" in ended.stderr
+
+
+def test_a_mount_that_comes_back_for_the_last_attempt_is_waited_for(gpulaunch, tmp_path: Path) -> None:
+    """Three equal failures before the first step: restarted as asked, after a pause."""
+    program = script(
+        tmp_path,
+        """
+        import os
+        if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 3:
+            open("/nonexistent/data")
+        print("OK")
+        """,
+    )
+
+    ended = gpulaunch("--max-restarts", "3", program)
+
+    assert ended.code == 0, ended
+    assert "no progress in 2 attempts: waiting 1 s before the next one" in ended.stderr
+    assert "OK" in ended.stdout
 
 
 def test_an_exception_that_passes_is_restarted(gpulaunch, tmp_path: Path) -> None:
@@ -256,3 +285,40 @@ def test_storage_that_cannot_be_searched_is_no_reason_to_begin_from_the_start(gp
     assert "nonsense" in ended.stderr
     assert "--resume never begins from the start" in ended.stderr
     assert "STEPS" not in ended.stdout
+
+
+FLIPPED = """
+    import os, sys, time, torch
+    from gpulaunch.checkpoint import Checkpoint
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    ckpt = Checkpoint(model=torch.nn.Linear(2, 2), extra={"log": torch.nn.Linear(1, 1)}, every=1)
+    print("RESUMED", ckpt.resume(), flush=True)
+    for step in ckpt.steps(5):
+        ckpt.step()
+        if step == 3 and attempt == 0:
+            ckpt._saver.wait()
+            newest = os.path.join(ckpt.directory, "step-000000000003", "__0_0.distcp")
+            with open(newest, "r+b") as file:  # a flipped bit, in a place that loading does not look at
+                file.seek(-1, 2)
+                last = file.read(1)[0]
+                file.seek(-1, 2)
+                file.write(bytes([last ^ 1]))
+            os.kill(os.getpid(), 9)
+        if step == 4 and attempt == 1:
+            time.sleep(2)
+            os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_is_read_behind_the_ranks_and_found_damaged_is_said_and_not_taken_again(gpulaunch, tmp_path: Path) -> None:
+    """`--resume-search-timeout 0`: as if there had been no time to read it."""
+    ended = gpulaunch(
+        *("--max-restarts", "2", "--no-profile", "--resume-search-timeout", "0", script(tmp_path, FLIPPED))
+    )
+
+    assert ended.code == 0, ended
+    assert "there was no time to read all of it (--resume-search-timeout 0)" in ended.stderr
+    assert "is damaged: __0_0.distcp is not what was written" in ended.stderr
+    assert "checkpoint_damaged" in (ended.run_dir / "events.jsonl").read_text()
+    resumed = [line.split("RESUMED ")[1] for line in ended.stdout.splitlines() if "RESUMED" in line]
+    assert resumed == ["None", "3", "4"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpulaunch.launcher.agent import summary
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.layout import Word
@@ -53,6 +55,29 @@ def test_a_stopped_job_says_so_and_one_that_never_ran_claims_no_memory() -> None
     told = text({}, stopped_by="SIGINT")
 
     assert told == "no step was seen; 8.5 s in all\nstopped by SIGINT; 0 restarts; files in ./run"
+
+
+def test_without_a_profile_no_step_could_be_seen() -> None:
+    ranks = {0: summary.RankTotals(max_rss_bytes=300 << 20)}
+
+    told = summary.as_text(ranks, elapsed_s=8.5, restarts=0, run_dir="./run", stopped_by="", profiled=False)
+
+    assert told[0] == "steps were not watched (--no-profile); 8.5 s in all"
+    assert "(shared pages included, workers not)" in told[1], "whether it had any is not known"
+
+
+@pytest.mark.parametrize("configured", [0, 2])
+def test_workers_are_named_where_there_are_any(tmp_path: Path, configured: int) -> None:
+    path = str(tmp_path / "rank-0.bin")
+    page.create(path, rank=0, local_rank=0, attempt=0)
+    writer = page.PageWriter(path)
+    writer.words[Word.LOADER_WORKERS_CONFIGURED] = configured
+    writer.close()
+    one = summary.RankTotals()
+    one.add(page.read(path), 300 << 20)
+
+    assert ("(shared pages included, workers not)" in text({0: one})) == (configured > 0)
+    assert ("(shared pages included)" in text({0: one})) == (configured == 0)
 
 
 def test_of_a_rank_without_a_probe_only_the_memory_is_known(tmp_path: Path) -> None:

@@ -165,10 +165,20 @@ def test_the_traceback_begins_in_the_users_program(toy: Toy) -> None:
 def test_the_runner_hears_every_kind_of_end(toy: Toy, program: str, code: int, headline: str | None) -> None:
     done = toy.run("", arm=under_the_runner(program))
 
-    error = examine(str(toy.error_file))[0]
+    error = read_last_words(str(toy.where)).error
 
     assert done.returncode == code
     assert (error and error.headline) == headline
+
+
+def test_a_plain_sys_exit_leaves_no_error_json_as_with_torchs_record(toy: Toy) -> None:
+    for program in ("import sys; sys.exit(3)", "import sys; sys.exit('no data')"):
+        toy.run("", arm=under_the_runner(program))
+
+        assert not toy.error_file.exists()
+
+    toy.run("", arm=under_the_runner("raise ValueError('bad loss')"))
+    assert toy.error_file.exists(), "an exception is still written"
 
 
 @pytest.mark.parametrize("code", ["0", "1", "3", "-1", "256", "263", "True", "None", "'text'", "''", "1 << 70", "2.5"])

@@ -159,6 +159,13 @@ def test_a_shells_exit_code_is_decoded(make_end: Any) -> None:
     assert "exited with code 137: as a shell reports SIGKILL" in page(blame([make_end(code=137)]))
 
 
+def test_a_traceback_that_the_program_printed_before_os_exit(make_end: Any) -> None:
+    verdict = blame([make_end(0, code=7, tail=TRACEBACK.splitlines())])
+
+    assert headline(verdict).endswith(" exited with code 7, and there is a traceback in its last lines")
+    assert "the traceback above names the line" in page(verdict)
+
+
 def test_many_different_failures_are_cut_short(make_end: Any, make_error: Any) -> None:
     ends = [make_end(rank, at_s=101.0 + rank, error=make_error("ValueError", f"sample {rank}")) for rank in range(64)]
 

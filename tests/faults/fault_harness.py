@@ -23,7 +23,7 @@ from gpulaunch.launcher.runs.group import Group, read_group
 HERE = Path(__file__).parent
 COMMAND = Path(sysconfig.get_path("scripts"), "gpulaunch")
 STEPS = 60
-PATIENCE_S = 150.0
+PATIENCE_S = 300.0
 """How long anything is waited for that must come: a bound for broken runs, not a measure of good ones."""
 SEEN_STEPS = 12
 """Every rank has made so many steps when something is done from outside."""
@@ -222,7 +222,15 @@ def _clock_back(job: Job) -> None:
     job.wait_for_steps(job.steps() + 6)
 
 
+def _enlarge_disk(job: Job) -> None:
+    """Once a save has failed for want of room."""
+    wait_until(lambda: "No space left on device" in job.stderr, f"a save that fails\n{job}")
+    disk = job.directory / "disk"
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+
+
 ACTS: dict[str, Callable[[Job], object]] = {
+    "enlarge-disk": _enlarge_disk,
     "ctrl-c": _ctrl_c,
     "start-again": _start_again,
     "close-output": Job.close_output,

@@ -9,8 +9,12 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-STOPPED_S, DEADLOCK_S, IDLE_S = 13.0, 18.0, 30.0
-"""What hang detection takes to be sure: 10 s before it looks at anybody, then as long as hang/values.py says."""
+STOPPED_S, DEADLOCK_S, HELD_S = 13.0, 18.0, 130.0
+"""What hang detection takes to be sure: 10 s before it looks at any rank, then as long as hang/values.py says."""
+TOLD_S = 60.0
+"""A rank that rests is told of after 30 s, on a busy machine a little later; this is the most that is promised."""
+TIMEOUT_S = 45.0
+"""The --hang-timeout of the row whose rank only rests."""
 KILLED = 128 + signal.SIGKILL
 
 
@@ -51,9 +55,13 @@ class Row:
     """The kind in failure.json of the first attempt; "": no rank is to blame."""
     says: str = ""
     """A pattern for what gpulaunch says."""
+    told: bool = False
+    """It is told of within TOLD_S, with the rank's place."""
     allowed_s: float = 1.5
     """What the settings give the fault to be seen or to end by itself: no fault of gpulaunch's."""
     root: bool = False
+    of_all_ranks: bool = False
+    """All fail together: which of them is named is chance."""
 
     @property
     def command(self) -> str:
@@ -172,11 +180,13 @@ ROWS: tuple[Row, ...] = (
         around="small-shm",
         kind="shm_full",
         cause=1,
-        restarts=2,
-        code=93,
+        restarts=3,
+        allowed=3,
+        code=1,
         root=True,
-        does="names /dev/shm and how to enlarge it; gives up after three failures in a row without progress",
-        must="ends with 93; named shm_full, rank 1",
+        does="names /dev/shm and how to enlarge it; no step was made, so it starts all ranks again as often as "
+        "`--max-restarts` says, after growing pauses",
+        must="ends with 1 after three restarts; named shm_full, rank 1",
     ),
     Row(
         name="shm-pages",
@@ -210,13 +220,27 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="hang-dataset",
-        fault="a dataset hangs, in the training process",
+        fault="a dataset hangs, in the training process, with `--hang-timeout 45`",
         plant="hang-dataset",
         program=("--workers", "0"),
+        options=("--hang-timeout", str(TIMEOUT_S)),
         kind="hang",
         cause=124,
-        allowed_s=IDLE_S,
-        does="the same",
+        told=True,
+        says=r"rank 1 is in train.py:\d+ sleep\(\), rank 0 waits for it in backward: no progress for \d+",
+        allowed_s=TIMEOUT_S,
+        does="tells rank, line and what waits for it after 30 s; it may be a retry, so it starts all ranks again only "
+        "after `--hang-timeout` (600 s where it is not given)",
+    ),
+    Row(
+        name="stall-dataset",
+        fault="a dataset sleeps for 40 s, in the training process",
+        plant="stall-dataset",
+        program=("--workers", "0"),
+        restarts=0,
+        told=True,
+        says=r"rank 1 moves again after \d+",
+        does="tells it after 30 s, and takes it back",
     ),
     Row(
         name="hang-gil",
@@ -224,8 +248,22 @@ ROWS: tuple[Row, ...] = (
         plant="hold-gil",
         kind="hang",
         cause=124,
-        allowed_s=IDLE_S,
-        does="the same: nothing in the rank has to answer",
+        allowed_s=HELD_S,
+        does="the same after 130 s, as a slow file system may stall code that holds the GIL; nothing in the rank has "
+        "to answer",
+    ),
+    Row(
+        name="teardown",
+        fault="a rank holds the GIL for ever after `destroy_process_group()`, as torch's teardown can",
+        plant="teardown",
+        kind="hang",
+        cause=124,
+        code=124,
+        restarts=0,
+        allowed=1,
+        says=r"rank 1 has finished \(60 steps; its process group is destroyed\), is stuck in its teardown",
+        does="says that it has finished; its steps count as productive, and it is not started again, which might do "
+        "all of them anew",
     ),
     Row(
         name="slow-rank",
@@ -279,13 +317,29 @@ ROWS: tuple[Row, ...] = (
     # -- checkpoints and disks
     Row(
         name="disk-full",
-        fault="the disk for the checkpoints is full",
+        fault="the disk for the checkpoints is full until the last step",
         around="small-checkpoint-disk",
+        acts=("enlarge-disk",),
         restarts=0,
         save_every=5,
         says=r"No space left on device",
         root=True,
-        does="says that a checkpoint could not be saved, and why",
+        does="says that a checkpoint could not be saved, and why; the next save tries again",
+    ),
+    Row(
+        name="last-save-lost",
+        fault="the disk for the checkpoints is full, to the end",
+        around="small-checkpoint-disk",
+        of_all_ranks=True,
+        restarts=0,
+        allowed=0,
+        code=1,
+        save_every=5,
+        kind="disk_full",
+        says=r"step \d+, the last, is not saved",
+        root=True,
+        must="ends with an error: the end of the training is lost",
+        does="tries the last save three times, in 6 s, then ends the program with `CheckpointError`",
     ),
     Row(
         name="checkpoint-truncated",
@@ -323,7 +377,7 @@ ROWS: tuple[Row, ...] = (
         fault="the port for the store is taken",
         around="taken-port",
         restarts=0,
-        code=2,
+        code=69,
         says=r"gpulaunch: error: .*port .*in use",
         does="says so before anything is started",
         must="ends at once, with one line",

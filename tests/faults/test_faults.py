@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from fault_harness import AROUND, SEEN_STEPS, STEPS, Job, wait_until
 from fault_page import PAGE, page
-from fault_rows import ROWS, Row
+from fault_rows import ROWS, TOLD_S, Row
 
 Ran = tuple[Job, int]
 """A job that has ended, and its exit code."""
@@ -26,18 +27,25 @@ def marks(row: Row) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=marks(row)) for row in ROWS])
 def test_fault(row: Row, tmp_path: Path, undisturbed: Callable, hung: Callable[[Row], Ran]) -> None:
     expected = undisturbed(row.ranks)
-    job, code = hung(row) if row.kind == "hang" else go_through(row, tmp_path)
+    job, code = hung(row) if waits_long(row) else go_through(row, tmp_path)
 
     assert code == row.code, f"{job}"
     check_what_it_said(row, job)
     if code == 0:
         assert job.result() == expected, f"other losses or samples than a job without a fault\n{job}"
-    if code != 2:
+    if code != 69:
         assert job.attempts == row.restarts + len(job.started_s), f"{job}"
     if row.save_every and job.attempts > 1:
         assert resumed_at(job) > 1, f"began again at the first step\n{job}"
     if row.restarts and code == 0:
         check_time(row, job)
+    if row.told:
+        check_what_it_told(row, job)
+    if row.name == "teardown":
+        (ended,) = job.events("run_ended")
+        spent_s = ended["goodput_seconds"]
+        assert spent_s["detection"] == spent_s["lost_work"] == 0, f"{job}"
+        assert spent_s["teardown"] > 20, f"{job}"
     check_nothing_left(job)
 
 
@@ -57,12 +65,17 @@ def go_through(row: Row, directory: Path) -> Ran:
             job.close()
 
 
+def waits_long(row: Row) -> bool:
+    """All that its test does is to wait."""
+    return row.kind == "hang" or row.told
+
+
 @pytest.fixture(scope="module")
 def hung(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Row], Ran]:
-    """What became of a job that hangs. All that is done with one is to wait for the verdict, some 15 to 30 seconds: so
+    """What became of a job that hangs. All that is done with one is to wait for the verdict, 15 to 130 seconds: so
     those of all tests to come go through it at once, in the first that asks, and the census of that test is of all."""
     told = [item.callspec.params.get("row") for item in request.session.items if hasattr(item, "callspec")]
-    hanging = [row for row in told if isinstance(row, Row) and row.kind == "hang"]
+    hanging = [row for row in told if isinstance(row, Row) and waits_long(row)]
     ran: dict[str, Future[Ran]] = {}
 
     def of(row: Row) -> Ran:
@@ -94,7 +107,7 @@ def check_what_it_said(row: Row, job: Job) -> None:
     if row.kind:
         failure = job.failure(0)
         assert failure["first"]["kind"] == row.kind, f"{job}"
-        assert failure["first"]["rank"] == row.rank, f"{job}"
+        assert row.of_all_ranks or failure["first"]["rank"] == row.rank, f"{job}"
         assert row.cause in (None, failure["exit_code"]), f"{job}"
     else:
         assert not (job.run_dir / "attempts/0/failure.json").exists(), f"{job}"
@@ -116,6 +129,16 @@ def check_time(row: Row, job: Job) -> None:
     start_s = made[0][0] - job.started_s[0]
     lost_s = after_s - max([before_s, *job.acted_s])
     assert lost_s <= TIMES * (start_s + row.allowed_s), f"{lost_s:.1f} s lost, the start took {start_s:.1f} s\n{job}"
+
+
+def check_what_it_told(row: Row, job: Job) -> None:
+    """Once, in time, with the rank; and where it went on by itself, taken back."""
+    (told,) = job.events("hang_suspected")
+    assert told["ranks"] == [row.rank], f"{job}"
+    assert told["quiet_s"] <= TOLD_S, f"{job}"
+    evidence = json.loads((job.run_dir / "attempts/0/hang.json").read_text())
+    over = [event["ranks"] for event in job.events("hang_over")]
+    assert (over, evidence["state"]) == (([], "acted") if row.kind == "hang" else ([[row.rank]], "over")), f"{job}"
 
 
 def check_nothing_left(job: Job) -> None:

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 BATCH = 4
 STEPS_PER_EPOCH = 15
 FOREVER_S = 3600
+STALL_S = 40
 SHM_BYTES = 64 << 20
 
 
@@ -45,6 +46,8 @@ class Samples(Dataset):
         self._served += 1
         if self._served > self._plan.at * BATCH and self._plan.due("hang-dataset"):
             time.sleep(FOREVER_S)
+        if self._served > self._plan.at * BATCH and self._plan.due("stall-dataset"):
+            time.sleep(STALL_S)
         if self._plan.what == "big-batch" and self._plan.mine:
             return torch.ones(SHM_BYTES // 4), index
         return torch.sin(torch.arange(8) * (index + 1.0)), index
@@ -197,6 +200,8 @@ def main() -> None:
         after_step()
     dist.barrier()
     dist.destroy_process_group()
+    if plan.due("teardown"):
+        ctypes.PyDLL(None).sleep(FOREVER_S)
 
 
 if __name__ == "__main__":

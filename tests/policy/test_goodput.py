@@ -229,6 +229,7 @@ def test_of_ranks_without_steps_it_is_not_known_what_they_did() -> None:
     assert line(told, 20.0) == (
         "goodput not known, no step was seen: detection 1.0 s, teardown 1.0 s, restart 3.0 s, startup 2.0 s"
     )
+    assert line(told, 20.0, why_unknown="nobody looked").startswith("goodput not known, nobody looked: ")
 
 
 def test_a_first_step_that_is_known_late() -> None:

@@ -16,7 +16,8 @@ from gpulaunch.launcher.failure.errors import RankError
 from gpulaunch.launcher.policy import restart
 from gpulaunch.launcher.policy.restart import TABLE, Action, Decision, Failure, History, Limits, decide
 
-GENEROUS = Limits(max_restarts=1000, rate=None, backoff_max_s=60.0, no_progress=3)
+UNCHARGED = {Kind.NODE_LOSS, Kind.PREEMPTED, Kind.STOPPED, Kind.CHECKPOINT_IN_USE}
+GENEROUS = Limits(max_restarts=1000, rate=None, backoff_max_s=60.0, no_progress=None)
 
 
 def failure(kind: Kind | None = Kind.EXCEPTION, **fields: Any) -> Failure:
@@ -54,7 +55,24 @@ def test_an_exception_that_repeats_at_the_same_step_is_stopped_the_second_time()
 
     assert (second.again, second.code) == (False, 93)
     assert second.why == "the same exception after 120 steps as before: another attempt would repeat it"
-    assert live(GENEROUS, failure(), failure())[-1].why.startswith("the same exception before the first step")
+    # From a checkpoint, too: what it had got to is the same step as before.
+    assert not live(GENEROUS, failure(step=120), failure(step=120, resumed_step=100))[-1].again
+
+
+@pytest.mark.parametrize("resumed_step", [None, 100])
+def test_equal_exceptions_before_the_first_step_are_restarted_as_often_as_asked(resumed_step: int | None) -> None:
+    """A flaky mount, a slow license server: --max-restarts 3 says to try three times again."""
+    asked = replace(GENEROUS, max_restarts=3)
+    one = failure(resumed_step=resumed_step)
+
+    *again, last = live(asked, *[one] * 9)
+
+    assert [(each.again, each.wait_s) for each in again] == [(True, 0.0), (True, 1.0), (True, 2.0)]
+    assert (last.again, last.code, last.why) == (False, None, "all 3 restarts of --max-restarts are used")
+
+    _, _, third = live(replace(asked, no_progress=3), *[one] * 9)
+    assert (third.again, third.code) == (False, 93)
+    assert third.why == "3 failures in a row without progress, the last one before the first step (--no-progress-limit)"
 
 
 def test_a_transient_exception_is_one_that_does_not_come_again_there() -> None:
@@ -71,7 +89,9 @@ def test_the_same_step_is_the_same_though_a_checkpoint_was_saved_before_it() -> 
     assert not live(GENEROUS, failure(step=120), failure(step=120, resumed_step=100))[-1].again
     # Ranks that nobody sees step: the newer checkpoint is all that is known, and it is progress.
     assert live(GENEROUS, failure(), failure(resumed_step=100))[-1].again
-    assert not live(GENEROUS, failure(), failure(resumed_step=100), failure(resumed_step=100))[-1].again
+    twice = [failure(resumed_step=100)] * 2
+    assert live(GENEROUS, failure(), *twice)[-1].again
+    assert not live(replace(GENEROUS, no_progress=3), failure(), *twice, *twice)[-1].again
 
 
 def test_a_signal_in_between_does_not_hide_that_an_exception_repeats() -> None:
@@ -189,9 +209,17 @@ def test_a_preempted_job_is_to_be_run_again_by_somebody_else() -> None:
     assert decide(GENEROUS, History(), failure(Kind.STOPPED))[1].code is None
 
 
+def test_a_checkpoint_directory_in_use_is_for_later_and_an_exit_code_69_of_the_programs_is_not() -> None:
+    """93, which three in a row would give, is FailJob in Kubernetes; 69 is run again later."""
+    history, decision = decide(GENEROUS, History(restarts=7), failure(Kind.CHECKPOINT_IN_USE))
+
+    assert (decision.again, decision.code, history.restarts) == (False, 69, 7)
+    assert decide(GENEROUS, History(), failure(Kind.EXIT_CODE))[1].again
+
+
 def test_every_kind_has_a_row() -> None:
     assert set(TABLE) == set(Kind)
-    assert {kind for kind, row in TABLE.items() if not row.charged} == {Kind.NODE_LOSS, Kind.PREEMPTED, Kind.STOPPED}
+    assert {kind for kind, row in TABLE.items() if not row.charged} == UNCHARGED
     assert [kind for kind, row in TABLE.items() if row.action is Action.GIVE_UP] == [Kind.SYNTAX]
 
 
@@ -202,7 +230,7 @@ LIMITS = st.builds(
     max_restarts=st.integers(0, 12),
     rate=st.none() | st.tuples(st.integers(1, 5), st.floats(1.0, 1000.0)),
     backoff_max_s=st.floats(0.0, 60.0),
-    no_progress=st.integers(0, 5),
+    no_progress=st.none() | st.integers(0, 5),
 )
 STEP = st.none() | st.integers(0, 20)
 KINDS = st.none() | st.sampled_from(Kind)
@@ -231,7 +259,7 @@ def test_no_budget_is_ever_exceeded(limits: Limits, failures: list[Failure]) -> 
         history, decision = decide(limits, history, replace(one, at_s=now_s))
         assert 0.0 <= decision.wait_s <= limits.backoff_max_s
         assert decision.charged == (history.restarts > before.restarts)
-        assert not (decision.charged and (one.elsewhere or one.kind in (Kind.PREEMPTED, Kind.STOPPED, Kind.NODE_LOSS)))
+        assert not (decision.charged and (one.elsewhere or one.kind in UNCHARGED))
         if decision.charged:
             now_s += decision.wait_s
             restarts_s.append(now_s)
@@ -242,9 +270,9 @@ def test_no_budget_is_ever_exceeded(limits: Limits, failures: list[Failure]) -> 
             assert sum(end_s - window_s < when_s <= end_s for when_s in restarts_s) <= most
 
 
-@given(KINDS, STEP, STEP, st.floats(0.0, 599.0), st.integers(1, 5))
+@given(KINDS, STEP, STEP, st.floats(0.0, 599.0), st.none() | st.integers(1, 5))
 def test_an_endless_identical_failure_always_ends(
-    kind: Kind | None, step: int | None, resumed: int | None, uptime_s: float, limit: int
+    kind: Kind | None, step: int | None, resumed: int | None, uptime_s: float, limit: int | None
 ) -> None:
     limits = replace(GENEROUS, no_progress=limit, max_restarts=50)
     same = failure(kind, step=step, resumed_step=resumed, uptime_s=uptime_s)
@@ -257,7 +285,7 @@ def test_an_endless_identical_failure_always_ends(
         assert len(decisions) == 51
     else:
         assert not decisions[-1].again
-        assert len(decisions) <= max(limit, 2)
+        assert len(decisions) <= (max(limit, 2) if limit else 51 if step is None else 3)
 
 
 @given(FAILURES, st.sampled_from(Kind), st.booleans())

@@ -419,3 +419,13 @@ def test_a_preempted_node_takes_the_others_with_it_and_says_that_nothing_failed(
     assert [(rank, message.preempted, message.final) for rank, message in sends if isinstance(message, Failed)] == [
         (0, True, True)
     ]
+
+
+def test_nodes_agree_on_the_newest_that_they_name_alike() -> None:
+    """`last.pt` on disks of their own, of steps 200 and 100, is not one checkpoint; what both have of step 100 is."""
+    here = ["step 200:last.pt", "step 100:step_100.pt"]
+    there = ["step 100:last.pt", "step 100:step_100.pt"]
+
+    assert resumed_from(here, there) == {"step 100:step_100.pt"}
+    assert resumed_from(here[:1], there[:1]) == {""}
+    assert resumed_from(here[:1], here[:1]) == {"step 200:last.pt"}

@@ -265,7 +265,7 @@ def test_silence_is_a_loss_and_beats_are_not(turning: Any, node: Callable[..., A
     leader.join()
     beating.join()
     mute = turning.client(port_of(leader))
-    mute.sendall(hello(node_rank=2, nnodes=3) + b'{"gpulaunch": 1, "say": "ready", "attempt": 0}\n')
+    mute.sendall(hello(node_rank=2, nnodes=3) + b'{"gpulaunch": 2, "say": "ready", "attempt": 0}\n')
     turning.until(lambda: leader.worlds and beating.worlds)
     turning.until(lambda: leader.peer_failed and beating.peer_failed)
 
@@ -280,7 +280,7 @@ def test_a_silent_leader_is_a_loss(turning: Any, node: Callable[..., Any]) -> No
         turning.until(lambda: _readable(fake))
         sock, _ = fake.accept()
         with sock:
-            go = b'{"gpulaunch": 1, "say": "go", "attempt": 0, "first_rank": 1, "world_size": 2}\n'
+            go = b'{"gpulaunch": 2, "say": "go", "attempt": 0, "first_rank": 1, "world_size": 2}\n'
             sock.sendall(encode(Welcome(host="fake")) + go)
             turning.until(lambda: follower.worlds)
             turning.until(lambda: follower.peer_failed)
@@ -370,8 +370,8 @@ def test_another_version_is_told_on_both_sides(turning: Any, nodes: Nodes) -> No
     leader, _ = nodes(1, 1)
     leader.join()
 
-    answer = refused(turning, leader, b'{"gpulaunch": 2, "say": "hello"}\n')
-    expected = "127.0.0.1 speaks version 2 of the protocol, not 1; install the same gpulaunch on all nodes"
+    answer = refused(turning, leader, b'{"gpulaunch": 3, "say": "hello"}\n')
+    expected = "127.0.0.1 speaks version 3 of the protocol, not 2; install the same gpulaunch on all nodes"
     assert answer == expected
     assert leader.notes == [f"refused: {expected}"]
 
@@ -384,11 +384,11 @@ def test_a_leader_of_another_version_ends_the_search(turning: Any, node: Callabl
         turning.until(lambda: _readable(newer))
         sock, _ = newer.accept()
         with sock:
-            sock.sendall(b'{"gpulaunch": 2, "say": "welcome"}\n')
+            sock.sendall(b'{"gpulaunch": 3, "say": "welcome"}\n')
             turning.until(lambda: follower.failed)
 
     assert follower.failed == [
-        f"node 0 at 127.0.0.1:{port} speaks version 2 of the protocol, not 1; install the same gpulaunch on all nodes"
+        f"node 0 at 127.0.0.1:{port} speaks version 3 of the protocol, not 2; install the same gpulaunch on all nodes"
     ]
 
 
@@ -485,8 +485,8 @@ def test_something_else_listens_there(
         b"\x09\x3c\x85\xf7\x38",
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"{" + b"a" * 2 * MAX_LINE_BYTES,
-        b'{"gpulaunch": 1, "say": "ready", "attempt": 0}\n',
-        json.dumps({"gpulaunch": 1, "say": "hello", "node_rank": "1"}).encode() + b"\n",
+        b'{"gpulaunch": 2, "say": "ready", "attempt": 0}\n',
+        json.dumps({"gpulaunch": 2, "say": "hello", "node_rank": "1"}).encode() + b"\n",
     ],
     ids=["torch store client", "http", "endless line", "no hello", "bad hello"],
 )

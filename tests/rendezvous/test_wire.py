@@ -85,13 +85,13 @@ def test_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -
     "line",
     [
         b"[" * 12_000,
-        b'{"gpulaunch": 1, "say": "ready", "attempt": ' + b"9" * 5_000 + b"}",
-        b'{"gpulaunch": 1, "say": "ready", "attempt": -1}',
-        b'{"gpulaunch": 1, "say": "ready", "attempt": true}',
-        b'{"gpulaunch": 1, "say": "ready", "attempt": NaN}',
-        b'{"gpulaunch": 1, "say": "ready"}',
-        b'{"gpulaunch": 1, "say": ["ready"]}',
-        b'{"gpulaunch": 1, "say": "format_disk"}',
+        b'{"gpulaunch": 2, "say": "ready", "attempt": ' + b"9" * 5_000 + b"}",
+        b'{"gpulaunch": 2, "say": "ready", "attempt": -1}',
+        b'{"gpulaunch": 2, "say": "ready", "attempt": true}',
+        b'{"gpulaunch": 2, "say": "ready", "attempt": NaN}',
+        b'{"gpulaunch": 2, "say": "ready"}',
+        b'{"gpulaunch": 2, "say": ["ready"]}',
+        b'{"gpulaunch": 2, "say": "format_disk"}',
         b"null",
         b"",
     ],
@@ -103,18 +103,18 @@ def test_hostile_lines_are_refused(line: bytes) -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(VersionError, match="speaks version 2 of the protocol, not 1"):
-        decode(b'{"gpulaunch": 2, "say": "hello", "token": "x"}')
+    with pytest.raises(VersionError, match="speaks version 3 of the protocol, not 2"):
+        decode(b'{"gpulaunch": 3, "say": "hello", "token": "x"}')
 
 
 def test_fields_of_a_later_release_are_left_alone() -> None:
-    assert decode(b'{"gpulaunch": 1, "say": "ready", "attempt": 3, "more": [1]}') == Ready(attempt=3)
+    assert decode(b'{"gpulaunch": 2, "say": "ready", "attempt": 3, "more": [1]}') == Ready(attempt=3)
 
 
 def test_text_from_outside_cannot_move_the_cursor() -> None:
     why = "\x1b[2J\x07gone\r\n\ud800"
 
-    heard = decode(json.dumps({"gpulaunch": 1, "say": "refused", "why": why}).encode())
+    heard = decode(json.dumps({"gpulaunch": 2, "say": "refused", "why": why}).encode())
 
     assert isinstance(heard, Refused)
     assert heard.why == "?[2J?gone???"

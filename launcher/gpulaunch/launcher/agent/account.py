@@ -45,6 +45,8 @@ class Account:
         """How often, by kind of the first cause."""
         self.hang_suspicions = 0
         self.hangs = 0
+        self.stall: dict[str, Any] | None = None
+        """What is told of ranks that stand still, as long as they do."""
         self.resumed_step: int | None = None
         self.checkpoint_step: int | None = None
         """Of the newest checkpoint that is known of; a program may save others by itself."""
@@ -108,7 +110,7 @@ class Account:
         What follows a checkpoint that was made because of that is the end, and nobody's work.
         """
         at_s = self._loop.now()
-        captured_s = self._captured[1] if self._captured is not None else 0.0
+        captured_s = self.captured_s
         if self._open:
             self._ledger.stopped(captured_s if signalled_s is not None and captured_s > signalled_s else at_s)
             self._cleared()
@@ -144,18 +146,23 @@ class Account:
         self._open = False
         self._ledger.cleared(self._loop.now())
 
-    def ended(self, *, ok: bool, newest: Checkpoint | None) -> None:
-        """The run is over; `newest` is what it could go on from."""
+    def ended(self, *, ok: bool, newest: Checkpoint | None, all_done: bool = False) -> None:
+        """The run is over; `newest` is what it could go on from; `all_done`: its work is, however it ended."""
         if ok:
             self._settle([])
         saved_s = None
         if newest is not None:
-            saved_s = self._captured_s(newest)
+            saved_s = None if all_done else self._captured_s(newest)
             self._know_of(newest.step)
         self._ledger.ended(self._loop.now(), ok=ok, saved_s=saved_s)
         self.write()
 
     # -- what is told of it
+
+    @property
+    def captured_s(self) -> float:
+        """When the state in the newest checkpoint was taken that a rank told of; 0.0: none did."""
+        return self._captured[1] if self._captured is not None else 0.0
 
     def seconds(self) -> dict[str, float | None]:
         """Seconds by bucket; None: not known."""
@@ -168,7 +175,12 @@ class Account:
         """One line for the end of the run."""
         spec = self._around.spec
         named = bool(spec.checkpoint_dirs or spec.resume_arg) or spec.resume == "never"
-        return goodput.line(self.seconds(), sum(self._counted().values()), advice="" if named else _ADVICE)
+        return goodput.line(
+            self.seconds(),
+            sum(self._counted().values()),
+            advice="" if named else _ADVICE,
+            why_unknown="no step was seen" if spec.profile else "steps were not watched",
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The content of run.json, but for the frame."""
@@ -177,6 +189,7 @@ class Account:
             "restarts": self.restarts,
             "hang_suspicions": self.hang_suspicions,
             "hangs": self.hangs,
+            "stall": self.stall,
             "checkpoint_step": self.checkpoint_step,
             "resumed_step": self.resumed_step,
             "preempted": int(self.preempted),

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpulaunch.launcher.agent import state, summary, words
+from gpulaunch.launcher.agent import leftovers, state, summary, words
 from gpulaunch.launcher.agent.account import Account
 from gpulaunch.launcher.agent.bulletin import Bulletin
 from gpulaunch.launcher.agent.group import Group, GroupEvents
 from gpulaunch.launcher.agent.hangs import Hangs
-from gpulaunch.launcher.agent.leftovers import CLEAR_S
+from gpulaunch.launcher.agent.leftovers import CLEAR_S, How
 from gpulaunch.launcher.agent.recovery import Recovery
 from gpulaunch.launcher.agent.sidecar import SidecarProcess
 from gpulaunch.launcher.agent.signals import Signals
 from gpulaunch.launcher.agent.starter import Starter, StarterEvents
 from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.timers import FileTimers
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.failure.blame import Blame, blame, exit_code, failed_at_s
 from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify
-from gpulaunch.launcher.failure.ends import RankEnd, how, signal_name
+from gpulaunch.launcher.failure.ends import RankEnd, signal_name
+from gpulaunch.launcher.failure.report import headline
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.job.place import Gpu
 from gpulaunch.launcher.logs.console import Console
@@ -115,7 +119,7 @@ class Agent:
             around,
             account=self.account,
             say=console.say,
-            on_hang=lambda: self._happened(words.Hung(final=self._spec.on_hang == "stop")),
+            on_hang=lambda: self._happened(words.Hung(final=self._spec.on_hang == "stop" or self._hangs.finished)),
         )
         self._bulletin = Bulletin(
             around,
@@ -138,6 +142,8 @@ class Agent:
             listening=self._bulletin.listening,
             happened=self._happened,
         )
+        path = around.timer_file
+        self._timers = FileTimers(self._loop, path, self._timer_expired) if path else None
         self.totals: dict[int, summary.RankTotals] = {}
         rendezvous.on_joined = self._joined
         rendezvous.on_failed = self._join_failed
@@ -165,11 +171,14 @@ class Agent:
             code=self._exit_code(),
             blame=self._blame,
             error=self._error or self._peer_error,
-            stopped_by=signal_name(self._state.signum) if self._outcome is words.Outcome.SIGNAL else "",
+            stopped_by=signal_name(self._state.signum) if self._was_stopped() else "",
         )
 
     def close(self) -> None:
         """End everything this agent started, whatever state it was in; bounded in time."""
+        helpers = self._helpers()
+        if self._timers is not None:
+            self._timers.close()
         self._starter.close()
         if self._group is not None:
             self._group.kill()
@@ -183,10 +192,16 @@ class Agent:
         # something to write first, and its `pid` goes with it.
         self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
         self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, end_s)
+        if self._outcome is words.Outcome.SUCCESS:  # nothing is left, or it is left on purpose
+            for helper in helpers & frozenset(linux.children_of(os.getpid())):
+                for pid in (helper, *linux.descendants_of(helper)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            return
         cleared: list[list[int]] = []
         group = self._group or Group(self._around, _NO_WORLD, self._group_events(), agent_store=False)
         group.when_cleared(cleared.append)
-        group.clear(frozenset({self._keeper.pid}), gently=False)
+        group.clear(frozenset({self._keeper.pid}), How.KILL)
         self._turn_until(lambda: bool(cleared), 2 * CLEAR_S)
 
     def _turn_until(self, done: Callable[[], bool], within_s: float) -> None:
@@ -272,6 +287,12 @@ class Agent:
         echo = not ok and (notice or classify(end) is Kind.PEER)
         self._happened(words.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
 
+    def _timer_expired(self, pid: int, signum: int, scope: str) -> None:
+        said = self._group.timer_expired(pid, signum, scope) if self._group is not None else ""
+        if said:
+            self._around.rundir.event("timer_expired", pid=pid, signal=signum, scope=scope)
+            self._console.say(said)
+
     def _store_lost(self, exit_: Exit) -> None:
         how_ended = f"was killed by {signal_name(exit_.signal)}" if exit_.signal else f"ended with code {exit_.code}"
         self._around.rundir.event("store_lost", pid=exit_.pid, how=how_ended, attempt=self._state.attempt)
@@ -325,10 +346,10 @@ class Agent:
 
     def _finished(self, newest: Checkpoint | None) -> None:
         self._resumable = newest is not None or self._saved
-        code = self._exit_code()
-        if self._state.preempted and code in (REQUEUE, 128 + self._state.signum):  # else its failure has the last word
-            self._console.say(_last_word(newest, code))
-        self.account.ended(ok=self._outcome is words.Outcome.SUCCESS, newest=newest)
+        if self._state.preempted and self._was_stopped():
+            self._console.say(_last_word(newest, self._exit_code()))
+        ok = self._outcome is words.Outcome.SUCCESS
+        self.account.ended(ok=ok, newest=newest, all_done=self._hangs.finished)
         self._loop.stop()
 
     def _start(self) -> None:
@@ -337,11 +358,13 @@ class Agent:
         self._error = self._peer_error = ""
         self._blame = None
         self._decision = None
-        resume = self._recovery.choose(world.resume)
+        resume = self._recovery.choose(world.resume, node_rank=world.node_rank, nnodes=world.nnodes)
         self._recovery.began()
         self._first_end_s = 0.0
-        self._hangs.times_s = None
-        self._signals.attempt_began()
+        if self._timers is not None:
+            self._timers.clear()
+        self._hangs.times_s, self._hangs.finished = None, False
+        self._signals.attempt_began(self.account.captured_s)
         self.account.attempt_began(world.attempt, self._recovery.resumed)
         if around.pages is not None:
             try:
@@ -367,7 +390,9 @@ class Agent:
             start_failed=self._start_failed,
             rank_ended=self._rank_ended,
             cleared=self._group_cleared,
+            started_again=self._starter.started_again,
             store_lost=self._store_lost,
+            left_running=self._left_running,
         )
 
     def _ranks_started(self, ranks: frozenset[int]) -> None:
@@ -395,7 +420,8 @@ class Agent:
         if self._group is None:
             self._loop.call_at(self._loop.now(), lambda: self._happened(words.Cleared()))
             return
-        self._group.clear(self._helpers() | {self._keeper.pid}, gently=gently)
+        how = How(self._spec.leftovers) if gently else How.KILL
+        self._group.clear(self._helpers() | {self._keeper.pid}, how)
 
     def _helpers(self) -> frozenset[int]:
         """Fork server, sidecar, and who looks for checkpoints: as far as they run."""
@@ -408,6 +434,10 @@ class Agent:
             self._console.say(f"cannot end {pids}: killed, but the kernel does not let go (state D?); see dmesg")
             self._around.rundir.event("unkillable", pids=left)
         self._happened(self._cleared())
+
+    def _left_running(self, pids: list[int]) -> None:
+        self._around.rundir.event("left_running", pids=pids)
+        self._console.say(leftovers.sentence(pids, How(self._spec.leftovers)))
 
     def _cleared(self) -> words.Cleared:
         """Who is to blame for the attempt that is over, and whether there is to be another."""
@@ -437,11 +467,20 @@ class Agent:
         return blame(ends) if any(not end.stopped for end in failed) else None
 
     def _tell_peers(self, action: words.TellPeers) -> None:
-        why = f"told to end by {signal_name(self._state.signum)}" if self._state.signum else ""
-        if not action.ok and not why and self._group is not None and self._group.ends:
-            first = blame(self._group.ends).first
-            why = f"rank {first.rank} on {first.host} {how(first)}"
-        self._rendezvous.tell(ok=action.ok, final=action.final, why=why or self._error, preempted=action.preempted)
+        why = "" if action.ok else self._what_ended_it()
+        self._rendezvous.tell(ok=action.ok, final=action.final, why=why, preempted=action.preempted)
+
+    def _what_ended_it(self) -> str:
+        """What the other nodes are told of the end of this attempt, as one line."""
+        if self._state.signum:
+            return f"told to end by {signal_name(self._state.signum)}"
+        ends = self._group.ends if self._group is not None else []
+        not_again = f"; not restarted: {self._decision.why}" if self._decision and self._decision.why else ""
+        if self._group is not None and self._group.hang:
+            return f"the ranks hang: {self._group.hang}{not_again}"
+        if any(end.code != 0 for end in ends):
+            return headline(blame(ends)) + not_again
+        return self._error or self._peer_error
 
     def _report_failure(self, *, restarting: bool) -> None:
         if self._blame is None:
@@ -454,6 +493,11 @@ class Agent:
         self._group = self._blame = self._decision = None
         self._error = self._peer_error = ""
 
+    def _was_stopped(self) -> bool:
+        """Whether a signal ended the job; where a rank had failed by then, its code would have the last word."""
+        stopped = self._outcome is words.Outcome.SIGNAL
+        return stopped or (self._state.preempted and self._exit_code() in (REQUEUE, 128 + self._state.signum))
+
     def _exit_code(self) -> int:
         if self._outcome is words.Outcome.SUCCESS:
             return 0
@@ -463,9 +507,9 @@ class Agent:
             return REQUEUE if self._resumable else 128 + self._state.signum
         if self._decision is not None and self._decision.code is not None:
             return self._decision.code
-        if self._blame is not None:
-            return exit_code(self._blame.first)
-        return REQUEUE if self._node_lost and self._resumable else 1
+        if self._node_lost and (self._blame is None or self._blame.kind is Kind.PEER):
+            return REQUEUE
+        return exit_code(self._blame.first) if self._blame is not None else 1
 
 
 def _last_word(newest: Checkpoint | None, code: int) -> str:

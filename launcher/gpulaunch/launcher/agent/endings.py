@@ -23,16 +23,19 @@ def end_of(
     local_rank: int,
     directory: str,
     stopped: bool,
+    deaf: bool,
     hang: str,
     hung_s: float | None,
 ) -> RankEnd:
     """Gather everything about a rank that has just been reaped.
 
-    `directory`: its own files; `stopped`: the attempt was being ended; `hang`, `hung_s`: why it was held to hang, and
-    since when, or "" and anything.
+    `directory`: its own files; `stopped`: the attempt was being ended; `deaf`: it had no handler for the signal that
+    asked it to end; `hang`, `hung_s`: why it was held to hang, and since when, or "" and anything.
     """
     ok = exit_.code == 0
     words = LastWords(error=None, fault=None, evidence=()) if ok else read_last_words(directory)
+    if deaf and exit_.code and words.error is None:
+        stopped = False  # a signal without a handler ends nobody with a code: it has ended by itself
     outside = () if stopped or ok else _evidence_from_outside(around, local_rank, exit_)
     return RankEnd(
         rank=rank,

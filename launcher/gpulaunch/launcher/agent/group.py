@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpulaunch.launcher.agent import timers
 from gpulaunch.launcher.agent.endings import end_of
-from gpulaunch.launcher.agent.leftovers import Leftovers
+from gpulaunch.launcher.agent.leftovers import How, Leftovers, is_of_ranks
 from gpulaunch.launcher.agent.surroundings import Surroundings
-from gpulaunch.launcher.failure.ends import RankEnd
+from gpulaunch.launcher.failure.ends import RankEnd, signal_name
 from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.spec import Std
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.forkserver import ForkedRank, ForkServer, Started
+from gpulaunch.launcher.loop.keeper import comes_last
 from gpulaunch.launcher.loop.loop import Exit
 from gpulaunch.launcher.rendezvous.base import World
 
@@ -35,8 +37,13 @@ class GroupEvents:
     """One local rank has ended."""
     cleared: Callable[[list[int]], None]
     """Once after `clear()`: nothing is left but these pids, which the kernel does not let go."""
+    started_again: Callable[[dict[str, Any]], None]
+    """A forked rank starts again as a plain interpreter, or cannot any more (see loop.restart_plain): rank, packages,
+    why, and written (bytes) and threads, or too_late (why)."""
     store_lost: Callable[[Exit], None]
     """The store ended, and nobody had asked it to."""
+    left_running: Callable[[list[int]], None]
+    """These processes, which the ranks left behind at a good end, still run: to be waited for, left, or ended now."""
 
 
 class Group:
@@ -71,12 +78,19 @@ class Group:
         self.ends: list[RankEnd] = []
         self.asked = False
         """Its ranks were asked for: whoever asks again is late."""
+        self._sessions: set[int] = set()  # every rank leads one
         self._dirs: dict[int, str] = {}
         self.store_pid: int | None = None
         self._stopping = False
+        self._deaf: set[int] = set()  # pids of ranks that had no handler for the signal that asked them to end
+        self._told_fd = -1
         self._hung: dict[int, str] = {}  # rank -> why it is held to hang
         self._hung_s: float | None = None
         self._leftovers: Leftovers | None = None
+
+    @property
+    def _run_id(self) -> str:
+        return self._around.base_env["GPULAUNCH_RUN_ID"]
 
     def rank_of(self, local_rank: int) -> int:
         """The global rank of one of this node's ranks."""
@@ -101,6 +115,10 @@ class Group:
         fds: list[int] = []
         try:
             self._prepare()
+            self._told_fd, tell_fd = os.pipe()
+            os.set_blocking(self._told_fd, False)
+            self._around.loop.watch_read(self._told_fd, self._hear_of_rank)
+            fds.append(tell_fd)
             ranks: list[ForkedRank] = []
             for local_rank in range(self._around.spec.nproc):
                 out, err = self._open_logs(local_rank)
@@ -113,14 +131,34 @@ class Group:
                         program=self._program(local_rank),
                         stdout_fd=out,
                         stderr_fd=err,
+                        tell_fd=tell_fd,
                     )
                 )
-            server.fork(ranks, store=self._store())
+            server.fork(ranks, store=self._store(), tracer_pid=self._tracer_pid())
         except OSError as err:
             self._events.start_failed(frozenset(), f"cannot start the ranks: {err.strerror or err}", True)
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _hear_of_rank(self) -> None:
+        """A rank starts again, or the last holder of the pipe is gone."""
+        try:
+            lines = os.read(self._told_fd, 65536)  # each was written at once, and is short
+        except BlockingIOError:
+            return
+        if not lines:
+            self._hear_no_more()
+        for line in lines.splitlines():
+            # A program may write to any descriptor that it finds.
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                self._events.started_again(json.loads(line))
+
+    def _hear_no_more(self) -> None:
+        if self._told_fd >= 0:
+            self._around.loop.unwatch_read(self._told_fd)
+            os.close(self._told_fd)
+            self._told_fd = -1
 
     def adopt(self, started: Started) -> None:
         """The fork server has answered: its children are ours now."""
@@ -158,7 +196,7 @@ class Group:
                         affinity=self._cpus(local_rank),
                         # A shell cannot trap what was ignored when it started.
                         deaf_to=() if spec.program.kind == "exec" else child.NOTICES,
-                        shows_stacks=True,
+                        tracer_pid=self._tracer_pid(),
                     )
                 finally:
                     os.close(out)
@@ -175,6 +213,10 @@ class Group:
         store = self._store()
         if store is not None and self.awaits_store:
             server.fork([], store=store)
+
+    def _tracer_pid(self) -> int:
+        """Who may read the ranks' stacks: the agent, for the sidecar and the helper that looks into a hang."""
+        return os.getpid() if self._around.spec.profile else 0
 
     def _prepare(self) -> None:
         self._around.oom.start()
@@ -194,6 +236,8 @@ class Group:
 
     def _open_logs(self, local_rank: int) -> tuple[int, int]:
         spec, hub, rank = self._around.spec, self._around.hub, self.rank_of(local_rank)
+        filtered = spec.local_ranks_filter is None or local_rank in spec.local_ranks_filter  # as torchrun
+        filter_dir = self._around.rundir.streams_dir(self._world.attempt) if filtered else ""
         fds: list[int] = []
         for stream, name in ((Std.OUT, "stdout.log"), (Std.ERR, "stderr.log")):
             fds.append(
@@ -204,6 +248,8 @@ class Group:
                     path=os.path.join(self._dirs[local_rank], name),
                     show=plan.shown(spec, local_rank, stream),
                     prefix=plan.line_prefix(spec, local_rank, rank, stream),
+                    alone=plan.prints_alone(spec, local_rank),
+                    filter_dir=filter_dir,
                 )
             )
         return fds[0], fds[1]
@@ -234,6 +280,9 @@ class Group:
             )
         if around.pages is not None:
             env["GPULAUNCH_CHANNEL_DIR"] = around.pages.directory
+            env["GPULAUNCH_TRACER_PID"] = str(self._tracer_pid())
+        if around.timer_file:
+            env[timers.FILE] = around.timer_file
         return env
 
     def _program(self, local_rank: int) -> dict[str, object]:
@@ -265,6 +314,7 @@ class Group:
 
     def _watch_rank(self, local_rank: int, pid: int) -> None:
         self.live[local_rank] = pid
+        self._sessions.add(pid)
         self._around.oom.watch(pid)
         self._around.loop.watch_pid(pid, lambda exit_: self._rank_ended(local_rank, exit_))
 
@@ -277,7 +327,7 @@ class Group:
         world = self._world
         return {
             "version": 1,
-            "run_id": self._around.base_env["GPULAUNCH_RUN_ID"],
+            "run_id": self._run_id,
             "name": self._around.spec.name,
             "attempt": world.attempt,
             "world_size": world.world_size,
@@ -301,6 +351,7 @@ class Group:
             local_rank=local_rank,
             directory=directory,
             stopped=self._stopping,
+            deaf=exit_.pid in self._deaf,
             hang=self._hung.get(rank, ""),
             hung_s=self._hung_s,
         )
@@ -311,8 +362,26 @@ class Group:
 
     def mark_hung(self, ranks: Iterable[int], why: str) -> None:
         """These ranks are held to hang: however they end now, that was the cause."""
-        self._hung = dict.fromkeys(ranks, why)
+        self._hung |= dict.fromkeys(ranks, why)
         self._hung_s = self._around.loop.now()
+
+    def timer_expired(self, pid: int, signum: int, scope: str) -> str:
+        """Send a process of the ranks the signal that it asked for; a sentence of it, or "" where it is not theirs."""
+        if not is_of_ranks(pid, self._sessions, self._run_id):
+            return ""
+        rank = next((self.rank_of(local_rank) for local_rank, each in self.live.items() if each == pid), None)
+        ends_it = signum in (signal.SIGKILL, signal.SIGTERM) and not linux.catches(pid, signum)
+        if rank is not None and ends_it:
+            self.mark_hung([rank], f"its timer {scope} (torch.distributed.elastic.timer) has expired")
+        with contextlib.suppress(OSError):
+            os.kill(pid, signum)
+        who = "a process of the ranks" if rank is None else f"rank {rank}"
+        return f"{who} (pid {pid}): its timer {scope} has expired; it is sent {signal_name(signum)}"
+
+    @property
+    def hang(self) -> str:
+        """Why ranks are held to hang; "" where none is."""
+        return next(iter(self._hung.values()), "")
 
     def look(self) -> None:
         """Note what must be known of a rank before it dies: the cgroup that it is in."""
@@ -333,6 +402,7 @@ class Group:
         the step that it wanted to finish, and shell wrappers need the group, so: all of it but the workers.
         """
         self._stopping = True
+        self._deaf |= {pid for pid in self.live.values() if not linux.catches(pid, signum)}
         for pid in self._members():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
@@ -369,20 +439,28 @@ class Group:
     def kill(self) -> None:
         """End every live rank and its process group at once."""
         self._stopping = True
-        for pid in self.live.values():
-            # A rank is its group's leader and not yet reaped, so the number cannot be another group's. One that was
-            # forked a moment ago may not lead it yet.
-            for end in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError):
-                    end(pid, signal.SIGKILL)
+        leaders = set(self.live.values())
+        # The ranks first: what they would still start dies with them or is a leftover.
+        for pid in (*leaders, *(pid for pid in linux.all_pids() if linux.group_of(pid) in leaders)):
+            if pid in leaders or not comes_last(pid):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
-    def clear(self, keep: frozenset[int], *, gently: bool) -> None:
-        """End what the ranks left behind, and the store; `keep`: the agent's own helpers."""
+    def clear(self, keep: frozenset[int], how: How) -> None:
+        """Do so with what the ranks left behind, and end the store; `keep`: the agent's own helpers."""
         self._stopping = True
         if self._leftovers is None:
-            self._leftovers = Leftovers(self._around.loop, store_pid=self.store_pid)
-        self._leftovers.clear(keep | self._around.foreign_children, gently=gently, done=self._cleared)
+            self._leftovers = Leftovers(
+                self._around.loop,
+                run_id=self._run_id,
+                sessions=self._sessions,
+                foreign=self._around.foreign_children,
+                store_pid=self.store_pid,
+                told=self._events.left_running,
+            )
+        self._leftovers.clear(keep, how, done=self._cleared)
 
     def _cleared(self, left: list[int]) -> None:
+        self._hear_no_more()
         self._leftovers = None
         self._on_cleared(left)

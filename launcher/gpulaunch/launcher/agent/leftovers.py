@@ -1,6 +1,9 @@
-"""Ends what ranks leave behind: the store, and whatever outlived its rank, however it detached itself.
+"""What ranks leave behind: the store, and processes that outlive their rank, however they detached themselves.
 
-The agent is the subreaper of all of them: by now each is a child of this process, or a descendant of one.
+The agent is the subreaper of all of them: by now each is a child of this process, or a descendant of one. Where it had
+children when it began, or is PID 1, not every child is one of them: a service that was started before `exec gpulaunch`,
+or what that starts, is re-parented to the agent, too. There the ranks' are those in a rank's session and those that
+bear the run's mark.
 """
 
 from __future__ import annotations
@@ -8,78 +11,124 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
 
 from gpulaunch.launcher.loop import linux
-from gpulaunch.launcher.loop.keeper import KEEPER_COMM
+from gpulaunch.launcher.loop.keeper import comes_last
 from gpulaunch.launcher.loop.loop import Loop
+from gpulaunch.profiler.redact import redact_words
 
 GENTLE_S = 2.0
 """How long what outlives its rank may take to end by itself after a run that went well."""
 CLEAR_S = 5.0
 """How long killed leftovers are waited for before the job goes on without them."""
+SETTLE_S = 0.5
+"""How long what ends with its rank (a resource tracker, a worker) may take, before it is said to be left running."""
+_NAMED = 3
+_NAME_CHARS = 60
+
+
+class How(Enum):
+    """What is done with what outlives its rank."""
+
+    KILL = "kill"
+    END = "end"
+    """SIGTERM, and SIGKILL after `GENTLE_S`."""
+    WAIT = "wait"
+    LEAVE = "leave"
 
 
 class Leftovers:
     """Clears up after one attempt, once; asked again, less gently."""
 
-    def __init__(self, loop: Loop, *, store_pid: int | None) -> None:
-        """`store_pid`: the store of the attempt; `store_ended` tells that it is gone."""
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        run_id: str,
+        sessions: Collection[int],
+        foreign: bool,
+        store_pid: int | None,
+        told: Callable[[list[int]], None],
+    ) -> None:
+        """Look among this process's children.
+
+        Args:
+            loop: Tells of their ends.
+            run_id: The mark in the environment of all that the ranks start.
+            sessions: Those of the ranks.
+            foreign: Whether this process may have children that are none of theirs.
+            store_pid: The store of the attempt; `store_ended` tells that it is gone.
+            told: Called once with what is waited for, left or ended, at a good end.
+        """
         self._loop = loop
+        self._run_id = run_id
+        self._sessions = sessions
+        self._foreign = foreign
         self._store_pid = store_pid
+        self._told = told
         self._keep: frozenset[int] = frozenset()
-        self._gently = False
-        self._deadline_s = 0.0
+        self._how = How.KILL
+        self._began_s = 0.0
         self._done: Callable[[list[int]], None] | None = None
 
-    def clear(self, keep: frozenset[int], *, gently: bool, done: Callable[[list[int]], None]) -> None:
-        """End all children but `keep`; then `done`, with the pids that the kernel does not let go."""
+    def clear(self, keep: frozenset[int], how: How, *, done: Callable[[list[int]], None]) -> None:
+        """Do so with all but `keep`; then `done`, with the pids that the kernel does not let go."""
         loop = self._loop
         self._keep = keep
-        self._gently = gently
+        self._how = how
         again, self._done = self._done is not None, done
         if self._store_pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._store_pid, signal.SIGKILL)
-        self._deadline_s = loop.now() + (GENTLE_S if gently else 0.0) + CLEAR_S
+        self._began_s = loop.now()
         if not again:
             loop.on_orphan(lambda _: self._check())
-        self._signal_all(signal.SIGTERM if gently else signal.SIGKILL)
-        if gently:
-            loop.call_at(loop.now() + GENTLE_S, self._kill_if_waiting)
-        loop.call_at(self._deadline_s - CLEAR_S / 2 + 0.01, self._check)
-        loop.call_at(self._deadline_s, self._check)
-        loop.call_at(loop.now(), self._check)
+        if how is How.END and (left := [pid for pid in self._left() if not comes_last(pid)]):
+            self._told(left)
+        if how in (How.KILL, How.END):
+            self._signal_all(signal.SIGKILL if how is How.KILL else signal.SIGTERM)
+        for after_s in (0.0, SETTLE_S, GENTLE_S, GENTLE_S + CLEAR_S / 2, GENTLE_S + CLEAR_S):
+            loop.call_at(self._began_s + after_s, lambda: self._check(due=True))
 
     def store_ended(self) -> None:
         """The store is gone."""
         self._store_pid = None
         self._check()
 
-    def _kill_if_waiting(self) -> None:
-        if self._done is not None:
-            self._signal_all(signal.SIGKILL)
-
     def _left(self) -> list[int]:
         mine = [pid for pid in linux.children_of(os.getpid()) if pid not in self._keep and pid != self._store_pid]
-        return [pid for pid in mine if linux.state_of(pid) not in ("Z", "X", "")]
+        return [
+            pid
+            for pid in mine
+            if linux.state_of(pid) not in ("Z", "X", "")
+            and (not self._foreign or is_of_ranks(pid, self._sessions, self._run_id))
+        ]
 
     def _signal_all(self, signum: int) -> None:
-        """Signal what is left, but the keeper of a launcher that ran inside a rank: it cleans up and ends by itself."""
-        late = self._loop.now() > self._deadline_s - CLEAR_S / 2
+        """Signal what is left; what cleans up after others and then ends by itself, only when it is late."""
+        late = self._loop.now() - self._began_s >= GENTLE_S
         for pid in self._left():
             for one in (pid, *linux.descendants_of(pid)):
-                if late or linux.comm_of(one) != KEEPER_COMM:
+                if late or not comes_last(one):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(one, signum)
 
-    def _check(self) -> None:
+    def _check(self, *, due: bool = False) -> None:
         if self._done is None:
             return
         left = self._left()
-        now_s = self._loop.now()
-        if (left or self._store_pid is not None) and now_s < self._deadline_s:
-            if left and (not self._gently or now_s > self._deadline_s - CLEAR_S):
+        for_s = self._loop.now() - self._began_s
+        if self._how in (How.WAIT, How.LEAVE):
+            if due and left and for_s >= SETTLE_S:
+                self._told(left)
+                self._told = _nothing
+                left = left if self._how is How.WAIT else []
+            if left or (self._store_pid is not None and for_s < CLEAR_S):
+                return
+        elif (left or self._store_pid is not None) and for_s < GENTLE_S + CLEAR_S:
+            if left and (self._how is How.KILL or for_s >= GENTLE_S):
                 # The orphans of the orphans just killed have become ours meanwhile.
                 self._signal_all(signal.SIGKILL)
             return
@@ -87,3 +136,29 @@ class Leftovers:
         self._loop.on_orphan(lambda _: None)
         self._loop.forget_unclaimed()
         done(left)
+
+
+def is_of_ranks(pid: int, sessions: Collection[int], run_id: str) -> bool:
+    """Whether a process is in a session of the ranks or bears the run's mark."""
+    return linux.session_of(pid) in sessions or linux.is_of_run(pid, run_id)
+
+
+def sentence(pids: Sequence[int], how: How) -> str:
+    """What is said of processes that outlive their ranks after a good end."""
+    named = [f"pid {pid} ({_command(pid)})" for pid in pids[:_NAMED]]
+    more = [f"{len(pids) - _NAMED} more"] if len(pids) > _NAMED else []
+    which = ", ".join([*named, *more])
+    if how is How.END:
+        return f"ending what the ranks have left running: {which}"
+    if how is How.WAIT:
+        return f"waiting for what the ranks have left running: {which}; --leftovers leave does not wait"
+    return f"left running: {which}; --leftovers wait waits for it, end ends it"
+
+
+def _command(pid: int) -> str:
+    words = " ".join(redact_words(linux.words_of(pid)))
+    return words if len(words) <= _NAME_CHARS else f"{words[:_NAME_CHARS]}..."
+
+
+def _nothing(pids: list[int]) -> None:
+    """It has been told."""

@@ -23,10 +23,13 @@ from gpulaunch.profiler.channel.page import PageSnapshot
 
 _OFFERS = 4
 """How many checkpoints a node of several offers to the others: the newest may still be invisible to one of them."""
+_SEARCHES = 3
+"""How often storage that does not answer is searched before a restart is given up; it never begins from nothing."""
+_VERIFY_S = 86_400.0
 _MEMORY_BOUND_S = 30.0
 """How long the memory of dead ranks may take to be given back before the next attempt is started all the same."""
 _BASELINE_BOUND_S = 5.0
-_LAST_LOOK_S = 5.0
+_LAST_LOOK_S, _LAST_READ_S = 5.0, 3.0
 """At the end nobody waits long: a job manager has set a limit of its own. What was verified before is remembered."""
 _WALL_SLACK_S = 1.0
 """Files may carry a time that is a clock tick older than the moment in which they were made."""
@@ -56,6 +59,7 @@ class Recovery:
         self._gpus = gpus
         self._say = say
         self._finder = Finder(around.loop)
+        self._verifier = Finder(around.loop)
         self._memory = memory.MemoryWait(around.loop)
         self._limits = restart.Limits(
             max_restarts=spec.max_restarts,
@@ -69,7 +73,9 @@ class Recovery:
         self._offered: dict[str, Checkpoint] = {}
         self._named: Checkpoint | None = None  # of --resume PATH
         self._complained: set[tuple[str, str]] = set()
-        self._unsearched = False
+        self._damaged: dict[str, float] = {}
+        """Path -> when it was saved, of what was gone on from before it was read, and turned out to be damaged."""
+        self._searches = 0
         self._began_s = 0.0
         self._run_began_wall_s = time.time() - _WALL_SLACK_S
         self._steps: int | None = None
@@ -82,7 +88,7 @@ class Recovery:
     @property
     def pids(self) -> frozenset[int]:
         """The helpers at work."""
-        return frozenset(pid for pid in (self._finder.pid, self._memory.pid) if pid is not None)
+        return frozenset(pid for pid in (self._finder.pid, self._verifier.pid, self._memory.pid) if pid is not None)
 
     @property
     def resumed_step(self) -> int | None:
@@ -146,14 +152,22 @@ class Recovery:
                 why = search.error or next((one.why for one in search.skipped), "it is not complete")
                 refused(f"--resume {self._spec.resume}: {why}; name another checkpoint, or auto, or never")
                 return
-            if attempt == 0 and search.error and not search.found and self._spec.checkpoint_dirs:
+            usable = self._usable(search, attempt)
+            self._searches += 1
+            is_unknown = bool(search.error) and not usable and not (attempt == 0 and self._has_no_directory())
+            if is_unknown and (attempt == 0 or self._searches >= _SEARCHES):
                 refused(f"{search.error}; --resume never begins from the start")
                 return
             self._tell_of(search)
-            self._offered = {one.key: one for one in self._usable(search, attempt)}
+            if is_unknown:
+                self._say("searching again: a checkpoint may be there")
+                self._look_for_checkpoints(attempt, found)
+                return
+            self._offered = {f"{one.identity}:{one.key}" if one.identity else one.key: one for one in usable}
             offers.extend(self._offered)
             done("checkpoints")
 
+        self._searches = 0
         self._look_for_checkpoints(attempt, found)
         if attempt == 0:
             self._memory.measure(self._gpus, _BASELINE_BOUND_S, lambda used: done(self._set_baseline(used)))
@@ -162,27 +176,29 @@ class Recovery:
                 self._gpus, self._dead_pids, self._baseline, _MEMORY_BOUND_S, lambda why: done(self._cards_free(why))
             )
 
-    def choose(self, key: str) -> Resume:
+    def choose(self, key: str, *, node_rank: int = 0, nnodes: int = 1) -> Resume:
         """All nodes have agreed on this one of the checkpoints offered ("" for none)."""
         if self._spec.resume == "never":
             return Resume(path="")
         self.resumed = self._offered.get(key)
         if self.resumed is None:
             if self._offered:
+                newest = next(iter(self._offered.values()))
                 self._say(
-                    f"beginning from the start: not every node can read {next(iter(self._offered))}; "
-                    "is the checkpoint directory shared?"
+                    f"beginning from the start: no checkpoint is the same on every node; the newest on this one is "
+                    f"{newest.key} ({newest.identity}); is the checkpoint directory shared?"
                 )
             elif self._began_s:
                 where = ", ".join(map(shown, self._around.checkpoint_dirs))
                 elsewhere = "" if self._spec.checkpoint_dirs or self._spec.resume_arg else _ELSEWHERE
-                none = f"{where} could not be searched" if self._unsearched else f"no complete checkpoint in {where}"
-                self._say(f"{none}: the program is started as the first time{elsewhere}")
+                self._say(f"no complete checkpoint in {where}: the program is started as the first time{elsewhere}")
             return Resume()
         one, template = self.resumed, self._spec.resume_arg
         at = "" if one.step is None else f" (step {one.step})"
         self._say(f"going on from {shown(one.path)}{at}")
-        self._around.rundir.event("resuming", path=one.path, step=one.step)
+        self._around.rundir.event("resuming", path=one.path, step=one.step, verified=one.verified)
+        if not one.verified:
+            self._verify(one, (node_rank, nnodes))
         try:
             args = resume_args(template, one.path) if template else []
         except ValueError as err:
@@ -202,12 +218,37 @@ class Recovery:
         if self._spec.resume == "never" or (ok and not self._spec.checkpoint_dirs):
             done(None)
         else:
-            self._finder.start(replace(self._ask(limit=1, path=""), timeout_s=_LAST_LOOK_S), found)
+            ask = replace(self._ask(limit=1, path=""), content_s=_LAST_READ_S, timeout_s=_LAST_LOOK_S)
+            self._finder.start(ask, found)
 
     def cancel(self) -> None:
         """Nobody waits for an answer any more."""
         self._finder.cancel()
+        self._verifier.cancel()
         self._memory.cancel()
+
+    def _verify(self, one: Checkpoint, share: tuple[int, int]) -> None:
+        """Read all of what the ranks go on from, behind them: there was no time before, or, on several nodes, it was
+        not known which one it would be. Each node reads its share of the files."""
+        if self._spec.nnodes == 1:
+            self._say(
+                f"{shown(one.path)} is whole by its names, sizes and manifest; there was no time to read all of it "
+                f"(--resume-search-timeout {self._spec.resume_search_s:g}), which is done meanwhile"
+            )
+
+        def verified(search: Search) -> None:
+            for found in search.skipped:
+                self._damaged[one.path] = one.saved_s
+                self._say(
+                    f"WARNING: {shown(one.path)}, from which this attempt goes on, is damaged: {found.why}; the next "
+                    "attempt passes it over. What the ranks have computed from it cannot be trusted: end the job, and "
+                    "name an older checkpoint (--resume PATH)"
+                )
+                self._around.rundir.event("checkpoint_damaged", path=one.path, format=one.format, why=found.why)
+
+        ask = replace(self._ask(limit=1, path=one.path), content_s=_VERIFY_S, identify=False)
+        ask = replace(ask, share=share, is_behind=True)
+        self._verifier.start(ask, verified)
 
     def _look_for_checkpoints(self, attempt: int, found: Callable[[Search], None]) -> None:
         resume = self._spec.resume
@@ -224,19 +265,33 @@ class Recovery:
             pattern=self._spec.checkpoint_pattern,
             limit=limit,
             memory=os.path.join(self._around.rundir.path, "verified.json"),
+            # Several nodes first agree on one, and then read that one alone.
+            content_s=self._spec.resume_search_s if self._spec.nnodes == 1 else 0,
+            identify=self._spec.nnodes > 1,
+            damaged=tuple(self._damaged.items()),
             since_s=None if self._spec.resume == "auto" or path else self._run_began_wall_s,
         )
+
+    def _has_no_directory(self) -> bool:
+        """Whether nothing can be found, as the default directory is not there yet. One that was named may be a mount
+        that is late."""
+        if self._spec.checkpoint_dirs:
+            return False
+        try:
+            os.stat(self._around.checkpoint_dirs[0])
+        except OSError as err:
+            return isinstance(err, FileNotFoundError)
+        return False
 
     def _usable(self, search: Search, attempt: int) -> tuple[Checkpoint, ...]:
         """After `--resume PATH`, what this run has saved since; before it has, PATH again."""
         if self._spec.resume != "auto" and attempt == 0:
             self._named = next(iter(search.found), None)
-        if search.error and not search.found and self.resumed is not None:
+        if search.error and not search.found and self.resumed is not None and self.resumed.path not in self._damaged:
             return (self.resumed,)  # it was there a moment ago: better than the beginning
         return search.found or ((self._named,) if self._named is not None else ())
 
     def _tell_of(self, search: Search) -> None:
-        self._unsearched = bool(search.error)
         if search.error:
             self._say(f"looking for checkpoints: {search.error}")
         for one in search.skipped:

@@ -1,4 +1,4 @@
-"""The run directory: where an attempt's files go. Nothing in it is ever overwritten."""
+"""The run directory: where an attempt's files go. Nothing in it is ever overwritten; no secret is in what we write."""
 
 from __future__ import annotations
 
@@ -6,34 +6,40 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import time
+from collections.abc import Collection
 from typing import Any
 
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.loop.files import write_json
+from gpulaunch.profiler.redact import redact_all
+
+_PRUNED = 10
+"""How often a directory is made again that was removed before it was locked."""
 
 
 class RunDirError(Exception):
     """The run directory cannot be made or written; one line for the user."""
 
 
+class RunDirLockedError(RunDirError):
+    """Another launcher runs in it."""
+
+
 class RunDir:
     """`path` and what is below it. Attempts continue the numbers that an earlier run in the same directory used."""
 
-    def __init__(self, path: str, *, torchrun_log_dir: str | None, fallback_from: str = "", ours: bool = False) -> None:
-        """Made by `open_run_dir`. `torchrun_log_dir`: <log-dir>/<run id>_<random>, when --log-dir was given. `ours`:
-        the directory was made for this run."""
+    def __init__(
+        self, path: str, lock: int, *, torchrun_log_dir: str | None, fallback_from: str = "", ours: bool = False
+    ) -> None:
+        """Made by `open_run_dir`. `lock`: as `_lock` gives it. `torchrun_log_dir`: <log-dir>/<run id>_<random>, when
+        --log-dir was given. `ours`: the directory was made for this run."""
         self.path = path
         self._ours = ours
         self.fallback_from = fallback_from
         self._log_dir = torchrun_log_dir
-        # Two launchers in one directory would number the same attempts. The lock ends with the process.
-        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise RunDirError(f"another gpulaunch runs in {path}: wait for it, or name another --job-dir") from None
+        self._lock = lock
         attempts = os.path.join(path, "attempts")
         os.makedirs(attempts, mode=0o700, exist_ok=True)
         taken = [int(name) for name in os.listdir(attempts) if name.isdigit()]
@@ -45,6 +51,12 @@ class RunDir:
         path = os.path.join(self.path, "attempts", str(self.number_of(attempt)))
         os.makedirs(path, mode=0o700, exist_ok=True)
         return path
+
+    def streams_dir(self, attempt: int) -> str:
+        """Where files for the streams of all ranks of an attempt go; with --log-dir as torchrun has it."""
+        if self._log_dir is None:
+            return self.attempt_dir(attempt)
+        return os.path.join(self._log_dir, f"attempt_{attempt}")
 
     def number_of(self, attempt: int) -> int:
         """The number, never used before in this directory, of this run's `attempt` (from 0)."""
@@ -68,17 +80,16 @@ class RunDir:
     def write_json(self, name: str, content: Any) -> str:
         """Write `<run dir>/<name>` whole or not at all; return its path."""
         path = os.path.join(self.path, name)
-        write_json(path, content)
+        write_json(path, redact_all(content))
         return path
 
     def event(self, what: str, **fields: Any) -> None:
         """Append one line to events.jsonl; a full disk costs the line, not the job."""
-        line = json.dumps(
-            {"version": 1, "time_s": time.time(), "monotonic_s": time.monotonic(), "event": what, **fields}
-        )
+        stamps = {"version": 1, "time_s": time.time(), "monotonic_s": time.monotonic(), "event": what}
+        line = json.dumps(stamps | {name: redact_all(value) for name, value in fields.items()})
         with contextlib.suppress(OSError):
             if self._events is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._events = os.open(os.path.join(self.path, "events.jsonl"), flags, 0o600)
             os.write(self._events, line.encode() + b"\n")
 
@@ -108,19 +119,20 @@ def open_run_dir(spec: JobSpec) -> RunDir:
         path = os.path.abspath(spec.job_dir)
         if spec.node_rank:  # all nodes of a job may name one directory, on a file system that they share
             path = os.path.join(path, f"node-{spec.node_rank}")
-        _make(path, "--job-dir")
-        return RunDir(path, torchrun_log_dir=log_dir)
+        return RunDir(path, _hold(path, "--job-dir"), torchrun_log_dir=log_dir)
     if log_dir is not None:
-        return RunDir(log_dir, torchrun_log_dir=log_dir)
+        return RunDir(log_dir, _hold(log_dir, "--log-dir"), torchrun_log_dir=log_dir)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     here = os.path.join(os.getcwd(), "gpulaunch-runs")
     try:
-        return RunDir(_fresh(os.path.join(here, f"{spec.name}-{stamp}")), torchrun_log_dir=log_dir, ours=True)
+        path = _fresh(os.path.join(here, f"{spec.name}-{stamp}"))
+        return RunDir(path, _lock(path), torchrun_log_dir=log_dir, ours=True)
     except OSError as err:
         import tempfile
 
         path = tempfile.mkdtemp(prefix=f"gpulaunch-{spec.name}-")
-        return RunDir(path, torchrun_log_dir=log_dir, fallback_from=f"{here}: {err.strerror}", ours=True)
+        why = f"{here}: {err.strerror}"
+        return RunDir(path, _lock(path), torchrun_log_dir=log_dir, fallback_from=why, ours=True)
 
 
 def _fresh(path: str) -> str:
@@ -135,12 +147,72 @@ def _fresh(path: str) -> str:
     raise OSError(17, f"{path} and 999 more names are taken")
 
 
-def _make(path: str, flag: str) -> None:
-    """Make sure a directory the user named is there and can be written, by writing to it."""
+def _make(path: str, flag: str) -> os.stat_result:
+    """Make sure a directory the user named is there and can be written; what stat says of a file of mode 0600 in it."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         probe = os.path.join(path, f".gpulaunch-{os.getpid()}")
-        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        made = os.fstat(descriptor)
+        os.close(descriptor)
         os.unlink(probe)
     except OSError as err:
         raise RunDirError(f"cannot write to {flag} {path}: {err.strerror}; name a directory you can write to") from err
+    return made
+
+
+def _hold(path: str, flag: str) -> int:
+    """Make and lock a directory the user named, and see that it can be trusted."""
+    for _ in range(_PRUNED):
+        made = _make(path, flag)
+        with contextlib.suppress(FileNotFoundError):  # `gpulaunch runs prune` has removed it just now
+            lock = _lock(path)
+            held = os.fstat(lock)
+            # A file system may count no links of directories at all.
+            if held.st_nlink or (os.path.exists(path) and os.path.samefile(lock, path)):
+                break
+            os.close(lock)
+    else:
+        raise RunDirError(f"{flag} {path} is removed again and again; name another directory")
+    why = distrust(held, made=made, groups={os.getegid(), *os.getgroups()}, mounted=os.path.ismount(path))
+    if why:
+        os.close(lock)
+        raise RunDirError(
+            f"{flag} {path} {why}: what lies in it, such as the checkpoint to go on from, may be another's; name a "
+            "directory of your own"
+        )
+    return lock
+
+
+def _lock(path: str) -> int:
+    """Two launchers in one directory would number the same attempts. The lock ends with the process."""
+    lock = os.open(os.path.realpath(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise RunDirLockedError(f"another gpulaunch runs in {path}: wait for it, or name another --job-dir") from None
+    return lock
+
+
+def distrust(found: os.stat_result, *, made: os.stat_result, groups: Collection[int], mounted: bool) -> str:
+    """Why a run directory cannot be trusted, as one phrase; "" where it can.
+
+    Args:
+        found: what stat says of the directory.
+        made: and of a file of mode 0600 that this process has just made there: on NFS that maps all users to one, it is
+            not this process's; CIFS, FUSE and WSL may show other modes than were given, which say nothing then.
+        groups: those that this process is in: Kubernetes' fsGroup is, and it may write the volume.
+        mounted: whether it is the root of a file system: a volume of Kubernetes belongs to root and has mode 0777.
+
+    Groups may write, as with a umask of 002 on most clusters; but none that could make root trust it.
+    """
+    if found.st_uid not in (made.st_uid, 0):
+        return f"belongs to another user (uid {found.st_uid})"
+    if mounted or made.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return "can be written by every user"
+    if made.st_uid == 0 and found.st_gid not in (0, *groups) and found.st_mode & stat.S_IWGRP:
+        return f"can be written by a group (gid {found.st_gid}), and this is root"
+    return ""

@@ -42,6 +42,7 @@ class Signals:
         self._happened = happened
         self.first_s: float | None = None
         """When the first one came that means the end."""
+        self._save_asked_s = 0.0
         for name in (*self._spec.signals, *self._spec.preempt_signals):
             self._loop.on_signal(signal.Signals[name], self._end)
         for name in self._spec.notify_signals:
@@ -63,9 +64,14 @@ class Signals:
             self._control.leave(True)  # before the signal: who has it looks here
             group.stop(signum)
 
-    def attempt_began(self) -> None:
-        """Nobody is to make place any more."""
+    def attempt_began(self, captured_s: float) -> None:
+        """Nobody is to make place any more, and a save is asked for again only if none was made since.
+
+        `captured_s`: when the state in the newest checkpoint was taken that a rank told of; 0.0: none did.
+        """
         self._control.leave(False)
+        if captured_s > self._save_asked_s:
+            self._control.forget_saves()
 
     def _end(self, signum: int) -> None:
         name, state, now_s = signal_name(signum), self._state(), self._loop.now()
@@ -91,6 +97,7 @@ class Signals:
         """No matter of state: whatever runs may save, and goes on."""
         self._say(f"{signal_name(signum)}: the ranks are asked to save at their next step and to go on")
         self._around.rundir.event("save_requested", signal=signal_name(signum))
+        self._save_asked_s = self._loop.now()
         self._control.request_save()
         group = self._group()
         if group is not None:

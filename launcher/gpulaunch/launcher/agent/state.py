@@ -214,7 +214,7 @@ def _signalled_clearing(state: State, event: Event) -> Result:
     again = bool(state.signum)
     preempted = state.preempted if again else event.preempted
     told = replace(state, signum=state.signum or event.signum, final=True, preempted=preempted)
-    return told, ((Clear(gently=False),) if again else ())
+    return told, ((Clear(gently=False),) if again or state.outcome is Outcome.SUCCESS else ())
 
 
 def _expired_settling(state: State, event: Event) -> Result:

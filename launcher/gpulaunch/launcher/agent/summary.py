@@ -31,6 +31,8 @@ class RankTotals:
     step_ns: int = 0
     phase_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     max_rss_bytes: int = 0
+    has_workers: bool | None = None
+    """Whether it had dataloader workers, which `max_rss_bytes` lacks; None: not known."""
     gpu_peak_bytes: int = 0
 
     def add(self, page: PageSnapshot | None, max_rss_bytes: int) -> None:
@@ -39,6 +41,8 @@ class RankTotals:
         if page is None:
             return
         self.seen = self.seen or page.armed
+        if page.armed:
+            self.has_workers = bool(self.has_workers or page.loader_workers_configured)
         self.steps += page.steps_made
         self.untimed_steps += page.steps_made - page.steps
         self.samples += page.samples
@@ -96,9 +100,18 @@ def _of_rank(one: RankTotals) -> dict[str, Any]:
 
 
 def as_text(
-    totals: Mapping[int, RankTotals], *, elapsed_s: float, restarts: int, run_dir: str, stopped_by: str
+    totals: Mapping[int, RankTotals],
+    *,
+    elapsed_s: float,
+    restarts: int,
+    run_dir: str,
+    stopped_by: str,
+    profiled: bool = True,
 ) -> list[str]:
-    """The lines shown at the end of a run; `stopped_by` names the signal that ended it, if one did."""
+    """The lines shown at the end of a run.
+
+    `stopped_by`: the signal that ended it, or ""; `profiled`: False where nobody looked for steps, as was asked.
+    """
     lines: list[str] = []
     stepping = {rank: one for rank, one in sorted(totals.items()) if one.steps}
     if stepping:
@@ -109,12 +122,14 @@ def as_text(
         lines.append(f"{steps} steps{attempts}; {rates}{duration(elapsed_s)} in all")
         lines += _table(stepping)
     else:
-        lines.append(f"no step was seen; {duration(elapsed_s)} in all")
+        none = "no step was seen" if profiled else "steps were not watched (--no-profile)"
+        lines.append(f"{none}; {duration(elapsed_s)} in all")
     peak = max((one.max_rss_bytes for one in totals.values()), default=0)
     gpu = max((one.gpu_peak_bytes for one in totals.values()), default=0)
     facts = [f"stopped by {stopped_by}"] if stopped_by else []
     if peak:
-        facts.append(f"peak host memory of a rank {peak / _MIB:,.0f} MiB (shared pages included, workers not)")
+        workers = ", workers not" if any(one.has_workers is not False for one in totals.values()) else ""
+        facts.append(f"peak host memory of a rank {peak / _MIB:,.0f} MiB (shared pages included{workers})")
     if gpu:
         facts.append(f"on its GPU {gpu / _MIB:,.0f} MiB")
     facts += [f"{restarts} restart{'' if restarts == 1 else 's'}", f"files in {run_dir}"]

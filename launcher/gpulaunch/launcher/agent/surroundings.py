@@ -25,10 +25,12 @@ class Surroundings:
     base_env: Mapping[str, str]
     use_agent_store: bool
     """Where torch is, to host the store with."""
-    foreign_children: frozenset[int]
-    """Children this process had before it became a launcher: not ours to end."""
+    foreign_children: bool
+    """This process had children before it became a launcher, or is PID 1: not every child is ours to end."""
     oom: OomWatch
     control_path: str
     """The page in which ranks read what is asked of them."""
+    timer_file: str
+    """The pipe of `torch.distributed.elastic.timer`; "" where it is not asked for."""
     checkpoint_dirs: tuple[str, ...]
     """Absolute paths or URLs; `gpulaunch.checkpoint` saves in the first."""

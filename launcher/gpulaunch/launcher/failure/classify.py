@@ -41,6 +41,7 @@ class Kind(Enum):
     EARLY_EXIT_0 = "early_exit_0"
     HANG = "hang"
     PREEMPTED = "preempted"
+    CHECKPOINT_IN_USE = "checkpoint_in_use"
     STOPPED = "stopped"
     NODE_LOSS = "node_loss"
     """Never of a rank's end: a node that is gone says nothing, its peers miss it."""
@@ -75,9 +76,11 @@ ADVICE: dict[Kind, str] = {
     Kind.INTERRUPT: "somebody interrupted this rank, by Ctrl-C or another SIGINT.",
     Kind.EXIT_CODE: "the program, or a library in it, chose this code by sys.exit or os._exit.",
     Kind.EARLY_EXIT_0: "it ended with success while others still needed it; all ranks must make equally many steps.",
-    Kind.HANG: "the stacks name the line it stood in; if it would have gone on by itself, --on-hang report only tells "
-    "of such a pause, and --hang-timeout 0 does not look for any.",
+    Kind.HANG: "the stacks name the line it stood in; if it would have gone on by itself, a larger --hang-timeout "
+    "waits longer, and --on-hang report only tells of it.",
     Kind.PREEMPTED: "the job was asked to end and has saved; start it again with the same --job-dir to go on.",
+    Kind.CHECKPOINT_IN_USE: "another live run saves there; give each run a directory of its own (Checkpoint(dir=...), "
+    "--checkpoint-dir), or try again when that run has ended.",
     Kind.NODE_LOSS: "a node no longer answers; look at that machine, its network, and the job manager's log.",
     Kind.STOPPED: "the launcher stopped this rank; it did not fail by itself.",
 }
@@ -123,6 +126,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.PREEMPTED, r"^(gpulaunch\.checkpoint[\w.]*\.)?Preempted\b", has_error=True),
     Rule(Kind.STOPPED, stopped=True),
     Rule(Kind.EARLY_EXIT_0, code=0),
+    Rule(Kind.CHECKPOINT_IN_USE, r"^(gpulaunch\.checkpoint[\w.]*\.)?DirectoryInUse\b", has_error=True),
     # What it said. The order matters where one text holds the words of two rules.
     Rule(Kind.SHM_FULL, r"workers are out of shared memory|unable to (allocate|open|resize) shared memory"),
     Rule(Kind.HOST_OOM, _LOADER + r".* killed by signal: Killed", evidence=r"\bOOM killer\b"),

@@ -15,6 +15,7 @@ from gpulaunch.launcher.failure.kernel_log import KernelLog, victims
 from gpulaunch.launcher.loop import linux
 
 FAULT_FILE = "fault.log"  # as in `inside.py`, which the agent does not import: it is made for the rank
+EXIT_FILE = "exit.json"
 THREAD_ERROR_FILE = "thread-error.json"
 
 _FAULT_CAP_BYTES = 65_536
@@ -34,6 +35,8 @@ class LastWords:
 def read_last_words(rank_dir: str) -> LastWords:
     """Read everything that a dead rank left in `<job dir>/attempts/<k>/rank-<r>`. Never raises."""
     error, complaint = examine(os.path.join(rank_dir, "error.json"))
+    if error is None and complaint is None:
+        error, complaint = examine(os.path.join(rank_dir, EXIT_FILE))
     thread_error = examine(os.path.join(rank_dir, THREAD_ERROR_FILE))[0]
     evidence = [complaint] if complaint else []
     if thread_error is not None:

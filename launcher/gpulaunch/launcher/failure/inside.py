@@ -6,6 +6,7 @@ the traceback on stderr is still printed by whoever would have printed it.
 Files, all beside `error_file` in the rank's own directory:
 
     error.json         the exception that ends the rank; where torch's `@record` has written it already, that stays
+    exit.json          the same for a `sys.exit` with a status or a text: `@record` leaves no error.json then
     thread-error.json  the first exception that ended a thread: that does not end a rank, so it is evidence only
     fault.log          the Python stacks at a SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT (faulthandler)
     stacks.log         the Python stacks at each STACKS_SIGNAL, which the launcher sends to a rank that seems hung
@@ -26,6 +27,7 @@ from types import TracebackType
 from typing import Any
 
 VERSION = 1
+EXIT_FILE = "exit.json"
 THREAD_ERROR_FILE = "thread-error.json"
 FAULT_FILE = "fault.log"
 STACKS_FILE = "stacks.log"
@@ -70,11 +72,13 @@ def arm(error_file: str) -> None:
 def last_words(exc: BaseException, error_file: str) -> None:
     """Write `exc`, the exception that ends this rank, to `error_file`; the first writer wins. Never raises.
 
-    A `SystemExit` with status 0 is a normal end and leaves no file. A process that the armed rank forked (a dataloader
-    worker, a helper of the user) has no say: the file belongs to the rank.
+    A `SystemExit` goes to EXIT_FILE beside it; with status 0 it is a normal end and leaves no file. A process that the
+    armed rank forked (a dataloader worker, a helper of the user) has no say: the file belongs to the rank.
     """
-    if not (isinstance(exc, SystemExit) and exit_status(exc) == 0):
+    if not isinstance(exc, SystemExit):
         _write_words(exc, error_file)
+    elif error_file and exit_status(exc) != 0:
+        _write_words(exc, os.path.join(os.path.dirname(error_file), EXIT_FILE))
 
 
 def exit_status(exc: BaseException) -> int:

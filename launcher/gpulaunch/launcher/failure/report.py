@@ -199,6 +199,8 @@ def _what(end: RankEnd, kind: Kind) -> str:
         root = _first_line(root_exception(end.error.traceback))
         said = _first_line(end.error.headline)
         what = f"raised {said}" if root.endswith(said) or not root else f"raised {said} (after {root})"
+    elif kind is Kind.EXCEPTION:
+        what += ", and there is a traceback in its last lines"
     elif kind is Kind.HOST_OOM:
         what += ": out of memory"
     elif explanation := meaning(end):

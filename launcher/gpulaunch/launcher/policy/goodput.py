@@ -201,19 +201,22 @@ def share(seconds: Mapping[str, float | None], elapsed_s: float) -> float | None
     return productive_s / elapsed_s if elapsed_s > 0 else 0.0
 
 
-def line(seconds: Mapping[str, float | None], elapsed_s: float, *, advice: str = "") -> str:
+def line(
+    seconds: Mapping[str, float | None], elapsed_s: float, *, advice: str = "", why_unknown: str = "no step was seen"
+) -> str:
     """One line for the end of a run; buckets that would be shown as 0.0 s are left out.
 
     Args:
         seconds: as `Ledger.seconds` gives them.
         elapsed_s: all of the time.
         advice: what to do where lost work is not known.
+        why_unknown: why it is not known what was productive, where it is not.
     """
     spent = [(bucket, spent_s) for bucket in BUCKETS if (spent_s := seconds[bucket]) is not None and spent_s >= 0.05]
     shown = [f"{bucket.replace('_', ' ')} {duration(spent_s)}" for bucket, spent_s in spent]
     productive = share(seconds, elapsed_s)
     most = "at most " if seconds["lost_work"] is None else ""
-    ratio = "not known, no step was seen" if productive is None else f"{most}{productive:.1%}".replace("%", " %")
+    ratio = f"not known, {why_unknown}" if productive is None else f"{most}{productive:.1%}".replace("%", " %")
     told = f"goodput {ratio}" + (f": {', '.join(shown)}" if shown else "")
     if seconds["lost_work"] is not None:
         return told

@@ -5,10 +5,12 @@ Three limits hold at once. Only first causes on this node are charged to the fir
     lifetime     at most --max-restarts restarts, as with torchrun; 0 means never
     rate         at most N restarts within any window (--restart-rate 5/10m), so that a run of a month may have many
                  faults and a crash loop few
-    no progress  a program that fails without getting anywhere is stopped early (--no-progress-limit 3):
+    no progress  a program that made steps and then fails without getting anywhere is stopped early:
                    the same exception of the user's own code at the same step, the second time that it comes: one
                    restart tells a passing error from one that repeats;
-                   anything else that the program or its surroundings cause, after 3 failures in a row
+                   anything else that the program or its surroundings cause, after 3 failures in a row.
+                 Before the first step the budget is the user's: a mount or a license server may be slow to come back.
+                 --no-progress-limit N is N failures in a row, wherever they are
 
 Progress is a step that no attempt before had reached, or a newer checkpoint to resume from. A program that resumes by
 itself, or is never seen to step, cannot show it; there a long life counts. What somebody outside does to the job (a
@@ -30,6 +32,8 @@ from gpulaunch.launcher.failure.ends import signal_name
 
 REQUEUE = 75
 """EX_TEMPFAIL of sysexits.h: the same job may succeed elsewhere, or later."""
+IN_USE = 69
+"""EX_UNAVAILABLE: the same job may succeed when another one has ended."""
 IN_VAIN = 93
 """The code by which NVIDIA's ft_launcher asks not to be queued again; here it means the same."""
 
@@ -37,6 +41,8 @@ LONG_LIFE_S = 600.0
 """How long ranks must have run to have got somewhere, where it cannot be seen; Kubernetes resets its crash-loop
 back-off after as long."""
 
+_NO_PROGRESS = 3
+"""Failures in a row without progress, the last one after a step, where --no-progress-limit is not given."""
 _SAME_STEP = 1
 """The ranks of one attempt stand a step apart, and it is chance whose is read: one more or less is the same step."""
 _AS_SET = 1 << 30
@@ -54,7 +60,7 @@ class Action(Enum):
     GIVE_UP = "give up"
     """Another attempt would fail the same way."""
     END = "end"
-    """Nothing failed: the job was asked to end."""
+    """The program did not fail: the job was asked to end, or the time was not right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,8 @@ TABLE: dict[Kind, Row] = {
     # Asked to end; a rank that says "preempted" has saved, and another job can go on from there.
     Kind.PREEMPTED: Row(action=Action.END, stop_code=REQUEUE),
     Kind.STOPPED: Row(action=Action.END, stop_code=None),
+    # The other run may live for days, and each attempt has waited for it.
+    Kind.CHECKPOINT_IN_USE: Row(action=Action.END, stop_code=IN_USE),
 }
 _ELSEWHERE = Row(action=Action.FOLLOW, stop_code=None)
 
@@ -125,8 +133,9 @@ class Limits:
     """At most so many restarts within so many seconds."""
     backoff_max_s: float
     """The longest pause."""
-    no_progress: int
-    """Failures in a row without progress after which the run is given up; 0 for never, also for the same exception."""
+    no_progress: int | None
+    """Failures in a row without progress after which the run is given up; 0 for never, also for the same exception;
+    None for 3, and never before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,8 +265,10 @@ def _greater(step: int | None, than: int | None) -> bool:
 
 
 def _repeats(known: History, failure: Failure) -> bool:
-    """Whether this failure was seen before, at this step, since the last progress."""
-    return any(seen == failure.signature and _same(step, failure.step) for seen, step in known.seen)
+    """Whether this failure was seen before, at this step, since the last progress, by an attempt that made steps."""
+    return failure.step is not None and any(
+        seen == failure.signature and _same(step, failure.step) for seen, step in known.seen
+    )
 
 
 def _same(one: int | None, other: int | None) -> bool:
@@ -288,11 +299,12 @@ def _in_vain(limits: Limits, row: Row, known: History, failure: Failure, *, repe
         where = f"at step {failure.step}"
     if row.action is Action.GIVE_UP:
         return "every attempt would fail the same way"
-    if not limits.no_progress or row.breaker is None:
+    if limits.no_progress == 0 or row.breaker is None:
         return ""
     if repeats and not row.transient:
         return f"the same exception {where} as before: another attempt would repeat it"
-    if known.in_a_row >= min(row.breaker, limits.no_progress):
+    most = limits.no_progress or (_AS_SET if failure.step is None else _NO_PROGRESS)
+    if known.in_a_row >= min(row.breaker, most):
         return f"{known.in_a_row} failures in a row without progress, the last one {where} (--no-progress-limit)"
     return ""
 

@@ -11,6 +11,10 @@ class RendezvousError(Exception):
     """The nodes cannot meet; `str()` is one line for the user: what happened, and what to do."""
 
 
+class PortInUseError(RendezvousError):
+    """Another process listens where the nodes are to meet."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     """What one attempt looks like from this node."""
@@ -53,7 +57,8 @@ class Rendezvous(Protocol):
     def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
         """Say that no rank of an earlier attempt is alive here, and wait for all others to say so.
 
-        `offers`: keys of the complete checkpoints that this node can read, the best first.
+        `offers`: what names the complete checkpoints that this node can read, the best first. Two nodes that name one
+        alike have the same.
         Answers by `on_joined` or `on_failed`, never from within this call.
         """
         ...

@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 
-from gpulaunch.launcher.rendezvous.base import RendezvousError
+from gpulaunch.launcher.rendezvous.base import PortInUseError, RendezvousError
 
 # As torch's own TCPStore: all ranks connect at once, and a rank beyond the backlog waits a second for its next SYN.
 BACKLOG = 2048
@@ -44,7 +44,7 @@ def listen(host: str, port: int, *, others: bool = False) -> socket.socket:
     a NAT, a name not known yet, or the machine's own name, which Debian maps to 127.0.1.1. Then all addresses are
     listened on.
 
-    Raises RendezvousError, with the holder of the port if that can be seen.
+    Raises RendezvousError; PortInUseError with the holder of the port if that can be seen.
     """
     try:
         addresses = resolve(host, port)
@@ -68,7 +68,8 @@ def listen(host: str, port: int, *, others: bool = False) -> socket.socket:
             return _listen_anywhere(port)
         except OSError as err:
             refusal = err
-    raise RendezvousError(_refused(host, port, refusal)) from refusal
+    in_use = refusal is not None and refusal.errno == errno.EADDRINUSE
+    raise (PortInUseError if in_use else RendezvousError)(_refused(host, port, refusal)) from refusal
 
 
 def _is_own_name_only(host: str, addresses: list[Address]) -> bool:

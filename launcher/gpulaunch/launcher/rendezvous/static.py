@@ -88,7 +88,7 @@ class StaticRendezvous:
 
     def tell(self, *, ok: bool, final: bool, why: str = "", preempted: bool = False) -> None:
         """Say how it went here. May be said again when it got worse: that there will be no restart after all."""
-        self._member, ended = rounds.tell(self._member, ok=ok, final=final, why=why or "gave up", preempted=preempted)
+        self._member, ended = rounds.tell(self._member, ok=ok, final=final, why=why or "failed", preempted=preempted)
         if ended is not None:
             self._post.send(ended)
 

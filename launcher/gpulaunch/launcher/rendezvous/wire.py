@@ -1,6 +1,6 @@
 """What the agents of one job say to each other: JSON lines over TCP, bounded in length, in number and in time.
 
-Every line is one object with the protocol's version and a word: `{"gpulaunch": 1, "say": "ready", "attempt": 0}`.
+Every line is one object with the protocol's version and a word: `{"gpulaunch": 2, "say": "ready", "attempt": 0}`.
 
     follower -> leader   hello, ready, ended
     leader -> follower   welcome or refused, go, failed, done
@@ -21,7 +21,7 @@ from typing import Any
 
 from gpulaunch.launcher.loop.loop import Loop
 
-VERSION = 1
+VERSION = 2  # 2: checkpoints are offered with what tells them apart, not by name alone
 MAX_TEXT = 500
 # Two texts at most in a message, and JSON writes a character in up to 12 bytes.
 MAX_LINE_BYTES = 16 * 1024
@@ -81,7 +81,8 @@ class Ready:
 
     attempt: int
     offers: str = ""
-    """Keys of the checkpoints that can be read here, the best first, each ended by a bar."""
+    """What names the checkpoints that can be read here (`step 200 manifest 6f1c..:step-000000000200`), the best first,
+    each ended by a bar. All nodes go on from one that they name alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class Go:
     first_rank: int
     world_size: int
     resume: str = ""
-    """The key of the checkpoint that all go on from."""
+    """The checkpoint that all go on from, as it was offered."""
 
 
 @dataclass(frozen=True, kw_only=True)
