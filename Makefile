@@ -2,6 +2,8 @@
 # make observe   a longer one, with Prometheus and its alerts: says where to look at it
 # make test    everything that must hold: lint, types, and the whole test suite
 # make lint    the first part of it
+# make test-newest   what torch's inside matters to, with the newest torch, in a virtual environment of its own
+# make lock    write requirements.lock anew, and the image's: what is installed, by hashes
 # make bench   measure start, restart, memory and probe cost beside torchrun
 # make bench-recovery   measure recovery beside torchrun (and ft_launcher: FT_LAUNCHER=path)
 # make bench-overhead   measure what the profiler costs a job (TRACEML=path of its command: beside it)
@@ -32,7 +34,7 @@ GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
 RANKS ?= $(shell n=2; [ $(CORES) -ge 4 ] && n=4; \
 	[ $(GPUS) -gt 0 ] && [ $(GPUS) -lt $$n ] && n=$(GPUS); [ $$n -lt 2 ] && n=2; echo $$n)
 
-.PHONY: help demo observe test lint bench bench-recovery bench-overhead clean
+.PHONY: help demo observe test lint test-newest lock bench bench-recovery bench-overhead clean
 
 help:
 	@sed -n '/^# /s/^# //p;/^$$/q' Makefile
@@ -59,6 +61,32 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# Whatever `pip install torch` gives today. An index that has none is an error: skipped, it would never be noticed.
+NEWEST := .venv-newest
+NEWEST_TESTS := tests/loop tests/agent/test_restart.py tests/compat $(addprefix tests/probe/test_, collectives.py \
+  frameworks.py inject.py step.py teardown.py)
+
+test-newest:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(LOCKED)
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(OURSELVES)
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --upgrade torch
+	@$(NEWEST)/bin/python -c 'from importlib.metadata import version; print("the newest torch:", version("torch"))'
+	$(NEWEST)/bin/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal -m "not live and not alone" \
+	  $(if $(REPORTS),--junitxml=$(REPORTS)/newest.xml) $(PYTEST_ARGS) $(NEWEST_TESTS)
+
+# uv reads the index and hashes every file of each version: of x86_64 and aarch64, for Python 3.11 and newer. `editables`
+# is what hatchling needs for an installation in place.
+OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
+  cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+  --constraint constraints.txt $(addprefix --no-emit-package ,$(OF_TORCH))
+
+lock: $(VENV)/.made
+	$(PIP) uv
+	echo editables | $(COMPILE) --extra test --extra examples --output-file requirements.lock pyproject.toml -
+	echo hatchling | $(COMPILE) --extra examples --output-file deploy/docker/requirements.lock pyproject.toml -
+
 bench: $(VENV)/.examples
 	$(BIN)/python benchmarks/launch.py
 
@@ -69,7 +97,7 @@ bench-overhead: $(VENV)/.examples
 	$(BIN)/python benchmarks/overhead.py $(if $(TRACEML),--traceml $(TRACEML))
 
 clean:
-	rm -rf $(VENV) build dist gpulaunch-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) build dist gpulaunch-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find launcher profiler exporters tests deploy examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # Each stamp is touched when its step has succeeded, and is out of date when what it was made from changes.
@@ -83,6 +111,13 @@ $(VENV)/.examples: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt -e '.[examples,top,web]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e '.[test,examples]'
+# torch comes first and has no hash: which file 2.13.0 is depends on the index (CUDA's or the CPU's), and the packages
+# with CUDA's libraries come with it. All else is what requirements.lock says, and nothing more.
+LOCKED = --require-hashes --no-deps -r requirements.lock
+OURSELVES = --no-deps --no-build-isolation -e .
+
+$(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt requirements.lock
+	$(PIP) -c constraints.txt torch
+	$(PIP) $(LOCKED)
+	$(PIP) $(OURSELVES)
 	@touch $@

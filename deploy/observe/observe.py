@@ -196,7 +196,7 @@ def _command(options: Options, found: Found, *, targets: Path, run_dir: Path) ->
     return [
         *(found.gpulaunch, "--nproc", str(options.nproc), "--job-dir", str(run_dir)),
         *("--metrics-addr", "127.0.0.1", "--metrics-sd", str(targets), "--rdzv-id", "demo"),
-        *("--max-restarts", "100", "--shutdown-timeout", "10"),
+        *("--max-restarts", "100", "--no-progress-limit", "3", "--shutdown-timeout", "10"),
         *(str(EXAMPLE), "--epochs", str(options.epochs)),
     ]
 

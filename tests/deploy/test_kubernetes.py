@@ -26,7 +26,7 @@ NOTES: dict[str, str] = POD["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.37"])
-@pytest.mark.parametrize("kind", ["Service", "Job"])
+@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "Job"])
 def test_the_objects_are_as_the_api_has_them(kind: str, version: str) -> None:
     kubernetes_validate.validate(OBJECTS[kind], version, strict=True)
 
@@ -56,6 +56,49 @@ def test_the_metrics_are_served_where_the_annotation_says() -> None:
     assert int(port) == METRICS_PORT_BASE
     assert f"--metrics-addr=0.0.0.0:{port}" in CONTAINER["args"]
     assert {"name": "metrics", "containerPort": int(port)} in CONTAINER["ports"]
+
+
+def test_passing_trouble_does_not_fail_the_job() -> None:
+    """By docs/exit-codes.md: 69 and 75 are run again and not counted, 2 and 93 are not run again."""
+    rules = OBJECTS["Job"]["spec"]["podFailurePolicy"]["rules"]
+    acted = {rule["action"]: rule["onExitCodes"] for rule in rules if "onExitCodes" in rule}
+
+    assert {action: codes["values"] for action, codes in acted.items()} == {"Ignore": [69, 75], "FailJob": [2, 93]}
+    assert {(codes["containerName"], codes["operator"]) for codes in acted.values()} == {(CONTAINER["name"], "In")}
+    assert POD["spec"]["restartPolicy"] == "Never", "a podFailurePolicy needs it"
+
+
+def test_the_container_has_no_more_rights_than_it_needs() -> None:
+    pod, container = POD["spec"]["securityContext"], CONTAINER["securityContext"]
+
+    assert POD["spec"]["automountServiceAccountToken"] is False
+    assert (pod["runAsNonRoot"], pod["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+    assert container["allowPrivilegeEscalation"] is False
+    assert container["readOnlyRootFilesystem"] is True
+    assert container["capabilities"] == {"drop": ["ALL"]}
+    image = (SHIPPED.parent / "docker/Dockerfile").read_text()
+    assert f"--uid {pod['runAsUser']} trainer" in image
+
+
+def test_what_is_written_has_a_place_beside_the_read_only_root() -> None:
+    """The run directory, the home directory, temporary files, shared memory: each is a volume."""
+    mounted = {each["mountPath"]: each["name"] for each in CONTAINER["volumeMounts"]}
+    (home,) = [each["value"] for each in CONTAINER["env"] if each["name"] == "HOME"]
+    (job_dir,) = [each.partition("=")[2] for each in CONTAINER["args"] if each.startswith("--job-dir=")]
+
+    for path in (home, job_dir, "/tmp", "/dev/shm"):
+        assert any(Path(path).is_relative_to(mount) for mount in mounted), path
+    assert set(mounted.values()) == {volume["name"] for volume in POD["spec"]["volumes"]}
+
+
+def test_only_prometheus_reaches_the_metrics_from_elsewhere() -> None:
+    policy = OBJECTS["NetworkPolicy"]["spec"]
+    pods, elsewhere = policy["ingress"]
+
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["podSelector"]["matchLabels"] == OBJECTS["Service"]["spec"]["selector"]
+    assert pods == {"from": [{"podSelector": policy["podSelector"]}]}
+    assert elsewhere["ports"] == [{"port": int(NOTES["gpulaunch.io/port"]), "protocol": "TCP"}]
 
 
 def test_shared_memory_is_more_than_a_container_gets() -> None:
@@ -147,7 +190,11 @@ FIELDS = {
 
 def in_pod(index: int) -> JobSpec:
     """What gpulaunch makes of the arguments as the kubelet has filled them in."""
-    env = {each["name"]: FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]] for each in CONTAINER["env"]}
+    env = {
+        each["name"]: FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in CONTAINER["env"]
+        if "valueFrom" in each
+    }
     env["JOB_COMPLETION_INDEX"] = str(index)  # given to the pods of an indexed Job
     filled = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], argument) for argument in CONTAINER["args"]]
     told = [argument.replace("--nproc=gpu", "--nproc=2") for argument in filled]  # there is no GPU here
