@@ -113,7 +113,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="many kills: save every so many steps")
     parser.add_argument("--pause", type=float, default=0.02, help="many kills: seconds that a step sleeps")
     parser.add_argument("--ft-launcher", metavar="PATH", help="NVIDIA's, of an environment of its own")
-    parser.add_argument("--only", metavar="WORDS", help="the launchers whose names begin with one of these, by commas")
+    parser.add_argument(
+        "--only", metavar="WORDS", help="the launchers whose names begin with one of these, by semicolons"
+    )
     parser.add_argument("--out", type=Path, help="write figures and raw rows here")
     parser.add_argument(
         "--check", action="store_true", help="end with 1 where gpulaunch is not as much better as meant"
@@ -125,7 +127,7 @@ def main() -> None:
     if options.ft_launcher:
         launchers["ft_launcher, best settings"] = ft_launcher(options.ft_launcher)
     if options.only:
-        wanted = tuple(options.only.split(","))
+        wanted = tuple(options.only.split(";"))
         launchers = {name: one for name, one in launchers.items() if name.startswith(wanted)}
     rows = measure(launchers, options)
     figures = {name: summarise(name, rows, options.duration) for name in launchers}
