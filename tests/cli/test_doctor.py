@@ -92,6 +92,35 @@ def test_versions_come_from_metadata_and_a_missing_torch_is_a_fail(monkeypatch: 
     assert (found["python"], found["torch"], found["py-spy"]) == (Status.OK, Status.FAIL, Status.WARN)
 
 
+@pytest.mark.parametrize(
+    ("version", "status", "told"),
+    [
+        ("2.13.0+cpu", Status.OK, "2.13.0+cpu (one of those tested: 2.6, "),
+        ("2.99.1", Status.OK, "2.99.1 (not one of those tested: 2.6, "),
+        ("2.16.0a0+git1", Status.OK, "not one of those tested"),
+        ("2.5.1", Status.FAIL, "not one of those tested"),
+        ("custom", Status.OK, "custom (not"),
+    ],
+)
+def test_torch_is_told_with_the_versions_that_are_tested(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: Status, told: str
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda package: version)
+
+    (found,) = [each for each in checks.versions() if each.name == "torch"]
+
+    assert found.status is status
+    assert told in found.value
+    assert all(each in found.value for each in checks.TESTED_TORCH)
+    assert ("2.6 or newer" in found.advice) == (status is Status.FAIL)
+
+
+def test_the_pinned_torch_is_one_of_those_tested() -> None:
+    pin = (Path(__file__).parents[2] / "constraints.txt").read_text()
+
+    assert ".".join(pin.partition("==")[2].split(".")[:2]) in checks.TESTED_TORCH
+
+
 def test_the_entry_point_of_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = SimpleNamespace(name="gpulaunch", value="gpulaunch.profiler.probe.inject:arm")
     for installed, environ, expected in (

@@ -20,7 +20,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gpulaunch(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *words]
+    command = [sys.executable, "-m", "gpulaunch", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -29,6 +29,10 @@ def gpulaunch(*words: str) -> subprocess.CompletedProcess[str]:
     [
         (["--nprocc", "2", "train.py"], "gpulaunch: error: unknown option --nprocc; did you mean --nproc?"),
         (["--nproc", "0", "train.py"], "gpulaunch: error: --nproc: a job needs at least 1 rank per node, got 0"),
+        (
+            ["--rdzv-conf", "timeout=x", "train.py"],
+            "gpulaunch: error: --rdzv-conf: timeout: expected a whole number of seconds, got 'x'",
+        ),
         (["tarin.py"], "gpulaunch: error: no such script: tarin.py; did you mean train.py?"),
         (["--config", "no.toml"], "gpulaunch: error: cannot read the job file no.toml: No such file or directory"),
         (["doctor", "--jsn"], "gpulaunch: error: doctor: unknown argument --jsn; did you mean --json?"),
@@ -38,6 +42,16 @@ def test_a_usage_error_is_one_line_and_exit_2(words: list[str], line: str) -> No
     done = gpulaunch(*words)
 
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line + "\n")
+
+
+def test_python_m_gpulaunch_is_the_command_and_a_file_beside_the_program_is_no_module_of_ours() -> None:
+    """Every test here runs it so; `-m` puts the current directory in front of the standard library."""
+    for name in ("argparse.py", "json.py", "torch.py"):
+        Path(name).write_text("raise SystemExit('a file of the user stood in for a module')")
+
+    done = gpulaunch("--version")
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_words_at_all_says_what_is_missing() -> None:
@@ -58,6 +72,17 @@ def test_dry_run_prints_the_plan_and_starts_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "Rank 1" in done.stdout
     assert sorted(path.name for path in Path().iterdir()) == ["train.py"]
+
+
+def test_filtered_lines_are_where_torchrun_has_them() -> None:
+    Path("train.py").write_text("print('loss 1'); print('other')")
+    words = ["--no-profile", "--start-method", "spawn", "--nproc", "2", "--log-dir", "logs", "--rdzv-id", "run7"]
+    words += ["--master-port", "0", "--tee", "3", "--local-ranks-filter", "1", "--duplicate-stdout-filters", "loss"]
+    done = gpulaunch(*words, "train.py")
+
+    assert done.returncode == 0, done.stderr
+    (filtered,) = Path("logs").glob("run7_*/attempt_0/filtered_stdout.log")
+    assert filtered.read_text() == "[default1]:loss 1\n"
 
 
 def test_dry_run_refuses_what_would_be_refused() -> None:
@@ -83,7 +108,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     for words in (["--help"], ["--version"], ["--dry-run", "train.py"], ["doctor", "--help"]):
         read_fd, write_fd = os.pipe()
         os.close(read_fd)
-        command = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *words]
+        command = [sys.executable, "-m", "gpulaunch", *words]
         done = subprocess.run(command, stdout=write_fd, stderr=subprocess.PIPE, env=buffered, check=False, timeout=60)
         os.close(write_fd)
 
@@ -99,7 +124,7 @@ def test_a_full_disk_below_stdout_is_one_line_and_no_fault_of_ours(words: list[s
     Path("run/job.json").write_text("{}")
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *words]
+        command = [sys.executable, "-m", "gpulaunch", *words]
         done = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered, check=False, timeout=60
         )

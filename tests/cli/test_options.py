@@ -18,6 +18,7 @@ TORCHRUNS = """
     -r --redirects | PET_REDIRECTS
     -t --tee | PET_TEE
     --local-ranks-filter --local_ranks_filter | PET_LOCAL_RANKS_FILTER
+    --log-line-prefix-template --log_line_prefix_template | PET_LOG_LINE_PREFIX_TEMPLATE
     --duplicate-stdout-filters --duplicate_stdout_filters | PET_DUPLICATE_STDOUT_FILTERS
     --duplicate-stderr-filters --duplicate_stderr_filters | PET_DUPLICATE_STDERR_FILTERS
     --log-dir --log_dir | PET_LOG_DIR
@@ -54,7 +55,10 @@ OURS = """
     --metrics-otlp --metrics_otlp | GPULAUNCH_METRICS_OTLP
     --restart-rate --restart_rate | GPULAUNCH_RESTART_RATE
     --restart-backoff --restart_backoff | GPULAUNCH_RESTART_BACKOFF
+    --leftovers | GPULAUNCH_LEFTOVERS
     --no-progress-limit --no_progress_limit | GPULAUNCH_NO_PROGRESS_LIMIT
+    --leftovers | GPULAUNCH_LEFTOVERS
+    --resume-search-timeout --resume_search_timeout | GPULAUNCH_RESUME_SEARCH_TIMEOUT
     --failure-grace --failure_grace | GPULAUNCH_FAILURE_GRACE
     --resume | GPULAUNCH_RESUME
     --resume-arg --resume_arg | GPULAUNCH_RESUME_ARG

@@ -95,7 +95,7 @@ def test_a_complaint_is_one_line_whatever_was_said(
     assert capsys.readouterr().err == "gpulaunch: error: no run in a b\\x1b[2J\\udcff\n"
 
 
-@pytest.mark.parametrize("verb", ["chaos", "compare", "doctor", "export", "flame", "report", "top", "trace"])
+@pytest.mark.parametrize("verb", ["chaos", "compare", "doctor", "export", "flame", "report", "runs", "top", "trace"])
 def test_every_verb_tells_its_usage(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.main([verb, "--help"]) == 0
 

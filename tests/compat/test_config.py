@@ -93,6 +93,13 @@ def test_each_of_several_nodes_needs_its_rank() -> None:
     assert _config.options_of(config)["node_rank"] == 1
 
 
+def test_a_timeout_that_is_no_number_is_told_as_on_the_command_line() -> None:
+    config = LaunchConfig(1, 1, 1, rdzv_configs={"timeout": "x"})
+
+    with pytest.raises(ValueError, match=r"rdzv-conf: timeout: expected a whole number of seconds, got 'x'"):
+        torchrun.elastic_launch(config, "true")()
+
+
 def test_unknown_objects_for_logs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"a builtins\.dict decides by itself"):
         torchrun.elastic_launch(LaunchConfig(1, 1, 1, logs_specs={}), "true")()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpulaunch.compat import _callable
+from gpulaunch.compat._config import LogSettings
 from gpulaunch.compat.torchrun import LaunchConfig, elastic_launch, launch_agent
 from ports import free_port
 
@@ -243,6 +245,28 @@ def test_commands_give_none_for_each_rank(here: Path, capfd: pytest.CaptureFixtu
     assert shown(sys.executable, "-c", "print('code')") == ["[0] code", "[1] code"]
     assert shown(sys.executable, "-m", "this")[0].startswith("[0] ")
     assert shown("sh", "-c", "echo sh $RANK") == ["[0] sh 0", "[1] sh 1"]
+
+
+def test_teed_lines_go_to_sys_stdout_and_others_to_the_descriptor(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's own tee: a notebook or a test has another object there."""
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+
+    def launch(tee: str) -> None:
+        config = LaunchConfig(1, 1, 2, role="t", logs_specs=LogSettings(tee=tee))
+        elastic_launch(config, "sh")("-c", "echo out $RANK; echo err $RANK >&2")
+
+    launch("0:3,1:1")
+    assert sorted(out.getvalue().splitlines()) == ["[t0]:out 0", "[t1]:out 1"]
+    assert "[t0]:err 0\n" in err.getvalue()
+    assert capfd.readouterr().out == ""
+
+    launch("0")
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0] out 0", "[1] out 1"]
+    assert len(out.getvalue().splitlines()) == 2
 
 
 def test_arguments_of_a_command_need_not_be_text(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

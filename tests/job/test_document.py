@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.job.describe import describe
 from gpulaunch.launcher.job.document import job_document
+from gpulaunch.launcher.job.place import Place
+from gpulaunch.launcher.job.plan import rank_environment
 from gpulaunch.launcher.job.spec import Request
 
 Load = Callable[..., Request]
@@ -34,6 +37,29 @@ def test_no_secret_of_the_command_line_or_the_job_file_is_in_it(
     ]
 
 
+def test_a_secret_is_known_by_its_value_wherever_it_stands(
+    job: Load, place: Callable[..., Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, key = "ghp_0123456789abcdefghij0123456789abcdef", "AKIAIOSFODNN7EXAMPLE"
+    (tmp_path / "job.toml").write_text(
+        f'script = "train.py"\n[env]\nDATA_URL = "s3://me:hunter2@store/x"\nEXTRA = "{key}"\nLEVEL = "3"\n'
+    )
+    words = ["--config", "job.toml", "--resume-arg", f"--from {{path}} --with {token}"]
+    words += ["--metrics-push", "http://me:hunter3@push:9091", "train.py", "--data", f"x:{token}"]
+    monkeypatch.setattr(sys, "argv", ["gpulaunch", *words])
+    spec = job(*words, program=False).spec
+
+    for text in (json.dumps(job_document(spec)), describe(spec, place())):
+        assert "hunter" not in text
+        assert token not in text
+        assert key not in text
+        assert "s3://me:<redacted>@store/x" in text
+    assert (
+        rank_environment(spec, local_rank=0, attempt=0, master_port=1, error_file="", use_agent_store=True)["EXTRA"]
+        == key
+    ), "what a rank gets is what was given"
+
+
 def test_it_says_what_the_job_ran_on(job: Load, tmp_path: Path) -> None:
     """By what lies where Python looks: of two, the first is the one that is imported."""
     near, far = tmp_path / "near", tmp_path / "far"
@@ -54,3 +80,16 @@ def test_it_says_what_the_job_ran_on(job: Load, tmp_path: Path) -> None:
     assert versions.pop("kernel")
     versions.pop("nvidia-driver", None)
     assert versions == {"torch": "2.13.0+cu130", "nvidia-ml-py": "13.5", "some_package": "0.1"}
+
+
+def test_it_and_the_plan_say_what_is_preloaded_and_what_is_not(job: Load, place: Callable[..., Place]) -> None:
+    spec, refused = job("--preload", "kept,left").spec, {"left": "it opened 1 socket(s)"}
+
+    forked = job_document(spec, ["kept", "left"], refused=refused)["preloading"]
+    spawned = job_document(spec, ["kept"], spawn_because="there is a module torch beside the script")["preloading"]
+
+    assert forked == {"packages": ["torch", "kept"], "refused": refused, "spawn_because": ""}
+    assert spawned == {"packages": [], "refused": {}, "spawn_because": "there is a module torch beside the script"}
+    assert "torch, kept (named; each must pass the checks for forking); not left: it opened 1" in describe(
+        spec, place(), refused=refused
+    )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.job.imports import Reading, imports_of, read_script
+from gpulaunch.launcher.job.imports import Reading, imports_of, read_module, read_script
 
 
 def imports(tmp_path: Path, source: str) -> list[str]:
@@ -28,8 +28,10 @@ def imports(tmp_path: Path, source: str) -> list[str]:
         ("import pytest\nimport numpy\nimport pytest", ["pytest", "numpy"]),
         ("import os, json, torch, gpulaunch\nimport no_such_package", []),
         ("from . import sibling\nfrom .numpy import x", []),
-        ("try:\n    import numpy\nexcept ImportError:\n    import pytest", ["numpy", "pytest"]),
-        ("if True:\n    import numpy", ["numpy"]),
+        ("try:\n    import numpy\nexcept ImportError:\n    import pytest", ["numpy"]),
+        ("if flag:\n    import numpy", []),
+        ("if flag:\n    try:\n        import numpy\n    except ImportError:\n        pass", []),
+        ("if __name__ == '__main__':\n    import numpy", ["numpy"]),
         ("with open('x'):\n    import numpy", ["numpy"]),
         ("def f():\n    import numpy", []),
         ("class C:\n    import numpy", []),
@@ -184,3 +186,31 @@ def test_a_program_that_cannot_come_by_torch_is_known(tmp_path: Path, source: st
     path.write_text(source)
 
     assert read_script(str(path)).trains is trains
+
+
+def test_a_default_is_told_from_a_setting(tmp_path: Path) -> None:
+    found = reading(tmp_path, 'import os\nos.environ.setdefault("A", "1")\nos.environ["B"] = "2"\nimport torch\n')
+
+    assert found.environment == {"A": "1", "B": "2"}
+    assert found.defaults == {"A"}
+
+
+def test_what_is_imported_before_torch_is_known(tmp_path: Path) -> None:
+    assert reading(tmp_path, "import numpy\nimport torch, pytest").before_torch == ("numpy",)
+
+
+def test_a_module_is_read_with_the_packages_that_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python -m` executes them; nothing is imported."""
+    (tmp_path / "job/deep").mkdir(parents=True)
+    (tmp_path / "job/__init__.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
+    (tmp_path / "job/deep/train.py").write_text("import os\nos.environ['TORCH_LOGS'] = 'dynamo'\nimport numpy\n")
+    (tmp_path / "job/__main__.py").write_text("import pytest\n")
+    monkeypatch.chdir(tmp_path)
+
+    found = read_module("job.deep.train")
+
+    assert found.environment == {"OMP_NUM_THREADS": "2", "TORCH_LOGS": "dynamo"}
+    assert found.packages == ("numpy",)
+    assert read_module("job").packages == ("pytest",)
+    assert read_module("numpy.f2py").packages == ("numpy",), "a module of a package that can be preloaded itself"
+    assert read_module("no.such.module") == Reading()

@@ -94,7 +94,7 @@ def test_values_are_written_as_the_command_line_would(tmp_path: Path) -> None:
 )
 def test_every_option_but_the_file_itself_is_a_key(option: Option) -> None:
     """A value of the first type that the option takes arrives under each of its names, with the file as its origin."""
-    words = {"numa-binding": '"node"', "start-method": '"fork"', "on-hang": '"stop"'}
+    words = {"numa-binding": '"node"', "start-method": '"fork"', "on-hang": '"stop"', "leftovers": '"end"'}
     by_type = {"string": '"1"', "integer": "1", "number": "1.5", "boolean": "true"}
     for key in option.names:
         Path("job.toml").write_text(f"{key} = {words.get(option.name, by_type[option.toml[0]])}\n")

@@ -26,6 +26,44 @@ def refused(job: Load, *words: str, **kwargs: object) -> str:
     return line
 
 
+STEP = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+}
+
+
+def test_a_launcher_in_each_of_two_tasks_of_srun_is_refused_with_the_lines_that_work(job: Load) -> None:
+    line = refused(job, "--nproc", "4", environ=STEP)
+
+    assert line.startswith("srun starts 2 tasks, and each would train for itself; on one node: ")
+    assert "srun --ntasks=1 gpulaunch --nproc 4 " in line
+    assert "--nnodes $SLURM_NNODES --node-rank $SLURM_NODEID --master-addr HOST --nproc 4 " in line
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({**STEP, "SLURM_STEP_ID": "4294967291"}, []),  # the batch script
+        ({name: value for name, value in STEP.items() if "STEP" not in name}, []),  # its variables, without a step
+        ({**STEP, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}, []),
+        ({**STEP, "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, []),  # a step of one task in a job of eight
+        ({**STEP, "SLURM_PTY_PORT": "40000", "SLURM_PTY_WIN_COL": "80"}, []),  # srun --ntasks=2 --pty bash
+        ({**STEP, "TORCHELASTIC_RUN_ID": "x"}, []),  # in a rank of a launcher that knew its place
+        (STEP, ["--nnodes", "2", "--node-rank", "1", "--master-addr", "n1"]),
+        (STEP, ["--nnodes", "1"]),
+        (STEP, ["--standalone"]),
+        ({**STEP, "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n1"}, []),
+    ],
+)
+def test_a_launcher_that_is_alone_or_told_its_place_is_not(
+    job: Load, environ: dict[str, str], words: list[str]
+) -> None:
+    assert job(*words, environ=environ).spec.nproc == 1
+
+
 # -- precedence
 
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -18,7 +19,10 @@ from gpulaunch.launcher.job.load import Settings
 from gpulaunch.launcher.job.options import OPTIONS, UsageError
 from gpulaunch.launcher.job.parse import build_parser, help_text, parse
 
-TORCHRUNS = [option for option in OPTIONS if not option.ours]
+IS_NEW_TORCH = tuple(map(int, metadata.version("torch").split(".")[:2])) >= (2, 14)
+TORCHRUNS = [
+    option for option in OPTIONS if not option.ours and (IS_NEW_TORCH or option.name != "log-line-prefix-template")
+]
 # torchrun reads no variable for these two; its start method only matters for functions, so our default is another one.
 NO_VARIABLE = {"logs_specs", "numa_binding"}
 
@@ -112,6 +116,8 @@ def spelt_option(draw: st.DrawFn) -> list[str]:
     spelling = draw(st.sampled_from([option.name, option.dest]))
     cut = draw(st.integers(0, 6))  # an abbreviation, clear or not
     long = "--" + (spelling[: max(3, len(spelling) - cut)])
+    if long in ("--log-", "--log_"):  # short for --log-dir in torch 2.13, for two options in 2.14
+        long = f"--{spelling}"
     if option.is_flag:
         return [draw(st.sampled_from([long] + ([f"-{option.short}"] if option.short else [])))]
     value = draw(value_of(option))
@@ -136,6 +142,7 @@ COMMAND_LINES = st.tuples(
 @example(["--no-p", "script.sh"])
 @example(["--nproc_per", "2", "train.py"])
 @example(["-mr3", "pkg"])
+@example(["--log-", "logs", "train.py"])
 @example(["train.py", "--", "--lr", "1"])
 def test_whatever_torchrun_accepts_we_read_the_same_way(torchrun: Torchrun, argv: list[str]) -> None:
     theirs = torchrun(argv)
@@ -188,7 +195,7 @@ def test_pet_variables_mean_what_they_mean_to_torchrun(
 
 @pytest.mark.torch
 def test_our_table_has_every_option_of_torchrun_and_only_more(torchrun: Torchrun) -> None:
-    theirs = set(torchrun.option_strings()) - {"-h", "--help"}
+    theirs = set(torchrun.option_strings()) - {"-h", "--help", "--print-completion", "--print_completion"}
     mine = {s for option in TORCHRUNS for s in option.option_strings}
 
     assert theirs == mine - {"--nproc"}

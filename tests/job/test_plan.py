@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from gpulaunch.launcher.job.describe import describe
 from gpulaunch.launcher.job.place import Place
-from gpulaunch.launcher.job.plan import line_prefix, rank_args, rank_argv, rank_environment, shown
+from gpulaunch.launcher.job.plan import line_prefix, prefix_is_unused, rank_args, rank_argv, rank_environment, shown
 from gpulaunch.launcher.job.spec import JobSpec, Request, Std
 
 Load = Callable[..., Request]
@@ -204,6 +205,20 @@ def test_teed_lines_have_torchruns_prefix(job: Load) -> None:
     assert line_prefix(spec, 0, 8, Std.ERR) == b""
     assert line_prefix(job("-t", "3", environ=template).spec, 0, 8, Std.ERR) == b"<default/8/0>"
 
+    own = ("-t", "1", "--log-line-prefix-template", "${hostname}:${rank}: ")
+    assert line_prefix(job(*own, environ=template).spec, 0, 8, Std.OUT) == f"{socket.gethostname()}:8: ".encode()
+    empty = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ""}
+    assert line_prefix(job("-t", "1", environ=empty).spec, 0, 8, Std.OUT) == b"[default0]:"
+
+
+def test_a_prefix_without_a_teed_stream_is_of_no_use(job: Load) -> None:
+    given = ("--log-line-prefix-template", "${rank}: ")
+
+    assert prefix_is_unused(job(*given).spec)
+    assert not prefix_is_unused(job(*given, "--nproc", "2", "--tee", "1:1").spec)
+    assert not prefix_is_unused(job("-t", "0").spec)
+    assert not prefix_is_unused(job(environ={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}: "}).spec)
+
 
 # -- --dry-run
 
@@ -272,7 +287,7 @@ def test_the_plan_as_text(job: Load, place: MakePlace) -> None:
         ),
         (["--hang-timeout", "0"], "hangs not looked for (--hang-timeout 0)"),
         (["--no-profile"], "hangs restart, where a rank is stopped by a signal; no other is seen with --no-profile"),
-        (["--on-hang", "stop"], "hangs stop; at the latest after 1800 s, 3600 s for the first step"),
+        (["--on-hang", "stop"], "hangs stop; at once where it is proven, else after 600 s, 3600 s for the first step"),
     ],
 )
 def test_rows_of_the_plan(job: Load, place: MakePlace, words: list[str], row: str) -> None:

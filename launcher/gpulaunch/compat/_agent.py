@@ -3,7 +3,7 @@
 The caller may have threads, CUDA, children and signal handlers; an agent wants none of them. It gets the job over the
 socket as JSON, runs it as the command line would, and answers over the same socket with how the job ended:
 
-    request   {"version": 1, "options": destination -> value, "call_dir", "line_prefix", "argv", "main"}
+    request   {"version": 1, "options": destination -> value, "call_dir", "argv", "main"}
     answer    {"version": 1, "refused": str, "broken": str, "code", "error", "ranks": [...],
                "failures": [{"rank", "local_rank", "pid", "exitcode", "error_file", "wall_time_s"}]}
 
@@ -89,7 +89,7 @@ def _as_called(spec: JobSpec, request: dict[str, Any]) -> JobSpec:
     origins = {
         name: "the calling program" if origin == "command line" else origin for name, origin in spec.origins.items()
     }
-    spec = dataclasses.replace(spec, origins=origins, line_prefix=request["line_prefix"] or spec.line_prefix)
+    spec = dataclasses.replace(spec, origins=origins)
     if not request["call_dir"]:
         return spec
     program = dataclasses.replace(

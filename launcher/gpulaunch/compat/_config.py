@@ -86,6 +86,7 @@ def options_of(config: LaunchConfig) -> dict[str, Any]:
         "redirects": logs.redirects,
         "tee": logs.tee,
         "local_ranks_filter": logs.local_ranks_filter,
+        "log_line_prefix_template": config.log_line_prefix_template or "",
         "logs_specs": None,
         "duplicate_stdout_filters": list(config.duplicate_stdout_filters or ()),
         "duplicate_stderr_filters": list(config.duplicate_stderr_filters or ()),
@@ -110,6 +111,7 @@ def _rendezvous(config: LaunchConfig) -> dict[str, Any]:
     node_rank = config.rdzv_configs.get("rank", None if several else 0)
     if backend == "static" and node_rank is None:
         raise ValueError('rdzv_configs has no "rank": each of several nodes needs its own, from 0 (--node-rank)')
+    timeout = config.rdzv_configs["timeout"]
     nodes = f"{config.min_nodes}:{config.max_nodes}" if config.min_nodes != config.max_nodes else config.max_nodes
     return {
         "nnodes": str(nodes),
@@ -117,7 +119,7 @@ def _rendezvous(config: LaunchConfig) -> dict[str, Any]:
         "rdzv_backend": backend,
         "rdzv_endpoint": endpoint,
         "rdzv_id": config.run_id,
-        "rdzv_conf": f"timeout={int(config.rdzv_configs['timeout'])}",
+        "rdzv_conf": f"timeout={timeout if isinstance(timeout, str) else int(timeout)}",
         "master_addr": "127.0.0.1",
         "master_port": None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -20,6 +21,9 @@ from typing import Any
 from gpulaunch.compat import _callable
 from gpulaunch.compat._agent import VERSION, read_all
 from gpulaunch.compat._config import LaunchConfig, options_of
+
+_COPY_S = 2.0
+"""For the rest of what was printed, once the agent has ended."""
 
 Entrypoint = Callable[..., Any] | str
 
@@ -66,7 +70,6 @@ def launch_agent(
             "version": VERSION,
             "options": {**options_of(config), **_program(entrypoint, args)},
             "call_dir": call_dir,
-            "line_prefix": config.log_line_prefix_template,
             "argv": sys.argv,
             "main": str(getattr(sys.modules["__main__"], "__file__", None) or ""),
         }
@@ -138,11 +141,14 @@ def _entrypoint_name(entrypoint: Entrypoint, args: Sequence[Any]) -> str:
 def _ask_agent(request: dict[str, Any], signal_names: Sequence[str]) -> dict[str, Any]:
     """Have an agent run the job; see `_agent` for what is said. Returns, or raises, only when the agent has ended."""
     ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
+    with ours, contextlib.ExitStack() as copies:
+        with theirs, contextlib.ExitStack() as pipes:
+            teed = [_teed(request["options"]["tee"], fd, pipes, copies) for fd in (1, 2)]
             agent = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gpulaunch.compat._agent", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
+                stdout=teed[0],
+                stderr=teed[1],
                 # A session of its own: Ctrl-C comes to the caller, and from there once.
                 start_new_session=True,
             )
@@ -163,6 +169,37 @@ def _ask_agent(request: dict[str, Any], signal_names: Sequence[str]) -> dict[str
         return {"code": 1, "error": f"the process that runs the job {how}; its ranks have been ended"}
     answer: dict[str, Any] = json.loads(said)
     return answer
+
+
+def _teed(tee: str, fd: int, pipes: contextlib.ExitStack, copies: contextlib.ExitStack) -> int | None:
+    """A pipe into the caller's `sys.stdout` or `sys.stderr`, or None where the agent may write to `fd` itself.
+
+    torch copies teed lines to these objects, which in a notebook or a test are not the descriptors. `pipes` closes the
+    agent's end, `copies` sees the rest of the output out.
+    """
+    stream: Any = sys.stdout if fd == 1 else sys.stderr
+    streams = [part.rpartition(":")[2] for part in tee.split(",")]
+    if stream is None or not any(each.isdecimal() and int(each) & fd for each in streams):
+        return None
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # ValueError: closed
+        if stream.fileno() == fd:
+            return None
+    read_fd, write_fd = os.pipe()
+    pipes.callback(os.close, write_fd)
+    copy = threading.Thread(target=_copy, args=(read_fd, stream), name=f"gpulaunch-tee-{fd}", daemon=True)
+    copy.start()
+    # A process that the ranks left running may hold it for as long as it likes.
+    copies.callback(copy.join, _COPY_S)
+    return write_fd
+
+
+def _copy(fd: int, stream: Any) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with os.fdopen(fd, "rb", buffering=0) as pipe:
+        while data := pipe.read(1 << 16):
+            with contextlib.suppress(Exception):  # the caller's own object: the ranks must not wait for it in vain
+                stream.write(decoder.decode(data))
+                stream.flush()
 
 
 def _end(agent: subprocess.Popen[bytes], signum: int) -> None:

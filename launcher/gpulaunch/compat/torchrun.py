@@ -74,9 +74,26 @@ def get_args_parser() -> argparse.ArgumentParser:
                 metavar=option.metavar,
                 help=option.help,
             )
+    parser.add_argument(
+        "--print-completion", "--print_completion", action=_PrintCompletion, help="print a completion script, and end"
+    )
     parser.add_argument("training_script", help="the program to run on every rank, followed by its arguments")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """As torch 2.14 has it: print the script for a shell, and end."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, shell: Any, _option: Any = None) -> None:
+        from gpulaunch.launcher.cli.completion import completion
+        from gpulaunch.launcher.job.options import UsageError
+
+        try:
+            sys.stdout.write(completion(shell))
+        except UsageError as err:
+            parser.error(str(err))
+        parser.exit()
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
@@ -175,7 +192,8 @@ def _read(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]
         max_restarts=args.max_restarts,
         monitor_interval=args.monitor_interval,
         start_method=args.start_method,
-        log_line_prefix_template=os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        log_line_prefix_template=getattr(args, "log_line_prefix_template", "")
+        or os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         local_addr=args.local_addr,
         logs_specs=LogSettings(
             log_dir=args.log_dir,

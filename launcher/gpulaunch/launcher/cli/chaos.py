@@ -183,15 +183,14 @@ def _record(run_dir: str, done: Done, seed: int) -> None:
 
 # -- the words
 
+FAULTS = (*(verb.value for verb in Verb), "random")
+"""The first word: what to do."""
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    verbs = {verb.value: verb for verb in Verb}
-    name = argv[0]
-    if name != "random" and name not in verbs:
-        raise UsageError(f"chaos: unknown fault {name}{did_you_mean(name, [*verbs, 'random'])}")
-    verb = verbs.get(name)
+
+def words(*, ranks: bool) -> Words:
+    """What a fault may be told; `ranks`: it is made to one."""
     parser = Words("chaos")
-    if verb in OF_A_RANK:
+    if ranks:
         parser.add_argument("rank", type=_rank)
     parser.add_argument("--job-dir")
     parser.add_argument("--after", type=time_s, default=0.0)
@@ -203,6 +202,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--signal", type=_signal, default=signal.SIGKILL)
     parser.add_argument("--how", choices=DAMAGES, default=DAMAGES[0])
     parser.add_argument("--faults", type=_verbs, default=RANDOM)
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    verbs = {verb.value: verb for verb in Verb}
+    name = argv[0]
+    if name not in FAULTS:
+        raise UsageError(f"chaos: unknown fault {name}{did_you_mean(name, FAULTS)}")
+    verb = verbs.get(name)
+    parser = words(ranks=verb in OF_A_RANK)
     given = parser.read(argv[1:])
     if given.times is not None and given.times > 1 and given.every is None:
         raise UsageError("chaos: --times needs --every: how far apart?")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +64,10 @@ _PACKAGES = (
 )
 
 
+TESTED_TORCH = ("2.6", "2.13", "2.14", "2.15")
+"""The versions that the tests have run with, oldest first (docs/tested.md says how much of them)."""
+
+
 def versions() -> Iterator[Finding]:
     """Python and the packages, by their metadata: torch is not imported."""
     from importlib import metadata
@@ -70,9 +75,21 @@ def versions() -> Iterator[Finding]:
     yield _ok("python", f"{sys.version.split()[0]} ({sys.executable})")
     for package, status, advice in _PACKAGES:
         try:
-            yield _ok(package, metadata.version(package))
+            version = metadata.version(package)
         except metadata.PackageNotFoundError:
             yield Finding(name=package, status=status, value="not installed", advice=advice)
+        else:
+            yield _torch(version) if package == "torch" else _ok(package, version)
+
+
+def _torch(version: str) -> Finding:
+    """One that is too old fails; one that was not tested is told of, and is no fault."""
+    number = re.match(r"(\d+)\.(\d+)", version)
+    known = number is not None and number[0] in TESTED_TORCH
+    value = f"{version} ({'' if known else 'not '}one of those tested: {', '.join(TESTED_TORCH)})"
+    if number is not None and (int(number[1]), int(number[2])) < tuple(map(int, TESTED_TORCH[0].split("."))):
+        return _fail("torch", value, f"torch {TESTED_TORCH[0]} or newer is needed: pip install --upgrade torch")
+    return _ok("torch", value)
 
 
 def entry_point(environ: Mapping[str, str]) -> Iterator[Finding]:

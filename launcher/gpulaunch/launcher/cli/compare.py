@@ -36,15 +36,20 @@ Exit code 0 whether they differ or not, 2 for wrong words.
 _LARGEST_BYTES = 32 << 20
 
 
+def words() -> Words:
+    """What it may be told, for the reader and for completion in shells."""
+    parser = Words("compare")
+    parser.add_argument("runs", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
 def run(argv: Sequence[str]) -> int:
     """Print the comparison of two runs and give the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
-    words = Words("compare")
-    words.add_argument("runs", nargs="*")
-    words.add_argument("--json", action="store_true")
-    given = words.read(argv)
+    given = words().read(argv)
     if len(given.runs) != 2:
         raise UsageError(f"compare: two runs are needed, not {len(given.runs)}: gpulaunch compare RUN_A RUN_B")
     try:

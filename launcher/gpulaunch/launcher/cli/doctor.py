@@ -24,14 +24,19 @@ Exit code 0 unless something is `fail`, then 1. Nothing is changed and nothing i
 """
 
 
+def words() -> Words:
+    """What it may be told, for the reader and for completion in shells."""
+    parser = Words("doctor")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
 def run(argv: Sequence[str]) -> int:
     """Make all checks, print them, and give the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
-    words = Words("doctor")
-    words.add_argument("--json", action="store_true")
-    in_json = words.read(argv).json
+    in_json = words().read(argv).json
     findings = examine()
     answer((as_json(findings) if in_json else as_text(findings)) + "\n")
     return 1 if any(finding.status is Status.FAIL for finding in findings) else 0

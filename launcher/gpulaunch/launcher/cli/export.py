@@ -168,12 +168,18 @@ def _to_stdout(rows: Iterable[Row]) -> int:
     return count
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def words() -> Words:
+    """What it may be told, for the reader and for completion in shells."""
     parser = Words("export")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--out", required=True)
     parser.add_argument("--format", choices=("jsonl", "parquet"), default="jsonl")
     parser.add_argument("--every", type=time_s, default=0.0)
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = words()
     given = parser.read(argv)
     parser.one_run(given.run)
     if given.out == "-" and given.format == "parquet":

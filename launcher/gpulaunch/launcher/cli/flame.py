@@ -119,10 +119,16 @@ def _most_often(stacks: Folded, phase: str) -> tuple[int, str]:
     return max((count, label) for label, count in deepest.items())
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def words() -> Words:
+    """What it may be told, for the reader and for completion in shells."""
     parser = Words("flame")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--out")
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = words()
     given = parser.read(argv)
     parser.one_run(given.run)
     return given

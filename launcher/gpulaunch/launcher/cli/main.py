@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.job.options import VERBS, UsageError
 
-USAGE_ERROR = 2
 INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""
 
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(argv)
     except UsageError as err:
         _complain(f"gpulaunch: error: {err}")
-        return USAGE_ERROR
+        return err.exit_code
     except KeyboardInterrupt:  # before the agent has taken over its signals
         return 130
     except Exception as err:
@@ -71,6 +70,11 @@ def _dispatch(argv: Sequence[str]) -> int:
     except SystemExit:  # argparse has answered --help or --version, into the buffer
         answer("")
         return 0
+    if "print_completion" in given:
+        from gpulaunch.launcher.cli.completion import completion
+
+        answer(completion(given["print_completion"]))
+        return 0
     from gpulaunch.launcher.job.load import resolve
     from gpulaunch.launcher.job.place import look
 
@@ -83,7 +87,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         from gpulaunch.launcher.job.describe import describe
 
         checked(request.spec)
-        answer(describe(request.spec, place, refused=recall(list(reading_of(request.spec).packages))))
+        reading = reading_of(request.spec)
+        answer(describe(request.spec, place, reading=reading, refused=recall(request.spec, reading.packages)))
         return 0
     return run(request, place)
 

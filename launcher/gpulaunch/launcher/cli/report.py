@@ -77,7 +77,8 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def words() -> Words:
+    """What it may be told, for the reader and for completion in shells."""
     words = Words("report")
     words.add_argument("run", nargs="*")
     how = words.add_mutually_exclusive_group()
@@ -85,7 +86,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--md", action="store_true")
     how.add_argument("--html", nargs="?", const="", metavar="FILE.html")
     words.add_argument("--static", action="store_true")
-    given = words.read(argv)
+    return words
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = words()
+    given = parser.read(argv)
     if given.html and given.html != "-" and not given.html.endswith((".html", ".htm")):
         # `report --html RUN` reads well, and means what it says.
         if given.run:
@@ -93,7 +99,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         given.run, given.html = [given.html], ""
     if given.static and given.html is None:
         raise UsageError("report: --static is about the page: use it with --html")
-    words.one_run(given.run)
+    parser.one_run(given.run)
     return given
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import os
 import signal
@@ -10,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from gpulaunch.launcher.agent import summary
+from gpulaunch.launcher.agent import summary, timers
 from gpulaunch.launcher.agent.agent import Agent, Ended
-from gpulaunch.launcher.agent.packages import reading_of
+from gpulaunch.launcher.agent.packages import reading_of, recall
 from gpulaunch.launcher.agent.pages import Pages
-from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, open_run_dir
+from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, RunDirLockedError, open_run_dir
 from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_of
 from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.names import check_pattern
@@ -24,9 +25,10 @@ from gpulaunch.launcher.cli.outlet_options import OutletOptions, outlet_options
 from gpulaunch.launcher.failure import report
 from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.failure.evidence import OomWatch
+from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.document import job_document
 from gpulaunch.launcher.job.imports import Reading
-from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.job.options import TryLaterError, UsageError
 from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.spec import JobSpec, Request
 from gpulaunch.launcher.logs.capture import LogHub
@@ -35,7 +37,7 @@ from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.files import shown
 from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Loop
-from gpulaunch.launcher.rendezvous.base import Rendezvous, RendezvousError
+from gpulaunch.launcher.rendezvous.base import PortInUseError, Rendezvous, RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
 from gpulaunch.profiler.channel import control
 from gpulaunch.profiler.channel.control import ControlWriter
@@ -46,7 +48,7 @@ _FILES_BESIDE = 40
 """What the agent holds open: for each rank two pipes, two files, a pidfd and a moment's other ends, and its own."""
 _OF_A_RANK = (
     *("GPULAUNCH_CHANNEL_DIR", "GPULAUNCH_RUN_DIR", "GPULAUNCH_GPU_MEMORY_FRACTION", "GPULAUNCH_CONTROL"),
-    *("GPULAUNCH_CHECKPOINT_DIR", "GPULAUNCH_RESUME_FROM", "GPULAUNCH_ATTEMPT"),
+    *("GPULAUNCH_CHECKPOINT_DIR", "GPULAUNCH_RESUME_FROM", "GPULAUNCH_ATTEMPT", "GPULAUNCH_TRACER_PID"),
 )
 """What a launcher around this one has told its rank, and ours must not hear."""
 _FLUSH_S = 24 * 3600.0
@@ -57,7 +59,7 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
     """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
     spec = request.spec
     outlets = checked(spec)
-    foreign = frozenset(linux.children_of(os.getpid()))
+    foreign_children = os.getpid() == 1 or bool(linux.children_of(os.getpid()))
     linux.become_subreaper()
     needed, allowed = _FILES_PER_RANK * spec.nproc + _FILES_BESIDE, child.allow_many_files()
     if allowed < needed:
@@ -70,7 +72,9 @@ def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended]
         console = Console(loop)
         rendezvous = _rendezvous(loop, spec, console)
         rundir = _open(spec)
-        return _Job(spec, place, loop, console, rendezvous, rundir, outlets, run_id, foreign).run(told)
+        return _Job(spec, place, loop, console, rendezvous, rundir, outlets, run_id, foreign_children).run(told)
+    except (PortInUseError, RunDirLockedError) as err:
+        raise TryLaterError(str(err)) from err
     except (RendezvousError, RunDirError) as err:
         raise UsageError(str(err)) from err
     finally:
@@ -130,7 +134,7 @@ class _Job:
         rundir: RunDir,
         outlets: OutletOptions,
         run_id: str,
-        foreign: frozenset[int],
+        foreign_children: bool,
     ) -> None:
         self._spec = spec
         self._place = place
@@ -140,12 +144,12 @@ class _Job:
         self._rundir = rundir
         self._outlets = outlets
         self._run_id = run_id
-        self._foreign = foreign
+        self._foreign_children = foreign_children
         self._started_s = time.monotonic()
         self._started_wall_s = time.time()
         self._oom = OomWatch()
         self._page = ""  # the report of the failure that ended the job
-        self._ended = self._worth_a_report = False
+        self._ended = self._ended_well = self._worth_a_report = False
 
     def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
         spec, loop, console, rundir = self._spec, self._loop, self._console, self._rundir
@@ -160,7 +164,6 @@ class _Job:
             console,
             stdout_filters=spec.duplicate_stdout_filters,
             stderr_filters=spec.duplicate_stderr_filters,
-            filter_dir=rundir.path,
         )
         around = Surroundings(
             loop=loop,
@@ -170,9 +173,10 @@ class _Job:
             pages=pages if spec.profile else None,
             base_env=base_env,
             use_agent_store=has_torch,
-            foreign_children=self._foreign,
+            foreign_children=self._foreign_children,
             oom=self._oom,
             control_path=control_path,
+            timer_file=timers.pipe_of(base_env, os.path.dirname(control_path)),
             checkpoint_dirs=tuple(_absolute(each) for each in spec.checkpoint_dirs)
             or (os.path.join(os.path.abspath(spec.job_dir or rundir.path), "checkpoints"),),
         )
@@ -200,7 +204,10 @@ class _Job:
             if sidecar is not None:
                 sidecar.start()
             try:
-                rundir.write_json("job.json", job_document(spec, reading.packages))
+                refused = recall(spec, reading.packages)
+                rundir.write_json(
+                    "job.json", job_document(spec, reading.packages, refused=refused, spawn_because=spawn_because)
+                )
             except OSError as err:
                 console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job goes on")
             self._greet(console, sidecar_url=url_of(self._metrics, self._outlets.scheme) if sidecar is not None else "")
@@ -217,7 +224,7 @@ class _Job:
             keeper.dismiss()
             if pages is not None:
                 pages.close()
-            hub.close()
+            hub.close(keep_held=self._ended_well)
             if self._ended:
                 self._conclude(console)
             # Nothing is left that a signal would have to end but this process, which may wait for its reader, and one
@@ -228,17 +235,25 @@ class _Job:
                 signal.signal(signal.Signals[name], signal.SIG_IGN)
             writing = report_page.begin(rundir.path) if self._worth_a_report else None
             console.flush(_FLUSH_S)
-            if writing is not None and not report_page.wait(writing):
-                console.say(f"no {report_page.PAGE_FILE}: it took too long, or failed; try: gpulaunch report --html")
+            if writing is not None:
+                if not report_page.wait(writing):
+                    console.say(
+                        f"no {report_page.PAGE_FILE}: it took too long, or failed; try: gpulaunch report --html"
+                    )
+                elif not self._page:
+                    console.say(self._where_the_report_is())
                 console.flush(_FLUSH_S)
             console.close()
+            hub.hand_over()
             rundir.close()
 
     def _base_env(self) -> dict[str, str]:
         """What every process of the job is started with: the user's environment, the job file's, and our mark."""
         spec = self._spec
         env = {**os.environ, **spec.env}
-        # Of a launcher around this one: its pages are not ours.
+        # Of a launcher around this one: its pages and its timers are not ours.
+        if "GPULAUNCH_CONTROL" in env:
+            env.pop(timers.FILE, None)
         for name in _OF_A_RANK:
             env.pop(name, None)
         env["GPULAUNCH_RUN_ID"] = self._run_id
@@ -282,7 +297,7 @@ class _Job:
             if self._spec.origins.get("metrics-addr", "default") == "default":
                 console.say(f"no metrics: cannot listen on {where}: {err.strerror}")
                 return None
-            raise UsageError(
+            raise (TryLaterError if err.errno == errno.EADDRINUSE else UsageError)(
                 f"cannot serve metrics on {where}: {err.strerror}; choose another with --metrics-addr, or --no-profile"
             ) from err
         env = {**base_env, "GPULAUNCH_CHANNEL_DIR": pages.directory}
@@ -307,6 +322,11 @@ class _Job:
         console.say(f"cores {place.cores} ({place.cores_why}){threads}; GPUs {gpus}")
         if sidecar_url:
             console.say(f"metrics {sidecar_url}")
+        if timers.HEALTH_CHECK_PORT in os.environ:
+            healthz = f"; {sidecar_url.removesuffix('/metrics')}/healthz answers" if sidecar_url else ""
+            console.say(f"{timers.HEALTH_CHECK_PORT}: no health check server is started, as with torchrun{healthz}")
+        if plan.prefix_is_unused(spec):
+            console.say("--log-line-prefix-template has no effect without --tee, as with torchrun")
         if self._rundir.fallback_from:
             console.say(f"cannot write {self._rundir.fallback_from}; using the temporary directory")
         console.say(f"files in {shown(self._rundir.path)}")
@@ -360,6 +380,7 @@ class _Job:
             agent.totals,
             run_id=self._run_id,
             exit_code=ended.code,
+            stopped_by=ended.stopped_by or None,
             elapsed_s=elapsed_s,
             restarts=agent.num_restarts,
             error=error,
@@ -374,21 +395,25 @@ class _Job:
             restarts=agent.num_restarts,
             run_dir=shown(self._rundir.path),
             stopped_by=ended.stopped_by,
+            profiled=self._spec.profile,
         )
         for line in [*lines, agent.account.line()]:
             console.say(line)
         # One for the whole job, and none where nothing was made that it could tell of.
         self._worth_a_report = self._spec.node_rank == 0 and any(one.steps for one in agent.totals.values())
-        self._ended = True
+        self._ended, self._ended_well = True, ended.code == 0
 
     def _conclude(self, console: Console) -> None:
         """What is known once the sidecar has written the last of it, too."""
         lines = self._found(self._started_wall_s)
-        if self._worth_a_report:
-            lines.append(f"report in {shown(os.path.join(self._rundir.path, report_page.PAGE_FILE))}")
-        # The report of a failure is the last thing to be read.
+        # A failure is the last thing to be read. Without one the report is told of when it is written.
+        if self._worth_a_report and self._page:
+            lines.append(self._where_the_report_is())
         for line in [*lines, *self._page.splitlines()]:
             console.say(line)
+
+    def _where_the_report_is(self) -> str:
+        return f"report in {shown(os.path.join(self._rundir.path, report_page.PAGE_FILE))}"
 
     def _found(self, since_s: float) -> list[str]:
         """What the profiler has found since then (Unix time)."""

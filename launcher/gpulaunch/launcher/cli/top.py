@@ -164,11 +164,17 @@ class Dump:
         """It ends by itself, within seconds."""
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def words() -> Words:
+    """What it may be told, for the reader and for completion in shells."""
     parser = Words("top")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = words()
     given = parser.read(argv)
     parser.one_run(given.run)
     if given.once and given.json:

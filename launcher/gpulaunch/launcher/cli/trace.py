@@ -194,7 +194,8 @@ def _record(run_dir: str, directory: str, results: Sequence[Traced], what: Seque
 # -- the words
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def words() -> Words:
+    """What it may be told, for the reader and for completion in shells."""
     parser = Words("trace")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--steps", type=count, default=None)
@@ -204,6 +205,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--job-dir")
     parser.add_argument("--out")
     parser.add_argument("--again", action="store_true")
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = words()
     given = parser.read(argv)
     runs = [*given.run, *([] if given.job_dir is None else [given.job_dir])]
     parser.one_run(runs)

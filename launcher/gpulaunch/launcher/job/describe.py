@@ -5,30 +5,35 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
-from gpulaunch.launcher.job.imports import read_script
+from gpulaunch.launcher.job.imports import Reading, read_module, read_script
 from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.plan import rank_argv, rank_environment
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
-from gpulaunch.profiler.redact import HIDDEN, is_secret, redact_words
+from gpulaunch.profiler.redact import HIDDEN, is_secret, redact, redact_words
 
 _FREE_PORT = "<a free port>"
 _RUN_DIR = "<run directory>"
 
 
-def describe(spec: JobSpec, place: Place, *, refused: Mapping[str, str] | None = None) -> str:
+def describe(
+    spec: JobSpec, place: Place, *, reading: Reading | None = None, refused: Mapping[str, str] | None = None
+) -> str:
     """The whole plan as text.
 
     Args:
         spec: the job.
         place: the machine.
+        reading: what is known of the program; by default what its text says.
         refused: packages that an earlier run found unsafe to preload, with the reason.
     """
+    if reading is None:
+        reading = (read_module if spec.program.kind == "module" else read_script)(spec.program.target)
     lines = ["Plan of gpulaunch (dry run: nothing is started)", ""]
     lines += _block("Detected", _detected(place))
-    lines += _block("Plan", _plan(spec, refused or {}))
+    lines += _block("Plan", _plan(spec, reading, refused or {}))
     lines += _block("Options: value, and where it came from", _options(spec))
     lines += _ranks(spec)
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(map(redact, lines)).rstrip() + "\n"
 
 
 def _block(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
@@ -54,7 +59,7 @@ def _detected(place: Place) -> list[tuple[str, str]]:
     ]
 
 
-def _plan(spec: JobSpec, refused: Mapping[str, str]) -> list[tuple[str, str]]:
+def _plan(spec: JobSpec, reading: Reading, refused: Mapping[str, str]) -> list[tuple[str, str]]:
     where = _FREE_PORT if spec.master_port is None else str(spec.master_port)
     port = METRICS_PORT_BASE if spec.metrics_port is None else spec.metrics_port
     upwards = ", or the next free port" if spec.metrics_port is None else ""
@@ -68,8 +73,8 @@ def _plan(spec: JobSpec, refused: Mapping[str, str]) -> list[tuple[str, str]]:
             f"{spec.nproc} on this node (node {spec.node_rank} of {spec.nnodes}), {spec.nnodes * spec.nproc} in all",
         ),
         ("store", f"{spec.master_addr}, port {where}"),
-        ("start", _start(spec)),
-        ("preload", _preload(spec, refused)),
+        ("start", _start(spec, reading)),
+        ("preload", _preload(spec, reading, refused)),
         ("restarts", _restarts(spec)),
         ("metrics", metrics if spec.profile else "off (--no-profile)"),
         ("checkpoints", _checkpoints(spec)),
@@ -103,29 +108,26 @@ def _hangs(spec: JobSpec) -> str:
     if not spec.profile:
         return f"{spec.on_hang}, where a rank is stopped by a signal; no other is seen with --no-profile"
     latest = f"{spec.hang_timeout_s:g} s, {spec.first_step_timeout_s:g} s for the first step"
-    return f"{spec.on_hang}; at the latest after {latest}"
+    return f"{spec.on_hang}; at once where it is proven, else after {latest}"
 
 
-def _start(spec: JobSpec) -> str:
+def _start(spec: JobSpec, reading: Reading) -> str:
     if spec.program.kind == "exec":
         return "spawn (a command that is not Python is always spawned)"
     if spec.start_method == "auto":
-        obstacle = read_script(spec.program.target).obstacle if spec.program.kind != "module" else ""
-        if obstacle:
-            return f"spawn: {obstacle}"
+        if reading.obstacle:
+            return f"spawn: {reading.obstacle}"
         return "fork from a process that has loaded torch, or spawn where that is not safe"
     return spec.start_method
 
 
-def _preload(spec: JobSpec, refused: Mapping[str, str]) -> str:
+def _preload(spec: JobSpec, reading: Reading, refused: Mapping[str, str]) -> str:
     if spec.program.kind == "exec" or spec.start_method == "spawn":
         return "nothing (ranks are spawned)"
     if spec.preload is not None:
         packages, source = list(spec.preload), "named"
-    elif spec.program.kind == "module":
-        packages, source = [], "a module's imports are not read"
     else:
-        packages, source = list(read_script(spec.program.target).packages), "imports of the script"
+        packages, source = list(reading.packages), f"imports of the {spec.program.kind.replace('run_path', 'script')}"
     kept = ", ".join(["torch", *(name for name in packages if name not in refused)])
     left = "".join(f"; not {name}: {refused[name]}" for name in packages if name in refused)
     return f"{kept} ({source}; each must pass the checks for forking){left}"

@@ -7,25 +7,34 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gpulaunch.launcher.job.spec import JobSpec
-from gpulaunch.profiler.redact import HIDDEN, is_secret, redact_words
+from gpulaunch.profiler.redact import HIDDEN, is_secret, redact_all, redact_words
 
 _ALWAYS = ("gpulaunch", "torch", "numpy", "nvidia-ml-py")
 _DRIVER = "/proc/driver/nvidia/version"
 
 
 def job_document(
-    spec: JobSpec, packages: Iterable[str] = (), *, path: Iterable[str] | None = None
+    spec: JobSpec,
+    packages: Iterable[str] = (),
+    *,
+    refused: Mapping[str, str] | None = None,
+    spawn_because: str = "",
+    path: Iterable[str] | None = None,
 ) -> dict[str, object]:
     """What is written into the run directory when the job begins.
 
     Args:
         spec: the job.
         packages: what the program imports: their versions are noted beside torch's.
+        refused: of these, what earlier runs found not fit to be imported before the fork, and why; what this one finds
+            is in the event `fork_server_ready`.
+        spawn_because: why the ranks are not forked, or "".
         path: where packages are looked for, if not along sys.path.
     """
+    packages = list(packages)
     document = dataclasses.asdict(spec)
     document["env"] = {name: HIDDEN if is_secret(name) else value for name, value in spec.env.items()}
     document["program"]["args"] = list(redact_words(spec.program.args))
@@ -34,7 +43,12 @@ def job_document(
         "gpulaunch_pid": os.getpid(),
         "command": list(redact_words(sys.argv)),
         "versions": _versions([*_ALWAYS, *packages], sys.path if path is None else path),
-        **document,
+        "preloading": {
+            "packages": [] if spawn_because else ["torch", *(name for name in packages if name not in (refused or {}))],
+            "refused": dict(refused or {}),
+            "spawn_because": spawn_because,
+        },
+        **{name: redact_all(value) for name, value in document.items()},
     }
 
 

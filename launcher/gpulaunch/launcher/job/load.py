@@ -15,7 +15,7 @@ from gpulaunch.launcher.job import jobfile, values
 from gpulaunch.launcher.job.network import metrics_address, rendezvous
 from gpulaunch.launcher.job.options import OPTIONS, VERBS, Option, UsageError, did_you_mean
 from gpulaunch.launcher.job.parse import parse
-from gpulaunch.launcher.job.place import Gpu, Place, cpus_allowed, select
+from gpulaunch.launcher.job.place import Gpu, Place, cpus_allowed, select, slurm_tasks
 from gpulaunch.launcher.job.spec import LINE_PREFIX, JobSpec, Program, Request
 
 __all__ = ["Settings", "UsageError", "load", "resolve"]
@@ -40,6 +40,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
     program = _program(settings, environ)
     gpus, visible, seen = _gpus(settings, environ, place)
     nproc = _nproc(settings, place, seen)
+    _one_job(settings, environ, nproc)
     topology = rendezvous(settings)
     read = settings.read
     virtual = settings["virtual-local-rank"]
@@ -67,11 +68,13 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         notify_signals=_notify_signals(settings, signals),
         restart_rate=read("restart-rate", values.rate),
         restart_backoff_s=read("restart-backoff", values.at_least(0)),
-        no_progress_limit=read("no-progress-limit", values.at_least(0)),
+        no_progress_limit=read("no-progress-limit", values.if_given(values.at_least(0))),
         resume=read("resume", values.not_empty),
         resume_arg=settings["resume-arg"],
         checkpoint_dirs=read("checkpoint-dir", values.directories),
         checkpoint_pattern=settings["checkpoint-pattern"],
+        leftovers=settings["leftovers"],
+        resume_search_s=read("resume-search-timeout", values.at_least(0)),
         on_hang=settings["on-hang"],
         hang_timeout_s=read("hang-timeout", values.at_least(0)),
         first_step_timeout_s=read("first-step-timeout", values.at_least(0)),
@@ -82,7 +85,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         duplicate_stdout_filters=tuple(settings["duplicate-stdout-filters"]),
         duplicate_stderr_filters=tuple(settings["duplicate-stderr-filters"]),
         console=read("console", lambda text: values.console(text, nproc)),
-        line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", LINE_PREFIX),
+        line_prefix=_line_prefix(settings, environ),
         job_dir=settings["job-dir"],
         log_dir=settings["log-dir"],
         gpus=gpus,
@@ -112,6 +115,23 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
         origins=settings.origins,
     )
     return Request(spec=spec, dry_run=settings["dry-run"])
+
+
+_TOPOLOGY = ("nnodes", "node-rank", "standalone", "rdzv-backend", "rdzv-endpoint")
+
+
+def _one_job(settings: Settings, environ: Mapping[str, str], nproc: int) -> None:
+    """Refuse to be one of several launchers that know nothing of each other: each would train a world of its own."""
+    tasks = slurm_tasks(environ)
+    if tasks == 1 or any(settings.origins[name] != "default" for name in _TOPOLOGY):
+        return
+    program = settings.script
+    raise UsageError(
+        f"srun starts {tasks} tasks, and each would train for itself; on one node: "
+        f"srun --ntasks=1 gpulaunch --nproc {max(nproc, tasks)} {program}; on several: srun --ntasks-per-node=1 "
+        "bash -c 'exec gpulaunch --nnodes $SLURM_NNODES --node-rank $SLURM_NODEID --master-addr HOST --nproc "
+        f"{nproc} {program}'; with --standalone each task is a job of its own"
+    )
 
 
 class Settings:
@@ -298,6 +318,16 @@ def _grace_s(settings: Settings, environ: Mapping[str, str]) -> float:
     if not text.strip().isdecimal():
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected a whole number of seconds, got {text!r}")
     return settings.settle("shutdown-timeout", float(text), "environment TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+
+
+def _line_prefix(settings: Settings, environ: Mapping[str, str]) -> str:
+    """The option before torch's own variable; an empty one of either says nothing, as in torchrun."""
+    if settings["log-line-prefix-template"]:
+        return str(settings["log-line-prefix-template"])
+    name = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+    if environ.get(name):
+        return settings.settle("log-line-prefix-template", environ[name], f"environment {name}")
+    return settings.settle("log-line-prefix-template", LINE_PREFIX, "default")
 
 
 def _preempt_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, ...]:

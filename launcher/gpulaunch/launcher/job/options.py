@@ -12,12 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-VERBS = ("chaos", "compare", "doctor", "export", "flame", "report", "top", "trace")
+VERBS = ("chaos", "compare", "doctor", "export", "flame", "report", "runs", "top", "trace")
 """Words that say what else to do than to run a program, as the first of all."""
 
 
 class UsageError(Exception):
-    """The user asked for something that cannot be done; `str()` is the one line to print. Exit code 2."""
+    """The user asked for something that cannot be done; `str()` is the one line to print."""
+
+    exit_code = 2
+
+
+class TryLaterError(UsageError):
+    """What the job needs is in use by another process, and will be free: the same command may succeed later."""
+
+    exit_code = 69
+    """EX_UNAVAILABLE of sysexits.h."""
 
 
 Converter = Callable[[str], object]
@@ -191,6 +200,10 @@ OPTIONS: tuple[Option, ...] = (
            help="streams that go to files and to the console; same form as --redirects"),
     Option(name="local-ranks-filter", section=OUTPUT, metavar="LIST", default="", toml=NUMBERS,
            help="show only these local ranks on the console"),
+    Option(name="log-line-prefix-template", section=OUTPUT, metavar="TEXT", default="",
+           help="what stands before each line of a stream that --tee names, and of no other, with ${role_name}, "
+                "${rank}, ${local_rank} and ${hostname} "
+                "(default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE or [${role_name}${local_rank}]:)"),
     Option(name="duplicate-stdout-filters", section=OUTPUT, metavar="WORDS", convert=words, default=(), toml=STRINGS,
            help="copy stdout lines that contain one of these words to a file of their own "
                 "(comma separated, `,,` for a comma)"),
@@ -212,15 +225,20 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="restart-backoff", section=FAILURE, metavar="SECONDS", convert=number, default=60.0, toml=NUMBER,
            ours=True,
            help="longest pause before a restart; there is none before the first, and it grows only without progress"),
-    Option(name="no-progress-limit", section=FAILURE, metavar="N", convert=integer, default=3, toml=INTEGER,
+    Option(name="no-progress-limit", section=FAILURE, metavar="N", convert=integer, toml=INTEGER,
            ours=True,
-           help="give up after N failures in a row without a step of progress; 0: never"),
+           help="give up after N failures in a row without a step of progress; 0: never "
+                "(default: 3, and before the first step as often as --max-restarts says)"),
     Option(name="failure-grace", section=FAILURE, metavar="SECONDS", convert=number, default=1.0, toml=NUMBER,
            ours=True,
            help="time for the other ranks to end after one has failed, before SIGKILL"),
     Option(name="shutdown-timeout", section=FAILURE, metavar="SECONDS", convert=integer, toml=INTEGER,
            help="time for ranks to end after being asked to, before SIGKILL "
                 "(default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30)"),
+    Option(name="leftovers", section=FAILURE, metavar="WHAT", default="leave", ours=True,
+           convert=choice("leave", "wait", "end"),
+           help="processes that ranks which ended well left behind: leave them running (as torchrun does), wait for "
+                "them, or end them; after a failure or a signal they are ended"),
     Option(name="signals-to-handle", section=FAILURE, metavar="NAMES", toml=STRINGS,
            default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
            help="signals that end the job and are forwarded to the ranks"),
@@ -235,6 +253,10 @@ OPTIONS: tuple[Option, ...] = (
            help="where checkpoints are looked for: directories or fsspec URLs (default: <job-dir>/checkpoints)"),
     Option(name="checkpoint-pattern", section=CHECKPOINTS, metavar="GLOB", ours=True,
            help="what the program calls its checkpoints, such as 'model_{step}.pt', where no known format fits"),
+    Option(name="resume-search-timeout", section=CHECKPOINTS, metavar="SECONDS", convert=number, default=600.0,
+           toml=NUMBER, ours=True,
+           help="time to read checkpoints for damage before a start; then the newest by structure and manifest is "
+                "taken, and read meanwhile (0: at once)"),
     Option(name="preempt-signals", section=CHECKPOINTS, metavar="NAMES", default="SIGTERM,SIGUSR1", toml=STRINGS,
            ours=True,
            help="signals after which the ranks save at the next step and the job ends with 75, to be run again"),
@@ -244,12 +266,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="on-hang", section=HANGS, metavar="WHAT", default="restart", ours=True,
            convert=choice("restart", "stop", "report"),
            help="what to do when the ranks hang: restart them (within --max-restarts), stop, or only report it"),
-    Option(name="hang-timeout", section=HANGS, metavar="SECONDS", convert=number, default=1800.0, toml=NUMBER,
+    Option(name="hang-timeout", section=HANGS, metavar="SECONDS", convert=number, default=600.0, toml=NUMBER,
            ours=True,
-           help="no progress for so long is a hang whatever else is seen (0: hangs are not looked for)"),
+           help="ranks that stand still for so long hang; where it is proven, at once (0: hangs are not looked for)"),
     Option(name="first-step-timeout", section=HANGS, metavar="SECONDS", convert=number, default=3600.0, toml=NUMBER,
            ours=True,
-           help="the same before the first step has ended: compilation, first epoch's data"),
+           help="the same before the first step has ended: large models load, the first epoch's data is prepared"),
 
     Option(name="start-method", section=START, metavar="HOW", default="auto",
            convert=choice("auto", "fork", "spawn", "forkserver"),

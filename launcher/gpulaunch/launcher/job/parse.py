@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from gpulaunch.launcher.job.options import BY_KEY, OPTIONS, SECTIONS, Option, UsageError, did_you_mean
 
 _TORCHRUN = frozenset(s for option in OPTIONS for s in option.torchrun_strings)
-_SPECIAL = ("help", "version")
+_SPECIAL = ("help", "version", "print-completion")
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,7 +44,9 @@ class Parser(argparse.ArgumentParser):
         # the action and the full option string (later Python versions append to it).
         found: list[Any] = super()._get_option_tuples(option_string)
         torchruns = [each for each in found if each[1] in _TORCHRUN]
-        for candidates in (torchruns, found):
+        # torch 2.13 knows what is short for one of its options, and not yet those of 2.14.
+        of_2_13 = [each for each in torchruns if each[0].dest != "log_line_prefix_template"]
+        for candidates in (of_2_13, torchruns, found):
             if candidates and len({each[0].dest for each in candidates}) == 1:
                 return candidates[:1]
         # argparse would give up here, and has not asked yet whether the word stands after the program and is the
@@ -68,6 +70,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="gpulaunch", add_help=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("-h", "--help", action="help")
     parser.add_argument("--version", action=_Version, nargs=0)
+    parser.add_argument("--print-completion", "--print_completion", dest="print_completion")
     for option in OPTIONS:
         if option.is_flag:
             parser.add_argument(*option.option_strings, dest=option.dest, action="store_const", const=True)
@@ -92,12 +95,16 @@ def _argparse_type(option: Option) -> Any:
 def parse(argv: Sequence[str]) -> dict[str, Any]:
     """What the command line gives, by destination; `training_script` is absent if it names none.
 
+    `print_completion` is given alone: it is a question, as --help.
+
     Raises:
         UsageError: the line cannot be read.
         SystemExit: --help or --version was answered.
     """
     parser = build_parser()
     given, unknown = parser.parse_known_args(list(argv))
+    if "print_completion" in given:
+        return {"print_completion": given.print_completion}
     # argparse takes a word with a space in it for the program, if it knows no such option.
     for word in (*unknown[:1], getattr(given, "training_script", "")):
         if could_be := parser.ambiguous.get(word):
@@ -139,6 +146,7 @@ usage: gpulaunch [options] PROGRAM [arguments of the program]
        gpulaunch compare RUN_A RUN_B          what changed between two runs, and what of it is noise
        gpulaunch flame [RUN]                  where its time went, as flame graphs
        gpulaunch export [RUN] --out FILE      what was measured, as JSON lines or Parquet
+       gpulaunch runs [prune]                 which runs are stored, their size and age; remove old ones
        gpulaunch chaos FAULT [RANK]           make a fault on a run that is under way
 
 Runs PROGRAM once per rank, as torchrun does, with the same options and the same environment.
@@ -149,8 +157,8 @@ _TAIL = """
 Each option can also be set in the environment (PET_NNODES for --nnodes and all of torchrun's own; GPULAUNCH_GPUS for
 --gpus and all marked *), or in a job file under its long name. Command line wins over environment over job file.
 Names may be written with - or _, and shortened as long as they are clear.
-`doctor`, `top`, `report`, `compare`, `trace`, `flame`, `export` and `chaos` are commands as the first word only, with
-a --help of their own; a program of that name runs as ./doctor.
+`doctor`, `top`, `report`, `compare`, `trace`, `flame`, `export`, `runs` and `chaos` are commands as the first word
+only, with a --help of their own; a program of that name runs as ./doctor.
 """
 
 
@@ -165,6 +173,7 @@ def help_text() -> str:
             lines.extend(_two_columns(left, option.help + _default(option)))
         lines.append("")
     lines.append("  -h, --help, --version")
+    lines.extend(_two_columns("  --print-completion SHELL", "print a completion script for bash, zsh or tcsh"))
     return "\n".join(lines) + "\n" + _TAIL
 
 

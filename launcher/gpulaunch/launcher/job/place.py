@@ -185,15 +185,34 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes
 
 
+def slurm_tasks(environ: Mapping[str, str]) -> int:
+    """How many tasks of one `srun` run what this process runs; 1 where there is no such step.
+
+    Of the tasks of `srun --pty` one has the terminal, and a shell in each of the others has nothing to read and ends.
+    What a rank starts has inherited its launcher's variables.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", ""))
+    if not _in_slurm_step(environ) or not tasks.isdecimal():
+        return 1
+    apart = "TORCHELASTIC_RUN_ID" in environ or any(name.startswith("SLURM_PTY_") for name in environ)
+    return 1 if apart else int(tasks)
+
+
+def _in_slurm_step(environ: Mapping[str, str]) -> bool:
+    """Whether a user's srun started this."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return "SLURM_JOB_ID" in environ and step.isdecimal() and int(step) < _FIRST_SPECIAL_SLURM_STEP
+
+
 def _launched_by(environ: Mapping[str, str]) -> str:
     reasons: list[str] = []
     torchrun = sorted(name for name in environ if name.startswith("PET_"))
     if torchrun:
         reasons.append(f"torchrun-style PET_ variables ({', '.join(torchrun)})")
-    job, step = environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID", "")
-    if job and step.isdecimal() and int(step) < _FIRST_SPECIAL_SLURM_STEP:
+    job = environ.get("SLURM_JOB_ID")
+    if job and _in_slurm_step(environ):
         task = f"task {environ.get('SLURM_PROCID', '?')} of {environ.get('SLURM_NTASKS', '?')}"
-        reasons.append(f"Slurm step {job}.{step}, {task} (SLURM_STEP_ID)")
+        reasons.append(f"Slurm step {job}.{environ['SLURM_STEP_ID']}, {task} (SLURM_STEP_ID)")
     elif job:
         reasons.append(f"one host (Slurm job {job}, but no step of srun: its rank variables mean nothing here)")
     if "KUBERNETES_SERVICE_HOST" in environ:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from gpulaunch.launcher.job.spec import JobSpec, Std
 
@@ -82,11 +83,27 @@ def shown(spec: JobSpec, local_rank: int, stream: Std) -> bool:
     return bool(spec.tee[local_rank] & stream) or not spec.redirects[local_rank] & stream
 
 
+def prints_alone(spec: JobSpec, local_rank: int) -> bool:
+    """Whether nothing of any other rank of this node goes to the console."""
+    others = (each for each in range(spec.nproc) if each != local_rank)
+    return not any(shown(spec, each, stream) for each in others for stream in (Std.OUT, Std.ERR))
+
+
 def line_prefix(spec: JobSpec, local_rank: int, rank: int, stream: Std) -> bytes:
     """What torchrun writes in front of a teed line; empty for other lines, which have gpulaunch's own prefix."""
     if not spec.tee[local_rank] & stream:
         return b""
-    return _fill(spec.line_prefix, role_name=spec.role, local_rank=local_rank, rank=rank).encode()
+    values = {"role_name": spec.role, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
+    return _fill(spec.line_prefix, **values).encode()
+
+
+def prefix_is_unused(spec: JobSpec) -> bool:
+    """Whether --log-line-prefix-template was given, but no --tee: only teed lines have that prefix, as in torchrun.
+
+    A variable in the environment may be meant for other jobs.
+    """
+    origin = spec.origins.get("log-line-prefix-template", "default")
+    return origin != "default" and not origin.startswith("environment ") and not any(spec.tee.values())
 
 
 def _fill(template: str, **values: object) -> str:

@@ -81,7 +81,7 @@ class JobSpec:
     restart_rate: tuple[int, float] | None
     """So many restarts within so many seconds; None: only `max_restarts` counts."""
     restart_backoff_s: float
-    no_progress_limit: int
+    no_progress_limit: int | None
     """Failures in a row without progress after which the job is given up; 0: any number."""
     resume: str
     """`auto`, `never`, or the path or URL of a checkpoint."""
@@ -89,6 +89,9 @@ class JobSpec:
     checkpoint_dirs: tuple[str, ...]
     """Directories or fsspec URLs; empty: `checkpoints` in the run directory."""
     checkpoint_pattern: str | None
+    leftovers: Literal["leave", "wait", "end"]
+    resume_search_s: float
+    """For how long checkpoints are read for damage before an attempt starts."""
     on_hang: Literal["restart", "stop", "report"]
     hang_timeout_s: float
     """0: hangs are not looked for."""
@@ -104,7 +107,7 @@ class JobSpec:
     console: str
     """`all`, `none`, or local ranks separated by commas."""
     line_prefix: str = LINE_PREFIX
-    """Template with ${role_name}, ${local_rank} and ${rank}."""
+    """Template with ${role_name}, ${local_rank}, ${rank} and ${hostname}."""
 
     job_dir: str | None
     log_dir: str | None

@@ -25,6 +25,11 @@ def at_least(least: int) -> Callable[[N], N]:
     return check
 
 
+def if_given(check: Callable[[N], N]) -> Callable[[N | None], N | None]:
+    """The same check for an option that has no default."""
+    return lambda value: None if value is None else check(value)
+
+
 def fraction(value: float | None) -> float | None:
     """More than nothing and at most everything."""
     if value is not None and not 0 < value <= 1:
