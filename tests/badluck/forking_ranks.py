@@ -152,7 +152,7 @@ def impostor(training: Training) -> None:
         probe = inject._probe
         assert probe is not None
         probe.thread = __import__("threading").get_ident()
-        inject._armed_pid = os.getpid()
+        inject._probe_pid = os.getpid()
         child(training)
 
     forked(pretend)

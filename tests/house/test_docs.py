@@ -17,11 +17,22 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 # Options of our verbs and of the examples, and those of other programs that the documents mention.
 ELSEWHERE = {
-    *("--help", "--version", "--epochs", "--steps", "--require-accuracy", "--out", "--extra-index-url"),
-    *("--use-env", "--local-rank", "--kill-on-bad-exit", "--signal", "--after", "--ckpt"),
+    *(
+        "--help",
+        "--version",
+        "--print-completion",
+        "--epochs",
+        "--steps",
+        "--require-accuracy",
+        "--out",
+        "--extra-index-url",
+    ),
+    *("--use-env", "--local-rank", "--ckpt"),
+    *("--kill-on-bad-exit", "--signal", "--ntasks", "--ntasks-per-node", "--pty"),  # of Slurm
     *("--duration", "--rank", "--what", "--again"),  # of gpulaunch trace
     *("--format", "--every"),  # of gpulaunch export
     *("--once", "--json"),  # of gpulaunch top
+    *("--keep", "--older", "--checkpoints"),  # of gpulaunch runs
     "--go-on",  # of benchmarks/overhead.py
     *("--build", "--file", "--profile"),  # of docker compose
     *("--config", "--storage"),  # of Prometheus: what is behind a dot is not read

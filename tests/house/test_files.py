@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +91,15 @@ sys.exit(main(["--help"]))
     assert (done.returncode, done.stderr) == (0, "")
     assert "--nproc" in done.stdout
 
+    by_name = [sys.executable, "-S", "-m", "gpulaunch", "--nprocc", "2"]
+    done = subprocess.run(
+        by_name, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gpulaunch: error: unknown option --nprocc; did you mean --nproc?\n",
+    )
+
 
 def test_no_init_file_hides_the_other_slices() -> None:
     assert [shown(path) for slice_ in SLICES for path in ROOT.glob(f"{slice_}/gpulaunch/__init__.py")] == []
@@ -119,3 +130,24 @@ def test_torch_is_pinned_in_the_constraints_file_only() -> None:
     pins = [shown(path) for path in files() if b"torch" + b"==" in path.read_bytes()]
 
     assert pins == ["constraints.txt"]
+
+
+@pytest.mark.parametrize(
+    ("lock", "extra", "builds"),
+    [
+        ("requirements.lock", "test", ("editables", "hatchling")),
+        ("deploy/docker/requirements.lock", "examples", ("hatchling",)),
+    ],
+    ids=["CI", "image"],
+)
+def test_a_lock_has_a_hash_for_everything_but_torch(lock: str, extra: str, builds: tuple[str, ...]) -> None:
+    """`make lock` writes it; torch is pinned in constraints.txt, because its file is another one on each index."""
+    text = (ROOT / lock).read_text()
+    entries = re.split(r"\n(?=[a-z])", text)
+    locked = {re.split("[=[]", entry)[0] for entry in entries}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"][extra], *builds]
+
+    assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry or "==" not in entry] == []
+    assert {re.split("[<>=[]", need)[0] for need in wanted} - locked == {"torch"}
+    assert "://" not in text

@@ -50,20 +50,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launcher.hang": {"launcher.loop", "launcher.job", "profiler.channel"},
     "launcher.policy": {"launcher.failure"},
     "launcher.gpus": {"launcher.loop", "launcher.job"},
-    "launcher.logs": {"launcher.loop", "launcher.job"},
+    "launcher.logs": {"launcher.loop", "launcher.job", "profiler.redact"},
     "launcher.agent": {
         *("launcher.rendezvous", "launcher.failure", "launcher.checkpoint", "launcher.logs"),
         *("launcher.hang", "launcher.policy", "launcher.gpus"),
-        *("launcher.loop", "launcher.job", "profiler.channel", "profiler.record"),
+        *("launcher.loop", "launcher.job", "profiler.channel", "profiler.record", "profiler.redact"),
     },
     # A run seen from outside, as its user sees it; and faults on purpose.
-    "launcher.runs": {"launcher.loop", "profiler.files"},
+    "launcher.runs": {"launcher.loop", "profiler.files", "exporters.store"},
     "launcher.chaos": {"launcher.runs", "launcher.checkpoint", "launcher.loop", "launcher.job"},
     # What user programs save and resume with; they have torch.
     "checkpoint": {"launcher.checkpoint", "profiler.channel", "profiler.probe"},
     # The composition roots.
     "launcher.cli": {"*"},
     "compat": {"*"},
+    "__main__": {"launcher.cli"},
 }
 
 # By name, and no other: one process, the rank, is put together below the agent; and looking into one is shared.
@@ -83,7 +84,13 @@ IMPORTS_ITS_NEIGHBOUR = {"launcher.loop.rank_main": "rank_end"}
 IN_RANK = (
     *("profiler.files", "profiler.channel", "profiler.probe", "mark"),
     *("launcher.failure.inside", "launcher.loop.rank_main", "launcher.loop.rank_end", "launcher.loop.linux"),
-    *("launcher.loop.forkserver_main", "launcher.loop.preload"),
+    *(
+        "launcher.loop.forkserver_main",
+        "launcher.loop.preload",
+        "launcher.loop.import_watch",
+        "launcher.loop.import_state",
+    ),
+    *("launcher.loop.shelf", "launcher.loop.restart_plain"),
     *("compat._callable",),
 )
 

@@ -7,7 +7,6 @@ run, which writes down what it is given, and then calls it.
 
 from __future__ import annotations
 
-import ctypes
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 pytestmark = pytest.mark.torch
 
 PR_SET_PTRACER = 0x59616D61
-PR_SET_PTRACER_ANY = ctypes.c_ulong(-1).value
 
 STAND_IN = """
 import ctypes
@@ -75,25 +73,40 @@ def pids_of(directory: Path, who: str) -> set[int]:
     return {int(path.name.removeprefix(f"{who}-")) for path in directory.glob(f"{who}-*")}
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_ranks_and_their_workers_let_themselves_be_looked_into_and_nobody_else_does(
-    gpulaunch: Any, tmp_path: Path, start_method: str
-) -> None:
-    """Once each, and by all: a number as wide as the kernel reads it, since -1 as an int is some pid to it."""
-    apart = tmp_path / "python"
+def calls_of(gpulaunch: Any, directory: Path, *options: str) -> tuple[list[Any], set[int], int]:
+    """A run's calls of prctl, the pids of its ranks and workers, and the launcher's."""
+    apart = directory / "python"
     apart.mkdir()
     (apart / "sitecustomize.py").write_text(STAND_IN)
-    (tmp_path / "train.py").write_text(TRAIN)
+    (directory / "train.py").write_text(TRAIN)
 
-    ended = gpulaunch("--nproc", "2", "--start-method", start_method, "train.py", env={"PYTHONPATH": str(apart)})
+    ended = gpulaunch("--nproc", "2", *options, "train.py", env={"PYTHONPATH": str(apart)})
     assert ended.code == 0, ended
 
-    calls = [json.loads(line) for line in (apart / "said").read_text().splitlines()]
-    asked = [(pid, told) for pid, ((_, option), *told) in calls if option == PR_SET_PTRACER]
-    ranks, workers = pids_of(tmp_path, "rank"), pids_of(tmp_path, "worker")
+    ranks, workers = pids_of(directory, "rank"), pids_of(directory, "worker")
     assert (len(ranks), len(workers)) == (2, 4)
-    assert sorted(pid for pid, _ in asked) == sorted(ranks | workers)
+    (group,) = directory.glob("gpulaunch-runs/*/group.json")
+    calls = [json.loads(line) for line in (apart / "said").read_text().splitlines()]
+    return calls, ranks | workers, json.loads(group.read_text())["agent_pid"]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_ranks_and_their_workers_let_the_launcher_look_into_them_and_nobody_else(
+    gpulaunch: Any, tmp_path: Path, start_method: str
+) -> None:
+    """Once each: the launcher and what that starts, as a number as wide as the kernel reads it."""
+    calls, pids, launcher_pid = calls_of(gpulaunch, tmp_path, "--start-method", start_method)
+
+    asked = [(pid, told) for pid, ((_, option), *told) in calls if option == PR_SET_PTRACER]
+    assert sorted(pid for pid, _ in asked) == sorted(pids)
     for _, (who, *rest) in asked:
-        assert who == ["c_ulong", PR_SET_PTRACER_ANY]
+        assert who == ["c_ulong", launcher_pid]
         assert [value for _, value in rest] == [0, 0, 0]
     assert len(calls) > len(asked), "the stand-in has seen what else is asked of the kernel"
+
+
+def test_without_a_profile_nobody_is_let_look(gpulaunch: Any, tmp_path: Path) -> None:
+    calls, _, _ = calls_of(gpulaunch, tmp_path, "--no-profile")
+
+    assert [told for _, ((_, option), *told) in calls if option == PR_SET_PTRACER] == []
+    assert calls, "the stand-in has seen what else is asked of the kernel"
