@@ -173,7 +173,7 @@ for _ in DataLoader(Data(), num_workers=2, batch_size=None):
 @pytest.mark.torch
 def test_the_worker_that_is_stuck_is_told_from_the_one_that_has_nothing_to_do(toys: Any) -> None:
     """The second of two waits for storage; the first has delivered what was asked of it."""
-    workers = proc.read(toys.start(LOADS).pid).workers
+    workers = proc.read(toys.start(LOADS).pid, {}).workers
 
     pid, frames = helper._busy_worker(workers)
     nobody = helper._busy_worker([each for each in workers if each != pid])
@@ -334,7 +334,7 @@ def test_the_cpu_of_a_rank_counts_what_its_dead_children_used(toys: Any) -> None
         "READY()\nimport time\ntime.sleep(600)\n"
     )
 
-    reading = proc.read(rank.pid)
+    reading = proc.read(rank.pid, {})
 
     assert reading.tree_ticks >= reading.own_ticks + 5
     assert (reading.state, reading.gpu, reading.traced, reading.workers) == ("S", False, False, ())
@@ -342,4 +342,4 @@ def test_the_cpu_of_a_rank_counts_what_its_dead_children_used(toys: Any) -> None
 
 
 def test_a_rank_that_is_gone_reads_as_gone() -> None:
-    assert proc.read(2**22 - 7).state == ""
+    assert proc.read(2**22 - 7, {}).state == ""

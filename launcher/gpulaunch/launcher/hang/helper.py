@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
-from gpulaunch.launcher.hang import peers, proc, server, stacks
+from gpulaunch.launcher.hang import proc, server, sockets, stacks
 from gpulaunch.launcher.hang.find import following
 from gpulaunch.launcher.hang.frames import is_programs, waits_in
 from gpulaunch.launcher.hang.judge import judge
@@ -93,7 +93,8 @@ class Session:
         return verdict
 
     def _sample(self, standings: Sequence[Standing], dirs: Mapping[int, str]) -> None:
-        readings = {standing.rank: proc.read(standing.pid) for standing in standings}
+        socket_bytes = sockets.bytes_by_socket()
+        readings = {standing.rank: proc.read(standing.pid, socket_bytes) for standing in standings}
         targets = [
             stacks.Target(
                 rank=one.rank,
@@ -142,7 +143,7 @@ class Session:
         if not all(waits_in(self._samples[one.rank][-1].frames) for one in standings):
             return False
         pids = [one.pid for one in standings]
-        return peers.among_themselves(pids if store_pid is None else [*pids, store_pid])
+        return sockets.among_themselves(pids if store_pid is None else [*pids, store_pid])
 
     def _ask_recorders(self, standings: Sequence[Standing]) -> dict[int, server.Recorded]:
         answers = stacks.at_once(lambda standing: server.recorded_by(standing.pid), standings)

@@ -42,7 +42,7 @@ When do collectives never match? All ranks of the job are on this machine, each 
 for deadlock_s, and no other thread of the program or its packages is there that could be what they wait for. If they
 were in the same one, it would have completed: there is no network between them. But a program may have made a group
 with processes outside of the job. So none of them has a TCP connection to any process but the other ranks and their
-store (`peers`; gloo connects the members of a group when it is made), and one more thing must be seen:
+store (`sockets`; gloo connects the members of a group when it is made), and one more thing must be seen:
 
     the flight recorders differ: one has begun fewer collectives of a group, or another one under the same number; or
     there is no such record, and the ranks are in different calls or on different lines; or

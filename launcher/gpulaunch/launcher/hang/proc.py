@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpulaunch.launcher.hang import sockets
 from gpulaunch.launcher.loop import linux
 
 __all__ = ["Reading", "read", "waits_within"]
@@ -40,8 +42,13 @@ class Reading:
     traced: bool = False
 
 
-def read(pid: int) -> Reading:
-    """Look at the process tree of one rank."""
+def read(pid: int, socket_bytes: Mapping[str, int]) -> Reading:
+    """Look at the process tree of one rank.
+
+    Args:
+        pid: the rank's process.
+        socket_bytes: what `sockets.bytes_by_socket` says now.
+    """
     own = _stat(f"/proc/{pid}/stat")
     if own is None:
         return Reading(state="")
@@ -53,6 +60,8 @@ def read(pid: int) -> Reading:
         stat = _stat(f"/proc/{one}/stat")
         tree_ticks += sum(stat[1:]) if stat else 0
     io_bytes = sum(_io_bytes(f"/proc/{one}/io") for one in (pid, *below))  # a copy by rsync is the rank's work
+    inodes = {inode for one in (pid, *below) for inode in _sockets(one)}
+    io_bytes += sum(socket_bytes.get(inode, 0) for inode in inodes)
     return Reading(
         state=main[0],
         main_ticks=main[1],
@@ -95,6 +104,12 @@ def _io_bytes(path: str) -> int:
         return sum(int(values[name]) for name in (b"rchar", b"wchar", b"read_bytes"))
     except (OSError, KeyError, ValueError):
         return 0
+
+
+def _sockets(pid: int) -> set[str]:
+    with contextlib.suppress(OSError):
+        return sockets.sockets_of(pid)
+    return set()
 
 
 def _has_gpu(pid: int) -> bool:
