@@ -105,11 +105,11 @@ def last(directory: str) -> Owner | None:
 def is_live(directory: str) -> bool:
     """Whether the owner lives: it holds its lock. Where locks are impossible this cannot be known: False."""
     try:
-        descriptor = os.open(os.path.join(directory, OWNER), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(os.path.join(directory, OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except PermissionError:  # a colleague's: a read-only descriptor will do, but for NFS
-        descriptor = os.open(os.path.join(directory, OWNER), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(os.path.join(directory, OWNER), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return not lock(descriptor)
     finally:

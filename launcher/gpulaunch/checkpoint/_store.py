@@ -117,7 +117,9 @@ class Store:
         _owner.take(self.directory, self.owner)
         generation = self._newest_generation() + 1
         new = self._path(".generation.new")
-        with open(new, "w", encoding="ascii") as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        with open(new, "x", encoding="ascii") as file:  # a link that another user left there is not followed
             file.write(f"{generation}\n")
             file.flush()
             os.fsync(file.fileno())
@@ -204,7 +206,7 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
-        descriptor = os.open(self._path(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._path(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             deadline_s = monotonic() + LOCK_WAIT_S
             while True:  # flock knows no timeout, and whoever holds it may have been stopped
