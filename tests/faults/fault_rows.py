@@ -249,6 +249,7 @@ ROWS: tuple[Row, ...] = (
         kind="hang",
         cause=124,
         allowed_s=HELD_S,
+        told=True,
         does="the same after 130 s, as a slow file system may stall code that holds the GIL; nothing in the rank has "
         "to answer",
     ),

@@ -70,7 +70,7 @@ def test_what_took_longer_and_went_on_is_not_told_again_at_once() -> None:
 
     found = run(watch, 600, stands_still(moved), from_s=START_S + 201)
 
-    assert told_after_s(found) // 1 == LIMITS.timeout_s / 2, "and always before it is acted on"
+    assert told_after_s(found) // 1 == LIMITS.told_patiently_s, "and never later than what is named after a pause"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from gpulaunch.profiler.channel.layout import Region
 __all__ = ["Learner"]
 
 _AGAIN = 1.5
-"""What has taken so long and gone on by itself may take half as long again before it is told of once more."""
+"""What has taken so long and gone on by itself may take half as long again before it is told of once more, up to
+`Limits.told_patiently_s`."""
 
 
 class Learner:
@@ -32,4 +33,5 @@ class Learner:
         """How long a rank may be in `region` before it is told of: always before it is acted on."""
         limits, longest_s = self._limits, self._longest_s.get(region, 0.0)
         usual_s = min(limits.told_at_most_s, max(limits.told_s, limits.safety * longest_s))
-        return min(limits.timeout_s / 2, max(usual_s, _AGAIN * longest_s))
+        longer_s = min(limits.told_patiently_s, _AGAIN * longest_s)
+        return min(limits.timeout_s / 2, max(usual_s, longer_s))

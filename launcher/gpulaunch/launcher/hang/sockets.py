@@ -14,7 +14,7 @@ _CONNECTED = frozenset({"01", "02", "03"})
 _MAPPED = "0000000000000000FFFF0000"
 """An IPv4 address in /proc/net/tcp6 begins so."""
 
-# sock_diag(7), linux/inet_diag.h: a request for all sockets of one family, and what comes before an answer's attributes.
+# sock_diag(7), linux/inet_diag.h: the request for all sockets of a family, and what precedes an answer's attributes.
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")

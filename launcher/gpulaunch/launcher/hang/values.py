@@ -45,9 +45,9 @@ class Limits:
     told_s: float = 30.0
     """No rank is told of before."""
     told_at_most_s: float = 60.0
-    """Told after so long at the latest, unless this program has been seen to take longer and go on by itself."""
+    """Told after so long at the latest, unless the program has been seen to take longer there and go on by itself."""
     told_patiently_s: float = 120.0
-    """The same for what often takes minutes: by its name, at work, in a save, or before the first step."""
+    """The same for what often takes minutes: by its name, at work, in a save, before the first step, or as learnt."""
     safety: float = 5.0
     """An allowance is so many times the longest interval seen (nvidia-resiliency-ext takes the same factor)."""
     stopped_s: float = 3.0
