@@ -60,7 +60,7 @@ def test_a_helper_left_behind_by_a_rank_that_ended_well_goes_on_as_under_torchru
     wait_until((tmp_path / "uploaded").exists, "the helper prints, and lives to write")
     ended = run.wait()
 
-    assert (ended.code, ended.stdout) == (0, "[0] UPLOADING\n"), ended
+    assert (ended.code, ended.stdout) == (0, "UPLOADING\n"), ended
     assert "--lefto" in ended.stderr
     (log,) = tmp_path.glob("gpulaunch-runs/*/attempts/0/rank-0/stdout.log")
     assert log.read_text() == "UPLOADING\n"
@@ -72,7 +72,7 @@ def test_leftovers_are_waited_for_where_that_is_asked(gpulaunch, tmp_path: Path)
     assert ended.code == 0, ended
     assert "waiting for what the ranks have left running: pid " in ended.stderr
     assert (tmp_path / "uploaded").exists()
-    assert ended.stdout == "[0] UPLOADING\n"
+    assert ended.stdout == "UPLOADING\n"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_who_reads_the_launchers_stdout_does_not_wait_for_a_helper_that_does_not
     os.kill(helper, signal.SIGKILL)
 
     assert (ended.returncode, lives) == (0, True)
-    assert ended.stdout == (b"" if options else b"[0] done\n")
+    assert ended.stdout == (b"" if options else b"done\n")
 
 
 LEAVES_FOR_EVER = """
@@ -291,11 +291,13 @@ SEMAPHORES = """
 """
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("ends", ["a failure", "sigkill of the launcher"])
-def test_no_semaphore_stays_in_shared_memory(gpulaunch, tmp_path: Path, ends: str) -> None:
+def test_no_semaphore_stays_in_shared_memory(gpulaunch, tmp_path: Path, ends: str, method: str) -> None:
     before = semaphores()
     program = script(tmp_path, SEMAPHORES)
-    run = gpulaunch.start("--nproc", "2", "--start-method", "spawn", program, "1" if ends == "a failure" else "none")
+    run = gpulaunch.start("--nproc", "2", "--start-method", method, program, "1" if ends == "a failure" else "none")
     run.wait_until(lambda run: run.stdout.count("SEMAPHORES") == 2)
     if ends != "a failure":
         wait_until((tmp_path / "made-1").exists, "both have made theirs")

@@ -272,7 +272,7 @@ def test_teed_lines_go_to_sys_stdout_and_others_to_the_descriptor(
 def test_arguments_of_a_command_need_not_be_text(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     launch_agent(LaunchConfig(1, 1, 1), "echo", [1, Path("x"), 2.5])
 
-    assert capfd.readouterr().out == "[0] 1 x 2.5\n"
+    assert capfd.readouterr().out == "1 x 2.5\n"
 
 
 def test_a_command_that_fails_is_named_as_torch_names_it(call: Callable[[str], str]) -> None:

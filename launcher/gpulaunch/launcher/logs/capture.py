@@ -33,7 +33,9 @@ class _Capture:
     show: bool
     prefix: bytes
     raw: bool
-    """The rank has a terminal of its own; what it writes there is shown as it is."""
+    """The rank prints alone: what it writes is shown as it is."""
+    terminal: bool
+    """The rank has a terminal of its own, not a pipe."""
     filtered: FilteredFile | None
     splitter: LineSplitter = field(default_factory=LineSplitter)
     tail: Tail = field(default_factory=Tail)
@@ -97,8 +99,8 @@ class LogHub:
     ) -> int:
         """Make the pipe of one stream; give its write end, which the caller closes once the rank has it.
 
-        Where the console is a terminal and the rank prints `alone`, without a prefix, it gets a terminal, as it would
-        have without a launcher.
+        What a rank prints `alone`, without a prefix, passes as it is. Where the console is a terminal it gets a
+        terminal, as it would have without a launcher.
 
         Args:
             rank: The global rank; opening the same again starts a new attempt.
@@ -114,10 +116,11 @@ class LogHub:
             OSError: The file or the pipe cannot be made.
         """
         file = LogFile(path, on_trouble=self._file_failed)
-        raw = show and alone and not prefix and self._console.is_terminal(stream)
+        raw = show and alone and not prefix
+        on_terminal = self._console.is_terminal(stream)
         try:
-            ends = pty.open_terminal(self._console.window_size()) if raw else None
-            raw = ends is not None
+            ends = pty.open_terminal(self._console.window_size()) if raw and on_terminal else None
+            raw = raw and (ends is not None or not on_terminal)
             read_fd, write_fd = ends or os.pipe()
             filtered = self._filter(stream, filter_dir)
         except OSError:
@@ -132,9 +135,10 @@ class LogHub:
             show=show,
             prefix=prefix,
             raw=raw,
+            terminal=ends is not None,
             filtered=filtered,
         )
-        if raw:
+        if ends is not None:
             self._loop.on_signal(signal.SIGWINCH, self._resized)
         self._captures[rank, stream] = self._reading[read_fd] = capture
         if not (show and self._paused):
@@ -209,7 +213,7 @@ class LogHub:
     def _drain(self, capture: _Capture) -> None:
         """Read what is in the pipe now; not more, since a writer that still lives could go on for ever."""
         if self._reading.get(capture.fd) is capture:
-            left_bytes = _READ_BYTES if capture.raw else fcntl.fcntl(capture.fd, fcntl.F_GETPIPE_SZ)
+            left_bytes = _READ_BYTES if capture.terminal else fcntl.fcntl(capture.fd, fcntl.F_GETPIPE_SZ)
             while left_bytes > 0 and (num_bytes := self._read(capture)):
                 left_bytes -= num_bytes
 
@@ -282,7 +286,7 @@ class LogHub:
 
     def _resized(self, _: int) -> None:
         for capture in self._reading.values():
-            if capture.raw:
+            if capture.terminal:
                 pty.set_window_size(capture.fd, self._console.window_size())
 
     def _end(self, capture: _Capture) -> None:

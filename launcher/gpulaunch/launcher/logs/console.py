@@ -6,7 +6,7 @@ share one sink, so that no line can be cut by another.
 Off a terminal, bytes pass as they are, each line after its prefix; an unfinished line is passed on after a moment, and
 ended where another rank speaks before it goes on. On a terminal prefixes have colours, lines are made harmless, equal
 lines of several ranks are folded, and the unfinished line of one rank (a progress bar) is drawn in place under the
-others. A rank that prints to the terminal alone has a terminal of its own, and its bytes pass as they are (`raw`).
+others. The bytes of a rank that prints alone pass as they are (`raw`); on a terminal it has a terminal of its own.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Held:
     """Where the console shows the stream; None: it does not."""
     prefix: bytes
     raw: bool
-    """It is a terminal, and shown as it comes."""
+    """Shown as it comes."""
     splitter: LineSplitter
 
 
