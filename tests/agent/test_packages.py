@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -24,3 +25,29 @@ def test_an_upgrade_makes_a_refused_package_be_tried_again(tmp_path: Path, monke
     os.utime(module, (0, 0))
 
     assert packages._key("wrapped") != before
+
+
+@pytest.mark.parametrize(
+    ("environ", "customized", "because"),
+    [
+        ({}, "", ""),
+        ({}, "import os\nos.environ['MINE'] = '1'", ""),
+        ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, "", ""),
+        ({"NSYS_PROFILING_SESSION_ID": "7"}, "", "a tool of NVIDIA's"),
+        ({"CUDA_INJECTION64_PATH": "/opt/nvidia/libToolsInjection64.so"}, "", "a tool of NVIDIA's"),
+        ({"LD_PRELOAD": "/opt/nvidia/compute-sanitizer/libTreeLauncherTargetInjection.so"}, "", "a tool of NVIDIA's"),
+        ({}, "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = os.environ.get('LOCAL_RANK', '')", "sitecustomize asks"),
+        ({}, "import os\nnode = os.getenv('SLURM_PROCID')", "sitecustomize asks"),
+    ],
+)
+def test_where_ranks_must_not_be_forked_whatever_the_program(
+    tmp_path: Path, environ: dict[str, str], customized: str, because: str
+) -> None:
+    module = ModuleType("sitecustomize")
+    module.__file__ = str(tmp_path / "sitecustomize.py")
+    Path(module.__file__).write_text(customized)
+    built_in = ModuleType("usercustomize")  # has no file
+
+    why = packages._of_this_process(environ, {"sitecustomize": module, "usercustomize": built_in})
+
+    assert why.startswith(because) if because else why == ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.launcher.job.describe import describe
-from gpulaunch.launcher.job.document import job_document
+from gpulaunch.launcher.job.document import job_document, with_preloaded
 from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.plan import rank_environment
 from gpulaunch.launcher.job.spec import Request
@@ -90,6 +90,14 @@ def test_it_and_the_plan_say_what_is_preloaded_and_what_is_not(job: Load, place:
 
     assert forked == {"packages": ["torch", "kept"], "refused": refused, "spawn_because": ""}
     assert spawned == {"packages": [], "refused": {}, "spawn_because": "there is a module torch beside the script"}
+    assert with_preloaded({"version": 1, "preloading": forked}, ["torch"], {"kept": "it made a lock"}, "") == {
+        "version": 1,
+        "preloading": {
+            "packages": ["torch"],
+            "refused": {"left": "it opened 1 socket(s)", "kept": "it made a lock"},
+            "spawn_because": "",
+        },
+    }
     assert "torch, kept (named; each must pass the checks for forking); not left: it opened 1" in describe(
         spec, place(), refused=refused
     )

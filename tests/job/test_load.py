@@ -221,13 +221,55 @@ def test_nproc_in_words(job: Load, text: str, gpus: int, nproc: int, place: Make
         ("0", "--nproc: a job needs at least 1 rank per node, got 0"),
         ("-2", "--nproc: a job needs at least 1 rank per node, got -2"),
         ("gpu", "--nproc gpu: there is no GPU here: no NVIDIA driver; use --nproc auto or a number"),
-        ("xpu", "--nproc xpu: Intel GPUs cannot be counted without torch here; give their number"),
+        ("xpu", "--nproc xpu: there is no Intel GPU here that torch can use; use --nproc auto or a number"),
         ("GPU", "--nproc: expected a number, auto, gpu, cpu or xpu, got 'GPU'; did you mean gpu?"),
         ("2.5", "--nproc: expected a number, auto, gpu, cpu or xpu, got '2.5'"),
     ],
 )
 def test_nproc_that_makes_no_job(job: Load, text: str, line: str) -> None:
     assert refused(job, "--nproc", text) == line
+
+
+TORCH = """
+class torch:
+    def __init__(self, count):
+        self.device_count, self.is_available = lambda: count, lambda: count > 0
+accelerator, cuda, xpu = torch({any}), torch({gpu}), torch({xpu})
+"""
+
+
+@pytest.mark.parametrize("device", ["kfd", "dri/renderD128", "accel/accel0", "dxg"])
+@pytest.mark.parametrize(
+    ("text", "seen", "nproc"),
+    [
+        ("auto", {"any": 4, "gpu": 4, "xpu": 0}, 4),
+        ("gpu", {"any": 4, "gpu": 2, "xpu": 4}, 2),
+        ("xpu", {"any": 4, "gpu": 0, "xpu": 3}, 3),
+        ("auto", {"any": 0, "gpu": 0, "xpu": 0}, 8),
+    ],
+)
+def test_accelerators_that_nvml_does_not_know_are_counted_by_torch(
+    job: Load, place: MakePlace, tmp_path: Path, device: str, text: str, seen: dict[str, int], nproc: int
+) -> None:
+    """A made-up torch: 50 ms each."""
+    (tmp_path / "torch.py").write_text(TORCH.format(**seen))
+    (tmp_path / "dev" / device).parent.mkdir(parents=True)
+    (tmp_path / "dev" / device).touch()
+
+    counted = job("--nproc", text, on=place(root=str(tmp_path)), environ={"PYTHONPATH": str(tmp_path)})
+
+    assert counted.spec.nproc == nproc
+
+
+def test_an_accelerator_without_torch_is_no_gpu(job: Load, place: MakePlace, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libamdhip64.so')")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    given = {"on": place(root=str(tmp_path)), "environ": {"PYTHONPATH": str(tmp_path)}}
+
+    assert job("--nproc", "auto", **given).spec.nproc == 8
+    with pytest.raises(UsageError, match="there is no GPU here"):
+        job("--nproc", "gpu", **given)
 
 
 def test_detected_values_say_why(job: Load) -> None:

@@ -6,14 +6,23 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 
 from gpulaunch.launcher.job.imports import Reading, files_of_module, read_module, read_script
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.loop.files import write_json
 
 _MAX_SCRIPTS = 500
+_MAX_CUSTOMIZE_BYTES = 1 << 20
+
+# What nsys, ncu and compute-sanitizer give to the processes that they trace. nsys traces none between fork and exec
+# unless --trace-fork-before-exec is true (docs.nvidia.com/nsight-systems/UserGuide).
+_FOLLOW_EXEC = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
+_FOLLOW_EXEC_PRELOADED = ("libTreeLauncher", "libsanitizer", "nsight", "nsys")
+_OF_A_RANK = re.compile(rb"RANK\b|SLURM_(?:PROC|LOCAL|NODE)ID")
 
 
 def reading_of(spec: JobSpec) -> Reading:
@@ -24,9 +33,24 @@ def reading_of(spec: JobSpec) -> Reading:
         found = read_module(target)
     if not found.obstacle and "torch" in (known := _of_script(spec)):
         found = dataclasses.replace(found, obstacle=f"so it was in an earlier run: {known['torch']}")
+    if not found.obstacle:
+        found = dataclasses.replace(found, obstacle=_of_this_process(os.environ, sys.modules))
     if spec.preload is None:
         return found
     return dataclasses.replace(found, packages=spec.preload, before_torch=())
+
+
+def _of_this_process(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> str:
+    """Why no rank of any program can be forked from a process that was started like this one, or ""."""
+    if any(name in environ for name in _FOLLOW_EXEC) or any(
+        part in environ.get("LD_PRELOAD", "") for part in _FOLLOW_EXEC_PRELOADED
+    ):
+        return "a tool of NVIDIA's follows the ranks (Nsight or compute-sanitizer), and sees only those that exec"
+    for name in ("sitecustomize", "usercustomize"):
+        with contextlib.suppress(OSError, KeyError, AttributeError), open(str(modules[name].__file__), "rb") as file:
+            if _OF_A_RANK.search(file.read(_MAX_CUSTOMIZE_BYTES)):
+                return f"{name} asks for variables that only ranks have"
+    return ""
 
 
 def _memory_path() -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from gpulaunch.launcher.job.spec import JobSpec
@@ -82,6 +82,13 @@ class RunDir:
         path = os.path.join(self.path, name)
         write_json(path, redact_all(content))
         return path
+
+    def amend_json(self, name: str, change: Callable[[Any], Any]) -> None:
+        """Replace `<run dir>/<name>` by what `change` makes of it; it stays where it cannot be read or written."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            with open(os.path.join(self.path, name), encoding="utf-8") as file:
+                document = json.load(file)
+            self.write_json(name, change(document))
 
     def event(self, what: str, **fields: Any) -> None:
         """Append one line to events.jsonl; a full disk costs the line, not the job."""

@@ -13,6 +13,7 @@ from gpulaunch.launcher.agent import packages
 from gpulaunch.launcher.agent.group import Group
 from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.job import plan
+from gpulaunch.launcher.job.document import with_preloaded
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 
@@ -161,6 +162,10 @@ class Starter:
         if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
             self._spawn_because = ready.problem
             self._say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")
+        imported, because = ("torch", *ready.loaded), self._spawn_because
+        self._around.rundir.amend_json(
+            "job.json", lambda document: with_preloaded(document, imported, ready.refused, because)
+        )
         self._on_pid()
         if self._group is not None and not self._over:
             self._start_what_can_be()

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.profiler.redact import HIDDEN, is_secret, redact_all, redact_words
@@ -30,7 +31,7 @@ def job_document(
         spec: the job.
         packages: what the program imports: their versions are noted beside torch's.
         refused: of these, what earlier runs found not fit to be imported before the fork, and why; what this one finds
-            is in the event `fork_server_ready`.
+            is added by `with_preloaded`.
         spawn_because: why the ranks are not forked, or "".
         path: where packages are looked for, if not along sys.path.
     """
@@ -50,6 +51,24 @@ def job_document(
         },
         **{name: redact_all(value) for name, value in document.items()},
     }
+
+
+def with_preloaded(
+    document: Mapping[str, Any], loaded: Iterable[str], refused: Mapping[str, str], spawn_because: str
+) -> dict[str, Any]:
+    """The document of a job whose fork server is ready.
+
+    Args:
+        document: what `job_document` made, or what was read of it.
+        loaded: what the fork server has imported.
+        refused: what it found not fit for that, and why.
+        spawn_because: why the ranks are not forked all the same, or "".
+    """
+    planned = dict(document["preloading"])
+    planned["packages"] = [] if spawn_because else list(loaded)
+    planned["refused"] = {**planned["refused"], **refused}
+    planned["spawn_because"] = spawn_because
+    return {**document, "preloading": planned}
 
 
 def _versions(packages: Iterable[str], path: Iterable[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from gpulaunch.launcher.job import jobfile, values
+from gpulaunch.launcher.job import accelerators, jobfile, values
 from gpulaunch.launcher.job.network import metrics_address, rendezvous
 from gpulaunch.launcher.job.options import OPTIONS, VERBS, Option, UsageError, did_you_mean
 from gpulaunch.launcher.job.parse import parse
@@ -39,7 +39,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) 
     environ = {**environ, **settings.file.env}  # what a rank inherits
     program = _program(settings, environ)
     gpus, visible, seen = _gpus(settings, environ, place)
-    nproc = _nproc(settings, place, seen)
+    nproc = _nproc(settings, environ, place, seen)
     _one_job(settings, environ, nproc)
     topology = rendezvous(settings)
     read = settings.read
@@ -286,9 +286,13 @@ def _gpus(
     return tuple(chosen), tuple(chosen), tuple(chosen.values())
 
 
-def _nproc(settings: Settings, place: Place, gpus: tuple[Gpu, ...]) -> int:
+def _nproc(settings: Settings, environ: Mapping[str, str], place: Place, gpus: tuple[Gpu, ...]) -> int:
     text: str = settings["nproc-per-node"].strip()
     label = settings.label("nproc-per-node").replace("--nproc-per-node", "--nproc")
+    if text in ("auto", "gpu", "xpu") and not gpus and accelerators.are_possible(place.root):
+        counted = accelerators.count(text, environ)
+        if counted:
+            return settings.settle("nproc-per-node", counted, "detected: accelerators, as torch counts them")
     if text == "auto":
         text = "gpu" if gpus else "cpu"
     if text == "gpu":
@@ -298,7 +302,7 @@ def _nproc(settings: Settings, place: Place, gpus: tuple[Gpu, ...]) -> int:
     if text == "cpu":
         return settings.settle("nproc-per-node", place.cores, f"detected: cores, {place.cores_why}")
     if text == "xpu":
-        raise UsageError(f"{label} xpu: Intel GPUs cannot be counted without torch here; give their number")
+        raise UsageError(f"{label} xpu: there is no Intel GPU here that torch can use; use --nproc auto or a number")
     try:
         nproc = int(text)
     except ValueError:

@@ -1,0 +1,42 @@
+"""Accelerators that NVML does not know (AMD, Intel, others, and NVIDIA's in WSL): counted by torch, as in torchrun."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Mapping
+
+_DEVICES = ("kfd", "dri/renderD*", "accel/accel*", "accel[0-9]*", "davinci[0-9]*", "neuron[0-9]*", "dxg")
+"""AMD; Intel, AMD; Gaudi and TPU, twice; Ascend; Trainium; a GPU in WSL."""
+_TIMEOUT_S = 120.0
+_COUNT = """
+import torch
+device = {"gpu": torch.cuda, "xpu": torch.xpu}.get(%r, torch.accelerator)
+print(device.device_count() if device.is_available() else 0)
+"""
+
+
+def are_possible(root: str) -> bool:
+    """Whether there is a device file, below this root, of an accelerator that torch may know."""
+    return any(glob.glob(os.path.join(root, "dev", name)) for name in _DEVICES)
+
+
+def count(kind: str, environ: Mapping[str, str]) -> int:
+    """How many accelerators of a kind (gpu, xpu, or auto for any) torchrun would start a rank for; 0: torch sees none.
+
+    Imports torch in a process of its own, which takes seconds.
+    """
+    import subprocess  # not for every job
+
+    try:
+        counted = subprocess.run(
+            [sys.executable, "-P", "-c", _COUNT % kind],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+        )
+        return int(counted.stdout.split()[-1])
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        return 0
