@@ -28,6 +28,7 @@ TOLD_S = {
     "dataset": 60,
     "dataset-all": 60,
     "worker": 60,
+    "sleep": 60,
     "sleep-all": 60,
     "recv": 60,
     "recv-all": 60,

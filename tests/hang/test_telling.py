@@ -163,6 +163,12 @@ def test_it_is_told_again_whenever_it_has_lasted_twice_as_long() -> None:
     assert at_s == [pytest.approx(30 * 2**times, rel=0.05) for times in range(5)]
 
 
+def test_a_file_may_be_called_as_the_sentence_begins() -> None:
+    stand = Stand(frames=(Frame("sleep", "/home/me/waits.py", 17), MAIN), for_s=60.0)
+
+    assert live(stand, waits(60.0)).told[0][1].sentence.startswith("rank 0 is in waits.py:17 in sleep(), rank 1 waits for it")
+
+
 def test_a_second_standstill_is_told_anew() -> None:
     watch, telling = Watch(LIMITS), Telling()
     moved = {0: 100.0}

@@ -121,7 +121,7 @@ def _by_stack(standing: Standing, samples: Sequence[Sample], limits: Limits, fou
     if len(samples) > 1 and not _still_idle(samples[-2], last):
         what = f"runs in {place}" if place else "runs"
         return found(category=Category.ALIVE, what=what, told_after_s=patiently_s, candidate=holding)
-    what = "is in an unknown place" if not place else place if place.startswith("waits") else f"is in {place}"
+    what = "is in an unknown place" if not place else place if last.worker_frames else f"is in {place}"
     leaving = stacks.is_leaving(last.frames)
     if leaving:
         what = "has ended its program and waits for its threads"
