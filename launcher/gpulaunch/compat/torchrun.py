@@ -240,23 +240,19 @@ def determine_local_world_size(nproc_per_node: str) -> int:
         return int(nproc_per_node)
     except ValueError:
         pass
-    if nproc_per_node == "xpu":
-        import torch
-
-        if not torch.xpu.is_available():
-            raise ValueError("--nproc-per-node xpu: there is no Intel GPU here; use auto, cpu or a number")
-        return int(torch.xpu.device_count())
+    from gpulaunch.launcher.job import accelerators
     from gpulaunch.launcher.job.place import look
 
     place = look(os.environ)
-    if nproc_per_node == "auto":
-        return len(place.gpus) or place.cores
     if nproc_per_node == "cpu":
         return place.cores
-    if nproc_per_node == "gpu":
-        if not place.gpus:
-            raise ValueError(f"--nproc-per-node gpu: there is no GPU here: {place.gpus_why}; use auto, cpu or a number")
-        return len(place.gpus)
+    if nproc_per_node in ("auto", "gpu", "xpu"):
+        found = 0 if nproc_per_node == "xpu" else len(place.gpus)
+        found = found or accelerators.count(nproc_per_node, os.environ)
+        if found or nproc_per_node == "auto":
+            return found or place.cores
+        why = f"there is no GPU here: {place.gpus_why}" if nproc_per_node == "gpu" else "there is no Intel GPU here"
+        raise ValueError(f"--nproc-per-node {nproc_per_node}: {why}; use auto, cpu or a number")
     raise ValueError(f"--nproc-per-node: expected a number, auto, gpu, cpu or xpu, got {nproc_per_node!r}")
 
 

@@ -17,16 +17,13 @@ print(device.device_count() if device.is_available() else 0)
 """
 
 
-def are_possible(root: str) -> bool:
-    """Whether there is a device file, below this root, of an accelerator that torch may know."""
-    return any(glob.glob(os.path.join(root, "dev", name)) for name in _DEVICES)
-
-
-def count(kind: str, environ: Mapping[str, str]) -> int:
+def count(kind: str, environ: Mapping[str, str], root: str = "/") -> int:
     """How many accelerators of a kind (gpu, xpu, or auto for any) torchrun would start a rank for; 0: torch sees none.
 
-    Imports torch in a process of its own, which takes seconds.
+    Where there is a device file of one, torch is imported in a process of its own, which takes seconds.
     """
+    if not any(glob.glob(os.path.join(root, "dev", name)) for name in _DEVICES):
+        return 0
     import subprocess  # not for every job
 
     try:

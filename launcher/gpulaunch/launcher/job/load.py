@@ -289,8 +289,8 @@ def _gpus(
 def _nproc(settings: Settings, environ: Mapping[str, str], place: Place, gpus: tuple[Gpu, ...]) -> int:
     text: str = settings["nproc-per-node"].strip()
     label = settings.label("nproc-per-node").replace("--nproc-per-node", "--nproc")
-    if text in ("auto", "gpu", "xpu") and not gpus and accelerators.are_possible(place.root):
-        counted = accelerators.count(text, environ)
+    if text == "xpu" or (text in ("auto", "gpu") and not gpus):
+        counted = accelerators.count(text, environ, place.root)
         if counted:
             return settings.settle("nproc-per-node", counted, "detected: accelerators, as torch counts them")
     if text == "auto":
