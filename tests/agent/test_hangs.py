@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
+import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -187,3 +190,92 @@ def test_ranks_that_wait_for_each_other_are_seen_as_such_through_the_profilers_t
     assert hung["rule"] == rule
     assert told in hung["why"]
     assert rule == "deadlock" or any(event["event"] == "hang_suspected" for event in events)
+
+
+RESTS = """
+    import os
+    import time
+    import torch
+    import torch.distributed as dist
+
+    def train(steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).sum().backward()
+            for each in model.parameters():
+                dist.all_reduce(each.grad)
+            optimizer.step()
+
+    def rest_until(name):
+        while not os.path.exists(name):
+            time.sleep(0.1)
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(40)
+    if dist.get_rank() == 0:
+        rest_until("moves")
+    train(40)
+    while not os.path.exists("ends"):
+        train(1)
+        time.sleep(0.05)
+"""
+
+
+class Told:
+    """What a live job shows of a standstill: its metrics, its page, `top`."""
+
+    def __init__(self, gpulaunch: Any, run: Any) -> None:
+        run.wait_for("/metrics")
+        (self._url,) = re.findall(r"http://\S+/metrics", run.stderr)
+        self._gpulaunch = gpulaunch
+
+    def _fetch(self, url: str) -> str:
+        with urllib.request.urlopen(url, timeout=60) as page:
+            return page.read().decode()
+
+    def stalled_s(self) -> dict[str, float]:
+        found = re.findall(r'^gpulaunch_rank_stalled_seconds\{rank="(\d)"\} (\S+)$', self._fetch(self._url), re.M)
+        return {rank: float(seconds) for rank, seconds in found}
+
+    def stall(self) -> dict[str, Any] | None:
+        return json.loads(self._fetch(self._url.replace("/metrics", "/api/run.json")))["stall"]
+
+    def top(self) -> str:
+        return self._gpulaunch("top", "--once", "job").stdout
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        """The sidecar looks once a second or so."""
+        until_s = time.monotonic() + 10.0
+        while not holds():
+            assert time.monotonic() < until_s, what
+            time.sleep(0.1)
+
+
+@pytest.mark.torch
+def test_metrics_page_and_top_show_a_standstill_while_it_lasts_and_no_longer(gpulaunch: Any, tmp_path: Path) -> None:
+    (tmp_path / "rests.py").write_text(textwrap.dedent(RESTS))
+    run = gpulaunch.start("--nproc", "2", "--hang-timeout", "24", "--job-dir", tmp_path / "job", "rests.py")
+    told = Told(gpulaunch, run)
+    assert (told.stalled_s(), told.stall()) == ({}, None)
+
+    run.wait_for("--hang-timeout")
+    told.until(lambda: told.stalled_s() and told.stall(), "it is never shown")
+    stalled_s, stall, shown = told.stalled_s(), told.stall(), told.top()
+    (tmp_path / "moves").touch()
+    run.wait_for("moves again")
+    told.until(lambda: not told.stalled_s() and not told.stall(), "it is shown for ever")
+    after = told.top()
+    (tmp_path / "ends").touch()
+    ended = run.wait()
+
+    assert ended.code == 0, ended
+    assert list(stalled_s) == ["0"], "rank 1 waits for it"
+    assert 12.0 <= stalled_s["0"] < 24.0
+    assert stall is not None
+    assert re.fullmatch(r"rank 0 is in rests\.py:\d+ sleep\(\), rank 1 waits for it in all_reduce", stall["what"])
+    assert stall["due_s"] - stall["since_s"] == pytest.approx(24.0, abs=1.0)
+    assert f": {stall['what']}" in " ".join(shown.split())
+    assert "no progress for" in shown
+    assert "no progress for" not in after

@@ -291,8 +291,7 @@ SEMAPHORES = """
 """
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.torch), "spawn"])
 @pytest.mark.parametrize("ends", ["a failure", "sigkill of the launcher"])
 def test_no_semaphore_stays_in_shared_memory(gpulaunch, tmp_path: Path, ends: str, method: str) -> None:
     before = semaphores()

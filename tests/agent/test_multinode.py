@@ -15,7 +15,8 @@ from ports import free_port
 pytestmark = pytest.mark.torch
 
 
-def start_both(gpulaunch, tmp_path: Path, text: str, *options: str, nprocs: tuple[int, int] = (2, 2)):
+def start_both(gpulaunch, tmp_path: Path, text: str, *options: str, nprocs: tuple[int, int] = (2, 2), local=((), ())):
+    """`local`: options of each node of its own."""
     program = tmp_path / "train.py"
     program.write_text(textwrap.dedent(text))
     port = str(free_port())
@@ -24,6 +25,7 @@ def start_both(gpulaunch, tmp_path: Path, text: str, *options: str, nprocs: tupl
             *("--nnodes", "2", "--node-rank", str(node), "--nproc", str(nprocs[node])),
             *("--master-addr", "127.0.0.1", "--master-port", port, "--job-dir", tmp_path / "job"),
             *options,
+            *local[node],
             program,
         )
         for node in (1, 0)
@@ -163,6 +165,41 @@ def test_both_nodes_go_on_from_the_same_checkpoint(gpulaunch, tmp_path: Path) ->
     assert [0, 0] == [node.code for node in nodes], nodes
     for node in nodes:
         assert node.stdout.count("FROM ckpt_3.pt 3") == 2, node
+
+
+TELLS = """
+    import os
+    print("FROM", os.path.basename(os.environ.get("GPULAUNCH_RESUME_FROM", "none")), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "both_have_step_100", "from_what"),
+    [((200, 100), False, "none"), ((200, 100), True, "step_100.pt"), ((200, 200), False, "last.pt")],
+)
+def test_checkpoints_of_one_name_on_the_nodes_own_disks_are_one_only_where_their_steps_are(
+    gpulaunch, tmp_path: Path, steps: tuple[int, int], both_have_step_100: bool, from_what: str
+) -> None:
+    """What one says of its step is in the file. No two nodes go on from different steps: else from the start."""
+    import torch
+
+    for node, step in enumerate(steps):
+        disk = tmp_path / f"disk-{node}"
+        disk.mkdir()
+        torch.save({"step": step}, disk / "last.pt")
+        if both_have_step_100:
+            torch.save({"step": 100}, disk / "step_100.pt")
+            os.utime(disk / "step_100.pt", (1e9, 1e9))
+    options = ["--start-method", "spawn", "--no-profile"]
+    local = [["--checkpoint-dir", os.fspath(tmp_path / f"disk-{node}")] for node in (0, 1)]
+
+    nodes = [run.wait() for run in start_both(gpulaunch, tmp_path, TELLS, *options, nprocs=(1, 1), local=local)]
+
+    assert [0, 0] == [node.code for node in nodes], nodes
+    assert [from_what] * 2 == [node.stdout.partition("FROM ")[2].strip() for node in nodes], nodes
+    for node, step in zip(nodes, steps, strict=True):
+        said = f"no checkpoint is the same on every node; the newest on this one is last.pt (step {step})"
+        assert (said in node.stderr) == (from_what == "none"), node
 
 
 SAVES_WHEN_TOLD = """

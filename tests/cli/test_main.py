@@ -85,6 +85,20 @@ def test_filtered_lines_are_where_torchrun_has_them() -> None:
     assert filtered.read_text() == "[default1]:loss 1\n"
 
 
+def test_teed_lines_have_the_prefix_that_was_asked_for_and_others_have_ours() -> None:
+    words = ["--no-profile", "--nproc", "2", "--log-line-prefix-template", "<${role_name}/${rank}/${local_rank}> "]
+    command = ["--no-python", "sh", "-c", "echo told; echo shown >&2"]
+    done = gpulaunch(*words, "--tee", "1", *command)
+    untold = gpulaunch(*words, *command)
+
+    assert (done.returncode, untold.returncode) == (0, 0), done.stderr + untold.stderr
+    assert sorted(done.stdout.splitlines()) == ["<default/0/0> told", "<default/1/1> told"]
+    assert {"[0] shown", "[1] shown"} <= set(done.stderr.splitlines())
+    assert sorted(untold.stdout.splitlines()) == ["[0] told", "[1] told"]
+    said = "--log-line-prefix-template has no effect without --tee"
+    assert (said in done.stderr, said in untold.stderr) == (False, True)
+
+
 def test_dry_run_refuses_what_would_be_refused() -> None:
     Path("train.py").write_text("")
     wrong = (("--resume-arg", "--resume {pth}"), ("--checkpoint-pattern", "../ckpt"), ("--metrics-sd", "nowhere"))

@@ -203,20 +203,31 @@ def test_a_module_of_a_package_keeps_its_fixed_settings_and_is_forked(
     gpulaunch, tmp_path: Path, env: dict[str, str]
 ) -> None:
     """`-m` with fixed texts; nothing has to start again, and the modules are those of the fork server."""
-    write(tmp_path, "import os\nos.environ['OMP_NUM_THREADS'] = '2'", "job/__init__.py")
+    write(
+        tmp_path,
+        """
+        import os
+        os.environ["OMP_NUM_THREADS"] = "2"
+        os.environ["TORCH_LOGS"] = "+inductor"
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+        """,
+        "job/__init__.py",
+    )
     write(
         tmp_path,
         """
         import os
         os.environ["READSVAR_NUM_THREADS"] = "7"
-        import torch, usesvar, sys
-        print("SEEN", torch.get_num_threads(), usesvar.readsvar.threads)
+        os.environ["TORCHINDUCTOR_MAX_AUTOTUNE"] = "1"
+        import logging, torch, torch._inductor.config, torch.distributed, usesvar
+        print("SEEN", torch.get_num_threads(), usesvar.readsvar.threads, logging.getLogger("torch._inductor").level,
+              torch.distributed.get_debug_level().name, torch._inductor.config.max_autotune)
         """,
         "job/train.py",
     )
     ended = gpulaunch("--nproc", "2", "--job-dir", tmp_path / "run", "-m", "job.train", env=env)
 
-    assert seen(ended.stdout) == ["2 7"] * 2
+    assert seen(ended.stdout) == ["2 7 10 DETAIL True"] * 2
     assert not events(tmp_path / "run", "rank_started_again")
     assert events(tmp_path / "run", "fork_server_ready")[0]["loaded"] == ["usesvar"]
 
@@ -224,22 +235,31 @@ def test_a_module_of_a_package_keeps_its_fixed_settings_and_is_forked(
 def test_no_two_ranks_share_what_an_import_makes_for_one_process(
     gpulaunch, tmp_path: Path, env: dict[str, str]
 ) -> None:
+    """Nor a rank and the one in its place after a restart."""
     script = write(
         tmp_path,
         """
         import ownrandom, drawn, numpyrandom, fixedrandom, session, keepspid, keepstime, locked, healthy
-        import os
-        draws = drawn.value, ownrandom.generator.random(), numpyrandom.generator.random(), session.SESSION
-        print("SEEN", *draws, end=" ")
-        print(keepspid.PID == os.getpid(), fixedrandom.generator.random(), healthy.fixed.random(), id(healthy.marker))
+        import os, sys, time
+        draws = drawn.value, ownrandom.generator.random(), numpyrandom.generator.random(), session.SESSION, keepspid.PID
+        same = fixedrandom.generator.random(), healthy.fixed.random(), id(healthy.marker)
+        print("SEEN", *draws, keepstime.BEGAN, keepspid.PID == os.getpid(), *same, flush=True)
+        if os.environ["GPULAUNCH_ATTEMPT"] == "0":
+            open(f"printed-{os.environ['RANK']}", "w").close()
+            while not all(map(os.path.exists, ("printed-0", "printed-1"))):
+                time.sleep(0.01)
+            sys.exit(os.environ["RANK"] == "1")
         """,
     )
-    ended = gpulaunch("--nproc", "2", "--job-dir", tmp_path / "run", script, env=env)
+    ended = gpulaunch("--nproc", "2", "--max-restarts", "1", "--job-dir", tmp_path / "run", script, env=env)
 
-    one, other = (line.split() for line in seen(ended.stdout))
-    assert all(a != b for a, b in zip(one[:4], other[:4], strict=True)), "drawn by each for itself"
-    assert one[4] == other[4] == "True", "its own pid"
-    assert one[5:] == other[5:], "fixed seeds stay as they are, and what is harmless is the same object"
+    assert ended.code == 0, ended
+    attempts = [line.split() for line in seen(ended.stdout)]
+    assert len(attempts) == 4, "two ranks, two attempts"
+    for made in list(zip(*attempts, strict=True))[:6]:
+        assert len(set(made)) == 4, "drawn by each for itself, in each attempt"
+    assert [line[6] for line in attempts] == ["True"] * 4, "its own pid"
+    assert len({tuple(line[7:]) for line in attempts}) == 1, "fixed seeds, and what is harmless is the same object"
     (ready,) = events(tmp_path / "run", "fork_server_ready")
     assert set(ready["loaded"]) >= {"ownrandom", "session", "fixedrandom", "healthy"}
     assert set(ready["refused"]) == {"drawn", "numpyrandom", "keepspid", "keepstime", "locked"}

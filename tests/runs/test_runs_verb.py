@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -86,6 +87,37 @@ def test_runs_are_listed_with_state_size_and_age(here: Path, capsys: pytest.Capt
     assert runs("--json") == 0
     rows = json.loads(capsys.readouterr().out)["runs"]
     assert [(row["state"], row["checkpoint_bytes"] > 90_000) for row in rows][2] == ("failed", True)
+
+
+def test_what_real_runs_have_left_is_listed_and_all_of_it_but_checkpoints_removed(
+    gpulaunch: Any, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the profiler's files, of one that ended well and of two that failed."""
+    saves = 'mkdir -p "$GPULAUNCH_CHECKPOINT_DIR"; echo x > "$GPULAUNCH_CHECKPOINT_DIR/step-5.pt"; exit 3'
+    made = [("saved", ["sh", "-c", saves], 3), ("bad", ["false"], 1), ("good", ["true"], 0)]
+    for name, command, code in made:
+        ended = gpulaunch("--name", name, "--nproc", "2", "--no-python", *command)
+        assert ended.code == code, ended
+    good, bad, saved = (next(here.glob(f"{name}-*")).name for name in ("good", "bad", "saved"))
+    assert (here / good / "telemetry.sqlite").exists(), "the profiler has left its files"
+
+    assert runs("--json") == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert [(Path(row["path"]).name, row["state"], row["checkpoint_bytes"] > 0) for row in rows] == [
+        (good, "finished", False),
+        (bad, "failed", False),
+        (saved, "failed", True),
+    ]
+    assert runs("prune", "--keep", "1") == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (failed ")[0] for line in told] == [f"removed {bad}", f"removed {saved}", told[-1]]
+    assert told[-1].startswith("2 of 3 runs removed, ")
+    assert sorted(path.name for path in here.iterdir()) == [good, saved]
+    left = {str(path.relative_to(here / saved)) for path in (here / saved).rglob("*") if path.is_file()}
+    assert left == {"job.json", "summary.json", "checkpoints/step-5.pt"}
+
+    assert runs("prune", "--keep", "0", "--checkpoints") == 0
+    assert list(here.iterdir()) == []
 
 
 def test_one_run_is_one_and_its_directory_is_written_plainly(

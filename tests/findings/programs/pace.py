@@ -22,6 +22,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repaired", action="store_true", help="without the fault")
     parser.add_argument("--seconds", type=float, default=24.0, help="how long to train")
+    parser.add_argument("--faster", type=float, default=1.0, help="have all take so many times less, where it is read")
     return parser.parse_args()
 
 

@@ -1,0 +1,82 @@
+"""A fault that lasts is told for as long as it does, whatever the profiler has switched off for its price."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+
+PROGRAM = Path(__file__).with_name("programs") / "too_few_workers.py"
+RULE = "dataloader-too-few-workers"
+LASTS_S, LOOKS_EVERY_S = 330.0, 5.0
+FOUND_WITHIN_S = 120.0
+RUNS = {"default": (2, ()), "nothing is cheap enough": (1, ("--profile-budget", "0.01"))}
+"""How many ranks, and with which options."""
+
+
+class Live:
+    """A run that goes on, and what it tells meanwhile."""
+
+    def __init__(self, run: Any, num_ranks: int) -> None:
+        run.wait_for("/metrics")
+        (self._url,) = re.findall(r"http://\S+/metrics", run.stderr)
+        self.run, self.ranks = run, set(range(num_ranks))
+        self.found_s: float | None = None
+        """After so long it was told of all ranks."""
+        self.active: list[bool] = []
+        """Whether it was told of all ranks, at each look after that."""
+        self.seen_s = 0.0
+        self.shed: set[str] = set()
+        """Parts of the probe that were switched off at any time."""
+
+    def look(self, after_s: float) -> None:
+        view = json.loads(_fetched(self._url.replace("/metrics", "/api/run.json")))
+        active = [each["ranks"] for each in view["findings"] if each["rule"] == RULE and each["active"]]
+        is_active = {rank for ranks in active for rank in ranks} == self.ranks
+        if is_active and self.found_s is None:
+            self.found_s = after_s
+        if self.found_s is not None:
+            self.active.append(is_active)
+        self.shed |= set(re.findall(r'gpulaunch_probe_part_shed\{part="(\w+)",.*\} 1', _fetched(self._url)))
+        self.seen_s = after_s
+
+
+def _fetched(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as page:
+        return page.read().decode()
+
+
+def test_a_data_bound_program_of_short_steps_keeps_its_finding(gpulaunch: Any, tmp_path: Path) -> None:
+    """Steps of 20 ms, for 5.5 minutes. After half a minute parts of the probe are switched off where they are too dear,
+    which depends on the machine, or on the budget. What the rule needs is not among them. It mostly waits."""
+    words = (PROGRAM, "--faster", "2", "--seconds", str(LASTS_S))
+    live = {
+        how: Live(gpulaunch.start("--nproc", str(ranks), "--job-dir", tmp_path / how, *options, *words), ranks)
+        for how, (ranks, options) in RUNS.items()
+    }
+    began_s = time.monotonic()
+    while (after_s := time.monotonic() - began_s) < LASTS_S - 2 * LOOKS_EVERY_S:
+        for each in live.values():
+            each.look(after_s)
+        time.sleep(LOOKS_EVERY_S)
+
+    for how, each in live.items():
+        ended = each.run.wait()
+        assert ended.code == 0, ended
+        step_ms = [float(ms) for ms in re.findall(r"step_ms ([\d.]+)", ended.stdout)]
+        assert len(step_ms) == len(each.ranks), ended
+        assert all(10.0 < ms < 60.0 for ms in step_ms), "these are not the steps that were meant"
+        assert each.found_s is not None, how
+        assert each.found_s < FOUND_WITHIN_S, how
+        assert each.seen_s > 300, how
+        assert each.active[-1], how
+        assert each.active.count(False) <= 2, how  # others may have had the cores for a while
+        assert "loader_queue" not in each.shed, how
+    assert live["nothing is cheap enough"].shed, "nothing was switched off: nothing is tested"
