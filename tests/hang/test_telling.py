@@ -166,7 +166,9 @@ def test_it_is_told_again_whenever_it_has_lasted_twice_as_long() -> None:
 def test_a_file_may_be_called_as_the_sentence_begins() -> None:
     stand = Stand(frames=(Frame("sleep", "/home/me/waits.py", 17), MAIN), for_s=60.0)
 
-    assert live(stand, waits(60.0)).told[0][1].sentence.startswith("rank 0 is in waits.py:17 in sleep(), rank 1 waits for it")
+    ((_, verdict),) = live(stand, waits(60.0)).told
+
+    assert verdict.sentence.startswith("rank 0 is in waits.py:17 in sleep(), rank 1 waits for it")
 
 
 def test_a_second_standstill_is_told_anew() -> None:
