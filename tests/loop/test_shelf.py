@@ -90,8 +90,8 @@ def test_what_torch_reads_while_it_is_imported_may_come_from_load_dotenv(
     script = write(
         tmp_path,
         """
-        from dotenvlike import load_dotenv
-        load_dotenv()
+        from dotenv import load_dotenv
+        load_dotenv(override=True)
         print("FIRST", flush=True)
         import logging, os, sys, torch, usesvar
         print("SEEN", torch.get_num_threads(), logging.getLogger("torch._inductor").level, usesvar.readsvar.threads)
@@ -99,17 +99,6 @@ def test_what_torch_reads_while_it_is_imported_may_come_from_load_dotenv(
         """,
     )
     (tmp_path / ".env").write_text("OMP_NUM_THREADS=2\nTORCH_LOGS=+inductor\n")
-    write(
-        tmp_path,
-        """
-        import os
-        def load_dotenv():
-            for line in open(os.path.join(os.path.dirname(__file__), ".env")):
-                name, _, value = line.strip().partition("=")
-                os.environ[name] = value
-        """,
-        "dotenvlike.py",
-    )
     plain = subprocess.run(
         [sys.executable, script], env={**os.environ, **env, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
@@ -239,9 +228,10 @@ def test_no_two_ranks_share_what_an_import_makes_for_one_process(
     script = write(
         tmp_path,
         """
-        import ownrandom, drawn, numpyrandom, fixedrandom, session, keepspid, keepstime, locked, healthy
+        import faker, ownrandom, drawn, numpyrandom, fixedrandom, session, keepspid, keepstime, locked, healthy
         import os, sys, time
         draws = drawn.value, ownrandom.generator.random(), numpyrandom.generator.random(), session.SESSION, keepspid.PID
+        draws += (faker.Faker().uuid4(),)
         same = fixedrandom.generator.random(), healthy.fixed.random(), id(healthy.marker)
         print("SEEN", *draws, keepstime.BEGAN, keepspid.PID == os.getpid(), *same, flush=True)
         if os.environ["GPULAUNCH_ATTEMPT"] == "0":
@@ -256,10 +246,10 @@ def test_no_two_ranks_share_what_an_import_makes_for_one_process(
     assert ended.code == 0, ended
     attempts = [line.split() for line in seen(ended.stdout)]
     assert len(attempts) == 4, "two ranks, two attempts"
-    for made in list(zip(*attempts, strict=True))[:6]:
+    for made in list(zip(*attempts, strict=True))[:7]:
         assert len(set(made)) == 4, "drawn by each for itself, in each attempt"
-    assert [line[6] for line in attempts] == ["True"] * 4, "its own pid"
-    assert len({tuple(line[7:]) for line in attempts}) == 1, "fixed seeds, and what is harmless is the same object"
+    assert [line[7] for line in attempts] == ["True"] * 4, "its own pid"
+    assert len({tuple(line[8:]) for line in attempts}) == 1, "fixed seeds, and what is harmless is the same object"
     (ready,) = events(tmp_path / "run", "fork_server_ready")
     assert set(ready["loaded"]) >= {"ownrandom", "session", "fixedrandom", "healthy"}
     assert set(ready["refused"]) == {"drawn", "numpyrandom", "keepspid", "keepstime", "locked"}
