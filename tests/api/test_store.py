@@ -134,6 +134,24 @@ def test_each_claim_is_the_next_generation(tmp_path: Path) -> None:
     assert [claimed(tmp_path).generation for _ in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("name", [".lock", ".owner", ".owner.new", ".generation.new"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_that_lies_in_the_directory_is_not_followed(tmp_path: Path, name: str, there: bool) -> None:
+    """Of another user's making it would have root write elsewhere; of `cp -rs` it is no lock of this directory."""
+    elsewhere, directory = tmp_path / "elsewhere", tmp_path / "checkpoints"
+    directory.mkdir()
+    if there:
+        elsewhere.write_text("of another")
+    (directory / name).symlink_to(elsewhere)
+
+    store = claimed(directory)
+    save(store, 5)
+
+    assert (elsewhere.read_text() if there else elsewhere.exists()) == ("of another" if there else False)
+    assert steps(directory) == [5]
+    assert not (directory / name).is_symlink()
+
+
 def test_a_lost_number_is_not_counted_from_zero(tmp_path: Path) -> None:
     for _ in range(4):
         store = claimed(tmp_path)

@@ -104,12 +104,15 @@ def last(directory: str) -> Owner | None:
 
 def is_live(directory: str) -> bool:
     """Whether the owner lives: it holds its lock. Where locks are impossible this cannot be known: False."""
+    path = os.path.join(directory, OWNER)
     try:
-        descriptor = os.open(os.path.join(directory, OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except PermissionError:  # a colleague's: a read-only descriptor will do, but for NFS
-        descriptor = os.open(os.path.join(directory, OWNER), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as err:
+        if err.errno not in (errno.ENOENT, errno.ELOOP):  # ELOOP: a link, which no owner makes
+            raise
+        return False
     try:
         return not lock(descriptor)
     finally:

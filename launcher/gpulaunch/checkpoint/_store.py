@@ -206,7 +206,11 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
-        descriptor = os.open(self._path(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        path = self._path(".lock")
+        if os.path.islink(path):  # of a directory copied as links: locks are of one directory
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             deadline_s = monotonic() + LOCK_WAIT_S
             while True:  # flock knows no timeout, and whoever holds it may have been stopped
