@@ -133,7 +133,8 @@ def check_time(row: Row, job: Job) -> None:
 
 def check_what_it_told(row: Row, job: Job) -> None:
     """Once, in time, with the rank; and where it went on by itself, taken back."""
-    told, *_ = job.events("hang_suspected")
+    told, *again = job.events("hang_suspected")
+    assert len(again) <= 2 * (row.allowed_s > 2 * TOLD_S), f"{job}"
     assert told["ranks"] == [row.rank], f"{job}"
     assert told["quiet_s"] <= TOLD_S, f"{job}"
     evidence = json.loads((job.run_dir / "attempts/0/hang.json").read_text())

@@ -35,6 +35,7 @@ class Stand:
     region: Region = Region.OTHER
     for_s: float
     cores: float = 0.0
+    bytes_per_s: float = 0.0
     begun: bool = True
     saving: bool = False
     worker_frames: tuple[Frame, ...] = ()
@@ -78,7 +79,7 @@ def live(*ranks: Stand, limits: Limits = LIMITS, whole: bool = True) -> History:
                 ticks = int((at_s - begin_s) * 100 * stand.cores)
                 sample = Sample(
                     at_s=at_s, state="S", frames=stand.frames, main_ticks=ticks, own_ticks=ticks, tree_ticks=ticks,
-                    worker_frames=stand.worker_frames,
+                    worker_frames=stand.worker_frames, io_bytes=int((at_s - begin_s) * stand.bytes_per_s),
                 )  # fmt: skip
                 kept = samples.setdefault(rank, [])
                 kept.append(following(kept[-1] if kept else None, sample, standings[rank], limits))
@@ -93,8 +94,8 @@ def live(*ranks: Stand, limits: Limits = LIMITS, whole: bool = True) -> History:
     return history
 
 
-def waits(for_s: float) -> Stand:
-    return Stand(frames=BACKWARD, region=Region.BACKWARD, for_s=for_s)
+def waits(for_s: float, **given: object) -> Stand:
+    return Stand(frames=BACKWARD, region=Region.BACKWARD, for_s=for_s, **given)  # type: ignore[arg-type]
 
 
 def rests(line: int, for_s: float, name: str = "<module>", **given: object) -> Stand:
@@ -120,6 +121,8 @@ HEALTHY = {
     "a compile after the first step": (rests(55, 900.0, cores=1.0, region=Region.FORWARD),) * 2,
     "a download": (rests(56, 500.0, "download"), waits(500.0)),
     "a slow network": (waits(300.0), waits(300.0)),
+    "a model that is sent slowly, one rank to all": (waits(1500.0, bytes_per_s=4e6),) * 2,
+    "a slow recv": (rests(56, 1500.0, bytes_per_s=4e6), waits(1500.0)),
 }
 
 

@@ -63,7 +63,7 @@ def test_the_allowance_is_learnt_from_what_the_region_took(
 
 
 def test_what_took_longer_and_went_on_is_not_told_again_at_once() -> None:
-    """A validation of 200 s after each epoch is told of in the first."""
+    """A validation of 200 s after each epoch is told of after 30 s in the first, then after 2 minutes."""
     watch, rests = Watch(LIMITS), replace(TRAINS, region=Region.OTHER)
     assert told_after_s(run(watch, 200, stands_still(rests))) == 30
     moved = replace(rests, edge_s=START_S + 200.5, steps=6)

@@ -157,9 +157,14 @@ def _unbroken(samples: Sequence[Sample], still: Callable[[Sample, Sample], bool]
 
 
 def _stands_still(before: Sample, after: Sample) -> bool:
-    """It rests, alone or in a collective: what it may do for a minute and for ever."""
+    """It rests, alone or in a collective: what it may do for a minute and for ever.
+
+    A collective that moves data is slow, and not stuck.
+    """
     waits = stacks.waits_in(after.frames) or (after.gpu and stacks.certainly_waits_for_device(after.frames))
-    return _still_idle(before, after) or (bool(waits) and _still_waiting(before, after))
+    if waits and _still_waiting(before, after):
+        return _bytes_per_s(before, after) < _BUSY_BYTES_PER_S
+    return _still_idle(before, after)
 
 
 def _moved(before: Sample, after: Sample) -> bool:
@@ -171,12 +176,16 @@ def _cores(before_ticks: int, after_ticks: int, before: Sample, after: Sample) -
     return (after_ticks - before_ticks) / _TICKS_PER_S / max(after.at_s - before.at_s, 0.001)
 
 
+def _bytes_per_s(before: Sample, after: Sample) -> float:
+    return (after.io_bytes - before.io_bytes) / max(after.at_s - before.at_s, 0.001)
+
+
 def _still_idle(before: Sample, after: Sample) -> bool:
     """The rank and everything below it rests, in the same place."""
     if after.state == "R" or _moved(before, after):
         return False
-    read = (after.io_bytes - before.io_bytes) / max(after.at_s - before.at_s, 0.001)
-    return read < _BUSY_BYTES_PER_S and _cores(before.tree_ticks, after.tree_ticks, before, after) < _BUSY_CORES
+    moves = _bytes_per_s(before, after) >= _BUSY_BYTES_PER_S
+    return not moves and _cores(before.tree_ticks, after.tree_ticks, before, after) < _BUSY_CORES
 
 
 def _still_spinning(before: Sample, after: Sample) -> bool:

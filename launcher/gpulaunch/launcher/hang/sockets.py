@@ -39,7 +39,7 @@ def among_themselves(pids: Collection[int]) -> bool:
 
 
 def bytes_by_socket() -> dict[str, int]:
-    """Bytes sent and received by each TCP socket of this network namespace, by inode; empty where the kernel refuses.
+    """Bytes sent and received by each TCP socket of this network namespace, by inode; empty where that cannot be seen.
 
     `recv` and `send` are not in /proc/PID/io, which counts `read` and `write` alone.
     """
@@ -54,7 +54,7 @@ def bytes_by_socket() -> dict[str, int]:
                 while _add_answers(kernel.recv(1 << 16), found):
                     pass
     except (OSError, struct.error):
-        pass
+        return {}
     return found
 
 
