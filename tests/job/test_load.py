@@ -261,8 +261,21 @@ def test_accelerators_that_nvml_does_not_know_are_counted_by_torch(
     assert counted.spec.nproc == nproc
 
 
+def test_a_torch_that_cannot_count_is_not_taken_for_none(job: Load, place: MakePlace, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libamdhip64.so: no such file')")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    given = {"on": place(root=str(tmp_path)), "environ": {"PYTHONPATH": str(tmp_path)}}
+
+    assert refused(job, "--nproc", "auto", **given) == (
+        "--nproc auto: torch cannot count the accelerators here (ImportError: libamdhip64.so: no such file); "
+        "give a number"
+    )
+    assert job("--nproc", "3", **given).spec.nproc == 3
+
+
 def test_an_accelerator_without_torch_is_no_gpu(job: Load, place: MakePlace, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libamdhip64.so')")
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()
     given = {"on": place(root=str(tmp_path)), "environ": {"PYTHONPATH": str(tmp_path)}}

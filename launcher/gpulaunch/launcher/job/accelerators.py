@@ -7,8 +7,12 @@ import os
 import sys
 from collections.abc import Mapping
 
-_DEVICES = ("kfd", "dri/renderD*", "accel/accel*", "accel[0-9]*", "davinci[0-9]*", "neuron[0-9]*", "dxg")
-"""AMD; Intel, AMD; Gaudi and TPU, twice; Ascend; Trainium; a GPU in WSL."""
+_DEVICES = (
+    *("kfd", "dri/renderD*", "accel/accel*", "accel[0-9]*", "hl[0-9]*", "davinci[0-9]*", "neuron[0-9]*", "dxg"),
+    *("cambricon_dev*", "mtgpu*", "mxcd*", "iluvatar*", "biren*", "rbln*"),
+)
+"""AMD; Intel, AMD; Gaudi and TPU; Ascend; Trainium; a GPU in WSL; Cambricon, Moore Threads, MetaX, Iluvatar, Biren,
+Rebellions."""
 _TIMEOUT_S = 120.0
 _COUNT = """
 import torch
@@ -21,6 +25,9 @@ def count(kind: str, environ: Mapping[str, str], root: str = "/") -> int:
     """How many accelerators of a kind (gpu, xpu, or auto for any) torchrun would start a rank for; 0: torch sees none.
 
     Where there is a device file of one, torch is imported in a process of its own, which takes seconds.
+
+    Raises:
+        ValueError: torch is there, and cannot be asked.
     """
     if not any(glob.glob(os.path.join(root, "dev", name)) for name in _DEVICES):
         return 0
@@ -32,8 +39,15 @@ def count(kind: str, environ: Mapping[str, str], root: str = "/") -> int:
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
+            text=True,
+            errors="replace",
             timeout=_TIMEOUT_S,
         )
+        if "No module named 'torch'" in counted.stderr:
+            return 0
         return int(counted.stdout.split()[-1])
-    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
-        return 0
+    except (OSError, subprocess.TimeoutExpired) as err:
+        why = str(err)
+    except (ValueError, IndexError):
+        why = (counted.stderr.strip().splitlines() or [f"exit code {counted.returncode}"])[-1]
+    raise ValueError(f"torch cannot count the accelerators here ({why}); give a number")

@@ -290,7 +290,10 @@ def _nproc(settings: Settings, environ: Mapping[str, str], place: Place, gpus: t
     text: str = settings["nproc-per-node"].strip()
     label = settings.label("nproc-per-node").replace("--nproc-per-node", "--nproc")
     if text == "xpu" or (text in ("auto", "gpu") and not gpus):
-        counted = accelerators.count(text, environ, place.root)
+        try:
+            counted = accelerators.count(text, environ, place.root)
+        except ValueError as err:
+            raise UsageError(f"{label} {text}: {err}") from None
         if counted:
             return settings.settle("nproc-per-node", counted, "detected: accelerators, as torch counts them")
     if text == "auto":
