@@ -33,6 +33,8 @@ def test_an_upgrade_makes_a_refused_package_be_tried_again(tmp_path: Path, monke
         ({}, "", ""),
         ({}, "import os\nos.environ['MINE'] = '1'", ""),
         ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, "", ""),
+        ({"LD_PRELOAD": "/opt/ansys/libinsight.so"}, "", ""),
+        ({"LD_PRELOAD": "/opt/nvidia/nsight-systems/2025.3/libToolsInjectionProxy64.so"}, "", "a tool of NVIDIA's"),
         ({"NSYS_PROFILING_SESSION_ID": "7"}, "", "a tool of NVIDIA's"),
         ({"CUDA_INJECTION64_PATH": "/opt/nvidia/libToolsInjection64.so"}, "", "a tool of NVIDIA's"),
         ({"LD_PRELOAD": "/opt/nvidia/compute-sanitizer/libTreeLauncherTargetInjection.so"}, "", "a tool of NVIDIA's"),

@@ -21,7 +21,9 @@ _MAX_CUSTOMIZE_BYTES = 1 << 20
 # What nsys, ncu and compute-sanitizer give to the processes that they trace. nsys traces none between fork and exec
 # unless --trace-fork-before-exec is true (docs.nvidia.com/nsight-systems/UserGuide).
 _FOLLOW_EXEC = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
-_FOLLOW_EXEC_PRELOADED = ("libTreeLauncher", "libsanitizer", "nsight", "nsys")
+_FOLLOW_EXEC_PRELOADED = re.compile(
+    r"(?:^|[/: ])(?:nsight-|nsys|libTreeLauncher|libInterceptorInjection|libsanitizer-)"
+)
 _OF_A_RANK = re.compile(rb"RANK\b|SLURM_(?:PROC|LOCAL|NODE)ID")
 
 
@@ -34,7 +36,7 @@ def reading_of(spec: JobSpec) -> Reading:
     if not found.obstacle and "torch" in (known := _of_script(spec)):
         found = dataclasses.replace(found, obstacle=f"so it was in an earlier run: {known['torch']}")
     if not found.obstacle:
-        found = dataclasses.replace(found, obstacle=_of_this_process(os.environ, sys.modules))
+        found = dataclasses.replace(found, obstacle=_of_this_process({**os.environ, **spec.env}, sys.modules))
     if spec.preload is None:
         return found
     return dataclasses.replace(found, packages=spec.preload, before_torch=())
@@ -42,9 +44,7 @@ def reading_of(spec: JobSpec) -> Reading:
 
 def _of_this_process(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> str:
     """Why no rank of any program can be forked from a process that was started like this one, or ""."""
-    if any(name in environ for name in _FOLLOW_EXEC) or any(
-        part in environ.get("LD_PRELOAD", "") for part in _FOLLOW_EXEC_PRELOADED
-    ):
+    if any(name in environ for name in _FOLLOW_EXEC) or _FOLLOW_EXEC_PRELOADED.search(environ.get("LD_PRELOAD", "")):
         return "a tool of NVIDIA's follows the ranks (Nsight or compute-sanitizer), and sees only those that exec"
     for name in ("sitecustomize", "usercustomize"):
         with contextlib.suppress(OSError, KeyError, AttributeError), open(str(modules[name].__file__), "rb") as file:

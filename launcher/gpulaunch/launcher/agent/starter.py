@@ -162,13 +162,13 @@ class Starter:
         if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
             self._spawn_because = ready.problem
             self._say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")
-        imported, because = ("torch", *ready.loaded), self._spawn_because
-        self._around.rundir.amend_json(
-            "job.json", lambda document: with_preloaded(document, imported, ready.refused, because)
-        )
         self._on_pid()
         if self._group is not None and not self._over:
             self._start_what_can_be()
+        imported, because = (*(["torch"] if ready.torch else []), *ready.loaded), self._spawn_because
+        self._around.rundir.amend_json(
+            "job.json", lambda document: with_preloaded(document, imported, ready.refused, because)
+        )
 
     def _started(self, started: Started) -> None:
         if self._group is not None:
