@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).with_name("programs") / "too_few_workers.py"
 RULE = "dataloader-too-few-workers"
 LASTS_S, LOOKS_EVERY_S = 330.0, 5.0
-FOUND_WITHIN_S = 120.0
+FOUND_WITHIN_S = 180.0
 RUNS = {"default": (2, ()), "nothing is cheap enough": (1, ("--profile-budget", "0.01"))}
 """How many ranks, and with which options."""
 
@@ -77,6 +77,6 @@ def test_a_data_bound_program_of_short_steps_keeps_its_finding(gpulaunch: Any, t
         assert each.found_s < FOUND_WITHIN_S, how
         assert each.seen_s > 300, how
         assert each.active[-1], how
-        assert each.active.count(False) <= 2, how  # others may have had the cores for a while
+        assert each.active.count(True) > 0.9 * len(each.active), how  # others may have had the cores for a while
         assert "loader_queue" not in each.shed, how
     assert live["nothing is cheap enough"].shed, "nothing was switched off: nothing is tested"
