@@ -14,6 +14,7 @@ _DEVICES = (
 """AMD; Intel, AMD; Gaudi and TPU; Ascend; Trainium; a GPU in WSL; Cambricon, Moore Threads, MetaX, Iluvatar, Biren,
 Rebellions."""
 _TIMEOUT_S = 120.0
+_CANNOT = "torch cannot count the accelerators here ({why}); give a number"
 _COUNT = """
 import torch
 device = {"gpu": torch.cuda, "xpu": torch.xpu}.get(%r, torch.accelerator)
@@ -43,11 +44,12 @@ def count(kind: str, environ: Mapping[str, str], root: str = "/") -> int:
             errors="replace",
             timeout=_TIMEOUT_S,
         )
-        if "No module named 'torch'" in counted.stderr:
-            return 0
-        return int(counted.stdout.split()[-1])
     except (OSError, subprocess.TimeoutExpired) as err:
-        why = str(err)
+        raise ValueError(_CANNOT.format(why=err)) from err
+    if "No module named 'torch'" in counted.stderr:
+        return 0
+    try:
+        return int(counted.stdout.split()[-1])
     except (ValueError, IndexError):
         why = (counted.stderr.strip().splitlines() or [f"exit code {counted.returncode}"])[-1]
-    raise ValueError(f"torch cannot count the accelerators here ({why}); give a number")
+        raise ValueError(_CANNOT.format(why=why)) from None
