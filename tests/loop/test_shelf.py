@@ -253,6 +253,8 @@ def test_no_two_ranks_share_what_an_import_makes_for_one_process(
     (ready,) = events(tmp_path / "run", "fork_server_ready")
     assert set(ready["loaded"]) >= {"ownrandom", "session", "fixedrandom", "healthy"}
     assert set(ready["refused"]) == {"drawn", "numpyrandom", "keepspid", "keepstime", "locked"}
+    noted = json.loads((tmp_path / "run/job.json").read_text())["preloading"]
+    assert noted == {"packages": ["torch", *ready["loaded"]], "refused": ready["refused"], "spawn_because": ""}
 
 
 def test_torch_is_not_there_before_the_program_imports_it(gpulaunch, tmp_path: Path, env: dict[str, str]) -> None:

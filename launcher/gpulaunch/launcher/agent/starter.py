@@ -59,6 +59,7 @@ class Starter:
         self._known: dict[str, str] = {}  # what the fork server was told not to import
         self._group: Group | None = None
         self._over = False
+        self._not_noted: Ready | None = None  # what job.json does not say yet
         self.agent_store = around.use_agent_store
 
     @property
@@ -165,14 +166,24 @@ class Starter:
         self._on_pid()
         if self._group is not None and not self._over:
             self._start_what_can_be()
-        imported, because = (*(["torch"] if ready.torch else []), *ready.loaded), self._spawn_because
-        self._around.rundir.amend_json(
-            "job.json", lambda document: with_preloaded(document, imported, ready.refused, because)
-        )
+        self._not_noted = ready
+        if self._spawn_because:
+            self._note_preloaded()
 
     def _started(self, started: Started) -> None:
         if self._group is not None:
             self._group.adopt(started)
+        self._note_preloaded()
+
+    def _note_preloaded(self) -> None:
+        """Say in job.json what the fork server has imported: once the ranks are told of, which must not wait for it."""
+        ready, self._not_noted = self._not_noted, None
+        if ready is None:
+            return
+        imported, because = (*(["torch"] if ready.torch else []), *ready.loaded), self._spawn_because
+        self._around.rundir.amend_json(
+            "job.json", lambda document: with_preloaded(document, imported, ready.refused, because)
+        )
 
     def _lost(self) -> None:
         """The fork server is gone. Ranks that run and have their store need it no more; others get a new one."""
