@@ -168,10 +168,10 @@ def test_a_daemon_thread_says_nothing_as_its_program_is_freed(gpulaunch, tmp_pat
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_what_a_destructor_completes_is_complete(gpulaunch, tmp_path: Path, method: str, frozen: bool) -> None:
-    """However deep it is held: in a cycle, beside a model in DDP, in a module of its own."""
+    """However deep it is held: in a cycle, beside a model in DDP, in a module of its own; it may use the globals."""
     (tmp_path / "journal.py").write_text("kept = []")
     program = """
-        import gc, shelve, sys, tempfile, zipfile
+        import gc, os, shelve, sys, tempfile, zipfile
         import torch, journal
         import torch.distributed as dist
 
@@ -186,6 +186,23 @@ def test_what_a_destructor_completes_is_complete(gpulaunch, tmp_path: Path, meth
             def __del__(self):
                 self.file.write("the end")
 
+        DIRECTORY, settings = ".", {"prefix": "scratch"}
+
+        def path(name):
+            return os.path.join(DIRECTORY, name)
+
+        class Scratch:
+            def __init__(self, name):
+                self.name = name
+                open(path(self.name), "w").close()
+            def __del__(self):
+                os.remove(path(self.name))
+
+        class Last(Scratch):
+            def __del__(self):
+                super().__del__()
+                assert settings["prefix"] in self.name
+
         class Net(torch.nn.Linear):
             def __init__(self):
                 super().__init__(4, 4)
@@ -195,7 +212,7 @@ def test_what_a_destructor_completes_is_complete(gpulaunch, tmp_path: Path, meth
             def __init__(self):
                 self.itself = self
                 self.model = torch.nn.parallel.DistributedDataParallel(Net())
-                self.archive, self.log = Archive("trainer.zip"), Log()
+                self.archive, self.log, self.file = Archive("trainer.zip"), Log(), Scratch("scratch-of-trainer")
                 self.results = shelve.open("results", writeback=True)
                 self.results["losses"] = []
                 self.scratch = tempfile.NamedTemporaryFile(dir=".", prefix="scratch")
@@ -209,7 +226,7 @@ def test_what_a_destructor_completes_is_complete(gpulaunch, tmp_path: Path, meth
 
         dist.init_process_group("gloo")
         journal.kept.append(Archive("journal.zip"))
-        trainer = Trainer()
+        trainer, scratch = Trainer(), Last("scratch-of-program")
         trainer.train()
         dist.destroy_process_group()
         if FREEZE:
@@ -218,8 +235,10 @@ def test_what_a_destructor_completes_is_complete(gpulaunch, tmp_path: Path, meth
     """
     program = program.replace("FREEZE", str(frozen))
 
-    assert gpulaunch("--nproc", "1", "--start-method", method, script(tmp_path, program)).code == 0
+    ended = gpulaunch("--nproc", "1", "--start-method", method, script(tmp_path, program))
 
+    assert ended.code == 0, ended
+    assert "Error" not in ended.stderr
     for name in ("net", "trainer", "local", "journal"):
         with zipfile.ZipFile(tmp_path / f"{name}.zip") as archive:
             assert archive.read("x") == b"hello", name

@@ -13,11 +13,12 @@ import gc
 import os
 import signal
 import sys
-from types import FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 _NEVER_FREED = "torch._C._distributed"  # process groups, reducers, stores, RPC agents
 _NOT_FINALIZED = frozenset({"torch", "threading", "gpulaunch"})  # what goes on until the end
+_USED_BY_DESTRUCTORS = (ModuleType, FunctionType, BuiltinFunctionType, type, str, bytes, int, float)
 _INSTALLED = (os.path.dirname(os.__file__) + os.sep, "/site-packages/", "/dist-packages/")
 
 _kept: list[Any] = []
@@ -76,9 +77,12 @@ def _nothing(_: object) -> None:
 def _free_the_programs_objects() -> None:
     """Archives, databases, videos and temporary files are completed by the destructor of what holds them.
 
-    As CPython's finalize_modules() (Python/pylifecycle.c): modules are let go, so that what only they held is finalized
-    while their globals are whole; then the globals are cleared. Packages stay as they are.
+    As CPython's finalize_modules() (Python/pylifecycle.c), modules are let go, then their globals are cleared: first
+    what destructors free, the latest first, as it may need what was made before it; then what destructors use (modules,
+    functions, classes, names, loggers). Packages stay as they are.
     """
+    import logging
+
     if not any(thing is _born for thing in gc.get_objects()):
         gc.unfreeze()
     _keep_what_is_never_freed()
@@ -91,12 +95,12 @@ def _free_the_programs_objects() -> None:
         if _is_programs(name, module) and id(vars(module)) not in running
     ]
     gc.collect()
-    for names in programs:
-        # In the order of _PyModule_ClearDict (Objects/moduleobject.c).
-        for name in sorted(names, key=lambda name: not name.startswith("_")):
-            if name != "__builtins__":
-                names[name] = None
-    gc.collect()
+    for used in ((*_USED_BY_DESTRUCTORS, logging.Logger), ()):
+        for names in programs:
+            for name in reversed([*names]):
+                if name != "__builtins__" and not issubclass(type(names.get(name)), used):
+                    names[name] = None
+        gc.collect()
     _finalize_what_is_left()
 
 
