@@ -413,6 +413,25 @@ def test_an_unfinished_line_is_passed_on_after_a_moment_and_goes_on_where_it_was
     assert pipe.now() == b"[0] loading.. done\n[0] next\n"
 
 
+def test_a_line_in_pieces_is_not_passed_on_for_the_time_that_another_took(job: Job, pipe: Any, loop: Any) -> None:
+    """`python -u` writes print(a, b) in four pieces."""
+    end, whole = job.open(0), b""
+    for number in range(20):
+        os.write(end, f"line {number}".encode())
+        loop.settle()
+        loop.pass_time(PART_PERIOD_S * 0.7)
+        assert pipe.now() == whole
+        os.write(end, b" ends\n")
+        loop.settle()
+        whole += f"[0] line {number} ends\n".encode()
+        assert pipe.now() == whole
+    os.write(end, b"name? ")
+    loop.settle()
+    loop.pass_time(PART_PERIOD_S)
+    loop.pass_time(PART_PERIOD_S)
+    assert pipe.now() == whole + b"[0] name? "
+
+
 def test_another_rank_ends_an_unfinished_line_and_no_two_ranks_are_in_one(job: Job, pipe: Any, loop: Any) -> None:
     ends = [job.open(rank) for rank in range(2)]
     os.write(ends[0], b"name? ")

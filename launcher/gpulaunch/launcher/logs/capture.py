@@ -41,6 +41,10 @@ class _Capture:
     tail: Tail = field(default_factory=Tail)
     passed_bytes: int = 0
     """So much of the unfinished line has been shown."""
+    num_blocks: int = 0
+    """Of whole lines, so far."""
+    seen_blocks: int = 0
+    """So many had there been when the timer last looked: whether the unfinished line is the same one."""
     seen_bytes: int = 0
     """So long was the unfinished line when the timer last looked."""
     timer: Timer | None = None
@@ -249,6 +253,7 @@ class LogHub:
         if capture.show and not capture.raw:
             self._console.block(capture.stream, capture.local_rank, capture.prefix, block[capture.passed_bytes :])
         capture.passed_bytes = 0
+        capture.num_blocks += 1
 
     def _excess(self, capture: _Capture, piece: bytes) -> None:
         """The beginning of a line that is too long to be held."""
@@ -356,7 +361,7 @@ class LogHub:
     def _pass_on_later(self, capture: _Capture) -> None:
         bar = capture.splitter.progress and self._num_shown > 1
         when_s = self._loop.now() + (PROGRESS_PERIOD_S if bar else PART_PERIOD_S)
-        capture.seen_bytes = len(capture.splitter.held)
+        capture.seen_bytes, capture.seen_blocks = len(capture.splitter.held), capture.num_blocks
         capture.timer = self._loop.call_at(when_s, partial(self._pass_on, capture))
 
     def _pass_on(self, capture: _Capture) -> None:
@@ -364,7 +369,10 @@ class LogHub:
         held, capture.timer = capture.splitter.held, None
         if len(held) <= capture.passed_bytes:
             return
-        if self._paused or (len(held) > PROGRESS_BYTES and len(held) != capture.seen_bytes):
+        is_new = capture.num_blocks != capture.seen_blocks or (
+            len(held) > PROGRESS_BYTES and len(held) != capture.seen_bytes
+        )
+        if self._paused or is_new:
             self._pass_on_later(capture)
             return
         self._console.part(capture.stream, capture.local_rank, capture.prefix, bytes(held[capture.passed_bytes :]))
