@@ -87,6 +87,7 @@ class Group:
         self._hung: dict[int, str] = {}  # rank -> why it is held to hang
         self._hung_s: float | None = None
         self._leftovers: Leftovers | None = None
+        self._over = False
 
     @property
     def _run_id(self) -> str:
@@ -161,7 +162,13 @@ class Group:
             self._told_fd = -1
 
     def adopt(self, started: Started) -> None:
-        """The fork server has answered: its children are ours now."""
+        """The fork server has answered: its children are ours now.
+
+        Where the attempt was given up and cleared before the answer, they have been ended, reaped and forgotten, or are
+        found by the agent's last clearing.
+        """
+        if self._over:
+            return
         if started.store_pid is not None:
             self._watch_store(started.store_pid)
         for local_rank, pid in enumerate(started.pids):
@@ -463,4 +470,5 @@ class Group:
     def _cleared(self, left: list[int]) -> None:
         self._hear_no_more()
         self._leftovers = None
+        self._over = True
         self._on_cleared(left)

@@ -103,10 +103,10 @@ def _start(request: dict[str, Any], fds: list[int], sock: socket.socket) -> None
     with os.fdopen(pids_read, "rb") as pipe:
         told = pipe.read()
     os.waitpid(middle, 0)
-    # Only now are the ranks the agent's children; until now they waited to bind their lives to it.
-    os.close(go_write)
     pids = json.loads(told) if told else {"error": "the middle process died before it could tell the pids"}
     _answer(sock, {"op": "started", **pids})
+    # Only now are the ranks the agent's children, which knows them before they begin.
+    os.close(go_write)
 
 
 def _middle(
