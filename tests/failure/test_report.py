@@ -277,6 +277,19 @@ def test_a_launcher_above_gets_the_root_cause_with_its_code(tmp_path: Path, make
     assert told["errorTraits"] == {"a": "b"}
 
 
+def test_a_launcher_above_gets_the_code_1_of_a_rank_that_was_stopped_after_it_had_raised(
+    tmp_path: Path, make_end: Any, make_error: Any
+) -> None:
+    """All ranks raise at once: the first to raise is often not the first to end."""
+    mine, above = tmp_path / "error.json", tmp_path / "parent.json"
+    mine.write_text(json.dumps({"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1690000000"}}}))
+    end = make_end(signal=signal.SIGTERM, error=make_error("ValueError", "x", at=109.0))
+
+    tell_parent(end, str(mine), str(above))
+
+    assert json.loads(above.read_text())["message"]["errorCode"] == 1
+
+
 def test_a_launcher_above_gets_an_old_style_file_as_it_is(tmp_path: Path, make_end: Any) -> None:
     mine, above = tmp_path / "error.json", tmp_path / "parent.json"
     mine.write_text('{"message": "x", "timestamp": 1}')

@@ -145,7 +145,8 @@ def tell_parent(first: RankEnd, error_file: str, parent_file: str) -> str | None
 
     This is what torch's agent does for a launcher above it, which sets TORCHELASTIC_ERROR_FILE in the agent's own
     environment. A rank that left no error file (a signal) is described in the same layout. As in torch, the code of a
-    signal is negative, and an old-style error file (`message` a string) is copied as it is.
+    signal is negative, and an old-style error file (`message` a string) is copied as it is. A rank that had raised and
+    was stopped before it could end by itself has the code 1, as the launcher then has.
 
     Returns:
         Why it could not be written; None when it was.
@@ -155,7 +156,8 @@ def tell_parent(first: RankEnd, error_file: str, parent_file: str) -> str | None
         extra = {"py_callstack": "\n".join(first.tail), "timestamp": str(int(first.wall_time_s))}
         document = {"message": {"message": _headline(first, classify(first)), "extraInfo": extra}}
     if isinstance(document["message"], dict):
-        document = {**document, "message": {**document["message"], "errorCode": _torch_exitcode(first)}}
+        code = 1 if exit_code(first) == 1 else _torch_exitcode(first)
+        document = {**document, "message": {**document["message"], "errorCode": code}}
     return _write_json(parent_file, redact_all(document))
 
 
