@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from gpulaunch.launcher.agent import hangs
-from gpulaunch.launcher.agent.account import Account
+from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
 from gpulaunch.launcher.hang.values import Verdict
 
 if TYPE_CHECKING:
-    from gpulaunch.launcher.agent.group import Group
-    from gpulaunch.launcher.agent.surroundings import Surroundings
+    from gpulaunch.launcher.agent.rank_group import RankGroup
+    from gpulaunch.launcher.agent.run_context import RunContext
 
 
 class Watch:
@@ -53,9 +53,9 @@ class Job:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.told: list[dict[str, Any]] = []
         self.ended: list[int] = []
-        around = SimpleNamespace(
+        context = SimpleNamespace(
             loop=SimpleNamespace(now=lambda: 1000.0),
-            pages=SimpleNamespace(read=lambda rank: None, account=self.told.append),
+            pages=SimpleNamespace(read=lambda rank: None, write_run=self.told.append),
             spec=SimpleNamespace(
                 resume_arg=None,
                 checkpoint_dirs=(),
@@ -70,14 +70,14 @@ class Job:
             base_env={"GPULAUNCH_RUN_ID": "aaaa"},
         )
         group = SimpleNamespace(live={0: 4000, 1: 4001}, rank_of=lambda local: local, mark_hung=lambda ranks, why: None)
-        surroundings = cast("Surroundings", around)
+        run_context = cast("RunContext", context)
         self.hangs = hangs.Hangs(
-            surroundings,
-            account=Account(surroundings, began_s=900.0),
+            run_context,
+            goodput=GoodputTracker(run_context, began_s=900.0),
             say=self.said.append,
             on_hang=lambda: self.ended.append(len(self.told)),
         )
-        self.hangs.begin(cast("Group", group), 0)
+        self.hangs.begin(cast("RankGroup", group), 0)
 
 
 @pytest.mark.parametrize("on_hang", ["stop", "report"])

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulaunch.launcher.agent.group import Group
+from gpulaunch.launcher.agent.rank_group import RankGroup
 
 METHODS = ["fork", "spawn"]
 COMMAND = Path(sysconfig.get_path("scripts"), "gpulaunch")
@@ -516,7 +516,7 @@ def test_what_a_program_writes_to_a_pipe_of_the_launchers_does_not_end_the_job(l
     )
     os.write(write_fd, line + b'\n{"why": "random"}\n')
 
-    Group._hear_of_rank(group)
+    RankGroup._hear_of_rank(group)
     os.close(read_fd)
     os.close(write_fd)
 

@@ -60,14 +60,14 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], R
             nnodes=nnodes,
             nproc=1,
         )
-        around: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             spec=spec,
             loop=SimpleNamespace(now=lambda: 1.0),
             checkpoint_dirs=(where,),
             pages=None,
             rundir=SimpleNamespace(path="/run", event=lambda _what, **_fields: None),
         )
-        made = Recovery(around, gpus=(), say=lambda _: None)
+        made = Recovery(context, gpus=(), say=lambda _: None)
         outcomes: list[str] = []
         Played.asked = []
         for attempt, answers in enumerate(attempts):

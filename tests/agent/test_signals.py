@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpulaunch.launcher.agent import words
+from gpulaunch.launcher.agent import events
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.agent.signals import Signals
-from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.profiler.channel.control import ControlReader, ControlWriter, create
 
 ASKED_S = 100.0
@@ -28,16 +28,16 @@ def test_the_next_attempt_is_asked_for_a_save_only_if_none_was_made_since(
     path = str(tmp_path / "control.bin")
     create(path)
     on_signal: dict[int, Callable[[int], None]] = {}
-    around = SimpleNamespace(
+    context = SimpleNamespace(
         spec=SimpleNamespace(signals=(), preempt_signals=(), notify_signals=("SIGUSR2",)),
         loop=SimpleNamespace(now=lambda: ASKED_S, on_signal=on_signal.__setitem__),
         rundir=SimpleNamespace(event=lambda *_, **__: None),
     )
     signals = Signals(
-        cast("Surroundings", around),
+        cast("RunContext", context),
         control=ControlWriter(path),
         say=lambda _: None,
-        state=lambda: cast("words.State", None),
+        state=lambda: cast("events.State", None),
         group=lambda: None,
         listening=lambda: True,
         happened=cast("Any", None),

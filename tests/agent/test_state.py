@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.agent.state import SIGTERM, TABLE, UNKILLABLE_S, first, step
-from gpulaunch.launcher.agent.words import (
+from gpulaunch.launcher.agent.events import (
     EVENT_TYPES,
     Action,
     Arm,
@@ -38,6 +37,7 @@ from gpulaunch.launcher.agent.words import (
     StoreLost,
     TellPeers,
 )
+from gpulaunch.launcher.agent.state import SIGTERM, TABLE, UNKILLABLE_S, first, step
 
 RANKS = frozenset({0, 1, 2})
 GRACE = Arm(deadline=Deadline.GRACE, after_s=30.0)

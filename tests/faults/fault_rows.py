@@ -36,7 +36,7 @@ class Row:
     acts: tuple[str, ...] = ()
     """What is done from outside, in this order, once all ranks step: faults of `gpulaunch chaos` and of the harness."""
     around: str = ""
-    """Surroundings that are too small, taken or wrong."""
+    """RunContext that are too small, taken or wrong."""
     ranks: int = 2
     options: tuple[str, ...] = ()
     program: tuple[str, ...] = ()

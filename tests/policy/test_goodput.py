@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.policy.goodput import BUCKETS, Ledger, line, share
+from gpulaunch.launcher.policy.goodput import BUCKETS, GoodputLedger, line, share
 
 T0 = 1000.0  # a monotonic clock begins anywhere
 
 
-def spent(ledger: Ledger, now: float) -> dict[str, float | None]:
+def spent(ledger: GoodputLedger, now: float) -> dict[str, float | None]:
     """The buckets with something in them, or with nobody knows what, at `now` seconds after the start."""
     seconds = ledger.seconds(T0 + now)
     assert tuple(seconds) == BUCKETS
@@ -29,9 +29,9 @@ def spent(ledger: Ledger, now: float) -> dict[str, float | None]:
 NOT_KNOWN: dict[str, float | None] = {"productive": None, "checkpoint_stall": None}
 
 
-def begun(first_step: float | None = 5.0) -> Ledger:
+def begun(first_step: float | None = 5.0) -> GoodputLedger:
     """Called at 0, ranks asked for at 1, running at 2, first step at 5."""
-    ledger = Ledger()
+    ledger = GoodputLedger()
     ledger.run_started(T0)
     ledger.attempt_began(T0 + 1.0)
     ledger.attempt_started(T0 + 2.0)
@@ -40,7 +40,7 @@ def begun(first_step: float | None = 5.0) -> Ledger:
     return ledger
 
 
-def failed_and_resumed(saved: float | None) -> Ledger:
+def failed_and_resumed(saved: float | None) -> GoodputLedger:
     """Fails at 20, seen at 22, gone at 23; the next attempt begins at 24 and steps at 26."""
     ledger = begun()
     ledger.failed(T0 + 20.0, T0 + 22.0)
@@ -64,7 +64,7 @@ def test_a_run_that_goes_well() -> None:
 
 
 def test_nothing_has_happened_yet() -> None:
-    ledger = Ledger()
+    ledger = GoodputLedger()
     ledger.run_started(T0)
     assert spent(ledger, 0.0) == {}
     assert spent(ledger, 2.0) == {"startup": 2.0}
@@ -205,7 +205,7 @@ def test_of_ranks_without_steps_it_is_not_known_what_they_did() -> None:
         ledger.ended(T0 + 10.0, ok=False)
         assert spent(ledger, 10.0) == ended, "a probe would have seen steps"
 
-    unseen = Ledger(steps_are_seen=False)
+    unseen = GoodputLedger(steps_are_seen=False)
     unseen.run_started(T0)
     unseen.attempt_began(T0 + 1.0)
     unseen.attempt_started(T0 + 2.0)
@@ -278,11 +278,11 @@ def test_facts_that_were_never_told_cost_no_sense() -> None:
 class Story:
     """Facts with the moment at which each is told."""
 
-    facts: list[tuple[float, Callable[[Ledger], None]]] = field(default_factory=list)
+    facts: list[tuple[float, Callable[[GoodputLedger], None]]] = field(default_factory=list)
     now_s: float = T0
     ended: bool = False
 
-    def then(self, after_s: float, fact: Callable[[Ledger], None]) -> None:
+    def then(self, after_s: float, fact: Callable[[GoodputLedger], None]) -> None:
         self.now_s += after_s
         self.facts.append((self.now_s, fact))
 
@@ -336,14 +336,14 @@ def _attempt(draw: st.DrawFn, story: Story) -> None:
 
 @given(stories(), st.booleans(), GAP)
 def test_every_second_is_in_exactly_one_bucket(story: Story, steps_are_seen: bool, more: float) -> None:
-    ledger = Ledger(steps_are_seen=steps_are_seen)
+    ledger = GoodputLedger(steps_are_seen=steps_are_seen)
     for now_s, fact in story.facts:
         fact(ledger)
         _adds_up(ledger, now_s, now_s - T0)
     _adds_up(ledger, story.now_s + more, story.now_s + (0.0 if story.ended else more) - T0)
 
 
-def _adds_up(ledger: Ledger, now_s: float, elapsed_s: float) -> None:
+def _adds_up(ledger: GoodputLedger, now_s: float, elapsed_s: float) -> None:
     """What is known is as it was counted, and what was counted is all the time."""
     counted, seconds = ledger.counted(now_s), ledger.seconds(now_s)
     assert all(value >= -1e-9 for value in counted.values()), counted
@@ -354,7 +354,7 @@ def _adds_up(ledger: Ledger, now_s: float, elapsed_s: float) -> None:
 @given(stories(), GAP)
 def test_no_bucket_shrinks_but_for_what_becomes_known(story: Story, wait_s: float) -> None:
     """Between two facts none does; at a fact only time that was taken for work or for waiting changes its bucket."""
-    ledger = Ledger()
+    ledger = GoodputLedger()
     ledger.run_started(T0)
     before = ledger.seconds(T0)
     for now_s, fact in story.facts:

@@ -8,17 +8,17 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpulaunch.launcher.agent import leftovers, state, summary, words
-from gpulaunch.launcher.agent.account import Account
-from gpulaunch.launcher.agent.bulletin import Bulletin
-from gpulaunch.launcher.agent.group import Group, GroupEvents
+from gpulaunch.launcher.agent import cleanup, events, state, summary
+from gpulaunch.launcher.agent.cleanup import CLEAR_S, LeftoverPolicy
+from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
 from gpulaunch.launcher.agent.hangs import Hangs
-from gpulaunch.launcher.agent.leftovers import CLEAR_S, How
+from gpulaunch.launcher.agent.rank_group import GroupEvents, RankGroup
 from gpulaunch.launcher.agent.recovery import Recovery
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.agent.sidecar import SidecarProcess
 from gpulaunch.launcher.agent.signals import Signals
 from gpulaunch.launcher.agent.starter import Starter, StarterEvents
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.status_writer import StatusWriter
 from gpulaunch.launcher.agent.timers import FileTimers
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.failure.blame import Blame, blame, exit_code, failed_at_s
@@ -57,7 +57,7 @@ class Agent:
 
     def __init__(
         self,
-        around: Surroundings,
+        context: RunContext,
         *,
         console: Console,
         rendezvous: Rendezvous,
@@ -76,16 +76,16 @@ class Agent:
         `gpus`: the cards that the ranks may see; `began_s`: when the launcher was called, by the loop's clock;
         `control`: the page in which the ranks read what is asked of them.
         """
-        self._around = around
-        self._loop = around.loop
-        self._spec = around.spec
+        self._context = context
+        self._loop = context.loop
+        self._spec = context.spec
         self._console = console
         self._rendezvous = rendezvous
         self._sidecar = sidecar
         self._keeper = keeper
         self._report = report
         self._starter = Starter(
-            around,
+            context,
             say=console.say,
             reading=reading,
             spawn_because=spawn_because,
@@ -93,9 +93,9 @@ class Agent:
                 start_failed=lambda ranks, why: self._start_failed(ranks, why, False),
                 no_store=self._without_store,
             ),
-            on_pid=lambda: self._bulletin.publish(),
+            on_pid=lambda: self._status_writer.publish(),
         )
-        self._recovery = Recovery(around, gpus=gpus, say=console.say)
+        self._recovery = Recovery(context, gpus=gpus, say=console.say)
         self._first_end_s = 0.0
         self._decision: Decision | None = None
         self._resumable = False
@@ -107,23 +107,23 @@ class Agent:
             grace_s=self._spec.grace_s,
             failure_grace_s=self._spec.failure_grace_s,
         )
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
         self._world: World | None = None
         self._deadline: Timer | None = None
         self._blame: Blame | None = None
         self._error = ""
         self._peer_error = ""
-        self._outcome = words.Outcome.OPEN
-        self.account = Account(around, began_s=began_s)
+        self._outcome = events.Outcome.OPEN
+        self.goodput = GoodputTracker(context, began_s=began_s)
         self._hangs = Hangs(
-            around,
-            account=self.account,
+            context,
+            goodput=self.goodput,
             say=console.say,
-            on_hang=lambda: self._happened(words.Hung(final=self._spec.on_hang == "stop" or self._hangs.finished)),
+            on_hang=lambda: self._happened(events.Hung(final=self._spec.on_hang == "stop" or self._hangs.finished)),
         )
-        self._bulletin = Bulletin(
-            around,
-            account=self.account,
+        self._status_writer = StatusWriter(
+            context,
+            goodput=self.goodput,
             say=console.say,
             group=lambda: self._group,
             helpers=lambda: {
@@ -132,24 +132,24 @@ class Agent:
             },
         )
         if sidecar is not None:
-            sidecar.on_pid = self._bulletin.publish
+            sidecar.on_pid = self._status_writer.publish
         self._signals = Signals(
-            around,
+            context,
             control=control,
             say=console.say,
             state=lambda: self._state,
             group=lambda: self._group,
-            listening=self._bulletin.listening,
+            listening=self._status_writer.listening,
             happened=self._happened,
         )
-        path = around.timer_file
+        path = context.timer_file
         self._timers = FileTimers(self._loop, path, self._timer_expired) if path else None
         self.totals: dict[int, summary.RankTotals] = {}
         rendezvous.on_joined = self._joined
         rendezvous.on_failed = self._join_failed
         rendezvous.on_peer_failed = self._peer_failed
         rendezvous.on_node_lost = self._lose_node
-        rendezvous.on_peers_done = lambda: self._happened(words.PeersDone())
+        rendezvous.on_peers_done = lambda: self._happened(events.PeersDone())
         rendezvous.on_peer_preempted = self._peer_preempted
 
     @property
@@ -165,7 +165,7 @@ class Agent:
         """Turn the loop until the job has ended."""
         self._loop.watch_pid(self._keeper.pid, self._keeper_lost)
         self._do(self._first)
-        self._bulletin.begin()
+        self._status_writer.begin()
         self._loop.run()
         return Ended(
             code=self._exit_code(),
@@ -192,16 +192,16 @@ class Agent:
         # something to write first, and its `pid` goes with it.
         self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
         self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, end_s)
-        if self._outcome is words.Outcome.SUCCESS:  # nothing is left, or it is left on purpose
+        if self._outcome is events.Outcome.SUCCESS:  # nothing is left, or it is left on purpose
             for helper in helpers & frozenset(linux.children_of(os.getpid())):
                 for pid in (helper, *linux.descendants_of(helper)):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             return
         cleared: list[list[int]] = []
-        group = self._group or Group(self._around, _NO_WORLD, self._group_events(), agent_store=False)
+        group = self._group or RankGroup(self._context, _NO_WORLD, self._group_events(), agent_store=False)
         group.when_cleared(cleared.append)
-        group.clear(frozenset({self._keeper.pid}), How.KILL)
+        group.clear(frozenset({self._keeper.pid}), LeftoverPolicy.KILL)
         self._turn_until(lambda: bool(cleared), 2 * CLEAR_S)
 
     def _turn_until(self, done: Callable[[], bool], within_s: float) -> None:
@@ -210,39 +210,39 @@ class Agent:
             self._loop.turn(until_s - self._loop.now())
 
     def _keeper_lost(self, exit_: Exit) -> None:
-        self._around.rundir.event("keeper_lost", pid=exit_.pid)
+        self._context.rundir.event("keeper_lost", pid=exit_.pid)
         self._keeper.start()
         self._loop.watch_pid(self._keeper.pid, self._keeper_lost)
 
     # -- events
 
-    def _happened(self, event: words.Event) -> None:
-        if isinstance(event, words.Signalled) and self._state.phase is words.Phase.DONE:
+    def _happened(self, event: events.Event) -> None:
+        if isinstance(event, events.Signalled) and self._state.phase is events.Phase.DONE:
             self._recovery.cancel()  # nothing runs any more: whoever signals does not want to wait for the last look
             self._finished(None)
             return
         before = self._state.phase
         self._state, actions = state.step(self._state, event)
         if self._state.phase is not before:
-            if self._state.phase not in (words.Phase.STARTING, words.Phase.RUNNING):
+            if self._state.phase not in (events.Phase.STARTING, events.Phase.RUNNING):
                 self._starter.let_go()
                 self._hangs.stop()
-            self.account.preempted = self._state.preempted
-            self._around.rundir.event("phase", phase=self._state.phase.value, attempt=self._state.attempt)
+            self.goodput.preempted = self._state.preempted
+            self._context.rundir.event("phase", phase=self._state.phase.value, attempt=self._state.attempt)
         self._do(actions)
 
     def _joined(self, world: World) -> None:
         self._world = world
-        self._happened(words.Joined())
+        self._happened(events.Joined())
 
     def _join_failed(self, why: str) -> None:
         self._error = why
-        self._happened(words.StartFailed())
+        self._happened(events.StartFailed())
 
     def _peer_failed(self, final: bool, why: str) -> None:
         self._peer_error = why
         self._console.say(why)
-        self._happened(words.PeerFailed(final=final))
+        self._happened(events.PeerFailed(final=final))
 
     def _lose_node(self, why: str) -> None:
         self._node_lost = True
@@ -250,28 +250,28 @@ class Agent:
 
     def _peer_preempted(self, why: str) -> None:
         self._console.say(f"{why}: the ranks here are asked to save and end, too")
-        self._happened(words.PeerPreempted())
+        self._happened(events.PeerPreempted())
 
     def _without_store(self, why: str) -> None:
         self._error = why
-        self._happened(words.StoreLost())
+        self._happened(events.StoreLost())
 
     def _start_failed(self, ranks: frozenset[int], why: str, final: bool) -> None:
         self._error = why
-        self._happened(words.StartFailed(ranks=ranks, final=final))
+        self._happened(events.StartFailed(ranks=ranks, final=final))
 
     def _rank_ended(self, local_rank: int, end: RankEnd, exit_: Exit) -> None:
-        pages = self._around.pages
+        pages = self._context.pages
         page = pages.read(end.rank) if pages is not None else None
         self.totals.setdefault(end.rank, summary.RankTotals()).add(page, exit_.max_rss_bytes)
         self._recovery.rank_ended(end.pid, page)
         self._hangs.ended(end.rank)
         if page is not None:
-            self.account.looked([page])
+            self.goodput.looked([page])
         self._saved = self._saved or end.code == REQUEUE
         if end.code != 0:
             self._first_end_s = self._first_end_s or end.at_s
-        self._around.rundir.event(
+        self._context.rundir.event(
             "rank_ended",
             seen_s=end.at_s,
             rank=end.rank,
@@ -285,50 +285,50 @@ class Agent:
         # A job manager may signal every process of the job: the ranks' end is then seen before our own signal.
         notice = end.signal is not None and signal_name(end.signal) in self._spec.preempt_signals
         echo = not ok and (notice or classify(end) is Kind.PEER)
-        self._happened(words.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
+        self._happened(events.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
 
     def _timer_expired(self, pid: int, signum: int, scope: str) -> None:
         said = self._group.timer_expired(pid, signum, scope) if self._group is not None else ""
         if said:
-            self._around.rundir.event("timer_expired", pid=pid, signal=signum, scope=scope)
+            self._context.rundir.event("timer_expired", pid=pid, signal=signum, scope=scope)
             self._console.say(said)
 
     def _store_lost(self, exit_: Exit) -> None:
         how_ended = f"was killed by {signal_name(exit_.signal)}" if exit_.signal else f"ended with code {exit_.code}"
-        self._around.rundir.event("store_lost", pid=exit_.pid, how=how_ended, attempt=self._state.attempt)
+        self._context.rundir.event("store_lost", pid=exit_.pid, how=how_ended, attempt=self._state.attempt)
         self._error = f"the ranks' store (pid {exit_.pid}) {how_ended}; ranks that ask it would wait for ever"
         self._console.say(self._error)
-        self._happened(words.StoreLost())
+        self._happened(events.StoreLost())
 
     # -- actions
 
-    def _do(self, actions: tuple[words.Action, ...]) -> None:
+    def _do(self, actions: tuple[events.Action, ...]) -> None:
         for action in actions:
             match action:
-                case words.Join():
+                case events.Join():
                     self._prepare(action.attempt)
-                case words.Start():
+                case events.Start():
                     self._start()
-                case words.Notice():
+                case events.Notice():
                     self._signals.notice(action)
-                case words.Stop():
+                case events.Stop():
                     self._signals.stop(action.signum)
-                case words.Kill():
+                case events.Kill():
                     if self._group is not None:
                         self._group.kill()
-                case words.Arm():
+                case events.Arm():
                     self._arm(action)
-                case words.Disarm():
+                case events.Disarm():
                     self._disarm()
-                case words.Clear():
+                case events.Clear():
                     self._clear(gently=action.gently)
-                case words.TellPeers():
+                case events.TellPeers():
                     self._tell_peers(action)
-                case words.Report():
+                case events.Report():
                     self._report_failure(restarting=action.restarting)
                     if action.restarting:
                         self._forget_attempt()
-                case words.Finish():
+                case events.Finish():
                     self._outcome = action.outcome
                     self._finish()
 
@@ -337,24 +337,24 @@ class Agent:
         self._recovery.prepare(attempt, lambda offers: self._prepared(attempt, offers), self._join_failed)
 
     def _prepared(self, attempt: int, offers: tuple[str, ...]) -> None:
-        if self._state.phase is words.Phase.JOINING and self._state.attempt == attempt:
+        if self._state.phase is events.Phase.JOINING and self._state.attempt == attempt:
             self._rendezvous.join(attempt, offers)
 
     def _finish(self) -> None:
         """Leave the loop, but look first from where the job could go on another time."""
-        self._recovery.look_again(self._finished, ok=self._outcome is words.Outcome.SUCCESS)
+        self._recovery.look_again(self._finished, ok=self._outcome is events.Outcome.SUCCESS)
 
     def _finished(self, newest: Checkpoint | None) -> None:
         self._resumable = newest is not None or self._saved
         if self._state.preempted and self._was_stopped():
             self._console.say(_last_word(newest, self._exit_code()))
-        ok = self._outcome is words.Outcome.SUCCESS
-        self.account.ended(ok=ok, newest=newest, all_done=self._hangs.finished)
+        ok = self._outcome is events.Outcome.SUCCESS
+        self.goodput.ended(ok=ok, newest=newest, all_done=self._hangs.finished)
         self._loop.stop()
 
     def _start(self) -> None:
         assert self._world is not None, "started before it was joined"
-        spec, around, world = self._spec, self._around, self._world
+        spec, context, world = self._spec, self._context, self._world
         self._error = self._peer_error = ""
         self._blame = None
         self._decision = None
@@ -364,17 +364,17 @@ class Agent:
         if self._timers is not None:
             self._timers.clear()
         self._hangs.times_s, self._hangs.finished = None, False
-        self._signals.attempt_began(self.account.captured_s)
-        self.account.attempt_began(world.attempt, self._recovery.resumed)
-        if around.pages is not None:
+        self._signals.attempt_began(self.goodput.captured_s)
+        self.goodput.attempt_began(world.attempt, self._recovery.resumed)
+        if context.pages is not None:
             try:
-                around.pages.prepare(
+                context.pages.prepare(
                     [(world.first_rank + local_rank, local_rank) for local_rank in range(spec.nproc)], world.attempt
                 )
             except OSError as err:
                 self._console.say(f"no profile of this attempt: no room for shared pages: {err.strerror}")
-        self._group = Group(
-            around,
+        self._group = RankGroup(
+            context,
             world,
             self._group_events(),
             agent_store=self._starter.agent_store,
@@ -396,19 +396,19 @@ class Agent:
         )
 
     def _ranks_started(self, ranks: frozenset[int]) -> None:
-        self._around.rundir.event(
+        self._context.rundir.event(
             "started", attempt=self._state.attempt, pids=dict(self._group.live) if self._group else {}
         )
-        self._bulletin.publish()
-        self.account.attempt_started()
-        self._happened(words.Started(ranks=ranks))
-        if self._group is not None and self._state.phase is words.Phase.RUNNING:
+        self._status_writer.publish()
+        self.goodput.attempt_started()
+        self._happened(events.Started(ranks=ranks))
+        if self._group is not None and self._state.phase is events.Phase.RUNNING:
             self._hangs.begin(self._group, self._state.attempt)
 
-    def _arm(self, action: words.Arm) -> None:
+    def _arm(self, action: events.Arm) -> None:
         self._disarm()
         self._deadline = self._loop.call_at(
-            self._loop.now() + action.after_s, lambda: self._happened(words.Expired(deadline=action.deadline))
+            self._loop.now() + action.after_s, lambda: self._happened(events.Expired(deadline=action.deadline))
         )
 
     def _disarm(self) -> None:
@@ -418,9 +418,9 @@ class Agent:
 
     def _clear(self, *, gently: bool) -> None:
         if self._group is None:
-            self._loop.call_at(self._loop.now(), lambda: self._happened(words.Cleared()))
+            self._loop.call_at(self._loop.now(), lambda: self._happened(events.Cleared()))
             return
-        how = How(self._spec.leftovers) if gently else How.KILL
+        how = LeftoverPolicy(self._spec.leftovers) if gently else LeftoverPolicy.KILL
         self._group.clear(self._helpers() | {self._keeper.pid}, how)
 
     def _helpers(self) -> frozenset[int]:
@@ -432,33 +432,33 @@ class Agent:
         if left:
             pids = ", ".join(map(str, left))
             self._console.say(f"cannot end {pids}: killed, but the kernel does not let go (state D?); see dmesg")
-            self._around.rundir.event("unkillable", pids=left)
+            self._context.rundir.event("unkillable", pids=left)
         self._happened(self._cleared())
 
     def _left_running(self, pids: list[int]) -> None:
-        self._around.rundir.event("left_running", pids=pids)
-        self._console.say(leftovers.sentence(pids, How(self._spec.leftovers)))
+        self._context.rundir.event("left_running", pids=pids)
+        self._console.say(cleanup.sentence(pids, LeftoverPolicy(self._spec.leftovers)))
 
-    def _cleared(self) -> words.Cleared:
+    def _cleared(self) -> events.Cleared:
         """Who is to blame for the attempt that is over, and whether there is to be another."""
         outcome = self._state.outcome
-        if outcome not in (words.Outcome.FAILURE, words.Outcome.PEER_FAILURE):
+        if outcome not in (events.Outcome.FAILURE, events.Outcome.PEER_FAILURE):
             self._blame = self._decision = None
-            self.account.stopped(self._signals.first_s)
-            return words.Cleared()
+            self.goodput.stopped(self._signals.first_s)
+            return events.Cleared()
         self._blame = self._who_is_to_blame()
         seen_s = self._first_end_s or self._loop.now()
         cause_s = failed_at_s(self._blame.first) if self._blame is not None else seen_s
-        self.account.failed(*(self._hangs.times_s or (min(cause_s, seen_s), seen_s)))
+        self.goodput.failed(*(self._hangs.times_s or (min(cause_s, seen_s), seen_s)))
         if self._state.final and not self._state.preempted:
-            return words.Cleared(again=False)
+            return events.Cleared(again=False)
         # Only echoes here, and other nodes: the cause is one of theirs, and charged there.
         echo = self._blame is not None and self._blame.kind is Kind.PEER and self._spec.nnodes > 1
-        elsewhere = echo or outcome is words.Outcome.PEER_FAILURE
+        elsewhere = echo or outcome is events.Outcome.PEER_FAILURE
         self._decision = self._recovery.judge(self._blame, elsewhere=elsewhere)
         if self._decision.again and not self._state.preempted:
-            self.account.restarted(self._blame.kind.value if self._blame is not None else outcome.value)
-        return words.Cleared(again=self._decision.again, pause_s=self._decision.wait_s)
+            self.goodput.restarted(self._blame.kind.value if self._blame is not None else outcome.value)
+        return events.Cleared(again=self._decision.again, pause_s=self._decision.wait_s)
 
     def _who_is_to_blame(self) -> Blame | None:
         """Nobody, if all ended because they were told to, by a person or for another node: nothing failed here."""
@@ -466,7 +466,7 @@ class Agent:
         failed = [end for end in ends if end.code != 0]
         return blame(ends) if any(not end.stopped for end in failed) else None
 
-    def _tell_peers(self, action: words.TellPeers) -> None:
+    def _tell_peers(self, action: events.TellPeers) -> None:
         why = "" if action.ok else self._what_ended_it()
         self._rendezvous.tell(ok=action.ok, final=action.final, why=why, preempted=action.preempted)
 
@@ -495,13 +495,13 @@ class Agent:
 
     def _was_stopped(self) -> bool:
         """Whether a signal ended the job; where a rank had failed by then, its code would have the last word."""
-        stopped = self._outcome is words.Outcome.SIGNAL
+        stopped = self._outcome is events.Outcome.SIGNAL
         return stopped or (self._state.preempted and self._exit_code() in (REQUEUE, 128 + self._state.signum))
 
     def _exit_code(self) -> int:
-        if self._outcome is words.Outcome.SUCCESS:
+        if self._outcome is events.Outcome.SUCCESS:
             return 0
-        if self._outcome is words.Outcome.SIGNAL:
+        if self._outcome is events.Outcome.SIGNAL:
             return REQUEUE if self._resumable and self._state.preempted else 128 + self._state.signum
         if self._state.preempted and self._decision is not None and self._decision.again:
             return REQUEUE if self._resumable else 128 + self._state.signum

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from gpulaunch.launcher.agent.account import Account
-from gpulaunch.launcher.agent.group import Group
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
+from gpulaunch.launcher.agent.rank_group import RankGroup
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.hang.door import HangWatch, mark_over
 from gpulaunch.launcher.hang.values import Limits, Verdict, spans
 from gpulaunch.launcher.job.spec import JobSpec
@@ -28,15 +28,15 @@ class Hangs:
     """Watches one attempt after another."""
 
     def __init__(
-        self, around: Surroundings, *, account: Account, say: Callable[[str], None], on_hang: Callable[[], None]
+        self, context: RunContext, *, goodput: GoodputTracker, say: Callable[[str], None], on_hang: Callable[[], None]
     ) -> None:
         """`on_hang`: the ranks hang, and the user wants something done about it."""
-        self._around = around
-        self._account = account
+        self._context = context
+        self._goodput = goodput
         self._say = say
         self._on_hang = on_hang
         self._watch: HangWatch | None = None
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
         self._path = ""
         self.times_s: tuple[float, float] | None = None
         """Of the attempt that hung: when its ranks last moved, and when that was judged to be a hang."""
@@ -48,21 +48,21 @@ class Hangs:
         """The helper that looks into the ranks, while there is one."""
         return self._watch.helper_pids() if self._watch is not None else frozenset()
 
-    def begin(self, group: Group, attempt: int) -> None:
+    def begin(self, group: RankGroup, attempt: int) -> None:
         """The ranks of an attempt run."""
-        spec, around = self._around.spec, self._around
+        spec, context = self._context.spec, self._context
         self.stop()
         if spec.hang_timeout_s <= 0:
             return
         self._group = group
-        self._path = os.path.join(around.rundir.attempt_dir(attempt), "hang.json")
-        pages = around.pages
+        self._path = os.path.join(context.rundir.attempt_dir(attempt), "hang.json")
+        pages = context.pages
         self._watch = HangWatch(
-            around.loop,
+            context.loop,
             _limits(spec),
             {group.rank_of(local_rank): pid for local_rank, pid in group.live.items()},
             pages.read if pages is not None else lambda _: None,
-            lambda rank: around.rundir.rank_path(attempt, rank),
+            lambda rank: context.rundir.rank_path(attempt, rank),
             self._late,
             self._over,
             self._hung,
@@ -82,14 +82,14 @@ class Hangs:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
-            self._account.stall = None
+            self._goodput.stall = None
 
     def _late(self, verdict: Verdict) -> None:
         """Tell of a standstill: it may be over in a moment."""
-        first = self._account.stall is None
-        self._account.hang_suspicions += first
+        first = self._goodput.stall is None
+        self._goodput.hang_suspicions += first
         self._tell_the_page(verdict)
-        self._around.rundir.event(
+        self._context.rundir.event(
             "hang_suspected",
             why=verdict.sentence,
             ranks=verdict.odd,
@@ -102,7 +102,7 @@ class Hangs:
             self._say(f"the stacks of all ranks: {verdict.path}")
 
     def _follows(self, verdict: Verdict) -> str:
-        if self._around.spec.on_hang == "report":
+        if self._context.spec.on_hang == "report":
             return "nothing will be done about it (--on-hang report)"
         if verdict.due_in_s is None:
             return "nothing is done about it: this may be normal"
@@ -110,9 +110,9 @@ class Hangs:
 
     def _over(self, ranks: Sequence[int], after_s: float) -> None:
         """Take it back."""
-        self._account.stall = None
-        self._account.write()
-        self._around.rundir.event("hang_over", ranks=ranks, after_s=round(after_s, 1))
+        self._goodput.stall = None
+        self._goodput.write()
+        self._context.rundir.event("hang_over", ranks=ranks, after_s=round(after_s, 1))
         if ranks:  # else those told of have ended as they were
             mark_over(self._path, after_s)
             who, move = (f"rank {ranks[0]}", "moves") if len(ranks) == 1 else (f"ranks {spans(ranks)}", "move")
@@ -120,18 +120,18 @@ class Hangs:
 
     def _hung(self, verdict: Verdict) -> None:
         assert self._group is not None, "a group is watched"
-        self._account.hangs += 1
+        self._goodput.hangs += 1
         self._tell_the_page(verdict)
-        self._around.rundir.event("hung", why=verdict.sentence, rule=verdict.rule, odd=verdict.odd, path=verdict.path)
+        self._context.rundir.event("hung", why=verdict.sentence, rule=verdict.rule, odd=verdict.odd, path=verdict.path)
         for_s = f": no progress for {duration(verdict.quiet_s)}" if verdict.rule == "timeout" else ""
         self._say(f"the ranks hang: {verdict.sentence}{for_s}")
         if verdict.path:
             self._say(f"the stacks of all ranks: {verdict.path}")
-        if self._around.spec.on_hang == "report":
+        if self._context.spec.on_hang == "report":
             self._say("nothing is done about it (--on-hang report)")
             return
         ranks = verdict.odd or tuple(map(self._group.rank_of, self._group.live))
-        last_s, now_s = self._last_moved_s(ranks), self._around.loop.now()
+        last_s, now_s = self._last_moved_s(ranks), self._context.loop.now()
         # A program that has finished has lost nothing: what follows is its end, not the time to notice a failure. It is
         # not started again, which might do all of its work anew. But what stands behind that point (a last save, an
         # upload) has perhaps not run, so it is no success either.
@@ -142,17 +142,17 @@ class Hangs:
 
     def _tell_the_page(self, verdict: Verdict) -> None:
         """What page, metrics and `top` show until it is over."""
-        now_s = self._around.loop.now()
-        self._account.stall = {
+        now_s = self._context.loop.now()
+        self._goodput.stall = {
             "ranks": list(verdict.odd) or sorted(rank for group in verdict.groups for rank in group.ranks),
             "since_s": now_s - verdict.quiet_s,
             "due_s": None if verdict.due_in_s is None else now_s + verdict.due_in_s,
             "what": verdict.sentence,
         }
-        self._account.write()
+        self._goodput.write()
 
     def _last_moved_s(self, ranks: Iterable[int]) -> float:
-        pages = self._around.pages
+        pages = self._context.pages
         read = [pages.read(rank) for rank in ranks] if pages is not None else []
         moved_s = [page.last_edge_ns / 1e9 for page in read if page is not None and page.last_edge_ns]
-        return min(moved_s, default=self._around.loop.now())
+        return min(moved_s, default=self._context.loop.now())

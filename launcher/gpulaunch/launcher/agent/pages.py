@@ -68,7 +68,7 @@ class Pages:
         """Tell the sidecar who runs."""
         self._write("group.json", {**group, "run_dir": self._run_dir})
 
-    def account(self, run: dict[str, Any]) -> None:
+    def write_run(self, run: dict[str, Any]) -> None:
         """Tell the sidecar how the run goes."""
         self._write("run.json", run)
 

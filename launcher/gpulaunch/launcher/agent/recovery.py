@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.checkpoint.find import Checkpoint, Search
 from gpulaunch.launcher.checkpoint.finder import Ask, Finder
 from gpulaunch.launcher.checkpoint.resume import resume_args
@@ -50,17 +50,17 @@ class Resume:
 class Recovery:
     """What one run has learnt from its attempts."""
 
-    def __init__(self, around: Surroundings, *, gpus: tuple[Gpu, ...], say: Callable[[str], None]) -> None:
+    def __init__(self, context: RunContext, *, gpus: tuple[Gpu, ...], say: Callable[[str], None]) -> None:
         """`gpus`: the cards that the ranks may see, in their order."""
-        spec = around.spec
-        self._around = around
-        self._loop = around.loop
+        spec = context.spec
+        self._context = context
+        self._loop = context.loop
         self._spec = spec
         self._gpus = gpus
         self._say = say
-        self._finder = Finder(around.loop)
-        self._verifier = Finder(around.loop)
-        self._memory = memory.MemoryWait(around.loop)
+        self._finder = Finder(context.loop)
+        self._verifier = Finder(context.loop)
+        self._memory = memory.MemoryWait(context.loop)
         self._limits = restart.Limits(
             max_restarts=spec.max_restarts,
             rate=spec.restart_rate,
@@ -189,14 +189,14 @@ class Recovery:
                     f"{newest.key} ({newest.identity}); is the checkpoint directory shared?"
                 )
             elif self._began_s:
-                where = ", ".join(map(shown, self._around.checkpoint_dirs))
+                where = ", ".join(map(shown, self._context.checkpoint_dirs))
                 elsewhere = "" if self._spec.checkpoint_dirs or self._spec.resume_arg else _ELSEWHERE
                 self._say(f"no complete checkpoint in {where}: the program is started as the first time{elsewhere}")
             return Resume()
         one, template = self.resumed, self._spec.resume_arg
         at = "" if one.step is None else f" (step {one.step})"
         self._say(f"going on from {shown(one.path)}{at}")
-        self._around.rundir.event("resuming", path=one.path, step=one.step, verified=one.verified)
+        self._context.rundir.event("resuming", path=one.path, step=one.step, verified=one.verified)
         if not one.verified:
             self._verify(one, (node_rank, nnodes))
         try:
@@ -244,7 +244,7 @@ class Recovery:
                     "attempt passes it over. What the ranks have computed from it cannot be trusted: end the job, and "
                     "name an older checkpoint (--resume PATH)"
                 )
-                self._around.rundir.event("checkpoint_damaged", path=one.path, format=one.format, why=found.why)
+                self._context.rundir.event("checkpoint_damaged", path=one.path, format=one.format, why=found.why)
 
         ask = replace(self._ask(limit=1, path=one.path), content_s=_VERIFY_S, identify=False)
         ask = replace(ask, share=share, is_behind=True)
@@ -260,11 +260,11 @@ class Recovery:
 
     def _ask(self, *, limit: int, path: str) -> Ask:
         return Ask(
-            where=self._around.checkpoint_dirs,
+            where=self._context.checkpoint_dirs,
             named=path or None,
             pattern=self._spec.checkpoint_pattern,
             limit=limit,
-            memory=os.path.join(self._around.rundir.path, "verified.json"),
+            memory=os.path.join(self._context.rundir.path, "verified.json"),
             # Several nodes first agree on one, and then read that one alone.
             content_s=self._spec.resume_search_s if self._spec.nnodes == 1 else 0,
             identify=self._spec.nnodes > 1,
@@ -278,7 +278,7 @@ class Recovery:
         if self._spec.checkpoint_dirs:
             return False
         try:
-            os.stat(self._around.checkpoint_dirs[0])
+            os.stat(self._context.checkpoint_dirs[0])
         except OSError as err:
             return isinstance(err, FileNotFoundError)
         return False
@@ -298,7 +298,7 @@ class Recovery:
             if (one.path, one.why) not in self._complained:
                 self._complained.add((one.path, one.why))
                 self._say(f"checkpoint {shown(one.path)} is passed over: {one.why}")
-                self._around.rundir.event("checkpoint_skipped", path=one.path, format=one.format, why=one.why)
+                self._context.rundir.event("checkpoint_skipped", path=one.path, format=one.format, why=one.why)
 
     def _set_baseline(self, used: dict[str, int]) -> str:
         self._baseline = used
@@ -308,8 +308,8 @@ class Recovery:
         """The wait for the cards is over; see whether a rank has to leave its own."""
         if complaint:
             self._say(complaint)
-        if self._gpus and self._around.pages is not None:
-            found = health.read(self._around.pages.directory)
+        if self._gpus and self._context.pages is not None:
+            found = health.read(self._context.pages.directory)
             placement = health.place(self._gpus, self._spec.nproc, found, busy=memory.busy(self._baseline))
             for sentence in map(health.sentence, placement.moves):
                 if (sentence, "") not in self._complained:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from gpulaunch.launcher.agent import words
-from gpulaunch.launcher.agent.group import Group
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent import events
+from gpulaunch.launcher.agent.rank_group import RankGroup
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.failure.ends import signal_name
 from gpulaunch.launcher.loop import child
 from gpulaunch.profiler.channel.control import ControlWriter
@@ -21,19 +21,19 @@ class Signals:
 
     def __init__(
         self,
-        around: Surroundings,
+        context: RunContext,
         *,
         control: ControlWriter,
         say: Callable[[str], None],
-        state: Callable[[], words.State],
-        group: Callable[[], Group | None],
+        state: Callable[[], events.State],
+        group: Callable[[], RankGroup | None],
         listening: Callable[[], bool],
-        happened: Callable[[words.Event], None],
+        happened: Callable[[events.Event], None],
     ) -> None:
         """`control`: the page in which ranks read what is asked of them; `listening`: whether a rank reads it."""
-        self._around = around
-        self._spec = around.spec
-        self._loop = around.loop
+        self._context = context
+        self._spec = context.spec
+        self._loop = context.loop
         self._control = control
         self._say = say
         self._state = state
@@ -49,7 +49,7 @@ class Signals:
             self._loop.on_signal(signal.Signals[name], self._save)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, child.NOTICES)  # held since the first line of main
 
-    def notice(self, action: words.Notice) -> None:
+    def notice(self, action: events.Notice) -> None:
         """Tell the ranks, in their page, to save and to end."""
         self._control.preempt(action.signum, round((self._loop.now() + action.within_s) * 1e9))
 
@@ -75,14 +75,14 @@ class Signals:
 
     def _end(self, signum: int) -> None:
         name, state, now_s = signal_name(signum), self._state(), self._loop.now()
-        if state.phase is words.Phase.DONE:  # there are no ranks to be asked
-            self._happened(words.Signalled(signum=signum))
+        if state.phase is events.Phase.DONE:  # there are no ranks to be asked
+            self._happened(events.Signalled(signum=signum))
             return
         preempted = name in self._spec.preempt_signals
         before_s, self.first_s = self.first_s, now_s if self.first_s is None else self.first_s
         if preempted and state.preempted and (before_s is None or now_s - before_s < _ONE_NOTICE_S):
             # A job manager that says it twice, or to two nodes of which the other was faster, means one notice.
-            self._around.rundir.event("signalled", signal=name, preempted=True, again=True)
+            self._context.rundir.event("signalled", signal=name, preempted=True, again=True)
             return
         if state.signum:
             self._say(f"{name} again: ending at once")
@@ -90,13 +90,13 @@ class Signals:
             to = "save at their next step and end" if preempted and self._listening() else "end"
             at_most = f"{self._spec.grace_s:g} s at most, and a second signal ends them at once"
             self._say(f"{name}: asked the ranks to {to}; {at_most}")
-        self._around.rundir.event("signalled", signal=name, preempted=preempted)
-        self._happened(words.Signalled(signum=signum, preempted=preempted))
+        self._context.rundir.event("signalled", signal=name, preempted=preempted)
+        self._happened(events.Signalled(signum=signum, preempted=preempted))
 
     def _save(self, signum: int) -> None:
         """No matter of state: whatever runs may save, and goes on."""
         self._say(f"{signal_name(signum)}: the ranks are asked to save at their next step and to go on")
-        self._around.rundir.event("save_requested", signal=signal_name(signum))
+        self._context.rundir.event("save_requested", signal=signal_name(signum))
         self._save_asked_s = self._loop.now()
         self._control.request_save()
         group = self._group()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpulaunch.launcher.agent import packages
-from gpulaunch.launcher.agent.group import Group
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.rank_group import RankGroup
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.document import with_preloaded
 from gpulaunch.launcher.job.imports import Reading
@@ -36,7 +36,7 @@ class Starter:
 
     def __init__(
         self,
-        around: Surroundings,
+        context: RunContext,
         *,
         say: Callable[[str], None],
         reading: Reading,
@@ -45,8 +45,8 @@ class Starter:
         on_pid: Callable[[], None],
     ) -> None:
         """`spawn_because`: why the ranks are not to be forked, or ""; `on_pid`: the fork server is another process."""
-        self._around = around
-        self._spec = around.spec
+        self._context = context
+        self._spec = context.spec
         self._say = say
         self._reading = reading
         self._spawn_because = spawn_because
@@ -57,10 +57,10 @@ class Starter:
         self._refused: dict[str, str] = {}  # in this job, because ranks had to start again
         self._outdated = False  # the fork server has imported one of them
         self._known: dict[str, str] = {}  # what the fork server was told not to import
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
         self._over = False
         self._not_noted: Ready | None = None  # what job.json does not say yet
-        self.agent_store = around.use_agent_store
+        self.agent_store = context.use_agent_store
 
     @property
     def pid(self) -> int | None:
@@ -70,12 +70,12 @@ class Starter:
     def start_server(self) -> None:
         """Start the fork server: first of all, because `import torch` is what everything waits for."""
         self._server = ForkServer(
-            loop=self._around.loop, on_ready=self._ready, on_started=self._started, on_lost=self._lost
+            loop=self._context.loop, on_ready=self._ready, on_started=self._started, on_lost=self._lost
         )
         forking = not self._spawn_because
         names = list(self._reading.packages) if forking else []
         self._known = packages.recall(self._spec, names) | self._refused
-        base, reading = self._around.base_env, self._reading
+        base, reading = self._context.base_env, self._reading
         fixed = {k: v for k, v in reading.environment.items() if k not in reading.defaults or k not in base}
         of_ranks = plan.rank_environment(
             self._spec, local_rank=0, attempt=0, master_port=0, error_file="", use_agent_store=self.agent_store
@@ -94,7 +94,7 @@ class Starter:
             self._server = None
             self._spawn_because = self._spawn_because or f"the fork server cannot be started: {err.strerror}"
 
-    def start(self, group: Group) -> None:
+    def start(self, group: RankGroup) -> None:
         """Start this attempt's store and ranks, now or as soon as the fork server is ready."""
         self._group = group
         self._over = False
@@ -112,7 +112,7 @@ class Starter:
 
     def started_again(self, told: dict[str, Any]) -> None:
         """A forked rank starts again as a plain interpreter, or should and cannot, for packages it cannot share."""
-        self._around.rundir.event("rank_kept_preloaded" if "too_late" in told else "rank_started_again", **told)
+        self._context.rundir.event("rank_kept_preloaded" if "too_late" in told else "rank_started_again", **told)
         concerned, why = list(told["packages"]), str(told["why"])
         names = [name for name in concerned if name in ("torch", *self._reading.packages)]
         if self._spawn_because or (names and all(name in self._refused for name in names)):
@@ -156,7 +156,7 @@ class Starter:
 
     def _ready(self, ready: Ready) -> None:
         packages.remember({name: why for name, why in ready.refused.items() if name not in self._known})
-        self._around.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
+        self._context.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
         if ready.refused:
             left = "; ".join(f"{name} ({why})" for name, why in ready.refused.items())
             self._say(f"not preloaded, each rank imports it for itself: {left}")
@@ -181,7 +181,7 @@ class Starter:
         if ready is None:
             return
         imported, because = (*(["torch"] if ready.torch else []), *ready.loaded), self._spawn_because
-        self._around.rundir.amend_json(
+        self._context.rundir.amend_json(
             "job.json", lambda document: with_preloaded(document, imported, ready.refused, because)
         )
 
@@ -189,7 +189,7 @@ class Starter:
         """The fork server is gone. Ranks that run and have their store need it no more; others get a new one."""
         self._server = None
         group = self._group
-        self._around.rundir.event("fork_server_lost", running=bool(group and group.live))
+        self._context.rundir.event("fork_server_lost", running=bool(group and group.live))
         if group is None or self._over or (group.live and not group.awaits_store):
             return
         self._lost_servers += 1
@@ -200,7 +200,7 @@ class Starter:
         else:
             self._do_without_server(group, f"the fork server died {self._lost_servers} times")
 
-    def _do_without_server(self, group: Group, why: str) -> None:
+    def _do_without_server(self, group: RankGroup, why: str) -> None:
         """From now on ranks are spawned, and rank 0 hosts the store."""
         self.agent_store = False
         self._spawn_because = self._spawn_because or why

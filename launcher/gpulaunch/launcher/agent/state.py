@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpulaunch.launcher.agent.words import (
+from gpulaunch.launcher.agent.events import (
     EVENT_TYPES,
     Action,
     Arm,

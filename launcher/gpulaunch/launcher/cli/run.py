@@ -15,9 +15,9 @@ from gpulaunch.launcher.agent import summary, timers
 from gpulaunch.launcher.agent.agent import Agent, Ended
 from gpulaunch.launcher.agent.packages import reading_of, recall
 from gpulaunch.launcher.agent.pages import Pages
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, RunDirLockedError, open_run_dir
 from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_of
-from gpulaunch.launcher.agent.surroundings import Surroundings
 from gpulaunch.launcher.checkpoint.names import check_pattern
 from gpulaunch.launcher.checkpoint.resume import check_template
 from gpulaunch.launcher.cli import report_page
@@ -165,7 +165,7 @@ class _Job:
             stdout_filters=spec.duplicate_stdout_filters,
             stderr_filters=spec.duplicate_stderr_filters,
         )
-        around = Surroundings(
+        context = RunContext(
             loop=loop,
             spec=spec,
             rundir=rundir,
@@ -185,9 +185,9 @@ class _Job:
         sidecar = None
         agent: Agent | None = None
         try:
-            sidecar = self._sidecar(console, around.pages, base_env)
+            sidecar = self._sidecar(console, context.pages, base_env)
             agent = Agent(
-                around,
+                context,
                 console=console,
                 rendezvous=self._rendezvous,
                 sidecar=sidecar,
@@ -384,11 +384,11 @@ class _Job:
             elapsed_s=elapsed_s,
             restarts=agent.num_restarts,
             error=error,
-            goodput_seconds=agent.account.seconds(),
+            goodput_seconds=agent.goodput.seconds(),
         )
         with contextlib.suppress(OSError):
             self._rundir.write_json("summary.json", content)
-        self._rundir.event("run_ended", exit_code=ended.code, **agent.account.as_json())
+        self._rundir.event("run_ended", exit_code=ended.code, **agent.goodput.as_json())
         lines = summary.as_text(
             agent.totals,
             elapsed_s=elapsed_s,
@@ -397,7 +397,7 @@ class _Job:
             stopped_by=ended.stopped_by,
             profiled=self._spec.profile,
         )
-        for line in [*lines, agent.account.line()]:
+        for line in [*lines, agent.goodput.line()]:
             console.say(line)
         # One for the whole job, and none where nothing was made that it could tell of.
         self._worth_a_report = self._spec.node_rank == 0 and any(one.steps for one in agent.totals.values())

@@ -61,7 +61,7 @@ class _Attempt:
     """What the one after it went on from is not known, and so not what of it was lost."""
 
 
-class Ledger:
+class GoodputLedger:
     """The facts of one run, told in the order in which they happen (but for `first_step`, which may be known late)."""
 
     def __init__(self, *, steps_are_seen: bool = True) -> None:

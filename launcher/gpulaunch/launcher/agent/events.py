@@ -1,4 +1,4 @@
-"""The words of the agent's decisions: what state it is in, what can happen, what can be done. Values only.
+"""The values of the agent's decisions: the state, the events that change it, the actions that follow.
 
 `state.py` says which follows from which.
 """

@@ -29,7 +29,7 @@ _NAMED = 3
 _NAME_CHARS = 60
 
 
-class How(Enum):
+class LeftoverPolicy(Enum):
     """What is done with what outlives its rank."""
 
     KILL = "kill"
@@ -39,7 +39,7 @@ class How(Enum):
     LEAVE = "leave"
 
 
-class Leftovers:
+class Cleanup:
     """Clears up after one attempt, once; asked again, less gently."""
 
     def __init__(
@@ -69,11 +69,11 @@ class Leftovers:
         self._store_pid = store_pid
         self._told = told
         self._keep: frozenset[int] = frozenset()
-        self._how = How.KILL
+        self._how = LeftoverPolicy.KILL
         self._began_s = 0.0
         self._done: Callable[[list[int]], None] | None = None
 
-    def clear(self, keep: frozenset[int], how: How, *, done: Callable[[list[int]], None]) -> None:
+    def clear(self, keep: frozenset[int], how: LeftoverPolicy, *, done: Callable[[list[int]], None]) -> None:
         """Do so with all but `keep`; then `done`, with the pids that the kernel does not let go."""
         loop = self._loop
         self._keep = keep
@@ -85,10 +85,10 @@ class Leftovers:
         self._began_s = loop.now()
         if not again:
             loop.on_orphan(lambda _: self._check())
-        if how is How.END and (left := [pid for pid in self._left() if not comes_last(pid)]):
+        if how is LeftoverPolicy.END and (left := [pid for pid in self._left() if not comes_last(pid)]):
             self._told(left)
-        if how in (How.KILL, How.END):
-            self._signal_all(signal.SIGKILL if how is How.KILL else signal.SIGTERM)
+        if how in (LeftoverPolicy.KILL, LeftoverPolicy.END):
+            self._signal_all(signal.SIGKILL if how is LeftoverPolicy.KILL else signal.SIGTERM)
         for after_s in (0.0, SETTLE_S, GENTLE_S, GENTLE_S + CLEAR_S / 2, GENTLE_S + CLEAR_S):
             loop.call_at(self._began_s + after_s, lambda: self._check(due=True))
 
@@ -120,15 +120,15 @@ class Leftovers:
             return
         left = self._left()
         for_s = self._loop.now() - self._began_s
-        if self._how in (How.WAIT, How.LEAVE):
+        if self._how in (LeftoverPolicy.WAIT, LeftoverPolicy.LEAVE):
             if due and left and for_s >= SETTLE_S:
                 self._told(left)
                 self._told = _nothing
-                left = left if self._how is How.WAIT else []
+                left = left if self._how is LeftoverPolicy.WAIT else []
             if left or (self._store_pid is not None and for_s < CLEAR_S):
                 return
         elif (left or self._store_pid is not None) and for_s < GENTLE_S + CLEAR_S:
-            if left and (self._how is How.KILL or for_s >= GENTLE_S):
+            if left and (self._how is LeftoverPolicy.KILL or for_s >= GENTLE_S):
                 # The orphans of the orphans just killed have become ours meanwhile.
                 self._signal_all(signal.SIGKILL)
             return
@@ -143,14 +143,14 @@ def is_of_ranks(pid: int, sessions: Collection[int], run_id: str) -> bool:
     return linux.session_of(pid) in sessions or linux.is_of_run(pid, run_id)
 
 
-def sentence(pids: Sequence[int], how: How) -> str:
+def sentence(pids: Sequence[int], how: LeftoverPolicy) -> str:
     """What is said of processes that outlive their ranks after a good end."""
     named = [f"pid {pid} ({_command(pid)})" for pid in pids[:_NAMED]]
     more = [f"{len(pids) - _NAMED} more"] if len(pids) > _NAMED else []
     which = ", ".join([*named, *more])
-    if how is How.END:
+    if how is LeftoverPolicy.END:
         return f"ending what the ranks have left running: {which}"
-    if how is How.WAIT:
+    if how is LeftoverPolicy.WAIT:
         return f"waiting for what the ranks have left running: {which}; --leftovers leave does not wait"
     return f"left running: {which}; --leftovers wait waits for it, end ends it"
 

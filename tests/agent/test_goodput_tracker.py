@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpulaunch.launcher.agent.account import Account
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.profiler.channel import page
 from gpulaunch.profiler.channel.layout import Word
@@ -54,28 +54,28 @@ def page_of(tmp_path: Path) -> Page:
 
 
 class Run:
-    """A run that began at T0, and its account; ranks run from the first second on."""
+    """A run that began at T0, and its goodput; ranks run from the first second on."""
 
     def __init__(self, *, named: tuple[str, ...] = ()) -> None:
         self.now_s = T0
         self.written: dict[str, Any] = {}
         self.events: list[str] = []
-        around = SimpleNamespace(
+        context = SimpleNamespace(
             loop=SimpleNamespace(now=lambda: self.now_s),
-            pages=SimpleNamespace(account=self.written.update),
+            pages=SimpleNamespace(write_run=self.written.update),
             rundir=SimpleNamespace(event=lambda what, **_: self.events.append(what)),
             spec=SimpleNamespace(resume="auto", resume_arg=None, checkpoint_dirs=named, profile=True),
             base_env={"GPULAUNCH_RUN_ID": "aaaa"},
         )
-        self.account = Account(cast("Surroundings", around), began_s=T0)
+        self.goodput = GoodputTracker(cast("RunContext", context), began_s=T0)
         self.now_s = T0 + 1.0
-        self.account.attempt_began(0, None)
-        self.account.attempt_started()
+        self.goodput.attempt_began(0, None)
+        self.goodput.attempt_started()
 
     def spent(self, at_s: float) -> dict[str, Any]:
         """The buckets with something in them; all of them are the time that has passed."""
         self.now_s = T0 + at_s
-        seconds = self.account.seconds()
+        seconds = self.goodput.seconds()
         known = {bucket: value for bucket, value in seconds.items() if value is not None}
         assert math.fsum(known.values()) == pytest.approx(at_s)
         return {bucket: pytest.approx(value) for bucket, value in known.items() if value > 1e-9} | {
@@ -86,16 +86,16 @@ class Run:
 def test_a_program_that_saves_by_itself_is_not_told_that_saving_is_work(page_of: Page) -> None:
     """Nine and a half of seventeen seconds in torch.save: `gpulaunch.checkpoint` tells nothing, the phase has it."""
     run = Run()
-    run.account.looked([page_of(phase=4.0)])
+    run.goodput.looked([page_of(phase=4.0)])
     assert run.spent(10.0) == {"startup": 2.0, "productive": 4.0, "checkpoint_stall": 4.0}
-    run.account.looked([page_of(phase=9.5)])
+    run.goodput.looked([page_of(phase=9.5)])
     run.spent(19.0)
-    run.account.stopped(None)
-    run.account.ended(ok=True, newest=None)
+    run.goodput.stopped(None)
+    run.goodput.ended(ok=True, newest=None)
 
     assert run.spent(19.0) == {"startup": 2.0, "productive": 7.5, "checkpoint_stall": 9.5}
-    assert run.written["goodput_seconds"] == run.account.seconds()
-    assert run.account.line() == "goodput 39.5 %: productive 7.5 s, checkpoint stall 9.5 s, startup 2.0 s"
+    assert run.written["goodput_seconds"] == run.goodput.seconds()
+    assert run.goodput.line() == "goodput 39.5 %: productive 7.5 s, checkpoint stall 9.5 s, startup 2.0 s"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_is_told_and_what_was_seen_are_the_same_saves(
     page_of: Page, told: float, phase: float, stall: float
 ) -> None:
     run = Run()
-    run.account.looked([page_of(told=told, phase=phase)])
+    run.goodput.looked([page_of(told=told, phase=phase)])
 
     assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0 - stall, "checkpoint_stall": stall}
 
@@ -118,12 +118,12 @@ def test_what_is_told_and_what_was_seen_are_the_same_saves(
 def test_ranks_stand_still_together_and_attempts_one_after_the_other(page_of: Page) -> None:
     """The rank that stood longest counts; the page of the attempt before says nothing of this one."""
     run = Run()
-    run.account.looked([page_of(0, told=2.0, phase=1.0), page_of(1, phase=3.0), page_of(2)])
+    run.goodput.looked([page_of(0, told=2.0, phase=1.0), page_of(1, phase=3.0), page_of(2)])
     assert run.spent(12.0)["checkpoint_stall"] == 3.0
-    run.account.failed(T0 + 12.0, T0 + 12.0)
-    run.account.attempt_began(1, None)
-    run.account.attempt_started()
-    run.account.looked([page_of(1, phase=3.0), page_of(0, attempt=1, phase=0.5)])
+    run.goodput.failed(T0 + 12.0, T0 + 12.0)
+    run.goodput.attempt_began(1, None)
+    run.goodput.attempt_started()
+    run.goodput.looked([page_of(1, phase=3.0), page_of(0, attempt=1, phase=0.5)])
 
     assert run.spent(20.0) == {
         "startup": 2.0,
@@ -137,10 +137,10 @@ def test_what_nobody_knows_is_no_number_for_the_sidecar() -> None:
     """A program that ended well and was never seen to step: the last run.json is without what may have been work."""
     run = Run()
     run.now_s = T0 + 9.0
-    run.account.stopped(None)
-    run.account.ended(ok=True, newest=None)
+    run.goodput.stopped(None)
+    run.goodput.ended(ok=True, newest=None)
 
-    told = run.account.as_json()["goodput_seconds"]
+    told = run.goodput.as_json()["goodput_seconds"]
     assert (told["productive"], told["checkpoint_stall"], told["startup"]) == (None, None, pytest.approx(1.0))
     assert run.written["goodput_seconds"] == {bucket: value for bucket, value in told.items() if value is not None}
 
@@ -148,21 +148,21 @@ def test_what_nobody_knows_is_no_number_for_the_sidecar() -> None:
 def failed_and_restarted(run: Run, resumed: Checkpoint | None = None) -> None:
     """The first attempt dies ten seconds after its first step, and the second one begins to run."""
     run.now_s = T0 + 12.0
-    run.account.failed(T0 + 12.0, T0 + 12.0)
-    run.account.attempt_began(1, resumed)
-    run.account.attempt_started()
+    run.goodput.failed(T0 + 12.0, T0 + 12.0)
+    run.goodput.attempt_began(1, resumed)
+    run.goodput.attempt_started()
 
 
 def test_what_a_program_resumes_by_itself_is_not_told_as_if_nothing_had_been_lost(page_of: Page) -> None:
     """Nor before it works: then it has made nothing again."""
     run = Run()
-    run.account.looked([page_of()])
+    run.goodput.looked([page_of()])
     failed_and_restarted(run)
     assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0}
 
-    run.account.looked([page_of(attempt=1)])
-    run.account.looked([page_of(attempt=1)])
-    run.account.write()
+    run.goodput.looked([page_of(attempt=1)])
+    run.goodput.looked([page_of(attempt=1)])
+    run.goodput.write()
 
     assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0, "lost_work": None}
     assert run.events == ["lost_work_unknown"]
@@ -175,9 +175,9 @@ def test_what_gpulaunch_checkpoint_resumes_in_a_place_of_its_own_is_known(
 ) -> None:
     """From nothing; from the newest one, saved six seconds after the first step; from one of which nobody told when."""
     run = Run()
-    run.account.looked([page_of(saved=(30, 8.0), resumed=0)])
+    run.goodput.looked([page_of(saved=(30, 8.0), resumed=0)])
     failed_and_restarted(run)
-    run.account.looked([page_of(attempt=1, saved=(35, 12.0), resumed=resumed)])
+    run.goodput.looked([page_of(attempt=1, saved=(35, 12.0), resumed=resumed)])
 
     spent = run.spent(12.0)
     assert (spent["lost_work"], spent.get("productive", 0.0)) == (lost, 10.0 - (lost or 0.0))
@@ -188,9 +188,9 @@ def test_what_gpulaunch_checkpoint_resumes_in_a_place_of_its_own_is_known(
 def test_what_a_rank_says_counts_before_what_was_not_found(page_of: Page, resumed: int | None, lost: float) -> None:
     """The directory that was named is empty: then the program goes on from nothing, unless it says from what."""
     run = Run(named=("empty",))
-    run.account.looked([page_of(saved=(30, 8.0))])
+    run.goodput.looked([page_of(saved=(30, 8.0))])
     failed_and_restarted(run)
-    run.account.looked([page_of(attempt=1, saved=(30, 8.0), resumed=resumed)])
+    run.goodput.looked([page_of(attempt=1, saved=(30, 8.0), resumed=resumed)])
 
     assert run.spent(12.0)["lost_work"] == lost
     assert run.events == []
@@ -199,9 +199,9 @@ def test_what_a_rank_says_counts_before_what_was_not_found(page_of: Page, resume
 def test_what_is_from_before_this_run_keeps_nothing_of_it(page_of: Page) -> None:
     """Both attempts go on from a checkpoint of an earlier run in the directory; nothing was saved since."""
     run = Run()
-    run.account.looked([page_of(resumed=10)])
+    run.goodput.looked([page_of(resumed=10)])
     failed_and_restarted(run)
-    run.account.looked([page_of(attempt=1, resumed=10)])
+    run.goodput.looked([page_of(attempt=1, resumed=10)])
 
     assert run.spent(12.0) == {"startup": 2.0, "lost_work": 10.0}
 
@@ -209,11 +209,11 @@ def test_what_is_from_before_this_run_keeps_nothing_of_it(page_of: Page) -> None
 def test_a_checkpoint_that_was_gone_on_from_is_one_that_is_known_of(page_of: Page) -> None:
     """The program's own: no page tells of it."""
     run = Run()
-    assert run.account.as_json()["checkpoint_step"] is None
+    assert run.goodput.as_json()["checkpoint_step"] is None
     own = Checkpoint(path="ckpt_40.pt", format="torch", step=40, saved_s=0.0, size_bytes=1, key="ckpt_40.pt")
     failed_and_restarted(run, own)
 
-    told = run.account.as_json()
+    told = run.goodput.as_json()
     assert (told["resumed_step"], told["checkpoint_step"]) == (40, 40)
-    run.account.ended(ok=False, newest=replace(own, step=90))
-    assert run.account.as_json()["checkpoint_step"] == 90
+    run.goodput.ended(ok=False, newest=replace(own, step=90))
+    assert run.goodput.as_json()["checkpoint_step"] == 90

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 
 from gpulaunch.launcher.agent import summary
-from gpulaunch.launcher.agent.account import Account
-from gpulaunch.launcher.agent.group import Group
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
+from gpulaunch.launcher.agent.rank_group import RankGroup
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.profiler.channel.page import PageSnapshot
 
 _TICK_S = 1.0
@@ -18,22 +18,22 @@ _PROGRESS_S = (10.0, 30.0, 60.0)
 _PROGRESS_EVERY_S = 60.0
 
 
-class Bulletin:
+class StatusWriter:
     """Written for the sidecar (shared pages), for people and `gpulaunch chaos` (run directory), and on the console."""
 
     def __init__(
         self,
-        around: Surroundings,
+        context: RunContext,
         *,
-        account: Account,
+        goodput: GoodputTracker,
         say: Callable[[str], None],
-        group: Callable[[], Group | None],
+        group: Callable[[], RankGroup | None],
         helpers: Callable[[], dict[str, int | None]],
     ) -> None:
         """`helpers`: pids by name, such as `store_pid`, of the processes beside the ranks."""
-        self._around = around
-        self._loop = around.loop
-        self._account = account
+        self._context = context
+        self._loop = context.loop
+        self._goodput = goodput
         self._say = say
         self._group = group
         self._helpers = helpers
@@ -46,7 +46,7 @@ class Bulletin:
 
     def pages(self) -> dict[int, PageSnapshot]:
         """What the live ranks have published."""
-        pages, group = self._around.pages, self._group()
+        pages, group = self._context.pages, self._group()
         if pages is None or group is None:
             return {}
         read = {rank: pages.read(rank) for rank in map(group.rank_of, group.live)}
@@ -58,23 +58,23 @@ class Bulletin:
 
     def publish(self) -> None:
         """Write down who runs."""
-        group, around = self._group(), self._around
+        group, context = self._group(), self._context
         if group is None or not group.live:
             return
         content = group.describe()
-        if around.pages is not None:
-            around.pages.announce(content)
+        if context.pages is not None:
+            context.pages.announce(content)
         with contextlib.suppress(OSError):
-            around.rundir.write_json(
+            context.rundir.write_json(
                 "group.json",
                 {
                     **content,
-                    "attempt": around.rundir.number_of(content["attempt"]),
+                    "attempt": context.rundir.number_of(content["attempt"]),
                     "agent_pid": os.getpid(),
                     "store_pid": group.store_pid,
                     **self._helpers(),
-                    "checkpoint_dirs": around.checkpoint_dirs,
-                    "channel_dir": around.pages.directory if around.pages is not None else "",
+                    "checkpoint_dirs": context.checkpoint_dirs,
+                    "channel_dir": context.pages.directory if context.pages is not None else "",
                 },
             )
 
@@ -83,8 +83,8 @@ class Bulletin:
         group = self._group()
         if group is not None:
             group.look()
-        self._account.looked(self.pages().values())
-        self._account.write()
+        self._goodput.looked(self.pages().values())
+        self._goodput.write()
         self._loop.call_at(self._loop.now() + _TICK_S, self._tick)
 
     def _show_progress_at(self, index: int) -> None:

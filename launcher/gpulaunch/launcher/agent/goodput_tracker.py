@@ -1,4 +1,4 @@
-"""The account of a run: where its time went and how often it was restarted, kept while it runs and told at the end.
+"""Goodput of a run: where its time went and how often it was restarted, kept while it runs and told at the end.
 
 Told to the sidecar through `run.json` among the shared pages, once a second and at every change.
 """
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.policy import goodput
 from gpulaunch.profiler.channel.page import PageSnapshot
@@ -17,20 +17,20 @@ from gpulaunch.profiler.channel.page import PageSnapshot
 _ADVICE = ": name the directory of the program's checkpoints with --checkpoint-dir"
 
 
-class Account:
+class GoodputTracker:
     """One run's."""
 
-    def __init__(self, around: Surroundings, *, began_s: float) -> None:
+    def __init__(self, context: RunContext, *, began_s: float) -> None:
         """`began_s`: when the launcher was called, by the loop's clock."""
-        self._around = around
-        self._loop = around.loop
-        self._ledger = goodput.Ledger(steps_are_seen=around.pages is not None)
+        self._context = context
+        self._loop = context.loop
+        self._ledger = goodput.GoodputLedger(steps_are_seen=context.pages is not None)
         self._ledger.run_started(began_s)
         self._attempt = 0
         self._open = False
         """An attempt has begun, and is not over."""
         self._first_step_ns = self._stall_ns = 0
-        spec = around.spec
+        spec = context.spec
         self._is_told = bool((spec.resume_arg or spec.checkpoint_dirs) and spec.resume != "never")
         """Where the program's checkpoints are: what is not found there, the program does not go on from."""
         self._lost_is_unknown = False
@@ -72,7 +72,7 @@ class Account:
     def attempt_started(self) -> None:
         """Its ranks run."""
         self._ledger.attempt_started(self._loop.now())
-        if self._around.pages is None:
+        if self._context.pages is None:
             self._settle([])
 
     def looked(self, pages: Iterable[PageSnapshot]) -> None:
@@ -136,7 +136,7 @@ class Account:
         unknown = self.seconds()["lost_work"] is None
         if unknown != self._lost_is_unknown:
             self._lost_is_unknown = unknown
-            self._around.rundir.event(f"lost_work_{'unknown' if unknown else 'known'}", attempt=self._attempt)
+            self._context.rundir.event(f"lost_work_{'unknown' if unknown else 'known'}", attempt=self._attempt)
 
     def restarted(self, kind: str) -> None:
         """There is to be another attempt; `kind`: of the first cause."""
@@ -173,7 +173,7 @@ class Account:
 
     def line(self) -> str:
         """One line for the end of the run."""
-        spec = self._around.spec
+        spec = self._context.spec
         named = bool(spec.checkpoint_dirs or spec.resume_arg) or spec.resume == "never"
         return goodput.line(
             self.seconds(),
@@ -197,12 +197,12 @@ class Account:
 
     def write(self) -> None:
         """Tell the sidecar now. It knows of numbers only, and counters do not fall: of lost work, what is known."""
-        if self._around.pages is not None:
-            run_id = self._around.base_env["GPULAUNCH_RUN_ID"]
+        if self._context.pages is not None:
+            run_id = self._context.base_env["GPULAUNCH_RUN_ID"]
             told = self.as_json()
             spent_s = {**told["goodput_seconds"], "lost_work": self._counted()["lost_work"]}
             told["goodput_seconds"] = {name: part_s for name, part_s in spent_s.items() if part_s is not None}
-            self._around.pages.account({"version": 1, "run_id": run_id, "attempt": self._attempt, **told})
+            self._context.pages.write_run({"version": 1, "run_id": run_id, "attempt": self._attempt, **told})
 
     def _know_of(self, step: int | None) -> None:
         """There is a checkpoint of this step."""

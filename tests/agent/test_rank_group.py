@@ -7,8 +7,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpulaunch.launcher.agent.group import Group, GroupEvents
-from gpulaunch.launcher.agent.leftovers import How
+from gpulaunch.launcher.agent.cleanup import LeftoverPolicy
+from gpulaunch.launcher.agent.rank_group import GroupEvents, RankGroup
 from gpulaunch.launcher.loop.forkserver import Started
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import World
@@ -25,7 +25,7 @@ def test_an_answer_after_the_attempt_was_cleared_is_of_nobody() -> None:
 
     loop = Loop()
     try:
-        group = Group(
+        group = RankGroup(
             cast("Any", SimpleNamespace(loop=loop, base_env={"GPULAUNCH_RUN_ID": "r"}, foreign_children=True)),
             World(
                 attempt=0,
@@ -48,7 +48,7 @@ def test_an_answer_after_the_attempt_was_cleared_is_of_nobody() -> None:
             ),
             agent_store=True,
         )
-        group.clear(frozenset(), How.KILL)
+        group.clear(frozenset(), LeftoverPolicy.KILL)
         for _ in range(10):
             if not events:
                 loop.turn(1.0)

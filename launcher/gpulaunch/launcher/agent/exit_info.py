@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.failure.ends import RankEnd
 from gpulaunch.launcher.failure.evidence import LastWords, read_last_words, shm_evidence
 from gpulaunch.launcher.failure.kernel_log import xid_evidence, xids
@@ -16,7 +16,7 @@ from gpulaunch.launcher.loop.loop import Exit
 
 
 def end_of(
-    around: Surroundings,
+    context: RunContext,
     exit_: Exit,
     *,
     rank: int,
@@ -36,7 +36,7 @@ def end_of(
     words = LastWords(error=None, fault=None, evidence=()) if ok else read_last_words(directory)
     if deaf and exit_.code and words.error is None:
         stopped = False  # a signal without a handler ends nobody with a code: it has ended by itself
-    outside = () if stopped or ok else _evidence_from_outside(around, local_rank, exit_)
+    outside = () if stopped or ok else _evidence_from_outside(context, local_rank, exit_)
     return RankEnd(
         rank=rank,
         local_rank=local_rank,
@@ -48,7 +48,7 @@ def end_of(
         wall_time_s=time.time(),
         stopped=stopped and not hang,
         error=words.error,
-        tail=tuple(around.hub.tail(rank, Std.ERR) or around.hub.tail(rank, Std.OUT)),
+        tail=tuple(context.hub.tail(rank, Std.ERR) or context.hub.tail(rank, Std.OUT)),
         fault=words.fault,
         evidence=(*words.evidence, *outside),
         hang=hang,
@@ -56,20 +56,20 @@ def end_of(
     )
 
 
-def _evidence_from_outside(around: Surroundings, local_rank: int, exit_: Exit) -> tuple[str, ...]:
+def _evidence_from_outside(context: RunContext, local_rank: int, exit_: Exit) -> tuple[str, ...]:
     # A dataloader worker may be what the kernel killed: then its rank ends by an exception.
     facts = (
-        around.oom.evidence(exit_.pid),
+        context.oom.evidence(exit_.pid),
         shm_evidence() if exit_.signal == signal.SIGBUS else None,
-        xid_evidence(xids(around.oom.log.text())),
-        _card_fault(around, local_rank),
+        xid_evidence(xids(context.oom.log.text())),
+        _card_fault(context, local_rank),
     )
     return tuple(fact for fact in facts if fact)
 
 
-def _card_fault(around: Surroundings, local_rank: int) -> str:
+def _card_fault(context: RunContext, local_rank: int) -> str:
     """What the sidecar has heard of this rank's card."""
-    cards, pages = around.spec.cards, around.pages
+    cards, pages = context.spec.cards, context.pages
     if local_rank >= len(cards) or pages is None:
         return ""
     index = cards[local_rank].index

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpulaunch.launcher.agent import timers
-from gpulaunch.launcher.agent.endings import end_of
-from gpulaunch.launcher.agent.leftovers import How, Leftovers, is_of_ranks
-from gpulaunch.launcher.agent.surroundings import Surroundings
+from gpulaunch.launcher.agent.cleanup import Cleanup, LeftoverPolicy, is_of_ranks
+from gpulaunch.launcher.agent.exit_info import end_of
+from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.failure.ends import RankEnd, signal_name
 from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.spec import Std
@@ -46,12 +46,12 @@ class GroupEvents:
     """These processes, which the ranks left behind at a good end, still run: to be waited for, left, or ended now."""
 
 
-class Group:
+class RankGroup:
     """One attempt of a job on this node."""
 
     def __init__(
         self,
-        around: Surroundings,
+        context: RunContext,
         world: World,
         events: GroupEvents,
         *,
@@ -69,7 +69,7 @@ class Group:
         self._resume_from = resume_from
         self._resume_args = list(resume_args)
         self._visible_devices = list(visible_devices)
-        self._around = around
+        self._context = context
         self._world = world
         self._events = events
         self._on_cleared = events.cleared
@@ -86,12 +86,12 @@ class Group:
         self._told_fd = -1
         self._hung: dict[int, str] = {}  # rank -> why it is held to hang
         self._hung_s: float | None = None
-        self._leftovers: Leftovers | None = None
+        self._leftovers: Cleanup | None = None
         self._over = False
 
     @property
     def _run_id(self) -> str:
-        return self._around.base_env["GPULAUNCH_RUN_ID"]
+        return self._context.base_env["GPULAUNCH_RUN_ID"]
 
     def rank_of(self, local_rank: int) -> int:
         """The global rank of one of this node's ranks."""
@@ -118,10 +118,10 @@ class Group:
             self._prepare()
             self._told_fd, tell_fd = os.pipe()
             os.set_blocking(self._told_fd, False)
-            self._around.loop.watch_read(self._told_fd, self._hear_of_rank)
+            self._context.loop.watch_read(self._told_fd, self._hear_of_rank)
             fds.append(tell_fd)
             ranks: list[ForkedRank] = []
-            for local_rank in range(self._around.spec.nproc):
+            for local_rank in range(self._context.spec.nproc):
                 out, err = self._open_logs(local_rank)
                 fds += [out, err]
                 ranks.append(
@@ -157,7 +157,7 @@ class Group:
 
     def _hear_no_more(self) -> None:
         if self._told_fd >= 0:
-            self._around.loop.unwatch_read(self._told_fd)
+            self._context.loop.unwatch_read(self._told_fd)
             os.close(self._told_fd)
             self._told_fd = -1
 
@@ -186,7 +186,7 @@ class Group:
         if self.asked:
             return
         self.asked = True
-        spec = self._around.spec
+        spec = self._context.spec
         try:
             self._prepare()
             if not self.agent_store:
@@ -197,7 +197,7 @@ class Group:
                 try:
                     pid = child.start(
                         self._command(local_rank),
-                        {**self._around.base_env, **self._environment(local_rank)},
+                        {**self._context.base_env, **self._environment(local_rank)},
                         stdout_fd=out,
                         stderr_fd=err,
                         affinity=self._cpus(local_rank),
@@ -223,13 +223,13 @@ class Group:
 
     def _tracer_pid(self) -> int:
         """Who may read the ranks' stacks: the agent, for the sidecar and the helper that looks into a hang."""
-        return os.getpid() if self._around.spec.profile else 0
+        return os.getpid() if self._context.spec.profile else 0
 
     def _prepare(self) -> None:
-        self._around.oom.start()
-        for local_rank in range(self._around.spec.nproc):
+        self._context.oom.start()
+        for local_rank in range(self._context.spec.nproc):
             rank = self.rank_of(local_rank)
-            self._dirs[local_rank] = self._around.rundir.rank_dir(self._world.attempt, rank, local_rank)
+            self._dirs[local_rank] = self._context.rundir.rank_dir(self._world.attempt, rank, local_rank)
 
     def _store(self) -> tuple[str, int, int] | None:
         if self._world.store_fd is None or not self.agent_store:
@@ -242,9 +242,9 @@ class Group:
                 socket.socket(fileno=os.dup(self._world.store_fd)).shutdown(socket.SHUT_RDWR)
 
     def _open_logs(self, local_rank: int) -> tuple[int, int]:
-        spec, hub, rank = self._around.spec, self._around.hub, self.rank_of(local_rank)
+        spec, hub, rank = self._context.spec, self._context.hub, self.rank_of(local_rank)
         filtered = spec.local_ranks_filter is None or local_rank in spec.local_ranks_filter  # as torchrun
-        filter_dir = self._around.rundir.streams_dir(self._world.attempt) if filtered else ""
+        filter_dir = self._context.rundir.streams_dir(self._world.attempt) if filtered else ""
         fds: list[int] = []
         for stream, name in ((Std.OUT, "stdout.log"), (Std.ERR, "stderr.log")):
             fds.append(
@@ -262,9 +262,9 @@ class Group:
         return fds[0], fds[1]
 
     def _environment(self, local_rank: int) -> dict[str, str]:
-        around, world = self._around, self._world
+        context, world = self._context, self._world
         env = plan.rank_environment(
-            around.spec,
+            context.spec,
             local_rank=local_rank,
             attempt=world.attempt,
             master_port=world.master_port,
@@ -274,30 +274,30 @@ class Group:
         rank = str(self.rank_of(local_rank))
         # The nodes may run different numbers of ranks: what they agreed on wins over this node's arithmetic.
         env.update(RANK=rank, ROLE_RANK=rank, WORLD_SIZE=str(world.world_size), ROLE_WORLD_SIZE=str(world.world_size))
-        env["GPULAUNCH_RUN_DIR"] = around.rundir.path
-        env["GPULAUNCH_CONTROL"] = around.control_path
-        env["GPULAUNCH_CHECKPOINT_DIR"] = around.checkpoint_dirs[0]
-        env["GPULAUNCH_ATTEMPT"] = str(around.rundir.number_of(world.attempt))
+        env["GPULAUNCH_RUN_DIR"] = context.rundir.path
+        env["GPULAUNCH_CONTROL"] = context.control_path
+        env["GPULAUNCH_CHECKPOINT_DIR"] = context.checkpoint_dirs[0]
+        env["GPULAUNCH_ATTEMPT"] = str(context.rundir.number_of(world.attempt))
         if self._resume_from is not None:
             env["GPULAUNCH_RESUME_FROM"] = self._resume_from
         if self._visible_devices:
-            virtual = around.spec.virtual_local_rank
+            virtual = context.spec.virtual_local_rank
             env["CUDA_VISIBLE_DEVICES"] = (
                 self._visible_devices[local_rank] if virtual else ",".join(self._visible_devices)
             )
-        if around.pages is not None:
-            env["GPULAUNCH_CHANNEL_DIR"] = around.pages.directory
+        if context.pages is not None:
+            env["GPULAUNCH_CHANNEL_DIR"] = context.pages.directory
             env["GPULAUNCH_TRACER_PID"] = str(self._tracer_pid())
-        if around.timer_file:
-            env[timers.FILE] = around.timer_file
+        if context.timer_file:
+            env[timers.FILE] = context.timer_file
         return env
 
     def _program(self, local_rank: int) -> dict[str, object]:
-        program = self._around.spec.program
+        program = self._context.spec.program
         return {
             "kind": program.kind,
             "target": program.target,
-            "args": [*plan.rank_args(self._around.spec, local_rank), *self._resume_args],
+            "args": [*plan.rank_args(self._context.spec, local_rank), *self._resume_args],
             "python": program.python,
             "call_dir": program.call_dir,
             "error_file": os.path.join(self._dirs[local_rank], "error.json"),
@@ -305,10 +305,10 @@ class Group:
 
     def _title(self, local_rank: int) -> list[str]:
         """The command line that `python` would have had."""
-        return [*plan.rank_argv(self._around.spec, local_rank), *self._resume_args]
+        return [*plan.rank_argv(self._context.spec, local_rank), *self._resume_args]
 
     def _command(self, local_rank: int) -> list[str]:
-        program = self._around.spec.program
+        program = self._context.spec.program
         if program.kind == "exec":
             return self._title(local_rank)
         from gpulaunch.launcher.loop import rank_main
@@ -316,18 +316,18 @@ class Group:
         return [program.python, "-u", rank_main.__file__, json.dumps(self._program(local_rank))]
 
     def _cpus(self, local_rank: int) -> list[int]:
-        sets = self._around.spec.cpu_sets
+        sets = self._context.spec.cpu_sets
         return sorted(sets[local_rank]) if sets else []
 
     def _watch_rank(self, local_rank: int, pid: int) -> None:
         self.live[local_rank] = pid
         self._sessions.add(pid)
-        self._around.oom.watch(pid)
-        self._around.loop.watch_pid(pid, lambda exit_: self._rank_ended(local_rank, exit_))
+        self._context.oom.watch(pid)
+        self._context.loop.watch_pid(pid, lambda exit_: self._rank_ended(local_rank, exit_))
 
     def _watch_store(self, pid: int) -> None:
         self.store_pid = pid
-        self._around.loop.watch_pid(pid, self._store_ended)
+        self._context.loop.watch_pid(pid, self._store_ended)
 
     def describe(self) -> dict[str, Any]:
         """Who runs: the content of group.json."""
@@ -335,7 +335,7 @@ class Group:
         return {
             "version": 1,
             "run_id": self._run_id,
-            "name": self._around.spec.name,
+            "name": self._context.spec.name,
             "attempt": world.attempt,
             "world_size": world.world_size,
             "node_rank": world.node_rank,
@@ -350,9 +350,9 @@ class Group:
     def _rank_ended(self, local_rank: int, exit_: Exit) -> None:
         rank, directory = self.rank_of(local_rank), self._dirs[local_rank]
         del self.live[local_rank]
-        self._around.hub.finish(rank)
+        self._context.hub.finish(rank)
         end = end_of(
-            self._around,
+            self._context,
             exit_,
             rank=rank,
             local_rank=local_rank,
@@ -363,14 +363,14 @@ class Group:
             hung_s=self._hung_s,
         )
         self.ends.append(end)
-        if self._around.pages is not None and exit_.code != 0:
-            self._around.pages.keep(rank, directory)
+        if self._context.pages is not None and exit_.code != 0:
+            self._context.pages.keep(rank, directory)
         self._events.rank_ended(local_rank, end, exit_)
 
     def mark_hung(self, ranks: Iterable[int], why: str) -> None:
         """These ranks are held to hang: however they end now, that was the cause."""
         self._hung |= dict.fromkeys(ranks, why)
-        self._hung_s = self._around.loop.now()
+        self._hung_s = self._context.loop.now()
 
     def timer_expired(self, pid: int, signum: int, scope: str) -> str:
         """Send a process of the ranks the signal that it asked for; a sentence of it, or "" where it is not theirs."""
@@ -393,7 +393,7 @@ class Group:
     def look(self) -> None:
         """Note what must be known of a rank before it dies: the cgroup that it is in."""
         for pid in self.live.values():
-            self._around.oom.watch(pid)
+            self._context.oom.watch(pid)
 
     def _store_ended(self, exit_: Exit) -> None:
         self.store_pid = None
@@ -453,15 +453,15 @@ class Group:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
-    def clear(self, keep: frozenset[int], how: How) -> None:
+    def clear(self, keep: frozenset[int], how: LeftoverPolicy) -> None:
         """Do so with what the ranks left behind, and end the store; `keep`: the agent's own helpers."""
         self._stopping = True
         if self._leftovers is None:
-            self._leftovers = Leftovers(
-                self._around.loop,
+            self._leftovers = Cleanup(
+                self._context.loop,
                 run_id=self._run_id,
                 sessions=self._sessions,
-                foreign=self._around.foreign_children,
+                foreign=self._context.foreign_children,
                 store_pid=self.store_pid,
                 told=self._events.left_running,
             )

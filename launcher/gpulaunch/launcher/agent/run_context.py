@@ -14,7 +14,7 @@ from gpulaunch.launcher.loop.loop import Loop
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class RunContext:
     """What all attempts of a run share."""
 
     loop: Loop
