@@ -16,9 +16,9 @@ import select
 import sys
 import time
 
-from gpulaunch.profiler.channel import layout, page
+from gpulaunch.profiler.channel import layout, segment_writer
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.channel.page import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.channel.workers import WorkersWriter, create, own
 
 _MS = 1_000_000
@@ -58,10 +58,10 @@ def _idle(directory: str, rank: int, ends: int, lives: int) -> int:
     os._exit(0)
 
 
-def _writer(directory: str, rank: int) -> PageWriter:
+def _writer(directory: str, rank: int) -> SegmentWriter:
     path = f"{directory}/rank-{rank}.bin"
-    page.create(path, rank=rank, local_rank=rank, attempt=0)
-    writer = PageWriter(path)
+    segment_writer.create(path, rank=rank, local_rank=rank, attempt=0)
+    writer = SegmentWriter(path)
     words = writer.words
     words[Word.CHECKPOINT_SAVES] = 3
     words[Word.CHECKPOINT_BYTES_TOTAL] = 3 << 30
@@ -73,7 +73,7 @@ def _writer(directory: str, rank: int) -> PageWriter:
     return writer
 
 
-def _step(writer: PageWriter) -> None:
+def _step(writer: SegmentWriter) -> None:
     words = writer.words
     words[Word.LOADER_BATCHES] += 1
     words[Word.LOADER_BATCH_BYTES_TOTAL] += 1 << 20

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpulaunch.profiler.channel import page
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel import segment
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
@@ -191,10 +191,10 @@ def notes_of(one: Job, ranks: int, *, within_s: float = BOUND_S) -> list[dict[st
     raise NothingToldError(f"the job has not told its steps\n{one.log.read_text(errors='replace')[-2000:]}")
 
 
-def page_of(channel_dir: str, rank: int) -> PageSnapshot | None:
+def page_of(channel_dir: str, rank: int) -> SegmentSnapshot | None:
     """What the probe of a rank has published; None: nothing observes it."""
     try:
-        seen = page.read(f"{channel_dir}/rank-{rank}.bin")
+        seen = segment.read(f"{channel_dir}/rank-{rank}.bin")
     except FileNotFoundError:
         return None
     return seen if seen.armed else None

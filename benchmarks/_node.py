@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.workers import create as create_workers
 
 __all__ = ["BOUND_S", "Node", "ask", "machine", "node", "spread"]
@@ -91,14 +91,14 @@ def node(directory: Path, ranks: int, *, hz: float = 10.0, program: str | None =
 def _rank(directory: Path, program: str) -> Generator[subprocess.Popen[bytes]]:
     """Rank 0, observed as in any job; it has made a step."""
     path = str(directory / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
     create_workers(str(directory / "workers-0.bin"))
     env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     env |= {"GPULAUNCH_CHANNEL_DIR": str(directory), "GPULAUNCH_PROFILE_BUDGET": "0"}
     with subprocess.Popen([sys.executable, str(HERE / program)], env=env) as process:
         try:
             until_s = time.monotonic() + BOUND_S
-            while not page.read(path).steps:
+            while not segment.read(path).steps:
                 assert time.monotonic() < until_s, "the rank has made no step"
                 assert process.poll() is None, "the rank has ended"
                 time.sleep(0.1)

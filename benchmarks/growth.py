@@ -20,7 +20,7 @@ from typing import Any
 from _measure import Job, gpulaunch, job, notes_of, page_of
 from _shape import EPOCH_STEPS, METERS
 
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 STEPS = 100_000
 WARM_UP = 0.1
@@ -69,7 +69,7 @@ def growth(steps: int) -> dict[str, Any]:
     }
 
 
-def live(seen: PageSnapshot) -> dict[str, Any]:
+def live(seen: SegmentSnapshot) -> dict[str, Any]:
     """What the rank itself has found that it costs to be observed."""
     return {
         "step_us": seen.step_ns_total / seen.steps / 1e3,

@@ -42,7 +42,7 @@ from _samples import counters, judge, pages_in, steps
 from _witness import witnesses
 from scrape import put
 
-from gpulaunch.profiler.channel.page import PageReader
+from gpulaunch.profiler.channel.segment import SegmentReader
 
 _SLOWER = 0.99
 _NICE = 10
@@ -72,7 +72,7 @@ def _measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
     channel = directory / "channel"
     channel.mkdir()
     with node(channel, args.ranks, program="load_job.py") as on, _scrapers(on, args, kept) as scrapers:
-        rank = PageReader(str(channel / "rank-0.bin"))
+        rank = SegmentReader(str(channel / "rank-0.bin"))
         time.sleep(5)  # what is done once has been done
         late = _late(on)
         with witnesses() as stalls:
@@ -175,7 +175,7 @@ class _Block:
     """What the host took away."""
 
 
-def _block(on: Node, rank: PageReader, scrapers: _Scrapers, seconds: float, *, scraped: bool) -> _Block:
+def _block(on: Node, rank: SegmentReader, scrapers: _Scrapers, seconds: float, *, scraped: bool) -> _Block:
     time.sleep(0.5)  # what belongs to the block before is over
     assert on.rank is not None, "it was started with one"
     process = psutil.Process(on.rank.pid)

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.workers import create as create_workers
 from gpulaunch.profiler.probe.hooks import Hooks
 from gpulaunch.profiler.probe.price import MOST_BLOCKS
@@ -74,11 +74,11 @@ class Training:
 def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) -> dict[str, Any]:
     """Alternate blocks of steps with and without the probe."""
     path = f"{directory}/rank-{rank}.bin"
-    page.create(path, rank=rank, local_rank=0, attempt=0)
+    segment_writer.create(path, rank=rank, local_rank=0, attempt=0)
     create_workers(f"{directory}/workers-{rank}.bin")
     # Everything is in service, and stays so: half a percent of such a step nothing could be.
     os.environ.update(GPULAUNCH_CHANNEL_DIR=directory, RANK=str(rank), GPULAUNCH_PROFILE_BUDGET="0")
-    writer = page.PageWriter(path)
+    writer = segment_writer.SegmentWriter(path)
     probe = Probe(writer, torch)
     hooks = Hooks(probe, torch)
     training = Training(workers)
@@ -101,7 +101,7 @@ def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) ->
             else:
                 off_us.append(typical(training.block(groups)))
     differences = sorted(on - off for on, off in zip(on_us, off_us, strict=True))
-    seen = page.read(path)
+    seen = segment.read(path)
     assert not seen.hooks_unavailable, seen.fault
     assert not seen.hooks_shed
     if one_of:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gpulaunch.profiler.channel import page, ring
+from gpulaunch.profiler.channel import ring, segment, segment_writer
 from gpulaunch.profiler.channel.layout import PHASES, RING_BYTE, RING_RECORD_BYTES, RING_SLOTS, Word
 
 READS = 10_000_000
@@ -40,8 +40,8 @@ _RECORD = struct.Struct(f"@{RING_RECORD_BYTES // 8}Q")
 
 WRITER = f"""
 import itertools, sys, time
-from gpulaunch.profiler.channel.writer import PageWriter
-writer, step = PageWriter(sys.argv[1]), 0
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
+writer, step = SegmentWriter(sys.argv[1]), 0
 totals = [0] * {len(PHASES)}
 
 def next_record(every_phase):
@@ -83,7 +83,7 @@ def fits(event: ring.StepEvent) -> bool:
     return event.start_ns == step and parts_fit(step, tuple(event.phase_ns.values()))
 
 
-def snapshot_fits(seen: page.PageSnapshot) -> bool:
+def snapshot_fits(seen: segment.SegmentSnapshot) -> bool:
     parts = tuple(seen.phase_ns.values())
     last = [part // factor for part, factor in zip(parts, _FACTORS, strict=True)]
     often = {step for phase, step in enumerate(last) if phase != _COMM and phase not in _NOW_AND_THEN}
@@ -98,7 +98,7 @@ def snapshot_fits(seen: page.PageSnapshot) -> bool:
     )
 
 
-def careless_fits(reader: page.PageReader, step: int) -> bool:
+def careless_fits(reader: segment.SegmentReader, step: int) -> bool:
     """Whether the record in the place of `step` fits together, read as it lies there, while it is being written."""
     offset = RING_BYTE + step % RING_SLOTS * RING_RECORD_BYTES
     _, start_ns, duration_ns, *rest = _RECORD.unpack(reader.raw(offset, RING_RECORD_BYTES))
@@ -111,13 +111,13 @@ def torn(reads: int) -> dict[str, Any]:
     read = refused = bad = snapshots = refused_snapshots = bad_snapshots = careless_bad = walks = 0
     with tempfile.TemporaryDirectory(prefix="gpulaunch-bench-", dir="/dev/shm") as directory:
         path = f"{directory}/rank-0.bin"
-        page.create(path, rank=0, local_rank=0, attempt=0)
+        segment_writer.create(path, rank=0, local_rank=0, attempt=0)
         with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
             writer.stdout.readline()
             began_s = time.monotonic()
             try:
-                with page.PageReader(path) as reader:
+                with segment.SegmentReader(path) as reader:
                     while read < reads:
                         walks += 1
                         events = ring.recent_from(reader)

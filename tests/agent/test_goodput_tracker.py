@@ -1,4 +1,4 @@
-"""What the agent makes of the ranks' pages when it says where the time of a run went."""
+"""What the agent makes of the ranks' segments when it says where the time of a run went."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pytest
 from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.checkpoint.find import Checkpoint
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 T0 = 1000.0
-Page = Callable[..., PageSnapshot]
+Page = Callable[..., SegmentSnapshot]
 
 
 @pytest.fixture
 def page_of(tmp_path: Path) -> Page:
-    """A rank's page; its first step began 2 s after the launcher, times in seconds."""
+    """A rank's segment; its first step began 2 s after the launcher, times in seconds."""
 
     def made(
         rank: int = 0,
@@ -34,10 +34,10 @@ def page_of(tmp_path: Path) -> Page:
         phase: float = 0.0,
         saved: tuple[int, float] | None = None,
         resumed: int | None = None,
-    ) -> PageSnapshot:
+    ) -> SegmentSnapshot:
         path = str(tmp_path / f"rank-{rank}.bin")
-        page.create(path, rank=rank, local_rank=rank, attempt=attempt)
-        writer = page.PageWriter(path)
+        segment_writer.create(path, rank=rank, local_rank=rank, attempt=attempt)
+        writer = segment_writer.SegmentWriter(path)
         writer.words[Word.FIRST_STEP_START_NS] = round((T0 + 2.0) * 1e9)
         writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] = round(told * 1e9)
         writer.words[Word.CHECKPOINT_NS_TOTAL] = round(phase * 1e9)
@@ -48,7 +48,7 @@ def page_of(tmp_path: Path) -> Page:
             writer.words[Word.LISTENS] = 1
             writer.words[Word.RESUMED_STEP] = resumed
         writer.close()
-        return page.read(path)
+        return segment.read(path)
 
     return made
 
@@ -62,7 +62,7 @@ class Run:
         self.events: list[str] = []
         context = SimpleNamespace(
             loop=SimpleNamespace(now=lambda: self.now_s),
-            pages=SimpleNamespace(write_run=self.written.update),
+            segments=SimpleNamespace(write_run=self.written.update),
             rundir=SimpleNamespace(event=lambda what, **_: self.events.append(what)),
             spec=SimpleNamespace(resume="auto", resume_arg=None, checkpoint_dirs=named, profile=True),
             base_env={"GPULAUNCH_RUN_ID": "aaaa"},
@@ -116,7 +116,7 @@ def test_what_is_told_and_what_was_seen_are_the_same_saves(
 
 
 def test_ranks_stand_still_together_and_attempts_one_after_the_other(page_of: Page) -> None:
-    """The rank that stood longest counts; the page of the attempt before says nothing of this one."""
+    """The rank that stood longest counts; the segment of the attempt before says nothing of this one."""
     run = Run()
     run.goodput.looked([page_of(0, told=2.0, phase=1.0), page_of(1, phase=3.0), page_of(2)])
     assert run.spent(12.0)["checkpoint_stall"] == 3.0
@@ -207,7 +207,7 @@ def test_what_is_from_before_this_run_keeps_nothing_of_it(page_of: Page) -> None
 
 
 def test_a_checkpoint_that_was_gone_on_from_is_one_that_is_known_of(page_of: Page) -> None:
-    """The program's own: no page tells of it."""
+    """The program's own: no segment tells of it."""
     run = Run()
     assert run.goodput.as_json()["checkpoint_step"] is None
     own = Checkpoint(path="ckpt_40.pt", format="torch", step=40, saved_s=0.0, size_bytes=1, key="ckpt_40.pt")

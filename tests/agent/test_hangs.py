@@ -48,14 +48,14 @@ class Job:
     """Two ranks that are watched, and what was said of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, on_hang: str = "restart", where: str = "attempts/0") -> None:
-        monkeypatch.setattr(hangs, "HangWatch", Watch)
+        monkeypatch.setattr(hangs, "HangDetector", Watch)
         self.said: list[str] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.told: list[dict[str, Any]] = []
         self.ended: list[int] = []
         context = SimpleNamespace(
             loop=SimpleNamespace(now=lambda: 1000.0),
-            pages=SimpleNamespace(read=lambda rank: None, write_run=self.told.append),
+            segments=SimpleNamespace(read=lambda rank: None, write_run=self.told.append),
             spec=SimpleNamespace(
                 resume_arg=None,
                 checkpoint_dirs=(),
@@ -224,7 +224,7 @@ RESTS = """
 
 
 class Told:
-    """What a live job shows of a standstill: its metrics, its page, `top`."""
+    """What a live job shows of a standstill: its metrics, its segment, `top`."""
 
     def __init__(self, gpulaunch: Any, run: Any) -> None:
         run.wait_for("/metrics")
@@ -232,8 +232,8 @@ class Told:
         self._gpulaunch = gpulaunch
 
     def _fetch(self, url: str) -> str:
-        with urllib.request.urlopen(url, timeout=60) as page:
-            return page.read().decode()
+        with urllib.request.urlopen(url, timeout=60) as segment:
+            return segment.read().decode()
 
     def stalled_s(self) -> dict[str, float]:
         found = re.findall(r'^gpulaunch_rank_stalled_seconds\{rank="(\d)"\} (\S+)$', self._fetch(self._url), re.M)

@@ -92,9 +92,9 @@ def test_agent_and_keeper_killed_together_still_take_the_ranks_along(gpulaunch, 
     run.wait_until(lambda run: len(ready_pids(run)) == 2)
 
     os.kill(helper_pid(run.pid, "gpulaunch-keep"), signal.SIGSTOP)
-    keeper = helper_pid(run.pid, "gpulaunch-keep")
+    orphan_reaper = helper_pid(run.pid, "gpulaunch-keep")
     run.signal(signal.SIGKILL)
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(orphan_reaper, signal.SIGKILL)
     run.wait()
 
     assert gpulaunch("--nproc", "1", "--no-python", "--job-dir", tmp_path / "again", "true").code == 0

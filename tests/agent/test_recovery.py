@@ -64,7 +64,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], R
             spec=spec,
             loop=SimpleNamespace(now=lambda: 1.0),
             checkpoint_dirs=(where,),
-            pages=None,
+            segments=None,
             rundir=SimpleNamespace(path="/run", event=lambda _what, **_fields: None),
         )
         made = Recovery(context, gpus=(), say=lambda _: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.launcher.agent import summary
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.layout import Word
 
 
@@ -69,26 +69,26 @@ def test_without_a_profile_no_step_could_be_seen() -> None:
 @pytest.mark.parametrize("configured", [0, 2])
 def test_workers_are_named_where_there_are_any(tmp_path: Path, configured: int) -> None:
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
-    writer = page.PageWriter(path)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    writer = segment_writer.SegmentWriter(path)
     writer.words[Word.LOADER_WORKERS_CONFIGURED] = configured
     writer.close()
     one = summary.RankTotals()
-    one.add(page.read(path), 300 << 20)
+    one.add(segment.read(path), 300 << 20)
 
     assert ("(shared pages included, workers not)" in text({0: one})) == (configured > 0)
     assert ("(shared pages included)" in text({0: one})) == (configured == 0)
 
 
 def test_of_a_rank_without_a_probe_only_the_memory_is_known(tmp_path: Path) -> None:
-    """Rank 0 has one, and made no step; rank 1 has a page that no probe has ever written to, rank 2 has none."""
+    """Rank 0 has one, and made no step; rank 1 has a segment that no probe has ever written to, rank 2 has none."""
     ranks = {rank: summary.RankTotals() for rank in range(3)}
     paths = [str(tmp_path / f"rank-{rank}.bin") for rank in range(2)]
     for rank, path in enumerate(paths):
-        page.create(path, rank=rank, local_rank=rank, attempt=0)
-    page.PageWriter(paths[0]).close()
+        segment_writer.create(path, rank=rank, local_rank=rank, attempt=0)
+    segment_writer.SegmentWriter(paths[0]).close()
     for rank, path in enumerate(paths):
-        ranks[rank].add(page.read(path), 300 << 20)
+        ranks[rank].add(segment.read(path), 300 << 20)
     ranks[2].add(None, 300 << 20)
 
     told = summary.as_json(ranks, exit_code=0)
@@ -102,13 +102,13 @@ def test_of_a_rank_without_a_probe_only_the_memory_is_known(tmp_path: Path) -> N
 def test_a_job_that_stands_still_is_not_told_the_pace_that_it_had(tmp_path: Path) -> None:
     """Ten steps of 2 s, the last edge at 100 s: at 103 s that is a step under way, at 120 s it is none."""
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
-    writer = page.PageWriter(path)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    writer = segment_writer.SegmentWriter(path)
     for word, value in ((Word.STEPS, 10), (Word.SAMPLES, 320), (Word.STEP_NS_TOTAL, 20 * 10**9)):
         writer.words[word] = value
     writer.words[Word.LAST_EDGE] = 100 * 10**9 << 3
     writer.close()
-    pages = {0: page.read(path)}
+    segments = {0: segment.read(path)}
 
-    assert summary.progress(pages, 25.0, 103.0) == "25.0 s: step 10, 16 samples/s, data wait 0% of the step"
-    assert summary.progress(pages, 42.0, 120.0) == "42.0 s: step 10; no rank has moved for 20.0 s"
+    assert summary.progress(segments, 25.0, 103.0) == "25.0 s: step 10, 16 samples/s, data wait 0% of the step"
+    assert summary.progress(segments, 42.0, 120.0) == "42.0 s: step 10; no rank has moved for 20.0 s"

@@ -18,9 +18,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gpulaunch.exporters.prometheus.render import Board
-from gpulaunch.profiler.channel import clock, layout, page, workers
+from gpulaunch.profiler.channel import clock, layout, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.channel.page import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.daemon.sidecar import Sidecar
 from gpulaunch.profiler.record import Collector, NodeState
 
@@ -33,7 +33,9 @@ A_STEP = dict.fromkeys(layout.PHASES, 0)
 A_STEP |= {"data_wait": MS, "forward": 2 * MS, "backward": 3 * MS, "optimizer": MS, "gc": MS, "other": 2 * MS}
 
 
-def step(writer: PageWriter, count: int = 1, parts: Mapping[str, int] = A_STEP, *, end_ns: int | None = None) -> None:
+def step(
+    writer: SegmentWriter, count: int = 1, parts: Mapping[str, int] = A_STEP, *, end_ns: int | None = None
+) -> None:
     """Make steps as the probe publishes them: of these parts, 32 samples each, the last one ending then."""
     step_ns = sum(parts.values())
     bucket = sum(step_ns > bound_ns for bound_ns in layout.STEP_BOUNDS_NS)
@@ -118,7 +120,7 @@ class Node:
     def prepare(self, ranks: int, attempt: int = 0) -> None:
         """Make the files of an attempt."""
         for rank in range(ranks):
-            page.create(str(self.page(rank)), rank=rank, local_rank=rank, attempt=attempt)
+            segment_writer.create(str(self.page(rank)), rank=rank, local_rank=rank, attempt=attempt)
             workers.create(str(self.workers(rank)))
 
     def announce(self, pids: Sequence[int], attempt: int = 0) -> None:
@@ -193,9 +195,9 @@ class Refreshes:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        page.create(str(directory / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+        segment_writer.create(str(directory / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
         workers.create(str(directory / "workers-0.bin"))
-        self.writer = PageWriter(str(directory / "rank-0.bin"))
+        self.writer = SegmentWriter(str(directory / "rank-0.bin"))
         place = {"rank": 0, "local_rank": 0, "pid": os.getpid()}
         group = {"version": 1, "run_id": "0" * 16, "name": "toy", "attempt": 0, "world_size": 1, "node_rank": 0}
         (directory / "group.json").write_text(json.dumps({**group, "ranks": [place], "run_dir": str(directory)}))

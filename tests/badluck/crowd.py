@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bad_node import step
 
-from gpulaunch.profiler.channel.page import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.channel.workers import WorkersWriter, own
 
 
 def rank(directory: str, number: int, done: int) -> None:
-    writer = PageWriter(f"{directory}/rank-{number}.bin")
+    writer = SegmentWriter(f"{directory}/rank-{number}.bin")
     path = f"{directory}/workers-{number}.bin"
     own(path)
     worker = WorkersWriter(path, parent_pid=os.getpid(), worker=0, knows=3)

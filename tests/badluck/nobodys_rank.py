@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bad_node import step
 
-from gpulaunch.profiler.channel.page import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 
 NOBODY = 65534
 
 if __name__ == "__main__":
-    writer = PageWriter(sys.argv[1])
+    writer = SegmentWriter(sys.argv[1])
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)

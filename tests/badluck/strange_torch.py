@@ -26,7 +26,7 @@ import torch
 import torch._dynamo
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpulaunch.profiler.channel import page, workers
+from gpulaunch.profiler.channel import segment, segment_writer, workers
 from gpulaunch.profiler.probe import inject
 from gpulaunch.profiler.probe.step import PATIENCE
 
@@ -195,14 +195,14 @@ def taps() -> list[str]:
 
 def run(directory: str, number: int, case: Callable[[], None]) -> None:
     path = f"{directory}/rank-{number}.bin"
-    page.create(path, rank=number, local_rank=number, attempt=0)
+    segment_writer.create(path, rank=number, local_rank=number, attempt=0)
     workers.create(f"{directory}/workers-{number}.bin")
     os.environ.update(RANK=str(number), GPULAUNCH_CHANNEL_DIR=directory, GPULAUNCH_DEVICE_TYPES="meta")
     case()
     inject.arm()
     placed = taps()
     losses = train()
-    seen = page.read(path)
+    seen = segment.read(path)
     hooks = int(seen.hooks_armed), int(seen.hooks_unavailable)
     told = {"case": case.__name__, "losses": losses, "hooks": hooks, "fault": seen.fault, "taps": placed}
     print(json.dumps({**told, "steps": seen.steps_made}), flush=True)

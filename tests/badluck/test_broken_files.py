@@ -40,7 +40,7 @@ def test_a_page_that_is_cut_short_costs_its_rank_and_nothing_else(node: Node) ->
         node.ranks[1].tell("step 2")
         node.wait_until(lambda now, steps=before + 2: ranks_of(now) == {"1"} and now.value(STEPS, rank="1") == steps)
         node.wait_for_refreshes(3)
-        assert "page of rank 0: PageError" in node.says()
+        assert "page of rank 0: SegmentError" in node.says()
 
 
 def ranks_of(scrape: Scrape) -> set[str]:
@@ -84,11 +84,11 @@ def test_a_worker_whose_file_is_cut_short_goes_on(node: Node) -> None:
 # Reads as fast as it can until the file is gone: a page that somebody cuts and makes whole again, over and over.
 READER = """
 import mmap, os, struct, sys
-from gpulaunch.profiler.channel.page import PageError, PageReader
+from gpulaunch.profiler.channel.segment import SegmentError, SegmentReader
 
 path, how = sys.argv[1:]
 good = bad = 0
-with PageReader(path) as reader, open(path, "rb") as file:
+with SegmentReader(path) as reader, open(path, "rb") as file:
     mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
     print("ready", flush=True)
     while os.path.exists(path):
@@ -97,7 +97,7 @@ with PageReader(path) as reader, open(path, "rb") as file:
                 struct.unpack_from("@512Q", mapped, 0)
             reader.read(), reader.sites()
             good += 1
-        except PageError:
+        except SegmentError:
             bad += 1
 print(bool(good), bool(bad))
 """
@@ -201,7 +201,7 @@ def test_any_bytes_in_a_page_leave_the_sidecar_well(seeds: list[int], begin: int
         for seed in seeds:
             with open(made.directory / "rank-0.bin", "r+b") as file:
                 file.seek(begin)
-                file.write(random.Random(seed).randbytes(layout.PAGE_BYTES - begin))
+                file.write(random.Random(seed).randbytes(layout.SEGMENT_BYTES - begin))
             state = made.sidecar.refresh()
             made.is_well(state)
             assert (begin == 0) == (state.training == ())

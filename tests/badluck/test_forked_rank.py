@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from bad_node import WAIT_S
 
-from gpulaunch.profiler.channel import page, workers
-from gpulaunch.profiler.channel.page import PageReader, PageSnapshot
+from gpulaunch.profiler.channel import segment_writer, workers
+from gpulaunch.profiler.channel.segment import SegmentReader, SegmentSnapshot
 
 pytestmark = pytest.mark.torch
 
@@ -29,7 +29,7 @@ STEPS, BATCH = 7, 8
 class Left:
     """What a rank has left behind."""
 
-    page: PageSnapshot
+    page: SegmentSnapshot
     kinds: tuple[str, ...]
     """What its lines did."""
     pid: int
@@ -42,7 +42,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Left]:
     """Run every story, once."""
     directory = tmp_path_factory.mktemp("forking")
     for rank in range(len(STORIES)):
-        page.create(str(directory / f"rank-{rank}.bin"), rank=rank, local_rank=rank, attempt=0)
+        segment_writer.create(str(directory / f"rank-{rank}.bin"), rank=rank, local_rank=rank, attempt=0)
         workers.create(str(directory / f"workers-{rank}.bin"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAUNCH_", "RANK"))}
     argv = [sys.executable, RANKS, str(directory)]
@@ -63,7 +63,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Left]:
 
 def look(directory: Path, rank: int, pid: int) -> Left:
     facts = directory / f"facts-{rank}.json"
-    with PageReader(str(directory / f"rank-{rank}.bin")) as reader:
+    with SegmentReader(str(directory / f"rank-{rank}.bin")) as reader:
         return Left(
             page=reader.read(),
             kinds=tuple(sorted(site.kind for site in reader.sites())),
@@ -73,7 +73,7 @@ def look(directory: Path, rank: int, pid: int) -> Left:
         )
 
 
-def figures(seen: PageSnapshot) -> dict[str, object]:
+def figures(seen: SegmentSnapshot) -> dict[str, object]:
     """What a rank counts, without the times, which differ from rank to rank."""
     return {
         "steps": seen.steps,

@@ -89,8 +89,10 @@ def test_without_the_profiler_nothing_is_touched_and_nobody_watches(gpulaunch: A
         seen = off.processes[name]
         ours = [] if name == "spawn" else [ORDERED]
         assert changed(as_ever, seen) == ours
-        shelf = len(ours)  # a finder for what was imported before the fork; see launcher/loop/shelf.py
-        hooks = as_ever["hooks"] | {"import": as_ever["hooks"]["import"] + shelf}
+        preload_finder = len(
+            ours
+        )  # a finder for what was imported before the fork; see launcher/loop/preload_finder.py
+        hooks = as_ever["hooks"] | {"import": as_ever["hooks"]["import"] + preload_finder}
         assert (seen["ours"], seen["hooks"]) == (ours, hooks)
         assert seen["threads"] == as_ever["threads"]
         assert seen["maps"] == []

@@ -1,4 +1,4 @@
-"""The control page: what the agent asks reaches every rank that has it mapped, and a bad page asks for nothing."""
+"""The control segment: what the agent asks reaches every rank that maps it, and a bad segment asks for nothing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_another_process_hears_it(path):
 
 
 def test_a_page_made_anew_is_another_page(path):
-    """An old attempt's rank goes on reading the page that it has; what the new one is asked is not for it."""
+    """An old attempt's rank goes on reading the segment that it has; what the new one is asked is not for it."""
     old = ControlReader(path)
     create(path)
     ControlWriter(path).preempt(15, 1)
@@ -105,10 +105,10 @@ def test_a_page_made_anew_is_another_page(path):
 
 
 DAMAGED = [
-    (b"", "0 bytes, a control page has 4096"),
-    (b"\xff" * CONTROL_BYTES, "not a gpulaunch control page"),
-    (struct.pack("@3Q", MAGIC, 2, 1) + bytes(CONTROL_BYTES - 24), "control page version 2"),
-    (struct.pack("@3Q", MAGIC, 1, 1), "24 bytes, a control page has 4096"),
+    (b"", "0 bytes, a control segment has 4096"),
+    (b"\xff" * CONTROL_BYTES, "not a gpulaunch control segment"),
+    (struct.pack("@3Q", MAGIC, 2, 1) + bytes(CONTROL_BYTES - 24), "control segment version 2"),
+    (struct.pack("@3Q", MAGIC, 1, 1), "24 bytes, a control segment has 4096"),
 ]
 
 

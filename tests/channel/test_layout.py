@@ -1,4 +1,4 @@
-"""The page's layout: one table that everything else follows."""
+"""The segment's layout: one table that everything else follows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpulaunch.profiler.channel.layout import REGION_BITS, STEP_BUCKETS, Hook, R
 
 
 def test_nothing_overlaps_and_everything_fits():
-    """Regions in page order: each ends before the next begins."""
+    """Regions in segment order: each ends before the next begins."""
     longer = {
         Word.STEP_HISTOGRAM: STEP_BUCKETS,
         Word.LOADER_WAIT_HISTOGRAM: STEP_BUCKETS,
@@ -23,7 +23,7 @@ def test_nothing_overlaps_and_everything_fits():
     regions.sort()
 
     assert all(end <= start for (_, end), (start, _) in pairwise(regions))
-    assert regions[-1][1] <= layout.PAGE_BYTES
+    assert regions[-1][1] <= layout.SEGMENT_BYTES
     assert layout.SITE_TEXT_BYTE + layout.SITE_TEXT_BYTES == layout.SITE_ROW_BYTES
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from gpulaunch.launcher.cli import checks, collectors, doctor
 from gpulaunch.launcher.cli.checks import Finding, Status
-from gpulaunch.launcher.job.place import look
+from gpulaunch.launcher.job.host_info import look
 from gpulaunch.profiler.record import Collector
 
 

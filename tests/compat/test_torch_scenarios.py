@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpulaunch.compat import torchrun
-from gpulaunch.launcher.job.place import look
+from gpulaunch.launcher.job.host_info import look
 from ports import free_port
 
 SCRIPT = """

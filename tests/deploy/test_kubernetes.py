@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gpulaunch.launcher.job import place
+from gpulaunch.launcher.job import host_info
 from gpulaunch.launcher.job.load import load
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
 
@@ -198,7 +198,7 @@ def in_pod(index: int) -> JobSpec:
     env["JOB_COMPLETION_INDEX"] = str(index)  # given to the pods of an indexed Job
     filled = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], argument) for argument in CONTAINER["args"]]
     told = [argument.replace("--nproc=gpu", "--nproc=2") for argument in filled]  # there is no GPU here
-    return load(told, {}, place.look({})).spec
+    return load(told, {}, host_info.look({})).spec
 
 
 def test_a_run_is_called_in_its_pods_as_prometheus_calls_it(

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
-from gpulaunch.launcher.job.place import PROGRAM_XIDS
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Metric
+from gpulaunch.exporters.prometheus.metrics.metric import Kind
+from gpulaunch.launcher.job.host_info import PROGRAM_XIDS
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/gpulaunch.rules.yml"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.launcher.job import place
+from gpulaunch.launcher.job import host_info
 from gpulaunch.launcher.job.load import load
 
 SHIPPED = Path(__file__).parents[2] / "deploy/slurm"
@@ -46,7 +46,7 @@ def test_the_run_has_the_number_of_the_job_on_every_node(
     # As the comments say: exported before sbatch.
     exported = dict(re.findall(r"(GPULAUNCH_\w+)=(\S+)", (SHIPPED / script).read_text()))
     assert exported == {"GPULAUNCH_METRICS_SD": "/shared/targets", "GPULAUNCH_METRICS_ADDR": "0.0.0.0"}
-    specs = [load(each, exported, place.look({})).spec for each in told]
+    specs = [load(each, exported, host_info.look({})).spec for each in told]
     assert [spec.metrics_run for spec in specs] == ["4711"] * nodes
     assert [spec.node_rank for spec in specs] == list(range(nodes))
     assert [(spec.metrics_sd, spec.metrics_host) for spec in specs] == [("/shared/targets", "0.0.0.0")] * nodes

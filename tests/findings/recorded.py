@@ -16,9 +16,9 @@ from typing import Any, Final
 from libnvidia import Gpu, Library, binding
 
 from gpulaunch.profiler.channel import clock as clocks
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.layout import COPIES, COPY_WORDS, PHASES, SITE_KINDS, StepSource, Word
-from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.daemon import sidecar
 from gpulaunch.profiler.record import Finding, Reading, StackState
 
@@ -45,8 +45,8 @@ class Rank:
         self.rank = rank
         self.pid = FIRST_PID + rank
         path = channel / f"rank-{rank}.bin"
-        page.create(str(path), rank=rank, local_rank=rank, attempt=0)
-        self.writer = PageWriter(str(path))
+        segment_writer.create(str(path), rank=rank, local_rank=rank, attempt=0)
+        self.writer = SegmentWriter(str(path))
         self.ms: dict[str, float] = dict(HEALTHY_MS)
         self.facts: dict[str, Any] = {
             "version": 1,

@@ -404,7 +404,7 @@ def probe_cost(bench: Bench) -> Result:
 COPYING_PROGRAM = """
 import dataclasses, json, os, time, torch
 from torch.utils.data import DataLoader
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment
 
 STEPS = 64
 model = torch.nn.Linear(256, 1).to("cuda")
@@ -430,7 +430,7 @@ for batch in DataLoader(torch.ones(STEPS, 256)):
     optimizer.zero_grad()
     back = pageable[:1024].to("cuda").cpu()
     own_copy_ms += began.elapsed_time(ended)
-with page.PageReader(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin") as reader:
+with segment.SegmentReader(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin") as reader:
     seen, sites = reader.read(), reader.sites()
 with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
     json.dump({
@@ -482,7 +482,7 @@ def copies_and_waits_are_counted(bench: Bench) -> Result:
 WAITING_PROGRAM = """
 import dataclasses, json, os, torch
 from torch.utils.data import DataLoader
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment
 
 model = torch.nn.Linear(256, 1).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -505,7 +505,7 @@ for batch in DataLoader(torch.ones(64, 256)):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-seen = page.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
+seen = segment.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
 with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
     json.dump({
         "copies": {
@@ -548,7 +548,7 @@ def every_kind_of_wait_and_of_copy_is_counted(bench: Bench) -> Result:
 PINNING_PROGRAM = """
 import json, os, time, torch
 from torch.utils.data import DataLoader, Dataset
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment
 
 STEPS = 64
 class Data(Dataset):
@@ -559,7 +559,7 @@ class Data(Dataset):
 model = torch.nn.Linear(1 << 17, 1).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
 workers = ready = 0
-with page.PageReader(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin") as reader:
+with segment.SegmentReader(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin") as reader:
     for batch in DataLoader(Data(), batch_size=8, num_workers=2, pin_memory=True):
         assert batch.is_pinned()
         time.sleep(0.05)  # slower than the workers: batches pile up behind the thread that pins
@@ -704,7 +704,7 @@ def slow_lines_are_found(bench: Bench) -> Result:
 
 SNAPSHOT_PROGRAM = """
 import json, os, pickle, torch
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment
 
 held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
 try:
@@ -714,7 +714,7 @@ except torch.OutOfMemoryError:
 directory = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
 with open(os.path.join(directory, "gpu-memory.pickle"), "rb") as file:
     snapshot = pickle.load(file)
-seen = page.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
+seen = segment.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
 with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
     json.dump({
         "largest_segment_bytes": max(segment["total_size"] for segment in snapshot["segments"]),
@@ -741,7 +741,7 @@ def out_of_memory_leaves_a_snapshot(bench: Bench) -> Result:
 GRAPH_PROGRAM = """
 import json, os, torch
 from torch.utils.data import DataLoader
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment
 
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -770,7 +770,7 @@ for _ in range(64):
     optimizer.zero_grad(set_to_none=True)
     (compiled(static) - 1).square().mean().backward()
     optimizer.step()
-seen = page.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
+seen = segment.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
 with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
     json.dump({
         "first_loss": first, "last_loss": loss.item(), "steps": seen.steps,

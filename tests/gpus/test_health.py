@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.launcher.gpus.health import HEALTH_FILE, Health, Placement, fault, parse, place, read, sentence
-from gpulaunch.launcher.job.place import Gpu
+from gpulaunch.launcher.job.host_info import Gpu
 
 
 def card(index: int, uuid: str = "") -> Gpu:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.gpus import memory
 from gpulaunch.launcher.gpus.memory import TOLERANCE_BYTES, Holder, MemoryWait, Reading, busy, complaint, kept
-from gpulaunch.launcher.job.place import Gpu
+from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.loop.loop import Loop
 
 GIB = 1 << 30

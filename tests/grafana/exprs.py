@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE
+from gpulaunch.exporters.prometheus.metrics.metric import Kind
 
 GRAFANA = Path(__file__).parents[2] / "deploy/grafana"
 METRICS = {metric.name: metric for metric in CATALOGUE}

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "badluck"))
 
 from bad_node import step
 
-from gpulaunch.profiler.channel import collectives, layout, page, workers
+from gpulaunch.profiler.channel import collectives, layout, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook, StepSource, Word
 
 MS = 1_000_000
@@ -76,7 +76,7 @@ class Rank:
     def __init__(self, directory: str, rank: int, attempt: int, mode: mmap.mmap) -> None:
         self.rank = rank
         self.mode = mode
-        self.writer = page.PageWriter(f"{directory}/rank-{rank}.bin")
+        self.writer = segment_writer.SegmentWriter(f"{directory}/rank-{rank}.bin")
         file = f"{directory}/workers-{rank}.bin"
         workers.own(file)
         self.worker = workers.WorkersWriter(
@@ -272,7 +272,7 @@ class Agent:
         """Begin an attempt."""
         self.attempt += 1
         for rank in range(self.count):
-            page.create(f"{self.directory}/rank-{rank}.bin", rank=rank, local_rank=rank, attempt=self.attempt)
+            segment_writer.create(f"{self.directory}/rank-{rank}.bin", rank=rank, local_rank=rank, attempt=self.attempt)
             workers.create(f"{self.directory}/workers-{rank}.bin")
             device = {"uuid": f"GPU-{rank % GPUS}"}
             self.put(f"facts-{rank}.json", {"version": 1, "device": device})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpulaunch.launcher.hang import proc
-from gpulaunch.launcher.hang.door import mark_over
+from gpulaunch.launcher.hang.detector import mark_over
 from gpulaunch.launcher.hang.helper import serve
 from gpulaunch.launcher.hang.values import Limits, Standing, standing_from, to_json, verdict_from
 from gpulaunch.launcher.loop import linux

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.launcher.hang import frames as stacks
-from gpulaunch.launcher.hang.find import following
+from gpulaunch.launcher.hang.activity import following
 from gpulaunch.launcher.hang.judge import judge
 from gpulaunch.launcher.hang.values import Frame, Limits, Recorders, Sample, Standing, Verdict
 from gpulaunch.profiler.channel.layout import Region

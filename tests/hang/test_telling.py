@@ -1,5 +1,5 @@
 """Programs as histories with a clock of their own, through the watch, the judge and what was told: when a standstill is
-told, that it is taken back, and that no healthy one is acted on. `door` does the same with real clocks."""
+told, that it is taken back, and that no healthy one is acted on. `detector` does the same with real clocks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gpulaunch.launcher.hang.find import following
+from gpulaunch.launcher.hang.activity import following
+from gpulaunch.launcher.hang.announcer import Announcer
 from gpulaunch.launcher.hang.judge import judge
-from gpulaunch.launcher.hang.telling import Telling
 from gpulaunch.launcher.hang.values import Frame, Limits, Sample, Verdict
 from gpulaunch.launcher.hang.watch import Look, Watch
 from gpulaunch.profiler.channel.layout import Region
@@ -51,9 +51,9 @@ class History:
 
 
 def live(*ranks: Stand, limits: Limits = LIMITS, whole: bool = True) -> History:
-    """Some fast steps, then each rank where it stands, until 20 s after all have gone on. As `door` has it: the watch
+    """Some fast steps, then each rank where it stands, until 20 s after all have gone on. As in `detector`: the watch
     ticks each second, and two samples are taken where the judge asks for a look."""
-    watch, telling, history = Watch(limits), Telling(), History()
+    watch, telling, history = Watch(limits), Announcer(), History()
     samples: dict[int, list[Sample]] = {}
     look_at_s, acted, begin_s = 0.0, False, 1010.0
     for now_s in map(float, range(1001, int(begin_s + max(one.for_s for one in ranks) + 20))):
@@ -175,7 +175,7 @@ def test_a_file_may_be_called_as_the_sentence_begins() -> None:
 
 
 def test_a_second_standstill_is_told_anew() -> None:
-    watch, telling = Watch(LIMITS), Telling()
+    watch, telling = Watch(LIMITS), Announcer()
     moved = {0: 100.0}
     late = Verdict(tells=True, acts=False, rule="late", sentence="", odd=(0,), quiet_s=40.0)
     watch.tick(1.0, [])
@@ -191,7 +191,7 @@ def test_a_second_standstill_is_told_anew() -> None:
 
 
 def test_of_several_ranks_it_is_taken_back_when_all_have_moved_or_ended() -> None:
-    telling, moved = Telling(), {0: 1.0, 1: 1.0, 2: 1.0}
+    telling, moved = Announcer(), {0: 1.0, 1: 1.0, 2: 1.0}
     telling.told(Verdict(tells=True, acts=False, rule="late", sentence="", odd=(0, 1, 2), quiet_s=40.0), moved.get)
 
     moved[0] = 50.0

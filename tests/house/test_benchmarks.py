@@ -84,11 +84,11 @@ def test_a_rank_grows_if_it_does_by_more_than_one_that_is_not_observed(load) -> 
 
 def test_a_record_of_two_steps_does_not_fit(load, tmp_path) -> None:
     torn = load("torn")
-    from gpulaunch.profiler.channel import page, ring
+    from gpulaunch.profiler.channel import ring, segment, segment_writer
 
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
-    writer = page.PageWriter(path)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    writer = segment_writer.SegmentWriter(path)
     factors, total = torn._FACTORS, torn._SUM
     phases = tuple(2 * factor for factor in factors)
     for step in (1, 2):
@@ -96,14 +96,14 @@ def test_a_record_of_two_steps_does_not_fit(load, tmp_path) -> None:
             (step, step, 0, 7 * step, total * step, *(f * step for f in factors), step, 1, step), 0, 1,
             (step, total * step, *(f * step for f in factors[:-1]), 7),
         )  # fmt: skip
-    with page.PageReader(path) as reader:
+    with segment.SegmentReader(path) as reader:
         assert [torn.fits(event) for event in ring.recent_from(reader)] == [True, True]
         assert torn.snapshot_fits(reader.read())
         assert torn.careless_fits(reader, 1)
     words = writer.words
     words[torn.RING_BYTE // 8 + torn.RING_RECORD_BYTES // 8 + 5] = phases[2] + 1  # of the second record, between marks
     words[load("torn").Word.STEP_NS_TOTAL] += 1
-    with page.PageReader(path) as reader:
+    with segment.SegmentReader(path) as reader:
         assert [torn.fits(event) for event in ring.recent_from(reader)] == [True, False]
         assert not torn.snapshot_fits(reader.read())
         assert not torn.careless_fits(reader, 1)

@@ -90,7 +90,7 @@ IN_RANK = (
         "launcher.loop.import_watch",
         "launcher.loop.import_state",
     ),
-    *("launcher.loop.shelf", "launcher.loop.restart_plain"),
+    *("launcher.loop.preload_finder", "launcher.loop.restart_plain"),
     *("compat._callable",),
 )
 
@@ -177,8 +177,8 @@ def test_every_import_goes_down() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("profiler.channel.page", "from gpulaunch.launcher.job import spec"),
-        ("profiler.channel.page", "import gpulaunch.launcher.job.spec"),
+        ("profiler.channel.segment", "from gpulaunch.launcher.job import spec"),
+        ("profiler.channel.segment", "import gpulaunch.launcher.job.spec"),
         ("profiler.samplers.host", "from ...exporters.prometheus import render"),
         ("profiler.samplers.host", "from gpulaunch.exporters import prometheus"),
         ("profiler.record", "def f():\n    from gpulaunch.profiler.daemon import sidecar"),
@@ -201,7 +201,7 @@ def test_a_planted_back_import_is_found(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("profiler.probe.step", "import torch"),
-        ("profiler.channel.page", "def f():\n    import psutil"),
+        ("profiler.channel.segment", "def f():\n    import psutil"),
         ("launcher.failure.inside", "from numpy import random"),
         ("launcher.failure.inside", "from gpulaunch.launcher.failure import report"),
         ("launcher.loop.rank_main", "from gpulaunch.launcher.loop import loop"),
@@ -215,9 +215,9 @@ def test_a_planted_import_inside_a_rank_is_found(module: str, source: str) -> No
     ("module", "source"),
     [
         ("launcher.cli.sidecar", "from gpulaunch.exporters.prometheus import serve"),
-        ("launcher.agent.agent", "from gpulaunch.profiler.channel import page"),
+        ("launcher.agent.agent", "from gpulaunch.profiler.channel import segment"),
         ("launcher.loop.rank_main", "from gpulaunch.launcher.failure import inside"),
-        ("launcher.job.place", "import pynvml"),
+        ("launcher.job.host_info", "import pynvml"),
         ("profiler.probe.step", "from ..channel import layout"),
     ],
 )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.job.host_info import Gpu, HostInfo
 from gpulaunch.launcher.job.load import load
-from gpulaunch.launcher.job.place import Gpu, Place
 from gpulaunch.launcher.job.spec import Request
 
 
@@ -20,9 +20,9 @@ def _gpu(index: int) -> Gpu:
     )
 
 
-def _place(*, cores: int = 8, gpus: int | tuple[Gpu, ...] = 0, root: str = "/") -> Place:
+def _place(*, cores: int = 8, gpus: int | tuple[Gpu, ...] = 0, root: str = "/") -> HostInfo:
     found = tuple(_gpu(i) for i in range(gpus)) if isinstance(gpus, int) else gpus
-    return Place(
+    return HostInfo(
         cores=cores,
         cores_why=f"all {cores}",
         gpus=found,
@@ -42,7 +42,7 @@ def gpu() -> Callable[[int], Gpu]:
 
 
 @pytest.fixture
-def place() -> Callable[..., Place]:
+def place() -> Callable[..., HostInfo]:
     """Makes a machine: 8 cores, no GPU, unless told otherwise."""
     return _place
 
@@ -60,7 +60,7 @@ def job(script: str) -> Callable[..., Request]:
     """Loads `gpulaunch <words> train.py` on such a machine."""
 
     def run(
-        *words: str, environ: Mapping[str, str] | None = None, on: Place | None = None, program: bool = True
+        *words: str, environ: Mapping[str, str] | None = None, on: HostInfo | None = None, program: bool = True
     ) -> Request:
         return load([*words, *([script] if program else [])], environ or {}, on or _place())
 

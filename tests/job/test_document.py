@@ -11,7 +11,7 @@ import pytest
 
 from gpulaunch.launcher.job.describe import describe
 from gpulaunch.launcher.job.document import job_document, with_preloaded
-from gpulaunch.launcher.job.place import Place
+from gpulaunch.launcher.job.host_info import HostInfo
 from gpulaunch.launcher.job.plan import rank_environment
 from gpulaunch.launcher.job.spec import Request
 
@@ -38,7 +38,7 @@ def test_no_secret_of_the_command_line_or_the_job_file_is_in_it(
 
 
 def test_a_secret_is_known_by_its_value_wherever_it_stands(
-    job: Load, place: Callable[..., Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Load, place: Callable[..., HostInfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, key = "ghp_0123456789abcdefghij0123456789abcdef", "AKIAIOSFODNN7EXAMPLE"
     (tmp_path / "job.toml").write_text(
@@ -82,7 +82,7 @@ def test_it_says_what_the_job_ran_on(job: Load, tmp_path: Path) -> None:
     assert versions == {"torch": "2.13.0+cu130", "nvidia-ml-py": "13.5", "some_package": "0.1"}
 
 
-def test_it_and_the_plan_say_what_is_preloaded_and_what_is_not(job: Load, place: Callable[..., Place]) -> None:
+def test_it_and_the_plan_say_what_is_preloaded_and_what_is_not(job: Load, place: Callable[..., HostInfo]) -> None:
     spec, refused = job("--preload", "kept,left").spec, {"left": "it opened 1 socket(s)"}
 
     forked = job_document(spec, ["kept", "left"], refused=refused)["preloading"]

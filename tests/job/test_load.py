@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.job.host_info import Gpu, HostInfo
 from gpulaunch.launcher.job.load import UsageError, load
-from gpulaunch.launcher.job.place import Gpu, Place
 from gpulaunch.launcher.job.spec import Request, Std
 
 Load = Callable[..., Request]
-MakePlace = Callable[..., Place]
+MakePlace = Callable[..., HostInfo]
 
 
 def refused(job: Load, *words: str, **kwargs: object) -> str:

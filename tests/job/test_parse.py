@@ -273,7 +273,8 @@ def test_help_does_not_load_what_only_a_job_needs() -> None:
     code = (
         "import sys; from gpulaunch.launcher.cli.main import main; main(['--help']);"
         "print([m for m in ('torch', 'pynvml', 'psutil', 'tomllib', 'importlib.metadata', 'asyncio', 'logging',"
-        " 'subprocess', 'typing', 'gpulaunch.launcher.job.load', 'gpulaunch.launcher.job.place') if m in sys.modules])"
+        " 'subprocess', 'typing', 'gpulaunch.launcher.job.load', 'gpulaunch.launcher.job.host_info')"
+        " if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 

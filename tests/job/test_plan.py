@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.launcher.job.describe import describe
-from gpulaunch.launcher.job.place import Place
+from gpulaunch.launcher.job.host_info import HostInfo
 from gpulaunch.launcher.job.plan import line_prefix, prefix_is_unused, rank_args, rank_argv, rank_environment, shown
 from gpulaunch.launcher.job.spec import JobSpec, Request, Std
 
 Load = Callable[..., Request]
-MakePlace = Callable[..., Place]
+MakePlace = Callable[..., HostInfo]
 
 
 def environment(spec: JobSpec, local_rank: int = 0, attempt: int = 0) -> dict[str, str]:

@@ -25,7 +25,8 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from gpulaunch.exporters.otlp.extra import complaint_about, endpoint, missing
 from gpulaunch.exporters.otlp.points import UNITS
 from gpulaunch.exporters.otlp.sender import Sender
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE
+from gpulaunch.exporters.prometheus.metrics.metric import Kind
 from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.profiler.record import NodeState
 

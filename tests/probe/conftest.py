@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.profiler.channel import page, workers
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel import segment, segment_writer, workers
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 RANKS = str(Path(__file__).with_name("ranks.py"))
 
-Run = Callable[..., PageSnapshot]
+Run = Callable[..., SegmentSnapshot]
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +37,9 @@ def nursery(outside_a_run: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
     """Run a program of `ranks` to its end and read the page it leaves."""
 
-    def run_program(program: str, **environ: str) -> PageSnapshot:
+    def run_program(program: str, **environ: str) -> SegmentSnapshot:
         path = str(tmp_path / "rank-3.bin")
-        page.create(path, rank=3, local_rank=1, attempt=0)
+        segment_writer.create(path, rank=3, local_rank=1, attempt=0)
         workers.create(str(tmp_path / "workers-3.bin"))
         extra = " ".join(f"{name}={value}" for name, value in environ.items())
         assert nursery.stdin is not None
@@ -49,6 +49,6 @@ def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
         code = nursery.stdout.readline().strip()
         assert code == "0", (tmp_path / "out").read_text()
         assert (tmp_path / "out").read_text() == "", "a rank that is well says nothing"
-        return page.read(path)
+        return segment.read(path)
 
     return run_program

@@ -42,11 +42,11 @@ def tell(program: Program, path: str) -> None:
 
 def as_a_script(program: Program) -> None:
     """Run a program as this rank of a job. Its page goes with the job, so it reads it itself, at the end."""
-    from gpulaunch.profiler.channel import page
+    from gpulaunch.profiler.channel import segment
 
     rank = os.environ["RANK"]
     tell(program, f"told-{rank}.json")
-    seen = dataclasses.asdict(page.read(os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"rank-{rank}.bin")))
+    seen = dataclasses.asdict(segment.read(os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"rank-{rank}.bin")))
     counts = {name: seen[name] for name in ("steps", "microsteps", "samples", "skipped_steps", "fault", "phase_ns")}
     with open(f"seen-{rank}.json", "w") as file:
         json.dump(counts | {"pid": os.getpid()}, file)

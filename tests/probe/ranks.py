@@ -46,7 +46,7 @@ def many_steps() -> None:
 
 def steps_seen_from_beside() -> None:
     """After each of 60 steps somebody looks at the page, as the agent and the sidecar do."""
-    from gpulaunch.profiler.channel import page
+    from gpulaunch.profiler.channel import segment
     from gpulaunch.profiler.channel.layout import Region
 
     path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], "rank-3.bin")
@@ -54,13 +54,13 @@ def steps_seen_from_beside() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     behind = []
     for number, (inputs, targets) in enumerate(many_batches(60), 1):
-        assert page.read(path).region is Region.FORWARD
+        assert segment.read(path).region is Region.FORWARD
         loss = LOSS(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
-        assert page.read(path).region is Region.STEPPING
+        assert segment.read(path).region is Region.STEPPING
         optimizer.step()
-        seen = page.read(path)
+        seen = segment.read(path)
         assert (seen.steps_made, seen.region) == (number, Region.OTHER)
         assert sum(seen.phase_ns.values()) == seen.step_ns_total
         behind.append(number - seen.steps)
@@ -70,7 +70,7 @@ def steps_seen_from_beside() -> None:
 
 def late_steps_seen_from_beside() -> None:
     """Steps that take longer than anybody should wait for their times."""
-    from gpulaunch.profiler.channel import page
+    from gpulaunch.profiler.channel import segment
 
     path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], "rank-3.bin")
     model = a_model()
@@ -80,7 +80,7 @@ def late_steps_seen_from_beside() -> None:
         if number > 10:
             time.sleep(0.26)
         optimizer.step()
-        seen = page.read(path)
+        seen = segment.read(path)
         assert (seen.steps, seen.steps_made) == (number, number) or number <= 10
 
 
@@ -459,13 +459,13 @@ def armed_again() -> None:
 
 def looks_where_it_is() -> None:
     """Two steps and a validation batch that read their own page wherever user code runs."""
-    from gpulaunch.profiler.channel import page
+    from gpulaunch.profiler.channel import segment
 
     path = f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-{os.environ['RANK']}.bin"
     seen: list[str] = []
 
     def look(*_: Any) -> None:
-        at = page.read(path)
+        at = segment.read(path)
         assert 0 <= time.monotonic_ns() - at.last_edge_ns < 60 * 10**9
         seen.append(at.region.name)
 

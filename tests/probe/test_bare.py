@@ -6,7 +6,7 @@ import pytest
 
 from gpulaunch.profiler.channel import ring
 from gpulaunch.profiler.channel.layout import Hook, StepSource
-from gpulaunch.profiler.channel.page import PageReader
+from gpulaunch.profiler.channel.segment import SegmentReader
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +37,7 @@ def test_what_is_done_now_and_then_is_seen_all_the_same(run, tmp_path):
     assert (seen.steps, seen.samples, seen.fault) == (2_000, 16_000, "")
     assert (seen.loader_batches, seen.loader_eval_batches) == (2_000 + 2 * 181, 2 * 181)
     assert seen.phase_ns["validation"] >= 2 * 181 * MS
-    with PageReader(str(tmp_path / "rank-3.bin")) as reader:
+    with SegmentReader(str(tmp_path / "rank-3.bin")) as reader:
         assert sum(site.count for site in reader.sites() if site.kind == "save") == 40
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
 

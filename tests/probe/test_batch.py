@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.probe.batch import LoaderWatch
 from gpulaunch.profiler.probe.loader_queue import queue_of
@@ -111,9 +111,9 @@ class Watched:
     """A page with a watch, and what it said to be out of service."""
 
     def __init__(self, path: str) -> None:
-        page.create(path, rank=0, local_rank=0, attempt=0)
+        segment_writer.create(path, rank=0, local_rank=0, attempt=0)
         self.path = path
-        self.writer = page.PageWriter(path)
+        self.writer = segment_writer.SegmentWriter(path)
         self.unavailable: dict[Hook, str] = {}
         self.watch = LoaderWatch(self.writer, self.unavailable.__setitem__, Tensor)
 
@@ -124,9 +124,9 @@ class Watched:
             iterator._task_info, iterator._tasks_outstanding = after
         return self.watch.handed(iterator, [Tensor(8, 2)], asked, at_ns, wait_ns, trains)
 
-    def seen(self) -> page.PageSnapshot:
+    def seen(self) -> segment.SegmentSnapshot:
         self.watch.flush()
-        return page.read(self.path)
+        return segment.read(self.path)
 
 
 @pytest.fixture

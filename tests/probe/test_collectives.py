@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.collectives import (
     CALL,
     CALLS,
@@ -60,8 +60,8 @@ def test_every_function_has_a_kind() -> None:
 def probe(tmp_path: Path) -> Probe:
     """This thread trains."""
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
-    probe = Probe(page.PageWriter(path), TORCH)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    probe = Probe(segment_writer.SegmentWriter(path), TORCH)
     probe.mark_step()
     return probe
 
@@ -252,7 +252,7 @@ def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Callable[[str], Colle
     """Run a program of `ranks` to its end and read the file that it leaves."""
 
     def run_program(program: str) -> CollectivesSnapshot:
-        page.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=2)
+        segment_writer.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=2)
         assert nursery.stdin is not None
         assert nursery.stdout is not None
         nursery.stdin.write(f"{program}\t{tmp_path}\t\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.channel import page, workers
+from gpulaunch.profiler.channel import segment, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook, StepSource
 
 pytestmark = pytest.mark.torch
@@ -40,12 +40,12 @@ def compile_all(backend: str, directory: Path, **environ: str) -> dict[str, Any]
 def test_compiled_programs_are_left_as_they_are(backend, tmp_path):
     if backend == "inductor" and not (shutil.which("cc") and shutil.which("g++")):
         pytest.skip("inductor needs a C++ compiler, and there is none here")
-    page.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    segment_writer.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
     workers.create(str(tmp_path / "workers-0.bin"))
     # Each with its own cache: a warm one would spare the second run its compilations.
     without = compile_all(backend, tmp_path / "without")
     observed = compile_all(backend, tmp_path / "with", RANK="0", GPULAUNCH_CHANNEL_DIR=str(tmp_path))
-    seen = page.read(str(tmp_path / "rank-0.bin"))
+    seen = segment.read(str(tmp_path / "rank-0.bin"))
 
     for program in ("fullgraph_model", "fullgraph_loss", "fullgraph_collective"):
         assert without[program]["graph_breaks"] == {}

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.channel import page, workers
+from gpulaunch.profiler.channel import segment, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.channel.page import PageSnapshot, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentSnapshot, SiteRow
 
 pytestmark = pytest.mark.torch
 
@@ -29,7 +29,7 @@ LEDGER = Hook.COPIES | Hook.SYNCS
 class Left:
     """What a program has left behind."""
 
-    page: PageSnapshot
+    page: SegmentSnapshot
     sites: dict[str, SiteRow]
     """By the mark at the end of the line."""
 
@@ -64,7 +64,7 @@ def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
 
     def run_program(program: str, **environ: str) -> Left:
         path = str(tmp_path / "rank-3.bin")
-        page.create(path, rank=3, local_rank=1, attempt=0)
+        segment_writer.create(path, rank=3, local_rank=1, attempt=0)
         workers.create(str(tmp_path / "workers-3.bin"))
         extra = " ".join(f"{name}={value}" for name, value in {"GPULAUNCH_DEVICE_TYPES": "meta", **environ}.items())
         assert nursery.stdin is not None
@@ -74,7 +74,7 @@ def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
         code = nursery.stdout.readline().strip()
         assert code == "0", (tmp_path / "out").read_text()
         assert (tmp_path / "out").read_text() == "", "a rank that is well says nothing"
-        with page.PageReader(path) as reader:
+        with segment.SegmentReader(path) as reader:
             rows = [row for row in reader.sites() if row.kind != "loader"]
             return Left(reader.read(), {mark_of(row): row for row in rows})
 
@@ -328,11 +328,11 @@ def results_of(script: str, *args: str, **environ: str) -> dict[str, Any]:
 
 
 def test_whatever_is_done_with_tensors_comes_to_the_same(tmp_path):
-    page.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    segment_writer.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
     workers.create(str(tmp_path / "workers-0.bin"))
     without = results_of("as_ever.py")
     tapped = results_of("as_ever.py", RANK="0", GPULAUNCH_CHANNEL_DIR=str(tmp_path), GPULAUNCH_DEVICE_TYPES="meta")
-    seen = page.read(str(tmp_path / "rank-0.bin"))
+    seen = segment.read(str(tmp_path / "rank-0.bin"))
 
     assert {name: result for name, result in tapped.items() if result != without[name]} == {}
     assert (tapped.keys(), seen.hooks_unavailable) == (without.keys(), Hook(0)), seen.fault
@@ -347,14 +347,14 @@ def compiled_without() -> dict[str, Any]:
 @pytest.mark.parametrize("start", ["forked", "spawned"])
 def test_compiled_programs_that_move_tensors_are_left_as_they_are(start, compiled_without, tmp_path):
     """A forked rank may have torch._dynamo before it is armed; a spawned one is armed by torch's own import."""
-    page.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    segment_writer.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
     workers.create(str(tmp_path / "workers-0.bin"))
     environ = {"GPULAUNCH_CHANNEL_DIR": str(tmp_path), "GPULAUNCH_DEVICE_TYPES": "meta"}
     if start == "forked":
         observed = results_of("compiled_moves.py", "0", **environ)
     else:
         observed = results_of("compiled_moves.py", RANK="0", **environ)
-    seen = page.read(str(tmp_path / "rank-0.bin"))
+    seen = segment.read(str(tmp_path / "rank-0.bin"))
 
     for program in ("moves_inside", "converts_inside", "moves_inside_with_a_default_device"):
         assert compiled_without[program]["graph_breaks"] == {}, "this program shows nothing"

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.channel import page, workers
+from gpulaunch.profiler.channel import segment, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook, StepSource
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +38,7 @@ class Led:
     """One training: what it tells of itself, what its page says, and what its probe wrote beside the page."""
 
     told: dict[str, Any]
-    seen: PageSnapshot
+    seen: SegmentSnapshot
     facts: dict[str, Any]
 
 
@@ -76,7 +76,7 @@ def lead(nursery: subprocess.Popen[str], tmp_path: Path) -> Lead:
         directory = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
         path = str(directory / "rank-3.bin")
-        page.create(path, rank=3, local_rank=1, attempt=0)
+        segment_writer.create(path, rank=3, local_rank=1, attempt=0)
         workers.create(str(directory / "workers-3.bin"))
         extra = " ".join(f"{name}={value}" for name, value in environ.items())
         assert nursery.stdin is not None
@@ -87,18 +87,18 @@ def lead(nursery: subprocess.Popen[str], tmp_path: Path) -> Lead:
         assert code == "0", (directory / "out").read_text()
         told = json.loads((directory / "told.json").read_text())
         facts = directory / "facts-3.json"
-        return Led(told=told, seen=page.read(path), facts=json.loads(facts.read_text()) if facts.exists() else {})
+        return Led(told=told, seen=segment.read(path), facts=json.loads(facts.read_text()) if facts.exists() else {})
 
     return lead_program
 
 
-def assert_well(seen: PageSnapshot) -> None:
+def assert_well(seen: SegmentSnapshot) -> None:
     """Every tap was there to the end, and the parts are the steps."""
     assert (seen.hooks_unavailable, seen.fault) == (Hook(0), "")
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
 
 
-def assert_times_are_the_programs(told: dict[str, Any], seen: PageSnapshot) -> None:
+def assert_times_are_the_programs(told: dict[str, Any], seen: SegmentSnapshot) -> None:
     """All of it, and the parts that it knows the size of."""
     took, phase = told["took_ns"], seen.phase_ns
     assert seen.step_ns_total == pytest.approx(told["wall_ns"], rel=0.02)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 
 ARM = """
 import sys, types
@@ -50,11 +50,11 @@ def test_outside_a_run_nothing_happens(environ):
 
 
 def test_without_torch_nothing_happens(tmp_path):
-    page.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    segment_writer.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
     done = arm(RANK="0", GPULAUNCH_CHANNEL_DIR=str(tmp_path))
 
     assert (done.stdout.strip(), done.stderr) == (LIGHT, "")
-    assert not page.read(str(tmp_path / "rank-0.bin")).armed
+    assert not segment.read(str(tmp_path / "rank-0.bin")).armed
 
 
 def test_a_page_that_is_gone_is_no_news(tmp_path):
@@ -81,7 +81,7 @@ def test_outside_a_run_marks_do_nothing():
 def test_a_program_without_torch_has_its_marks(tmp_path, monkeypatch):
     """JAX, say: there is nothing to tap, but what the program says itself is told."""
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
     program = (
         "import sys\n"
         "from gpulaunch import mark\n"
@@ -93,5 +93,5 @@ def test_a_program_without_torch_has_its_marks(tmp_path, monkeypatch):
     env = {**os.environ, "RANK": "0", "GPULAUNCH_CHANNEL_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=env, check=True, timeout=60)
 
-    with page.PageReader(path) as reader:
+    with segment.SegmentReader(path) as reader:
         assert reader.read().steps == 3

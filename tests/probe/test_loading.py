@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.channel import page, workers
+from gpulaunch.profiler.channel import segment, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.channel.page import PageSnapshot, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentSnapshot, SiteRow
 from gpulaunch.profiler.channel.workers import WorkerSlot
 
 pytestmark = pytest.mark.torch
@@ -30,7 +30,7 @@ LOADING = str(Path(__file__).with_name("loading.py"))
 class Left:
     """What a program has left behind."""
 
-    page: PageSnapshot
+    page: SegmentSnapshot
     sites: tuple[SiteRow, ...]
     slots: tuple[WorkerSlot, ...]
     facts: dict[str, Any]
@@ -60,7 +60,7 @@ def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
     def run_program(program: str, *, with_workers_file: bool = True, **environ: str) -> Left:
         of_rank = str(tmp_path / "rank-3.bin")
         of_workers = str(tmp_path / "workers-3.bin")
-        page.create(of_rank, rank=3, local_rank=1, attempt=0)
+        segment_writer.create(of_rank, rank=3, local_rank=1, attempt=0)
         if with_workers_file:
             workers.create(of_workers)
         extra = " ".join(f"{name}={value}" for name, value in environ.items())
@@ -72,7 +72,7 @@ def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
         assert code == "0", (tmp_path / "out").read_text()
         assert (tmp_path / "out").read_text() == "", "a rank that is well says nothing"
         facts = tmp_path / "facts-3.json"
-        with page.PageReader(of_rank) as reader:
+        with segment.SegmentReader(of_rank) as reader:
             return Left(
                 page=reader.read(),
                 sites=reader.sites(),

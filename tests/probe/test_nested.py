@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 from gpulaunch.profiler.probe import garbage
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMM
 from gpulaunch.profiler.probe.garbage import Collections
@@ -30,14 +30,14 @@ TORCH = SimpleNamespace(Tensor=object, cuda=SimpleNamespace(is_initialized=lambd
 @pytest.fixture
 def path(tmp_path) -> str:
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
     return path
 
 
 @pytest.fixture
 def probe(path) -> Probe:
     """This thread trains; its first step has begun."""
-    probe = Probe(page.PageWriter(path), TORCH)
+    probe = Probe(segment_writer.SegmentWriter(path), TORCH)
     probe.mark_step()
     return probe
 
@@ -60,9 +60,9 @@ class Slow:
         time.sleep(0.005)
 
 
-def end_a_step(probe: Probe, path: str) -> PageSnapshot:
+def end_a_step(probe: Probe, path: str) -> SegmentSnapshot:
     probe.mark_step()
-    return page.read(path)
+    return segment.read(path)
 
 
 def in_a_thread(call: Callable[[], object]) -> None:
@@ -168,7 +168,7 @@ def run_of(directory, source: str, name: str = "program.py") -> dict[str, Callab
 def lines_that_ask(path: str, collected: Collections) -> dict[str, int]:
     """Function and line that ask for collections -> how often."""
     collected.look()
-    with page.PageReader(path) as reader:
+    with segment.SegmentReader(path) as reader:
         rows = [row for row in reader.sites() if row.kind == "gc"]
     lines = {row.text.rpartition(":")[2]: row.count for row in rows}
     assert len(lines) == len(rows), "a line has one row"
@@ -234,7 +234,7 @@ def test_our_own_fault_costs_the_lines_and_not_the_steps(probe, path, collected,
     monkeypatch.setattr(garbage, "line_of_user", breaks)
     run_of(tmp_path, ASKING)["plainly"]()
 
-    assert "NESTED: RecursionError" in page.read(path).fault
+    assert "NESTED: RecursionError" in segment.read(path).fault
     assert end_a_step(probe, path).steps > 0
 
 
@@ -253,21 +253,21 @@ def test_a_collection_that_comes_by_itself_is_no_lines(probe, path, collected, t
 def test_a_program_without_a_text_is_collected_without_a_line(probe, path, collected):
     exec(compile("import gc\ngc.collect()", "<stdin>", "exec"), {"__name__": "__main__"})
 
-    assert page.read(path).gc_collections >= 1
+    assert segment.read(path).gc_collections >= 1
     assert lines_that_ask(path, collected) == {}
 
 
 def test_a_forked_child_collects_without_a_word(probe, path, collected):
     gc.disable()
     try:
-        before = page.read(path)
+        before = segment.read(path)
         child = os.fork()
         if child == 0:
             probe.off()
             gc.collect()
             os._exit(0)
         os.waitpid(child, 0)
-        after = page.read(path)
+        after = segment.read(path)
     finally:
         gc.enable()
 
@@ -404,7 +404,7 @@ def test_a_probe_switched_off_meanwhile_stays_off(probe):
 
 def test_the_first_thread_that_reads_a_dataloader_stands_in(path):
     """Its model may be compiled in the first forward, before any backward has told who trains."""
-    probe = Probe(page.PageWriter(path), TORCH)
+    probe = Probe(segment_writer.SegmentWriter(path), TORCH)
     assert probe.nested() is None
     assert probe.stands_in(time.monotonic_ns())
     began = probe.nested()
@@ -425,7 +425,7 @@ def test_what_fails_once_a_second_is_not_tried_again(path):
         tried.append("fails")
         raise OSError("no such thing")
 
-    probe = Probe(page.PageWriter(path), TORCH)
+    probe = Probe(segment_writer.SegmentWriter(path), TORCH)
     probe.armed(Hook.NESTED)
     probe.each_second(Hook.NESTED, fails)
     probe.each_second(Hook.FACTS, lambda: tried.append("works"))
@@ -435,7 +435,7 @@ def test_what_fails_once_a_second_is_not_tried_again(path):
     probe.mark_step()
     probe._due_ns = 0
     probe.mark_step()
-    seen = page.read(path)
+    seen = segment.read(path)
 
     assert tried == ["fails", "works", "works"]
     assert seen.hooks_unavailable == Hook.NESTED

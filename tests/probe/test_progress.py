@@ -11,25 +11,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulaunch.profiler.channel import page
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel import segment, segment_writer
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 from gpulaunch.profiler.probe import inject, progress
 from gpulaunch.profiler.probe.state import Probe
 
 TORCH = SimpleNamespace(Tensor=object, cuda=SimpleNamespace(is_initialized=lambda: False))
-Read = Callable[[], PageSnapshot]
+Read = Callable[[], SegmentSnapshot]
 
 
 @pytest.fixture
 def read(tmp_path, monkeypatch) -> Read:
     """This process is an armed rank; what its page says."""
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
-    probe = Probe(page.PageWriter(path), TORCH)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    probe = Probe(segment_writer.SegmentWriter(path), TORCH)
     monkeypatch.setattr(inject, "_probe", probe)
     monkeypatch.setattr(inject, "_probe_pid", os.getpid())
     monkeypatch.setattr(progress, "_stands_still", 0)
-    return lambda: page.read(path)
+    return lambda: segment.read(path)
 
 
 def in_a_thread(call: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.layout import REGION_BITS, Region
 from gpulaunch.profiler.probe import state
 from gpulaunch.profiler.probe.account import OTHER
@@ -38,8 +38,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Turned:
 @pytest.fixture
 def probe(clock: Turned, tmp_path: Path) -> Probe:
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
-    return Probe(page.PageWriter(path), TORCH)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    return Probe(segment_writer.SegmentWriter(path), TORCH)
 
 
 @pytest.mark.parametrize("dear", range(8))

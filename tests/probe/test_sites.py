@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.layout import SITE_KINDS, SITE_ROWS
-from gpulaunch.profiler.channel.page import PageReader, SiteRow
-from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.channel.segment import SegmentReader, SiteRow
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.sites import Sites, caller, line_of_user, path_of, place_of
 
 ITEM = SITE_KINDS.index("item")
@@ -178,14 +178,14 @@ def test_a_working_directory_that_is_gone_costs_nothing_but_the_short_form(
 @pytest.fixture
 def writer(tmp_path: Path) -> Any:
     path = str(tmp_path / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
-    made = PageWriter(path)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    made = SegmentWriter(path)
     yield made
     made.close()
 
 
 def rows_of(tmp_path: Path) -> tuple[SiteRow, ...]:
-    with PageReader(str(tmp_path / "rank-0.bin")) as reader:
+    with SegmentReader(str(tmp_path / "rank-0.bin")) as reader:
         return reader.sites()
 
 
@@ -197,7 +197,7 @@ def run(code: CodeType, see: Callable[[], object]) -> None:
     exec(code, {"__name__": "program", "see": see})
 
 
-def test_a_line_has_one_row_however_often_it_runs(writer: PageWriter, tmp_path: Path) -> None:
+def test_a_line_has_one_row_however_often_it_runs(writer: SegmentWriter, tmp_path: Path) -> None:
     sites = Sites(writer)
     run(code_of("for _ in range(50):\n    see()\nsee()"), lambda: writer.site(sites.row(ITEM, caller())))
 
@@ -207,7 +207,7 @@ def test_a_line_has_one_row_however_often_it_runs(writer: PageWriter, tmp_path: 
     assert row.text.startswith(("tests/probe/test_sites.py:", str(Path(__file__))))
 
 
-def test_each_line_and_each_kind_has_its_own(writer: PageWriter, tmp_path: Path) -> None:
+def test_each_line_and_each_kind_has_its_own(writer: SegmentWriter, tmp_path: Path) -> None:
     sites = Sites(writer)
 
     def see(kind: int) -> None:
@@ -222,7 +222,7 @@ def test_each_line_and_each_kind_has_its_own(writer: PageWriter, tmp_path: Path)
     ]
 
 
-def test_code_that_is_made_anew_each_time_is_one_line(writer: PageWriter, tmp_path: Path) -> None:
+def test_code_that_is_made_anew_each_time_is_one_line(writer: SegmentWriter, tmp_path: Path) -> None:
     sites = Sites(writer)
     for _ in range(1000):
         exec(code_of("see()"), {"see": lambda: writer.site(sites.row(ITEM, sys._getframe(1)))})
@@ -232,7 +232,7 @@ def test_code_that_is_made_anew_each_time_is_one_line(writer: PageWriter, tmp_pa
     assert rows[""] == 1000 - 512
 
 
-def test_what_finds_no_row_is_elsewhere(writer: PageWriter, tmp_path: Path) -> None:
+def test_what_finds_no_row_is_elsewhere(writer: SegmentWriter, tmp_path: Path) -> None:
     sites = Sites(writer)
     lines = 2 * SITE_ROWS
     exec(code_of("see()\n" * lines), {"see": lambda: writer.site(sites.row(ITEM, sys._getframe(1)))})
@@ -244,7 +244,7 @@ def test_what_finds_no_row_is_elsewhere(writer: PageWriter, tmp_path: Path) -> N
     assert sites.row(ITEM, None) == 0, "no frame, no line"
 
 
-def test_a_new_line_may_be_told_better(writer: PageWriter, tmp_path: Path) -> None:
+def test_a_new_line_may_be_told_better(writer: SegmentWriter, tmp_path: Path) -> None:
     sites = Sites(writer)
     asked: list[int] = []
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.profiler.channel import page, ring, workers
+from gpulaunch.profiler.channel import ring, segment, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook, Region, StepSource
-from gpulaunch.profiler.channel.page import PageReader, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentReader, SiteRow
 
 pytestmark = pytest.mark.torch
 
@@ -25,7 +25,7 @@ PLAIN = ("data_wait", "forward", "backward", "optimizer", "other")
 
 def sites(directory: Path, kind: str) -> list[SiteRow]:
     """The lines of the program that did this."""
-    with PageReader(str(directory / "rank-3.bin")) as reader:
+    with SegmentReader(str(directory / "rank-3.bin")) as reader:
         return [site for site in reader.sites() if site.kind == kind]
 
 
@@ -313,12 +313,12 @@ def test_a_gpu_memory_cap_is_queued_until_cuda_comes(run):
 
 
 def test_torchs_own_import_arms_a_spawned_rank(outside_a_run, tmp_path):
-    page.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=0)
+    segment_writer.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=0)
     workers.create(str(tmp_path / "workers-3.bin"))
     environ = outside_a_run | {"RANK": "3", "GPULAUNCH_CHANNEL_DIR": str(tmp_path)}
     program = "import torch; p = torch.zeros(1, requires_grad=True); p.sum().backward(); torch.optim.SGD([p]).step()"
     subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=120)
-    seen = page.read(str(tmp_path / "rank-3.bin"))
+    seen = segment.read(str(tmp_path / "rank-3.bin"))
 
     assert (seen.steps, seen.microsteps, seen.hooks_armed) == (1, 1, IN_SERVICE)
 
@@ -339,10 +339,10 @@ assert torch.distributed.all_reduce is all_reduce and torch.distributed.Work.wai
 
 
 def test_a_torch_that_looks_different_is_observed_as_far_as_it_is_known(outside_a_run, tmp_path):
-    page.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=0)
+    segment_writer.create(str(tmp_path / "rank-3.bin"), rank=3, local_rank=1, attempt=0)
     workers.create(str(tmp_path / "workers-3.bin"))
     subprocess.run([sys.executable, "-c", STRANGE_TORCH, str(tmp_path)], env=outside_a_run, check=True, timeout=120)
-    seen = page.read(str(tmp_path / "rank-3.bin"))
+    seen = segment.read(str(tmp_path / "rank-3.bin"))
 
     assert seen.hooks_unavailable == Hook.BACKWARD | Hook.OPTIMIZER | Hook.NESTED
     assert Hook.DATALOADER in seen.hooks_armed

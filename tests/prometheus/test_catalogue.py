@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.exporters.prometheus import catalogue
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Metric
+from gpulaunch.exporters.prometheus.metrics.metric import Kind
 from gpulaunch.launcher.failure.classify import Kind as EndKind
 from gpulaunch.launcher.gpus import health
-from gpulaunch.launcher.job.place import PROGRAM_XIDS
+from gpulaunch.launcher.job.host_info import PROGRAM_XIDS
 from gpulaunch.launcher.policy import goodput
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.channel import layout

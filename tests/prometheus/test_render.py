@@ -17,8 +17,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE
 from gpulaunch.exporters.prometheus.families import CatalogueError, Families
+from gpulaunch.exporters.prometheus.metrics.metric import Kind
 from gpulaunch.exporters.prometheus.render import OPENMETRICS, TEXT, Board, negotiate
 from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.profiler.record import NodeState

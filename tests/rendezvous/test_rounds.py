@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulaunch.launcher.rendezvous import rounds
-from gpulaunch.launcher.rendezvous.rounds import Group, Member, Node, Seat, Stage
+from gpulaunch.launcher.rendezvous.rounds import Member, MemberPhase, Node, NodeGroup, Stage
 from gpulaunch.launcher.rendezvous.wire import Done, Ended, Failed, Go, Hello, Ready, Welcome, decode, encode
 
 
@@ -20,11 +20,11 @@ def hello(rank: int = 1, **changes: Any) -> Hello:
     return replace(said, **changes)
 
 
-def gathering(nnodes: int = 3) -> Group:
+def gathering(nnodes: int = 3) -> NodeGroup:
     return rounds.gather(run_id="r", nnodes=nnodes, leader=Node(nproc=1, host="host-0"))
 
 
-def replay(group: Group, *events: tuple[Any, ...]) -> tuple[Group, list[tuple[int, Any]]]:
+def replay(group: NodeGroup, *events: tuple[Any, ...]) -> tuple[NodeGroup, list[tuple[int, Any]]]:
     """("come", rank, nproc), ("gone", rank), ("ready", rank, k), ("ok", rank, k), ("failed", rank, k, final)."""
     said: list[tuple[int, Any]] = []
     for event in events:
@@ -44,7 +44,7 @@ def replay(group: Group, *events: tuple[Any, ...]) -> tuple[Group, list[tuple[in
     return group, said
 
 
-def running(nnodes: int = 3) -> Group:
+def running(nnodes: int = 3) -> NodeGroup:
     group, _ = replay(
         gathering(nnodes),
         *(("come", rank, 2) for rank in range(1, nnodes)),
@@ -188,18 +188,18 @@ def test_who_does_not_fit_is_told_why(said: Hello, why: str | None) -> None:
 
 def test_news_of_the_last_attempt_do_not_end_the_next_join() -> None:
     member, _ = rounds.join(Member(), 0)
-    member, _ = rounds.heed(member, Go(attempt=0, first_rank=0, world_size=2))
+    member, _ = rounds.receive(member, Go(attempt=0, first_rank=0, world_size=2))
     member, said = rounds.tell(member, ok=False, final=False, why="")
     assert said == Ended(attempt=0, ok=False, final=False, why="")
     member, _ = rounds.join(member, 1)
 
-    assert rounds.heed(member, Failed(attempt=0, final=False, why="")) == (member, False)
-    assert rounds.heed(member, Go(attempt=0, first_rank=0, world_size=2)) == (member, False)
-    assert rounds.heed(member, Failed(attempt=0, final=True, why=""))[1] is True
+    assert rounds.receive(member, Failed(attempt=0, final=False, why="")) == (member, False)
+    assert rounds.receive(member, Go(attempt=0, first_rank=0, world_size=2)) == (member, False)
+    assert rounds.receive(member, Failed(attempt=0, final=True, why=""))[1] is True
 
 
 def test_a_failure_may_be_told_again_when_it_becomes_final() -> None:
-    member = Member(seat=Seat.RUNNING)
+    member = Member(phase=MemberPhase.RUNNING)
     member, first = rounds.tell(member, ok=False, final=False, why="a")
     member, second = rounds.tell(member, ok=False, final=True, why="a")
     member, third = rounds.tell(member, ok=False, final=True, why="a")
@@ -270,7 +270,7 @@ class Job:
 
     def heard(self, rank: int, message: Any) -> None:
         agent = self.agents[rank]
-        agent.member, news = rounds.heed(agent.member, message)
+        agent.member, news = rounds.receive(agent.member, message)
         if not news or agent.ended:
             return
         if isinstance(message, Go):
@@ -359,7 +359,7 @@ def test_a_node_that_is_gone_ends_the_job_everywhere(data: st.DataObject) -> Non
 # -- checkpoints
 
 
-def readied(*offers: list[str]) -> Group:
+def readied(*offers: list[str]) -> NodeGroup:
     """A group of so many nodes, of which all but the last are ready, each with its offers."""
     group = rounds.gather(run_id="job", nnodes=len(offers), leader=Node(nproc=1, host="h0"))
     for rank in range(1, len(offers)):
@@ -410,7 +410,7 @@ def test_offers_that_do_not_fit_are_cut_between_two_names() -> None:
 def test_a_preempted_node_takes_the_others_with_it_and_says_that_nothing_failed() -> None:
     group = readied(["x"], ["x"])
     group, _ = rounds.hear(group, 1, Ready(attempt=0))
-    running = Member(seat=Seat.RUNNING, attempt=0)
+    running = Member(phase=MemberPhase.RUNNING, attempt=0)
 
     _, ended = rounds.tell(running, ok=False, final=True, why="SIGUSR1", preempted=True)
     assert ended is not None

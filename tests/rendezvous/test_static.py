@@ -16,7 +16,7 @@ import pytest
 
 from gpulaunch.launcher.rendezvous import dial, listen
 from gpulaunch.launcher.rendezvous.base import RendezvousError
-from gpulaunch.launcher.rendezvous.hub import Hub
+from gpulaunch.launcher.rendezvous.leader import Leader
 from gpulaunch.launcher.rendezvous.wire import (
     MAX_LINE_BYTES,
     Ended,
@@ -527,7 +527,7 @@ def test_a_crowd_of_strangers_does_not_keep_a_node_out(turning: Any, nodes: Node
         turning.client(port_of(leader))
     turning.for_s(0.5)
     post = leader.rendezvous._post
-    assert isinstance(post, Hub)
+    assert isinstance(post, Leader)
     assert len(post._guests) <= 66
     follower.join()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.channel import layout, page
+from gpulaunch.profiler.channel import layout, segment_writer
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.record import CheckpointState, CopyTotals, Group, SyncTotals, TrainingState
 from gpulaunch.profiler.samplers.ledger import Ledger
@@ -31,7 +31,7 @@ class Job:
 
     def start(self, ranks: int, *, attempt: int = 0) -> None:
         for rank in range(ranks):
-            page.create(str(self.page(rank)), rank=rank, local_rank=rank, attempt=attempt)
+            segment_writer.create(str(self.page(rank)), rank=rank, local_rank=rank, attempt=attempt)
         self.tell(ranks, attempt=attempt)
 
     def tell(self, ranks: int, *, attempt: int = 0, name: str = "toy") -> None:
@@ -52,14 +52,14 @@ class Job:
         return self.directory / f"rank-{rank}.bin"
 
     @contextmanager
-    def writer(self, rank: int) -> Iterator[page.PageWriter]:
-        writer = page.PageWriter(str(self.page(rank)))
+    def writer(self, rank: int) -> Iterator[segment_writer.SegmentWriter]:
+        writer = segment_writer.SegmentWriter(str(self.page(rank)))
         try:
             yield writer
         finally:
             writer.close()
 
-    def step(self, writer: page.PageWriter, count: int = 1) -> None:
+    def step(self, writer: segment_writer.SegmentWriter, count: int = 1) -> None:
         """Make steps of 10 ms, of the parts A_STEP; 32 samples each."""
         for _ in range(count):
             steps, microsteps, skipped, samples, total, *rest = writer.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
@@ -227,7 +227,7 @@ def test_counters_go_on_over_attempts_and_gauges_start_anew(job: Job, sampler: R
     assert sampler.group.attempt == 1
 
 
-def save(writer: page.PageWriter, *, step: int, at_ns: int) -> None:
+def save(writer: segment_writer.SegmentWriter, *, step: int, at_ns: int) -> None:
     """As `probe.progress` has it after a save: 2 ms of stall, 1000 bytes."""
     writer.words[Word.CHECKPOINT_SAVES] += 1
     writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] += 2 * MS
@@ -345,15 +345,15 @@ def test_a_successor_without_a_ledger_reads_the_same_pages(job: Job) -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("damage", [b"", b"x" * layout.PAGE_BYTES, b"short"])
+@pytest.mark.parametrize("damage", [b"", b"x" * layout.SEGMENT_BYTES, b"short"])
 def test_a_damaged_page_is_an_error_of_that_rank_only(job: Job, sampler: RankSampler, damage: bytes) -> None:
     job.start(2)
     job.page(0).write_bytes(damage)
     reading = sampler.read(0.0)
     assert [rank.rank for rank in reading.values] == [1]
-    assert reading.errors == ("page of rank 0: PageError",)
+    assert reading.errors == ("page of rank 0: SegmentError",)
 
-    page.create(str(job.page(0)), rank=0, local_rank=0, attempt=0)
+    segment_writer.create(str(job.page(0)), rank=0, local_rank=0, attempt=0)
     assert len(read(sampler)) == 2
 
 

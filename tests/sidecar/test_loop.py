@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.channel.page import PageWriter, create
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter, create
 from gpulaunch.profiler.daemon import sidecar as daemon
 from gpulaunch.profiler.daemon.sidecar import LEDGER_FILE, Sidecar
 from gpulaunch.profiler.record import Collector, NodeState
@@ -87,7 +87,7 @@ def test_how_far_the_ranks_came_is_told_when_it_ends(tmp_path: Path) -> None:
     (tmp_path / "group.json").write_text(json.dumps({**group, "ranks": ranks}))
     path = str(tmp_path / "rank-0.bin")
     create(path, rank=0, local_rank=0, attempt=0)
-    writer = PageWriter(path)
+    writer = SegmentWriter(path)
     seen: list[NodeState] = []
 
     def stopped(_: float) -> bool:

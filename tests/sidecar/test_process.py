@@ -21,7 +21,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment_writer
 
 WAIT_S = 30.0
 PYTHON = (sys.executable, "-P")
@@ -84,7 +84,7 @@ class Node:
             self.ranks.pop().kill()
         for rank in range(ranks):
             path = self.directory / f"rank-{rank}.bin"
-            page.create(str(path), rank=rank, local_rank=rank, attempt=number)
+            segment_writer.create(str(path), rank=rank, local_rank=rank, attempt=number)
             if armed:
                 self.ranks.append(Rank(path))
         pids = [rank.process.pid for rank in self.ranks] or [os.getpid()] * ranks

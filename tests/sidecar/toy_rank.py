@@ -13,12 +13,12 @@ import time
 
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.channel.page import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 
 MS = 1_000_000
 
 
-def step(writer: PageWriter) -> None:
+def step(writer: SegmentWriter) -> None:
     steps, microsteps, skipped, samples, *_ = before = writer.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
     parts = (1, 0, 2, 3, 0, 1, 0, 0, 0, 0, 0, 3)  # of 10 ms, by phase
     times = [total + part * MS for total, part in zip(before[4:17], (10, *parts), strict=True)]
@@ -29,7 +29,7 @@ def step(writer: PageWriter) -> None:
     )
 
 
-def save(writer: PageWriter, step: int) -> None:
+def save(writer: SegmentWriter, step: int) -> None:
     """As `probe.progress` tells it."""
     writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] += 250 * MS
     writer.words[Word.CHECKPOINT_BYTES_TOTAL] += 1 << 20
@@ -58,7 +58,7 @@ def start_worker() -> int:
 
 
 def main(path: str) -> None:
-    writer = PageWriter(path)
+    writer = SegmentWriter(path)
     workers: list[int] = []
     print("ok", flush=True)
     for line in sys.stdin:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.layout import REGION_BITS, Region, Word
-from gpulaunch.profiler.channel.page import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.record import Group, RankPlace, Reading, StackState
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
 from gpulaunch.profiler.samplers.pyspy import Frame, Look, PySpy
@@ -81,19 +81,19 @@ class Node:
         self.pids = {rank: 100 + rank for rank in range(ranks)}
         (self.channel / "group.json").write_text(json.dumps({"run_dir": str(self.run_dir)}))
         self.rooms: list[Stacks] = []
-        self.writers: list[PageWriter] = []
+        self.writers: list[SegmentWriter] = []
 
     def group(self) -> Group:
         ranks = tuple(RankPlace(rank=rank, local_rank=rank, pid=pid) for rank, pid in self.pids.items())
         return Group(run_id="r", name="n", attempt=0, world_size=len(ranks), node_rank=0, ranks=ranks)
 
-    def page(self, rank: int = 0) -> PageWriter:
+    def page(self, rank: int = 0) -> SegmentWriter:
         """A fresh page, written by this process."""
         while self.writers:  # the lock on a page is the process's: closed before the next is opened
             self.writers.pop().close()
         path = str(self.channel / f"rank-{rank}.bin")
-        page.create(path, rank=rank, local_rank=rank, attempt=0)
-        self.writers.append(PageWriter(path))
+        segment_writer.create(path, rank=rank, local_rank=rank, attempt=0)
+        self.writers.append(SegmentWriter(path))
         return self.writers[0]
 
     def sampling(self, sampler: object, *, shortest_s: float = 0.01, goes_on: bool = True) -> Sampling:
@@ -364,8 +364,9 @@ def test_a_fault_of_ours_is_told_and_sampling_goes_on(node: Node) -> None:
 RANK = """
 import sys, time
 from gpulaunch.profiler.channel.layout import REGION_BITS, Region, Word
-from gpulaunch.profiler.channel.page import PageWriter
-writer = PageWriter(sys.argv[1])
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
+
+writer = SegmentWriter(sys.argv[1])
 def stay(region):
     writer.words[Word.LAST_EDGE] = time.monotonic_ns() << REGION_BITS | region
     print(region.name, flush=True)
@@ -382,7 +383,7 @@ def test_a_real_rank_is_sampled_where_it_is(node: Node, sampler: PySpy | None, m
     """As soon as may be: that dear samples are seldom is told above."""
     monkeypatch.setattr("gpulaunch.profiler.samplers.stacks.rest_s", lambda *_, **__: 0.05)
     path = str(node.channel / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", RANK, path], stdin=pipe, stdout=pipe) as rank:
         assert rank.stdin is not None

@@ -20,7 +20,7 @@ import pytest
 
 from gpulaunch.launcher.cli import main, trace, tracer, waiting
 from gpulaunch.launcher.job.options import UsageError
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.daemon import tracefile, window
 
 TOY = Path(__file__).with_name("toy_traced.py")
@@ -49,7 +49,7 @@ def job(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         ranks: list[dict[str, int]] = []
         for rank, how in enumerate(hows):
             path = directory / f"rank-{rank}.bin"
-            page.create(str(path), rank=rank, local_rank=rank, attempt=0)
+            segment_writer.create(str(path), rank=rank, local_rank=rank, attempt=0)
             ranks.append({"rank": rank, "local_rank": rank, "pid": start([str(TOY), str(path), how], b"ok\n").pid})
         agent = start(["-c", AGENT, str(run_dir)], b"held\n")
         group = {"version": 1, "run_id": "ab", "attempt": 0, "ranks": ranks, "agent_pid": agent.pid}
@@ -73,7 +73,7 @@ def job(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 def wait_for_steps(directory: Path, num_ranks: int) -> None:
     until_s = time.monotonic() + 60
     for rank in range(num_ranks):
-        while page.read(str(directory / f"rank-{rank}.bin")).steps < 20:
+        while segment.read(str(directory / f"rank-{rank}.bin")).steps < 20:
             assert time.monotonic() < until_s, "the rank makes no steps"
             time.sleep(0.01)
 
@@ -389,7 +389,7 @@ def test_a_run_without_the_profiler_cannot_be_traced(job: Job, directory: Path) 
 def test_a_rank_that_has_not_armed_cannot_be_traced(job: Job, directory: Path) -> None:
     job("good")
     (directory / "rank-0.bin").unlink()
-    page.create(str(directory / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    segment_writer.create(str(directory / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
 
     with pytest.raises(UsageError, match="rank 0 has not loaded torch"):
         trace.run([])

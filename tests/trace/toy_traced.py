@@ -28,12 +28,12 @@ from kineto_client import BUSY, FREE, Client
 
 from gpulaunch.profiler.channel import tracing
 from gpulaunch.profiler.channel.layout import COPIES, COPY_WORDS, PHASES, StepSource, Word
-from gpulaunch.profiler.channel.page import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 
 COPIED_BYTES = Word.COPY_FIRST + COPIES.index(("h2d", "pinned")) * COPY_WORDS + 1
 
 
-def step(writer: PageWriter, took_ns: int, *, late: bool) -> None:
+def step(writer: SegmentWriter, took_ns: int, *, late: bool) -> None:
     """A step that ends now: half of it is backward, or, where the rank is late, data wait."""
     before = writer.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
     parts = dict.fromkeys(PHASES, 0)
@@ -65,7 +65,7 @@ def write(told: dict[str, str], how: str) -> None:
 
 
 def main(page: Path, how: str) -> None:
-    writer = PageWriter(str(page))
+    writer = SegmentWriter(str(page))
     directory = page.parent
     client = Client(directory)
     told: dict[str, str] = {}

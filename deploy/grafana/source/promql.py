@@ -18,7 +18,8 @@ from typing import Final
 
 from source.expr import BASE, Expr, QueryError, Unit, grouped, known, product
 
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Metric
+from gpulaunch.exporters.prometheus.metrics.metric import Kind
 
 __all__ = ["RANGE", "gauge", "histogram_mean", "increase", "info", "quantile", "rate", "seconds_counted"]
 

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Worker"]
-
 _T = TypeVar("_T")
 
 _LATE_S: Final = 10.0

@@ -17,7 +17,8 @@ from gpulaunch.checkpoint._saver import SHARED_FILE, quiet, rank_file
 from gpulaunch.checkpoint._state import Subject
 from gpulaunch.checkpoint._store import Store
 from gpulaunch.checkpoint._words import CheckpointError, first_line, say
-from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Damaged, Manifest, read, verify
+from gpulaunch.launcher.checkpoint.damaged import Damaged
+from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest, read, verify
 
 _ANEW = "name another with --resume, or begin anew: --resume never, or another --job-dir"
 

@@ -1,6 +1,6 @@
 """What this process is told from outside: to save and end, or to save and go on.
 
-Under gpulaunch the node's agent says it on the control page; elsewhere a SIGTERM means the end. A SIGTERM handler is
+Under gpulaunch the node's agent says it on the control segment; elsewhere a SIGTERM means the end. A SIGTERM handler is
 set in both cases, if the program has none: without it a rank that is signalled dies before its next step boundary.
 
 But gpulaunch also sends SIGTERM to ranks that are to make place because another one has failed, and those should go at

@@ -29,7 +29,8 @@ from time import monotonic, sleep
 
 from gpulaunch.checkpoint import _owner
 from gpulaunch.checkpoint._words import say
-from gpulaunch.launcher.checkpoint.manifest import Damaged, Manifest, read, write
+from gpulaunch.launcher.checkpoint.damaged import Damaged
+from gpulaunch.launcher.checkpoint.manifest import Manifest, read, write
 
 LOCK_WAIT_S = 30.0
 """The lock is held for a few renames; who holds it for longer has been stopped."""

@@ -63,9 +63,9 @@ def read_all(sock: socket.socket) -> bytes:
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
     from gpulaunch.launcher.cli.run import run
+    from gpulaunch.launcher.job.host_info import look
     from gpulaunch.launcher.job.load import resolve
     from gpulaunch.launcher.job.options import UsageError
-    from gpulaunch.launcher.job.place import look
 
     answer: dict[str, Any] = {}
     try:

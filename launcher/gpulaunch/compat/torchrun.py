@@ -241,7 +241,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     except ValueError:
         pass
     from gpulaunch.launcher.job import accelerators
-    from gpulaunch.launcher.job.place import look
+    from gpulaunch.launcher.job.host_info import look
 
     place = look(os.environ)
     if nproc_per_node == "cpu":

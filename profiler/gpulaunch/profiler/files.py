@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import BinaryIO
 
-__all__ = ["read_file", "regular", "replacing", "write_file"]
 
 _MOST_BYTES: Final = 16 << 20
 """More than the accounts of 256 ranks take."""

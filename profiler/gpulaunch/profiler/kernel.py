@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from typing import Final
 
-__all__ = ["kernel"]
-
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 
 

@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["HIDDEN", "is_secret", "redact", "redact_all", "redact_words"]
-
 HIDDEN: Final = "<redacted>"
 _DEEPEST: Final = 100
 """Python lets a function call itself about a thousand times."""

@@ -25,8 +25,6 @@ from gpulaunch.profiler.files import write_file
 from gpulaunch.profiler.kernel import kernel as kernel_here
 from gpulaunch.profiler.record import Group, NodeState
 
-__all__ = ["Announcement", "complaint_about"]
-
 _CAP_BYTES = 1 << 16
 
 

@@ -14,8 +14,6 @@ from gpulaunch.exporters.discovery.announce import Announcement
 from gpulaunch.exporters.worker import Worker
 from gpulaunch.profiler.record import Group, NodeState
 
-__all__ = ["AnnouncementKeeper"]
-
 _GOODBYE_S: Final = 0.5
 """How long the end of a run waits for the file to be gone; all of the sidecar's end is in `channel.ending`."""
 

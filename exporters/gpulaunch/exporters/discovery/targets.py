@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-__all__ = ["PREFIX", "Target", "address_of", "document", "file_name", "is_left_over"]
-
 PREFIX: Final = "gpulaunch-"
 _VERSION: Final = "1"
 _LONGEST: Final = 200

@@ -17,8 +17,6 @@ from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.profiler.files import regular, write_file
 from gpulaunch.profiler.record import Finding
 
-__all__ = ["FINDINGS_FILE", "FindingsFile", "read_findings"]
-
 FINDINGS_FILE: Final = "findings.jsonl"
 _VERSION: Final = 1
 _WRITE_EVERY_S: Final = 30.0

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["Box", "Stack", "boxes_of", "speedscope"]
-
 Stack = tuple[Sequence[str], int]
 """Labels, the outermost frame first, and the number of samples."""
 

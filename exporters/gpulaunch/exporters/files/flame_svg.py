@@ -15,8 +15,6 @@ from typing import Final
 
 from gpulaunch.exporters.files.flame import Box
 
-__all__ = ["flame_svg"]
-
 _WIDTH: Final = 1200
 _MARGIN: Final = 10
 _TOP: Final = 60

@@ -13,8 +13,6 @@ from typing import Any, Final, TextIO
 from gpulaunch.exporters.files.rows import Row
 from gpulaunch.exporters.store.bounded import sound
 
-__all__ = ["read_jsonl", "write_jsonl"]
-
 VERSION: Final = 1
 _NAMES: Final = tuple(each.name for each in fields(Row))
 

@@ -18,8 +18,6 @@ from gpulaunch.exporters.worker import Worker
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Collector, Finding, NodeState
 
-__all__ = ["FindingsKeeper"]
-
 _GOODBYE_S: Final = 0.5
 """How long the end of a run waits for the last write; all of the sidecar's is in `channel.ending`."""
 

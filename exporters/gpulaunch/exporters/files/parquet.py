@@ -16,8 +16,6 @@ from typing import Any, BinaryIO, Final
 from gpulaunch.exporters.files.jsonl import VERSION
 from gpulaunch.exporters.files.rows import Row
 
-__all__ = ["PyarrowMissingError", "read_parquet", "write_parquet"]
-
 _GROUP_ROWS: Final = 100_000
 _NAMES: Final = tuple(each.name for each in fields(Row))
 _AS_JSON: Final = frozenset(("labels", "data"))

@@ -32,8 +32,6 @@ from gpulaunch.exporters.store.place import files_of
 from gpulaunch.exporters.store.reading import TelemetryReader, UnreadableError
 from gpulaunch.exporters.store.series import LABELS, Key
 
-__all__ = ["Row", "rows_of"]
-
 _HISTORY_BYTES = 64 << 20
 
 

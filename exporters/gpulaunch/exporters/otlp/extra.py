@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["CLOSE_S", "complaint_about", "endpoint", "missing"]
-
 CLOSE_S: Final = 3.0
 """What the end of a job may be held up by the last message."""
 

@@ -30,11 +30,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
-from gpulaunch.exporters.prometheus.catalogue import Metric as Row
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE
 from gpulaunch.exporters.prometheus.families import as_utf8
-
-__all__ = ["UNITS", "data_of", "resource_of"]
+from gpulaunch.exporters.prometheus.metrics.metric import Kind
+from gpulaunch.exporters.prometheus.metrics.metric import Metric as Row
 
 UNITS: Final[Mapping[str, str]] = {
     "": "",

@@ -20,8 +20,6 @@ from gpulaunch.exporters.otlp.points import data_of, resource_of
 from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["INTERVAL_S", "Sender"]
-
 INTERVAL_S: Final = 15.0
 """How often a state is sent: what a scrape interval usually is."""
 TIMEOUT_S: Final = 10.0

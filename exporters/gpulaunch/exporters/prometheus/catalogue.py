@@ -21,15 +21,13 @@ from gpulaunch.exporters.prometheus.metrics.copying import COPYING
 from gpulaunch.exporters.prometheus.metrics.gpus import GPUS
 from gpulaunch.exporters.prometheus.metrics.loading import LOADING
 from gpulaunch.exporters.prometheus.metrics.memory import MEMORY
-from gpulaunch.exporters.prometheus.metrics.metric import Kind, Label, Metric
+from gpulaunch.exporters.prometheus.metrics.metric import Metric
 from gpulaunch.exporters.prometheus.metrics.node import NODE
 from gpulaunch.exporters.prometheus.metrics.pauses import PAUSES
 from gpulaunch.exporters.prometheus.metrics.processes import PROCESSES
 from gpulaunch.exporters.prometheus.metrics.profiler import PROFILER
 from gpulaunch.exporters.prometheus.metrics.progress import PROGRESS
 from gpulaunch.exporters.prometheus.metrics.steps import STEPS
-
-__all__ = ["CATALOGUE", "Kind", "Label", "Metric", "markdown"]
 
 CATALOGUE: Final[tuple[Metric, ...]] = (
     *STEPS,

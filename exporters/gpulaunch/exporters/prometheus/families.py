@@ -8,7 +8,8 @@ from typing import Protocol
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE
+from gpulaunch.exporters.prometheus.metrics.metric import Kind, Metric
 
 _BY_NAME = {metric.name: metric for metric in CATALOGUE}
 

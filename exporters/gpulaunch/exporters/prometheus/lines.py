@@ -15,10 +15,9 @@ from typing import Final, TypeAlias
 
 from prometheus_client.utils import floatToGoString
 
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind, Metric
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE
 from gpulaunch.exporters.prometheus.families import UnknownValueError, check_histogram, metric_of
-
-__all__ = ["Lines", "page_of"]
+from gpulaunch.exporters.prometheus.metrics.metric import Kind, Metric
 
 _MOST_TOLD: Final = 32
 """A later probe may have a name for each of many things: that there are more is not told."""

@@ -17,8 +17,6 @@ from gpulaunch.profiler.record import (
     TrainingState,
 )
 
-__all__ = ["put_collectives", "put_processes", "put_training", "put_workers"]
-
 _NS_PER_S = 1e9
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["LONGEST_S", "complaint_about"]
-
 LONGEST_S: Final = 3.0
 """What the end of a job may be held up by this, whatever the gateway does."""
 

@@ -24,8 +24,6 @@ from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.exporters.push.address import LONGEST_S
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["JOB", "push"]
-
 JOB: Final = "gpulaunch_ended"
 _OF_A_RUNNING_JOB: Final = frozenset({"gpulaunch_run", "gpulaunch_rank"})
 """Families as prometheus_client names them: an info without its suffix."""

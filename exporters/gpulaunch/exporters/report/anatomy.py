@@ -7,11 +7,10 @@ from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
 from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range, mean, slices, step_length, throughput
-from gpulaunch.exporters.report.words import UNKNOWN, amount, count, percent, seconds
+from gpulaunch.exporters.report.words import amount, percent, seconds
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
-
-__all__ = ["MOST_ROWS", "section"]
 
 MOST_ROWS: Final = 128
 """Of a table by rank; of larger jobs, the slowest."""

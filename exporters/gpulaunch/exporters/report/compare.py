@@ -13,8 +13,6 @@ from gpulaunch.exporters.report.words import seconds
 from gpulaunch.exporters.view.model import Curve, FindingView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
 
-__all__ = ["Change", "Comparison", "Told", "compare", "settings_of"]
-
 Told = Literal["changed", "noise", "short", "crowded", "single"]
 """`changed`: by more than chance. `noise`: no difference that could be told from it. `short`: too little to compare.
 `crowded`: others had the cores. `single`: one figure a run, of which nobody knows the noise."""

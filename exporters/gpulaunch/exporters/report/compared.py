@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpulaunch.exporters.report.compare import Change, Comparison
-from gpulaunch.exporters.report.words import UNKNOWN, amount, count, percent, seconds, signed_percent, size
+from gpulaunch.exporters.report.words import amount, percent, seconds, signed_percent, size
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import FindingView, RunView
 from gpulaunch.exporters.view.text import inert
-
-__all__ = ["as_json", "as_text", "verdict"]
 
 _SAYS: Final = {
     "noise": "not to be told from noise",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from gpulaunch.exporters.report import anatomy, history, losses, machine, memory, traffic
 from gpulaunch.exporters.report.document import Document, Facts, Items, Paragraph, Section
-from gpulaunch.exporters.report.words import UNKNOWN, amount, count, moment, percent, seconds
+from gpulaunch.exporters.report.words import amount, moment, percent, seconds
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import RunView, Status
-
-__all__ = ["report_of", "standing"]
 
 
 def report_of(view: RunView) -> Document:

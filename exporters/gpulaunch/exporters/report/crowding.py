@@ -7,8 +7,6 @@ from typing import Final
 
 from gpulaunch.exporters.view.model import Curve, RunView
 
-__all__ = ["Crowding", "crowding_of"]
-
 PRESSURE: Final = 0.3
 """Of the time, somebody on the node waited for a core (PSI, cpu some)."""
 OWN: Final = 0.75

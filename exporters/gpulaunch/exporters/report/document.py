@@ -7,21 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-__all__ = [
-    "Block",
-    "Chart",
-    "Column",
-    "Document",
-    "Facts",
-    "Items",
-    "Paragraph",
-    "Section",
-    "Series",
-    "Span",
-    "Table",
-    "rewritten",
-]
-
 
 @dataclass(frozen=True)
 class Paragraph:

@@ -7,10 +7,9 @@ from typing import Any, Final, cast
 
 from gpulaunch.exporters.report.document import Block, Chart, Column, Facts, Paragraph, Section, Series, Span, Table
 from gpulaunch.exporters.report.overtime import clock_of
-from gpulaunch.exporters.report.words import UNKNOWN, moment, percent, seconds
+from gpulaunch.exporters.report.words import moment, percent, seconds
+from gpulaunch.exporters.view.figures import UNKNOWN
 from gpulaunch.exporters.view.model import AttemptView, RunView, Status
-
-__all__ = ["failures", "goodput"]
 
 _MOST_EVENTS: Final = 120
 _MOST_ATTEMPTS: Final = 60

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib import import_module
 
-__all__ = ["plotly_js"]
-
 
 def plotly_js() -> str | None:
     """Give the source of plotly.js; None where the package is not installed, or does not work."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Column, Facts, Paragraph, Section, Table
-from gpulaunch.exporters.report.words import UNKNOWN, measured, moment, percent, rank_list, seconds
+from gpulaunch.exporters.report.words import measured, moment, percent, rank_list, seconds
+from gpulaunch.exporters.view.figures import UNKNOWN
 from gpulaunch.exporters.view.found import nobody_watched
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.profiler.analysis.rules import RULES
-
-__all__ = ["headline", "section"]
 
 _MOST_IN_DETAIL: Final = 40
 _LEAST_OF_A_RUN: Final = 0.01

@@ -7,10 +7,9 @@ from typing import Final
 from gpulaunch.exporters.report.anatomy import MOST_ROWS
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
 from gpulaunch.exporters.report.overtime import chosen, clock_of
-from gpulaunch.exporters.report.words import UNKNOWN, amount, count, percent, seconds, size
+from gpulaunch.exporters.report.words import amount, percent, seconds, size
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import CostView, RankView, RunView
-
-__all__ = ["cost", "gpus"]
 
 _MOST_LINES: Final = 8
 

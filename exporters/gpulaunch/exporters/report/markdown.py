@@ -8,8 +8,6 @@ from typing import Final
 from gpulaunch.exporters.report.document import Block, Chart, Document, Facts, Items, Paragraph, Section, Table
 from gpulaunch.exporters.view.text import inert
 
-__all__ = ["as_markdown"]
-
 _LONGEST_CELL: Final = 500
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]#!|~$])")
 _AT_FIRST: Final = re.compile(r"^(?=[-+=](?!$)|\d+[.)](?:\s|$))")

@@ -7,10 +7,9 @@ from typing import Final
 from gpulaunch.exporters.report.anatomy import MOST_ROWS
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
 from gpulaunch.exporters.report.overtime import chosen, clock_of, mean, slices
-from gpulaunch.exporters.report.words import UNKNOWN, count, size
+from gpulaunch.exporters.report.words import size
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
-
-__all__ = ["section"]
 
 _MOST_LINES: Final = 8
 _MIB: Final = 1 << 20

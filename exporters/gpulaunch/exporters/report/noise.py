@@ -24,18 +24,6 @@ from functools import cache
 from statistics import median
 from typing import Final
 
-__all__ = [
-    "FEWEST_BLOCKS",
-    "LEAST_RATIO",
-    "SURE",
-    "Judgement",
-    "blocks_of",
-    "correlation_length",
-    "judge",
-    "mann_whitney",
-    "shift_between",
-]
-
 FEWEST_BLOCKS: Final = 7
 """Of each run. With five no order of them is unlikely enough to be told among a dozen quantities; and fewer blocks are
 longer ones, of a series whose memory is badly known."""

@@ -9,8 +9,6 @@ from itertools import pairwise
 from gpulaunch.exporters.report.words import seconds
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 
-__all__ = ["Clock", "chosen", "clock_of", "known_range", "mean", "slices", "step_length", "throughput"]
-
 _SLICES = 12
 _UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 300.0))
 

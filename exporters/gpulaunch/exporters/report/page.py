@@ -29,8 +29,6 @@ from gpulaunch.exporters.report.style import DRAW, STYLE
 from gpulaunch.exporters.report.svg import COLOURS, still
 from gpulaunch.exporters.view.text import inert
 
-__all__ = ["as_html"]
-
 _LONGEST_CELL: Final = 2000
 
 

@@ -16,8 +16,6 @@ from typing import Final
 
 from gpulaunch.exporters.view.model import Curve, RunView
 
-__all__ = ["SEVERAL", "length_between", "steady", "with_whole_steps"]
-
 SEVERAL: Final = 3
 """Steps are in a stretch, at least."""
 _WARM_UP: Final = 0.1

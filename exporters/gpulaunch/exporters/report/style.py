@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DRAW", "STYLE"]
-
 _LIGHT: Final = (
     *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#8a4fa3", "#3b93d0"),
     *("#a6761d", "#cc79a7", "#4d4d4d", "#8a8000", "#5d9147", "#8c8c8c"),

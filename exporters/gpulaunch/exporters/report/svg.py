@@ -14,8 +14,6 @@ from gpulaunch.exporters.report.document import Chart
 from gpulaunch.exporters.report.words import amount
 from gpulaunch.exporters.view.text import inert
 
-__all__ = ["COLOURS", "still"]
-
 COLOURS: Final = 12
 """How many the style sheet has."""
 _WIDTH: Final = 760

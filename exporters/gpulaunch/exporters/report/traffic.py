@@ -8,10 +8,9 @@ from typing import Final
 from gpulaunch.exporters.report.anatomy import MOST_ROWS
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
 from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range
-from gpulaunch.exporters.report.words import UNKNOWN, amount, count, percent, rank_list, seconds, size
+from gpulaunch.exporters.report.words import amount, percent, rank_list, seconds, size
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import RunView, SiteView
-
-__all__ = ["copies", "loader"]
 
 _COPIES: Final = ("h2d", "d2h", "d2d", "built_on_cpu")
 _WAITS: Final = ("item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize")

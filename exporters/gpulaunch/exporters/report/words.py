@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from gpulaunch.exporters.view.figures import PROSE, UNKNOWN, count, known
-
-__all__ = [
-    "UNKNOWN",
-    "amount",
-    "count",
-    "measured",
-    "moment",
-    "percent",
-    "rank_list",
-    "seconds",
-    "signed_percent",
-    "size",
-]
+from gpulaunch.exporters.view.figures import PROSE, UNKNOWN, known
 
 seconds, size, percent, amount = PROSE.seconds, PROSE.size, PROSE.ratio, PROSE.number
 

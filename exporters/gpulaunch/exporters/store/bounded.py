@@ -8,8 +8,6 @@ from typing import Any, Final, cast
 
 from gpulaunch.exporters.store.limits import MOST_TEXT_BYTES
 
-__all__ = ["LARGEST", "bounded", "bounded_json", "sound"]
-
 LARGEST: Final = 1e100
 """No number that we write is larger; sums and products of smaller ones are finite, and a whole one is a float, too."""
 _CUT: Final = 300

@@ -21,8 +21,6 @@ from gpulaunch.exporters.store.bounded import LARGEST
 from gpulaunch.exporters.store.series import LABELS, Key, Sample
 from gpulaunch.profiler.record import NodeState, Site, TrainingState
 
-__all__ = ["VERSION", "carried_on", "document_of", "values_of"]
-
 VERSION: Final = 1
 _MOST_SITES: Final = 24
 """Of a rank: those that cost most."""

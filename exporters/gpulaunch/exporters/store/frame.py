@@ -25,8 +25,6 @@ from typing import Final
 
 from gpulaunch.exporters.store.limits import MOST_SERIES
 
-__all__ = ["Frame", "decode", "encode", "fold"]
-
 _NAN: Final = math.nan
 _GRAIN: Final = 16384.0
 _LARGEST: Final = 1 << 23  # rounding is of no use, and no harm, beyond

@@ -12,8 +12,6 @@ from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.exporters.store.writing import TelemetryFile
 from gpulaunch.profiler.files import regular
 
-__all__ = ["EVENTS_FILE", "OF_ITS_HOST", "carry", "first_cause", "read_lines"]
-
 EVENTS_FILE: Final = "events.jsonl"
 OF_ITS_HOST: Final = ("monotonic_s", "seen_s", "kernel")
 """What in a line of it means something on the node alone that wrote it; of times `time_s` is for everyone."""

@@ -29,8 +29,6 @@ from gpulaunch.exporters.store.writing import HeldByReaderError, TelemetryFile
 from gpulaunch.exporters.worker import Worker
 from gpulaunch.profiler.record import CollectorState, Group, NodeState
 
-__all__ = ["TelemetryKeeper"]
-
 _DOCUMENT_EVERY_S: Final = 10.0
 _SOON_S: Final = 1.0
 """The first document of an attempt comes so soon."""

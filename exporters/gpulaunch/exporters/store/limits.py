@@ -18,17 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = [
-    "LEVELS",
-    "MOST_DOCUMENTS",
-    "MOST_EVENTS",
-    "MOST_FAILURES",
-    "MOST_FINDINGS",
-    "MOST_SERIES",
-    "Level",
-    "Limits",
-]
-
 _MIB: Final = 1 << 20
 MOST_SERIES: Final = 40_000
 MOST_EVENTS: Final = 4000

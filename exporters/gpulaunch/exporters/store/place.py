@@ -15,8 +15,6 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ["TELEMETRY_FILE", "files_of", "is_shared", "may_be_there"]
-
 TELEMETRY_FILE: Final = "telemetry.sqlite"
 
 _SHARED: Final = frozenset(

@@ -21,8 +21,6 @@ from gpulaunch.exporters.store.limits import LEVELS, MOST_DOCUMENT_BYTES, MOST_D
 from gpulaunch.exporters.store.schema import APPLICATION, SCHEMA, has_our_tables, reason_of
 from gpulaunch.exporters.store.series import NUMBERS, Key
 
-__all__ = ["Document", "FindingRow", "RunRow", "TelemetryReader", "UnreadableError"]
-
 _BUSY_S: Final = 2.0
 _LARGEST_VALUE_BYTES: Final = 8 * MOST_DOCUMENT_BYTES
 _LARGEST_DOCUMENT_BYTES: Final = 32 * MOST_DOCUMENT_BYTES

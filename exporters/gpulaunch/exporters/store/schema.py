@@ -24,17 +24,6 @@ from typing import Final
 from gpulaunch.exporters.store.limits import Limits
 from gpulaunch.exporters.store.place import is_shared
 
-__all__ = [
-    "APPLICATION",
-    "SCHEMA",
-    "DamagedError",
-    "RefusedError",
-    "has_our_tables",
-    "open_to_write",
-    "reason_of",
-    "set_aside",
-]
-
 SCHEMA: Final = 1
 APPLICATION: Final = 0x67706C74
 """`gplt` (PRAGMA application_id): by it `file` and we know whose it is."""

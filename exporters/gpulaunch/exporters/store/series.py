@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Kind
+from gpulaunch.exporters.prometheus.catalogue import CATALOGUE
+from gpulaunch.exporters.prometheus.metrics.metric import Kind
 from gpulaunch.exporters.prometheus.values import Facts, put_state
 from gpulaunch.profiler.record import NodeState
-
-__all__ = ["LABELS", "NUMBERS", "Key", "Sample", "sample_of"]
 
 Key: TypeAlias = tuple[str, ...]
 """The name of a series and the values of its labels, in the catalogue's order."""

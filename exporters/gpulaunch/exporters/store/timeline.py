@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Timeline"]
-
 _SLEW_S: Final = 0.02
 """How far a look may draw the timeline towards the wall clock: 2 % where looks come every second."""
 _STEP_S: Final = 5.0

@@ -34,8 +34,6 @@ from gpulaunch.exporters.store.schema import open_to_write
 from gpulaunch.exporters.store.series import NUMBERS, Key, Sample
 from gpulaunch.profiler.record import Finding, Group
 
-__all__ = ["HeldByReaderError", "TelemetryFile"]
-
 _LOOKS_AT_AGES_EVERY_S: Final = 5.0
 _APART_S: Final = 0.5
 _APART_SHARED_S: Final = 4.5

@@ -28,8 +28,6 @@ from gpulaunch.exporters.tui.reader import Reader, Seen, Want
 from gpulaunch.exporters.tui.tail import STREAMS, LogPlace
 from gpulaunch.exporters.view.model import RunView, Status
 
-__all__ = ["Top"]
-
 _STALE_S: Final = 3.0
 _OUTPUT_LINES: Final = 2000
 _WINDOWS: Final = {None: 600.0, 600.0: 60.0, 60.0: None}

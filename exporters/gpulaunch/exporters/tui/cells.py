@@ -12,36 +12,9 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from gpulaunch.exporters.view.figures import CELLS, UNKNOWN, count
+from gpulaunch.exporters.view.figures import CELLS, UNKNOWN
 from gpulaunch.exporters.view.model import Curve
 from gpulaunch.exporters.view.text import inert
-
-__all__ = [
-    "UNKNOWN",
-    "Line",
-    "Span",
-    "bar",
-    "broken",
-    "cells",
-    "clip",
-    "count",
-    "curve_line",
-    "figure",
-    "fit",
-    "fit_end",
-    "line",
-    "measured",
-    "pairs",
-    "plain",
-    "ratio",
-    "seconds",
-    "size",
-    "spark",
-    "text_of",
-    "took",
-    "without_colours",
-    "wrap",
-]
 
 Span: TypeAlias = tuple[str, str]
 """A text and the name of its style; "" for none."""

@@ -12,8 +12,6 @@ from typing import Final, Protocol
 
 from gpulaunch.exporters.tui.cells import plain, without_colours
 
-__all__ = ["Command", "Errand", "Task"]
-
 _LONGEST_LINE: Final = 4000
 _END_S: Final = 2.0
 

@@ -14,8 +14,6 @@ from gpulaunch.exporters.tui.pages import copies_page, costs, findings_page, inp
 from gpulaunch.exporters.tui.ranks import ranks_page
 from gpulaunch.exporters.view.model import RunView
 
-__all__ = ["HELP", "body_of", "frame", "once", "scrolled"]
-
 _NARROWEST: Final = 40
 _LOWEST: Final = 10
 _HEADLINES: Final = 3

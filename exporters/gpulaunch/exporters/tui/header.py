@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gpulaunch.exporters.tui.cells import (
-    UNKNOWN,
     Line,
     cells,
     clip,
-    count,
     curve_line,
     figure,
     fit,
@@ -22,9 +20,8 @@ from gpulaunch.exporters.tui.cells import (
 )
 from gpulaunch.exporters.tui.look import Look, Page
 from gpulaunch.exporters.tui.phases import legend, shares_bar
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import RunView, Status
-
-__all__ = ["PAGES", "header", "keys", "tabs"]
 
 PAGES: Final = (
     *(Page.RANKS, Page.FINDINGS, Page.INPUT, Page.COPIES, Page.MEMORY, Page.HISTORY, Page.RANK, Page.LOG),

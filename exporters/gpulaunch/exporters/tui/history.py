@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulaunch.exporters.tui.cells import (
-    UNKNOWN,
-    Line,
-    clip,
-    count,
-    line,
-    pairs,
-    plain,
-    ratio,
-    seconds,
-    size,
-    took,
-    wrap,
-)
+from gpulaunch.exporters.tui.cells import Line, clip, line, pairs, plain, ratio, seconds, size, took, wrap
 from gpulaunch.exporters.tui.header import restarts
 from gpulaunch.exporters.tui.look import Body
 from gpulaunch.exporters.tui.pages import since
 from gpulaunch.exporters.tui.phases import GOODPUT_LETTERS, legend, shares_bar
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import AttemptView, RunView, Status
-
-__all__ = ["history_page"]
 
 
 def history_page(view: RunView, width: int, *, most_events: int = 500) -> Body:

@@ -10,8 +10,6 @@ from typing import overload
 from gpulaunch.exporters.tui.cells import Line
 from gpulaunch.exporters.tui.tail import Tail
 
-__all__ = ["Body", "Drawn", "Look", "Output", "Page"]
-
 
 class Page(Enum):
     """What fills the middle of the screen; the value is its title."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpulaunch.exporters.tui.cells import (
-    UNKNOWN,
     Line,
     broken,
     clip,
-    count,
     curve_line,
     figure,
     fit,
@@ -24,9 +22,8 @@ from gpulaunch.exporters.tui.cells import (
 from gpulaunch.exporters.tui.look import Body, Look
 from gpulaunch.exporters.tui.phases import legend, shares_bar
 from gpulaunch.exporters.tui.ranks import marks_of, own_seconds, selected, steps_of
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import CostView, LoaderView, RankView, RunView, Status
-
-__all__ = ["log_page", "output_page", "rank_page"]
 
 
 def rank_page(view: RunView, look: Look, width: int) -> Body:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gpulaunch.exporters.tui.cells import (
-    UNKNOWN,
     Line,
     clip,
-    count,
     curve_line,
     figure,
     fit,
@@ -26,10 +24,9 @@ from gpulaunch.exporters.tui.cells import (
 )
 from gpulaunch.exporters.tui.look import Body, Drawn, Look
 from gpulaunch.exporters.tui.ranks import chosen, selected, told_ranks
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.found import nobody_watched
 from gpulaunch.exporters.view.model import Curve, FindingView, LoaderView, RankView, RunView
-
-__all__ = ["copies_page", "costs", "findings_page", "input_page", "memory_page", "since", "where"]
 
 
 def _table(

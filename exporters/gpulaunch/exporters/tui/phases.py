@@ -7,8 +7,6 @@ from typing import Final
 
 from gpulaunch.exporters.tui.cells import Line, bar, cells, fit, plain, ratio
 
-__all__ = ["GOODPUT_LETTERS", "LETTERS", "legend", "shares_bar"]
-
 LETTERS: Final[Mapping[str, str]] = {
     "data_wait": "D",
     "h2d": "H",

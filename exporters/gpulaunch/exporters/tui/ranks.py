@@ -7,35 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.exporters.tui.cells import (
-    UNKNOWN,
-    Line,
-    clip,
-    count,
-    figure,
-    fit,
-    line,
-    ratio,
-    seconds,
-    size,
-    spark,
-    took,
-)
+from gpulaunch.exporters.tui.cells import Line, clip, figure, fit, line, ratio, seconds, size, spark, took
 from gpulaunch.exporters.tui.look import Body, Drawn, Look
 from gpulaunch.exporters.tui.phases import shares_bar
+from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.found import nobody_watched
 from gpulaunch.exporters.view.model import RankView, RunView, Status
-
-__all__ = [
-    "SORTS",
-    "FilterError",
-    "chosen",
-    "marks_of",
-    "own_seconds",
-    "ranks_page",
-    "selected",
-    "told_ranks",
-]
 
 STRAGGLER: Final = "straggler"
 """The rule that names a rank for which the others wait."""

@@ -17,8 +17,6 @@ from gpulaunch.exporters.tui.tail import LogPlace, Tail, read_tail
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import RunView, Status
 
-__all__ = ["Reader", "Seen", "Want"]
-
 _EVERY_S: Final = 1.0
 _OVER_EVERY_S: Final = 5.0
 """A run that is over may be started again in its directory."""

@@ -12,8 +12,6 @@ from typing import Final
 from gpulaunch.exporters.tui.cells import plain, without_colours
 from gpulaunch.profiler.redact import redact
 
-__all__ = ["STREAMS", "LogPlace", "Tail", "read_tail"]
-
 STREAMS: Final = ("stderr", "stdout")
 _READ_BYTES: Final = 64 * 1024
 _LINES: Final = 1000

@@ -23,8 +23,6 @@ from gpulaunch.exporters.view.values import Values, whole
 from gpulaunch.profiler.channel.layout import PHASES
 from gpulaunch.profiler.redact import redact_words
 
-__all__ = ["MOST_EVENTS", "Parts", "assemble", "events_of"]
-
 MOST_EVENTS: Final = 500
 _MOST_RANKS_WITH_CURVES: Final = 128
 _NUMBERS: Final = 150_000

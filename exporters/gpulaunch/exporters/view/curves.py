@@ -17,8 +17,6 @@ from gpulaunch.exporters.store.frame import Frame
 from gpulaunch.exporters.store.series import Key
 from gpulaunch.exporters.view.model import Curve
 
-__all__ = ["Axis", "Curves", "Growth", "axis_of", "ratio", "total"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:

@@ -19,8 +19,6 @@ from typing import Any, Final, Union, cast
 from gpulaunch.exporters.view import model
 from gpulaunch.exporters.view.model import VERSION, RunView
 
-__all__ = ["from_json", "to_json"]
-
 _DEEPEST: Final = 12
 _LONGEST_TEXT: Final = 8192
 

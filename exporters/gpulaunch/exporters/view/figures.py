@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
-__all__ = ["CELLS", "PROSE", "UNKNOWN", "Style", "count", "known"]
-
 UNKNOWN: Final = "-"
 _PARTS_OF_A_SECOND: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _MULTIPLES_OF_A_HERTZ: Final = ((1e9, "GHz"), (1e6, "MHz"), (1e3, "kHz"), (1.0, "Hz"))

@@ -14,8 +14,6 @@ from gpulaunch.exporters.store.history import EVENTS_FILE, first_cause, read_lin
 from gpulaunch.exporters.store.place import may_be_there
 from gpulaunch.profiler.files import regular
 
-__all__ = ["RunFiles", "holds", "read_files"]
-
 _LARGEST_BYTES: Final = 32 << 20
 _HISTORY_BYTES: Final = 8 << 20
 _MOST_ATTEMPTS: Final = 200

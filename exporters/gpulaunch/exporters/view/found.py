@@ -12,8 +12,6 @@ from gpulaunch.exporters.view.model import FindingView
 from gpulaunch.exporters.view.nodes import finding_of
 from gpulaunch.exporters.view.source import NodeSource
 
-__all__ = ["MOST_FINDINGS", "findings_of", "nobody_watched"]
-
 MOST_FINDINGS: Final = 200
 
 

@@ -10,9 +10,6 @@ from typing import Any, Final
 from gpulaunch.exporters.view.model import AttemptView, CauseView, StallView, Status
 from gpulaunch.exporters.view.values import whole
 
-__all__ = ["History", "cause_of", "history_of"]
-
-
 _MOST_ATTEMPTS: Final = 200
 _REQUEUE: Final = 75
 """The exit code of a job that was told to end, has saved, and goes on when it is run again."""

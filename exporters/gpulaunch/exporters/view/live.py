@@ -15,8 +15,6 @@ from gpulaunch.exporters.view.nodes import finding_of
 from gpulaunch.exporters.view.source import NodeSource, live_source
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["view_of_state"]
-
 
 def view_of_state(
     state: NodeState,

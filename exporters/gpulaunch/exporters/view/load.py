@@ -18,8 +18,6 @@ from gpulaunch.exporters.view.nodes import finding_of
 from gpulaunch.exporters.view.source import NodeSource, read_source
 from gpulaunch.profiler.kernel import kernel
 
-__all__ = ["gather", "load_run"]
-
 _FRESH_S: Final = 30.0
 """A run of which something newer than this is known goes on, wherever its launcher is."""
 _CLOCKS_S: Final = 5.0

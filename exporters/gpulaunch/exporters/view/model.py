@@ -14,29 +14,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
-__all__ = [
-    "VERSION",
-    "AttemptView",
-    "CauseView",
-    "CollectiveView",
-    "CollectorView",
-    "CopyView",
-    "CostView",
-    "Curve",
-    "DeviceView",
-    "EventView",
-    "FindingView",
-    "LoaderView",
-    "MemoryView",
-    "NodeView",
-    "PauseView",
-    "RankView",
-    "RunView",
-    "SiteView",
-    "Status",
-    "SyncView",
-]
-
 VERSION: Final = 1
 """Of the shape of a view as JSON. A field more is the same version; one that goes, or means something else, is not."""
 

@@ -10,8 +10,6 @@ from gpulaunch.exporters.view.model import CollectorView, Curve, DeviceView, Fin
 from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values, by_label, whole
 
-__all__ = ["MOST_SITES", "collectors_of", "devices_of", "finding_of", "node_of", "sites_of"]
-
 MOST_SITES: Final = 200
 _NS_PER_S: Final = 1e9
 

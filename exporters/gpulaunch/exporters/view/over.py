@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from gpulaunch.exporters.view.model import RankView, RunView, Status
 
-__all__ = ["settled"]
-
 
 def settled(view: RunView) -> RunView:
     """Give the view as it is to be shown: of a run that goes on as it is, of one that is over with its means.

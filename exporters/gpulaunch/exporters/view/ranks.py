@@ -23,8 +23,6 @@ from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values, by_label, whole
 from gpulaunch.profiler.channel.layout import PHASES
 
-__all__ = ["phase_curves", "phase_growths", "ranks_of", "with_summary"]
-
 _ROLES = ("trainer", "workers")
 _STATES = ("allocated", "reserved")
 _QUEUE = ("ready", "outstanding", "reorder_blocked", "pin_backlog")

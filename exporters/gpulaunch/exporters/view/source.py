@@ -17,8 +17,6 @@ from gpulaunch.exporters.store.series import Key, sample_of
 from gpulaunch.exporters.view.curves import Axis, Curves
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["RECENT_S", "Moment", "NodeSource", "live_source", "part", "read_source"]
-
 RECENT_S: Final = 30.0
 _LOOKS: Final = 90
 _STEPS: Final = "gpulaunch_steps_total"

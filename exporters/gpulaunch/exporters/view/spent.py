@@ -13,8 +13,6 @@ from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values
 from gpulaunch.profiler.record import GOODPUT_BUCKETS
 
-__all__ = ["goodput_curve", "goodput_of", "is_profiled"]
-
 
 def is_profiled(files: RunFiles) -> bool:
     """Whether somebody was to see steps, as far as is known: with --no-profile nobody is."""

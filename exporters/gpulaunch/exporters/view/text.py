@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["inert"]
-
 # C0 and C1 (ESC and CSI among them), the soft hyphen, marks and isolates of direction, zero-width characters and
 # joiners, separators of lines and paragraphs, invisible operators, interlinear marks, tags, half of a surrogate pair.
 _OBEYED: Final = re.compile(

@@ -7,8 +7,6 @@ from typing import overload
 
 from gpulaunch.exporters.store.series import Key
 
-__all__ = ["Values", "by_label", "whole"]
-
 
 class Values:
     """Numbers whose first label is one rank, or one GPU; or, without one, those of the node."""

@@ -23,8 +23,6 @@ from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.source import RECENT_S
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["REST", "Document", "Documents", "in_thread", "packed", "run_dir_of"]
-
 REST: Final = 9.0
 _EARLIER_S: Final = 5.0
 """What is of now, where no file has it, is of about so many seconds."""

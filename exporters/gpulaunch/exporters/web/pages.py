@@ -20,8 +20,6 @@ from gpulaunch.exporters.prometheus.serve import Answer, Page
 from gpulaunch.exporters.web.document import REST, Document, Documents, in_thread, packed
 from gpulaunch.profiler.record import NodeState
 
-__all__ = ["PUBLIC", "installed_plotly", "pages"]
-
 _T = TypeVar("_T")
 
 # The hash is that of nothing: plotly makes an empty style element and fills it by script.

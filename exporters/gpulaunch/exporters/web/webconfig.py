@@ -24,8 +24,6 @@ from typing import Final, TypeVar
 
 from gpulaunch.profiler.files import regular
 
-__all__ = ["WebConfig", "WebConfigError", "read_web_config"]
-
 _T = TypeVar("_T")
 
 _LINE: Final = re.compile(r"( *)([A-Za-z0-9_]+) *:(?: +(.*?))? *")

@@ -25,12 +25,12 @@ from gpulaunch.launcher.failure.blame import Blame, blame, exit_code, failed_at_
 from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify
 from gpulaunch.launcher.failure.ends import RankEnd, signal_name
 from gpulaunch.launcher.failure.report import headline
+from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.job.imports import Reading
-from gpulaunch.launcher.job.place import Gpu
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop import linux
-from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Exit, Timer
+from gpulaunch.launcher.loop.orphan_reaper import OrphanReaper
 from gpulaunch.launcher.policy.restart import REQUEUE, Decision
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
 from gpulaunch.profiler.channel.control import ControlWriter
@@ -62,7 +62,7 @@ class Agent:
         console: Console,
         rendezvous: Rendezvous,
         sidecar: SidecarProcess | None,
-        keeper: Keeper,
+        orphan_reaper: OrphanReaper,
         report: Callable[[Blame, int, bool, str], None],
         reading: Reading,
         spawn_because: str,
@@ -74,7 +74,7 @@ class Agent:
 
         `report(blame, attempt, restarting, why)` writes and shows a failure; `spawn_because`: why not to fork, or "";
         `gpus`: the cards that the ranks may see; `began_s`: when the launcher was called, by the loop's clock;
-        `control`: the page in which the ranks read what is asked of them.
+        `control`: the segment in which the ranks read what is asked of them.
         """
         self._context = context
         self._loop = context.loop
@@ -82,7 +82,7 @@ class Agent:
         self._console = console
         self._rendezvous = rendezvous
         self._sidecar = sidecar
-        self._keeper = keeper
+        self._orphan_reaper = orphan_reaper
         self._report = report
         self._starter = Starter(
             context,
@@ -163,7 +163,7 @@ class Agent:
 
     def run(self) -> Ended:
         """Turn the loop until the job has ended."""
-        self._loop.watch_pid(self._keeper.pid, self._keeper_lost)
+        self._loop.watch_pid(self._orphan_reaper.pid, self._orphan_reaper_lost)
         self._do(self._first)
         self._status_writer.begin()
         self._loop.run()
@@ -201,7 +201,7 @@ class Agent:
         cleared: list[list[int]] = []
         group = self._group or RankGroup(self._context, _NO_WORLD, self._group_events(), agent_store=False)
         group.when_cleared(cleared.append)
-        group.clear(frozenset({self._keeper.pid}), LeftoverPolicy.KILL)
+        group.clear(frozenset({self._orphan_reaper.pid}), LeftoverPolicy.KILL)
         self._turn_until(lambda: bool(cleared), 2 * CLEAR_S)
 
     def _turn_until(self, done: Callable[[], bool], within_s: float) -> None:
@@ -209,10 +209,10 @@ class Agent:
         while not done() and self._loop.now() < until_s:
             self._loop.turn(until_s - self._loop.now())
 
-    def _keeper_lost(self, exit_: Exit) -> None:
+    def _orphan_reaper_lost(self, exit_: Exit) -> None:
         self._context.rundir.event("keeper_lost", pid=exit_.pid)
-        self._keeper.start()
-        self._loop.watch_pid(self._keeper.pid, self._keeper_lost)
+        self._orphan_reaper.start()
+        self._loop.watch_pid(self._orphan_reaper.pid, self._orphan_reaper_lost)
 
     # -- events
 
@@ -261,13 +261,13 @@ class Agent:
         self._happened(events.StartFailed(ranks=ranks, final=final))
 
     def _rank_ended(self, local_rank: int, end: RankEnd, exit_: Exit) -> None:
-        pages = self._context.pages
-        page = pages.read(end.rank) if pages is not None else None
-        self.totals.setdefault(end.rank, summary.RankTotals()).add(page, exit_.max_rss_bytes)
-        self._recovery.rank_ended(end.pid, page)
+        segments = self._context.segments
+        segment = segments.read(end.rank) if segments is not None else None
+        self.totals.setdefault(end.rank, summary.RankTotals()).add(segment, exit_.max_rss_bytes)
+        self._recovery.rank_ended(end.pid, segment)
         self._hangs.ended(end.rank)
-        if page is not None:
-            self.goodput.looked([page])
+        if segment is not None:
+            self.goodput.looked([segment])
         self._saved = self._saved or end.code == REQUEUE
         if end.code != 0:
             self._first_end_s = self._first_end_s or end.at_s
@@ -366,13 +366,13 @@ class Agent:
         self._hangs.times_s, self._hangs.finished = None, False
         self._signals.attempt_began(self.goodput.captured_s)
         self.goodput.attempt_began(world.attempt, self._recovery.resumed)
-        if context.pages is not None:
+        if context.segments is not None:
             try:
-                context.pages.prepare(
+                context.segments.prepare(
                     [(world.first_rank + local_rank, local_rank) for local_rank in range(spec.nproc)], world.attempt
                 )
             except OSError as err:
-                self._console.say(f"no profile of this attempt: no room for shared pages: {err.strerror}")
+                self._console.say(f"no profile of this attempt: no room for shared segments: {err.strerror}")
         self._group = RankGroup(
             context,
             world,
@@ -421,7 +421,7 @@ class Agent:
             self._loop.call_at(self._loop.now(), lambda: self._happened(events.Cleared()))
             return
         how = LeftoverPolicy(self._spec.leftovers) if gently else LeftoverPolicy.KILL
-        self._group.clear(self._helpers() | {self._keeper.pid}, how)
+        self._group.clear(self._helpers() | {self._orphan_reaper.pid}, how)
 
     def _helpers(self) -> frozenset[int]:
         """Fork server, sidecar, and who looks for checkpoints: as far as they run."""

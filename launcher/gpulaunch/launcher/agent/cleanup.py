@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 
 from gpulaunch.launcher.loop import linux
-from gpulaunch.launcher.loop.keeper import comes_last
 from gpulaunch.launcher.loop.loop import Loop
+from gpulaunch.launcher.loop.orphan_reaper import comes_last
 from gpulaunch.profiler.redact import redact_words
 
 GENTLE_S = 2.0

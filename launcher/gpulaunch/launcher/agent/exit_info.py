@@ -69,8 +69,8 @@ def _evidence_from_outside(context: RunContext, local_rank: int, exit_: Exit) ->
 
 def _card_fault(context: RunContext, local_rank: int) -> str:
     """What the sidecar has heard of this rank's card."""
-    cards, pages = context.spec.cards, context.pages
-    if local_rank >= len(cards) or pages is None:
+    cards, segments = context.spec.cards, context.segments
+    if local_rank >= len(cards) or segments is None:
         return ""
     index = cards[local_rank].index
-    return next((health.fault(card) for card in health.read(pages.directory) if card.index == index), "")
+    return next((health.fault(card) for card in health.read(segments.directory) if card.index == index), "")

@@ -1,6 +1,6 @@
 """Goodput of a run: where its time went and how often it was restarted, kept while it runs and told at the end.
 
-Told to the sidecar through `run.json` among the shared pages, once a second and at every change.
+Told to the sidecar through `run.json` among the shared segments, once a second and at every change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.policy import goodput
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _ADVICE = ": name the directory of the program's checkpoints with --checkpoint-dir"
 
@@ -24,7 +24,7 @@ class GoodputTracker:
         """`began_s`: when the launcher was called, by the loop's clock."""
         self._context = context
         self._loop = context.loop
-        self._ledger = goodput.GoodputLedger(steps_are_seen=context.pages is not None)
+        self._ledger = goodput.GoodputLedger(steps_are_seen=context.segments is not None)
         self._ledger.run_started(began_s)
         self._attempt = 0
         self._open = False
@@ -72,31 +72,31 @@ class GoodputTracker:
     def attempt_started(self) -> None:
         """Its ranks run."""
         self._ledger.attempt_started(self._loop.now())
-        if self._context.pages is None:
+        if self._context.segments is None:
             self._settle([])
 
-    def looked(self, pages: Iterable[PageSnapshot]) -> None:
-        """Take what the ranks' pages tell."""
-        pages = [page for page in pages if page.attempt == self._attempt]
-        firsts = [page.first_step_start_ns for page in pages]
+    def looked(self, segments: Iterable[SegmentSnapshot]) -> None:
+        """Take what the ranks' segments tell."""
+        segments = [segment for segment in segments if segment.attempt == self._attempt]
+        firsts = [segment.first_step_start_ns for segment in segments]
         if firsts and all(firsts):
             self._first_step_ns = max(self._first_step_ns, *firsts)
             self._ledger.first_step(self._first_step_ns / 1e9)
-        self._stall_ns = max(self._stall_ns, *map(_stall_ns, pages), 0)
+        self._stall_ns = max(self._stall_ns, *map(_stall_ns, segments), 0)
         if self._stall_ns and self._open:
             self._ledger.stalled(self._stall_ns / 1e9)
-        if any(page.armed for page in pages):
+        if any(segment.armed for segment in segments):
             self._ledger.armed()
-        for page in pages:
-            if page.checkpoint_captured_ns:
-                newest = (page.checkpoint_step, page.checkpoint_captured_ns / 1e9)
+        for segment in segments:
+            if segment.checkpoint_captured_ns:
+                newest = (segment.checkpoint_step, segment.checkpoint_captured_ns / 1e9)
                 self._captured = max(self._captured or newest, newest)
-                self._know_of(page.checkpoint_step)
-            if page.resumed_step:
-                self.resumed_step = page.resumed_step
-                self._know_of(page.resumed_step)
+                self._know_of(segment.checkpoint_step)
+            if segment.resumed_step:
+                self.resumed_step = segment.resumed_step
+                self._know_of(segment.resumed_step)
         if firsts and all(firsts):
-            self._settle(pages)
+            self._settle(segments)
 
     def failed(self, cause_s: float, seen_s: float) -> None:
         """The attempt failed, and nothing of it is left."""
@@ -115,12 +115,12 @@ class GoodputTracker:
             self._ledger.stopped(captured_s if signalled_s is not None and captured_s > signalled_s else at_s)
             self._cleared()
 
-    def _settle(self, pages: Iterable[PageSnapshot]) -> None:
+    def _settle(self, segments: Iterable[SegmentSnapshot]) -> None:
         """An attempt that was given no checkpoint has begun its work: do its ranks say what they go on from?"""
         if not self._unsettled:
             return
         self._unsettled = False
-        step = max((page.resumed_step for page in pages if page.listens), default=None)
+        step = max((segment.resumed_step for segment in segments if segment.listens), default=None)
         if step is None and not self._is_told:
             self._ledger.resumed_unseen()
         elif not step or self._left is None:  # from nothing, or from what was there before this run
@@ -197,12 +197,12 @@ class GoodputTracker:
 
     def write(self) -> None:
         """Tell the sidecar now. It knows of numbers only, and counters do not fall: of lost work, what is known."""
-        if self._context.pages is not None:
+        if self._context.segments is not None:
             run_id = self._context.base_env["GPULAUNCH_RUN_ID"]
             told = self.as_json()
             spent_s = {**told["goodput_seconds"], "lost_work": self._counted()["lost_work"]}
             told["goodput_seconds"] = {name: part_s for name, part_s in spent_s.items() if part_s is not None}
-            self._context.pages.write_run({"version": 1, "run_id": run_id, "attempt": self._attempt, **told})
+            self._context.segments.write_run({"version": 1, "run_id": run_id, "attempt": self._attempt, **told})
 
     def _know_of(self, step: int | None) -> None:
         """There is a checkpoint of this step."""
@@ -216,10 +216,10 @@ class GoodputTracker:
         return self._loop.now() - max(0.0, time.time() - checkpoint.saved_s)
 
 
-def _stall_ns(page: PageSnapshot) -> int:
+def _stall_ns(segment: SegmentSnapshot) -> int:
     """How long a rank stood still for saves, whoever saved.
 
     What `gpulaunch.checkpoint` tells is in the phase, too, once the step has ended that it lies in; the phase has what
     others do, and lacks what was not observed and what comes after the last step. So it is the larger, never the sum.
     """
-    return max(page.checkpoint_stall_ns_total, page.phase_ns["checkpoint"])
+    return max(segment.checkpoint_stall_ns_total, segment.phase_ns["checkpoint"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
 from gpulaunch.launcher.agent.rank_group import RankGroup
 from gpulaunch.launcher.agent.run_context import RunContext
-from gpulaunch.launcher.hang.door import HangWatch, mark_over
+from gpulaunch.launcher.hang.detector import HangDetector, mark_over
 from gpulaunch.launcher.hang.values import Limits, Verdict, spans
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.policy.goodput import duration
@@ -35,7 +35,7 @@ class Hangs:
         self._goodput = goodput
         self._say = say
         self._on_hang = on_hang
-        self._watch: HangWatch | None = None
+        self._watch: HangDetector | None = None
         self._group: RankGroup | None = None
         self._path = ""
         self.times_s: tuple[float, float] | None = None
@@ -56,12 +56,12 @@ class Hangs:
             return
         self._group = group
         self._path = os.path.join(context.rundir.attempt_dir(attempt), "hang.json")
-        pages = context.pages
-        self._watch = HangWatch(
+        segments = context.segments
+        self._watch = HangDetector(
             context.loop,
             _limits(spec),
             {group.rank_of(local_rank): pid for local_rank, pid in group.live.items()},
-            pages.read if pages is not None else lambda _: None,
+            segments.read if segments is not None else lambda _: None,
             lambda rank: context.rundir.rank_path(attempt, rank),
             self._late,
             self._over,
@@ -141,7 +141,7 @@ class Hangs:
         self._on_hang()
 
     def _tell_the_page(self, verdict: Verdict) -> None:
-        """What page, metrics and `top` show until it is over."""
+        """What segment, metrics and `top` show until it is over."""
         now_s = self._context.loop.now()
         self._goodput.stall = {
             "ranks": list(verdict.odd) or sorted(rank for group in verdict.groups for rank in group.ranks),
@@ -152,7 +152,7 @@ class Hangs:
         self._goodput.write()
 
     def _last_moved_s(self, ranks: Iterable[int]) -> float:
-        pages = self._context.pages
-        read = [pages.read(rank) for rank in ranks] if pages is not None else []
-        moved_s = [page.last_edge_ns / 1e9 for page in read if page is not None and page.last_edge_ns]
+        segments = self._context.segments
+        read = [segments.read(rank) for rank in ranks] if segments is not None else []
+        moved_s = [segment.last_edge_ns / 1e9 for segment in read if segment is not None and segment.last_edge_ns]
         return min(moved_s, default=self._context.loop.now())

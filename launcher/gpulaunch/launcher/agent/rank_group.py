@@ -20,8 +20,8 @@ from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.spec import Std
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.forkserver import ForkedRank, ForkServer, Started
-from gpulaunch.launcher.loop.keeper import comes_last
 from gpulaunch.launcher.loop.loop import Exit
+from gpulaunch.launcher.loop.orphan_reaper import comes_last
 from gpulaunch.launcher.rendezvous.base import World
 
 
@@ -285,8 +285,8 @@ class RankGroup:
             env["CUDA_VISIBLE_DEVICES"] = (
                 self._visible_devices[local_rank] if virtual else ",".join(self._visible_devices)
             )
-        if context.pages is not None:
-            env["GPULAUNCH_CHANNEL_DIR"] = context.pages.directory
+        if context.segments is not None:
+            env["GPULAUNCH_CHANNEL_DIR"] = context.segments.directory
             env["GPULAUNCH_TRACER_PID"] = str(self._tracer_pid())
         if context.timer_file:
             env[timers.FILE] = context.timer_file
@@ -363,8 +363,8 @@ class RankGroup:
             hung_s=self._hung_s,
         )
         self.ends.append(end)
-        if self._context.pages is not None and exit_.code != 0:
-            self._context.pages.keep(rank, directory)
+        if self._context.segments is not None and exit_.code != 0:
+            self._context.segments.keep(rank, directory)
         self._events.rank_ended(local_rank, end, exit_)
 
     def mark_hung(self, ranks: Iterable[int], why: str) -> None:
@@ -417,7 +417,7 @@ class RankGroup:
     def stop_gently(self, signum: int, *, told: bool) -> None:
         """Pass on a notice after which the ranks are to save and end by themselves.
 
-        SIGUSR1 and SIGUSR2 go only to processes that catch them. `told`: a rank reads the control page; where none
+        SIGUSR1 and SIGUSR2 go only to processes that catch them. `told`: a rank reads the control segment; where none
         does, and no rank catches the signal either, the ranks are asked to end as torchrun would ask them.
         """
         ranks_hear = any(linux.catches(pid, signum) for pid in self.live.values())

@@ -16,10 +16,10 @@ from gpulaunch.launcher.checkpoint.finder import Ask, Finder
 from gpulaunch.launcher.checkpoint.resume import resume_args
 from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.gpus import health, memory
-from gpulaunch.launcher.job.place import Gpu
+from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.loop.files import shown
 from gpulaunch.launcher.policy import restart
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _OFFERS = 4
 """How many checkpoints a node of several offers to the others: the newest may still be invisible to one of them."""
@@ -105,15 +105,15 @@ class Recovery:
         self._steps = self._own_resumed_step = None
         self._dead_pids.clear()
 
-    def rank_ended(self, pid: int, page: PageSnapshot | None) -> None:
+    def rank_ended(self, pid: int, segment: SegmentSnapshot | None) -> None:
         """One of them has ended, and this is how far it came."""
         self._dead_pids.add(pid)
-        if page is None:
+        if segment is None:
             return
-        if page.steps_made:
-            self._steps = max(self._steps or 0, page.steps_made)
-        if page.resumed_step:
-            self._own_resumed_step = max(self._own_resumed_step or 0, page.resumed_step)
+        if segment.steps_made:
+            self._steps = max(self._steps or 0, segment.steps_made)
+        if segment.resumed_step:
+            self._own_resumed_step = max(self._own_resumed_step or 0, segment.resumed_step)
 
     def judge(self, verdict: Blame | None, *, elsewhere: bool) -> restart.Decision:
         """Ask the policy about the attempt that has just ended; `elsewhere`: it was another node that failed."""
@@ -308,8 +308,8 @@ class Recovery:
         """The wait for the cards is over; see whether a rank has to leave its own."""
         if complaint:
             self._say(complaint)
-        if self._gpus and self._context.pages is not None:
-            found = health.read(self._context.pages.directory)
+        if self._gpus and self._context.segments is not None:
+            found = health.read(self._context.segments.directory)
             placement = health.place(self._gpus, self._spec.nproc, found, busy=memory.busy(self._baseline))
             for sentence in map(health.sentence, placement.moves):
                 if (sentence, "") not in self._complained:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpulaunch.launcher.agent.pages import Pages
 from gpulaunch.launcher.agent.rundir import RunDir
+from gpulaunch.launcher.agent.segments import Segments
 from gpulaunch.launcher.failure.evidence import OomWatch
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.logs.capture import LogHub
@@ -21,7 +21,7 @@ class RunContext:
     spec: JobSpec
     rundir: RunDir
     hub: LogHub
-    pages: Pages | None
+    segments: Segments | None
     base_env: Mapping[str, str]
     use_agent_store: bool
     """Where torch is, to host the store with."""
@@ -29,7 +29,7 @@ class RunContext:
     """This process had children before it became a launcher, or is PID 1: not every child is ours to end."""
     oom: OomWatch
     control_path: str
-    """The page in which ranks read what is asked of them."""
+    """The segment in which ranks read what is asked of them."""
     timer_file: str
     """The pipe of `torch.distributed.elastic.timer`; "" where it is not asked for."""
     checkpoint_dirs: tuple[str, ...]

@@ -56,7 +56,7 @@ def url_of(sock: socket.socket, scheme: str = "http") -> str:
 
 
 class SidecarProcess:
-    """Keeps one sidecar running over the pages in `channel_dir`."""
+    """Keeps one sidecar running over the segments in `channel_dir`."""
 
     def __init__(
         self,

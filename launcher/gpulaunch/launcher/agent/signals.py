@@ -30,7 +30,7 @@ class Signals:
         listening: Callable[[], bool],
         happened: Callable[[events.Event], None],
     ) -> None:
-        """`control`: the page in which ranks read what is asked of them; `listening`: whether a rank reads it."""
+        """`control`: the segment in which ranks read what is asked of them; `listening`: whether a rank reads it."""
         self._context = context
         self._spec = context.spec
         self._loop = context.loop
@@ -50,7 +50,7 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, child.NOTICES)  # held since the first line of main
 
     def notice(self, action: events.Notice) -> None:
-        """Tell the ranks, in their page, to save and to end."""
+        """Tell the ranks, in their segment, to save and to end."""
         self._control.preempt(action.signum, round((self._loop.now() + action.within_s) * 1e9))
 
     def stop(self, signum: int) -> None:

@@ -10,7 +10,7 @@ from gpulaunch.launcher.agent import summary
 from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
 from gpulaunch.launcher.agent.rank_group import RankGroup
 from gpulaunch.launcher.agent.run_context import RunContext
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _TICK_S = 1.0
 _PROGRESS_S = (10.0, 30.0, 60.0)
@@ -19,7 +19,7 @@ _PROGRESS_EVERY_S = 60.0
 
 
 class StatusWriter:
-    """Written for the sidecar (shared pages), for people and `gpulaunch chaos` (run directory), and on the console."""
+    """Writes for the sidecar (shared memory), for people and `gpulaunch chaos` (run directory), and on the console."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class StatusWriter:
         self._show_progress_at(0)
         self._tick()
 
-    def pages(self) -> dict[int, PageSnapshot]:
+    def segments(self) -> dict[int, SegmentSnapshot]:
         """What the live ranks have published."""
-        pages, group = self._context.pages, self._group()
-        if pages is None or group is None:
+        segments, group = self._context.segments, self._group()
+        if segments is None or group is None:
             return {}
-        read = {rank: pages.read(rank) for rank in map(group.rank_of, group.live)}
-        return {rank: page for rank, page in read.items() if page is not None}
+        read = {rank: segments.read(rank) for rank in map(group.rank_of, group.live)}
+        return {rank: segment for rank, segment in read.items() if segment is not None}
 
     def listening(self) -> bool:
         """Whether a rank uses `gpulaunch.checkpoint`: it ends by itself when it is told to."""
-        return any(page.listens for page in self.pages().values())
+        return any(segment.listens for segment in self.segments().values())
 
     def publish(self) -> None:
         """Write down who runs."""
@@ -62,8 +62,8 @@ class StatusWriter:
         if group is None or not group.live:
             return
         content = group.describe()
-        if context.pages is not None:
-            context.pages.announce(content)
+        if context.segments is not None:
+            context.segments.announce(content)
         with contextlib.suppress(OSError):
             context.rundir.write_json(
                 "group.json",
@@ -74,7 +74,7 @@ class StatusWriter:
                     "store_pid": group.store_pid,
                     **self._helpers(),
                     "checkpoint_dirs": context.checkpoint_dirs,
-                    "channel_dir": context.pages.directory if context.pages is not None else "",
+                    "channel_dir": context.segments.directory if context.segments is not None else "",
                 },
             )
 
@@ -83,7 +83,7 @@ class StatusWriter:
         group = self._group()
         if group is not None:
             group.look()
-        self._goodput.looked(self.pages().values())
+        self._goodput.looked(self.segments().values())
         self._goodput.write()
         self._loop.call_at(self._loop.now() + _TICK_S, self._tick)
 
@@ -94,7 +94,7 @@ class StatusWriter:
 
     def _show_progress(self, index: int) -> None:
         now_s = self._loop.now()
-        line = summary.progress(self.pages(), now_s - self._began_s, now_s)
+        line = summary.progress(self.segments(), now_s - self._began_s, now_s)
         if line:
             self._say(line)
         self._show_progress_at(index + 1)

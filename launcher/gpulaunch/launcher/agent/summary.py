@@ -8,7 +8,7 @@ from typing import Any
 
 from gpulaunch.launcher.policy.goodput import duration
 from gpulaunch.profiler.channel.layout import PHASES
-from gpulaunch.profiler.channel.page import PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _ALWAYS = ("data_wait", "forward", "backward", "optimizer", "other")
 _LEAST = 0.005
@@ -35,21 +35,21 @@ class RankTotals:
     """Whether it had dataloader workers, which `max_rss_bytes` lacks; None: not known."""
     gpu_peak_bytes: int = 0
 
-    def add(self, page: PageSnapshot | None, max_rss_bytes: int) -> None:
+    def add(self, segment: SegmentSnapshot | None, max_rss_bytes: int) -> None:
         """Add one attempt."""
         self.max_rss_bytes = max(self.max_rss_bytes, max_rss_bytes)
-        if page is None:
+        if segment is None:
             return
-        self.seen = self.seen or page.armed
-        if page.armed:
-            self.has_workers = bool(self.has_workers or page.loader_workers_configured)
-        self.steps += page.steps_made
-        self.untimed_steps += page.steps_made - page.steps
-        self.samples += page.samples
-        self.step_ns += page.step_ns_total
-        self.gpu_peak_bytes = max(self.gpu_peak_bytes, page.gpu_peak_allocated_bytes)
+        self.seen = self.seen or segment.armed
+        if segment.armed:
+            self.has_workers = bool(self.has_workers or segment.loader_workers_configured)
+        self.steps += segment.steps_made
+        self.untimed_steps += segment.steps_made - segment.steps
+        self.samples += segment.samples
+        self.step_ns += segment.step_ns_total
+        self.gpu_peak_bytes = max(self.gpu_peak_bytes, segment.gpu_peak_allocated_bytes)
         for phase in PHASES:
-            self.phase_ns[phase] += page.phase_ns.get(phase, 0)
+            self.phase_ns[phase] += segment.phase_ns.get(phase, 0)
 
 
 def samples_per_second(totals: Iterable[RankTotals]) -> float:
@@ -57,16 +57,16 @@ def samples_per_second(totals: Iterable[RankTotals]) -> float:
     return sum(1e9 * one.samples / one.step_ns for one in totals if one.step_ns)
 
 
-def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float, now_s: float) -> str:
+def progress(segments: Mapping[int, SegmentSnapshot], elapsed_s: float, now_s: float) -> str:
     """One line while the job runs, or "" when no rank has stepped; `now_s` is monotonic."""
     stepping: list[RankTotals] = []
     steps: list[int] = []
-    for page in pages.values():
-        if page.steps_made:
+    for segment in segments.values():
+        if segment.steps_made:
             one = RankTotals()
-            one.add(page, 0)
+            one.add(segment, 0)
             stepping.append(one)
-            steps.append(page.resumed_step + page.steps_made)
+            steps.append(segment.resumed_step + segment.steps_made)
     if not stepping:
         return ""
     low, high = min(steps), max(steps)
@@ -75,7 +75,7 @@ def progress(pages: Mapping[int, PageSnapshot], elapsed_s: float, now_s: float) 
     wait = sum(one.phase_ns["data_wait"] for one in stepping) / step_ns
     rate = samples_per_second(stepping)
     rates = f", {rate:,.0f} samples/s" if rate else ""
-    quiet_s = now_s - max(page.last_edge_ns for page in pages.values()) / 1e9
+    quiet_s = now_s - max(segment.last_edge_ns for segment in segments.values()) / 1e9
     if quiet_s > max(_QUIET_S, 2e-9 * step_ns / sum(one.steps for one in stepping)):
         return f"{duration(elapsed_s)}: {step}; no rank has moved for {duration(quiet_s)}"
     return f"{duration(elapsed_s)}: {step}{rates}, data wait {wait:.0%} of the step"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gpulaunch.launcher.checkpoint.memory import Memory
     from gpulaunch.launcher.checkpoint.scan import Candidate
 
-__all__ = ["Checkpoint", "Damaged", "Search", "Skipped", "examine", "find"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpulaunch.launcher.checkpoint.find import Checkpoint, Search, Skipped
-from gpulaunch.launcher.loop.aside import Aside
+from gpulaunch.launcher.loop.forked_call import ForkedCall
 from gpulaunch.launcher.loop.loop import Loop
 
 COMM = "gpulaunch-find"
@@ -53,7 +53,7 @@ class Finder:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._aside = Aside(loop, comm=COMM)
+        self._aside = ForkedCall(loop, comm=COMM)
 
     @property
     def pid(self) -> int | None:
@@ -97,6 +97,7 @@ def _understood(answer: bytes | None, why: str, timeout_s: float) -> Search:
 
 def _search(ask: Ask) -> Search:
     from gpulaunch.launcher.checkpoint import files, find
+    from gpulaunch.launcher.checkpoint.damaged import Damaged
 
     if ask.is_behind:
         os.nice(19)
@@ -107,7 +108,7 @@ def _search(ask: Ask) -> Search:
             return Search(found=(find.examine(ask.named, share=ask.share, **common),))
         wanted: dict[str, Any] = {"pattern": ask.pattern, "limit": ask.limit, "since_s": ask.since_s}
         return find.find(ask.where, damaged=dict(ask.damaged), **wanted, **common)
-    except find.Damaged as why:
+    except Damaged as why:
         return Search(skipped=(Skipped(path=ask.named or "", format="", why=str(why)),))
     except Exception as err:  # whatever it is, the agent hears of it
         return Search(error=f"the search for a checkpoint failed: {type(err).__name__}: {err}"[:500])

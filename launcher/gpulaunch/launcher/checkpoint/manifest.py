@@ -13,8 +13,6 @@ from typing import Any
 
 from gpulaunch.launcher.checkpoint.damaged import Damaged
 
-__all__ = ["MANIFEST", "Damaged", "Manifest", "ManifestFile", "digest", "parse", "read", "verify", "write"]
-
 MANIFEST = "gpulaunch-manifest.json"
 VERSION = 1
 _READ_CAP_BYTES = 256 << 20  # a manifest of a million files

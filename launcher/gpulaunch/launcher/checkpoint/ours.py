@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from gpulaunch.launcher.checkpoint import manifest
+from gpulaunch.launcher.checkpoint.damaged import Damaged
 from gpulaunch.launcher.checkpoint.files import CHUNK_BYTES, Files, in_parallel
 from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest
 from gpulaunch.launcher.checkpoint.source import Source, join
@@ -28,7 +29,7 @@ def age(source: Source, directory: str) -> int:
     try:
         with source.open(join(directory, MANIFEST)) as file:
             said = manifest.parse(file.read(_CAP_BYTES))
-    except (OSError, manifest.Damaged):
+    except (OSError, Damaged):
         return 1 << 128
     return said.generation << 64 | said.step
 

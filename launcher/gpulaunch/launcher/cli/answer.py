@@ -7,8 +7,6 @@ import sys
 
 from gpulaunch.launcher.job.options import UsageError
 
-__all__ = ["answer", "drop"]
-
 
 def answer(text: str) -> None:
     """Write `text` to stdout now. A reader that went away has had enough: that is no error.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from gpulaunch.launcher.job.place import Place
+from gpulaunch.launcher.job.host_info import HostInfo
 from gpulaunch.launcher.job.spec import METRICS_HOST, METRICS_PORT_BASE, STATIC_MASTER_PORT
 
 _MIB = 1 << 20
@@ -110,7 +110,7 @@ def entry_point(environ: Mapping[str, str]) -> Iterator[Finding]:
 # -- what the machine offers
 
 
-def gpus(place: Place) -> Iterator[Finding]:
+def gpus(place: HostInfo) -> Iterator[Finding]:
     """GPUs and driver through NVML."""
     if place.gpus:
         names = ", ".join(sorted({gpu.name for gpu in place.gpus}))
@@ -136,7 +136,7 @@ def _driver() -> str:
     return f"{text}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
 
 
-def cores_and_memory(place: Place) -> Iterator[Finding]:
+def cores_and_memory(place: HostInfo) -> Iterator[Finding]:
     """Cores and the limits of the control group."""
     yield _ok("cores", f"{place.cores} ({place.cores_why})")
     if place.memory_limit_bytes is None:
@@ -157,7 +157,7 @@ def shared_memory() -> Iterator[Finding]:
     try:
         stat = os.statvfs(_SHM)
     except OSError as err:
-        yield _fail(name, str(err.strerror), "mount a tmpfs there: dataloader workers and profiler pages need it")
+        yield _fail(name, str(err.strerror), "mount a tmpfs there: dataloader workers and the profiler need it")
         return
     size, free = stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
     value = f"{size / _MIB:.0f} MiB, {free / _MIB:.0f} MiB free"
@@ -388,7 +388,7 @@ def _read(path: str) -> str:
         return ""  # not there on this kernel
 
 
-def checks(environ: Mapping[str, str], place: Place) -> dict[str, Callable[[], Iterable[Finding]]]:
+def checks(environ: Mapping[str, str], place: HostInfo) -> dict[str, Callable[[], Iterable[Finding]]]:
     """Every check by name, ready to be called, in the order of the report."""
     return {
         "versions": versions,

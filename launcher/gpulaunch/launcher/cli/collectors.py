@@ -14,10 +14,8 @@ from typing import Final
 from gpulaunch.launcher.cli.checks import Finding, Status
 from gpulaunch.profiler.record import Collector
 
-__all__ = ["collectors", "hooks", "traces"]
-
 _OF_A_JOB: Final[Mapping[Collector, str]] = {
-    Collector.RANKS: "what ranks write into their pages",
+    Collector.RANKS: "what ranks write into their segments",
     Collector.RUN: "what the launcher says of the run",
     Collector.WORKERS: "what dataloader workers say of their fetches",
     Collector.COLLECTIVES: "what ranks say of their collectives",
@@ -56,7 +54,7 @@ def collectors() -> Iterator[Finding]:
 
 def hooks() -> Iterator[Finding]:
     """What the probe finds its place for in this torch, by arming it in a process as it would be in a rank."""
-    from gpulaunch.profiler.channel import page, workers
+    from gpulaunch.profiler.channel import segment, segment_writer, workers
     from gpulaunch.profiler.channel.layout import Hook
 
     try:
@@ -65,7 +63,7 @@ def hooks() -> Iterator[Finding]:
         return  # that is told already
     with tempfile.TemporaryDirectory(prefix="gpulaunch-doctor-") as directory:
         path = os.path.join(directory, "rank-0.bin")
-        page.create(path, rank=0, local_rank=0, attempt=0)
+        segment_writer.create(path, rank=0, local_rank=0, attempt=0)
         workers.create(os.path.join(directory, "workers-0.bin"))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("GPULAUNCH_")}
         environ |= {"RANK": "0", "GPULAUNCH_CHANNEL_DIR": directory}
@@ -78,7 +76,7 @@ def hooks() -> Iterator[Finding]:
             why = f"torch was not imported within {_IMPORT_S:g} s"
             yield Finding(name="probe", status=Status.WARN, value=why, advice="is its file system slow?")
             return
-        seen = page.read(path)
+        seen = segment.read(path)
     if not seen.armed:
         said = rank.stderr.decode("utf-8", "replace").strip().splitlines()
         value = f"it did not get into a process that imports torch: {said[-1] if said else 'no reason given'}"

@@ -10,7 +10,7 @@ from gpulaunch.launcher.cli.checks import Finding, Status, checks
 from gpulaunch.launcher.cli.collectors import collectors, hooks, traces
 from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.cli.words import Words, wants_help
-from gpulaunch.launcher.job.place import look
+from gpulaunch.launcher.job.host_info import look
 
 _HELP = """\
 usage: gpulaunch doctor [--json]

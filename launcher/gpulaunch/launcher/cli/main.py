@@ -75,8 +75,8 @@ def _dispatch(argv: Sequence[str]) -> int:
 
         answer(completion(given["print_completion"]))
         return 0
+    from gpulaunch.launcher.job.host_info import look
     from gpulaunch.launcher.job.load import resolve
-    from gpulaunch.launcher.job.place import look
 
     place = look(os.environ)
     request = resolve(given, os.environ, place)

@@ -19,8 +19,6 @@ from typing import NoReturn
 from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.loop import linux
 
-__all__ = ["PAGE_FILE", "begin", "run", "wait"]
-
 PAGE_FILE = "report.html"
 """In the run directory."""
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from gpulaunch.launcher.agent import summary, timers
 from gpulaunch.launcher.agent.agent import Agent, Ended
 from gpulaunch.launcher.agent.packages import reading_of, recall
-from gpulaunch.launcher.agent.pages import Pages
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, RunDirLockedError, open_run_dir
+from gpulaunch.launcher.agent.segments import Segments
 from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_of
 from gpulaunch.launcher.checkpoint.names import check_pattern
 from gpulaunch.launcher.checkpoint.resume import check_template
@@ -27,16 +27,16 @@ from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.failure.evidence import OomWatch
 from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.document import job_document
+from gpulaunch.launcher.job.host_info import HostInfo
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.job.options import TryLaterError, UsageError
-from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.spec import JobSpec, Request
 from gpulaunch.launcher.logs.capture import LogHub
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.files import shown
-from gpulaunch.launcher.loop.keeper import Keeper
 from gpulaunch.launcher.loop.loop import Loop
+from gpulaunch.launcher.loop.orphan_reaper import OrphanReaper
 from gpulaunch.launcher.rendezvous.base import PortInUseError, Rendezvous, RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
 from gpulaunch.profiler.channel import control
@@ -55,7 +55,7 @@ _FLUSH_S = 24 * 3600.0
 """How long the reader of our output may take for the rest of it, once everything has ended: somebody may be paging."""
 
 
-def run(request: Request, place: Place, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
+def run(request: Request, place: HostInfo, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
     """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
     spec = request.spec
     outlets = checked(spec)
@@ -127,7 +127,7 @@ class _Job:
     def __init__(
         self,
         spec: JobSpec,
-        place: Place,
+        place: HostInfo,
         loop: Loop,
         console: Console,
         rendezvous: Rendezvous,
@@ -155,10 +155,10 @@ class _Job:
         spec, loop, console, rundir = self._spec, self._loop, self._console, self._rundir
         has_torch = spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
         base_env = self._base_env()
-        pages = self._pages(console)
-        control_path = self._control(pages)
-        directories = [path for path in (pages.directory if pages else "", spec.program.call_dir) if path]
-        keeper = Keeper(self._run_id, directories)
+        segments = self._segments(console)
+        control_path = self._control(segments)
+        directories = [path for path in (segments.directory if segments else "", spec.program.call_dir) if path]
+        orphan_reaper = OrphanReaper(self._run_id, directories)
         hub = LogHub(
             loop,
             console,
@@ -170,7 +170,7 @@ class _Job:
             spec=spec,
             rundir=rundir,
             hub=hub,
-            pages=pages if spec.profile else None,
+            segments=segments if spec.profile else None,
             base_env=base_env,
             use_agent_store=has_torch,
             foreign_children=self._foreign_children,
@@ -185,13 +185,13 @@ class _Job:
         sidecar = None
         agent: Agent | None = None
         try:
-            sidecar = self._sidecar(console, context.pages, base_env)
+            sidecar = self._sidecar(console, context.segments, base_env)
             agent = Agent(
                 context,
                 console=console,
                 rendezvous=self._rendezvous,
                 sidecar=sidecar,
-                keeper=keeper,
+                orphan_reaper=orphan_reaper,
                 report=lambda blame, attempt, restarting, why: self._report(console, blame, attempt, restarting, why),
                 reading=reading,
                 spawn_because=spawn_because,
@@ -221,9 +221,9 @@ class _Job:
         finally:
             if agent is not None:
                 agent.close()
-            keeper.dismiss()
-            if pages is not None:
-                pages.close()
+            orphan_reaper.dismiss()
+            if segments is not None:
+                segments.close()
             hub.close(keep_held=self._ended_well)
             if self._ended:
                 self._conclude(console)
@@ -251,7 +251,7 @@ class _Job:
         """What every process of the job is started with: the user's environment, the job file's, and our mark."""
         spec = self._spec
         env = {**os.environ, **spec.env}
-        # Of a launcher around this one: its pages and its timers are not ours.
+        # Of a launcher around this one: its segments and its timers are not ours.
         if "GPULAUNCH_CONTROL" in env:
             env.pop(timers.FILE, None)
         for name in _OF_A_RANK:
@@ -263,31 +263,31 @@ class _Job:
             env["OMP_NUM_THREADS"] = str(spec.omp_num_threads)
         return env
 
-    def _pages(self, console: Console) -> Pages | None:
+    def _segments(self, console: Console) -> Segments | None:
         root = os.environ.get("GPULAUNCH_SHM_DIR", "/dev/shm")  # noqa: S108 (a private directory is made there)
         try:
-            return Pages(self._run_id, run_dir=self._rundir.path, root=root)
+            return Segments(self._run_id, run_dir=self._rundir.path, root=root)
         except OSError as err:
             if self._spec.profile:
                 console.say(
-                    f"profiling is off: cannot make shared pages in {root}: {err.strerror}; see gpulaunch doctor"
+                    f"profiling is off: cannot make shared segments in {root}: {err.strerror}; see gpulaunch doctor"
                 )
             return None
 
-    def _control(self, pages: Pages | None) -> str:
+    def _control(self, segments: Segments | None) -> str:
         """Make the page by which ranks are told to save: beside their own, or, without any, in the run directory."""
-        path = os.path.join(pages.directory if pages is not None else self._rundir.path, "control.bin")
+        path = os.path.join(segments.directory if segments is not None else self._rundir.path, "control.bin")
         try:
             control.create(path)
         except OSError as err:
             path = os.path.join(self._rundir.path, "control.bin")
-            if pages is None:
+            if segments is None:
                 raise RunDirError(f"cannot write {path}: {err.strerror}; name a directory with --job-dir") from err
             control.create(path)
         return path
 
-    def _sidecar(self, console: Console, pages: Pages | None, base_env: dict[str, str]) -> SidecarProcess | None:
-        if pages is None:
+    def _sidecar(self, console: Console, segments: Segments | None, base_env: dict[str, str]) -> SidecarProcess | None:
+        if segments is None:
             return None
         host, port = self._spec.metrics_host, self._spec.metrics_port
         try:
@@ -300,11 +300,11 @@ class _Job:
             raise (TryLaterError if err.errno == errno.EADDRINUSE else UsageError)(
                 f"cannot serve metrics on {where}: {err.strerror}; choose another with --metrics-addr, or --no-profile"
             ) from err
-        env = {**base_env, "GPULAUNCH_CHANNEL_DIR": pages.directory}
+        env = {**base_env, "GPULAUNCH_CHANNEL_DIR": segments.directory}
         return SidecarProcess(
             self._loop,
             self._metrics,
-            pages.directory,
+            segments.directory,
             env,
             console.say,
             outlets=self._outlets.arguments,

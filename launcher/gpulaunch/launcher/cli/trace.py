@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gpulaunch.launcher.agent.pages import directory_of
+from gpulaunch.launcher.agent.segments import directory_of
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.traced import Traced, time_of, told
 from gpulaunch.launcher.cli.tracer import Rank, Tracer, file_name
@@ -23,7 +23,7 @@ from gpulaunch.launcher.runs.find import find_under_way, here
 from gpulaunch.launcher.runs.group import Group, RunError, read_group, take_rank
 from gpulaunch.launcher.runs.history import note
 from gpulaunch.profiler.channel.clock import monotonic_ns
-from gpulaunch.profiler.channel.page import PageReader
+from gpulaunch.profiler.channel.segment import SegmentReader
 from gpulaunch.profiler.daemon.kineto import WHAT
 from gpulaunch.profiler.daemon.window import LONGEST_S, Window, length_s, slowest, speed_of
 
@@ -127,21 +127,21 @@ def _channel_dir(group: Group) -> str:
 
 
 def _ranks(stack: contextlib.ExitStack, group: Group, which: str) -> list[Rank]:
-    """The ranks that may be traced, their processes held and their pages mapped until the stack is closed."""
+    """The ranks that may be traced, their processes held and their segments mapped until the stack is closed."""
     ranks: list[Rank] = []
     for number in sorted(group.ranks) if which in ("all", "slowest") else [int(which)]:
         process = stack.enter_context(take_rank(group, number))
         try:
-            page = stack.enter_context(PageReader(os.path.join(_channel_dir(group), f"rank-{number}.bin")))
+            segment = stack.enter_context(SegmentReader(os.path.join(_channel_dir(group), f"rank-{number}.bin")))
         except (OSError, ValueError):
             raise RunError(
                 "the profiler is off in this run (--no-profile?), and ranks hear of a trace through it"
             ) from None
-        if page.read().pid != process.pid:
+        if segment.read().pid != process.pid:
             raise RunError(
                 f"rank {number} has not loaded torch yet, or is a program that has started another one; try again"
             )
-        ranks.append(Rank(number=number, process=process, page=page))
+        ranks.append(Rank(number=number, process=process, segment=segment))
     return ranks
 
 

@@ -9,8 +9,6 @@ from typing import Final
 from gpulaunch.launcher.loop.files import shown
 from gpulaunch.profiler.daemon.window import Speed
 
-__all__ = ["Copied", "Rss", "Traced", "time_of", "told"]
-
 _KEPT_BYTES: Final = 64 << 20
 """Allocators keep less than this of anything; a rank holds more than before if it is more than this..."""
 _KEPT_SHARE: Final = 0.10

@@ -20,13 +20,11 @@ from gpulaunch.launcher.cli.waiting import Doing
 from gpulaunch.launcher.runs.group import Process
 from gpulaunch.profiler.channel import tracing
 from gpulaunch.profiler.channel.clock import anchor, monotonic_ns, wall_ns
-from gpulaunch.profiler.channel.page import PageReader
 from gpulaunch.profiler.channel.ring import StepEvent, recent_from
+from gpulaunch.profiler.channel.segment import SegmentReader
 from gpulaunch.profiler.daemon.kineto import Ask, Daemon, order
 from gpulaunch.profiler.daemon.tracefile import Contents, TraceFileError, Watched, contents_of, part_name
 from gpulaunch.profiler.daemon.window import Span, Window, is_back, speed_of, window
-
-__all__ = ["Rank", "Tracer", "file_name"]
 
 _LOOK_S = 0.1
 _BEGUN_NS = 2_000_000_000
@@ -40,11 +38,11 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class Rank:
-    """One rank: its process, held, and its page; and how far its trace is."""
+    """One rank: its process, held, and its segment; and how far its trace is."""
 
     number: int
     process: Process
-    page: PageReader
+    segment: SegmentReader
     last_step: int = -1
     """When all this began."""
     before: dict[int, Span] = field(default_factory=dict[int, Span])
@@ -71,7 +69,7 @@ class Rank:
 
     def steps(self) -> list[StepEvent]:
         """Its last steps."""
-        return recent_from(self.page)
+        return recent_from(self.segment)
 
     def note_steps(self, of_all: Window) -> None:
         """Remember those of its last steps that are of interest."""
@@ -82,7 +80,7 @@ class Rank:
     def note_copies(self) -> None:
         """Remember what the probe has seen of its copies."""
         copied: Counter[str] = Counter()
-        for (direction, _), copies in self.page.read().copies.items():
+        for (direction, _), copies in self.segment.read().copies.items():
             copied[direction] += copies.size_bytes
         self.copied.append(copied)
 
@@ -116,7 +114,7 @@ class Tracer:
         """
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
-        has_gpu = any(rank.page.read().gpu_reserved_bytes for rank in self._ranks)
+        has_gpu = any(rank.segment.read().gpu_reserved_bytes for rank in self._ranks)
         of_all = window(monotonic_ns(), step_s=step_s, duration_s=duration_s, has_gpu=has_gpu)
         doing = tell(of_all)
         for rank in self._ranks:

@@ -11,8 +11,6 @@ import threading
 import time
 from collections.abc import Generator
 
-__all__ = ["PATIENCE_S", "Doing", "bar", "told_while"]
-
 PATIENCE_S = 2.0
 """What takes longer is told, on a terminal."""
 _AGAIN_S = 0.5

@@ -9,8 +9,6 @@ from typing import NoReturn
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.job.values import duration_s
 
-__all__ = ["Words", "count", "time_s", "wants_help"]
-
 _LONGEST_S = 1e9
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpulaunch.launcher.failure.ends import SHM, RankEnd
-from gpulaunch.launcher.job.place import PROGRAM_XIDS
+from gpulaunch.launcher.job.host_info import PROGRAM_XIDS
 
 
 class Kind(Enum):
@@ -112,7 +112,7 @@ _LOADER = r"DataLoader worker \(pid"
 # worker in the middle of one of these, so they stand first in its chain.
 _GONE = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|_?queue\.Empty)\b")
 
-# Xid numbers that programs cause do not count, see job.place.PROGRAM_XIDS.
+# Xid numbers that programs cause do not count, see job.host_info.PROGRAM_XIDS.
 _CARD = rf"\bECC\b|\bXid (?!(?:{'|'.join(map(str, sorted(PROGRAM_XIDS)))})\b)"
 # What a program, or NCCL's watchdog, says when the card under it fails.
 _CARD_FAILED = (

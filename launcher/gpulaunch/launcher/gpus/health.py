@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpulaunch.launcher.job.place import PROGRAM_XIDS, Gpu
+from gpulaunch.launcher.job.host_info import PROGRAM_XIDS, Gpu
 
 HEALTH_FILE = "gpu-health.json"
 _CAP_BYTES = 1 << 20

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpulaunch.launcher.job.place import Gpu
+from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.loop import linux
-from gpulaunch.launcher.loop.aside import Aside
+from gpulaunch.launcher.loop.forked_call import ForkedCall
 from gpulaunch.launcher.loop.loop import Loop
 
 TOLERANCE_BYTES = 512 << 20
@@ -87,13 +87,13 @@ def _gib(size_bytes: int) -> str:
 
 
 class MemoryWait:
-    """The agent's door. One question at a time; `pid` is the child's while it is asked."""
+    """What the agent uses. One question at a time; `pid` is the child's while it is asked."""
 
     def __init__(self, loop: Loop, *, control_device: str = "/dev/nvidiactl") -> None:
         """`control_device`: what exists where there is an NVIDIA driver; a test has its own."""
         self._loop = loop
         self._control_device = control_device
-        self._aside = Aside(loop, comm=_COMM)
+        self._aside = ForkedCall(loop, comm=_COMM)
         self._asked = 0
 
     @property

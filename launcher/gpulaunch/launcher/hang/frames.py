@@ -14,22 +14,6 @@ from collections.abc import Sequence
 
 from gpulaunch.launcher.hang.values import Frame
 
-__all__ = [
-    "certainly_waits_for_device",
-    "comparable",
-    "describe",
-    "is_leaving",
-    "is_pause",
-    "is_programs",
-    "is_prompt",
-    "is_set_up",
-    "is_users",
-    "user_frame",
-    "waits_for_device",
-    "waits_in",
-    "without_taps",
-]
-
 # Where torch.distributed waits for the other ranks. Not all of it: `checkpoint` writes files, `rpc` serves,
 # `elastic` is another launcher.
 _COLLECTIVE = re.compile(

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from gpulaunch.launcher.hang import proc, server, sockets, stacks
-from gpulaunch.launcher.hang.find import following
+from gpulaunch.launcher.hang.activity import following
 from gpulaunch.launcher.hang.frames import is_programs, waits_in
 from gpulaunch.launcher.hang.judge import judge
 from gpulaunch.launcher.hang.values import (
@@ -36,8 +36,6 @@ from gpulaunch.launcher.hang.values import (
 )
 from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.channel.layout import Region
-
-__all__ = ["Session", "serve"]
 
 VERSION = 2
 _REMEMBERED = 256

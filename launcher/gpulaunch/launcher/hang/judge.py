@@ -62,11 +62,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpulaunch.launcher.hang.find import Finding, find
-from gpulaunch.launcher.hang.values import Category, Group, Limits, Recorders, Sample, Standing, Verdict, spans
+from gpulaunch.launcher.hang.activity import Activity, activity_of
+from gpulaunch.launcher.hang.values import Category, Limits, RankCluster, Recorders, Sample, Standing, Verdict, spans
 from gpulaunch.profiler.channel.layout import Region
-
-__all__ = ["judge"]
 
 _MIN_SAMPLES = 3
 _RECEIVING = frozenset({"recv", "recv_object_list"})
@@ -93,10 +91,10 @@ def judge(
         closed: they are connected to each other and to their store only.
         recorders: what torch's flight recorders say of all ranks.
     """
-    found = [find(standing, samples.get(standing.rank, ()), limits) for standing in standings]
+    found = [activity_of(standing, samples.get(standing.rank, ()), limits) for standing in standings]
     live = [one for one in found if one.category is not Category.GONE]
 
-    def of(category: Category) -> list[Finding]:
+    def of(category: Category) -> list[Activity]:
         return [one for one in live if one.category is category]
 
     if of(Category.TRACED):
@@ -132,12 +130,12 @@ def judge(
     return replace(verdict, due_by=due_by, sentence=f"{verdict.sentence}{elsewhere}")
 
 
-def _is_judged(one: Finding, *, anybody_waits: bool) -> bool:
+def _is_judged(one: Activity, *, anybody_waits: bool) -> bool:
     """Whether its quiet time means anything."""
     return one.standing.armed and (one.standing.region is not Region.NONE or anybody_waits)
 
 
-def _due(live: Sequence[Finding], judged: Sequence[Finding]) -> list[Finding]:
+def _due(live: Sequence[Activity], judged: Sequence[Activity]) -> list[Activity]:
     """The ranks whose time runs, where none works. Those that wait only where all do: else it is for another.
 
     One that has trained and left its process group may serve what it has learnt, or wait for an evaluation, for ever.
@@ -151,13 +149,13 @@ def _due(live: Sequence[Finding], judged: Sequence[Finding]) -> list[Finding]:
     return [one for one in training if all_wait or one.category is Category.RESTING]
 
 
-def _left_s(one: Finding, limits: Limits) -> float:
+def _left_s(one: Activity, limits: Limits) -> float:
     """How long it may stand still yet."""
     return (limits.timeout_s if one.standing.begun else limits.first_step_s) - one.stood_s
 
 
 def _never_match(
-    waiting: Sequence[Finding],
+    waiting: Sequence[Activity],
     samples: Mapping[int, Sequence[Sample]],
     closed: bool,
     recorders: Recorders,
@@ -177,16 +175,16 @@ def _never_match(
     return not recorders.agree and len({(one.call, one.where) for one in waiting}) > 1
 
 
-def _sure(one: Finding, samples: Mapping[int, Sequence[Sample]]) -> bool:
+def _sure(one: Activity, samples: Mapping[int, Sequence[Sample]]) -> bool:
     return one.for_s >= one.enough_s and len(samples[one.rank]) >= _MIN_SAMPLES
 
 
-def _out_of_line(waiting: Sequence[Finding], recorders: Recorders) -> list[Finding]:
+def _out_of_line(waiting: Sequence[Activity], recorders: Recorders) -> list[Activity]:
     """Of ranks that all wait, those that are behind the others; else those in a smaller group than the largest."""
     late = [one for one in waiting if one.rank in (recorders.behind or recorders.clashing)]
     if late and len(late) < len(waiting):
         return late
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str], list[Activity]] = {}
     for one in waiting:
         groups.setdefault((one.what, one.where), []).append(one)
     sizes = sorted((len(group) for group in groups.values()), reverse=True)
@@ -199,9 +197,9 @@ def _out_of_line(waiting: Sequence[Finding], recorders: Recorders) -> list[Findi
 
 
 def _verdict(
-    found: Sequence[Finding],
+    found: Sequence[Activity],
     rule: str,
-    told: Sequence[Finding],
+    told: Sequence[Activity],
     limits: Limits,
     *,
     acts: bool = False,
@@ -226,7 +224,7 @@ def _verdict(
     )
 
 
-def _again_s(found: Sequence[Finding], limits: Limits, due_in_s: float | None) -> float:
+def _again_s(found: Sequence[Activity], limits: Limits, due_in_s: float | None) -> float:
     """When to look again: soon where something is to be confirmed, else when it may be time to tell or to act."""
     quiet_s = max((one.standing.quiet_s for one in found), default=0.0)
     candidate = any(one.candidate for one in found)
@@ -236,15 +234,15 @@ def _again_s(found: Sequence[Finding], limits: Limits, due_in_s: float | None) -
     return min(each for each in until_s if each > 0)
 
 
-def _groups(found: Sequence[Finding], odd: frozenset[int], *, with_places: bool) -> tuple[Group, ...]:
+def _groups(found: Sequence[Activity], odd: frozenset[int], *, with_places: bool) -> tuple[RankCluster, ...]:
     """Ranks that do the same in the same place: first those that the others wait for, then those that wait."""
-    members: dict[tuple[bool, Category, str], list[Finding]] = {}
+    members: dict[tuple[bool, Category, str], list[Activity]] = {}
     for one in sorted(found, key=lambda one: one.rank):
         what = f"{one.what} ({one.where})" if with_places and one.where else one.what
         members.setdefault((one.rank in odd, one.category, what), []).append(one)
     order = sorted(members, key=lambda key: (not key[0], key[1] is Category.WAITING, members[key][0].rank))
     return tuple(
-        Group(
+        RankCluster(
             ranks=tuple(one.rank for one in members[key]),
             category=key[1],
             what=key[2],
@@ -254,7 +252,7 @@ def _groups(found: Sequence[Finding], odd: frozenset[int], *, with_places: bool)
     )
 
 
-def _phrase(group: Group, awaited: str) -> str:
+def _phrase(group: RankCluster, awaited: str) -> str:
     """`awaited`: "for it " where it is known which rank those that wait are waiting for."""
     verb, _, rest = group.what.partition(" ")
     if group.category is Category.WAITING:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from gpulaunch.launcher.hang.values import Limits
 from gpulaunch.profiler.channel.layout import Region
 
-__all__ = ["Learner"]
-
 _AGAIN = 1.5
 """What has taken so long and gone on by itself may take half as long again before it is told of once more, up to
 `Limits.told_patiently_s`."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from gpulaunch.launcher.hang import sockets
 from gpulaunch.launcher.loop import linux
 
-__all__ = ["Reading", "read", "waits_within"]
-
 _MAX_PROCESSES = 256
 """A rank with more children than this is busy anyway."""
 _GPU_DEVICES = tuple(f"/dev/{name}" for name in ("nvidia", "kfd", "dri/", "accel", "davinci", "neuron", "dxg"))

@@ -17,8 +17,6 @@ from typing import Any
 
 from gpulaunch.launcher.hang.values import Recorders
 
-__all__ = ["Recorded", "ask", "parse_recorder", "recorded_by", "socket_of", "summary", "together", "waits_of"]
-
 SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 _ANSWER_S = 2.0
 _ANSWER_CAP_BYTES = 4 << 20

@@ -7,8 +7,6 @@ import socket
 import struct
 from collections.abc import Collection
 
-__all__ = ["among_themselves", "bytes_by_socket", "sockets_of"]
-
 _CONNECTED = frozenset({"01", "02", "03"})
 """ESTABLISHED, SYN_SENT, SYN_RECV; include/net/tcp_states.h."""
 _MAPPED = "0000000000000000FFFF0000"

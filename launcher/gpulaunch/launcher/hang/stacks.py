@@ -31,19 +31,6 @@ from gpulaunch.launcher.hang.values import Frame
 from gpulaunch.launcher.loop import linux
 from gpulaunch.profiler.samplers import pyspy
 
-__all__ = [
-    "STACKS_FILE",
-    "STACKS_SIGNAL",
-    "Stacks",
-    "Target",
-    "Thread",
-    "at_once",
-    "parse_faulthandler",
-    "parse_pyspy",
-    "take",
-    "take_workers",
-]
-
 STACKS_FILE = "stacks.log"  # these two as in failure/inside.py, which is made for the rank
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 

@@ -9,24 +9,6 @@ from typing import Any
 
 from gpulaunch.profiler.channel.layout import Region
 
-__all__ = [
-    "ACTED",
-    "OVER",
-    "TOLD",
-    "Category",
-    "Frame",
-    "Group",
-    "Limits",
-    "Recorders",
-    "Sample",
-    "Standing",
-    "Verdict",
-    "spans",
-    "standing_from",
-    "to_json",
-    "verdict_from",
-]
-
 TOLD, ACTED, OVER = "told", "acted", "over"
 """The field `state` of `hang.json`: only told of; taken for a hang; told of, and the ranks moved again."""
 
@@ -66,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How one rank stands, by its page and the watch: everything that is known without looking into it."""
+    """How one rank stands, by its segment and the watch: everything that is known without looking into it."""
 
     rank: int
     pid: int
@@ -153,7 +135,7 @@ class Recorders:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RankCluster:
     """Ranks that do the same thing in the same place."""
 
     ranks: tuple[int, ...]
@@ -176,7 +158,7 @@ class Verdict:
     sentence: str
     odd: tuple[int, ...] = ()
     """The ranks that the others wait for; empty where all are in the same place."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[RankCluster, ...] = ()
     quiet_s: float = 0.0
     """For how long the ranks told of have not moved; of several, the longest."""
     due_in_s: float | None = None
@@ -202,7 +184,7 @@ def spans(ranks: Sequence[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def to_json(value: Standing | Sample | Group | Verdict | Limits) -> dict[str, Any]:
+def to_json(value: Standing | Sample | RankCluster | Verdict | Limits) -> dict[str, Any]:
     """As a dict that json can write."""
 
     def plain(item: Any) -> Any:
@@ -227,7 +209,7 @@ def standing_from(document: dict[str, Any]) -> Standing:
 def verdict_from(document: dict[str, Any]) -> Verdict:
     """Read back what `to_json` made of a Verdict. Raises KeyError, TypeError or ValueError for anything else."""
     groups = tuple(
-        Group(
+        RankCluster(
             ranks=tuple(group["ranks"]),
             category=Category(group["category"]),
             what=group["what"],

@@ -19,8 +19,6 @@ from gpulaunch.launcher.hang.learn import Learner
 from gpulaunch.launcher.hang.values import Limits, Standing
 from gpulaunch.profiler.channel.layout import Region
 
-__all__ = ["Look", "Watch"]
-
 _GAP_S = 5.0
 """The caller comes once a second; after a longer gap it was stopped or starved itself, and perhaps all the rest too."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
+from gpulaunch.launcher.job.host_info import HostInfo
 from gpulaunch.launcher.job.imports import Reading, read_module, read_script
-from gpulaunch.launcher.job.place import Place
 from gpulaunch.launcher.job.plan import rank_argv, rank_environment
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
 from gpulaunch.profiler.redact import HIDDEN, is_secret, redact, redact_words
@@ -16,7 +16,7 @@ _RUN_DIR = "<run directory>"
 
 
 def describe(
-    spec: JobSpec, place: Place, *, reading: Reading | None = None, refused: Mapping[str, str] | None = None
+    spec: JobSpec, place: HostInfo, *, reading: Reading | None = None, refused: Mapping[str, str] | None = None
 ) -> str:
     """The whole plan as text.
 
@@ -42,7 +42,7 @@ def _block(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
     return [title, *(f"  {name.ljust(width)}  {value}".rstrip() for name, value in rows), ""]
 
 
-def _detected(place: Place) -> list[tuple[str, str]]:
+def _detected(place: HostInfo) -> list[tuple[str, str]]:
     limit = place.memory_limit_bytes
     memory = f"{limit / 2**30:.1f} GiB ({place.memory_why})" if limit is not None else f"none ({place.memory_why})"
     gpus = [

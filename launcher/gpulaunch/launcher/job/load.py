@@ -12,18 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from gpulaunch.launcher.job import accelerators, jobfile, values
+from gpulaunch.launcher.job.host_info import Gpu, HostInfo, cpus_allowed, select, slurm_tasks
 from gpulaunch.launcher.job.network import metrics_address, rendezvous
 from gpulaunch.launcher.job.options import OPTIONS, VERBS, Option, UsageError, did_you_mean
 from gpulaunch.launcher.job.parse import parse
-from gpulaunch.launcher.job.place import Gpu, Place, cpus_allowed, select, slurm_tasks
 from gpulaunch.launcher.job.spec import LINE_PREFIX, JobSpec, Program, Request
-
-__all__ = ["Settings", "UsageError", "load", "resolve"]
 
 T = TypeVar("T")
 
 
-def load(argv: Sequence[str], environ: Mapping[str, str], place: Place) -> Request:
+def load(argv: Sequence[str], environ: Mapping[str, str], place: HostInfo) -> Request:
     """Read, merge and check everything.
 
     Raises:
@@ -33,7 +31,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str], place: Place) -> Reque
     return resolve(parse(argv), environ, place)
 
 
-def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: Place) -> Request:
+def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: HostInfo) -> Request:
     """`load` for a command line that `parse` has read already (so that --help need not look at the machine)."""
     settings = Settings(given, environ)
     environ = {**environ, **settings.file.env}  # what a rank inherits
@@ -270,7 +268,7 @@ def _name(settings: Settings, program: Program) -> str:
 
 
 def _gpus(
-    settings: Settings, environ: Mapping[str, str], place: Place
+    settings: Settings, environ: Mapping[str, str], place: HostInfo
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None, tuple[Gpu, ...]]:
     """--gpus as CUDA_VISIBLE_DEVICES entries, all that the ranks may see, and those of them that NVML knows."""
     inherited_text = environ.get("CUDA_VISIBLE_DEVICES")
@@ -286,7 +284,7 @@ def _gpus(
     return tuple(chosen), tuple(chosen), tuple(chosen.values())
 
 
-def _nproc(settings: Settings, environ: Mapping[str, str], place: Place, gpus: tuple[Gpu, ...]) -> int:
+def _nproc(settings: Settings, environ: Mapping[str, str], place: HostInfo, gpus: tuple[Gpu, ...]) -> int:
     text: str = settings["nproc-per-node"].strip()
     label = settings.label("nproc-per-node").replace("--nproc-per-node", "--nproc")
     if text == "xpu" or (text in ("auto", "gpu") and not gpus):
@@ -357,7 +355,7 @@ def _notify_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, 
     return names
 
 
-def _omp_num_threads(settings: Settings, environ: Mapping[str, str], place: Place, nproc: int) -> int | None:
+def _omp_num_threads(settings: Settings, environ: Mapping[str, str], place: HostInfo, nproc: int) -> int | None:
     """Cores // ranks, where torchrun says 1: the ranks share the machine and leave none of it idle."""
     if "OMP_NUM_THREADS" in environ:
         origin = settings.file.path if "OMP_NUM_THREADS" in settings.file.env else "environment OMP_NUM_THREADS"
@@ -369,7 +367,9 @@ def _omp_num_threads(settings: Settings, environ: Mapping[str, str], place: Plac
     return settings.settle("OMP_NUM_THREADS", max(1, place.cores // nproc), why)
 
 
-def _cpu_sets(settings: Settings, place: Place, gpus: tuple[Gpu, ...], nproc: int) -> tuple[frozenset[int], ...] | None:
+def _cpu_sets(
+    settings: Settings, place: HostInfo, gpus: tuple[Gpu, ...], nproc: int
+) -> tuple[frozenset[int], ...] | None:
     mode = settings["numa-binding"]
     if mode is None:
         return None

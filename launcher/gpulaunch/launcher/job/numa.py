@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from gpulaunch.launcher.job.place import parse_cpu_list
+from gpulaunch.launcher.job.host_info import parse_cpu_list
 
 Cpus = frozenset[int]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Literal
 
+from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.job.options import PROFILE_BUDGET
-from gpulaunch.launcher.job.place import Gpu
 
 METRICS_HOST = "127.0.0.1"
 """Where metrics are served unless the user names another address: this machine only."""

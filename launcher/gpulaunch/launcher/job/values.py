@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from gpulaunch.launcher.job.host_info import Gpu, find
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
-from gpulaunch.launcher.job.place import Gpu, find
 from gpulaunch.launcher.job.spec import Std
 
 N = TypeVar("N", int, float)

@@ -35,7 +35,7 @@ _HEADER = struct.Struct("<I")
 _MAX_FDS = 200  # SCM_MAX_FD is 253; see unix(7)
 FDS_PER_RANK = 3  # stdout, stderr, and where it says that it starts again
 
-_shelf: Any = None  # shelf.Shelf, once everything has been imported
+_preload_finder: Any = None  # a PreloadFinder, once everything has been imported
 _in_force: dict[str, str] = {}  # what the program is expected to set before its imports
 
 
@@ -188,8 +188,8 @@ def _rank(rank: dict[str, Any], fds: list[int], request: dict[str, Any]) -> NoRe
     for fd, text in zip((1, 2), request["printed"], strict=True):
         while text:
             text = text[os.write(fd, text) :]
-    if _shelf is not None:
-        _shelf.arm(
+    if _preload_finder is not None:
+        _preload_finder.arm(
             {**os.environ, **_in_force},
             again=restart_plain.RestartPlain(rank["program"], tell_fd),
             on_torch=rank_main.arm_probe,
@@ -202,12 +202,12 @@ def _reseed() -> None:
     from gpulaunch.launcher.loop import import_state
 
     import_state.renew()
-    if _shelf is not None:
+    if _preload_finder is not None:
         with contextlib.suppress(Exception):
-            _shelf.module("numpy.random").seed()
+            _preload_finder.module("numpy.random").seed()
         with contextlib.suppress(Exception):
             # torch seeds its CPU generator from the system when it is loaded (CUDA's has a constant).
-            _shelf.module("torch").default_generator.seed()
+            _preload_finder.module("torch").default_generator.seed()
 
 
 def _renew_autograd() -> None:
@@ -217,9 +217,9 @@ def _renew_autograd() -> None:
     another half made: SIGSEGV in Engine::add_thread_pool_task in 9 of 1,400 children, with this in none of 1,000 (torch
     2.13, torch/csrc/autograd/python_engine.cpp). Asking the engine anything is enough; it starts no thread.
     """
-    if _shelf is not None:
+    if _preload_finder is not None:
         with contextlib.suppress(Exception):
-            _shelf.module("torch.autograd")._is_checkpoint_valid()
+            _preload_finder.module("torch.autograd")._is_checkpoint_valid()
 
 
 def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
@@ -257,10 +257,10 @@ def serve(sock: socket.socket) -> None:
     environment (what the program sets before it imports torch), before_torch (packages that it imports
     first), of_a_rank (variables that ranks have and this process has not).
     """
-    global _shelf
+    global _preload_finder
     from gpulaunch.launcher.loop import import_state, linux, preload
     from gpulaunch.launcher.loop.import_watch import Watch
-    from gpulaunch.launcher.loop.shelf import Shelf
+    from gpulaunch.launcher.loop.preload_finder import PreloadFinder
 
     setup = receive(sock)
     if setup is None:
@@ -298,8 +298,8 @@ def serve(sock: socket.socket) -> None:
         sys.modules["tempfile"].__dict__["tempdir"] = (
             None  # where temporary files go, the program may still say: TMPDIR
         )
-    _shelf = Shelf(watch.packages)
-    _shelf.fill(_AT_START)
+    _preload_finder = PreloadFinder(watch.packages)
+    _preload_finder.fill(_AT_START)
     # What lives now is shared with the ranks: keep the collector from writing to its pages. Not collected before: that
     # takes 0.2 s of everybody's start and finds next to nothing among modules.
     gc.freeze()

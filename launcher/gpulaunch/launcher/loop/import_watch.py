@@ -11,7 +11,7 @@ from collections.abc import Generator
 from types import FrameType
 from typing import Any
 
-from gpulaunch.launcher.loop.shelf import Package, package_of, set_warning_filters
+from gpulaunch.launcher.loop.preload_finder import Package, package_of, set_warning_filters
 
 
 class _Watched(type(os.environ)):  # type: ignore[misc]

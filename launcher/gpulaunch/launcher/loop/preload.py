@@ -16,7 +16,7 @@ from typing import Any
 
 from gpulaunch.launcher.loop import import_state, linux
 from gpulaunch.launcher.loop.import_watch import Watch
-from gpulaunch.launcher.loop.shelf import Shelf
+from gpulaunch.launcher.loop.preload_finder import PreloadFinder
 
 # A package that reads one of these while it is imported has made itself one rank's, for all: lightning does.
 PER_RANK_VARIABLES = frozenset(
@@ -133,32 +133,34 @@ def _import_all(names: list[str], tell: int, watch: Watch, before_torch: Set[str
     A package that cannot be imported is the ranks' business: the program's own traceback tells it better.
     """
     sockets_before = open_sockets()
-    shelf = Shelf(watch.packages)  # as in a rank: some packages mind whether torch is there before them
-    shelf.fill(frozenset())
+    preload_finder = PreloadFinder(
+        watch.packages
+    )  # as in a rank: some packages mind whether torch is there before them
+    preload_finder.fill(frozenset())
     for name in names:
         if name not in before_torch:
             importlib.import_module("torch")
         os.write(tell, f"{name}\n".encode())
         why = ""
         gc.freeze()  # what is not frozen afterwards is what this import has made
-        before, hooks_before = import_state.Before(), shelf.import_hooks()
+        before, hooks_before = import_state.Before(), preload_finder.import_hooks()
         threads_set: list[Any] = []
         try:
-            with watch.importing(name, keeps=True), _set_num_threads_noted(shelf.module("torch"), threads_set):
+            with watch.importing(name, keeps=True), _set_num_threads_noted(preload_finder.module("torch"), threads_set):
                 importlib.import_module(name)
         except BaseException as problem:  # an import may raise anything, SystemExit included
             why = f"importing it raised {type(problem).__name__}"
         if threads_set:
             why = why or "it calls torch.set_num_threads, and torch's thread pool does not outlive a fork"
         why = why or unsafe_to_fork(sockets_before, watch.asked) or import_state.for_one_process(before)
-        if shelf.import_hooks() != hooks_before:
+        if preload_finder.import_hooks() != hooks_before:
             why = why or "it installs an import hook"
         if not why and (told := sorted(watch.asked & of_a_rank)):
             why = f"it reads {', '.join(told)} while it is imported, which only ranks have"
         if why:
             os.write(tell, f": {why}\n".encode())
             return False
-    shelf.empty()
+    preload_finder.empty()
     os.write(tell, b"all\n")
     return True
 
@@ -264,7 +266,7 @@ def our_own() -> None:
         "launcher.loop.rank_main",
         "launcher.loop.restart_plain",
         "launcher.failure.inside",
-        "profiler.channel.page",
+        "profiler.channel.segment",
         *(f"profiler.probe.{name}" for name in ("inject", "hooks", "state", "teardown", "tempdir")),
         "mark",
     )

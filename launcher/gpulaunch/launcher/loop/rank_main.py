@@ -65,7 +65,7 @@ def _arm(error_file: str) -> None:
 
 
 def arm_probe() -> None:
-    """torch comes from the shelf: it was imported when this was no rank, and its entry point had nothing to arm."""
+    """torch is the preloaded one: it was imported when this was no rank, and its entry point had nothing to arm."""
     with contextlib.suppress(Exception):
         from gpulaunch.profiler.probe import inject
 

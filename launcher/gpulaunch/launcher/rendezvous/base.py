@@ -1,4 +1,4 @@
-"""The door between the agent and whatever brings the nodes of a job together."""
+"""The interface between the agent and a rendezvous: what brings the nodes of a job together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What leader and members decide, without sockets and clocks: in goes what was heard, out comes what is to be said.
 
-The leader (on node 0) keeps a `Group`. It gathers the nodes once; then every attempt is the same three steps:
+The leader (on node 0) keeps a `NodeGroup`. It gathers the nodes once; then every attempt is the same three steps:
 
     GATHERING  nodes arrive, and may leave again
     READYING   nobody runs; it is waited until the ranks of the last attempt are dead on every node
@@ -45,7 +45,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class NodeGroup:
     """All that the leader's decisions depend on."""
 
     run_id: str
@@ -72,15 +72,15 @@ class Group:
 
 Sends = tuple[tuple[int, Message], ...]
 """To which node rank, what."""
-Result = tuple[Group, Sends]
+Result = tuple[NodeGroup, Sends]
 
 
-def gather(*, run_id: str, nnodes: int, leader: Node) -> Group:
+def gather(*, run_id: str, nnodes: int, leader: Node) -> NodeGroup:
     """The beginning: the leader alone."""
-    return _complete(Group(run_id=clean(run_id), nnodes=nnodes, nodes={LEADER: leader}))
+    return _complete(NodeGroup(run_id=clean(run_id), nnodes=nnodes, nodes={LEADER: leader}))
 
 
-def refusal(group: Group, hello: Hello) -> str | None:
+def refusal(group: NodeGroup, hello: Hello) -> str | None:
     """Why this node cannot take part, as one line for both sides; None: it can."""
     who = f"node {hello.node_rank} ({hello.host})"
     if hello.run_id != group.run_id:
@@ -96,12 +96,12 @@ def refusal(group: Group, hello: Hello) -> str | None:
     return None
 
 
-def arrive(group: Group, rank: int, node: Node) -> Result:
+def arrive(group: NodeGroup, rank: int, node: Node) -> Result:
     """A node that is not refused takes its place."""
     return _go_if_ready(_complete(replace(group, nodes={**group.nodes, rank: node})))
 
 
-def hear(group: Group, rank: int, message: Message) -> Result:
+def hear(group: NodeGroup, rank: int, message: Message) -> Result:
     """A member has spoken."""
     if group.stage in (Stage.LEAVING, Stage.OVER):
         return group, ()
@@ -112,7 +112,7 @@ def hear(group: Group, rank: int, message: Message) -> Result:
     return _over(group, rank, f"{group.name(rank)} said what only a leader says")
 
 
-def gone(group: Group, rank: int, why: str) -> Result:
+def gone(group: NodeGroup, rank: int, why: str) -> Result:
     """The connection to a member has ended."""
     rest = replace(group, nodes={r: node for r, node in group.nodes.items() if r != rank}, ready=group.ready - {rank})
     if group.stage in (Stage.GATHERING, Stage.OVER):
@@ -122,18 +122,18 @@ def gone(group: Group, rank: int, why: str) -> Result:
     return _over(rest, rank, f"{group.name(rank)} is gone: {why}", lost=True)
 
 
-def leave(group: Group) -> Result:
+def leave(group: NodeGroup) -> Result:
     """The others have left, or were waited for long enough: the leader may go too."""
     if group.stage is not Stage.LEAVING:
         return group, ()
     return replace(group, stage=Stage.OVER), ((LEADER, Done(attempt=group.attempt)),)
 
 
-def _complete(group: Group) -> Group:
+def _complete(group: NodeGroup) -> NodeGroup:
     return group if group.missing else replace(group, stage=Stage.READYING)
 
 
-def _ready(group: Group, rank: int, message: Ready) -> Result:
+def _ready(group: NodeGroup, rank: int, message: Ready) -> Result:
     if group.stage is Stage.RUNNING or message.attempt != group.attempt:
         return _over(
             group, rank, f"{group.name(rank)} is ready for attempt {message.attempt} during attempt {group.attempt}"
@@ -142,7 +142,7 @@ def _ready(group: Group, rank: int, message: Ready) -> Result:
     return _go_if_ready(replace(group, ready=group.ready | {rank}, offers=offers))
 
 
-def agreed(group: Group) -> str:
+def agreed(group: NodeGroup) -> str:
     """The checkpoint that all go on from: of those that every node can read, the one that the leader likes best."""
     every = [set(group.offers.get(rank, ())) for rank in range(group.nnodes)]
     return next((key for key in group.offers.get(LEADER, ()) if all(key in offered for offered in every)), "")
@@ -157,7 +157,7 @@ def _offers_text(offers: Sequence[str]) -> str:
     return "".join(f"{key}|" for key in offers if "|" not in key and key.isprintable())
 
 
-def _go_if_ready(group: Group) -> Result:
+def _go_if_ready(group: NodeGroup) -> Result:
     if group.stage is not Stage.READYING or len(group.ready) < group.nnodes:
         return group, ()
     world_size = sum(node.nproc for node in group.nodes.values())
@@ -170,7 +170,7 @@ def _go_if_ready(group: Group) -> Result:
     return replace(group, stage=Stage.RUNNING, ok=frozenset(), offers={}), tuple(sends)
 
 
-def _ended(group: Group, rank: int, message: Ended) -> Result:
+def _ended(group: NodeGroup, rank: int, message: Ended) -> Result:
     if not message.ok and message.final:
         return _over(group, rank, f"{group.name(rank)}: {message.why}", preempted=message.preempted)
     if group.stage is not Stage.RUNNING or message.attempt != group.attempt:
@@ -182,7 +182,7 @@ def _ended(group: Group, rank: int, message: Ended) -> Result:
     return following, _to_others(group, rank, failed)
 
 
-def _leave_if_ok(group: Group) -> Result:
+def _leave_if_ok(group: NodeGroup) -> Result:
     if len(group.ok) < group.nnodes:
         return group, ()
     leaving = replace(group, stage=Stage.LEAVING)
@@ -191,19 +191,19 @@ def _leave_if_ok(group: Group) -> Result:
     return leaving, _to_others(group, LEADER, Done(attempt=group.attempt))
 
 
-def _over(group: Group, rank: int, why: str, *, preempted: bool = False, lost: bool = False) -> Result:
+def _over(group: NodeGroup, rank: int, why: str, *, preempted: bool = False, lost: bool = False) -> Result:
     failed = Failed(attempt=group.attempt, final=True, why=why, preempted=preempted, lost=lost)
     return replace(group, stage=Stage.OVER), _to_others(group, rank, failed)
 
 
-def _to_others(group: Group, rank: int, message: Message) -> Sends:
+def _to_others(group: NodeGroup, rank: int, message: Message) -> Sends:
     return tuple((other, message) for other in sorted(group.nodes) if other != rank)
 
 
 # -- one node
 
 
-class Seat(Enum):
+class MemberPhase(Enum):
     """Where a node is in its attempt."""
 
     IDLE = "idle"
@@ -220,39 +220,39 @@ class Seat(Enum):
 class Member:
     """What one node has told and heard."""
 
-    seat: Seat = Seat.IDLE
+    phase: MemberPhase = MemberPhase.IDLE
     attempt: int = 0
 
 
 def join(member: Member, attempt: int, offers: Sequence[str] = ()) -> tuple[Member, Ready | None]:
     """The agent joins, with the checkpoints that it can read; what to say to the leader."""
-    if member.seat is Seat.OVER:
+    if member.phase is MemberPhase.OVER:
         return member, None
-    return Member(seat=Seat.JOINING, attempt=attempt), Ready(attempt=attempt, offers=_offers_text(offers))
+    return Member(phase=MemberPhase.JOINING, attempt=attempt), Ready(attempt=attempt, offers=_offers_text(offers))
 
 
 def tell(member: Member, *, ok: bool, final: bool, why: str, preempted: bool = False) -> tuple[Member, Ended | None]:
     """The agent tells how it went here; what to say to the leader."""
-    if member.seat in (Seat.IDLE, Seat.OVER) or (ok and member.seat is not Seat.RUNNING):
+    if member.phase in (MemberPhase.IDLE, MemberPhase.OVER) or (ok and member.phase is not MemberPhase.RUNNING):
         return member, None
-    seat = Seat.WAITING if ok else Seat.OVER if final else Seat.FAILED
-    return replace(member, seat=seat), Ended(attempt=member.attempt, ok=ok, final=final, why=why, preempted=preempted)
+    phase = MemberPhase.WAITING if ok else MemberPhase.OVER if final else MemberPhase.FAILED
+    return replace(member, phase=phase), Ended(attempt=member.attempt, ok=ok, final=final, why=why, preempted=preempted)
 
 
-def heed(member: Member, message: Message) -> tuple[Member, bool]:
+def receive(member: Member, message: Message) -> tuple[Member, bool]:
     """The leader has spoken; whether it is news to the agent."""
     if isinstance(message, Go):
-        heeded = member.seat is Seat.JOINING and message.attempt == member.attempt
-        seat = Seat.RUNNING
+        relevant = member.phase is MemberPhase.JOINING and message.attempt == member.attempt
+        phase = MemberPhase.RUNNING
     elif isinstance(message, Failed) and message.final:
-        heeded = member.seat is not Seat.OVER
-        seat = Seat.OVER
+        relevant = member.phase is not MemberPhase.OVER
+        phase = MemberPhase.OVER
     elif isinstance(message, Failed):
-        heeded = member.seat in (Seat.RUNNING, Seat.WAITING) and message.attempt == member.attempt
-        seat = Seat.FAILED
+        relevant = member.phase in (MemberPhase.RUNNING, MemberPhase.WAITING) and message.attempt == member.attempt
+        phase = MemberPhase.FAILED
     elif isinstance(message, Done):
-        heeded = member.seat is Seat.WAITING and message.attempt == member.attempt
-        seat = Seat.OVER
+        relevant = member.phase is MemberPhase.WAITING and message.attempt == member.attempt
+        phase = MemberPhase.OVER
     else:
-        heeded, seat = False, member.seat
-    return (replace(member, seat=seat), True) if heeded else (member, False)
+        relevant, phase = False, member.phase
+    return (replace(member, phase=phase), True) if relevant else (member, False)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous import rounds
 from gpulaunch.launcher.rendezvous.base import World, unset
-from gpulaunch.launcher.rendezvous.hub import Hub
-from gpulaunch.launcher.rendezvous.link import Link
+from gpulaunch.launcher.rendezvous.follower import Follower
+from gpulaunch.launcher.rendezvous.leader import Leader
 from gpulaunch.launcher.rendezvous.wire import Failed, Go, Hello, Message, Pace, clean
 
 
@@ -60,8 +60,8 @@ class StaticRendezvous:
             host=clean(host or os.uname().nodename),
             max_restarts=max_restarts,
         )
-        kind = Hub if node_rank == rounds.LEADER else Link
-        self._post: Hub | Link = kind(
+        kind = Leader if node_rank == rounds.LEADER else Follower
+        self._post: Leader | Follower = kind(
             loop, hello, addr=master_addr, port=master_port, timeout_s=timeout_s, pace=pace or Pace()
         )
         self._post.on_message = self._heard
@@ -75,8 +75,8 @@ class StaticRendezvous:
 
     def open(self) -> None:
         """Begin to gather: a search for checkpoints may take longer than the others wait for a word."""
-        if self._member.seat is rounds.Seat.IDLE:
-            self._member = rounds.Member(seat=rounds.Seat.JOINING)
+        if self._member.phase is rounds.MemberPhase.IDLE:
+            self._member = rounds.Member(phase=rounds.MemberPhase.JOINING)
             self._post.open()
 
     def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
@@ -99,7 +99,7 @@ class StaticRendezvous:
             self._post.close()
 
     def _heard(self, message: Message) -> None:
-        self._member, news = rounds.heed(self._member, message)
+        self._member, news = rounds.receive(self._member, message)
         if not news:
             return
         if isinstance(message, Go):

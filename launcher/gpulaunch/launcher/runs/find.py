@@ -9,8 +9,6 @@ import os
 
 from gpulaunch.launcher.runs.group import RunError, agent_of
 
-__all__ = ["find_run", "find_under_way", "here"]
-
 RUNS = "gpulaunch-runs"
 """Below the directory that jobs are started in: where their run directories are, unless told otherwise."""
 

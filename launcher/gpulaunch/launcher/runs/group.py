@@ -19,21 +19,6 @@ from gpulaunch.exporters.store.bounded import sound
 from gpulaunch.launcher.loop import linux
 from gpulaunch.profiler.files import regular
 
-__all__ = [
-    "AGENT",
-    "FORK_SERVER",
-    "SIDECAR",
-    "STORE",
-    "Group",
-    "Process",
-    "RunError",
-    "agent_of",
-    "loaders_of",
-    "read_group",
-    "take_helper",
-    "take_rank",
-]
-
 AGENT, STORE, FORK_SERVER, SIDECAR = "agent", "store", "fork server", "sidecar"
 _LARGEST_BYTES = 32 << 20
 _PID_FIELDS = {AGENT: "agent_pid", STORE: "store_pid", FORK_SERVER: "fork_server_pid", SIDECAR: "sidecar_pid"}
@@ -56,7 +41,7 @@ class Group:
     """Pid by name, of those that there are."""
     checkpoint_dirs: tuple[str, ...]
     channel_dir: str = ""
-    """Where the pages of its ranks are; "" where the agent does not say."""
+    """Where the segments of its ranks are; "" where the agent does not say."""
 
 
 class Process:

@@ -7,8 +7,6 @@ import json
 import os
 import time
 
-__all__ = ["note"]
-
 
 def note(run_dir: str, event: str, **fields: object) -> None:
     """Append one line to events.jsonl of a run; a full disk costs the line, and no history is begun here."""

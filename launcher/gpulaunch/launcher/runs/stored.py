@@ -22,8 +22,6 @@ from enum import Enum
 from gpulaunch.launcher.runs.group import agent_of
 from gpulaunch.profiler.files import regular
 
-__all__ = ["Run", "RunInUseError", "State", "chosen", "is_saved_to", "remove", "stored"]
-
 CHECKPOINTS = "checkpoints"
 _ATTEMPTS = "attempts"
 _LAST = "job.json"

@@ -14,8 +14,6 @@ from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.analysis.window import Window
 from gpulaunch.profiler.record import Finding
 
-__all__ = ["Advisor", "advise"]
-
 _RECENT: Final = 5
 """Windows of which the middle one is told: a finding's figures should not jump about."""
 

@@ -25,15 +25,6 @@ from gpulaunch.profiler.analysis.middle import median
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import Site
 
-__all__ = [
-    "blocking_copies",
-    "dataparallel",
-    "fp32_on_tensor_cores",
-    "sync_every_step",
-    "tensor_built_on_cpu",
-    "unpinned_copies",
-]
-
 _SYNCS: Final = frozenset({"item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"})
 _HAS_TF32: Final = 8.0
 """Compute capability from which tensor cores take float32 matrices (as TF32)."""

@@ -22,7 +22,6 @@ from gpulaunch.profiler.record import (
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["between"]
 
 K = TypeVar("K")
 R = TypeVar("R", bound="DataclassInstance")

@@ -8,9 +8,6 @@ from typing import Any, Final, cast
 from gpulaunch.profiler.analysis.finding import NOWHERE, Place, place_of
 from gpulaunch.profiler.analysis.window import RankWindow
 
-__all__ = ["loader_of", "loader_place", "number", "section", "text"]
-
-
 _LARGEST: Final = 1e18
 
 

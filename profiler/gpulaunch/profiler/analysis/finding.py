@@ -9,8 +9,6 @@ from typing import Final
 
 from gpulaunch.profiler.record import Finding
 
-__all__ = ["DERIVED", "ESTIMATED", "MEASURED", "NOWHERE", "Loss", "Place", "findings_of", "place_of"]
-
 MEASURED: Final = 0.9
 """Confidence where the seconds, or the bytes, were read off a clock or a counter."""
 DERIVED: Final = 0.7
@@ -19,7 +17,7 @@ ESTIMATED: Final = 0.4
 """Confidence where they are a bound: no more than this is lost, and it may be much less."""
 
 _BUILT: Final = re.compile(r".*:(?P<line>\d{1,9}), moved at (?P<path>.+):\d{1,9}", re.DOTALL)
-"""The path is the same for both lines, and stands at the end, which is never cut off (see `PageWriter.add_site`)."""
+"""The path is the same for both lines, and stands at the end, which is never cut off (see `SegmentWriter.add_site`)."""
 _LINE: Final = re.compile(r"(?P<path>.+):(?P<line>\d{1,9})(?: .*|)", re.DOTALL)
 
 

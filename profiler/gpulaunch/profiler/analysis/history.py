@@ -22,8 +22,6 @@ from gpulaunch.profiler.analysis.trend import Series
 from gpulaunch.profiler.analysis.window import MemoryPoint, Sight, Window
 from gpulaunch.profiler.record import GpuState, RankProcesses, Role, TrainingState, Usage
 
-__all__ = ["History"]
-
 _MEMORY_POINTS: Final = 24
 _UTILIZATION: Final = "utilization"
 

@@ -11,8 +11,6 @@ from gpulaunch.profiler.analysis.trend import growth_of
 from gpulaunch.profiler.analysis.window import MemoryPoint, RankWindow, Window
 from gpulaunch.profiler.record import HostState
 
-__all__ = ["gpu_memory_fragmented", "gpu_memory_growth", "host_memory_growth", "shm_nearly_full"]
-
 
 def host_memory_growth(window: Window) -> Iterator[Loss]:
     """A rank, or its workers, hold more with every step."""

@@ -5,44 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "APPEARS",
-    "BUSY",
-    "COMPUTES",
-    "CROWDED",
-    "CROWDED_NODE",
-    "EVERY_STEP",
-    "FRAGMENTED",
-    "GEMM_BUSY",
-    "GONE",
-    "GROWN_BYTES",
-    "GROWN_POINTS",
-    "HANDOVER",
-    "LOGGED_ERROR",
-    "LOGGED_SAMPLES",
-    "LONG_S",
-    "LOST",
-    "LOST_MEASURED",
-    "MOST_TO_FULL_S",
-    "PINNED_GAIN",
-    "PIPE_IDLE",
-    "SAVES",
-    "SHM_FULL",
-    "SLOW_WINDOW_S",
-    "SLOW_WINDOW_STEPS",
-    "SMALL_LOSS",
-    "STORAGE",
-    "STRAGGLES_S",
-    "SURPLUS",
-    "THREADS",
-    "THROTTLED",
-    "WARM_UP_STEPS",
-    "WINDOW_S",
-    "WINDOW_STEPS",
-    "WORKER_PAYS_S",
-    "Limit",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:

@@ -14,8 +14,6 @@ from gpulaunch.profiler.analysis.supply import Supply, workers_that_would_do
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import LoaderWorkers
 
-__all__ = ["head_of_line", "slow_storage", "slow_transform", "too_few_workers", "too_many_workers"]
-
 
 def too_few_workers(window: Window) -> Iterator[Loss]:
     """Training waits for fetches that more workers would do beside each other."""

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-__all__ = ["Place", "Tally", "line_that_logs"]
-
 _PACKAGES: Final = r".*/(?:site|dist)-packages/"
 _PYTHON: Final = r".*/lib(?:64)?/python3\.\d+t?/"
 _LOGS: Final = re.compile(

@@ -11,8 +11,6 @@ from gpulaunch.profiler.analysis.limits import BUSY, CROWDED, CROWDED_NODE, THRE
 from gpulaunch.profiler.analysis.middle import median
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
-__all__ = ["numa_mismatch", "omp_oversubscribed", "throttled", "throttled_share"]
-
 _FAULTS: Final = ("thermal", "hw_slowdown", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
 """A power cap is none: every card that is well used runs into it."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["median", "median_high", "median_low"]
-
 
 def median(values: Iterable[float]) -> float:
     """Give the middle of the values, or the mean of the two in the middle; there must be one at least."""

@@ -9,8 +9,6 @@ from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, NOWHERE, Loss
 from gpulaunch.profiler.analysis.limits import LOGGED_ERROR, LOGGED_SAMPLES, LOST_MEASURED, SAVES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
-__all__ = ["checkpoint_stall", "gc_pauses", "logging_stall", "recompiles"]
-
 
 def checkpoint_stall(window: Window) -> Iterator[Loss]:
     """Training stands still while its state is saved."""

@@ -9,8 +9,6 @@ from gpulaunch.profiler.analysis.finding import Loss
 from gpulaunch.profiler.analysis.limits import Limit
 from gpulaunch.profiler.analysis.window import Window
 
-__all__ = ["Rule"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:

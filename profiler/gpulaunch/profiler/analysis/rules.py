@@ -11,8 +11,6 @@ from typing import Final
 from gpulaunch.profiler.analysis import copying, holding, limits, loading, machine, pausing, straggling
 from gpulaunch.profiler.analysis.rule import Rule
 
-__all__ = ["RULES", "markdown"]
-
 RULES: Final = (
     Rule(
         id="dataloader-too-few-workers",

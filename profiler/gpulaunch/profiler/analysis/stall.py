@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["CROWDED_SHARE", "LEAST_SHARE", "Stall", "StallKind", "verdict"]
-
 StallKind = Literal["none", "prep", "fetch", "contention", "transfer", "head_of_line", "no_workers"]
 
 _OF_THE_QUEUE: Final[tuple[StallKind, StallKind]] = ("transfer", "head_of_line")

@@ -20,8 +20,6 @@ from gpulaunch.profiler.analysis.machine import throttled_share
 from gpulaunch.profiler.analysis.middle import median_high, median_low
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
-__all__ = ["straggler"]
-
 _CAUSES: Final = {
     "data_wait": "input",
     "h2d": "copies",

@@ -17,8 +17,6 @@ from typing import Final
 from gpulaunch.profiler.analysis.limits import BUSY, CROWDED, CROWDED_NODE, LOST, WORKER_PAYS_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
-__all__ = ["Supply", "workers_that_would_do"]
-
 _HEADROOM: Final = 1.2
 """Workers are advised for a fifth more than is needed: fetching is not steady."""
 _LEAST_ADVISED: Final = 4

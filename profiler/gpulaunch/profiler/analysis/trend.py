@@ -9,8 +9,6 @@ from typing import Final, Generic, TypeVar
 
 from gpulaunch.profiler.analysis.middle import median
 
-__all__ = ["Growth", "Series", "growth_of"]
-
 T = TypeVar("T")
 
 _STILL: Final = 0.5

@@ -25,14 +25,6 @@ from gpulaunch.profiler.record import (
     bare_uuid,
 )
 
-__all__ = [
-    "GpuWindow",
-    "MemoryPoint",
-    "RankWindow",
-    "Sight",
-    "Window",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-__all__ = ["Anchor", "anchor", "monotonic_ns", "wall_ns"]
-
 monotonic_ns = time.monotonic_ns
 """Nanoseconds of CLOCK_MONOTONIC."""
 

@@ -24,24 +24,6 @@ from typing import Any, Final
 from gpulaunch.profiler.channel import clock
 from gpulaunch.profiler.channel.mapping import Held, make, map_checked
 
-__all__ = [
-    "CALL",
-    "CALLS",
-    "CANNOT",
-    "COLLECTIVES_BYTES",
-    "COMPLETED",
-    "ENQUEUED",
-    "KINDS",
-    "RECORDER",
-    "SEQUENCE",
-    "TELLS",
-    "CollectivesError",
-    "CollectivesReader",
-    "CollectivesSnapshot",
-    "open_new",
-    "words_of_call",
-]
-
 COLLECTIVES_BYTES: Final = 4096
 MAGIC: Final = int.from_bytes(b"gpulcoll", "little")
 VERSION: Final = 1

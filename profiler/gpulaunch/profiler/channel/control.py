@@ -1,4 +1,4 @@
-"""The control page of a node: what the agent asks of its ranks, one question a load.
+"""The control segment of a node: what the agent asks of its ranks, one question a load.
 
     word  what
     0     MAGIC
@@ -9,8 +9,9 @@
     5     SAVE_REQUESTS   how often a save was asked for: save at the next step boundary, and go on
     6     LEAVE           0, or 1: who gets a SIGTERM is to make place, and at once
 
-The agent makes the file beside the ranks' pages and is its only writer; ranks map it read-only. All 4 KiB are reserved
-when it is made and it is never cut, so a mapping cannot fault. Words are aligned native u64, each written by one store.
+The agent makes the file beside the ranks' segments and is its only writer; ranks map it read-only. All 4 KiB are
+reserved when it is made and it is never cut, so a mapping cannot fault. Words are aligned native u64, each written by
+one store.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from enum import IntEnum
 from typing import Final
 
 from gpulaunch.profiler.channel.mapping import make, map_checked
-
-__all__ = ["CONTROL_BYTES", "ControlError", "ControlReader", "ControlWord", "ControlWriter", "create"]
 
 CONTROL_BYTES: Final = 4096
 MAGIC: Final = int.from_bytes(b"gpulctrl", "little")
@@ -43,11 +42,11 @@ class ControlWord(IntEnum):
 
 
 class ControlError(ValueError):
-    """The file is not a control page that this version can read or write; the text says why."""
+    """The file is not a control segment that this version can read or write; the text says why."""
 
 
 def create(path: str) -> None:
-    """Make a control page that asks for nothing at `path`, replacing any older one.
+    """Make a control segment that asks for nothing at `path`, replacing any older one.
 
     Whoever has the older one mapped keeps it: a rank of an older attempt does not hear what is said to the new one.
 
@@ -61,11 +60,11 @@ class ControlWriter:
     """The agent's end. Its methods are a few stores into memory."""
 
     def __init__(self, path: str) -> None:
-        """Map the control page at `path`.
+        """Map the control segment at `path`.
 
         Raises:
             OSError: no such file, or no right to write it.
-            ControlError: not a control page of this version.
+            ControlError: not a control segment of this version.
         """
         self._words = _map(path, os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -88,12 +87,12 @@ class ControlWriter:
         self._words[ControlWord.LEAVE] = leaves
 
     def close(self) -> None:
-        """Unmap the page."""
+        """Unmap the segment."""
         self._words.release()
 
 
 class ControlReader:
-    """A rank's end: what the agent asks. A page that is missing or damaged asks for nothing; nothing is raised."""
+    """A rank's end: what the agent asks. A segment that is missing or damaged asks for nothing; nothing is raised."""
 
     def __init__(self, path: str) -> None:
         self._words: memoryview | bytes = bytes(len(ControlWord))
@@ -126,7 +125,7 @@ class ControlReader:
         return self._words[ControlWord.SAVE_REQUESTS]
 
     def close(self) -> None:
-        """Unmap the page; from then on it asks for nothing."""
+        """Unmap the segment; from then on it asks for nothing."""
         self._words = bytes(len(ControlWord))
 
 
@@ -140,7 +139,7 @@ def _map(path: str, flags: int, protection: int) -> memoryview:
             size_bytes=CONTROL_BYTES,
             magic=MAGIC,
             version=VERSION,
-            what="control page",
+            what="control segment",
             error=ControlError,
         )
     finally:

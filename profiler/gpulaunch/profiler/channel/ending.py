@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LOOK_ENDS_S", "SIDECAR_ENDS_S"]
-
 LOOK_ENDS_S: Final = 4.0
 """A little more than the longest look: py-spy is killed after 3 s."""
 SIDECAR_ENDS_S: Final = LOOK_ENDS_S + 2.0

@@ -1,7 +1,7 @@
-"""The shared-memory page of one rank: 64 KiB on tmpfs, one writer (the rank), any number of readers.
+"""The shared-memory segment of one rank: 64 KiB on tmpfs, one writer (the rank), any number of readers.
 
     byte      word      what
-    0         0..15     identity: written by `page.create` (agent) and once more when the rank claims the page
+    0         0..15     identity: written by `segment.create` (agent) and once more when the rank claims the segment
     128       16..111   counters and gauges, one aligned native u64 each (`Word`); 40 is where the training thread is
     896       112..127  step-duration histogram: one counter per bucket, the last one is +Inf
     1024      128..143  the same of the waits for a batch
@@ -14,7 +14,7 @@
     28672               sites: 96 rows of 256 bytes, one per line of the user's program that copies, waits, ...
     53248               unused, zero
 
-Words are in native byte order: a page never leaves its machine. Every counter only grows and has one writer, and an
+Words are in native byte order: a segment never leaves its machine. Every counter only grows and has one writer, and an
 aligned 8-byte store is one move on x86-64 and aarch64, so a reader never sees half a number, not even after a SIGKILL.
 
 Three things span several words and lie between two marks: the step counters (so that the phases of a snapshot sum to
@@ -40,43 +40,13 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from typing import Final
 
-__all__ = [
-    "COPIES",
-    "COPY_WORDS",
-    "MAGIC",
-    "PAGE_BYTES",
-    "PHASES",
-    "REGION_BITS",
-    "RING_BYTE",
-    "RING_RECORD_BYTES",
-    "RING_SLOTS",
-    "SITE_BYTE",
-    "SITE_KINDS",
-    "SITE_ROWS",
-    "SITE_ROW_BYTES",
-    "SITE_TEXT_BYTE",
-    "SITE_TEXT_BYTES",
-    "STEP_BOUNDS_NS",
-    "STEP_BOUNDS_S",
-    "STEP_BUCKETS",
-    "SYNCS",
-    "SYNC_WORDS",
-    "TEXT_BYTES",
-    "VERSION",
-    "Hook",
-    "Region",
-    "StepSource",
-    "TextSlot",
-    "Word",
-]
-
-PAGE_BYTES: Final = 65536
+SEGMENT_BYTES: Final = 65536
 MAGIC: Final = int.from_bytes(b"gpulpage", "little")
 VERSION: Final = 6
 
 
 class Word(IntEnum):
-    """Index of each u64 in the page; its byte offset is eight times that."""
+    """Index of each u64 in the segment; its byte offset is eight times that."""
 
     # identity
     MAGIC = 0
@@ -86,7 +56,7 @@ class Word(IntEnum):
     ATTEMPT = 4
     ANCHOR_MONOTONIC_NS = 5  # the same instant as the next word, on the other clock
     ANCHOR_REALTIME_NS = 6
-    PID = 7  # 0 until the probe of the rank has claimed the page
+    PID = 7  # 0 until the probe of the rank has claimed the segment
     STARTED_NS = 8  # CLOCK_MONOTONIC when it did
     HOOKS_ARMED = 9  # bits of Hook
     HOOKS_UNAVAILABLE = 10  # bits of Hook that could not be placed, or were taken out after a fault
@@ -233,7 +203,7 @@ class StepSource(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> StepSource:  # noqa: ARG003 - the signature is the data model's
-        return cls.NONE  # a damaged page must not cost the reader the rest of it
+        return cls.NONE  # a damaged segment must not cost the reader the rest of it
 
 
 class Region(IntEnum):
@@ -258,7 +228,7 @@ class Region(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Region:  # noqa: ARG003 - the signature is the data model's
-        return cls.NONE  # a damaged page must not cost the reader the rest of it
+        return cls.NONE  # a damaged segment must not cost the reader the rest of it
 
 
 REGION_BITS: Final = 3

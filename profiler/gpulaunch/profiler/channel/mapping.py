@@ -1,4 +1,4 @@
-"""How a file of shared words is made, mapped and read: the same for a rank's page, its workers' and the control page.
+"""How a file of shared words is made, mapped and read: a rank's segment, its workers' and the control segment.
 
 Who writes all the time maps the file. Who reads what others write does not: a mapping of a file that is cut short ends
 whoever looks at it with SIGBUS, and a reader is not the one who is to die of that. So it reads with system calls, for
@@ -12,8 +12,6 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
-
-__all__ = ["Held", "check", "make", "map_checked"]
 
 _HEAD = struct.Struct("@2Q")
 

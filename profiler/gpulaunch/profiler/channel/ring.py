@@ -1,7 +1,7 @@
 """The last steps of a rank, one record each: they survive the rank, a SIGKILL included.
 
-The writer's side is `PageWriter.end_step`; a record's marks are its step's number, so the reader knows a record of this
-round from one of the round before, and a whole one from one being written.
+The writer's side is `SegmentWriter.end_step`; a record's marks are its step's number, so the reader knows a record of
+this round from one of the round before, and a whole one from one being written.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.profiler.channel.layout import PHASES, RING_BYTE, RING_RECORD_BYTES, RING_SLOTS, Word
-from gpulaunch.profiler.channel.page import PageReader
-
-__all__ = ["StepEvent", "recent", "recent_from"]
+from gpulaunch.profiler.channel.segment import SegmentReader
 
 _RECORD: Final = struct.Struct(f"@{RING_RECORD_BYTES // 8}Q")
 _TRIES: Final = 8
@@ -35,24 +33,24 @@ class StepEvent:
 
 
 def recent(path: str) -> list[StepEvent]:
-    """The newest steps in the page at `path` (at most 192), oldest first.
+    """The newest steps in the segment at `path` (at most 192), oldest first.
 
     Raises:
         OSError: no such file, or no right to read it.
-        PageError: not a page of this version.
+        SegmentError: not a segment of this version.
     """
-    with PageReader(path) as reader:
+    with SegmentReader(path) as reader:
         return recent_from(reader)
 
 
-def recent_from(reader: PageReader) -> list[StepEvent]:
-    """The newest steps of a mapped page, oldest first; a step that is overwritten meanwhile is left out."""
+def recent_from(reader: SegmentReader) -> list[StepEvent]:
+    """The newest steps of a mapped segment, oldest first; a step that is overwritten meanwhile is left out."""
     head = reader.word(Word.STEPS)
     events = (_event(reader, step) for step in range(max(0, head - RING_SLOTS), head))
     return [event for event in events if event is not None]
 
 
-def _event(reader: PageReader, step: int) -> StepEvent | None:
+def _event(reader: SegmentReader, step: int) -> StepEvent | None:
     """The record of `step`, or None when it never was, is gone, or was left half written."""
     offset = RING_BYTE + (step % RING_SLOTS) * RING_RECORD_BYTES
     for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Where a rank and `gpulaunch trace` meet: names in the directory of the shared-memory pages.
+"""Where a rank and `gpulaunch trace` meet: names in the directory of the shared-memory segments.
 
 dynolog           the socket that torch's own trace client asks; it is there while somebody wants a trace
 dynoconfigclient* the clients' own sockets, made by torch
@@ -12,8 +12,6 @@ import os
 from typing import Final
 
 from gpulaunch.profiler.files import write_file
-
-__all__ = ["fits", "refuse", "refused", "socket_path", "traces_path"]
 
 _CLIENT_BYTES: Final = len("/dynoconfigclient") + 36
 _MOST_BYTES: Final = 107

@@ -4,9 +4,9 @@
     0       header: MAGIC, VERSION, MADE_NS (CLOCK_MONOTONIC), OWNER (pid of the rank; 0 until its probe is armed)
     256     slot 0, and so on every 256 bytes: PID, WORKER, KNOWS, then the counters of `COUNTERS`
 
-The agent makes the file with the rank's page. Workers come and go with every epoch, so a slot belongs to whoever holds
-the lock on its bytes: a worker takes the first one that is free and adds to what it finds there. A slot's counters
-therefore only grow for as long as the file lives, and slots are taken from the front.
+The agent makes the file with the rank's segment. Workers come and go with every epoch, so a slot belongs to whoever
+holds the lock on its bytes: a worker takes the first one that is free and adds to what it finds there. A slot's
+counters therefore only grow for as long as the file lives, and slots are taken from the front.
 
 The lock is a POSIX record lock: the kernel drops it when the process ends, however it ends, and a forked child does not
 hold it. It is also dropped when the process closes any descriptor of the file, so a claimed file stays open.
@@ -26,21 +26,6 @@ from typing import Final
 
 from gpulaunch.profiler.channel import clock
 from gpulaunch.profiler.channel.mapping import Held, check, make
-
-__all__ = [
-    "COUNTERS",
-    "KNOWS_IO",
-    "KNOWS_RUNQUEUE",
-    "SLOTS",
-    "WORKERS_BYTES",
-    "WorkerSlot",
-    "WorkersError",
-    "WorkersReader",
-    "WorkersWriter",
-    "create",
-    "own",
-    "read",
-]
 
 SLOTS: Final = 64
 _SLOT_BYTES: Final = 256

@@ -16,8 +16,6 @@ from gpulaunch.profiler.samplers import numa
 from gpulaunch.profiler.samplers.pyspy import Frame
 from gpulaunch.profiler.samplers.spelling import spelled, working_directory
 
-__all__ = ["Findings"]
-
 _NODES_EVERY: Final = 30
 """Refreshes between two looks at where ranks may run: a rank binds itself, if it does, after it was started."""
 

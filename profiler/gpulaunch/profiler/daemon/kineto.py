@@ -27,8 +27,6 @@ from typing import Final
 
 from gpulaunch.profiler.channel import tracing
 
-__all__ = ["ASKS_EVERY_S", "WHAT", "Ask", "Daemon", "frame", "order", "parse"]
-
 ASKS_EVERY_S: Final = 5.0
 """Kineto: kDefaultOnDemandConfigUpdateIntervalSecs."""
 
@@ -59,7 +57,7 @@ class Ask:
 
 
 class Daemon:
-    """The socket in the directory of a run's pages, and its answers."""
+    """The socket in the directory of a run's segments, and its answers."""
 
     def __init__(self, directory: str) -> None:
         """Bind it; one that was left behind is replaced, so there must be nobody else. Raises OSError."""

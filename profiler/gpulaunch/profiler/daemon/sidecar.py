@@ -1,7 +1,7 @@
 """The sidecar's one loop: once a second, or as often as its price allows, read every sampler, publish what is known.
 
 It must never matter to training. So every collector is guarded on its own, the result is an immutable state that a
-server may show as long as it likes, and the ledger beside the pages lets the next sidecar go on if this one is
+server may show as long as it likes, and the ledger beside the segments lets the next sidecar go on if this one is
 killed.
 """
 
@@ -175,7 +175,7 @@ class Sidecar:
 
     def _look_last(self) -> None:
         """Publish what the ranks have done since the last refresh, and what the agent says of the run. The ranks may
-        have ended: their pages still tell how far they came, and nothing else is asked."""
+        have ended: their segments still tell how far they came, and nothing else is asked."""
         at = clocks.anchor()
         training = self._guards[Collector.RANKS].run(self._ranks.read)
         run = self._guards[Collector.RUN].run(self._run.read)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["MOST_BYTES", "Contents", "TraceFileError", "Watched", "contents_of", "part_name"]
-
 MOST_BYTES: Final = 256 << 20
 """A larger one is looked at from its end only: to read it takes as much memory beside the training."""
 _END_BYTES: Final = 4096

@@ -10,8 +10,6 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from gpulaunch.profiler.channel.ring import StepEvent
 from gpulaunch.profiler.daemon.kineto import ASKS_EVERY_S
 
-__all__ = ["LONGEST_S", "Span", "Speed", "Window", "is_back", "length_s", "slowest", "speed_of", "window"]
-
 LONGEST_S: Final = 60.0
 """A trace of a minute is gigabytes already, and all of it is in the rank's memory before it is written."""
 _SHORTEST_S: Final = 0.05

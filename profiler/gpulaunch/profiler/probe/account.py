@@ -1,8 +1,8 @@
 """What the steps of a training loop took, by phase: the account that `step` keeps; pure.
 
 The step under way is a list of parts, one for each phase. When it ends they are added to the totals, which are the
-page's, and go out as a record of their own. `other` is what the named phases leave of a step, so the parts always sum
-to the step.
+segment's, and go out as a record of their own. `other` is what the named phases leave of a step, so the parts always
+sum to the step.
 """
 
 from __future__ import annotations
@@ -12,26 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, STEP_BOUNDS_NS, StepSource, Word
-
-__all__ = [
-    "BACKWARD",
-    "CHECKPOINT",
-    "COMM",
-    "COMPILE",
-    "DATA_WAIT",
-    "FORWARD",
-    "GC",
-    "H2D",
-    "MOST_NOTES",
-    "NO_PHASE",
-    "OPTIMIZER",
-    "OTHER",
-    "SYNC",
-    "VALIDATION",
-    "Account",
-    "Record",
-    "bucket_of",
-]
 
 # A phase is 1 + its index in PHASES; 0 is none.
 _PARTS: Final = 1 + len(PHASES)
@@ -123,7 +103,7 @@ class Account:
         self.spent_ns = 0
         """What taps have spent since that was last asked; for whoever observes."""
         self.totals = [0] * (Word.PROBE_NS_TOTAL - Word.STEPS + 1)
-        """The page's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
+        """The segment's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
 
         # the step that is under way
         self._start_ns = 0

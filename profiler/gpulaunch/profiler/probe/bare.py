@@ -26,7 +26,6 @@ from gpulaunch.profiler.probe.price import BLOCK, Budget, Comparison, budget_ppm
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
 
-__all__ = ["BARE", "OFF", "Bare"]
 
 OFF: Final = -2
 """No thread has this number: nobody is the training thread any more. What is this or BARE lets everything pass."""

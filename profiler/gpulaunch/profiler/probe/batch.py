@@ -19,9 +19,8 @@ from gpulaunch.profiler.probe.size import size_of
 from gpulaunch.profiler.probe.whose import is_programs
 
 if TYPE_CHECKING:
-    from gpulaunch.profiler.channel.writer import PageWriter
+    from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 
-__all__ = ["BLOCKED", "SHORT_NS", "LoaderWatch"]
 
 SHORT_NS: Final = 1_000_000
 """A batch that was there is not asked whether it was the one that was wanted, if it came within this."""
@@ -100,7 +99,7 @@ class LoaderWatch:
         "tensor",
     )
 
-    def __init__(self, writer: PageWriter, unavailable: Callable[[Hook, str], None], tensor: type[Any]) -> None:
+    def __init__(self, writer: SegmentWriter, unavailable: Callable[[Hook, str], None], tensor: type[Any]) -> None:
         self.loaders = Loaders()
         self.before_change: Callable[[], None] = lambda: None
         """Called before what plain batches are like changes: those that are noted are like the last ones."""
@@ -131,7 +130,7 @@ class LoaderWatch:
         self._passed_samples = 0  # of those that are
         self._rows: dict[str, int] = {}
 
-        # what there was so far; put in the page by `_tell`, and what of it is entered at lines by `flush`
+        # what there was so far; put in the segment by `_tell`, and what of it is entered at lines by `flush`
         self._batches = self._eval_batches = self._batch_bytes = 0
         self._wait_ns = self._transfer_ns = self._blocked_ns = 0
         self._counts = [0] * STEP_BUCKETS
@@ -245,7 +244,7 @@ class LoaderWatch:
         return samples
 
     def flush(self) -> None:
-        """Put everything in the page, and enter at the loader's line what has come since that was done last: not for
+        """Put everything in the segment, and enter at the loader's line what has come since that was done last: not for
         each batch, which would cost more than all else that is done for one."""
         self._tell()
         now = self._batches, self._batch_bytes, self._wait_ns
@@ -280,7 +279,7 @@ class LoaderWatch:
             self.loaders.evaluated()
 
     def _tell(self) -> None:
-        """Put the counters in the page."""
+        """Put the counters in the segment."""
         self._count_plain()
         words = self._words
         words[_BATCHES] = self._batches

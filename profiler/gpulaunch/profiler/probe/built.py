@@ -17,8 +17,6 @@ from typing import Any, Final
 from gpulaunch.profiler.probe.source import call_under_way, parsed
 from gpulaunch.profiler.probe.whose import is_programs
 
-__all__ = ["built_at"]
-
 _BUILDERS: Final = frozenset(
     ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
 )

@@ -28,13 +28,12 @@ from gpulaunch.profiler.channel.collectives import CALL, COLLECTIVES_BYTES, KIND
 from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
+from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.sites import Sites, caller
-from gpulaunch.profiler.probe.state import OFF, Nested, Probe
+from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
 from gpulaunch.profiler.probe.whose import is_programs
-
-__all__ = ["kind_of", "place"]
 
 _CALLS: Final = int(Word.COMM_CALLS)
 _BLOCKED: Final = int(Word.COMM_BLOCKED_NS_TOTAL)
@@ -106,7 +105,7 @@ def _words(probe: Probe) -> memoryview | list[int]:
     except (OSError, KeyError, ValueError) as error:
         if is_programs(error):
             raise
-        # No room, say: what they cost the steps is in the page all the same.
+        # No room, say: what they cost the steps is in the segment all the same.
         return [0] * (COLLECTIVES_BYTES // 8)
 
 

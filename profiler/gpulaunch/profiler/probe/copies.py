@@ -33,8 +33,6 @@ from gpulaunch.profiler.probe.originals import Originals
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
 
-__all__ = ["place"]
-
 _D2H: Final = SITE_KINDS.index("d2h")
 _CPU: Final = SITE_KINDS.index("cpu")
 _SYNCHRONIZE: Final = SYNCS.index("synchronize")

@@ -11,16 +11,6 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import Word
 
-__all__ = [
-    "SNAPSHOT_FILE",
-    "GpuMemory",
-    "accelerator_types",
-    "apply_gpu_memory_fraction",
-    "memory_of",
-    "watch_out_of_memory",
-    "write_memory",
-]
-
 SNAPSHOT_FILE: Final = "gpu-memory.pickle"
 """What the allocator held when memory ran out, beside the rank's error file; pytorch.org/memory_viz shows it."""
 
@@ -47,7 +37,7 @@ def accelerator_types(
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """What torch's caching allocators hold on the rank's current device, in the order of the words in the page."""
+    """What torch's caching allocators hold on the rank's current device, in the order of the words in the segment."""
 
     allocated_bytes: int
     peak_allocated_bytes: int
@@ -92,7 +82,7 @@ def _pinned_bytes(cuda: Any) -> int:
 
 
 def write_memory(words: memoryview, cuda: Any) -> None:
-    """Put the figures into the page, if CUDA is in use."""
+    """Put the figures into the segment, if CUDA is in use."""
     memory = memory_of(cuda)
     if memory is not None:
         for word, value in enumerate(astuple(memory), Word.GPU_ALLOCATED_BYTES):
@@ -168,11 +158,11 @@ def _cap_own_device(cuda: Any, fraction: float, local_rank: int) -> None:
 def watch_out_of_memory(
     torch: Any, words: memoryview, environ: Mapping[str, str], failed: Callable[[str], None]
 ) -> bool:
-    """When GPU memory runs out, put the allocator's figures into the page and its state beside the rank's error file.
+    """When GPU memory runs out, put the allocator's figures into the segment, its state beside the rank's error file.
 
     Args:
         torch: the rank's torch.
-        words: the rank's page.
+        words: the rank's segment.
         environ: where TORCHELASTIC_ERROR_FILE stands; without it there is no state written.
         failed: is told if this cannot be done.
 

@@ -1,12 +1,12 @@
-"""What happens at an edge: the clock is read, the step machine is told, the page is written.
+"""What happens at an edge: the clock is read, the step machine is told, the segment is written.
 
 Taps are what `hooks` puts into torch. They run inside the user's training loop: they raise nothing of their own, wait
 for nothing, and take one to two microseconds. A fault takes the part it happened in out of service and says so in the
-page.
+segment.
 
 They are closures, and do as little as they can: between torch's kernels caches are cold, and each further Python call
-is about 0.3 us. An edge of a plain step is one number, the time and the region after it, for the page and for the step
-machine, which takes it up later (`Probe.tell`, `Probe.catch_up`). Their first line is for torch.compile, which may
+is about 0.3 us. An edge of a plain step is one number, the time and the region after it, for the segment and for the
+step machine, which takes it up later (`Probe.tell`, `Probe.catch_up`). Their first line is for torch.compile, which may
 trace a tap: there the rest does not exist.
 
 The price is measured where it arises, in the steps of one group of eight: there each edge reads the clock on its way
@@ -24,11 +24,9 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import Region, Word
 from gpulaunch.profiler.probe.account import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER
-from gpulaunch.profiler.probe.bare import BARE
+from gpulaunch.profiler.probe.bare import BARE, OFF
 from gpulaunch.profiler.probe.batch import BLOCKED, SHORT_NS
-from gpulaunch.profiler.probe.state import OFF, Probe
-
-__all__ = ["tap_after_step", "tap_backward", "tap_before_step", "tap_next", "tap_scaler"]
+from gpulaunch.profiler.probe.state import Probe
 
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _STEPS_MADE: Final = int(Word.STEPS_MADE)

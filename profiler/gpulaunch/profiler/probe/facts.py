@@ -1,4 +1,4 @@
-"""What a rank says about its surroundings: `facts-<rank>.json` beside its page, one small object, for the sidecar.
+"""What a rank says about its surroundings: `facts-<rank>.json` beside its segment, one small object, for the sidecar.
 
     version       1
     torch         its version
@@ -22,8 +22,6 @@ from typing import Any, Final
 
 from gpulaunch.profiler.files import write_file
 from gpulaunch.profiler.probe.whose import is_programs
-
-__all__ = ["FACTS_BYTES", "flush", "set_fact", "start", "stop"]
 
 VERSION: Final = 1
 

@@ -19,13 +19,12 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
 from gpulaunch.profiler.probe.account import GC
+from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.source import call_under_way, parsed
-from gpulaunch.profiler.probe.state import OFF, Probe
+from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.taps import Undo, keep_out, take_out
 from gpulaunch.profiler.probe.whose import is_programs
-
-__all__ = ["Collections", "place"]
 
 _COLLECTIONS: Final = int(Word.GC_COLLECTIONS)
 _PAUSE: Final = int(Word.GC_PAUSE_NS_TOTAL)

@@ -20,8 +20,6 @@ from typing import Any, Final
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.probe.account import BACKWARD, FORWARD, OPTIMIZER, OTHER
 
-__all__ = ["TIMED_EVERY", "Events", "GpuClock"]
-
 TIMED_EVERY: Final = 16
 """Steps of which one is timed on the GPU; not the first: it is like no other."""
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe import copies, kineto, nested, program, worker
 from gpulaunch.profiler.probe.account import Account
 from gpulaunch.profiler.probe.bare import Bare
@@ -41,8 +41,6 @@ from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.step import StepMachine
 from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out, put
 
-__all__ = ["TORCH_FLOOR", "Hooks"]
-
 TORCH_FLOOR: Final = (2, 6)
 """The oldest torch whose inside is known here; in a newer one each tap is looked at before it is placed."""
 
@@ -59,7 +57,7 @@ class Hooks:
         self._undo: list[Undo] = []
 
     def place(self) -> None:
-        """Place every tap that can be placed; the page tells which could not, and why. Raises nothing."""
+        """Place every tap that can be placed; the segment tells which could not, and why. Raises nothing."""
         places: dict[Hook, Place] = {
             Hook.DATALOADER | Hook.LOADER_QUEUE | Hook.SAMPLES: _dataloader,
             Hook.BACKWARD: _backward,
@@ -148,6 +146,6 @@ def _gpu_memory(probe: Probe, torch: Any, undo: Undo) -> Hook | None:
 
 
 def _keep_out(torch: Any, *taps: Any) -> None:
-    parts = (Probe, Service, Publisher, NotedSteps, StepMachine, Account, LoaderWatch, Bare, PageWriter)
+    parts = (Probe, Service, Publisher, NotedSteps, StepMachine, Account, LoaderWatch, Bare, SegmentWriter)
     ours = (function for part in parts for function in vars(part).values() if function is not Bare.fetch)
     keep_out(torch, *taps, Bare.fetch, ours=ours)  # fetch makes the user's call

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
 
-__all__ = ["arm", "current", "for_marks"]
 
 _armed_pid = 0
 _marked_pid = 0
@@ -68,12 +67,12 @@ def for_marks() -> Probe | None:
     global _marked_pid
     if _probe is None and _marked_pid != os.getpid():  # a forked child has its rank's, and marks nothing
         _marked_pid = os.getpid()
-        from gpulaunch.profiler.channel.page import PageBusyError
+        from gpulaunch.profiler.channel.segment_writer import SegmentBusyError
 
         try:
             if "RANK" in os.environ and _observes() and not _is_helper_process():
                 _claim()
-        except PageBusyError:
+        except SegmentBusyError:
             pass  # a program that the rank has started
         except Exception as error:
             _say(f"the profiler is off: {error!r}")
@@ -85,13 +84,13 @@ def _observes() -> bool:
 
 
 def _observe(torch: Any) -> None:
-    """Claim this rank's page, if that has not been done for its marks, and place the hooks."""
-    from gpulaunch.profiler.channel.page import PageBusyError
+    """Claim this rank's segment, if that has not been done for its marks, and place the hooks."""
+    from gpulaunch.profiler.channel.segment_writer import SegmentBusyError
     from gpulaunch.profiler.probe.hooks import Hooks
 
     try:
         probe = current() or _claim()
-    except PageBusyError:
+    except SegmentBusyError:
         # A program that the rank has started, with its environment: a fork server of its workers?
         _observe_worker(torch)
         return
@@ -101,14 +100,14 @@ def _observe(torch: Any) -> None:
 
 
 def _claim() -> Probe | None:
-    """Make this process the one that writes the rank's page; None where the run has ended. Raises PageBusyError."""
+    """Make this process the writer of the rank's segment; None where the run has ended. Raises SegmentBusyError."""
     global _probe, _probe_pid
-    from gpulaunch.profiler.channel.page import PageWriter
+    from gpulaunch.profiler.channel.segment_writer import SegmentWriter
     from gpulaunch.profiler.probe.state import Probe
 
     path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"rank-{int(os.environ['RANK'])}.bin")
     try:
-        writer = PageWriter(path)
+        writer = SegmentWriter(path)
     except FileNotFoundError:
         return None
     _probe, _probe_pid = Probe(writer), os.getpid()

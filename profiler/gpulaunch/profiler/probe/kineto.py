@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
     from gpulaunch.profiler.probe.taps import Undo
 
-__all__ = ["CannotTraceError", "Door", "place", "start"]
 
 TORCH_FLOOR: Final = (2, 7)
 """Before it, the client's threads race with the start of the program, and on a GPU wait for CUDA (kineto#1035)."""

@@ -23,14 +23,13 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import COPIES, COPY_WORDS, SITE_KINDS, SYNC_WORDS, SYNCS, Hook, Word
 from gpulaunch.profiler.probe.account import H2D, SYNC
+from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.built import built_at
 from gpulaunch.profiler.probe.gpu_time import TIMED_EVERY, GpuClock
 from gpulaunch.profiler.probe.originals import Originals
 from gpulaunch.profiler.probe.sites import Sites, caller, path_of
-from gpulaunch.profiler.probe.state import OFF, Probe
+from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.whose import is_programs
-
-__all__ = ["Ledger"]
 
 _H2D: Final = tuple(index for index, (direction, _) in enumerate(COPIES) if direction == "h2d")
 _D2H: Final = tuple(index for index, (direction, _) in enumerate(COPIES) if direction == "d2h")
@@ -58,7 +57,7 @@ Copy = tuple[int, int, int]
 
 
 class Ledger:
-    """What the taps of `copies` tell, and what comes of it in the page.
+    """What the taps of `copies` tell, and what comes of it in the segment.
 
     The first four are what a tap calls in the place of torch's own function. They call that, once, and give its result
     or raise what it raises, or what a signal handler of the program's raises; after a fault of ours they do only this.

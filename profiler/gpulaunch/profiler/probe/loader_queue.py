@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["NO_PLACES", "length_of", "places_of", "put_aside", "queue_of"]
-
 NO_PLACES: Final[tuple[int, Callable[[], int]]] = (0, int)
 
 
@@ -17,9 +15,9 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
     """The queue behind the iterator of a dataloader with workers.
 
     Returns:
-        The page's words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG: worker processes; batches asked of them and not
-        yet received; batches that are there; how many of those wait for an earlier one that is not; and batches that
-        workers have delivered to the thread that pins.
+        The segment's words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG: worker processes; batches asked of them and
+        not yet received; batches that are there; how many of those wait for an earlier one that is not; and batches
+        that workers have delivered to the thread that pins.
 
     Raises:
         AttributeError, TypeError: this torch keeps it elsewhere.

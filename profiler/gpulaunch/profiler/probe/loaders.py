@@ -13,8 +13,6 @@ from gpulaunch.profiler.probe.facts import set_fact
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.whose import is_programs
 
-__all__ = ["Loaders", "settings_of", "tap_init"]
-
 _MOST_LOADERS: Final = 16
 """Distinct ones that are told of: a program that sets up each epoch's differently must not fill the memory."""
 

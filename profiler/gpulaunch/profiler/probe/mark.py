@@ -9,8 +9,6 @@ from typing import Literal
 from gpulaunch.profiler.channel.layout import PHASES
 from gpulaunch.profiler.probe.inject import for_marks
 
-__all__ = ["note", "phase", "step"]
-
 Phase = Literal[
     "data_wait",
     "h2d",

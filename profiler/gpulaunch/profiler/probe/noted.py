@@ -24,8 +24,6 @@ from gpulaunch.profiler.probe.step import (
     StepMachine,
 )
 
-__all__ = ["COUNTED", "NotedSteps"]
-
 _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 
 _REGION: Final = (1 << REGION_BITS) - 1

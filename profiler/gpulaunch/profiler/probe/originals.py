@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["Originals"]
-
 _MOST_CLASSES: Final = 256
 
 

@@ -40,8 +40,6 @@ from typing import Final
 
 from gpulaunch.profiler.channel.layout import Hook
 
-__all__ = ["BLOCK", "DEFAULT_BUDGET_PPM", "MOST_BLOCKS", "SHED", "Budget", "Comparison", "budget_ppm"]
-
 BLOCK: Final = 8
 """Steps of a block."""
 

@@ -27,7 +27,6 @@ from gpulaunch.profiler.probe.whose import is_programs
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
 
-__all__ = ["Program", "place"]
 
 _LOOK_AT: Final = 64
 """Parameters whose dtype is looked at."""
@@ -54,7 +53,7 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
     here = os.getpid()
 
     def failed(why: str) -> None:
-        if os.getpid() == here:  # a forked child must not write the page
+        if os.getpid() == here:  # a forked child must not write the segment
             probe.unavailable(Hook.FACTS, why)
 
     program = Program(torch)

@@ -20,7 +20,6 @@ from gpulaunch.profiler.probe.inject import current
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
 
-__all__ = ["checkpoint_began", "checkpoint_failed", "checkpoint_saved", "checkpoint_stalled", "listens", "resumed"]
 
 P = ParamSpec("P")
 

@@ -1,15 +1,13 @@
-"""Puts the steps that have ended into the page of a rank."""
+"""Puts the steps that have ended into the segment of a rank."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.account import Record, bucket_of
 from gpulaunch.profiler.probe.noted import NotedSteps
-
-__all__ = ["Publisher"]
 
 _LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
 
@@ -19,7 +17,7 @@ class Publisher:
 
     __slots__ = ("_bucket", "_bucket_from", "_bucket_to", "_writer", "machine")
 
-    def __init__(self, writer: PageWriter) -> None:
+    def __init__(self, writer: SegmentWriter) -> None:
         self._writer = writer
         self._bucket = self._bucket_from = self._bucket_to = 0
         self.machine = NotedSteps(self._first)

@@ -26,8 +26,6 @@ from typing import Any, Final
 from gpulaunch.profiler.channel.collectives import CANNOT, COMPLETED, ENQUEUED, RECORDER, SEQUENCE, TELLS
 from gpulaunch.profiler.probe.whose import is_programs
 
-__all__ = ["Recorder"]
-
 _DUMPS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """torch has two recorders: NCCL's own, and one for all others."""
 _DEFAULT_GROUP: Final = "0"

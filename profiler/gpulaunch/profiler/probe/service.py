@@ -1,4 +1,4 @@
-"""Which parts of the probe are in service, as the page says it, and what they have done once a second."""
+"""Which parts of the probe are in service, as the segment says it, and what they have done once a second."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gpulaunch.profiler.channel.layout import Hook, TextSlot, Word
-from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.whose import is_programs
-
-__all__ = ["Service"]
 
 _MOST_REASONS: Final = 7
 
@@ -19,18 +17,18 @@ class Service:
 
     __slots__ = ("_each_second", "_reasons", "writer")
 
-    def __init__(self, writer: PageWriter) -> None:
+    def __init__(self, writer: SegmentWriter) -> None:
         self.writer = writer
         self._reasons: list[str] = []  # why parts are out of service, the newest first
         self._each_second: list[tuple[Hook, Callable[[], None]]] = []
 
     def armed(self, hook: Hook) -> None:
-        """Put it in the page that `hook` is in service."""
+        """Put it in the segment that `hook` is in service."""
         self.writer.words[Word.HOOKS_ARMED] |= hook
         self.writer.words[Word.HOOKS_UNAVAILABLE] &= ~hook
 
     def unavailable(self, hook: Hook, why: str) -> None:
-        """Put it in the page that `hook` is out of service, and why."""
+        """Put it in the segment that `hook` is out of service, and why."""
         self.writer.words[Word.HOOKS_ARMED] &= ~hook
         self.writer.words[Word.HOOKS_UNAVAILABLE] |= hook
         reason = f"{hook.name or 'traces'}: {why}"

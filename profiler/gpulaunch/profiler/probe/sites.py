@@ -1,8 +1,8 @@
 """Where in the user's program something happens: the first frame that is not torch's, not ours, not Python's own.
 
-A place has one row in the page, and its row is found by what the interpreter has at hand: the code object and where in
-it the frame stands. Its text is made once. All of this is bounded: the page has 95 rows, and what comes when they are
-taken goes to row 0, "elsewhere".
+A place has one row in the segment, and its row is found by what the interpreter has at hand: the code object and where
+in it the frame stands. Its text is made once. All of this is bounded: the segment has 95 rows, and what comes when they
+are taken goes to row 0, "elsewhere".
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Final
 
-from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.whose import is_programs
-
-__all__ = ["Sites", "caller", "line_of_user", "path_of", "place_of"]
 
 _NOT_THE_USERS: Final = frozenset({"torch", "gpulaunch", *sys.stdlib_module_names})
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
@@ -106,7 +104,7 @@ class Sites:
 
     __slots__ = ("_rows", "_texts", "_writer")
 
-    def __init__(self, writer: PageWriter) -> None:
+    def __init__(self, writer: SegmentWriter) -> None:
         self._writer = writer
         # By id: to hash a code object takes as long as it is. The object is kept, so that its id stays its own.
         self._rows: dict[tuple[int, int, int], tuple[int, CodeType]] = {}

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-__all__ = ["size_of"]
-
 _LOOK_DEEP: Final = 4
 _LOOK_AT: Final = 64
 """Things in a batch that are looked at: a nested batch has no more of them than this in its size."""

@@ -8,8 +8,6 @@ import os
 from types import CodeType
 from typing import Final
 
-__all__ = ["call_under_way", "parsed"]
-
 _LONGEST_TEXT_BYTES: Final = 500_000
 
 

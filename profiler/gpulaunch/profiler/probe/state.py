@@ -1,6 +1,7 @@
-"""What stands behind the taps of one rank: its step machine, its page, who the training thread is, what is in service.
+"""What stands behind the taps of one rank: step machine, segment, the training thread, which parts are in service.
 
-Nothing here raises into the user's code. A fault takes the part it happened in out of service and says so in the page.
+Nothing here raises into the user's code. A fault takes the part it happened in out of service and says so in the
+segment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, StepSource, TextSlot, Word
-from gpulaunch.profiler.channel.writer import PageWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import CHECKPOINT, MOST_NOTES
 from gpulaunch.profiler.probe.bare import BARE, OFF, Bare
@@ -27,7 +28,6 @@ from gpulaunch.profiler.probe.whose import is_programs
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.gpu_time import GpuClock
 
-__all__ = ["OFF", "TOGETHER", "Nested", "Probe"]
 
 TOGETHER: Final = BLOCK
 """Steps whose edges are taken up together. All ranks do that after the same steps: who waits for one waits for all.
@@ -59,7 +59,7 @@ Nested = tuple[int, int]
 
 
 class Probe(Service):
-    """The state behind the taps of one rank, and its page.
+    """The state behind the taps of one rank, and its segment.
 
     The first thread that computes gradients or steps an optimizer is the training thread; edges of others do not count,
     unless it has ended, or passes none any more while another trains: then that one is. Until there is one, the first
@@ -93,7 +93,7 @@ class Probe(Service):
         "turn",
     )
 
-    def __init__(self, writer: PageWriter, torch: Any = None) -> None:
+    def __init__(self, writer: SegmentWriter, torch: Any = None) -> None:
         super().__init__(writer)
         self.machine = Publisher(writer).machine
         self.loader = LoaderWatch(writer, self.unavailable, getattr(torch, "Tensor", type(None)))
@@ -129,7 +129,7 @@ class Probe(Service):
         self.bare.can_do_without(Hook.GPU_TIME, self._stop_clock)
 
     def ended(self) -> None:
-        """The program has ended: put what is left in the page."""
+        """The program has ended: put what is left in the segment."""
         try:
             if self.thread != OFF:
                 self.bare.end()
@@ -141,7 +141,7 @@ class Probe(Service):
             self.fail(error)
 
     def off(self) -> None:
-        """Do nothing any more; the taps fall straight through. For forked children, which must not write the page."""
+        """Do nothing any more; the taps fall straight through. For forked children: they must not write the segment."""
         self.thread = OFF
 
     def fail(self, error: Exception) -> None:
@@ -153,7 +153,7 @@ class Probe(Service):
         if is_programs(error):
             raise error
         self.off()
-        with suppress(Exception):  # if the page itself is what failed, there is nobody left to tell
+        with suppress(Exception):  # if the segment itself is what failed, there is nobody left to tell
             self.unavailable(Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER, repr(error))
 
     # --- which thread, and where it is ------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ class Probe(Service):
         return 0
 
     def note(self, text: str) -> None:
-        """Put the user's words in the page."""
+        """Put the user's words in the segment."""
         try:
             if self.thread != OFF:
                 self.writer.write_text(TextSlot.NOTE, text)

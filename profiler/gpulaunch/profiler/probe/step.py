@@ -1,4 +1,4 @@
-"""From edges to steps and phases: a pure machine; it knows no torch, no clock and no page.
+"""From edges to steps and phases: a pure machine; it knows no torch, no clock and no segment.
 
 The training thread passes six edges, each with the time: enter and exit of the dataloader's `next`, of the autograd
 engine, and of an optimizer's step. The time between two edges belongs to one phase:
@@ -39,18 +39,6 @@ from gpulaunch.profiler.probe.account import (
     Record,
 )
 
-__all__ = [
-    "IN_BACKWARD",
-    "IN_FORWARD",
-    "IN_LOADER",
-    "IN_OPTIMIZER",
-    "IN_OTHER",
-    "IN_STEPPING",
-    "IN_VALIDATION",
-    "PATIENCE",
-    "StepMachine",
-]
-
 PATIENCE: Final = 64
 """Micro-steps (or batches) without the better edge after which the next worse one ends the steps. Gradients are rarely
 accumulated over more; to be wrong costs a few short steps in the count, once."""
@@ -68,7 +56,7 @@ _BY_BACKWARD: Final = StepSource.BACKWARD
 _BY_DATALOADER: Final = StepSource.DATALOADER
 _BY_MARK: Final = StepSource.MARK
 
-# Plain numbers, as the page has them.
+# Plain numbers, as the segment has them.
 IN_LOADER: Final = int(Region.LOADER)
 IN_FORWARD: Final = int(Region.FORWARD)
 IN_BACKWARD: Final = int(Region.BACKWARD)

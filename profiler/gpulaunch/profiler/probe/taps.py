@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-__all__ = ["HookError", "Undo", "function_of", "keep_out", "put", "take_out"]
-
 Undo = list[Callable[[], None]]
 """What to call, last one first, to have torch as it was."""
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["let_go_of_the_group_last"]
-
 
 def let_go_of_the_group_last() -> None:
     """Have every DistributedDataParallel keep its process group behind its reducer. Idempotent."""

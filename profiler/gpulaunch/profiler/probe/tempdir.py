@@ -1,4 +1,4 @@
-"""Where a rank's multiprocessing puts its sockets: beside the control page, so that they go with the job.
+"""Where a rank's multiprocessing puts its sockets: beside the control segment, so that they go with the job.
 
 A dataloader hands batches over through sockets in a directory that multiprocessing makes in the temporary directory and
 removes at the end of the process. A killed process removes nothing, and its directories stay for good.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["keep_sockets_together"]
-
 _MAX_PATH = 80
 """A socket's address has room for 107 bytes; the name of the socket itself takes about twenty."""
 
 
 def keep_sockets_together() -> None:
-    """Name the directory, before multiprocessing makes one of its own; a rank whose page lies too deep does without."""
+    """Name the directory, before multiprocessing makes one of its own; a rank whose segment is too deep has none."""
     process = sys.modules.get("multiprocessing.process")
     control = os.environ.get("GPULAUNCH_CONTROL", "")
     if process is None or not control:

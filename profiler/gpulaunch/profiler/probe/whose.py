@@ -10,8 +10,6 @@ import signal
 from types import CodeType
 from typing import Any
 
-__all__ = ["is_programs"]
-
 
 def is_programs(error: BaseException) -> bool:
     """Whether a handler of the program's has raised it. For where something has gone wrong: it is not quick."""

@@ -13,7 +13,8 @@ everything, so the difference came from memory.
 
 The taps sit on the `fetch` of torch's two fetcher classes, in the rank, and forked workers inherit them; in spawned
 ones torch's import places them (`inject.arm`). Only a worker of the rank itself measures. It writes to a slot of its
-own in `workers-<rank>.bin`, never to the rank's page; a fault ends the measuring there and leaves the fetching alone.
+own in `workers-<rank>.bin`, never to the rank's segment; a fault ends the measuring there and leaves the fetching
+alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
 
-__all__ = ["Clocks", "Meter", "arm_worker", "place", "spent", "tap_fetch"]
 
 _SCHEDSTAT: Final = "/proc/thread-self/schedstat"  # of the thread that opens it
 _PR_SET_PTRACER: Final = 0x59616D61

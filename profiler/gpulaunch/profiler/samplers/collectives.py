@@ -15,8 +15,6 @@ from gpulaunch.profiler.record import Group, RankCollectives, Reading
 from gpulaunch.profiler.samplers.held import HeldFiles
 from gpulaunch.profiler.samplers.ledger import Ledger
 
-__all__ = ["CollectivesSampler"]
-
 _WIDTH: Final = len(KINDS) + 2
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["LinkTotal", "Total", "link_bytes_per_s"]
-
 _NARROW: Final = 1 << 32
 _SLACK_S: Final = 10.0  # drivers renew some counters only every few seconds, and then all at once
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["find_nvml", "is_code", "is_final", "missing", "number", "open_nvml", "text"]
-
 _DRIVER_FILES: Final = ("dev/nvidiactl", "dev/dxg")  # Linux, and Windows' subsystem for it
 _FINAL: Final = (
     *("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "INVALID_ARGUMENT", "NO_PERMISSION", "VGPU_ECC_NOT_SUPPORTED"),

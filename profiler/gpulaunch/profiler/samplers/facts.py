@@ -10,8 +10,6 @@ from typing import Any, Final, cast
 
 from gpulaunch.profiler.files import read_file
 
-__all__ = ["FactsFile"]
-
 _VERSION: Final = 1
 _MOST_BYTES: Final = 1 << 16
 

@@ -24,8 +24,6 @@ from gpulaunch.profiler.files import regular, write_file
 from gpulaunch.profiler.samplers.phases import STACK_PHASES
 from gpulaunch.profiler.samplers.pyspy import Frame
 
-__all__ = ["ELSEWHERE", "STACKS_FILE", "Folded", "labels_of", "load", "parse_line"]
-
 STACKS_FILE: Final = "stacks.folded"
 ELSEWHERE: Final = "(elsewhere)"
 _LEFT_OUT: Final = "(left out)"

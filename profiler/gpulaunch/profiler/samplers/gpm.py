@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-__all__ = ["RATIOS", "Gpm"]
-
 # NVML_GPM_METRIC_*: by number, because old bindings lack the names, and the numbers have never changed.
 RATIOS: Final = MappingProxyType(
     {

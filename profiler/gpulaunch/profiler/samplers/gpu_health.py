@@ -21,8 +21,6 @@ from gpulaunch.profiler.files import read_file, write_file
 from gpulaunch.profiler.record import XIDS, GpuHealth, Reading
 from gpulaunch.profiler.samplers import driver
 
-__all__ = ["HEALTH_FILE", "GpuHealthSampler"]
-
 HEALTH_FILE: Final = "gpu-health.json"
 _VERSION: Final = 1
 _EVENTS_A_READING: Final = 64  # a GPU in trouble may report without end; the rest comes with the next reading

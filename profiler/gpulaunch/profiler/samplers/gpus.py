@@ -20,8 +20,6 @@ from gpulaunch.profiler.samplers.ledger import Ledger
 from gpulaunch.profiler.samplers.nvml import TOTALS, Card, Seen
 from gpulaunch.profiler.samplers.patience import Helper, Patiently
 
-__all__ = ["GpuSampler"]
-
 _RARELY_S: Final = 10.0  # between looks at what changes slowly, and for MIG instances that have come or gone
 _STALE_S: Final = 10.0  # what was so long ago says nothing of now
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["HeldFiles"]
-
 T = TypeVar("T")
 
 

@@ -1,8 +1,8 @@
 """Totals that never go backwards, although the things that are counted come and go.
 
-A rank's page starts at zero with every attempt, and a dataloader worker takes its CPU time with it when it ends. So
+A rank's segment starts at zero with every attempt, and a dataloader worker takes its CPU time with it when it ends. So
 each total is an account: what the sources that are gone had reached, plus what each living source says now. The
-ledger is written beside the pages after every refresh; a sidecar that was killed picks it up, and its totals go on
+ledger is written beside the segments after every refresh; a sidecar that was killed picks it up, and its totals go on
 where they were.
 """
 

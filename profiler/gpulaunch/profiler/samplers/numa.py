@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["gpu_node", "nodes_of", "parse_cpu_list"]
-
 
 def nodes_of(pid: int, *, root: Path = Path("/")) -> frozenset[int]:
     """Give the nodes that have a core on which the process may run; empty where the kernel does not say."""

@@ -24,8 +24,6 @@ from gpulaunch.profiler.samplers import driver
 from gpulaunch.profiler.samplers.counters import LinkTotal, Total, link_bytes_per_s
 from gpulaunch.profiler.samplers.gpm import Gpm
 
-__all__ = ["TOTALS", "Card", "Seen"]
-
 TOTALS: Final = (
     *("energy_mj", "pcie_replays", "pcie_receive", "pcie_transmit", "nvlink_receive", "nvlink_transmit"),
     *THROTTLE_REASONS,  # in ns

@@ -16,8 +16,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from gpulaunch.profiler.record import Reading, Sampler
 
-__all__ = ["Helper", "Patiently"]
-
 T = TypeVar("T")
 _PATIENCE_S: Final = 0.5  # what the other collectors may be held up by it, once
 _GIVEN_UP_S: Final = 10.0  # after this long it is not late any more, it is not there

@@ -23,8 +23,6 @@ from typing import Final, Protocol
 from gpulaunch.profiler.samplers.pylayout import Layout, LayoutError, base_of, find_layout, lines_of, read_memory
 from gpulaunch.profiler.samplers.pyspy import Frame, Look, PySpy
 
-__all__ = ["Peek", "StackSampler"]
-
 _TRIES: Final = 5
 _CHECKS: Final = 50
 _PAUSE_S: Final = 0.002

@@ -1,8 +1,8 @@
-"""Which phase of a step a stack was taken in: by the rank's page, and by what is on the stack.
+"""Which phase of a step a stack was taken in: by the rank's segment, and by what is on the stack.
 
-The page tells the region that the training thread was in just before the stack was taken and just after. Where it has
-passed no edge in between, that is sure; else only torch's own frames can tell, or nothing can. The same holds where not
-every step is observed: the others pass an edge after their batch and one at their end, and none between.
+The segment tells the region that the training thread was in just before the stack was taken and just after. Where it
+has passed no edge in between, that is sure; else only torch's own frames can tell, or nothing can. The same holds where
+not every step is observed: the others pass an edge after their batch and one at their end, and none between.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Final
 
 from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Region
 from gpulaunch.profiler.samplers.pyspy import Frame
-
-__all__ = ["STACK_PHASES", "STARTUP", "UNSETTLED", "phase_of"]
 
 STARTUP: Final = "startup"
 """Before the first edge of the training loop: imports, construction, the first look at the data."""
@@ -58,7 +56,7 @@ def phase_of(frames: Sequence[Frame], before: int, after: int, *, every_step: bo
 
     Args:
         frames: the stack.
-        before: LAST_EDGE of the rank's page just before it was taken.
+        before: LAST_EDGE of the rank's segment just before it was taken.
         after: the same just after. Equal: no edge was passed meanwhile.
         every_step: whether all steps are observed, but for some that are compared with the others.
     """

@@ -20,8 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["Layout", "LayoutError", "base_of", "find_layout", "lines_of", "read_memory"]
-
 _INTERPRETER_BYTES: Final = 1 << 18
 _RUNTIME_BYTES: Final = 1 << 14
 _THREAD_BYTES: Final = 512

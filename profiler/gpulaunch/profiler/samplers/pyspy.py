@@ -22,8 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Frame", "Look", "PySpy", "Thread", "find_pyspy", "parse_pyspy", "reason_of"]
-
 _LONGEST_S: Final = 3.0
 _LARGEST_BYTES: Final = 4 << 20
 """No stack is as large; a py-spy that writes more is not what we take it for."""

@@ -1,6 +1,6 @@
-"""What the ranks have published: the group of the running attempt, and one shared-memory page per rank.
+"""What the ranks have published: the group of the running attempt, and one shared-memory segment per rank.
 
-Pages are opened once and read in place; what they count goes on from attempt to attempt.
+Segments are opened once and read in place; what they count goes on from attempt to attempt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpulaunch.profiler.channel.page import PageReader, PageSnapshot
+from gpulaunch.profiler.channel.segment import SegmentReader, SegmentSnapshot
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Group, RankPlace, Reading, TrainingState
 from gpulaunch.profiler.samplers.facts import FactsFile
@@ -55,14 +55,14 @@ class GroupFile:
 
 
 class RankSampler:
-    """Reads the pages of all ranks of the running attempt."""
+    """Reads the segments of all ranks of the running attempt."""
 
     def __init__(self, channel_dir: Path, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel_dir = channel_dir
         self._file = GroupFile(channel_dir / "group.json")
         self._ledger = ledger
         self._clock = clock
-        self._pages = HeldFiles(lambda rank: PageReader(str(channel_dir / f"rank-{rank}.bin")))
+        self._segments = HeldFiles(lambda rank: SegmentReader(str(channel_dir / f"rank-{rank}.bin")))
         self._facts: dict[int, FactsFile] = {}
         self._errors: list[str] = []
 
@@ -78,34 +78,35 @@ class RankSampler:
             errors.append(reason)
         places = () if self.group is None else self.group.ranks
         ranks = {place.rank for place in places}
-        self._pages.only(ranks)
+        self._segments.only(ranks)
         for rank in self._facts.keys() - ranks:
             del self._facts[rank]
         values: list[TrainingState] = []
         for place in places:
             try:
-                values.append(self._pages.read(place.rank, self._state))
+                values.append(self._segments.read(place.rank, self._state))
             except OSError as error:
-                errors.append(f"page of rank {place.rank}: {error.strerror}")
-            except ValueError as error:  # PageError is one; so is a value that this version has no name for
-                errors.append(f"page of rank {place.rank}: {type(error).__name__}")
+                errors.append(f"segment of rank {place.rank}: {error.strerror}")
+            except ValueError as error:  # SegmentError is one; so is a value that this version has no name for
+                errors.append(f"segment of rank {place.rank}: {type(error).__name__}")
         return Reading(values=tuple(values), errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
-        """Let all pages go."""
-        self._pages.close()
+        """Let all segments go."""
+        self._segments.close()
 
-    def _state(self, rank: int, reader: PageReader) -> TrainingState:
-        page = reader.read()
-        # When the page was made tells attempts apart; when it was claimed, programs that follow each other in one rank.
-        source = f"{page.anchor.monotonic_ns}:{page.started_ns}"
+    def _state(self, rank: int, reader: SegmentReader) -> TrainingState:
+        segment = reader.read()
+        # When the segment was made tells attempts apart; when it was claimed, programs that follow each other in one
+        # rank.
+        source = f"{segment.anchor.monotonic_ns}:{segment.started_ns}"
         return training(
             rank,
-            page,
-            self._ledger.total(f"{rank}/page", {source: counters(page)}, width=WIDTH),
+            segment,
+            self._ledger.total(f"{rank}/segment", {source: counters(segment)}, width=WIDTH),
             sites=reader.sites(),
             facts=self._facts_of(rank),
-            newest_checkpoint=self._newest_checkpoint(rank, page),
+            newest_checkpoint=self._newest_checkpoint(rank, segment),
         )
 
     def _facts_of(self, rank: int) -> Mapping[str, Any]:
@@ -118,13 +119,13 @@ class RankSampler:
             self._errors.append(f"facts of rank {rank}: {type(error).__name__}")
             return {}
 
-    def _newest_checkpoint(self, rank: int, page: PageSnapshot) -> tuple[int, int] | None:
+    def _newest_checkpoint(self, rank: int, segment: SegmentSnapshot) -> tuple[int, int] | None:
         """Give when the state of the rank's newest checkpoint was taken, and its step; None before the first.
 
-        The next attempt's page knows nothing of it, and neither does the next sidecar; the ledger does. It keeps the
+        The next attempt's segment knows nothing of it, and neither does the next sidecar; the ledger does. It keeps the
         highest number that it was ever told: here the time is the higher part.
         """
-        told = page.checkpoint_captured_ns << 64 | page.checkpoint_step if page.checkpoint_saves else 0
+        told = segment.checkpoint_captured_ns << 64 | segment.checkpoint_step if segment.checkpoint_saves else 0
         (newest,) = self._ledger.total(f"{rank}/newest checkpoint", {"": (told,)}, width=1)
         return divmod(newest, 1 << 64) if newest else None
 

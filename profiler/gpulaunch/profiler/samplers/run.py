@@ -1,4 +1,4 @@
-"""How the run goes, as its agent says: where its time went, its restarts, its hangs (run.json beside the pages)."""
+"""How the run goes, as its agent says: where its time went, its restarts, its hangs (run.json beside the segments)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any, Final
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, Reading, RunState
 from gpulaunch.profiler.samplers.ledger import Ledger
-
-__all__ = ["RunSampler", "parse_run"]
 
 _VERSION: Final = 1
 _WAITING: Final = ("startup", "restart")

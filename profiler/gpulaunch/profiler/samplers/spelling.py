@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from typing import Final
 
-__all__ = ["spelled", "working_directory"]
-
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 
 

@@ -24,15 +24,13 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.ending import LOOK_ENDS_S
 from gpulaunch.profiler.channel.layout import Hook, Word
-from gpulaunch.profiler.channel.page import PageReader
+from gpulaunch.profiler.channel.segment import SegmentReader
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Group, RankPlace, Reading, StackState
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, labels_of, load
 from gpulaunch.profiler.samplers.peek import Peek, StackSampler
 from gpulaunch.profiler.samplers.phases import phase_of
 from gpulaunch.profiler.samplers.pyspy import Frame
-
-__all__ = ["BUDGET", "Stacks", "rest_s"]
 
 BUDGET: Final = 0.003
 """Of one core, on the average: a third of what the whole sidecar may use."""
@@ -183,12 +181,15 @@ class Stacks:
         return look.cpu_s
 
     def _edge_of(self, place: RankPlace) -> tuple[int, bool]:
-        """The word LAST_EDGE of a rank's page, and whether every step is observed; no edge yet, where it is not known.
+        """The word LAST_EDGE of a rank's segment, and whether every step is observed; no edge, where it is not known.
 
-        Opened anew each time: nobody needs the pages of 256 ranks held open twice.
+        Opened anew each time: nobody needs the segments of 256 ranks held open twice.
         """
-        with contextlib.suppress(OSError, ValueError), PageReader(f"{self._channel_dir}/rank-{place.rank}.bin") as page:
-            return page.word(Word.LAST_EDGE), not page.word(Word.HOOKS_SHED) & Hook.EVERY_STEP
+        with (
+            contextlib.suppress(OSError, ValueError),
+            SegmentReader(f"{self._channel_dir}/rank-{place.rank}.bin") as segment,
+        ):
+            return segment.word(Word.LAST_EDGE), not segment.word(Word.HOOKS_SHED) & Hook.EVERY_STEP
         return 0, True
 
     def _fail(self, reason: str) -> None:

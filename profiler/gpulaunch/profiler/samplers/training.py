@@ -1,4 +1,4 @@
-"""One rank's page as a `TrainingState`: what only grows is counted over all attempts, gauges are as they are."""
+"""One rank's segment as a `TrainingState`: what only grows is counted over all attempts, gauges are as they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Final
 
 from gpulaunch.profiler.channel import layout
-from gpulaunch.profiler.channel.page import PageSnapshot, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentSnapshot, SiteRow
 from gpulaunch.profiler.record import (
     CheckpointState,
     CopyTotals,
@@ -21,8 +21,6 @@ from gpulaunch.profiler.record import (
     TrainingState,
 )
 
-__all__ = ["WIDTH", "counters", "training"]
-
 _GROWS: Final = (
     *("steps", "microsteps", "samples", "skipped_steps", "step_ns_total", "probe_ns_total"),
     *("loader_batches", "loader_eval_batches", "loader_batch_bytes_total"),
@@ -35,7 +33,7 @@ _GROWS: Final = (
     "unobserved_steps",
     *("checkpoint_saves", "checkpoint_failures", "checkpoint_stall_ns_total", "checkpoint_bytes_total"),
 )
-"""The single counters of a page."""
+"""The single counters of a segment."""
 
 WIDTH: Final = (
     len(_GROWS)
@@ -44,24 +42,24 @@ WIDTH: Final = (
     + layout.COPY_WORDS * len(layout.COPIES)
     + layout.SYNC_WORDS * len(layout.SYNCS)
 )
-"""How many counters a page has."""
+"""How many counters a segment has."""
 
 
-def counters(page: PageSnapshot) -> tuple[int, ...]:
-    """Everything in a page that only grows, in the order in which `training` takes it apart."""
+def counters(segment: SegmentSnapshot) -> tuple[int, ...]:
+    """Everything in a segment that only grows, in the order in which `training` takes it apart."""
     return (
-        *(getattr(page, name) for name in _GROWS),
-        *(page.phase_ns[phase] for phase in layout.PHASES),
-        *page.step_histogram_counts,
-        *page.loader_wait_histogram_counts,
-        *(n for c in page.copies.values() for n in (c.count, c.size_bytes, c.blocked_ns, c.gpu_ns)),
-        *(n for s in page.syncs.values() for n in (s.calls, s.blocked_ns)),
+        *(getattr(segment, name) for name in _GROWS),
+        *(segment.phase_ns[phase] for phase in layout.PHASES),
+        *segment.step_histogram_counts,
+        *segment.loader_wait_histogram_counts,
+        *(n for c in segment.copies.values() for n in (c.count, c.size_bytes, c.blocked_ns, c.gpu_ns)),
+        *(n for s in segment.syncs.values() for n in (s.calls, s.blocked_ns)),
     )
 
 
 def training(
     rank: int,
-    page: PageSnapshot,
+    segment: SegmentSnapshot,
     totals: tuple[int, ...],
     *,
     sites: tuple[SiteRow, ...],
@@ -72,9 +70,9 @@ def training(
 
     Args:
         rank: its number.
-        page: its page.
+        segment: its segment.
         totals: `counters` over all attempts.
-        sites: the rows of its page.
+        sites: the rows of its segment.
         facts: what it says about its surroundings.
         newest_checkpoint: when the state of its newest checkpoint was taken, and its step.
     """
@@ -87,7 +85,7 @@ def training(
     syncs = {key: _take(rest, layout.SYNC_WORDS) for key in layout.SYNCS}
     return TrainingState(
         rank=rank,
-        armed=page.armed,
+        armed=segment.armed,
         steps=total["steps"],
         microsteps=total["microsteps"],
         samples=total["samples"],
@@ -97,12 +95,12 @@ def training(
         step_counts=step_counts,
         phase_ns=dict(zip(layout.PHASES, phases, strict=True)),
         probe_ns_total=total["probe_ns_total"],
-        step_source=page.step_source.name.lower() if page.step_source else None,
-        last_step_monotonic_ns=page.last_step_monotonic_ns or None,
-        loader=_loader(page, total, wait_counts),
-        gpu=_gpu(page, total),
+        step_source=segment.step_source.name.lower() if segment.step_source else None,
+        last_step_monotonic_ns=segment.last_step_monotonic_ns or None,
+        loader=_loader(segment, total, wait_counts),
+        gpu=_gpu(segment, total),
         gpu_time=_gpu_time(total),
-        checkpoint=_checkpoint(page, total, newest_checkpoint),
+        checkpoint=_checkpoint(segment, total, newest_checkpoint),
         copies={
             key: CopyTotals(count=count, size_bytes=size_bytes, blocked_ns=blocked_ns, gpu_ns=gpu_ns)
             for key, (count, size_bytes, blocked_ns, gpu_ns) in copies.items()
@@ -119,20 +117,20 @@ def training(
             compile_ns_total=total["compile_pause_ns_total"],
             comm_calls=total["comm_calls"],
             comm_blocked_ns_total=total["comm_blocked_ns_total"],
-            ddp_comm_ns=page.ddp_comm_ns,
-            ddp_overlap_ns=page.ddp_overlap_ns,
+            ddp_comm_ns=segment.ddp_comm_ns,
+            ddp_overlap_ns=segment.ddp_overlap_ns,
         ),
         price=Price(
-            budget_ratio=page.budget_ppm / 1e6,
-            hooks_shed=_names(page.hooks_shed),
+            budget_ratio=segment.budget_ppm / 1e6,
+            hooks_shed=_names(segment.hooks_shed),
             unobserved_steps=total["unobserved_steps"],
-            pairs=page.priced_pairs,
-            paired_cost_ns=page.paired_cost_ns if page.priced_pairs else None,
-            paired_error_ns=page.paired_error_ns if page.priced_pairs else None,
+            pairs=segment.priced_pairs,
+            paired_cost_ns=segment.paired_cost_ns if segment.priced_pairs else None,
+            paired_error_ns=segment.paired_error_ns if segment.priced_pairs else None,
         ),
         facts=facts,
-        hooks_unavailable=_names(page.hooks_unavailable),
-        fault=page.fault,
+        hooks_unavailable=_names(segment.hooks_unavailable),
+        fault=segment.fault,
     )
 
 
@@ -144,15 +142,15 @@ def _take(rest: Iterator[int], count: int) -> tuple[int, ...]:
     return tuple(islice(rest, count))
 
 
-def _loader(page: PageSnapshot, total: Mapping[str, int], wait_counts: tuple[int, ...]) -> LoaderState | None:
-    if not (total["loader_batches"] or page.loader_outstanding or page.loader_workers_configured):
+def _loader(segment: SegmentSnapshot, total: Mapping[str, int], wait_counts: tuple[int, ...]) -> LoaderState | None:
+    if not (total["loader_batches"] or segment.loader_outstanding or segment.loader_workers_configured):
         return None
     return LoaderState(
-        ready=page.loader_ready,
-        outstanding=page.loader_outstanding,
-        reorder_blocked=page.loader_reorder_blocked,
-        pin_backlog=page.loader_pin_backlog,
-        workers_configured=page.loader_workers_configured,
+        ready=segment.loader_ready,
+        outstanding=segment.loader_outstanding,
+        reorder_blocked=segment.loader_reorder_blocked,
+        pin_backlog=segment.loader_pin_backlog,
+        workers_configured=segment.loader_workers_configured,
         batches=total["loader_batches"],
         eval_batches=total["loader_eval_batches"],
         batch_bytes_total=total["loader_batch_bytes_total"],
@@ -163,19 +161,19 @@ def _loader(page: PageSnapshot, total: Mapping[str, int], wait_counts: tuple[int
     )
 
 
-def _gpu(page: PageSnapshot, total: Mapping[str, int]) -> GpuMemory | None:
-    if not (page.gpu_reserved_bytes or page.gpu_allocated_bytes or page.gpu_peak_allocated_bytes):
+def _gpu(segment: SegmentSnapshot, total: Mapping[str, int]) -> GpuMemory | None:
+    if not (segment.gpu_reserved_bytes or segment.gpu_allocated_bytes or segment.gpu_peak_allocated_bytes):
         return None
     return GpuMemory(
-        allocated_bytes=page.gpu_allocated_bytes,
-        reserved_bytes=page.gpu_reserved_bytes,
-        peak_allocated_bytes=page.gpu_peak_allocated_bytes,
-        peak_reserved_bytes=page.gpu_peak_reserved_bytes,
-        active_bytes=page.gpu_active_bytes,
-        inactive_split_bytes=page.gpu_inactive_split_bytes,
+        allocated_bytes=segment.gpu_allocated_bytes,
+        reserved_bytes=segment.gpu_reserved_bytes,
+        peak_allocated_bytes=segment.gpu_peak_allocated_bytes,
+        peak_reserved_bytes=segment.gpu_peak_reserved_bytes,
+        active_bytes=segment.gpu_active_bytes,
+        inactive_split_bytes=segment.gpu_inactive_split_bytes,
         alloc_retries=total["gpu_alloc_retries"],
         ooms=total["gpu_ooms"],
-        pinned_bytes=page.gpu_pinned_bytes,
+        pinned_bytes=segment.gpu_pinned_bytes,
     )
 
 
@@ -191,9 +189,11 @@ def _gpu_time(total: Mapping[str, int]) -> GpuTime | None:
     )
 
 
-def _checkpoint(page: PageSnapshot, total: Mapping[str, int], newest: tuple[int, int] | None) -> CheckpointState | None:
+def _checkpoint(
+    segment: SegmentSnapshot, total: Mapping[str, int], newest: tuple[int, int] | None
+) -> CheckpointState | None:
     told = any(total[name] for name in _GROWS if name.startswith("checkpoint_"))
-    if not (page.listens or page.resumed_step or told):
+    if not (segment.listens or segment.resumed_step or told):
         return None
     captured_ns, step = newest or (None, None)
     return CheckpointState(
@@ -203,7 +203,7 @@ def _checkpoint(page: PageSnapshot, total: Mapping[str, int], newest: tuple[int,
         bytes_total=total["checkpoint_bytes_total"],
         newest_step=step,
         captured_monotonic_ns=captured_ns,
-        resumed_step=page.resumed_step or None,
+        resumed_step=segment.resumed_step or None,
     )
 
 

@@ -14,8 +14,6 @@ from gpulaunch.profiler.record import Group, LoaderWorkers, Reading
 from gpulaunch.profiler.samplers.held import HeldFiles
 from gpulaunch.profiler.samplers.ledger import Ledger
 
-__all__ = ["WorkersSampler"]
-
 
 class WorkersSampler:
     """Reads the files of all ranks of the running attempt."""
@@ -44,7 +42,7 @@ class WorkersSampler:
             try:
                 workers = self._files.read(rank, self._sum)
             except FileNotFoundError:
-                continue  # the agent could not make it; the rank's page says that its workers are not measured
+                continue  # the agent could not make it; the rank's segment says that its workers are not measured
             except OSError as error:
                 errors.append(f"workers of rank {rank}: {error.strerror}")
             except ValueError as error:

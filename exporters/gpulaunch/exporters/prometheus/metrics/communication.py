@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Metric, one_of
 from gpulaunch.profiler.channel.collectives import KINDS
 
-__all__ = ["COMMUNICATION"]
-
 _KIND = one_of("kind", *KINDS)
 
 COMMUNICATION: tuple[Metric, ...] = (

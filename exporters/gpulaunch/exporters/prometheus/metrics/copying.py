@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpulaunch.exporters.prometheus.metrics.metric import GPU, RANK, Kind, Metric, one_of
 from gpulaunch.profiler.channel.layout import COPIES, SYNCS
 
-__all__ = ["COPYING"]
-
 _COPY = (
     one_of("direction", *(direction for direction, _ in COPIES)),
     one_of("host_memory", *(host_memory for _, host_memory in COPIES)),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpulaunch.exporters.prometheus.metrics.metric import GPU, Kind, Label, Metric, one_of
 from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS, XIDS
 
-__all__ = ["GPUS"]
-
 GPUS: tuple[Metric, ...] = (
     Metric(
         name="gpulaunch_gpu_xid_errors_total",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Metric, one_of
 
-__all__ = ["MEMORY"]
-
 MEMORY: tuple[Metric, ...] = (
     Metric(
         name="gpulaunch_gpu_memory_bytes",

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["GPU", "RANK", "Kind", "Label", "Metric", "one_of"]
-
 
 class Kind(Enum):
     """How the values of a metric behave."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gpulaunch.exporters.prometheus.metrics.metric import Kind, Metric, one_of
 
-__all__ = ["NODE"]
-
 NODE: tuple[Metric, ...] = (
     Metric(
         name="gpulaunch_shm_bytes",

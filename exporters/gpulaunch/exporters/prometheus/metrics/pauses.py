@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Metric
 
-__all__ = ["PAUSES"]
-
 PAUSES: tuple[Metric, ...] = (
     Metric(
         name="gpulaunch_gc_collections_total",

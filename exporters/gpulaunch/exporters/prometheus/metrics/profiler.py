@@ -7,8 +7,6 @@ from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.channel.layout import PHASES, Hook
 from gpulaunch.profiler.record import Collector
 
-__all__ = ["PROFILER"]
-
 _RULE = one_of("rule", *(rule.id for rule in RULES))
 _COLLECTOR = one_of("collector", *(collector.value for collector in Collector))
 _PART = one_of("part", *((hook.name or "").lower() for hook in Hook))

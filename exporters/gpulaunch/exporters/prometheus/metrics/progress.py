@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Metric, one_of
 from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS
 
-__all__ = ["PROGRESS"]
-
 PROGRESS: tuple[Metric, ...] = (
     Metric(
         name="gpulaunch_checkpoint_saves_total",

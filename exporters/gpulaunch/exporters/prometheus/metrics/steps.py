@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Label, Metric, one_of
 from gpulaunch.profiler.channel.layout import PHASES
 
-__all__ = ["STEPS"]
-
 STEPS: tuple[Metric, ...] = (
     Metric(
         name="gpulaunch_build_info",

@@ -1,4 +1,4 @@
-"""The shelf: what was imported before the fork is in no rank's `sys.modules` until its program imports it.
+"""What was imported before the fork is in no rank's `sys.modules` until its program imports it.
 
 The fork server watches its imports (`import_watch.py`) and puts what came from outside the standard library here,
 package by package. In a rank, a finder hands a package out, with all that its import had brought, when the program
@@ -86,10 +86,10 @@ class Package:
 
 
 class _Loader:
-    """Stands for the loader in a spec that another finder made: an import gets the module on the shelf."""
+    """Stands for the loader in a spec that another finder made: an import gets the preloaded module."""
 
-    def __init__(self, shelf: Shelf, name: str, module: Any, real: Any) -> None:
-        self._shelf, self._name, self._module, self._real = shelf, name, module, real
+    def __init__(self, preload_finder: PreloadFinder, name: str, module: Any, real: Any) -> None:
+        self._preload_finder, self._name, self._module, self._real = preload_finder, name, module, real
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -99,9 +99,9 @@ class _Loader:
 
     def create_module(self, _: ModuleSpec) -> Any:
         """The module itself; the import machinery gives it another __spec__ for the moment."""
-        self._shelf.check(self._name)
+        self._preload_finder.check(self._name)
         self._spec = getattr(self._module, "__spec__", None)
-        self._shelf.hand_out(self._name)
+        self._preload_finder.hand_out(self._name)
         return self._module
 
     def exec_module(self, module: Any) -> None:
@@ -114,7 +114,7 @@ class _Loader:
         return importlib.import_module(name)
 
 
-class Shelf:
+class PreloadFinder:
     """A finder for sys.meta_path, before all others.
 
     Threads import at the same time, each under the lock of another module, and what comes into sys.modules while
@@ -193,7 +193,7 @@ class Shelf:
         self._pid = os.getpid()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of another finder, with a loader that hands out what is on the shelf."""
+        """The spec of another finder, with a loader that hands out what is preloaded."""
         module = self._modules.get(name)
         if module is None or target is not None:  # target: importlib.reload()
             return None
@@ -258,7 +258,7 @@ class Shelf:
                         break
 
     def _closure(self, name: str) -> list[str]:
-        """A package and those on the shelf that it, and they, had imported."""
+        """A package and the preloaded ones that it, and they, had imported."""
         found: list[str] = []
         left = [name]
         while left:
@@ -270,7 +270,7 @@ class Shelf:
         return found
 
     def _with(self, name: str) -> list[str]:
-        """The packages on the shelf that cannot be handed out without this one."""
+        """The preloaded packages that cannot be handed out without this one."""
         return sorted(each for each in self._packages if name in self._closure(each))
 
     def _forget(self, name: str) -> bool:

@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 from gpulaunch.launcher.hang.values import Verdict
 
-__all__ = ["Telling"]
 
-
-class Telling:
+class Announcer:
     """At most one standstill at a time; what comes to it meanwhile is told with it the next time."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ _MAX_NOTES = 50
 _ACCEPT_AGAIN_S = 1.0
 
 
-class Hub:
+class Leader:
     """Listens where the ranks will meet later, and gathers the nodes there first."""
 
     def __init__(self, loop: Loop, hello: Hello, *, addr: str, port: int, timeout_s: float, pace: Pace) -> None:

@@ -1,4 +1,4 @@
-"""The shared-memory pages of a run: made for each attempt, kept beside a failure's report, removed at the end."""
+"""The shared-memory segments of a run: made for each attempt, kept beside a failure's report, removed at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpulaunch.launcher.loop.files import write_json
-from gpulaunch.profiler.channel import page, workers
+from gpulaunch.profiler.channel import segment, segment_writer, workers
 
 _PREFIX = "gpulaunch"
 _MADE_WITHIN_S = 60.0
@@ -22,12 +22,12 @@ def directory_of(
     run_id: str,
     root: str = "/dev/shm",  # noqa: S108 (tmpfs, private directory)
 ) -> str:
-    """Where the pages of a run are."""
+    """Where the segments of a run are."""
     return os.path.join(root, f"{_PREFIX}-{os.getuid()}-{run_id}")
 
 
-class Pages:
-    """One directory on tmpfs, mode 0700, with a page per rank; locked while the agent lives."""
+class Segments:
+    """One directory on tmpfs, mode 0700, with a segment per rank; locked while the agent lives."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Pages:
     ) -> None:
         """Make the directory and remove those of agents that were killed. Raises OSError."""
         self._run_dir = run_dir
-        self._readers: dict[int, page.PageReader] = {}  # several look at every page each second
+        self._readers: dict[int, segment.SegmentReader] = {}  # several look at every segment each second
         self.directory = directory_of(run_id, root)
         _remove_abandoned(root)
         os.mkdir(self.directory, 0o700)
@@ -50,18 +50,18 @@ class Pages:
         os.rename(draft, lock)
 
     def prepare(self, ranks: Iterable[tuple[int, int]], attempt: int) -> None:
-        """Make fresh pages for (rank, local rank) pairs. Raises OSError, ENOSPC included: pages are reserved here."""
-        self._close_readers()  # they see the pages that are replaced now
+        """Make fresh segments for (rank, local rank) pairs, all reserved. Raises OSError, ENOSPC included."""
+        self._close_readers()  # they see the segments that are replaced now
         for rank, local_rank in ranks:
             # Sockets of the attempt before; see profiler.probe.tempdir.
             shutil.rmtree(os.path.join(self.directory, f"mp-{rank}"), ignore_errors=True)
-            page.create(self.path_of(rank), rank=rank, local_rank=local_rank, attempt=attempt)
+            segment_writer.create(self.path_of(rank), rank=rank, local_rank=local_rank, attempt=attempt)
             workers.create(os.path.join(self.directory, f"workers-{rank}.bin"))
             with contextlib.suppress(FileNotFoundError):  # what a rank of the attempt before said
                 os.unlink(os.path.join(self.directory, f"facts-{rank}.json"))
 
     def path_of(self, rank: int) -> str:
-        """The page of one rank."""
+        """The segment of one rank."""
         return os.path.join(self.directory, f"rank-{rank}.bin")
 
     def announce(self, group: dict[str, Any]) -> None:
@@ -76,18 +76,18 @@ class Pages:
         with contextlib.suppress(OSError):  # observing fails open: no room for this file is no reason to stop a job
             write_json(os.path.join(self.directory, name), content)
 
-    def read(self, rank: int) -> page.PageSnapshot | None:
-        """What a rank's page says, or None if it cannot be read."""
+    def read(self, rank: int) -> segment.SegmentSnapshot | None:
+        """What a rank's segment says, or None if it cannot be read."""
         try:
             reader = self._readers.get(rank)
             if reader is None:
-                reader = self._readers[rank] = page.PageReader(self.path_of(rank))
+                reader = self._readers[rank] = segment.SegmentReader(self.path_of(rank))
             return reader.read()
         except (OSError, ValueError):
             return None
 
     def keep(self, rank: int, directory: str) -> None:
-        """Copy a dead rank's page beside its logs: its last steps, like a flight recorder's."""
+        """Copy a dead rank's segment beside its logs: its last steps, like a flight recorder's."""
         with contextlib.suppress(OSError):
             shutil.copyfile(self.path_of(rank), os.path.join(directory, "page.bin"))
 
@@ -104,7 +104,7 @@ class Pages:
 
 
 def _remove_abandoned(root: str) -> None:
-    """Remove this user's page directories whose agent is gone (killed together with its keeper)."""
+    """Remove this user's segment directories whose agent is gone (killed together with its orphan reaper)."""
     mine = f"{_PREFIX}-{os.getuid()}-"
     with contextlib.suppress(OSError):
         for name in os.listdir(root):

@@ -22,7 +22,7 @@ SHELF = """
 import sys, os, importlib, importlib.util
 sys.path.insert(0, {site!r})
 from gpulaunch.launcher.loop.import_watch import Watch
-from gpulaunch.launcher.loop.shelf import Shelf
+from gpulaunch.launcher.loop.preload_finder import Shelf
 watch, at_start = Watch(), frozenset(sys.modules)
 for name in ("first", "second", "replaced", "space.inside"):
     with watch.importing(name, keeps=True):

@@ -1,4 +1,4 @@
-"""The directory of a run's pages: what launchers that were killed have left of theirs goes, and nobody else's does."""
+"""The directory of a run's segments: what killed launchers have left of theirs is removed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from gpulaunch.launcher.agent.pages import Pages
+from gpulaunch.launcher.agent.segments import Segments
 
 LONG_AGO_S = time.time() - 3600
 
@@ -38,9 +38,9 @@ def test_what_killed_launchers_have_left_goes_and_nothing_else(tmp_path: Path) -
     with open(stays[0] / "lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
 
-        pages = Pages("new", run_dir="", root=str(tmp_path))
+        segments = Segments("new", run_dir="", root=str(tmp_path))
 
         assert [path.name for path in gone if path.exists()] == []
         assert [path.name for path in stays if not path.exists()] == []
-        pages.close()
-    assert not Path(pages.directory).exists()
+        segments.close()
+    assert not Path(segments.directory).exists()

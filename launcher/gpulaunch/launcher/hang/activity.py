@@ -11,8 +11,6 @@ from functools import partial
 from gpulaunch.launcher.hang import frames as stacks
 from gpulaunch.launcher.hang.values import Category, Frame, Limits, Sample, Standing
 
-__all__ = ["Finding", "find", "following"]
-
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY_CORES = 0.05
 """More than what watchdogs, pollers and loggers of an idle rank need; less than any work does."""
@@ -21,7 +19,7 @@ _BUSY_BYTES_PER_S = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Activity:
     """What one rank is doing."""
 
     standing: Standing
@@ -66,13 +64,13 @@ def following(before: Sample | None, sample: Sample, standing: Standing, limits:
     return replace(sample, moved_s=before.moved_s if _stands_still(before, sample) else sample.at_s)
 
 
-def find(standing: Standing, samples: Sequence[Sample], limits: Limits) -> Finding:
+def activity_of(standing: Standing, samples: Sequence[Sample], limits: Limits) -> Activity:
     """Put one rank into its category; `samples` oldest first."""
     last = samples[-1] if samples else Sample(at_s=0.0, state="")
     stood_s = 0.0  # nothing is known with less than two samples
     if len(samples) > 1:
         stood_s = standing.quiet_s if last.moved_s is None else min(standing.quiet_s, last.at_s - last.moved_s)
-    found = partial(Finding, standing=standing, frames=last.frames, where=_where(last.frames), stood_s=stood_s)
+    found = partial(Activity, standing=standing, frames=last.frames, where=_where(last.frames), stood_s=stood_s)
     if samples and last.state in ("", "Z", "X"):
         return found(category=Category.GONE, what="has ended")
     if last.traced or last.state == "t" or stacks.is_prompt(last.frames):
@@ -97,7 +95,7 @@ def find(standing: Standing, samples: Sequence[Sample], limits: Limits) -> Findi
     return _by_stack(standing, samples, limits, found)
 
 
-def _by_stack(standing: Standing, samples: Sequence[Sample], limits: Limits, found: partial[Finding]) -> Finding:
+def _by_stack(standing: Standing, samples: Sequence[Sample], limits: Limits, found: partial[Activity]) -> Activity:
     """The rest of the table: what needs stacks and CPU time."""
     last = samples[-1] if samples else Sample(at_s=0.0, state="")
     place = _place(last) if last.frames else ""

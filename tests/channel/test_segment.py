@@ -1,4 +1,4 @@
-"""Pages between a writer and its readers: whole numbers whatever the timing, clear refusals, nothing left behind."""
+"""Segments between a writer and its readers: whole numbers whatever the timing, clear refusals, nothing left behind."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.channel import clock, page, ring
+from gpulaunch.profiler.channel import clock, ring, segment, segment_writer
 from gpulaunch.profiler.channel.layout import (
     COPIES,
     COPY_WORDS,
-    PAGE_BYTES,
     PHASES,
     RING_SLOTS,
+    SEGMENT_BYTES,
     SITE_KINDS,
     SITE_ROWS,
     SITE_TEXT_BYTES,
@@ -37,9 +37,9 @@ from gpulaunch.profiler.channel.layout import (
 
 WRITER = """
 import sys
-from gpulaunch.profiler.channel.page import PageWriter
+from gpulaunch.profiler.channel.segment import SegmentWriter
 
-writer = PageWriter(sys.argv[1])
+writer = SegmentWriter(sys.argv[1])
 step = rare = 0
 print("writing", flush=True)
 
@@ -67,7 +67,7 @@ RARELY = {factor: phase for factor, phase in enumerate(PHASES, 1) if factor not 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     made = str(tmp_path / "rank-3.bin")
-    page.create(made, rank=3, local_rank=1, attempt=2)
+    segment_writer.create(made, rank=3, local_rank=1, attempt=2)
     return made
 
 
@@ -75,14 +75,14 @@ A_STEP = dict(zip(PHASES, (10, 1, 20, 30, 2, 5, 3, 0, 0, 4, 0, 25), strict=True)
 """Nanoseconds of the parts of a step of 100 ns."""
 
 
-def a_step(writer: page.PageWriter, steps: int, **more: int) -> None:
-    """One more step of 100 ns, in a page that has had `steps - 1`."""
+def a_step(writer: segment_writer.SegmentWriter, steps: int, **more: int) -> None:
+    """One more step of 100 ns, in a segment that has had `steps - 1`."""
     totals = (steps, steps, 0, 0, 100 * steps, *(part * steps for part in A_STEP.values()), 0, 1, 0)
     writer.end_step(totals, 0, 1, (1000 + steps, 100, *[*A_STEP.values()][:-1], more.get("samples", 8)))
 
 
 def test_a_new_page_is_empty_and_says_whose_it_is(path):
-    snapshot = page.read(path)
+    snapshot = segment.read(path)
 
     assert (snapshot.rank, snapshot.local_rank, snapshot.attempt) == (3, 1, 2)
     assert (snapshot.pid, snapshot.armed, snapshot.steps) == (0, False, 0)
@@ -96,25 +96,25 @@ def test_only_the_owner_may_read_a_page(path):
     status = os.stat(path)
 
     assert status.st_mode & 0o777 == 0o600
-    assert status.st_size == PAGE_BYTES
-    assert status.st_blocks * 512 >= PAGE_BYTES, (
-        "the page is not reserved: a full tmpfs would kill the rank with SIGBUS"
+    assert status.st_size == SEGMENT_BYTES
+    assert status.st_blocks * 512 >= SEGMENT_BYTES, (
+        "the segment is not reserved: a full tmpfs would kill the rank with SIGBUS"
     )
 
 
 def test_the_anchor_turns_a_monotonic_instant_into_wall_time(path):
-    now_ns = clock.wall_ns(time.monotonic_ns(), page.read(path).anchor)
+    now_ns = clock.wall_ns(time.monotonic_ns(), segment.read(path).anchor)
 
     assert abs(now_ns - time.time_ns()) < 1_000_000_000
 
 
 def test_what_the_writer_puts_in_the_reader_gets_out(path):
-    writer = page.PageWriter(path)
+    writer = segment_writer.SegmentWriter(path)
     a_step(writer, 1)
     a_step(writer, 2, samples=9)
     writer.words[Word.LOADER_READY] = 5
     writer.write_text(TextSlot.NOTE, "epoch 3")
-    snapshot = page.read(path)
+    snapshot = segment.read(path)
     events = ring.recent(path)
     writer.close()
 
@@ -129,10 +129,10 @@ def test_what_the_writer_puts_in_the_reader_gets_out(path):
 
 
 def test_where_the_training_thread_is_is_one_word(path):
-    before = page.read(path)
-    writer = page.PageWriter(path)
+    before = segment.read(path)
+    writer = segment_writer.SegmentWriter(path)
     writer.words[Word.LAST_EDGE] = 123_456_789 << 3 | Region.BACKWARD
-    after = page.read(path)
+    after = segment.read(path)
     writer.close()
 
     assert (before.region, before.last_edge_ns) == (Region.NONE, 0)
@@ -143,11 +143,11 @@ def test_every_word_has_its_field(path):
     begins = ("FIRST_STEP_", "CHECKPOINT_", "RESUMED_", "LOADER_", "GPU_", "GC_", "COMPILE", "COMM_", "DDP_")
     words = [word for word in Word if word.name.startswith(begins) and not word.name.endswith("_HISTOGRAM")]
     words = [word for word in words if not Word.DATA_WAIT_NS_TOTAL <= word <= Word.OTHER_NS_TOTAL]
-    writer = page.PageWriter(path)
+    writer = segment_writer.SegmentWriter(path)
     for word in words:
         writer.words[word] = 1000 + word
     writer.words[Word.LISTENS] = 1
-    snapshot = page.read(path)
+    snapshot = segment.read(path)
     writer.close()
 
     assert {word: getattr(snapshot, word.name.lower()) for word in words} == {word: 1000 + word for word in words}
@@ -155,10 +155,10 @@ def test_every_word_has_its_field(path):
 
 
 def test_copies_and_syncs_are_told_apart_by_kind(path):
-    writer = page.PageWriter(path)
+    writer = segment_writer.SegmentWriter(path)
     writer.words[Word.COPY_FIRST + COPY_WORDS * COPIES.index(("h2d", "pinned")) + 1] = 4096
     writer.words[Word.SYNC_FIRST + SYNC_WORDS * SYNCS.index("tolist")] = 3
-    snapshot = page.read(path)
+    snapshot = segment.read(path)
     writer.close()
 
     assert {key: copies.size_bytes for key, copies in snapshot.copies.items() if copies.size_bytes} == {
@@ -170,9 +170,9 @@ def test_copies_and_syncs_are_told_apart_by_kind(path):
 def test_lines_of_the_program_have_rows_of_their_own(path):
     """Until the table is full: then the others share one, so that nothing is lost from the sums."""
     long = "/very/long" * 30 + "/train.py:7 main"
-    with page.PageReader(path) as reader:
+    with segment.SegmentReader(path) as reader:
         empty = reader.sites()
-        writer = page.PageWriter(path)
+        writer = segment_writer.SegmentWriter(path)
         rows = [writer.add_site(SITE_KINDS.index("item"), f"train.py:{line} main") for line in range(SITE_ROWS - 2)]
         rows.append(writer.add_site(SITE_KINDS.index("h2d"), long))
         rows += [writer.add_site(SITE_KINDS.index("h2d"), "late.py:1 main") for _ in range(2)]
@@ -192,13 +192,13 @@ def test_lines_of_the_program_have_rows_of_their_own(path):
     assert (len(sites), len(sites[-1].text), sites[-1].text) == (SITE_ROWS, SITE_TEXT_BYTES, long[-SITE_TEXT_BYTES:])
 
 
-def row_of(kind: str, text: str, **counters: int) -> page.SiteRow:
+def row_of(kind: str, text: str, **counters: int) -> segment.SiteRow:
     zeros = dict.fromkeys(("count", "size_bytes", "blocked_ns", "gpu_ns", "pinned", "non_blocking"), 0)
-    return page.SiteRow(kind=kind, text=text, **{**zeros, **counters})
+    return segment.SiteRow(kind=kind, text=text, **{**zeros, **counters})
 
 
 def test_the_ring_keeps_the_last_steps(path):
-    writer = page.PageWriter(path)
+    writer = segment_writer.SegmentWriter(path)
     for steps in range(1, RING_SLOTS + 51):
         a_step(writer, steps)
     events = ring.recent(path)
@@ -209,12 +209,12 @@ def test_the_ring_keeps_the_last_steps(path):
 
 @given(text=st.text(max_size=400))
 def test_any_text_is_kept_as_far_as_it_fits(text, tmp_path_factory):
-    path = str(tmp_path_factory.mktemp("page") / "rank-0.bin")
-    page.create(path, rank=0, local_rank=0, attempt=0)
-    writer = page.PageWriter(path)
+    path = str(tmp_path_factory.mktemp("segment") / "rank-0.bin")
+    segment_writer.create(path, rank=0, local_rank=0, attempt=0)
+    writer = segment_writer.SegmentWriter(path)
     writer.write_text(TextSlot.NOTE, text)
     writer.close()
-    kept = page.read(path).note
+    kept = segment.read(path).note
 
     assert text.encode("utf-8", "replace").decode().startswith(kept)
     assert len(kept.encode()) >= min(len(text.encode("utf-8", "replace")), 229), "more was cut than one character"
@@ -223,31 +223,37 @@ def test_any_text_is_kept_as_far_as_it_fits(text, tmp_path_factory):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "0 bytes, a page has 65536"),
-        (b"x" * 100, "100 bytes, a page has 65536"),
-        (bytes(PAGE_BYTES), "not a gpulaunch page"),
-        (struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 99) + bytes(PAGE_BYTES - 16), "page version 99"),
-        (struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 1) + bytes(PAGE_BYTES - 16), "page version 1, "),
+        (b"", "0 bytes, a segment has 65536"),
+        (b"x" * 100, "100 bytes, a segment has 65536"),
+        (bytes(SEGMENT_BYTES), "not a gpulaunch segment"),
+        (
+            struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 99) + bytes(SEGMENT_BYTES - 16),
+            "segment version 99",
+        ),
+        (
+            struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), 1) + bytes(SEGMENT_BYTES - 16),
+            "segment version 1, ",
+        ),
     ],
 )
 def test_a_reader_refuses_what_is_no_page_of_its_version(tmp_path, content, why):
     path = tmp_path / "rank-0.bin"
     path.write_bytes(content)
 
-    with pytest.raises(page.PageError, match=why):
-        page.read(str(path))
-    with pytest.raises(page.PageError, match=why):
-        page.PageWriter(str(path))
+    with pytest.raises(segment.SegmentError, match=why):
+        segment.read(str(path))
+    with pytest.raises(segment.SegmentError, match=why):
+        segment_writer.SegmentWriter(str(path))
     with pytest.raises(FileNotFoundError):
-        page.read(str(tmp_path / "none.bin"))
+        segment.read(str(tmp_path / "none.bin"))
 
 
-@given(noise=st.integers(0, 2**32).map(lambda seed: random.Random(seed).randbytes(PAGE_BYTES - 16)))
+@given(noise=st.integers(0, 2**32).map(lambda seed: random.Random(seed).randbytes(SEGMENT_BYTES - 16)))
 def test_a_damaged_page_can_be_read_to_its_end(noise, tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "rank-0.bin"
+    path = tmp_path_factory.mktemp("segment") / "rank-0.bin"
     path.write_bytes(struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), VERSION) + noise)
 
-    assert len(page.read(str(path)).step_histogram_counts) == STEP_BUCKETS
+    assert len(segment.read(str(path)).step_histogram_counts) == STEP_BUCKETS
     assert len(ring.recent(str(path))) <= RING_SLOTS
 
 
@@ -258,7 +264,7 @@ def test_a_full_tmpfs_is_told_when_the_page_is_made(tmp_path):
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
     try:
         with pytest.raises(OSError, match="No space left on device"):
-            page.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+            segment_writer.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
         assert os.listdir(tmp_path) == []
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -270,14 +276,14 @@ def test_a_page_has_one_writer(path):
     assert first.stdout is not None
     first.stdout.readline()
     try:
-        with pytest.raises(page.PageBusyError, match="another process writes this page"):
-            page.PageWriter(path)
+        with pytest.raises(segment_writer.SegmentBusyError, match="another process writes this segment"):
+            segment_writer.SegmentWriter(path)
     finally:
         first.kill()
         first.wait()
         first.stdout.close()
-    writer = page.PageWriter(path)
-    snapshot = page.read(path)
+    writer = segment_writer.SegmentWriter(path)
+    snapshot = segment.read(path)
     writer.close()
 
     assert (snapshot.rank, snapshot.pid, snapshot.steps, snapshot.consistent) == (3, os.getpid(), 0, True)
@@ -285,11 +291,11 @@ def test_a_page_has_one_writer(path):
 
 
 def test_a_forked_child_does_not_hold_the_page(path):
-    """A dataloader worker that outlives its rank must not keep the next program of the rank from the page."""
+    """A dataloader worker that outlives its rank must not keep the next program of the rank from the segment."""
     read_end, write_end = os.pipe()
     rank = os.fork()
     if rank == 0:
-        page.PageWriter(path)
+        segment_writer.SegmentWriter(path)
         worker = os.fork()
         if worker == 0:
             signal.pause()
@@ -300,7 +306,7 @@ def test_a_forked_child_does_not_hold_the_page(path):
     os.close(read_end)
     os.waitpid(rank, 0)
     try:
-        page.PageWriter(path).close()
+        segment_writer.SegmentWriter(path).close()
     finally:
         os.kill(worker, signal.SIGKILL)
 
@@ -312,7 +318,7 @@ def test_a_reader_never_sees_half_a_step(path):
     writer.stdout.readline()
     records = 0
     try:
-        with page.PageReader(path) as reader:
+        with segment.SegmentReader(path) as reader:
             last = reads = 0
             deadline = time.monotonic() + 60
             while reads < 4000 or last < 4000:  # on a busy machine the two may take turns for a while
@@ -346,25 +352,25 @@ def test_a_reader_never_sees_half_a_step(path):
 
 
 def test_a_writer_killed_inside_a_step_leaves_a_readable_page(path):
-    writer = page.PageWriter(path)
+    writer = segment_writer.SegmentWriter(path)
     a_step(writer, 1)
     writer.words[Word.OPENING] += 1  # as end_step leaves it if it is killed there
-    snapshot = page.read(path)
+    snapshot = segment.read(path)
     writer.close()
 
     assert (snapshot.steps, snapshot.consistent) == (1, False)
 
 
 def test_a_reader_learns_that_its_page_was_replaced(path):
-    """A new attempt gets a new page; the old rank, if it still writes, writes where nobody looks."""
-    old = page.PageWriter(path)
-    with page.PageReader(path) as reader:
+    """A new attempt gets a new segment; the old rank, if it still writes, writes where nobody looks."""
+    old = segment_writer.SegmentWriter(path)
+    with segment.SegmentReader(path) as reader:
         before = reader.replaced()
-        page.create(path, rank=3, local_rank=1, attempt=3)
+        segment_writer.create(path, rank=3, local_rank=1, attempt=3)
         a_step(old, 1)
         after = reader.replaced()
         old.close()
-        fresh = page.read(path)
+        fresh = segment.read(path)
         os.unlink(path)
 
         assert (before, after, reader.replaced()) == (False, True, True)
@@ -373,8 +379,8 @@ def test_a_reader_learns_that_its_page_was_replaced(path):
 
 
 def test_create_leaves_nothing_beside_the_page(tmp_path):
-    page.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+    segment_writer.create(str(tmp_path / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
     with pytest.raises(FileNotFoundError):
-        page.create(str(tmp_path / "none" / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
+        segment_writer.create(str(tmp_path / "none" / "rank-0.bin"), rank=0, local_rank=0, attempt=0)
 
     assert os.listdir(tmp_path) == ["rank-0.bin"]

@@ -27,7 +27,7 @@ from gpulaunch.launcher.rendezvous.wire import (
 _MUTE = "it takes connections, but does not answer as gpulaunch; the job may run already"
 
 
-class Link:
+class Follower:
     """The one connection to the leader: made anew as often as needed until the first `go`, and never after it."""
 
     def __init__(self, loop: Loop, hello: Hello, *, addr: str, port: int, timeout_s: float, pace: Pace) -> None:

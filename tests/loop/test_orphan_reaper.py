@@ -17,7 +17,11 @@ import pytest
 from gpulaunch.launcher.loop import linux
 
 CGROUPS = Path("/sys/fs/cgroup")
-ASKS = "import json, sys; from gpulaunch.launcher.loop import keeper; print(json.dumps(keeper.leftovers(sys.argv[1])))"
+ASKS = """
+import json, sys
+from gpulaunch.launcher.loop import orphan_reaper
+print(json.dumps(orphan_reaper.leftovers(sys.argv[1])))
+"""
 # Starts one more process and waits for it: what a queue's daemon does with what is submitted, or a rank's helper.
 STARTS_ANOTHER = """
 import os, subprocess, sys

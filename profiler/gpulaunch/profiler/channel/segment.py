@@ -1,4 +1,4 @@
-"""A rank's page, read: on a live, a hung and a killed rank alike, without help from its writer."""
+"""A rank's segment, read: on a live, a hung and a killed rank alike, without help from its writer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpulaunch.profiler.channel.layout import (
     COPIES,
     COPY_WORDS,
     MAGIC,
-    PAGE_BYTES,
     PHASES,
     REGION_BITS,
     RING_BYTE,
+    SEGMENT_BYTES,
     SITE_BYTE,
     SITE_KINDS,
     SITE_ROW_BYTES,
@@ -34,20 +34,7 @@ from gpulaunch.profiler.channel.layout import (
     Word,
 )
 from gpulaunch.profiler.channel.mapping import Held
-from gpulaunch.profiler.channel.writer import PageBusyError, PageError, PageWriter, create
-
-__all__ = [
-    "Copies",
-    "PageBusyError",
-    "PageError",
-    "PageReader",
-    "PageSnapshot",
-    "PageWriter",
-    "SiteRow",
-    "Syncs",
-    "create",
-    "read",
-]
+from gpulaunch.profiler.channel.segment_writer import SegmentError
 
 _WORD: Final = struct.Struct("@Q")
 _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
@@ -95,16 +82,16 @@ class SiteRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageSnapshot:
+class SegmentSnapshot:
     """What a rank has published up to one instant."""
 
     rank: int
     local_rank: int
     attempt: int
     anchor: clock.Anchor
-    """When the page was made, on both clocks; see `clock.wall_ns`."""
+    """When the segment was made, on both clocks; see `clock.wall_ns`."""
     pid: int
-    """The process that writes the page; 0 until the rank has armed its probe."""
+    """The process that writes the segment; 0 until the rank has armed its probe."""
     armed: bool
     started_ns: int
     """CLOCK_MONOTONIC when the probe was armed."""
@@ -208,30 +195,32 @@ class PageSnapshot:
     fault: str
 
 
-class PageReader:
-    """Reads one page again and again without opening it each time."""
+class SegmentReader:
+    """Reads one segment again and again without opening it each time."""
 
     def __init__(self, path: str) -> None:
-        """Open the page at `path`.
+        """Open the segment at `path`.
 
         Raises:
             OSError: no such file, or no right to read it.
-            PageError: not a page of this version.
+            SegmentError: not a segment of this version.
         """
         self.path = path
-        self._held = Held(path, size_bytes=PAGE_BYTES, magic=MAGIC, version=VERSION, what="page", error=PageError)
+        self._held = Held(
+            path, size_bytes=SEGMENT_BYTES, magic=MAGIC, version=VERSION, what="segment", error=SegmentError
+        )
 
-    def read(self) -> PageSnapshot:
-        """The page now.
+    def read(self) -> SegmentSnapshot:
+        """The segment now.
 
         Raises:
-            OSError, PageError: it is not what it was any more: cut short, say.
+            OSError, SegmentError: it is not what it was any more: cut short, say.
         """
         self._held.check()
         words, consistent = self._stable_words()
         note = self._text(TextSlot.NOTE)
         fault = self._text(TextSlot.FAULT)
-        return PageSnapshot(
+        return SegmentSnapshot(
             rank=words[Word.RANK],
             local_rank=words[Word.LOCAL_RANK],
             attempt=words[Word.ATTEMPT],
@@ -325,23 +314,23 @@ class PageReader:
         return tuple(row for row in rows if row is not None)
 
     def replaced(self) -> bool:
-        """True if the path now has another page (a new attempt has begun) or none (the job has ended)."""
+        """True if the path now has another segment (a new attempt has begun) or none (the job has ended)."""
         return self._held.replaced()
 
     def raw(self, offset: int, size: int) -> bytes:
-        """Bytes of the page, as they are."""
+        """Bytes of the segment, as they are."""
         return self._held.piece(offset, size)
 
     def word(self, index: int) -> int:
-        """One u64 of the page."""
+        """One u64 of the segment."""
         value: int = _WORD.unpack(self._held.piece(8 * index, 8))[0]
         return value
 
     def close(self) -> None:
-        """Let the page go."""
+        """Let the segment go."""
         self._held.close()
 
-    def __enter__(self) -> PageReader:
+    def __enter__(self) -> SegmentReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -367,14 +356,14 @@ class PageReader:
         return ""
 
 
-def read(path: str) -> PageSnapshot:
-    """One snapshot of the page at `path`.
+def read(path: str) -> SegmentSnapshot:
+    """One snapshot of the segment at `path`.
 
     Raises:
         OSError: no such file, or no right to read it.
-        PageError: not a page of this version.
+        SegmentError: not a segment of this version.
     """
-    with PageReader(path) as reader:
+    with SegmentReader(path) as reader:
         return reader.read()
 
 

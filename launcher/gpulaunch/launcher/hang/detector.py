@@ -1,6 +1,6 @@
-"""The agent's door to hang detection: a timer that looks at the ranks, and the helper process while one is suspected.
+"""Hang detection in the agent: a timer that looks at the ranks, and the helper process while one is suspected.
 
-On the agent's loop nothing waits: reading the pages is microseconds, everything else happens in the helper.
+On the agent's loop nothing waits: reading the segments is microseconds, everything else happens in the helper.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpulaunch.launcher.hang.telling import Telling
+from gpulaunch.launcher.hang.announcer import Announcer
 from gpulaunch.launcher.hang.values import OVER, TOLD, Limits, Standing, Verdict, to_json, verdict_from
 from gpulaunch.launcher.hang.watch import Look, Watch
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.launcher.loop.loop import Exit, Loop, Timer
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.channel.page import PageSnapshot
-
-__all__ = ["HangWatch", "mark_over"]
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _TICK_S = 1.0
 _MOVES_S = 2.0
@@ -38,14 +36,14 @@ _ALL_EDGES = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
 _ENTRY = "import sys; from gpulaunch.launcher.cli.stacks import run; sys.exit(run())"
 
 
-class HangWatch:
+class HangDetector:
     """Watches the ranks of one attempt on this node.
 
     Args:
         loop: the agent's.
         limits: the numbers; `timeout_s` and `first_step_s` are the user's.
         ranks: rank -> pid of this node's ranks.
-        read: gives a rank's page, None where it has none: such a rank is judged by definite evidence only.
+        read: gives a rank's segment, None where it has none: such a rank is judged by definite evidence only.
         rank_dir: where a rank's own files are.
         on_late: called with a verdict that only tells, and again whenever the standstill has lasted twice as long.
         on_over: called when the ranks told of have moved again or ended, with those that moved, and after how long.
@@ -60,7 +58,7 @@ class HangWatch:
         loop: Loop,
         limits: Limits,
         ranks: Mapping[int, int],
-        read: Callable[[int], PageSnapshot | None],
+        read: Callable[[int], SegmentSnapshot | None],
         rank_dir: Callable[[int], str],
         on_late: Callable[[Verdict], None],
         on_over: Callable[[Sequence[int], float], None],
@@ -82,7 +80,7 @@ class HangWatch:
         self._whole = whole
         self._store_pid = store_pid
         self._watch = Watch(limits)
-        self._telling = Telling()
+        self._telling = Announcer()
         self._timer: Timer | None = None
         self._helper: _Helper | None = None
         self._standings: tuple[Standing, ...] = ()
@@ -133,7 +131,7 @@ class HangWatch:
             self._ask()
 
     def _follow(self) -> None:
-        """Look at the pages, and take back what is over."""
+        """Look at the segments, and take back what is over."""
         now_s = self._loop.now()
         self._standings = self._watch.tick(now_s, [self._look(rank, pid, now_s) for rank, pid in self._ranks.items()])
         if not self._standings:
@@ -144,23 +142,23 @@ class HangWatch:
             self._on_over(*over)
 
     def _look(self, rank: int, pid: int, now_s: float) -> Look:
-        page = self._read(rank)
+        segment = self._read(rank)
         # A probe that has taken its edges out of service (a fault of ours) tells nothing of the rank any more.
-        if page is None or not page.armed or page.hooks_unavailable & _ALL_EDGES == _ALL_EDGES:
+        if segment is None or not segment.armed or segment.hooks_unavailable & _ALL_EDGES == _ALL_EDGES:
             return Look(rank=rank, pid=pid, state=linux.state_of(pid))
-        edge_s = page.last_edge_ns / 1e9
+        edge_s = segment.last_edge_ns / 1e9
         return Look(
             rank=rank,
             pid=pid,
             state="" if now_s - edge_s < _MOVES_S else linux.state_of(pid),
             armed=True,
-            region=page.region,
+            region=segment.region,
             edge_s=edge_s,
-            armed_s=page.started_ns / 1e9,
-            steps=page.steps_made,
-            begun=page.first_step_end_ns != 0,
-            saving=page.checkpoint_blocking_since_ns != 0,
-            left_group=page.left_group_ns > page.last_edge_ns,
+            armed_s=segment.started_ns / 1e9,
+            steps=segment.steps_made,
+            begun=segment.first_step_end_ns != 0,
+            saving=segment.checkpoint_blocking_since_ns != 0,
+            left_group=segment.left_group_ns > segment.last_edge_ns,
         )
 
     # -- the helper

@@ -1,13 +1,13 @@
-"""The keeper: a small process that outlives the agent, to end what a killed agent leaves behind.
+"""The orphan reaper: a small process that outlives the agent, to end what a killed agent leaves behind.
 
 Ranks die with the agent by PR_SET_PDEATHSIG, but their own children (dataloader workers, helpers that started a
-session of their own) do not. While the agent lives, it is their subreaper and ends them itself. When it is killed,
-the pipe it held to the keeper closes, and the keeper ends what the ranks left, and removes the run's shared memory. The
-keeper does nothing else; the agent dismisses it with one byte.
+session of their own) do not. While the agent lives, it is their subreaper and ends them itself. When it is killed, the
+pipe it held to the orphan reaper closes; the reaper ends what the ranks left, and removes the run's shared memory. It
+does nothing else; the agent dismisses it with one byte.
 
 What the ranks left is what bears the run's mark in its environment and descends from the agent. The mark alone is no
 proof: sbatch, at and systemd-run hand a rank's environment to a process of their own. Descent can still be seen: what
-the agent's death orphaned has the same new parent as the keeper, and the rest is below that. Where systemd adopts
+the agent's death orphaned has the same new parent as the reaper, and the rest is below that. Where systemd adopts
 orphans, what it starts itself is in another cgroup. In doubt a process is left alone.
 """
 
@@ -32,7 +32,7 @@ _REPARENTED_S = 10.0
 _LOOK_AGAIN_S = 0.01
 
 
-class Keeper:
+class OrphanReaper:
     """The agent's end of it. It starts the process as a child of the agent."""
 
     def __init__(self, mark: str, directories: list[str]) -> None:
@@ -51,11 +51,11 @@ class Keeper:
         agent_pid = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _keep(read, self._mark, self._directories, agent_pid)
+            _reap(read, self._mark, self._directories, agent_pid)
         os.close(read)
 
     def dismiss(self) -> None:
-        """The agent has cleaned up itself: the keeper may go."""
+        """The agent has cleaned up itself: the orphan reaper may go."""
         with contextlib.suppress(OSError):
             os.write(self._write, b"d")
         os.close(self._write)
@@ -69,13 +69,13 @@ class Keeper:
                 os.close(pidfd)
 
 
-def _keep(read: int, mark: str, directories: list[str], agent_pid: int) -> NoReturn:
+def _reap(read: int, mark: str, directories: list[str], agent_pid: int) -> NoReturn:
     try:
         os.setsid()
         linux.set_comm(KEEPER_COMM)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, signal.SIG_IGN)
-        # Whoever waits for the end of the launcher's output must not wait for the keeper.
+        # Whoever waits for the end of the launcher's output must not wait for the orphan reaper.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(null, fd)
@@ -100,7 +100,7 @@ def _await_adoption(agent_pid: int) -> None:
 def comes_last(pid: int) -> bool:
     """Whether a process cleans up when the others have ended, and then ends by itself.
 
-    The keeper of a launcher that ran inside a rank does the same as this one, for its own run.
+    The orphan reaper of a launcher that ran inside a rank does the same as this one, for its own run.
     """
     return linux.comm_of(pid) == KEEPER_COMM or linux.is_resource_tracker(pid)
 

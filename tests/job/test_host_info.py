@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.job.cgroup import cpu_quota, memory_limit_bytes
 from gpulaunch.launcher.job.describe import ranges
-from gpulaunch.launcher.job.place import Gpu, look, parse_cpu_list, select
+from gpulaunch.launcher.job.host_info import Gpu, look, parse_cpu_list, select
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = (

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.launcher.hang import door
-from gpulaunch.launcher.hang.door import HangWatch
+from gpulaunch.launcher.hang import detector
+from gpulaunch.launcher.hang.detector import HangDetector
 from gpulaunch.launcher.hang.stacks import Target
 from gpulaunch.launcher.hang.values import Limits, Verdict
 from gpulaunch.launcher.loop import linux
 from gpulaunch.launcher.loop.loop import Loop
-from gpulaunch.profiler.channel import page
+from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, Word
 
 LIMITS = Limits(
@@ -52,11 +52,11 @@ class Job:
         self.where = where
         self.loop = Loop()
         self.ranks: dict[int, Target] = {}
-        self.writers: dict[int, page.PageWriter] = {}
+        self.writers: dict[int, segment_writer.SegmentWriter] = {}
         self.told: list[Verdict] = []
         self.over: list[tuple[tuple[int, ...], float]] = []
         self.verdicts: list[Verdict] = []
-        self.watch: HangWatch | None = None
+        self.watch: HangDetector | None = None
         self.others = set(linux.children_of(os.getpid()))
         """What tests before this one have started, and multiprocessing keeps for the next."""
 
@@ -66,8 +66,8 @@ class Job:
         self.ranks[rank] = self.toys.start(source, rank=rank)
         if region is not None:
             path = str(self.where / f"rank-{rank}.bin")
-            page.create(path, rank=rank, local_rank=rank, attempt=0)
-            self.writers[rank] = page.PageWriter(path)
+            segment_writer.create(path, rank=rank, local_rank=rank, attempt=0)
+            self.writers[rank] = segment_writer.SegmentWriter(path)
             self.writers[rank].words[Word.FIRST_STEP_END_NS] = 1
             self.move(rank, region)
 
@@ -75,14 +75,14 @@ class Job:
         """Its training thread passes an edge."""
         self.writers[rank].words[Word.LAST_EDGE] = time.monotonic_ns() << REGION_BITS | region
 
-    def read(self, rank: int) -> page.PageSnapshot | None:
+    def read(self, rank: int) -> segment.SegmentSnapshot | None:
         try:
-            return page.read(str(self.where / f"rank-{rank}.bin"))
+            return segment.read(str(self.where / f"rank-{rank}.bin"))
         except OSError:
             return None
 
-    def start(self, limits: Limits = LIMITS) -> HangWatch:
-        self.watch = HangWatch(
+    def start(self, limits: Limits = LIMITS) -> HangDetector:
+        self.watch = HangDetector(
             self.loop,
             limits,
             {rank: target.pid for rank, target in self.ranks.items()},
@@ -333,8 +333,8 @@ def test_a_killed_helper_is_replaced(job: Job) -> None:
 def test_without_any_helper_what_the_clock_tells_is_told_and_none_is_acted_on(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_ENTRY", "raise SystemExit(1)")
-    monkeypatch.setattr(door, "_AFTER_TROUBLE_S", 0.5)
+    monkeypatch.setattr(detector, "_ENTRY", "raise SystemExit(1)")
+    monkeypatch.setattr(detector, "_AFTER_TROUBLE_S", 0.5)
     job.rank(SLEEPS, Region.FORWARD)
     job.start(SHORT)
 
@@ -344,8 +344,8 @@ def test_without_any_helper_what_the_clock_tells_is_told_and_none_is_acted_on(
 
 
 def test_a_helper_that_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_ENTRY", "import time; time.sleep(600)")
-    monkeypatch.setattr(door, "_LOOK_S", 0.5)
+    monkeypatch.setattr(detector, "_ENTRY", "import time; time.sleep(600)")
+    monkeypatch.setattr(detector, "_LOOK_S", 0.5)
     job.rank(SLEEPS, Region.FORWARD)
     watch = job.start()
 
@@ -355,7 +355,7 @@ def test_a_helper_that_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPat
 def test_a_request_for_hundreds_of_ranks_fits(job: Job) -> None:
     """Each look would fail where it is larger than a pipe."""
     job.rank(SLEEPS, Region.FORWARD)
-    watch = HangWatch(
+    watch = HangDetector(
         job.loop, LIMITS, {0: job.ranks[0].pid}, job.read, lambda _: "x" * 200_000, job.told.append,
         lambda ranks, after_s: None, job.verdicts.append, path=str(job.where / "hang.json"), whole=True,
     )  # fmt: skip

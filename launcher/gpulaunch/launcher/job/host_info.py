@@ -36,7 +36,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class HostInfo:
     """What this machine offers, and why we think so."""
 
     cores: int
@@ -52,12 +52,12 @@ class Place:
     root: str = "/"
 
 
-def look(environ: Mapping[str, str], *, root: str = "/") -> Place:
+def look(environ: Mapping[str, str], *, root: str = "/") -> HostInfo:
     """Read /proc, /sys and the cgroup under `root`, and NVML if there is an NVIDIA driver. Starts nothing."""
     cores, cores_why = _cores(root)
     gpus, gpus_why = _gpus(environ, root)
     limit, memory_why = memory_limit_bytes(root)
-    return Place(
+    return HostInfo(
         cores=cores,
         cores_why=cores_why,
         gpus=gpus,

@@ -1,7 +1,7 @@
-"""A rank's page, made and written: by the agent, which makes it, and by the probe, which fills it.
+"""A rank's segment, made and written: by the agent, which makes it, and by the probe, which fills it.
 
 The layout is in `layout`; nothing else in the house knows an offset. Writing never blocks and never allocates: the
-whole page is reserved when it is made.
+whole segment is reserved when it is made.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 from gpulaunch.profiler.channel import clock
 from gpulaunch.profiler.channel.layout import (
     MAGIC,
-    PAGE_BYTES,
     RING_BYTE,
     RING_RECORD_BYTES,
     RING_SLOTS,
+    SEGMENT_BYTES,
     SITE_BYTE,
     SITE_ROW_BYTES,
     SITE_ROWS,
@@ -31,15 +31,13 @@ from gpulaunch.profiler.channel.layout import (
 )
 from gpulaunch.profiler.channel.mapping import make, map_checked
 
-__all__ = ["PageBusyError", "PageError", "PageWriter", "create", "map_page"]
+
+class SegmentError(ValueError):
+    """The file is not a segment that this version can read or write; the text says why."""
 
 
-class PageError(ValueError):
-    """The file is not a page that this version can read or write; the text says why."""
-
-
-class PageBusyError(PageError):
-    """Another live process is this page's writer."""
+class SegmentBusyError(SegmentError):
+    """Another live process is this segment's writer."""
 
 
 # The writer never packs: pack_into clears its target before it fills it, and a reader or a SIGKILL may come in between.
@@ -56,27 +54,28 @@ _SITE_WORDS: Final = SITE_ROW_BYTES // 8
 
 
 def create(path: str, *, rank: int, local_rank: int, attempt: int) -> None:
-    """Make a zeroed page at `path`, replacing any older one.
+    """Make a zeroed segment at `path`, replacing any older one.
 
-    A replaced page stays whole for whoever has it mapped, so a rank of an older attempt cannot write into the new one.
+    A replaced segment stays whole for whoever has it mapped, so a rank of an older attempt cannot write into the new
+    one.
 
     Raises:
         OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in the rank later).
     """
     at = clock.anchor()
-    make(path, PAGE_BYTES, (MAGIC, VERSION, rank, local_rank, attempt, at.monotonic_ns, at.realtime_ns))
+    make(path, SEGMENT_BYTES, (MAGIC, VERSION, rank, local_rank, attempt, at.monotonic_ns, at.realtime_ns))
 
 
-class PageWriter:
-    """The one writer of a page. Every method is a few stores into memory; none raises once the page is open."""
+class SegmentWriter:
+    """The one writer of a segment. Every method is a few stores into memory; none raises once the segment is open."""
 
     def __init__(self, path: str) -> None:
-        """Claim the page for this process.
+        """Claim the segment for this process.
 
         Raises:
             OSError: no such file, or no right to write it.
-            PageError: not a page of this version.
-            PageBusyError: another live process writes it.
+            SegmentError: not a segment of this version.
+            SegmentBusyError: another live process writes it.
         """
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -84,14 +83,14 @@ class PageWriter:
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise PageBusyError(f"{path}: another process writes this page") from None
-            self._map = map_page(self._fd, path, mmap.PROT_READ | mmap.PROT_WRITE)
+                raise SegmentBusyError(f"{path}: another process writes this segment") from None
+            self._map = map_segment(self._fd, path, mmap.PROT_READ | mmap.PROT_WRITE)
         except BaseException:
             os.close(self._fd)
             raise
         self._bytes = memoryview(self._map)
         self.words = self._bytes.cast("Q")
-        """Every u64 of the page, to be indexed with `Word`; for single gauges and counters."""
+        """Every u64 of the segment, to be indexed with `Word`; for single gauges and counters."""
         self._counters = self.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
         self._ring = self.words[RING_BYTE // 8 : SITE_BYTE // 8]
         self._sites = self.words[SITE_BYTE // 8 : SITE_BYTE // 8 + SITE_ROWS * _SITE_WORDS]
@@ -100,7 +99,7 @@ class PageWriter:
         if self.words[Word.PID]:
             # The rank is a script that runs several programs, and an earlier one wrote here: counters start again.
             cleared = 8 * Word.OPENING
-            self._bytes[cleared:] = bytes(PAGE_BYTES - cleared)
+            self._bytes[cleared:] = bytes(SEGMENT_BYTES - cleared)
             self.words[Word.HOOKS_ARMED] = self.words[Word.HOOKS_UNAVAILABLE] = 0
         self.words[Word.STARTED_NS] = clock.monotonic_ns()
         self.words[Word.PID] = os.getpid()
@@ -246,15 +245,15 @@ class PageWriter:
         self.words[closing] = mark
 
     def close(self) -> None:
-        """Let the page go; another process may then claim it."""
+        """Let the segment go; another process may then claim it."""
         for view in (self._counters, self._ring, self._sites, self.words, self._bytes):
             view.release()
         self._map.close()
         os.close(self._fd)
 
 
-def map_page(fd: int, path: str, protection: int) -> mmap.mmap:
-    """Map the open file `fd`. Raises OSError, or PageError: not a page of this version."""
+def map_segment(fd: int, path: str, protection: int) -> mmap.mmap:
+    """Map the open file `fd`. Raises OSError, or SegmentError: not a segment of this version."""
     return map_checked(
-        fd, path, protection, size_bytes=PAGE_BYTES, magic=MAGIC, version=VERSION, what="page", error=PageError
+        fd, path, protection, size_bytes=SEGMENT_BYTES, magic=MAGIC, version=VERSION, what="segment", error=SegmentError
     )

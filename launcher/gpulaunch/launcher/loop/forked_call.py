@@ -1,4 +1,4 @@
-"""A question answered aside: in a forked child, so that nothing it waits for holds up the loop.
+"""A function called in a forked child, so that nothing it waits for holds up the loop.
 
 A file system or a driver may not answer for minutes. The child is a fork without exec, so it starts in a millisecond
 and has what it needs in memory. It has nothing of the agent's: no descriptor but its pipe, no signal handler, no
@@ -23,7 +23,7 @@ Answered = Callable[[bytes | None, str], None]
 """Called once with the answer, or with None and why there is none: `late`, or how the child ended."""
 
 
-class Aside:
+class ForkedCall:
     """One question at a time."""
 
     def __init__(self, loop: Loop, *, comm: str) -> None:
