@@ -29,7 +29,7 @@ from rule_cases import CASES
 from gpulaunch.profiler.analysis import advisor as advisor_room
 from gpulaunch.profiler.analysis.advisor import Advisor, advise
 from gpulaunch.profiler.analysis.finding import Loss
-from gpulaunch.profiler.analysis.pausing import recompiles
+from gpulaunch.profiler.analysis.pause_rules import recompiles
 from gpulaunch.profiler.analysis.window import Window
 
 WELL = window()

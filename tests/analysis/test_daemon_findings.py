@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from sights import Node, device
+from made_up_node import Node, device
 
 from gpulaunch.profiler.analysis import advisor
 from gpulaunch.profiler.analysis.rules import RULES

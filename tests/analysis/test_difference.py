@@ -1,11 +1,11 @@
-"""A window is what happened between two sights: counts are subtracted, gauges are as they are."""
+"""A window is what happened between two snapshots: counts are subtracted, gauges are as they are."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from sights import MIB, MS, Node, Rank, device, workers
+from made_up_node import MIB, MS, Node, Rank, device, workers
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.difference import between

@@ -107,4 +107,4 @@ def test_every_rule_has_its_page(rule) -> None:
     page = markdown()
 
     assert f"\n## {rule.id}\n" in page
-    assert all(words in page for words in (rule.says, rule.sees, rule.costs, rule.mend))
+    assert all(words in page for words in (rule.problem, rule.evidence, rule.costs, rule.fix))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.chaos.damage import damage
 from gpulaunch.launcher.chaos.faults import DAMAGES, RANDOM, Verb, choose
-from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.launcher.runs.processes import RunError
 
 
 @given(st.integers(), st.integers(1, 16), st.sets(st.sampled_from(Verb), min_size=1))

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from libnvidia import Library, binding
 
 from gpulaunch.profiler.samplers.gpus import GpuSampler
-from gpulaunch.profiler.samplers.ledger import Ledger
-from gpulaunch.profiler.samplers.patience import Helper
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
+from gpulaunch.profiler.samplers.timeout_guard import Helper
 
 _spec = importlib.util.spec_from_file_location(
     "node_of_prometheus", Path(__file__).parents[1] / "prometheus/conftest.py"
@@ -67,9 +67,11 @@ def gpus(helper: Helper, root: Path) -> Iterator[Callable[..., GpuSampler]]:
     """Makes the sampler of a node with this library. Every gate of the library is opened at the end."""
     libraries: list[Library] = []
 
-    def make(library: Library, ledger: Ledger | None = None, *, patience_s: float = PATIENCE_S) -> GpuSampler:
+    def make(library: Library, ledger: MonotonicTotals | None = None, *, patience_s: float = PATIENCE_S) -> GpuSampler:
         libraries.append(library)
-        return GpuSampler(ledger or Ledger(), helper, nvml=lambda: binding(library), root=root, patience_s=patience_s)
+        return GpuSampler(
+            ledger or MonotonicTotals(), helper, nvml=lambda: binding(library), root=root, patience_s=patience_s
+        )
 
     yield make
     for library in libraries:

@@ -14,8 +14,8 @@ from libnvidia import GIB, NOT_SUPPORTED, Code, Gpu, Library, binding
 
 from gpulaunch.profiler.record import THROTTLE_REASONS, GpuState
 from gpulaunch.profiler.samplers.gpus import GpuSampler
-from gpulaunch.profiler.samplers.ledger import Ledger
-from gpulaunch.profiler.samplers.patience import Helper
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
+from gpulaunch.profiler.samplers.timeout_guard import Helper
 
 MIB = 1 << 20
 Gpus = Callable[..., GpuSampler]
@@ -120,7 +120,7 @@ def test_a_binding_that_is_older_than_the_questions_is_no_trouble(helper: Helper
     names = vars(binding(Library(Gpu("GPU-a"))))
     lacks = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetUtilizationRates", "nvmlGpmQueryDeviceSupport", "NVML_CLOCK_SM")
     older = SimpleNamespace(**{name: value for name, value in names.items() if name not in lacks})
-    sampler = GpuSampler(Ledger(), helper, nvml=lambda: older, root=root, patience_s=30.0)
+    sampler = GpuSampler(MonotonicTotals(), helper, nvml=lambda: older, root=root, patience_s=30.0)
     first = sampler.read(clock())
     (state,) = first.values
 
@@ -246,7 +246,7 @@ def test_a_card_that_is_lost_from_the_beginning_is_found_when_it_is_back(gpus: G
 def test_totals_begin_with_the_run_and_go_on_in_the_next_sidecar(gpus: Gpus, clock: Any, tmp_path: Path) -> None:
     gpu = Gpu("GPU-a")
     library = Library(gpu)
-    ledger = Ledger()
+    ledger = MonotonicTotals()
     sampler = gpus(library, ledger)
     assert one(sampler, clock).energy_joules == 0
     gpu.fields |= {83: 7_000_000_000 + 1_000_000, 198: 9 * GIB + 70}
@@ -254,7 +254,7 @@ def test_totals_begin_with_the_run_and_go_on_in_the_next_sidecar(gpus: Gpus, clo
     ledger.save(tmp_path / "sidecar.json")
 
     gpu.fields |= {83: 7_000_000_000 + 2_000_000, 198: 9 * GIB + 1000}  # while nobody looked
-    again = Ledger()
+    again = MonotonicTotals()
     again.load(tmp_path / "sidecar.json")
     sampler = gpus(library, again)
     state = one(sampler, clock)
@@ -355,7 +355,7 @@ def test_nvlink_without_counters_is_what_gpm_saw_and_absent_where_it_saw_nothing
 
 def test_without_a_driver_nothing_is_loaded_and_no_thread_started(helper: Helper, tmp_path: Path, clock: Any) -> None:
     threads = threading.active_count()
-    sampler = GpuSampler(Ledger(), helper, nvml=lambda: pytest.fail("loaded"), root=tmp_path)
+    sampler = GpuSampler(MonotonicTotals(), helper, nvml=lambda: pytest.fail("loaded"), root=tmp_path)
     reading = sampler.read(clock())
 
     assert (reading.values, reading.absent) == ((), "no NVIDIA driver on this node")
@@ -376,7 +376,7 @@ def real_gpus() -> int:
 
 def test_the_real_library_is_asked_or_refuses(root: Path) -> None:
     helper = Helper()
-    sampler = GpuSampler(Ledger(), helper, root=root, patience_s=60.0)
+    sampler = GpuSampler(MonotonicTotals(), helper, root=root, patience_s=60.0)
     reading = sampler.read(helper.clock())
     helper.close()
 

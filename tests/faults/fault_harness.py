@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpulaunch.launcher.chaos.faults import Fault, Verb
 from gpulaunch.launcher.chaos.inject import inject
-from gpulaunch.launcher.runs.group import Group, read_group
+from gpulaunch.launcher.runs.processes import RunProcesses, read_group
 
 HERE = Path(__file__).parent
 COMMAND = Path(sysconfig.get_path("scripts"), "gpulaunch")
@@ -177,7 +177,7 @@ class Job:
 
     # -- what is done to it
 
-    def group(self) -> Group:
+    def group(self) -> RunProcesses:
         """Who runs now."""
         group = read_group(str(self.run_dir))
         assert group is not None, f"no group.json\n{self}"

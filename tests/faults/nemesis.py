@@ -29,7 +29,7 @@ from fault_harness import Around, Job, wait_until
 from gpulaunch.launcher.chaos.faults import Fault, Verb, choose
 from gpulaunch.launcher.chaos.inject import inject
 from gpulaunch.launcher.loop import linux
-from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.launcher.runs.processes import RunError
 
 STEPS = 150
 SAVE_EVERY = 5

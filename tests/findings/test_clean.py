@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from running import Program, Train, Trained, fairly
 
-from gpulaunch.profiler.analysis.limits import GROWN_BYTES
+from gpulaunch.profiler.analysis.thresholds import GROWN_BYTES
 
 pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(1800)]
 

@@ -799,8 +799,8 @@ DEVICE_PROGRAM = """
 import json, sys, time
 import torch
 from gpulaunch.profiler.samplers.gpus import GpuSampler
-from gpulaunch.profiler.samplers.ledger import Ledger
-from gpulaunch.profiler.samplers.patience import Helper
+from gpulaunch.profiler.samplers.monotonic_totals import Ledger
+from gpulaunch.profiler.samplers.timeout_guard import Helper
 
 helper = Helper()
 sampler = GpuSampler(Ledger(), helper, patience_s=30.0)

@@ -356,9 +356,9 @@ def test_troubles_of_the_library_are_not_printed() -> None:
     program = """
 import dataclasses, socket
 from gpulaunch.exporters.otlp.sender import Sender
-from gpulaunch.profiler.record import Group, NodeState, SidecarState
+from gpulaunch.profiler.record import AttemptGroup, NodeState, SidecarState
 state = NodeState(taken_monotonic_ns=0, taken_wall_ns=1, training=(), processes=(), host=None, run=None, gpus=(),
-    group=Group(run_id="a", name="b", attempt=0, world_size=1, node_rank=0, ranks=()), collectors={},
+    group=AttemptGroup(run_id="a", name="b", attempt=0, world_size=1, node_rank=0, ranks=()), collectors={},
     sidecar=SidecarState(cpu_s=0.1, rss_bytes=None, refreshes=0, late_refreshes=0, refresh_s=0.0))
 with socket.socket() as unused:
     unused.bind(("127.0.0.1", 0))

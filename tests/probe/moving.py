@@ -369,24 +369,24 @@ def is_traced_symbolically() -> None:
 
 def an_alarm_goes_off() -> None:
     """In the middle of our own work, as it may: what the program's handler raises is for the program."""
-    from gpulaunch.profiler.probe import ledger
+    from gpulaunch.profiler.probe import transfers
 
     class Alarm:
         def rings(self, *_: Any) -> None:
             raise TimeoutError("it takes too long")
 
     signal.signal(signal.SIGALRM, Alarm().rings)
-    caller = ledger.caller
+    caller = transfers.caller
     rang = 0
 
     def move(inputs: torch.Tensor, _: torch.Tensor) -> None:
         nonlocal rang
-        ledger.caller = lambda *_: signal.raise_signal(signal.SIGALRM)
+        transfers.caller = lambda *_: signal.raise_signal(signal.SIGALRM)
         for ask in (lambda: inputs.to("meta"), lambda: Remote(torch.tensor(2.0)).item()):
             with pytest.raises(TimeoutError, match="it takes too long"):
                 ask()
             rang += 1
-        ledger.caller = caller
+        transfers.caller = caller
         inputs.to("meta")  # goes on
 
     train_with(move)
@@ -407,7 +407,7 @@ def comes_out_of_a_pipe() -> None:
 
 def the_ledger_breaks() -> None:
     """Our own fault, after 6 steps: training goes on, and so does the rest of the probe."""
-    from gpulaunch.profiler.probe import ledger
+    from gpulaunch.profiler.probe import transfers
 
     steps = 0
 
@@ -415,7 +415,7 @@ def the_ledger_breaks() -> None:
         nonlocal steps
         steps += 1
         if steps == 7:
-            ledger.caller = None  # type: ignore[assignment]
+            transfers.caller = None  # type: ignore[assignment]
         assert inputs.to("meta").device.type == "meta"
         assert Remote(torch.tensor(2.0)).item() == 2.0
 

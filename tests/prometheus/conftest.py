@@ -11,6 +11,7 @@ import pytest
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.record import (
     GOODPUT_BUCKETS,
+    AttemptGroup,
     CheckpointState,
     Collector,
     CollectorState,
@@ -20,7 +21,6 @@ from gpulaunch.profiler.record import (
     GpuMemory,
     GpuState,
     GpuTime,
-    Group,
     HostState,
     LoaderState,
     LoaderWorkers,
@@ -258,7 +258,9 @@ def node() -> NodeState:
     return NodeState(
         taken_monotonic_ns=6_000 * MS,
         taken_wall_ns=1_790_000_000_000 * MS,
-        group=Group(run_id="0123456789abcdef", name="digits_ddp", attempt=1, world_size=2, node_rank=0, ranks=places),
+        group=AttemptGroup(
+            run_id="0123456789abcdef", name="digits_ddp", attempt=1, world_size=2, node_rank=0, ranks=places
+        ),
         training=(busy(0), idle(1)),
         processes=(processes(0),),
         host=HostState(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.launcher.runs.find import find_run, find_under_way, here
-from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.launcher.runs.processes import RunError
 
 HOLD = "import os, sys, time\nfd = os.open(sys.argv[1], os.O_RDONLY)\nprint('held', flush=True)\ntime.sleep(600)"
 NOBODY = 65534

@@ -12,8 +12,8 @@ import pytest
 
 from gpulaunch.profiler.channel import workers
 from gpulaunch.profiler.channel.workers import COUNTERS
-from gpulaunch.profiler.record import Group, LoaderWorkers, RankPlace
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.record import AttemptGroup, LoaderWorkers, RankPlace
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.workers import WorkersSampler
 
 WORKER = """
@@ -32,8 +32,8 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.group: Group | None = None
-        self.ledger = Ledger()
+        self.group: AttemptGroup | None = None
+        self.ledger = MonotonicTotals()
         self.sampler = self.a_sampler()
 
     def a_sampler(self) -> WorkersSampler:
@@ -44,7 +44,7 @@ class Node:
             workers.create(self.path(rank))
             workers.own(self.path(rank))
         places = tuple(RankPlace(rank=rank, local_rank=rank, pid=os.getpid()) for rank in range(ranks))
-        self.group = Group(
+        self.group = AttemptGroup(
             run_id="0123456789abcdef", name="toy", attempt=number, world_size=ranks, node_rank=0, ranks=places
         )
 
@@ -132,7 +132,7 @@ def test_totals_go_on_with_the_next_sidecar(node, tmp_path):
     node.read()
     node.ledger.save(tmp_path / "sidecar.json")
     node.sampler.close()
-    node.ledger = Ledger()
+    node.ledger = MonotonicTotals()
     assert node.ledger.load(tmp_path / "sidecar.json")
     node.sampler = node.a_sampler()
     node.worked(0)

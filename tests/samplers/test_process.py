@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.record import Group, RankPlace, RankProcesses, Role
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.record import AttemptGroup, RankPlace, RankProcesses, Role
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.process import (
     ProcessSampler,
     ProcessStat,
@@ -28,9 +28,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 S = 1_000_000_000
 
 
-def group(*pids: int, attempt: int = 0) -> Group:
+def group(*pids: int, attempt: int = 0) -> AttemptGroup:
     ranks = tuple(RankPlace(rank=rank, local_rank=rank, pid=pid) for rank, pid in enumerate(pids))
-    return Group(run_id="0" * 16, name="toy", attempt=attempt, world_size=len(pids), node_rank=0, ranks=ranks)
+    return AttemptGroup(run_id="0" * 16, name="toy", attempt=attempt, world_size=len(pids), node_rank=0, ranks=ranks)
 
 
 class FakeProc:
@@ -102,7 +102,7 @@ def test_a_rank_and_its_workers_are_told_apart(fake: FakeProc) -> None:
     fake.put(11, comm="pt_data_worker", pages=20, pss_kb=5, user=TICKS_PER_S, children=(13,))
     fake.put(12, comm="pt_data_worker", pages=30, pss_kb=6, system=TICKS_PER_S)
     fake.put(13, comm="ffmpeg", pages=40, pss_kb=7)
-    reading = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(time.monotonic())
+    reading = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock()).read(time.monotonic())
     (rank,) = reading.values
 
     assert reading.errors == ()
@@ -116,14 +116,14 @@ def test_a_rank_and_its_workers_are_told_apart(fake: FakeProc) -> None:
 
 
 def test_no_group_means_no_ranks_and_no_error(fake: FakeProc) -> None:
-    reading = ProcessSampler(lambda: None, Ledger(), proc=fake.root, clock=Clock()).read(time.monotonic())
+    reading = ProcessSampler(lambda: None, MonotonicTotals(), proc=fake.root, clock=Clock()).read(time.monotonic())
     assert reading.values == ()
     assert reading.errors == ()
 
 
 def test_cpu_seconds_of_workers_that_ended_stay(fake: FakeProc) -> None:
     """Every epoch starts new workers; the counter must not fall when the old ones go."""
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
     fake.put(10, children=(11,))
     fake.put(11, user=5 * TICKS_PER_S)
     assert cpu(sampler.read(0.0).values[0], Role.WORKERS) == (5.0, 0.0)
@@ -142,7 +142,7 @@ def test_cpu_seconds_of_workers_that_ended_stay(fake: FakeProc) -> None:
 
 def test_a_worker_that_the_children_file_leaves_out_for_a_moment_is_not_counted_twice(fake: FakeProc) -> None:
     """proc(5): `children` is reliable only if all of them stand still."""
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
     fake.put(11, user=5 * TICKS_PER_S)
     seen: list[tuple[float, float]] = []
     for children in ((11,), (), (11,)):
@@ -153,7 +153,7 @@ def test_a_worker_that_the_children_file_leaves_out_for_a_moment_is_not_counted_
 
 
 def test_a_pid_given_to_a_stranger_is_not_the_rank(fake: FakeProc) -> None:
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
     fake.put(10, start=100, user=4 * TICKS_PER_S)
     sampler.read(0.0)
     fake.put(10, start=999, user=50 * TICKS_PER_S, pages=1000)
@@ -165,7 +165,7 @@ def test_a_pid_given_to_a_stranger_is_not_the_rank(fake: FakeProc) -> None:
 
 def test_the_same_pid_in_a_new_attempt_is_the_rank(fake: FakeProc) -> None:
     attempts = [group(10, attempt=0), group(10, attempt=1)]
-    sampler = ProcessSampler(lambda: attempts[0], Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: attempts[0], MonotonicTotals(), proc=fake.root, clock=Clock())
     fake.put(10, start=100, user=4 * TICKS_PER_S)
     sampler.read(0.0)
     attempts.pop(0)
@@ -175,7 +175,7 @@ def test_the_same_pid_in_a_new_attempt_is_the_rank(fake: FakeProc) -> None:
 
 
 def test_an_orphaned_worker_is_followed_until_it_ends(fake: FakeProc) -> None:
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
     fake.put(10, children=(11,))
     fake.put(11, comm="pt_data_worker", pages=8)
     sampler.read(0.0)
@@ -189,7 +189,11 @@ def test_an_orphaned_worker_is_followed_until_it_ends(fake: FakeProc) -> None:
 def test_a_zombie_worker_is_not_alive_and_holds_nothing(fake: FakeProc) -> None:
     fake.put(10, children=(11,))
     fake.put(11, comm="pt_data_worker", state="Z", pages=0, pss_kb=None)
-    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(time.monotonic()).values
+    (rank,) = (
+        ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
+        .read(time.monotonic())
+        .values
+    )
 
     assert rank.workers_alive == 0
     assert rank.usage[Role.WORKERS].pss_bytes == 0
@@ -197,7 +201,11 @@ def test_a_zombie_worker_is_not_alive_and_holds_nothing(fake: FakeProc) -> None:
 
 def test_where_the_kernel_has_no_proportional_size_it_is_unknown(fake: FakeProc) -> None:
     fake.put(10, pss_kb=None)
-    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(time.monotonic()).values
+    (rank,) = (
+        ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
+        .read(time.monotonic())
+        .values
+    )
 
     assert rank.usage[Role.TRAINER].pss_bytes is None
 
@@ -207,7 +215,7 @@ def test_what_is_a_files_is_told_from_what_is_theirs(fake: FakeProc) -> None:
     fake.put(10, pages=100, shared=70, children=(11, 12))
     fake.put(11, comm="pt_data_worker", pages=20, shared=15, pss_kb=9, pss_parts="Pss_Anon: 4 kB\nPss_File: 5 kB\n")
     fake.put(12, comm="pt_data_worker", pages=20, shared=15, pss_kb=8, pss_parts="Pss_Anon: 3 kB\nPss_File: 5 kB\n")
-    (rank,) = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(0.0).values
+    (rank,) = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock()).read(0.0).values
 
     assert rank.usage[Role.TRAINER].anonymous_bytes == 30 * PAGE_BYTES
     assert rank.usage[Role.TRAINER].pss_anonymous_bytes is None, "this kernel has not told it apart"
@@ -222,7 +230,7 @@ def test_proportional_sizes_are_asked_one_after_another(fake: FakeProc) -> None:
         fake.put(pid, pss_kb=1)
     clock = Clock(step_s=0.004)  # each look at the clock takes 4 ms: two looks fit into the budget
     ranks = [10, 11, 12]
-    sampler = ProcessSampler(lambda: group(*ranks), Ledger(), proc=fake.root, clock=clock, pss_period_s=30.0)
+    sampler = ProcessSampler(lambda: group(*ranks), MonotonicTotals(), proc=fake.root, clock=clock, pss_period_s=30.0)
     known: list[list[int | None]] = []
     for moment in (0.0, 1.0, 2.0):
         known.append([rank.usage[Role.TRAINER].pss_bytes for rank in sampler.read(moment).values])
@@ -246,7 +254,7 @@ def test_proportional_sizes_are_asked_one_after_another(fake: FakeProc) -> None:
 def test_what_may_not_be_read_is_an_error_and_the_rest_goes_on(fake: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.put(10, user=TICKS_PER_S)
     fake.put(11, user=TICKS_PER_S)
-    sampler = ProcessSampler(lambda: group(10, 11), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10, 11), MonotonicTotals(), proc=fake.root, clock=Clock())
     sampler.read(0.0)
     shutil.rmtree(fake.root / "10/task")
     (fake.root / "10/task").write_text("not a directory")  # any OSError that does not mean "gone"
@@ -258,7 +266,7 @@ def test_what_may_not_be_read_is_an_error_and_the_rest_goes_on(fake: FakeProc, m
 
 
 def test_waiting_for_a_core_is_told_by_role_and_stays_when_a_worker_ends(fake: FakeProc) -> None:
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
     fake.put(10, waited=3, children=(11, 12))
     fake.thread(10, 15, waited=4)  # not the first thread: nothing below /proc/10 but its own file tells of it
     fake.put(11, waited=1)
@@ -273,7 +281,7 @@ def test_waiting_for_a_core_is_told_by_role_and_stays_when_a_worker_ends(fake: F
 
 
 def test_waiting_goes_on_in_the_next_sidecar(fake: FakeProc) -> None:
-    ledger = Ledger()
+    ledger = MonotonicTotals()
     fake.put(10, waited=3)
     fake.thread(10, 15, waited=4)
     ProcessSampler(lambda: group(10), ledger, proc=fake.root, clock=Clock()).read(0.0)
@@ -288,7 +296,7 @@ def test_waiting_goes_on_in_the_next_sidecar(fake: FakeProc) -> None:
 
 def test_the_threads_of_a_rank_are_those_that_want_a_core(fake: FakeProc) -> None:
     """Of dozens of threads in a torch process most sleep; those of another rank are its own."""
-    sampler = ProcessSampler(lambda: group(10, 20), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10, 20), MonotonicTotals(), proc=fake.root, clock=Clock())
     fake.put(10, ran=100, waited=50, children=(11,))
     fake.thread(10, 15, ran=7)
     fake.put(11, ran=30)
@@ -301,7 +309,7 @@ def test_the_threads_of_a_rank_are_those_that_want_a_core(fake: FakeProc) -> Non
 
 
 def test_a_worker_that_has_ended_and_was_not_reaped_wants_nothing(fake: FakeProc) -> None:
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
     threads: list[float | None] = []
     for moment, state in enumerate("SSZ"):
         fake.put(10, ran=moment, children=(11,))
@@ -315,7 +323,7 @@ def test_a_worker_that_has_ended_and_was_not_reaped_wants_nothing(fake: FakeProc
 def test_a_kernel_that_does_not_count_waiting_is_told_of_once(fake: FakeProc, text: str) -> None:
     fake.counts_waits(text)
     fake.put(10, waited=3)
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
     first, second = sampler.read(0.0), sampler.read(1.0)
 
     assert first.errors == ("run queue: this kernel does not count it",)
@@ -329,7 +337,7 @@ def test_a_worker_that_another_thread_has_started_is_found(fake: FakeProc) -> No
     fake.thread(10, 15, children=(11,))
     fake.put(11, comm="pt_data_worker", children=(12,))
     fake.put(12, user=2 * TICKS_PER_S)
-    sampler = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock())
+    sampler = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock())
 
     assert sampler.read(0.0).values[0].workers_alive == 1
     assert cpu(sampler.read(1.0).values[0], Role.WORKERS) == (2.0, 0.0)
@@ -340,7 +348,9 @@ def test_threads_are_looked_at_in_turns_where_there_are_too_many(fake: FakeProc)
     for pid in (10, 11, 12):
         fake.put(pid, waited=pid)
     clock = Clock(step_s=0.002)  # two looks at the clock fit into the budget
-    sampler = ProcessSampler(lambda: group(10, 11, 12), Ledger(), proc=fake.root, clock=clock, threads_budget_s=0.005)
+    sampler = ProcessSampler(
+        lambda: group(10, 11, 12), MonotonicTotals(), proc=fake.root, clock=clock, threads_budget_s=0.005
+    )
     seen: list[list[float]] = []
     for moment in (0.0, 1.0):
         seen.append([rank.runqueue_s[Role.TRAINER] for rank in sampler.read(moment).values])
@@ -361,7 +371,7 @@ def test_batches_in_shared_memory_are_told_by_worker(fake: FakeProc, tmp_path: P
     fake.opens(11, first)
     fake.opens(12, second)
     sampler = ProcessSampler(
-        lambda: group(10), Ledger(), proc=fake.root, clock=Clock(), shm_dir=tmp_path / "none", shm_period_s=5.0
+        lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock(), shm_dir=tmp_path / "none", shm_period_s=5.0
     )
     assert sampler.read(0.0).values[0].shm_inflight_bytes == {11: 100, 12: 20}
 
@@ -379,7 +389,7 @@ def test_batches_in_shared_memory_are_told_by_worker(fake: FakeProc, tmp_path: P
 def test_a_rank_without_workers_is_not_asked_what_it_has_open(fake: FakeProc) -> None:
     fake.put(10)
     (fake.root / "10/fd").write_text("would be an error")
-    reading = ProcessSampler(lambda: group(10), Ledger(), proc=fake.root, clock=Clock()).read(0.0)
+    reading = ProcessSampler(lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock()).read(0.0)
 
     assert reading.errors == ()
     assert reading.values[0].shm_inflight_bytes == {}
@@ -391,7 +401,9 @@ def test_descriptors_that_may_not_be_read_are_an_error_and_the_rest_goes_on(fake
         fake.put(pid + 1, comm="pt_data_worker")
         fake.opens(pid)
     (fake.root / "11/fd").write_text("not a directory")
-    reading = ProcessSampler(lambda: group(10, 20), Ledger(), proc=fake.root, clock=Clock(), shm_dir=tmp_path).read(0.0)
+    reading = ProcessSampler(
+        lambda: group(10, 20), MonotonicTotals(), proc=fake.root, clock=Clock(), shm_dir=tmp_path
+    ).read(0.0)
 
     assert reading.errors == ("shared memory of rank 0: Not a directory",)
     assert [rank.workers_alive for rank in reading.values] == [1, 1]
@@ -408,7 +420,7 @@ def test_batches_that_may_be_seen_again_are_told_again(fake: FakeProc, tmp_path:
     fake.opens(10, batch)
     fake.opens(11, batch)
     sampler = ProcessSampler(
-        lambda: group(10), Ledger(), proc=fake.root, clock=Clock(), shm_dir=tmp_path / "none", shm_period_s=5.0
+        lambda: group(10), MonotonicTotals(), proc=fake.root, clock=Clock(), shm_dir=tmp_path / "none", shm_period_s=5.0
     )
     (shown,) = sampler.read(0.0).values
     shutil.rmtree(fake.root / "10/fd")
@@ -436,7 +448,12 @@ def test_batches_that_nobody_has_looked_for_yet_are_not_none(fake: FakeProc, tmp
         fake.opens(pid + 1)
     clock = Clock(step_s=0.001)
     sampler = ProcessSampler(
-        lambda: group(10, 20), Ledger(), proc=fake.root, clock=clock, shm_dir=tmp_path / "none", shm_budget_s=0.0015
+        lambda: group(10, 20),
+        MonotonicTotals(),
+        proc=fake.root,
+        clock=clock,
+        shm_dir=tmp_path / "none",
+        shm_budget_s=0.0015,
     )
 
     seen = [[rank.shm_inflight_bytes for rank in sampler.read(at).values] for at in (0.0, 1.0)]
@@ -503,7 +520,7 @@ sys.stdin.readline()
 
 def test_a_real_rank_and_a_real_worker() -> None:
     """The kernel's own files: memory, CPU seconds, and the seconds of a worker that was killed."""
-    sampler_ledger = Ledger()
+    sampler_ledger = MonotonicTotals()
     with subprocess.Popen(
         [sys.executable, "-c", WORKER_RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as rank:

@@ -18,9 +18,9 @@ from gpulaunch.profiler.channel.collectives import (
     TELLS,
     words_of_call,
 )
-from gpulaunch.profiler.record import Group, RankCollectives, RankPlace, Reading
+from gpulaunch.profiler.record import AttemptGroup, RankCollectives, RankPlace, Reading
 from gpulaunch.profiler.samplers.collectives import CollectivesSampler
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 
 
 class Node:
@@ -28,8 +28,8 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.group: Group | None = None
-        self.ledger = Ledger()
+        self.group: AttemptGroup | None = None
+        self.ledger = MonotonicTotals()
         self.sampler = self.a_sampler()
 
     def a_sampler(self) -> CollectivesSampler:
@@ -37,7 +37,7 @@ class Node:
 
     def attempt(self, number: int, ranks: int = 1) -> None:
         places = tuple(RankPlace(rank=rank, local_rank=rank, pid=1) for rank in range(ranks))
-        self.group = Group(
+        self.group = AttemptGroup(
             run_id="0123456789abcdef", name="toy", attempt=number, world_size=ranks, node_rank=0, ranks=places
         )
 

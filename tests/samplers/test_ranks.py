@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gpulaunch.profiler.channel import layout, segment_writer
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.record import CheckpointState, CopyTotals, Group, SyncTotals, TrainingState
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.record import AttemptGroup, CheckpointState, CopyTotals, SyncTotals, TrainingState
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.ranks import RankSampler, parse_group
 
 MS = 1_000_000
@@ -82,7 +82,7 @@ def job(tmp_path: Path) -> Job:
 
 @pytest.fixture
 def sampler(job: Job) -> Iterator[RankSampler]:
-    sampler = RankSampler(job.directory, Ledger())
+    sampler = RankSampler(job.directory, MonotonicTotals())
     yield sampler
     sampler.close()
 
@@ -274,7 +274,7 @@ def test_saves_are_counted_over_attempts_and_the_newest_is_remembered(job: Job, 
 
 
 def test_the_newest_checkpoint_outlives_the_sidecar_that_saw_it(job: Job) -> None:
-    ledger, successor = Ledger(), Ledger()
+    ledger, successor = MonotonicTotals(), MonotonicTotals()
     first = RankSampler(job.directory, ledger)
     job.start(1, attempt=0)
     with job.writer(0) as writer:
@@ -313,7 +313,7 @@ def test_a_rank_that_left_the_group_is_gone(job: Job, sampler: RankSampler) -> N
 
 def test_a_successor_with_the_ledger_gives_the_same_totals(job: Job, sampler: RankSampler) -> None:
     """The sidecar was killed in the second attempt: no counter falls."""
-    ledger = Ledger()
+    ledger = MonotonicTotals()
     first = RankSampler(job.directory, ledger)
     job.start(1, attempt=0)
     with job.writer(0) as writer:
@@ -327,7 +327,7 @@ def test_a_successor_with_the_ledger_gives_the_same_totals(job: Job, sampler: Ra
         first.close()
         job.step(writer, 1)
 
-    successor_ledger = Ledger()
+    successor_ledger = MonotonicTotals()
     assert successor_ledger.load(job.directory / "sidecar.json")
     second = RankSampler(job.directory, successor_ledger)
     after = read(second)
@@ -340,7 +340,7 @@ def test_a_successor_without_a_ledger_reads_the_same_pages(job: Job) -> None:
     with job.writer(0) as writer:
         job.step(writer, 5)
     for _ in range(2):
-        sampler = RankSampler(job.directory, Ledger())
+        sampler = RankSampler(job.directory, MonotonicTotals())
         assert read(sampler)[0].steps == 5
         sampler.close()
 
@@ -410,5 +410,5 @@ def test_a_group_is_read_whole_or_refused(text: bytes) -> None:
         group = parse_group(text)
     except ValueError:
         return
-    assert isinstance(group, Group)
+    assert isinstance(group, AttemptGroup)
     assert all(place.pid >= 0 for place in group.ranks)

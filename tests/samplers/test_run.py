@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, RunState
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.run import RunSampler, parse_run
 
 S = 1_000_000_000
@@ -37,7 +37,7 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "run.json"
-        self.ledger = Ledger()
+        self.ledger = MonotonicTotals()
         self.sampler = RunSampler(directory, self.ledger)
 
     def says(self, **more: Any) -> RunState:

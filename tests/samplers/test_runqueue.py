@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.record import Group, RankPlace, RankProcesses, Role
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.record import AttemptGroup, RankPlace, RankProcesses, Role
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.process import ProcessSampler
 from gpulaunch.profiler.samplers.runqueue import RunQueue, ThreadTimes, parse_schedstat
 
@@ -141,8 +141,8 @@ def rank() -> Iterator[subprocess.Popen[str]]:
 def test_processes_that_share_a_core_wait_for_each_other(rank: subprocess.Popen[str]) -> None:
     """The rank's busy thread is not its first one; the worker that sleeps adds nothing."""
     place = RankPlace(rank=0, local_rank=0, pid=rank.pid)
-    group = Group(run_id="0" * 16, name="toy", attempt=0, world_size=1, node_rank=0, ranks=(place,))
-    sampler = ProcessSampler(lambda: group, Ledger(), threads_budget_s=10.0)
+    group = AttemptGroup(run_id="0" * 16, name="toy", attempt=0, world_size=1, node_rank=0, ranks=(place,))
+    sampler = ProcessSampler(lambda: group, MonotonicTotals(), threads_budget_s=10.0)
     (second,) = sampler.read(time.monotonic()).values
     assert second.threads is None
     for _ in range(3):  # what the host takes meanwhile is neither used nor waited for
@@ -174,8 +174,8 @@ def test_a_process_that_sleeps_neither_wants_nor_waits() -> None:
         try:
             assert process.stdout.readline() == "ready\n"
             place = RankPlace(rank=0, local_rank=0, pid=process.pid)
-            group = Group(run_id="0" * 16, name="toy", attempt=0, world_size=1, node_rank=0, ranks=(place,))
-            sampler = ProcessSampler(lambda: group, Ledger(), threads_budget_s=10.0)
+            group = AttemptGroup(run_id="0" * 16, name="toy", attempt=0, world_size=1, node_rank=0, ranks=(place,))
+            sampler = ProcessSampler(lambda: group, MonotonicTotals(), threads_budget_s=10.0)
             sampler.read(time.monotonic())  # the end of its start
             threading.Event().wait(0.2)
             sampler.read(time.monotonic())

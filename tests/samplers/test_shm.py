@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.record import Group, RankPlace
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.record import AttemptGroup, RankPlace
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.process import ProcessSampler
 from gpulaunch.profiler.samplers.shm import Segment, batches, held, listed, maker
 
@@ -211,8 +211,8 @@ def test_the_batches_of_a_real_loader(tmp_path: Path, method: str, strategy: str
             word, *pids = loop.stdout.readline().split()
             assert word == "ready"
             place = RankPlace(rank=0, local_rank=0, pid=loop.pid)
-            group = Group(run_id="0" * 16, name="toy", attempt=0, world_size=1, node_rank=0, ranks=(place,))
-            sampler = ProcessSampler(lambda: group, Ledger(), shm_period_s=0.0, shm_budget_s=60.0)
+            group = AttemptGroup(run_id="0" * 16, name="toy", attempt=0, world_size=1, node_rank=0, ranks=(place,))
+            sampler = ProcessSampler(lambda: group, MonotonicTotals(), shm_period_s=0.0, shm_budget_s=60.0)
             # One batch that the loop holds, and the four that it has asked for: the one that follows it was asked of
             # the worker that made it.
             held_mib = {int(pid): size for pid, size in zip(pids, (3, 2), strict=True)}

@@ -17,7 +17,7 @@ import pytest
 from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.layout import REGION_BITS, Region, Word
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
-from gpulaunch.profiler.record import Group, RankPlace, Reading, StackState
+from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, StackState
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
 from gpulaunch.profiler.samplers.pyspy import Frame, Look, PySpy
 from gpulaunch.profiler.samplers.stacks import Stacks
@@ -83,9 +83,9 @@ class Node:
         self.rooms: list[Stacks] = []
         self.writers: list[SegmentWriter] = []
 
-    def group(self) -> Group:
+    def group(self) -> AttemptGroup:
         ranks = tuple(RankPlace(rank=rank, local_rank=rank, pid=pid) for rank, pid in self.pids.items())
-        return Group(run_id="r", name="n", attempt=0, world_size=len(ranks), node_rank=0, ranks=ranks)
+        return AttemptGroup(run_id="r", name="n", attempt=0, world_size=len(ranks), node_rank=0, ranks=ranks)
 
     def page(self, rank: int = 0) -> SegmentWriter:
         """A fresh page, written by this process."""

@@ -11,13 +11,13 @@ from typing import Any
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.record import (
     GOODPUT_BUCKETS,
+    AttemptGroup,
     Collector,
     CollectorState,
     CopyTotals,
     Finding,
     GpuMemory,
     GpuState,
-    Group,
     HostState,
     LoaderState,
     NodeState,
@@ -76,7 +76,7 @@ def state(
         taken_wall_ns=round((WALL_S + at_s) * NS),
         group=None
         if ended
-        else Group(run_id=run_id, name="demo", attempt=attempt, world_size=8, node_rank=node, ranks=places),
+        else AttemptGroup(run_id=run_id, name="demo", attempt=attempt, world_size=8, node_rank=node, ranks=places),
         training=tuple(training(rank, at_s, steps_per_s, gpu=gpu) for rank in seen),
         processes=tuple(
             RankProcesses(

@@ -17,10 +17,10 @@ from gpulaunch.exporters.store.limits import LEVELS, Limits
 from gpulaunch.exporters.store.reading import TelemetryReader
 from gpulaunch.exporters.store.series import Sample, sample_of
 from gpulaunch.exporters.store.writing import HeldByReaderError, TelemetryFile
-from gpulaunch.profiler.record import Group
+from gpulaunch.profiler.record import AttemptGroup
 
 HOUR_S, DAY_S = 3600.0, 86400.0
-GROUP = Group(run_id="aaaa", name="demo", attempt=0, world_size=64, node_rank=0, ranks=())
+GROUP = AttemptGroup(run_id="aaaa", name="demo", attempt=0, world_size=64, node_rank=0, ranks=())
 STEPS = ("gpulaunch_steps_total", "0")
 SEQUENCE = ("gpulaunch_collective_sequence", "0")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runs_on_disk import whole
 
 from gpulaunch.launcher.cli.main import INTERNAL_ERROR, main
-from gpulaunch.launcher.runs.group import RunError, agent_of, read_group
+from gpulaunch.launcher.runs.processes import RunError, agent_of, read_group
 
 JSON_FILES = ("job.json", "group.json", "summary.json", "hang.json", "attempts/0/failure.json")
 DEEP = '{"version": 1, "ranks": ' + "[" * 5000 + "]" * 5000 + "}"

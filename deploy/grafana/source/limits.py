@@ -1,6 +1,6 @@
 """Every limit of a panel, and every reason for having none: a panel has exactly one of the two.
 
-The numbers are those of the profiler's rules (gpulaunch.profiler.analysis.limits), those of the alerts in
+The numbers are those of the profiler's rules (gpulaunch.profiler.analysis.thresholds), those of the alerts in
 deploy/prometheus/gpulaunch.rules.yml, which ALERTS names and a test compares, what the project promises to cost, and a
 few of our own judgement. A limit is where looking begins to pay.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.analysis import limits as rules
+from gpulaunch.profiler.analysis import thresholds as rules
 
 GOOD: Final = "green"
 WARN: Final = "orange"

@@ -23,7 +23,7 @@ from gpulaunch.exporters.discovery.targets import (
 )
 from gpulaunch.profiler.files import write_file
 from gpulaunch.profiler.kernel import kernel as kernel_here
-from gpulaunch.profiler.record import Group, NodeState
+from gpulaunch.profiler.record import AttemptGroup, NodeState
 
 _CAP_BYTES = 1 << 16
 
@@ -105,7 +105,7 @@ class Announcement:
                 (self.directory / file_name(last)).unlink()
             self._told = None
 
-    def _target(self, group: Group) -> Target:
+    def _target(self, group: AttemptGroup) -> Target:
         host, port = self._bound
         return Target(
             address=address_of(host, port, self._node),

@@ -12,7 +12,7 @@ from typing import Final
 
 from gpulaunch.exporters.discovery.announce import Announcement
 from gpulaunch.exporters.worker import Worker
-from gpulaunch.profiler.record import Group, NodeState
+from gpulaunch.profiler.record import AttemptGroup, NodeState
 
 _GOODBYE_S: Final = 0.5
 """How long the end of a run waits for the file to be gone; all of the sidecar's end is in `channel.ending`."""
@@ -25,7 +25,7 @@ class AnnouncementKeeper:
         self._announcement = announcement
         self._worker: Worker[NodeState] = Worker("discovery", self._touch, clock=clock)
         # Told: each is one value that one thread writes.
-        self._announced: Group | None = None
+        self._announced: AttemptGroup | None = None
         self._fault = ""
 
     def tell(self, state: NodeState) -> None:

@@ -93,7 +93,7 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
     rule = _RULES.get(found.rule)
     blocks: list[Block] = []
     if rule is not None:
-        blocks.append(Paragraph(rule.says.replace("`", "")))
+        blocks.append(Paragraph(rule.problem.replace("`", "")))
     blocks.append(
         Paragraph(
             f"It {'cost an earlier run' if found.earlier else 'costs'} {_price(found)}."
@@ -104,7 +104,7 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
     if found.advice:
         blocks.append(Paragraph(f"What to change: {found.advice}"))
     if rule is not None:
-        blocks.append(Paragraph(f"How in general: {rule.mend.replace('`', '')}"))
+        blocks.append(Paragraph(f"How in general: {rule.fix.replace('`', '')}"))
     pairs = [
         *measured(found.evidence),
         ("ranks", rank_list(found.ranks, 64) or UNKNOWN),

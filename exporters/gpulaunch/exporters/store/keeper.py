@@ -27,7 +27,7 @@ from gpulaunch.exporters.store.series import sample_of
 from gpulaunch.exporters.store.timeline import Timeline
 from gpulaunch.exporters.store.writing import HeldByReaderError, TelemetryFile
 from gpulaunch.exporters.worker import Worker
-from gpulaunch.profiler.record import CollectorState, Group, NodeState
+from gpulaunch.profiler.record import AttemptGroup, CollectorState, NodeState
 
 _DOCUMENT_EVERY_S: Final = 10.0
 _SOON_S: Final = 1.0
@@ -51,7 +51,7 @@ class TelemetryKeeper:
         self._closing = False
         self._run_dir: Path | None = None
         self._file: TelemetryFile | None = None
-        self._group: Group | None = None
+        self._group: AttemptGroup | None = None
         self._timeline = Timeline(None)
         self._document: dict[str, Any] | None = None
         self._document_s = 0.0
@@ -147,7 +147,7 @@ class TelemetryKeeper:
         state: NodeState,
         now_s: float,
         *,
-        left: tuple[dict[str, Any], Group, float] | None = None,
+        left: tuple[dict[str, Any], AttemptGroup, float] | None = None,
         last: bool = False,
     ) -> None:
         """Store a look of the group's.
@@ -187,7 +187,7 @@ class TelemetryKeeper:
                 self._document_s = now_s if before else now_s - _DOCUMENT_EVERY_S + _SOON_S
         self._seen_s, self._last, self._held_back = now_s, state, None
 
-    def _left(self, state: NodeState) -> tuple[dict[str, Any], Group, float] | None:
+    def _left(self, state: NodeState) -> tuple[dict[str, Any], AttemptGroup, float] | None:
         """The document of the last look, if there were ranks in it that are not there any more."""
         last, group, at_s = self._last, self._group, self._seen_s
         if last is None or group is None or at_s is None or not self._ends(last, state):

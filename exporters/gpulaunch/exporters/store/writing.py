@@ -32,7 +32,7 @@ from gpulaunch.exporters.store.limits import (
 from gpulaunch.exporters.store.place import is_shared
 from gpulaunch.exporters.store.schema import open_to_write
 from gpulaunch.exporters.store.series import NUMBERS, Key, Sample
-from gpulaunch.profiler.record import Finding, Group
+from gpulaunch.profiler.record import AttemptGroup, Finding
 
 _LOOKS_AT_AGES_EVERY_S: Final = 5.0
 _APART_S: Final = 0.5
@@ -112,7 +112,7 @@ class TelemetryFile:
 
     # -- what is written
 
-    def run_of(self, group: Group, *, host: str, now_s: float) -> int:
+    def run_of(self, group: AttemptGroup, *, host: str, now_s: float) -> int:
         """Give the row of a launcher run."""
         known = self._runs.get(group.run_id)
         if known is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 
-from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.launcher.runs.processes import RunError
 
 _ABOUT = frozenset({"gpulaunch-manifest.json"})
 """Files that only describe the others."""

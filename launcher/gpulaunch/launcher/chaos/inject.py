@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from gpulaunch.launcher.chaos.damage import damage
 from gpulaunch.launcher.chaos.faults import Fault, Verb
 from gpulaunch.launcher.loop import linux
-from gpulaunch.launcher.runs.group import (
+from gpulaunch.launcher.runs.processes import (
     AGENT,
     FORK_SERVER,
     SIDECAR,
     STORE,
-    Group,
     Process,
     RunError,
+    RunProcesses,
     loaders_of,
     take_helper,
     take_rank,
@@ -54,7 +54,7 @@ class Done:
     """The signal that ended this process's work before its time, or 0."""
 
 
-def inject(fault: Fault, group: Group, rng: random.Random) -> Done:
+def inject(fault: Fault, group: RunProcesses, rng: random.Random) -> Done:
     """Make `fault` on the run that `group` describes; where it leaves something open, `rng` decides.
 
     Raises:
@@ -88,11 +88,11 @@ def inject(fault: Fault, group: Group, rng: random.Random) -> Done:
         return _done(fault, group, process.pid, what, interrupted_by=signum)
 
 
-def _done(fault: Fault, group: Group, pid: int | None, what: str, *, interrupted_by: int = 0) -> Done:
+def _done(fault: Fault, group: RunProcesses, pid: int | None, what: str, *, interrupted_by: int = 0) -> Done:
     return Done(fault=fault, pid=pid, attempt=group.attempt, what=what, interrupted_by=interrupted_by)
 
 
-def _kill_loader(fault: Fault, group: Group, rank: int, rng: random.Random) -> Done:
+def _kill_loader(fault: Fault, group: RunProcesses, rank: int, rng: random.Random) -> Done:
     workers = loaders_of(group, rank)
     if not workers:
         raise RunError(f"rank {rank} has no DataLoader worker now")
@@ -138,7 +138,7 @@ def slow(process: Process, *, factor: float, for_s: float) -> int:
     return 0
 
 
-def _corrupt(fault: Fault, group: Group, rng: random.Random) -> str:
+def _corrupt(fault: Fault, group: RunProcesses, rng: random.Random) -> str:
     from gpulaunch.launcher.checkpoint.find import find
 
     local = [place for place in group.checkpoint_dirs if "://" not in place]

@@ -19,8 +19,8 @@ from gpulaunch.launcher.cli.waiting import Doing, told_while
 from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.runs.find import find_under_way, here
-from gpulaunch.launcher.runs.group import Group, RunError, agent_of, read_group, take_rank
 from gpulaunch.launcher.runs.history import note
+from gpulaunch.launcher.runs.processes import RunError, RunProcesses, agent_of, read_group, take_rank
 
 _HELP = """\
 usage: gpulaunch chaos FAULT [RANK] [options]
@@ -140,7 +140,7 @@ class _Chaos:
         doing(f"{fault.verb.value} is being made", lasts_s=fault.for_s if fault.verb is Verb.SLOW_RANK else None)
         return inject(fault, group, rng)
 
-    def _group(self, agent: int, fits: Callable[[Group], bool]) -> Group:
+    def _group(self, agent: int, fits: Callable[[RunProcesses], bool]) -> RunProcesses:
         """The group as it is, once it fits: the job may be starting or restarting just now."""
         until_s = time.monotonic() + _ALIVE_S
         while True:
@@ -161,7 +161,7 @@ def _ended(agent: int, within_s: float) -> bool:
     return bool(poller.poll(min(within_s * 1000, _LONGEST_MS)))
 
 
-def _is_alive(group: Group, rank: int) -> bool:
+def _is_alive(group: RunProcesses, rank: int) -> bool:
     try:
         with take_rank(group, rank):
             return True

@@ -13,7 +13,7 @@ from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import find_run, here
-from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.launcher.runs.processes import RunError
 
 if TYPE_CHECKING:
     from gpulaunch.exporters.report.compare import Comparison

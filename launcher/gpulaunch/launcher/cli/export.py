@@ -21,7 +21,7 @@ from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown
 from gpulaunch.launcher.runs.find import find_run, here
-from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.launcher.runs.processes import RunError
 
 if TYPE_CHECKING:
     from gpulaunch.exporters.files.rows import Row

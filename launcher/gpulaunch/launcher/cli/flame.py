@@ -16,7 +16,7 @@ from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_text
 from gpulaunch.launcher.runs.find import find_run, here
-from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.launcher.runs.processes import RunError
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
 
 _HELP = """\

@@ -16,7 +16,7 @@ from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_text
 from gpulaunch.launcher.runs.find import find_run, here
-from gpulaunch.launcher.runs.group import RunError
+from gpulaunch.launcher.runs.processes import RunError
 
 if TYPE_CHECKING:
     from gpulaunch.exporters.report.document import Document

@@ -20,8 +20,8 @@ from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.launcher.runs.find import find_under_way, here
-from gpulaunch.launcher.runs.group import Group, RunError, read_group, take_rank
 from gpulaunch.launcher.runs.history import note
+from gpulaunch.launcher.runs.processes import RunError, RunProcesses, read_group, take_rank
 from gpulaunch.profiler.channel.clock import monotonic_ns
 from gpulaunch.profiler.channel.segment import SegmentReader
 from gpulaunch.profiler.daemon.kineto import WHAT
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     return 0 if all(result.path for result in results) else 1
 
 
-def _trace(options: argparse.Namespace, run_dir: str, group: Group, ranks: list[Rank]) -> list[Traced]:
+def _trace(options: argparse.Namespace, run_dir: str, group: RunProcesses, ranks: list[Rank]) -> list[Traced]:
     steps = {rank.number: rank.steps() for rank in ranks}
     if options.rank == "slowest":
         ranks = [rank for rank in ranks if rank.number == slowest(steps)]
@@ -115,18 +115,18 @@ def _trace(options: argparse.Namespace, run_dir: str, group: Group, ranks: list[
 # -- who, and where
 
 
-def _group(run_dir: str) -> Group:
+def _group(run_dir: str) -> RunProcesses:
     group = read_group(run_dir)
     if group is None or not group.ranks:
         raise RunError("no ranks are running now")
     return group
 
 
-def _channel_dir(group: Group) -> str:
+def _channel_dir(group: RunProcesses) -> str:
     return group.channel_dir or directory_of(group.run_id)
 
 
-def _ranks(stack: contextlib.ExitStack, group: Group, which: str) -> list[Rank]:
+def _ranks(stack: contextlib.ExitStack, group: RunProcesses, which: str) -> list[Rank]:
     """The ranks that may be traced, their processes held and their segments mapped until the stack is closed."""
     ranks: list[Rank] = []
     for number in sorted(group.ranks) if which in ("all", "slowest") else [int(which)]:

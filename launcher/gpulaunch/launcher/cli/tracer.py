@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from gpulaunch.launcher.cli.traced import Copied, Rss, Traced
 from gpulaunch.launcher.cli.waiting import Doing
-from gpulaunch.launcher.runs.group import Process
+from gpulaunch.launcher.runs.processes import Process
 from gpulaunch.profiler.channel import tracing
 from gpulaunch.profiler.channel.clock import anchor, monotonic_ns, wall_ns
 from gpulaunch.profiler.channel.ring import StepEvent, recent_from

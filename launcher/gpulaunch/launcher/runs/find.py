@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from gpulaunch.launcher.runs.group import RunError, agent_of
+from gpulaunch.launcher.runs.processes import RunError, agent_of
 
 RUNS = "gpulaunch-runs"
 """Below the directory that jobs are started in: where their run directories are, unless told otherwise."""

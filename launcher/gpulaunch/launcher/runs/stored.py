@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gpulaunch.launcher.runs.group import agent_of
+from gpulaunch.launcher.runs.processes import agent_of
 from gpulaunch.profiler.files import regular
 
 CHECKPOINTS = "checkpoints"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulaunch.profiler.analysis.finding import findings_of
-from gpulaunch.profiler.analysis.limits import APPEARS, GONE
-from gpulaunch.profiler.analysis.middle import median_low
 from gpulaunch.profiler.analysis.rules import RULES
+from gpulaunch.profiler.analysis.stats import median_low
+from gpulaunch.profiler.analysis.thresholds import APPEARS, GONE
 from gpulaunch.profiler.analysis.window import Window
 from gpulaunch.profiler.record import Finding
 

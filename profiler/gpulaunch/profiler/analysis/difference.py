@@ -1,4 +1,4 @@
-"""The difference of two sights: what only grows is subtracted, field by field; what does not is as it is now."""
+"""The difference of two snapshots: what only grows is subtracted, field by field; what does not is as it is now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpulaunch.profiler.analysis.stall import Stall, verdict
-from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Sight, Window
+from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Snapshot, Window
 from gpulaunch.profiler.record import (
     CopyTotals,
     HostState,
@@ -32,9 +32,13 @@ _NO_COPIES: Final = CopyTotals(count=0, size_bytes=0, blocked_ns=0, gpu_ns=0)
 
 
 def between(
-    before: Sight, after: Sight, *, least_steps: int = 1, memory: Mapping[int, tuple[MemoryPoint, ...]] | None = None
+    before: Snapshot,
+    after: Snapshot,
+    *,
+    least_steps: int = 1,
+    memory: Mapping[int, tuple[MemoryPoint, ...]] | None = None,
 ) -> Window:
-    """Give the window between two sights of one attempt.
+    """Give the window between two snapshots of one attempt.
 
     Args:
         before: the earlier one.
@@ -78,12 +82,12 @@ def _cores(host: HostState | None) -> float | None:
 
 
 def _rank(
-    sights: tuple[Sight, Sight],
+    snapshots: tuple[Snapshot, Snapshot],
     training: tuple[TrainingState, TrainingState],
     processes: tuple[RankProcesses | None, RankProcesses | None],
     memory: tuple[MemoryPoint, ...],
 ) -> RankWindow:
-    before, after = sights
+    before, after = snapshots
     old, new = training
     rank, now = new.rank, processes[1]
     trainer_cpu_s, trainer_runqueue_s = _cpu(*processes, Role.TRAINER)
@@ -180,8 +184,8 @@ def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tu
     return max(0.0, used_s), max(0.0, new.runqueue_s[role] - old.runqueue_s[role])
 
 
-def _workers_of(rank: int, sight: Sight) -> LoaderWorkers | None:
-    return next((workers for workers in sight.state.workers if workers.rank == rank), None)
+def _workers_of(rank: int, snapshot: Snapshot) -> LoaderWorkers | None:
+    return next((workers for workers in snapshot.state.workers if workers.rank == rank), None)
 
 
 def _workers(old: LoaderWorkers | None, new: LoaderWorkers | None) -> LoaderWorkers | None:

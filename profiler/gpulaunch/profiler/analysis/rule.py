@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpulaunch.profiler.analysis.finding import Loss
-from gpulaunch.profiler.analysis.limits import Limit
+from gpulaunch.profiler.analysis.thresholds import Limit
 from gpulaunch.profiler.analysis.window import Window
 
 
@@ -16,14 +16,14 @@ class Rule:
 
     id: str
     judge: Callable[[Window], Iterable[Loss]]
-    says: str
+    problem: str
     """What is wrong, in one sentence."""
-    sees: str
+    evidence: str
     """What it is found by."""
     costs: str
     """What `seconds_per_step` is, and how sure."""
-    mend: str
+    fix: str
     """What to change."""
-    silent: str
+    suppressed: str
     """When it says nothing although it looks so."""
     limits: tuple[Limit, ...] = ()

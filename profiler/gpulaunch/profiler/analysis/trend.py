@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, Generic, TypeVar
 
-from gpulaunch.profiler.analysis.middle import median
+from gpulaunch.profiler.analysis.stats import median
 
 T = TypeVar("T")
 

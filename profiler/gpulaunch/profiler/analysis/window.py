@@ -1,7 +1,7 @@
 """What happened on one node between two looks at it: the one thing that rules see.
 
-A `Sight` is a look: the node's state, and beside it what is known of it otherwise. A `Window` is the difference of two
-sights: counts and times are of the window alone, gauges are those of its end.
+A `Snapshot` is a look: the node's state, and beside it what is known of it otherwise. A `Window` is the difference of
+two snapshots: counts and times are of the window alone, gauges are those of its end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpulaunch.profiler.record import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class Snapshot:
     """One look at the node."""
 
     state: NodeState

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.advisor import Advisor
-from gpulaunch.profiler.analysis.history import History
-from gpulaunch.profiler.analysis.limits import APPEARS
 from gpulaunch.profiler.analysis.logged import Tally, line_that_logs
-from gpulaunch.profiler.analysis.window import Sight
-from gpulaunch.profiler.record import Finding, Group, NodeState, RankPlace
+from gpulaunch.profiler.analysis.snapshots import Snapshots
+from gpulaunch.profiler.analysis.thresholds import APPEARS
+from gpulaunch.profiler.analysis.window import Snapshot
+from gpulaunch.profiler.record import AttemptGroup, Finding, NodeState, RankPlace
 from gpulaunch.profiler.samplers import numa
+from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.pyspy import Frame
-from gpulaunch.profiler.samplers.spelling import spelled, working_directory
 
 _NODES_EVERY: Final = 30
 """Refreshes between two looks at where ranks may run: a rank binds itself, if it does, after it was started."""
@@ -26,12 +26,12 @@ class Findings:
     def __init__(self, *, root: Path = Path("/")) -> None:
         self._tally = Tally()
         self._root = root
-        self._history = History()
+        self._history = Snapshots()
         self._advisor = Advisor()
         self._standing: tuple[Finding, ...] = ()
         self._windows = 0
         self._told_of: set[str] = set()
-        self._group: Group | None = None
+        self._group: AttemptGroup | None = None
         self._cpu_nodes: Mapping[int, frozenset[int]] = {}
         self._nodes_in = 0
 
@@ -41,14 +41,14 @@ class Findings:
         line = None
         if logs is not None:
             file, number = logs
-            line = f"{spelled(file, working_directory(place.pid, root=str(self._root)))}:{number}"
+            line = f"{shown_path(file, working_directory(place.pid, root=str(self._root)))}:{number}"
         self._tally.add(place.rank, phase, line)
 
     def look(self, state: NodeState) -> tuple[Finding, ...]:
         """Take what this refresh has read; give the findings that stand now, the largest loss first."""
         self._look_at_nodes(state)
         window = self._history.look(
-            Sight(state=state, samples=self._tally.samples, logged=self._tally.logged, cpu_nodes=self._cpu_nodes)
+            Snapshot(state=state, samples=self._tally.samples, logged=self._tally.logged, cpu_nodes=self._cpu_nodes)
         )
         if window is not None:
             self._standing = self._advisor.hear(window)

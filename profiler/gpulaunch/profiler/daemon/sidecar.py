@@ -36,13 +36,13 @@ from gpulaunch.profiler.samplers.collectives import CollectivesSampler
 from gpulaunch.profiler.samplers.gpu_health import GpuHealthSampler
 from gpulaunch.profiler.samplers.gpus import GpuSampler
 from gpulaunch.profiler.samplers.host import HostSampler
-from gpulaunch.profiler.samplers.ledger import Ledger
-from gpulaunch.profiler.samplers.patience import Helper, Patiently
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.phases import STACK_PHASES
 from gpulaunch.profiler.samplers.process import ProcessSampler, parse_resident_pages
 from gpulaunch.profiler.samplers.ranks import RankSampler
 from gpulaunch.profiler.samplers.run import RunSampler
 from gpulaunch.profiler.samplers.stacks import Stacks
+from gpulaunch.profiler.samplers.timeout_guard import Helper, TimeoutGuard
 from gpulaunch.profiler.samplers.workers import WorkersSampler
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class Sidecar:
         self._clock = clock
         self._cpu = cpu
         self._proc = proc
-        self._ledger = Ledger()
+        self._ledger = MonotonicTotals()
         self._ledger_path = channel_dir / LEDGER_FILE
         self._takes_over = self._ledger.load(self._ledger_path)
         self._ranks = RankSampler(channel_dir, self._ledger, clock=clock)
@@ -124,7 +124,7 @@ class Sidecar:
         health = GpuHealthSampler(channel_dir, root=root, clock=clock)
         nothing: tuple[GpuHealth, ...] = ()
         self._gpus: Sampler[tuple[GpuHealth, ...]] = (
-            health if driver.missing(root) else Patiently(health, self._helper, what="NVML", nothing=nothing)
+            health if driver.missing(root) else TimeoutGuard(health, self._helper, what="NVML", nothing=nothing)
         )
         self._devices: Sampler[tuple[GpuState, ...]] = GpuSampler(self._ledger, self._helper, root=root)
         self._findings = Findings(root=root)

@@ -16,7 +16,7 @@ from gpulaunch.profiler.probe.account import bucket_of
 from gpulaunch.profiler.probe.loader_queue import NO_PLACES, length_of, places_of, put_aside, queue_of
 from gpulaunch.profiler.probe.loaders import Loaders
 from gpulaunch.profiler.probe.size import size_of
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 if TYPE_CHECKING:
     from gpulaunch.profiler.channel.segment_writer import SegmentWriter
@@ -155,7 +155,7 @@ class LoaderWatch:
                 return _NOTHING
             queue = queue_of(iterator)
         except Exception as error:
-            if is_programs(error):
+            if raised_by_program(error):
                 raise
             self._reads_queue = False
             self._unavailable(Hook.LOADER_QUEUE, repr(error))
@@ -214,7 +214,7 @@ class LoaderWatch:
                 if number == 1 or id(iterator) != self.iterator:
                     self._turn_to(iterator, trains)
             except Exception as error:
-                if is_programs(error):
+                if raised_by_program(error):
                     raise
                 self._looks_up = False
                 self._unavailable(Hook.FACTS, repr(error))
@@ -324,7 +324,7 @@ class LoaderWatch:
                     self._count_plain()
                     self.samples, self._size_bytes = size
         except Exception as error:  # a type of the user's own may do anything when it is looked into
-            if is_programs(error):
+            if raised_by_program(error):
                 raise
             self._looks_in = False
             self.samples = self._size_bytes = 0

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 from gpulaunch.profiler.probe.source import call_under_way, parsed
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _BUILDERS: Final = frozenset(
     ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
@@ -35,7 +35,7 @@ def built_at(frame: FrameType, torch: Any) -> int:
         # The source of a copy: `x` in `x.to(...)` and in `y.copy_(x)`.
         moved = call.args[0] if call.func.attr == "copy_" else call.func.value
     except (OSError, SyntaxError, ValueError, IndexError, RecursionError) as error:
-        if is_programs(error):
+        if raised_by_program(error):
             raise
         return 0  # "<stdin>", a lambda within a line, a text that has changed
     # Not f_locals: Python keeps what it gives there as long as the frame runs, and with it a step's tensors.

@@ -33,7 +33,7 @@ from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.sites import Sites, caller
 from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _CALLS: Final = int(Word.COMM_CALLS)
 _BLOCKED: Final = int(Word.COMM_BLOCKED_NS_TOTAL)
@@ -103,7 +103,7 @@ def _words(probe: Probe) -> memoryview | list[int]:
         path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"collectives-{int(os.environ['RANK'])}.bin")
         return open_new(path, attempt=probe.writer.words[Word.ATTEMPT])
     except (OSError, KeyError, ValueError) as error:
-        if is_programs(error):
+        if raised_by_program(error):
             raise
         # No room, say: what they cost the steps is in the segment all the same.
         return [0] * (COLLECTIVES_BYTES // 8)

@@ -28,10 +28,10 @@ from typing import Any, Final
 from gpulaunch.profiler.channel.layout import SITE_KINDS, SYNCS, Hook, TextSlot
 from gpulaunch.profiler.probe.device import accelerator_types, watch_out_of_memory
 from gpulaunch.profiler.probe.gpu_time import Events, GpuClock
-from gpulaunch.profiler.probe.ledger import Ledger
 from gpulaunch.profiler.probe.originals import Originals
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
+from gpulaunch.profiler.probe.transfers import Transfers
 
 _D2H: Final = SITE_KINDS.index("d2h")
 _CPU: Final = SITE_KINDS.index("cpu")
@@ -63,13 +63,13 @@ def place(probe: Probe, torch: Any, undo: Undo) -> Hook:
     if not types:
         return Hook(0)
     clock = GpuClock(words, torch.cuda)
-    ledger = Ledger(probe, torch, types, clock)
+    ledger = Transfers(probe, torch, types, clock)
     probe.bare.can_do_without(Hook.COPIES | Hook.SYNCS, ledger.do_without)
     _tensors(ledger, torch, undo)
     _modules(ledger, torch, undo)
     _functions(ledger, torch, undo)
-    calling = {name: function for name, function in vars(Ledger).items() if name in Ledger.CALLING}
-    rest = (function for name, function in vars(Ledger).items() if name not in calling)
+    calling = {name: function for name, function in vars(Transfers).items() if name in Transfers.CALLING}
+    rest = (function for name, function in vars(Transfers).items() if name not in calling)
     keep_out(torch, *calling.values(), Originals.call, ours=(*rest, *vars(GpuClock).values(), *vars(Events).values()))
     if "cuda" in types:
         watch_out_of_memory(
@@ -83,7 +83,7 @@ def place(probe: Probe, torch: Any, undo: Undo) -> Hook:
     return Hook.COPIES | Hook.SYNCS | Hook.GPU_TIME
 
 
-def _tensors(ledger: Ledger, torch: Any, undo: Undo) -> None:
+def _tensors(ledger: Transfers, torch: Any, undo: Undo) -> None:
     taps: dict[str, Tap] = {
         "to": tap_to(ledger, torch, _original(torch, "to")),
         "cuda": tap_moving(ledger, torch, "cuda", _D2H, _original(torch, "cuda")),
@@ -139,14 +139,14 @@ def _has_answered(owner: Any, name: str) -> bool:
     return cache_info is not None and bool(cache_info().currsize)
 
 
-def _modules(ledger: Ledger, torch: Any, undo: Undo) -> None:
+def _modules(ledger: Transfers, torch: Any, undo: Undo) -> None:
     for name in ("to", "cuda", "cpu"):
         tap = tap_module(ledger, torch, getattr(torch.nn.Module, name))
         keep_out(torch, tap)
         put(torch.nn.Module, name, tap, undo)
 
 
-def _functions(ledger: Ledger, torch: Any, undo: Undo) -> None:
+def _functions(ledger: Transfers, torch: Any, undo: Undo) -> None:
     owners = [torch.cuda, torch.cuda.Event, torch.cuda.Stream, getattr(torch, "accelerator", None)]
     for owner in owners:
         if owner is not None:
@@ -182,7 +182,7 @@ def _below_ours(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def tap_to(ledger: Ledger, torch: Any, original: Any) -> Tap:
+def tap_to(ledger: Transfers, torch: Any, original: Any) -> Tap:
     """`Tensor.to`. Models are full of `to(dtype)`, which moves nothing."""
     is_compiling = torch.compiler.is_dynamo_compiling
     copies, plain, dtype = _function(torch, ledger.copies), torch.Tensor, torch.dtype
@@ -198,7 +198,7 @@ def tap_to(ledger: Ledger, torch: Any, original: Any) -> Tap:
     return tapped_to
 
 
-def tap_moving(ledger: Ledger, torch: Any, name: str, kind: int, original: Any) -> Tap:
+def tap_moving(ledger: Transfers, torch: Any, name: str, kind: int, original: Any) -> Tap:
     """`Tensor.cuda` and `Tensor.cpu`."""
     is_compiling = torch.compiler.is_dynamo_compiling
     copies = _function(torch, ledger.copies)
@@ -212,7 +212,7 @@ def tap_moving(ledger: Ledger, torch: Any, name: str, kind: int, original: Any) 
     return tapped_move
 
 
-def tap_filling(ledger: Ledger, torch: Any, original: Any) -> Tap:
+def tap_filling(ledger: Transfers, torch: Any, original: Any) -> Tap:
     """`Tensor.copy_`. Most stay on one device."""
     is_compiling = torch.compiler.is_dynamo_compiling
     copies, plain = _function(torch, ledger.copies), (torch.Tensor, torch.nn.Parameter)
@@ -231,7 +231,7 @@ def tap_filling(ledger: Ledger, torch: Any, original: Any) -> Tap:
     return tapped_copy
 
 
-def tap_pinning(ledger: Ledger, torch: Any, original: Any) -> Tap:
+def tap_pinning(ledger: Transfers, torch: Any, original: Any) -> Tap:
     """`Tensor.pin_memory`."""
     is_compiling = torch.compiler.is_dynamo_compiling
     pins = _function(torch, ledger.pins)
@@ -245,7 +245,7 @@ def tap_pinning(ledger: Ledger, torch: Any, original: Any) -> Tap:
     return tapped_pin
 
 
-def tap_reading(ledger: Ledger, torch: Any, name: str, sync: int, original: Any) -> Tap:
+def tap_reading(ledger: Transfers, torch: Any, name: str, sync: int, original: Any) -> Tap:
     """A method without arguments that gives what is in a tensor to Python."""
     is_compiling = torch.compiler.is_dynamo_compiling
     waits, plain, has_mode = _function(torch, ledger.waits), torch.Tensor, torch._C._is_torch_function_mode_enabled
@@ -261,7 +261,7 @@ def tap_reading(ledger: Ledger, torch: Any, name: str, sync: int, original: Any)
     return tapped_read
 
 
-def tap_waiting(ledger: Ledger, torch: Any, name: str, sync: int, original: Any) -> Tap:
+def tap_waiting(ledger: Transfers, torch: Any, name: str, sync: int, original: Any) -> Tap:
     """The same of a method with arguments."""
     is_compiling = torch.compiler.is_dynamo_compiling
     waits, plain, has_mode = _function(torch, ledger.waits), torch.Tensor, torch._C._is_torch_function_mode_enabled
@@ -277,7 +277,7 @@ def tap_waiting(ledger: Ledger, torch: Any, name: str, sync: int, original: Any)
     return tapped_wait
 
 
-def tap_module(ledger: Ledger, torch: Any, original: Any) -> Tap:
+def tap_module(ledger: Transfers, torch: Any, original: Any) -> Tap:
     """`Module.to`, `Module.cuda`, `Module.cpu`."""
     is_compiling = torch.compiler.is_dynamo_compiling
     module_moves = _function(torch, ledger.module_moves)
@@ -291,7 +291,7 @@ def tap_module(ledger: Ledger, torch: Any, original: Any) -> Tap:
     return tapped_move
 
 
-def tap_synchronize(ledger: Ledger, torch: Any, original: Any) -> Tap:
+def tap_synchronize(ledger: Transfers, torch: Any, original: Any) -> Tap:
     """What waits for a GPU, a stream or an event."""
     is_compiling = torch.compiler.is_dynamo_compiling
     waits = _function(torch, ledger.waits)

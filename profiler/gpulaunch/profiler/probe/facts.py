@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpulaunch.profiler.files import write_file
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 VERSION: Final = 1
 
@@ -81,7 +81,7 @@ def flush() -> None:
             facts.changed = False
             write_file(facts.path, [_encode({"version": VERSION, **facts.known})])
     except Exception as error:
-        if is_programs(error):
+        if raised_by_program(error):
             raise
         stop()
         if facts.failed is not None:

@@ -24,7 +24,7 @@ from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.source import call_under_way, parsed
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.taps import Undo, keep_out, take_out
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _COLLECTIONS: Final = int(Word.GC_COLLECTIONS)
 _PAUSE: Final = int(Word.GC_PAUSE_NS_TOTAL)
@@ -103,7 +103,7 @@ class Collections:
             elif len(self._waiting) < _WAITING:
                 self._waiting.append((code, last, names, where, blocked_ns))
         except Exception as error:
-            if is_programs(error):
+            if raised_by_program(error):
                 raise
             self._probe.unavailable(Hook.NESTED, repr(error))
 
@@ -121,7 +121,7 @@ def _asks(code: CodeType, last: int, names: _Names) -> bool:
     try:
         call = call_under_way(code, last, *parsed(code))
     except (OSError, SyntaxError, ValueError, IndexError, RecursionError) as error:
-        if is_programs(error):
+        if raised_by_program(error):
             raise
         return False
     function = None if call is None else call.func

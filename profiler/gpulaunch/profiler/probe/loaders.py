@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpulaunch.profiler.probe.facts import set_fact
 from gpulaunch.profiler.probe.sites import line_of_user
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _MOST_LOADERS: Final = 16
 """Distinct ones that are told of: a program that sets up each epoch's differently must not fill the memory."""
@@ -138,7 +138,7 @@ def tap_init(torch: Any, loaders: Loaders, failed: Callable[[str], None], origin
             where, by_package = line_of_user()
             loaders.made(self, where, by_package=by_package)
         except Exception as error:
-            if is_programs(error):
+            if raised_by_program(error):
                 raise
             works = False
             failed(repr(error))

@@ -22,7 +22,7 @@ from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.loaders import tap_init
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
@@ -160,7 +160,7 @@ def tap_parallel(torch: Any, failed: Callable[[str], None], original: Any) -> Ca
             try:
                 facts.set_fact("dataparallel", line_of_user()[0])
             except Exception as error:
-                if is_programs(error):
+                if raised_by_program(error):
                     raise
                 failed(repr(error))
         original(self, *args, **kwargs)

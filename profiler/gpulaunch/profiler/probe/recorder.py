@@ -24,7 +24,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from gpulaunch.profiler.channel.collectives import CANNOT, COMPLETED, ENQUEUED, RECORDER, SEQUENCE, TELLS
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _DUMPS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """torch has two recorders: NCCL's own, and one for all others."""
@@ -55,7 +55,7 @@ class Recorder:
             if self._is_initialized():
                 self._ask()
         except Exception as error:  # not of the shape that is known here: what the taps count goes on
-            if is_programs(error):
+            if raised_by_program(error):
                 raise
             self._words[RECORDER] = CANNOT
             self._dumps = []

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpulaunch.profiler.channel.layout import Hook, TextSlot, Word
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _MOST_REASONS: Final = 7
 
@@ -59,7 +59,7 @@ class Service:
             try:
                 call()
             except Exception as error:
-                if is_programs(error):
+                if raised_by_program(error):
                     raise
                 self._cease(entry)
                 self.unavailable(hook, repr(error))

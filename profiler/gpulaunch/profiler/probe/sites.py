@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _NOT_THE_USERS: Final = frozenset({"torch", "gpulaunch", *sys.stdlib_module_names})
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
@@ -84,7 +84,7 @@ def path_of(code: CodeType) -> str:
     try:
         here = os.getcwd() + os.sep
     except OSError as error:  # the directory is gone
-        if is_programs(error):  # a TimeoutError is an OSError
+        if raised_by_program(error):  # a TimeoutError is an OSError
             raise
         return path
     return path.removeprefix(here)

@@ -23,7 +23,7 @@ from gpulaunch.profiler.probe.noted import COUNTED
 from gpulaunch.profiler.probe.price import BLOCK
 from gpulaunch.profiler.probe.publish import Publisher
 from gpulaunch.profiler.probe.service import Service
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.gpu_time import GpuClock
@@ -150,7 +150,7 @@ class Probe(Service):
         Raises:
             BaseException: `error` itself, if it is the program's: what a signal handler raised while this ran.
         """
-        if is_programs(error):
+        if raised_by_program(error):
             raise error
         self.off()
         with suppress(Exception):  # if the segment itself is what failed, there is nobody left to tell
@@ -460,7 +460,7 @@ class Probe(Service):
 
     def _untimed(self, error: Exception) -> None:
         """What times phases on the GPU failed."""
-        if is_programs(error):
+        if raised_by_program(error):
             raise error
         self._stop_clock()
         self.unavailable(Hook.GPU_TIME, repr(error))

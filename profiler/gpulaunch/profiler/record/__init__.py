@@ -10,7 +10,15 @@ from __future__ import annotations
 from gpulaunch.profiler.record.finding import Finding
 from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, XIDS, GpuHealth, GpuState, bare_uuid
 from gpulaunch.profiler.record.node import GOODPUT_BUCKETS, RESTART_KINDS, HostState, NodeState, RunState, StackState
-from gpulaunch.profiler.record.ranks import Group, LoaderWorkers, RankCollectives, RankPlace, RankProcesses, Role, Usage
+from gpulaunch.profiler.record.ranks import (
+    AttemptGroup,
+    LoaderWorkers,
+    RankCollectives,
+    RankPlace,
+    RankProcesses,
+    Role,
+    Usage,
+)
 from gpulaunch.profiler.record.reading import Collector, CollectorState, Reading, Sampler, SidecarState
 from gpulaunch.profiler.record.training import (
     CheckpointState,
@@ -31,6 +39,7 @@ __all__ = [
     "RESTART_KINDS",
     "THROTTLE_REASONS",
     "XIDS",
+    "AttemptGroup",
     "CheckpointState",
     "Collector",
     "CollectorState",
@@ -40,7 +49,6 @@ __all__ = [
     "GpuMemory",
     "GpuState",
     "GpuTime",
-    "Group",
     "HostState",
     "LoaderState",
     "LoaderWorkers",

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpulaunch.profiler.record.finding import Finding
 from gpulaunch.profiler.record.gpus import GpuHealth, GpuState
-from gpulaunch.profiler.record.ranks import Group, LoaderWorkers, RankCollectives, RankProcesses
+from gpulaunch.profiler.record.ranks import AttemptGroup, LoaderWorkers, RankCollectives, RankProcesses
 from gpulaunch.profiler.record.reading import Collector, CollectorState, SidecarState
 from gpulaunch.profiler.record.training import TrainingState
 
@@ -89,7 +89,7 @@ class NodeState:
     taken_monotonic_ns: int
     taken_wall_ns: int
     """The same moment on both clocks, so that a monotonic time of a rank can be told as wall time."""
-    group: Group | None
+    group: AttemptGroup | None
     training: tuple[TrainingState, ...]
     processes: tuple[RankProcesses, ...]
     host: HostState | None

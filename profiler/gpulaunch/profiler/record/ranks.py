@@ -17,7 +17,7 @@ class RankPlace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class AttemptGroup:
     """The running attempt, as the agent described it in group.json."""
 
     run_id: str

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.channel.collectives import CANNOT, KINDS, TELLS, CollectivesReader
-from gpulaunch.profiler.record import Group, RankCollectives, Reading
-from gpulaunch.profiler.samplers.held import HeldFiles
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.record import AttemptGroup, RankCollectives, Reading
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
+from gpulaunch.profiler.samplers.rank_files import RankFiles
 
 _WIDTH: Final = len(KINDS) + 2
 
@@ -23,16 +23,16 @@ class CollectivesSampler:
 
     def __init__(
         self,
-        group: Callable[[], Group | None],
+        group: Callable[[], AttemptGroup | None],
         channel_dir: Path,
-        ledger: Ledger,
+        ledger: MonotonicTotals,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group = group
         self._ledger = ledger
         self._clock = clock
-        self._files = HeldFiles(lambda rank: CollectivesReader(str(channel_dir / f"collectives-{rank}.bin")))
+        self._files = RankFiles(lambda rank: CollectivesReader(str(channel_dir / f"collectives-{rank}.bin")))
         self._attempt = 0
         self._recorders: set[int] = set()
 

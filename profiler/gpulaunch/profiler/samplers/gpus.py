@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS, GpuState, Reading
 from gpulaunch.profiler.samplers import driver, numa
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.nvml import TOTALS, Card, Seen
-from gpulaunch.profiler.samplers.patience import Helper, Patiently
+from gpulaunch.profiler.samplers.timeout_guard import Helper, TimeoutGuard
 
 _RARELY_S: Final = 10.0  # between looks at what changes slowly, and for MIG instances that have come or gone
 _STALE_S: Final = 10.0  # what was so long ago says nothing of now
@@ -29,7 +29,7 @@ class GpuSampler:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: MonotonicTotals,
         helper: Helper,
         *,
         nvml: Callable[[], Any] = driver.find_nvml,
@@ -41,7 +41,7 @@ class GpuSampler:
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
         node = _Node(nvml, helper.clock, root)
         nothing: tuple[Seen, ...] = ()
-        self._node = Patiently(node, helper, what="NVML", nothing=nothing, patience_s=patience_s)
+        self._node = TimeoutGuard(node, helper, what="NVML", nothing=nothing, patience_s=patience_s)
 
     def read(self, now: float) -> Reading[tuple[GpuState, ...]]:
         """Give every GPU as it was last read: now, if NVML answers in time."""

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from gpulaunch.profiler.record import Group, RankProcesses, Reading, Role, Usage
+from gpulaunch.profiler.record import AttemptGroup, RankProcesses, Reading, Role, Usage
 from gpulaunch.profiler.samplers import shm
 from gpulaunch.profiler.samplers.host import parse_meminfo
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.runqueue import RunQueue, ThreadTimes, parse_schedstat
 
 T = TypeVar("T")
@@ -111,8 +111,8 @@ class ProcessSampler:
 
     def __init__(
         self,
-        group: Callable[[], Group | None],
-        ledger: Ledger,
+        group: Callable[[], AttemptGroup | None],
+        ledger: MonotonicTotals,
         *,
         proc: Path = Path("/proc"),
         shm_dir: Path = Path("/dev/shm"),  # noqa: S108 - where torch puts its segments, not a place of ours

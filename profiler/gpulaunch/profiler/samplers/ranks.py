@@ -15,10 +15,10 @@ from typing import Any
 
 from gpulaunch.profiler.channel.segment import SegmentReader, SegmentSnapshot
 from gpulaunch.profiler.files import read_file
-from gpulaunch.profiler.record import Group, RankPlace, Reading, TrainingState
+from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, TrainingState
 from gpulaunch.profiler.samplers.facts import FactsFile
-from gpulaunch.profiler.samplers.held import HeldFiles
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
+from gpulaunch.profiler.samplers.rank_files import RankFiles
 from gpulaunch.profiler.samplers.training import WIDTH, counters, training
 
 _GROUP_VERSION = 1
@@ -31,7 +31,7 @@ class GroupFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self.group: Group | None = None
+        self.group: AttemptGroup | None = None
         """The newest group that could be read; None before the first attempt has started, and after the run."""
 
     def read(self) -> str | None:
@@ -57,17 +57,19 @@ class GroupFile:
 class RankSampler:
     """Reads the segments of all ranks of the running attempt."""
 
-    def __init__(self, channel_dir: Path, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, channel_dir: Path, ledger: MonotonicTotals, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._channel_dir = channel_dir
         self._file = GroupFile(channel_dir / "group.json")
         self._ledger = ledger
         self._clock = clock
-        self._segments = HeldFiles(lambda rank: SegmentReader(str(channel_dir / f"rank-{rank}.bin")))
+        self._segments = RankFiles(lambda rank: SegmentReader(str(channel_dir / f"rank-{rank}.bin")))
         self._facts: dict[int, FactsFile] = {}
         self._errors: list[str] = []
 
     @property
-    def group(self) -> Group | None:
+    def group(self) -> AttemptGroup | None:
         """The group as of the last reading."""
         return self._file.group
 
@@ -130,7 +132,7 @@ class RankSampler:
         return divmod(newest, 1 << 64) if newest else None
 
 
-def parse_group(text: bytes) -> Group:
+def parse_group(text: bytes) -> AttemptGroup:
     """Read group.json.
 
     Raises:
@@ -145,7 +147,7 @@ def parse_group(text: bytes) -> Group:
             RankPlace(rank=_index(place["rank"]), local_rank=_index(place["local_rank"]), pid=_index(place["pid"]))
             for place in document["ranks"]
         )
-        return Group(
+        return AttemptGroup(
             run_id=_word(document["run_id"]),
             name=_word(document["name"]),
             attempt=_index(document["attempt"]),

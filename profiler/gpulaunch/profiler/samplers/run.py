@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, Reading, RunState
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 
 _VERSION: Final = 1
 _WAITING: Final = ("startup", "restart")
@@ -21,7 +21,9 @@ _LONGEST_S: Final = 1e9  # thirty years; what is beyond is no time of a run
 class RunSampler:
     """Reads run.json; without one, or with one that cannot be read, there is no state."""
 
-    def __init__(self, channel_dir: Path, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, channel_dir: Path, ledger: MonotonicTotals, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = channel_dir / "run.json"
         self._ledger = ledger
         self._clock = clock

@@ -26,7 +26,7 @@ from gpulaunch.profiler.channel.ending import LOOK_ENDS_S
 from gpulaunch.profiler.channel.layout import Hook, Word
 from gpulaunch.profiler.channel.segment import SegmentReader
 from gpulaunch.profiler.files import read_file
-from gpulaunch.profiler.record import Group, RankPlace, Reading, StackState
+from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, StackState
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, labels_of, load
 from gpulaunch.profiler.samplers.peek import Peek, StackSampler
 from gpulaunch.profiler.samplers.phases import phase_of
@@ -51,7 +51,7 @@ class Stacks:
     def __init__(
         self,
         channel_dir: Path,
-        group: Callable[[], Group | None],
+        group: Callable[[], AttemptGroup | None],
         *,
         sampler: StackSampler | None = None,
         heard: Callable[[RankPlace, str, Sequence[Frame]], None] | None = None,

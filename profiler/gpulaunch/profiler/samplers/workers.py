@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpulaunch.profiler.channel.workers import COUNTERS, WorkersReader
-from gpulaunch.profiler.record import Group, LoaderWorkers, Reading
-from gpulaunch.profiler.samplers.held import HeldFiles
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.record import AttemptGroup, LoaderWorkers, Reading
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
+from gpulaunch.profiler.samplers.rank_files import RankFiles
 
 
 class WorkersSampler:
@@ -20,16 +20,16 @@ class WorkersSampler:
 
     def __init__(
         self,
-        group: Callable[[], Group | None],
+        group: Callable[[], AttemptGroup | None],
         channel_dir: Path,
-        ledger: Ledger,
+        ledger: MonotonicTotals,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group = group
         self._ledger = ledger
         self._clock = clock
-        self._files = HeldFiles(lambda rank: WorkersReader(str(channel_dir / f"workers-{rank}.bin")))
+        self._files = RankFiles(lambda rank: WorkersReader(str(channel_dir / f"workers-{rank}.bin")))
 
     def read(self, now: float) -> Reading[tuple[LoaderWorkers, ...]]:
         """Give the workers of every rank that has ever had one that was measured."""

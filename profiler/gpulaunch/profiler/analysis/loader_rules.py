@@ -1,6 +1,6 @@
 """Rules over the dataloader: what training waits for when it waits for data, and what would end the wait.
 
-Which stall it is, `analysis.stall` says; what it costs, and whether the cure would work, the model in `supply`.
+Which stall it is, `analysis.stall` says; what it costs, and whether the cure would work, the model in `loader_model`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss
-from gpulaunch.profiler.analysis.limits import COMPUTES, HANDOVER, LOST, STORAGE, SURPLUS, WORKER_PAYS_S
-from gpulaunch.profiler.analysis.supply import Supply, workers_that_would_do
+from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_that_would_do
+from gpulaunch.profiler.analysis.thresholds import COMPUTES, HANDOVER, LOST, STORAGE, SURPLUS, WORKER_PAYS_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import LoaderWorkers
 
@@ -71,7 +71,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
             )
 
 
-def _own_transform(rank: RankWindow, supply: Supply) -> Iterator[Loss]:
+def _own_transform(rank: RankWindow, supply: LoaderModel) -> Iterator[Loss]:
     """The training thread computes the batches itself. A bound: nobody would hide what a cheaper transform takes."""
     if _is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
         return
@@ -141,18 +141,18 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
         )
 
 
-def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, Supply]]:
+def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, LoaderModel]]:
     for rank in window.ranks:
-        if (supply := Supply.of(rank, window)) is not None and supply.kind in kinds:
+        if (supply := LoaderModel.of(rank, window)) is not None and supply.kind in kinds:
             yield rank, supply
 
 
-def _is_unread(rank: RankWindow, supply: Supply) -> bool:
+def _is_unread(rank: RankWindow, supply: LoaderModel) -> bool:
     """Whether it does have workers, and only their queue cannot be read."""
     return not supply.workers and bool(number(loader_of(rank), "num_workers"))
 
 
-def _computes_share(rank: RankWindow, supply: Supply) -> float:
+def _computes_share(rank: RankWindow, supply: LoaderModel) -> float:
     """The share of its wait that a rank without workers was on a core, or ready for one; at least that.
 
     CPU time is counted for the whole process. What its threads can have used of it in the rest of the step, all of
@@ -171,12 +171,12 @@ def _reads_storage(workers: LoaderWorkers | None) -> bool:
     return workers.storage_bytes >= STORAGE.value * (workers.storage_bytes + workers.cached_bytes)
 
 
-def _lost(supply: Supply, step_s: float) -> bool:
+def _lost(supply: LoaderModel, step_s: float) -> bool:
     return supply.step_s - step_s >= LOST.value * supply.step_s
 
 
 def _loss(
-    rank: RankWindow, supply: Supply, step_s: float, *, advice: str, confidence: float = DERIVED, **evidence: float
+    rank: RankWindow, supply: LoaderModel, step_s: float, *, advice: str, confidence: float = DERIVED, **evidence: float
 ) -> Loss:
     return Loss(
         rank=rank.rank,

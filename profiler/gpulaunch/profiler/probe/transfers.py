@@ -29,7 +29,7 @@ from gpulaunch.profiler.probe.gpu_time import TIMED_EVERY, GpuClock
 from gpulaunch.profiler.probe.originals import Originals
 from gpulaunch.profiler.probe.sites import Sites, caller, path_of
 from gpulaunch.profiler.probe.state import Probe
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _H2D: Final = tuple(index for index, (direction, _) in enumerate(COPIES) if direction == "h2d")
 _D2H: Final = tuple(index for index, (direction, _) in enumerate(COPIES) if direction == "d2h")
@@ -56,7 +56,7 @@ Copy = tuple[int, int, int]
 """Index in COPIES, bytes, index of the GPU."""
 
 
-class Ledger:
+class Transfers:
     """What the taps of `copies` tell, and what comes of it in the segment.
 
     The first four are what a tap calls in the place of torch's own function. They call that, once, and give its result
@@ -337,7 +337,7 @@ class Ledger:
             self._untimed(error)
 
     def _untimed(self, error: Exception) -> None:
-        if is_programs(error):
+        if raised_by_program(error):
             raise error
         self._clock.timing = False
         self._probe.clock, self._probe.times = None, False
@@ -345,7 +345,7 @@ class Ledger:
 
     def _fail(self, error: Exception) -> None:
         """Our own fault: stop counting."""
-        if is_programs(error):
+        if raised_by_program(error):
             raise error
         self._off = True
         self._probe.unavailable(Hook.COPIES | Hook.SYNCS, repr(error))

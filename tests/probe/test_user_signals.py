@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.probe.whose import is_programs
+from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 
 def rings(*_: object) -> None:
@@ -34,7 +34,7 @@ def test_what_a_handler_raises_is_the_programs(handler: Callable[..., Any]) -> N
     try:
         with pytest.raises(TimeoutError) as raised:
             signal.raise_signal(signal.SIGALRM)
-        assert is_programs(raised.value)
+        assert raised_by_program(raised.value)
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -43,8 +43,8 @@ def test_the_same_function_called_otherwise_is_not() -> None:
     """Nor is what any other code raises."""
     with pytest.raises(TimeoutError) as raised:
         rings()
-    assert not is_programs(raised.value)
-    assert not is_programs(ValueError("never raised"))
+    assert not raised_by_program(raised.value)
+    assert not raised_by_program(ValueError("never raised"))
 
 
 def test_pythons_own_handlers_are_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,4 +53,4 @@ def test_pythons_own_handlers_are_no_code(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(KeyError) as raised:
         {}["x"]  # type: ignore[index]
 
-    assert not is_programs(raised.value)
+    assert not raised_by_program(raised.value)

@@ -7,8 +7,8 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.facts import number
 from gpulaunch.profiler.analysis.finding import ESTIMATED, Loss
-from gpulaunch.profiler.analysis.limits import BUSY, CROWDED, CROWDED_NODE, THREADS, THROTTLED
-from gpulaunch.profiler.analysis.middle import median
+from gpulaunch.profiler.analysis.stats import median
+from gpulaunch.profiler.analysis.thresholds import BUSY, CROWDED, CROWDED_NODE, THREADS, THROTTLED
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _FAULTS: Final = ("thermal", "hw_slowdown", "hw_thermal", "hw_power_brake", "reliability", "board_limit")

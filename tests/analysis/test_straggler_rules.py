@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from healthy_node import HEALTHY_MS, MS, NO_PAUSES, STEPS, facts, fetching, gpu, loader, rank, window
-from sights import Node
+from made_up_node import Node
 
 from gpulaunch.profiler.analysis.difference import between
-from gpulaunch.profiler.analysis.straggling import straggler
-from gpulaunch.profiler.analysis.window import RankWindow, Sight, Window
+from gpulaunch.profiler.analysis.straggler_rules import straggler
+from gpulaunch.profiler.analysis.window import RankWindow, Snapshot, Window
 from gpulaunch.profiler.record import GpuTime, Pauses
 
 LATE_MS = 30.0
@@ -259,10 +259,10 @@ def test_these_gpus_hold_nobody_up(seen: Window) -> None:
 
 
 def test_the_steps_that_a_gpu_was_timed_in_are_those_of_the_window() -> None:
-    def look(node: Node, gpu_time: GpuTime | None) -> Sight:
-        sight = node.train()
-        (training,) = sight.state.training
-        return replace(sight, state=replace(sight.state, training=(replace(training, gpu_time=gpu_time),)))
+    def look(node: Node, gpu_time: GpuTime | None) -> Snapshot:
+        snapshot = node.train()
+        (training,) = snapshot.state.training
+        return replace(snapshot, state=replace(snapshot.state, training=(replace(training, gpu_time=gpu_time),)))
 
     node = Node()
     first, then, none = look(node, timed(steps=10)), look(node, timed(steps=16)), look(node, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import sqrt
 
 from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, NOWHERE, Loss, Place, place_of
-from gpulaunch.profiler.analysis.limits import LOGGED_ERROR, LOGGED_SAMPLES, LOST_MEASURED, SAVES
+from gpulaunch.profiler.analysis.thresholds import LOGGED_ERROR, LOGGED_SAMPLES, LOST_MEASURED, SAVES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 

@@ -1,4 +1,4 @@
-"""Windows, cut from the sights of a run: when one is over, what came before it, and what memory did since the start.
+"""Windows, cut from the snapshots of a run: when one is over, what came before it, and what memory did since the start.
 
 A new attempt begins from nothing: its first steps, its memory and its lines are its own.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpulaunch.profiler.analysis.difference import between
-from gpulaunch.profiler.analysis.limits import (
+from gpulaunch.profiler.analysis.thresholds import (
     LONG_S,
     SLOW_WINDOW_S,
     SLOW_WINDOW_STEPS,
@@ -19,61 +19,62 @@ from gpulaunch.profiler.analysis.limits import (
     WINDOW_STEPS,
 )
 from gpulaunch.profiler.analysis.trend import Series
-from gpulaunch.profiler.analysis.window import MemoryPoint, Sight, Window
+from gpulaunch.profiler.analysis.window import MemoryPoint, Snapshot, Window
 from gpulaunch.profiler.record import GpuState, RankProcesses, Role, TrainingState, Usage
 
 _MEMORY_POINTS: Final = 24
 _UTILIZATION: Final = "utilization"
 
 
-class History:
-    """Is shown every sight, and gives a window now and then."""
+class Snapshots:
+    """Is shown every snapshot, and gives a window now and then."""
 
     def __init__(self) -> None:
         self._run: object = None
-        self._began: Sight | None = None
-        self._base: Sight | None = None
-        self._long: Sight | None = None
-        self._next_long: Sight | None = None
+        self._began: Snapshot | None = None
+        self._base: Snapshot | None = None
+        self._long: Snapshot | None = None
+        self._next_long: Snapshot | None = None
         self._least = _Least()
         self._means = _Means()
         self._memory: dict[int, Series[MemoryPoint]] = {}
 
-    def look(self, sight: Sight) -> Window | None:
-        """Take a sight; give the window that ends with it, if one does."""
-        group = sight.state.group
+    def look(self, snapshot: Snapshot) -> Window | None:
+        """Take a snapshot; give the window that ends with it, if one does."""
+        group = snapshot.state.group
         if group is None:
             return None
         if (run := (group.run_id, group.attempt)) != self._run:
             self._run = run
-            self._began, self._base, self._memory = sight, None, {}
+            self._began, self._base, self._memory = snapshot, None, {}
             self._forget_lows()
-        self._least.see(sight)
-        self._means.see(sight)
+        self._least.see(snapshot)
+        self._means.see(snapshot)
         if self._began is None or not self._began.state.training:
-            self._began = sight  # the pages were not there yet
+            self._began = snapshot  # the pages were not there yet
         if self._base is None:
-            if _steps(self._began, sight) >= WARM_UP_STEPS.value:
-                self._base = self._long = self._next_long = sight
+            if _steps(self._began, snapshot) >= WARM_UP_STEPS.value:
+                self._base = self._long = self._next_long = snapshot
                 self._forget_lows()
             return None
-        if not _is_over(self._base, sight):
+        if not _is_over(self._base, snapshot):
             return None
-        return self._close(self._base, sight)
+        return self._close(self._base, snapshot)
 
-    def _close(self, base: Sight, sight: Sight) -> Window:
-        sight = replace(sight, state=replace(sight.state, devices=self._means.of(sight.state.devices)))
-        for rank, point in self._least.points(sight).items():
+    def _close(self, base: Snapshot, snapshot: Snapshot) -> Window:
+        snapshot = replace(snapshot, state=replace(snapshot.state, devices=self._means.of(snapshot.state.devices)))
+        for rank, point in self._least.points(snapshot).items():
             self._memory.setdefault(rank, Series(_MEMORY_POINTS)).add(point)
         memory = {rank: series.points for rank, series in self._memory.items()}
-        window = between(base, sight, least_steps=int(SLOW_WINDOW_STEPS.value), memory=memory)
+        window = between(base, snapshot, least_steps=int(SLOW_WINDOW_STEPS.value), memory=memory)
         if self._long is not None and self._long is not base:
-            longer = between(self._long, sight, least_steps=int(SLOW_WINDOW_STEPS.value), memory=memory)
+            longer = between(self._long, snapshot, least_steps=int(SLOW_WINDOW_STEPS.value), memory=memory)
             window = replace(window, longer=longer)
-        # Two sights are kept of what lies back: the window over the older one is between half and all of LONG_S long.
-        if self._next_long is not None and _seconds(self._next_long, sight) >= LONG_S.value / 2:
-            self._long, self._next_long = self._next_long, sight
-        self._base = sight
+        # Two snapshots are kept of what lies back: the window over the older one is between half and all of LONG_S
+        # long.
+        if self._next_long is not None and _seconds(self._next_long, snapshot) >= LONG_S.value / 2:
+            self._long, self._next_long = self._next_long, snapshot
+        self._base = snapshot
         self._forget_lows()
         return window
 
@@ -82,18 +83,18 @@ class History:
         self._means = _Means()
 
 
-def _seconds(before: Sight, after: Sight) -> float:
+def _seconds(before: Snapshot, after: Snapshot) -> float:
     return (after.state.taken_monotonic_ns - before.state.taken_monotonic_ns) / 1e9
 
 
-def _steps(before: Sight, after: Sight) -> int:
+def _steps(before: Snapshot, after: Snapshot) -> int:
     """How many steps the rank made that made most."""
     were = {training.rank: training.steps for training in before.state.training}
     return max((each.steps - were.get(each.rank, each.steps) for each in after.state.training), default=0)
 
 
-def _is_over(base: Sight, sight: Sight) -> bool:
-    seconds, steps = _seconds(base, sight), _steps(base, sight)
+def _is_over(base: Snapshot, snapshot: Snapshot) -> bool:
+    seconds, steps = _seconds(base, snapshot), _steps(base, snapshot)
     if seconds >= SLOW_WINDOW_S.value:
         return steps >= SLOW_WINDOW_STEPS.value
     return seconds >= WINDOW_S.value and steps >= WINDOW_STEPS.value
@@ -115,9 +116,9 @@ class _Least:
     def __init__(self) -> None:
         self._lows: dict[int, _Held] = {}
 
-    def see(self, sight: Sight) -> None:
-        processes = {each.rank: each for each in sight.state.processes}
-        for training in sight.state.training:
+    def see(self, snapshot: Snapshot) -> None:
+        processes = {each.rank: each for each in snapshot.state.processes}
+        for training in snapshot.state.training:
             now = _held(training, processes.get(training.rank))
             low = self._lows.get(training.rank, now)
             self._lows[training.rank] = _Held(
@@ -127,11 +128,11 @@ class _Least:
                 gpu_bytes=_least_of(low.gpu_bytes, now.gpu_bytes),
             )
 
-    def points(self, sight: Sight) -> dict[int, MemoryPoint]:
-        steps = {each.rank: each.steps for each in sight.state.training}
+    def points(self, snapshot: Snapshot) -> dict[int, MemoryPoint]:
+        steps = {each.rank: each.steps for each in snapshot.state.training}
         return {
             rank: MemoryPoint(
-                at_s=sight.state.taken_monotonic_ns / 1e9,
+                at_s=snapshot.state.taken_monotonic_ns / 1e9,
                 steps=steps.get(rank, 0),
                 trainer_bytes=low.trainer_bytes,
                 workers_bytes=low.workers_bytes,
@@ -169,8 +170,8 @@ class _Means:
 
     sums: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict[tuple[str, str], tuple[float, int]])
 
-    def see(self, sight: Sight) -> None:
-        for gpu in sight.state.devices:
+    def see(self, snapshot: Snapshot) -> None:
+        for gpu in snapshot.state.devices:
             known = {} if gpu.utilization_ratio is None else {_UTILIZATION: gpu.utilization_ratio}
             for name, ratio in {**gpu.gpm_ratios, **known}.items():
                 total, count = self.sums.get((gpu.uuid, name), (0.0, 0))

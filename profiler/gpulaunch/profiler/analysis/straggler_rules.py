@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss
-from gpulaunch.profiler.analysis.limits import LOST, SLOW_WINDOW_STEPS, STRAGGLES_S, THROTTLED
-from gpulaunch.profiler.analysis.machine import throttled_share
-from gpulaunch.profiler.analysis.middle import median_high, median_low
+from gpulaunch.profiler.analysis.machine_rules import throttled_share
+from gpulaunch.profiler.analysis.stats import median_high, median_low
+from gpulaunch.profiler.analysis.thresholds import LOST, SLOW_WINDOW_STEPS, STRAGGLES_S, THROTTLED
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _CAUSES: Final = {

@@ -27,7 +27,7 @@ class _Account:
     living: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
 
-class Ledger:
+class MonotonicTotals:
     """Accounts by key; every account is a vector of counters that are read together."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpulaunch.profiler.analysis.facts import loader_place
 from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, Loss
-from gpulaunch.profiler.analysis.limits import FRAGMENTED, GROWN_BYTES, GROWN_POINTS, MOST_TO_FULL_S, SHM_FULL
+from gpulaunch.profiler.analysis.thresholds import FRAGMENTED, GROWN_BYTES, GROWN_POINTS, MOST_TO_FULL_S, SHM_FULL
 from gpulaunch.profiler.analysis.trend import growth_of
 from gpulaunch.profiler.analysis.window import MemoryPoint, RankWindow, Window
 from gpulaunch.profiler.record import HostState

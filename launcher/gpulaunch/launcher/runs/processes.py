@@ -29,7 +29,7 @@ class RunError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RunProcesses:
     """The processes of one attempt on this node, as the agent wrote them down."""
 
     run_dir: str
@@ -47,7 +47,7 @@ class Group:
 class Process:
     """One process of a run, held: a signal cannot reach another one that got its number."""
 
-    def __init__(self, pid: int, group: Group, *, is_agent: bool = False) -> None:
+    def __init__(self, pid: int, group: RunProcesses, *, is_agent: bool = False) -> None:
         """Raises RunError if there is no such process, or it is not one of this run."""
         self.pid = pid
         try:
@@ -90,7 +90,7 @@ def agent_of(run_dir: str) -> int | None:
     return None
 
 
-def read_group(run_dir: str) -> Group | None:
+def read_group(run_dir: str) -> RunProcesses | None:
     """Who runs now; None when no attempt has been started.
 
     Raises:
@@ -100,7 +100,7 @@ def read_group(run_dir: str) -> Group | None:
     try:
         content = _load(path)
         pids = {name: content.get(field) for name, field in _PID_FIELDS.items()}
-        return Group(
+        return RunProcesses(
             run_dir=os.path.abspath(run_dir),
             run_id=str(content["run_id"]),
             attempt=int(content["attempt"]),
@@ -115,7 +115,7 @@ def read_group(run_dir: str) -> Group | None:
         raise RunError(f"cannot read {path}: {type(err).__name__}: {err}") from None
 
 
-def take_rank(group: Group, rank: int) -> Process:
+def take_rank(group: RunProcesses, rank: int) -> Process:
     """One rank of this node."""
     if rank not in group.ranks:
         known = ", ".join(map(str, sorted(group.ranks)))
@@ -123,14 +123,14 @@ def take_rank(group: Group, rank: int) -> Process:
     return Process(group.ranks[rank], group)
 
 
-def take_helper(group: Group, name: str) -> Process:
+def take_helper(group: RunProcesses, name: str) -> Process:
     """The agent, or one of the processes beside the ranks."""
     if name not in group.helpers:
         raise RunError(f"this run has no {name}")
     return Process(group.helpers[name], group, is_agent=name == AGENT)
 
 
-def loaders_of(group: Group, rank: int) -> list[int]:
+def loaders_of(group: RunProcesses, rank: int) -> list[int]:
     """The pids of the DataLoader workers of one rank."""
     with take_rank(group, rank) as process:
         return [pid for pid in linux.descendants_of(process.pid) if linux.comm_of(pid) == linux.LOADER_WORKER]

@@ -87,7 +87,7 @@ class Helper:
             call.make()
 
 
-class Patiently(Generic[T]):
+class TimeoutGuard(Generic[T]):
     """A sampler whose readings are made by the helper. What comes late is there at the next reading.
 
     As long as nothing new has come the values are the old ones, and `late_s` says how old; after a while it counts as

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.launcher.runs import group as groups
-from gpulaunch.launcher.runs.group import Group, Process, RunError
+from gpulaunch.launcher.runs import processes as groups
+from gpulaunch.launcher.runs.processes import Process, RunError, RunProcesses
 
 RUN = "0123456789abcdef"
 Start = Callable[..., int]
@@ -47,8 +47,8 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def group(tmp_path: Path, **pids: int) -> Group:
-    return Group(
+def group(tmp_path: Path, **pids: int) -> RunProcesses:
+    return RunProcesses(
         run_dir=str(tmp_path), run_id=RUN, attempt=0, ranks=pids.pop("ranks", {}), helpers=pids, checkpoint_dirs=()
     )
 
@@ -138,7 +138,7 @@ def test_the_group_is_read(tmp_path: Path) -> None:
     assert groups.read_group(str(tmp_path)) is None
     write(tmp_path, "group.json", GROUP)
 
-    assert groups.read_group(str(tmp_path)) == Group(
+    assert groups.read_group(str(tmp_path)) == RunProcesses(
         run_dir=str(tmp_path),
         run_id=RUN,
         attempt=4,

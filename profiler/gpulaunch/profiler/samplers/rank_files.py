@@ -28,7 +28,7 @@ class _Reader(Protocol):
 R = TypeVar("R", bound=_Reader)
 
 
-class HeldFiles(Generic[R]):
+class RankFiles(Generic[R]):
     """Readers by rank."""
 
     def __init__(self, opened: Callable[[int], R]) -> None:

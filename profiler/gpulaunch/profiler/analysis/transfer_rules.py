@@ -12,7 +12,8 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, section, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
-from gpulaunch.profiler.analysis.limits import (
+from gpulaunch.profiler.analysis.stats import median
+from gpulaunch.profiler.analysis.thresholds import (
     EVERY_STEP,
     GEMM_BUSY,
     LOST,
@@ -21,7 +22,6 @@ from gpulaunch.profiler.analysis.limits import (
     PIPE_IDLE,
     SMALL_LOSS,
 )
-from gpulaunch.profiler.analysis.middle import median
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import Site
 

@@ -14,7 +14,7 @@ from libnvidia import GIB, Gpu, Library
 
 from gpulaunch.profiler.record import Reading
 from gpulaunch.profiler.samplers.gpus import GpuSampler
-from gpulaunch.profiler.samplers.patience import Helper, Patiently
+from gpulaunch.profiler.samplers.timeout_guard import Helper, TimeoutGuard
 
 BOUND_S = 30.0
 SHORT_S = 0.01
@@ -45,17 +45,17 @@ def source(helper: Helper) -> Iterator[Source]:
     source.gate.set()
 
 
-def patiently(source: Source, helper: Helper) -> Patiently[int]:
-    return Patiently(source, helper, what="NVML", nothing=0, patience_s=BOUND_S)
+def patiently(source: Source, helper: Helper) -> TimeoutGuard[int]:
+    return TimeoutGuard(source, helper, what="NVML", nothing=0, patience_s=BOUND_S)
 
 
-def hang(sampler: Patiently[Any], gate: threading.Event) -> None:
+def hang(sampler: TimeoutGuard[Any], gate: threading.Event) -> None:
     """From now on it does not come back, and a test does not wait long for it."""
     gate.clear()
     sampler._patience_s = SHORT_S
 
 
-def come_back(sampler: Patiently[Any], gate: threading.Event, helper: Helper) -> None:
+def come_back(sampler: TimeoutGuard[Any], gate: threading.Event, helper: Helper) -> None:
     gate.set()
     sampler._patience_s = BOUND_S
     until_s = time.monotonic() + BOUND_S
@@ -158,7 +158,7 @@ def test_a_process_ends_although_a_call_of_its_hangs_in_c() -> None:
     """Nothing waits for it: not the thread that goes on meanwhile, not the end of the interpreter."""
     program = """
 import ctypes
-from gpulaunch.profiler.samplers.patience import Helper
+from gpulaunch.profiler.samplers.timeout_guard import Helper
 helper = Helper()
 call = helper.start(lambda: ctypes.CDLL(None).sleep(600))
 assert not call.is_back(0.1) and helper.busy_s() is not None

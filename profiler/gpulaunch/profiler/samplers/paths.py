@@ -12,7 +12,7 @@ from typing import Final
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 
 
-def spelled(file: str, directory: str) -> str:
+def shown_path(file: str, directory: str) -> str:
     """Give a path relative to a program's working directory, or to where packages are installed."""
     for packages in () if file.startswith("<") else _PACKAGES:
         _, found, rest = file.rpartition(packages)

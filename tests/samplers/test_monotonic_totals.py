@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.samplers.ledger import Ledger
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 
 
 def test_a_total_keeps_what_a_source_that_is_gone_had_reached() -> None:
-    ledger = Ledger()
+    ledger = MonotonicTotals()
     assert ledger.total("cpu", {"worker 1": (5, 1), "worker 2": (7, 2)}, width=2) == (12, 3)
     assert ledger.total("cpu", {"worker 2": (8, 2)}, width=2) == (13, 3)
     assert ledger.total("cpu", {}, width=2) == (13, 3)
@@ -22,18 +22,18 @@ def test_a_total_keeps_what_a_source_that_is_gone_had_reached() -> None:
 
 
 def test_an_account_without_sources_is_zero_in_its_width() -> None:
-    assert Ledger().total("cpu", {}, width=3) == (0, 0, 0)
+    assert MonotonicTotals().total("cpu", {}, width=3) == (0, 0, 0)
 
 
 def test_a_source_that_steps_back_does_not_take_the_total_with_it() -> None:
-    ledger = Ledger()
+    ledger = MonotonicTotals()
     ledger.total("cpu", {"a": (10,)}, width=1)
 
     assert ledger.total("cpu", {"a": (9,)}, width=1) == (10,)
 
 
 def test_accounts_do_not_mix() -> None:
-    ledger = Ledger()
+    ledger = MonotonicTotals()
     ledger.total("0/page", {"attempt 0": (10,)}, width=1)
 
     assert ledger.total("1/page", {"attempt 0": (1,)}, width=1) == (1,)
@@ -46,7 +46,7 @@ histories = st.lists(st.dictionaries(st.integers(0, 4), st.integers(0, 100), max
 @given(histories, st.integers(0, 19))
 def test_totals_never_fall_and_are_what_all_sources_reached(history: list[dict[int, int]], killed_at: int) -> None:
     """...although the ledger is saved and taken over by a new one in the middle."""
-    ledger = Ledger()
+    ledger = MonotonicTotals()
     lives: dict[int, int] = {}
     reached: dict[str, int] = {}
     before = 0
@@ -66,11 +66,11 @@ def test_totals_never_fall_and_are_what_all_sources_reached(history: list[dict[i
         before = total
 
 
-def reloaded(ledger: Ledger) -> Ledger:
+def reloaded(ledger: MonotonicTotals) -> MonotonicTotals:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "ledger.json"
         ledger.save(path)
-        successor = Ledger()
+        successor = MonotonicTotals()
         assert successor.load(path)
         assert [entry.name for entry in path.parent.iterdir()] == ["ledger.json"]
         return successor
@@ -96,14 +96,14 @@ def reloaded(ledger: Ledger) -> Ledger:
 def test_a_damaged_ledger_is_as_good_as_none(text: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_bytes(text.encode("latin-1"))
-    ledger = Ledger()
+    ledger = MonotonicTotals()
 
     assert not ledger.load(path)
     assert ledger.total("a", {"x": (1,)}, width=1) == (1,)
 
 
 def test_a_missing_ledger_is_no_trouble(tmp_path: Path) -> None:
-    assert not Ledger().load(tmp_path / "none")
+    assert not MonotonicTotals().load(tmp_path / "none")
 
 
 @given(
@@ -115,4 +115,4 @@ def test_no_document_can_upset_the_loader(document: object) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "ledger.json"
         path.write_text(json.dumps({"version": 1, "accounts": document}))
-        Ledger().load(path)
+        MonotonicTotals().load(path)

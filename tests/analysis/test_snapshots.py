@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import pytest
-from sights import MIB, Node, Rank, device
+from made_up_node import MIB, Node, Rank, device
 
-from gpulaunch.profiler.analysis.history import History
+from gpulaunch.profiler.analysis.snapshots import Snapshots
 from gpulaunch.profiler.analysis.window import Window
 
 
-def windows(history: History, node: Node, seconds: int, **ms: float) -> list[Window]:
+def windows(history: Snapshots, node: Node, seconds: int, **ms: float) -> list[Window]:
     """Train so long, and look every second."""
     looks = (history.look(node.train(1.0, **ms)) for _ in range(seconds))
     return [window for window in looks if window is not None]
 
 
-def warm() -> tuple[History, Node]:
-    history, node = History(), Node()
+def warm() -> tuple[Snapshots, Node]:
+    history, node = Snapshots(), Node()
     history.look(node.look())
     history.look(node.train(1.0))
     return history, node
 
 
 def test_the_first_steps_are_in_no_window() -> None:
-    history, node = History(), Node()
+    history, node = Snapshots(), Node()
     history.look(node.look())
     node.ranks[0].step(9, compile=60_000.0)
     node.now_s += 600.0
@@ -78,12 +78,12 @@ def test_without_steps_there_is_no_window() -> None:
 def test_without_a_group_there_is_no_window() -> None:
     node = Node(group=False)
 
-    assert windows(History(), node, 20) == []
+    assert windows(Snapshots(), node, 20) == []
 
 
 def test_pages_that_come_later_than_the_group_are_waited_for() -> None:
-    """The agent names its ranks before they have armed: the first sights have no training in them."""
-    history, node = History(), Node(ranks=[])
+    """The agent names its ranks before they have armed: the first snapshots have no training in them."""
+    history, node = Snapshots(), Node(ranks=[])
     history.look(node.look())
     node.ranks.append(Rank(steps=500))
 

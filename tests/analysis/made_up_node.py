@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpulaunch.profiler.analysis.window import Sight
+from gpulaunch.profiler.analysis.window import Snapshot
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.record import (
+    AttemptGroup,
     CheckpointState,
     Collector,
     CopyTotals,
     GpuMemory,
     GpuState,
-    Group,
     HostState,
     LoaderState,
     LoaderWorkers,
@@ -194,9 +194,9 @@ class Node:
     group: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def look(self) -> Sight:
+    def look(self) -> Snapshot:
         places = tuple(RankPlace(rank=each.rank, local_rank=each.rank, pid=100 + each.rank) for each in self.ranks)
-        group = Group(
+        group = AttemptGroup(
             run_id="a-run", name="toy", attempt=self.attempt, world_size=len(places), node_rank=0, ranks=places
         )
         state = NodeState(
@@ -221,9 +221,9 @@ class Node:
             collectors=dict.fromkeys(Collector),  # type: ignore[arg-type]  # nobody asks
             sidecar=SidecarState(cpu_s=0.0, rss_bytes=None, refreshes=0, late_refreshes=0, refresh_s=0.0),
         )
-        return Sight(state=state, **self.extra)
+        return Snapshot(state=state, **self.extra)
 
-    def train(self, seconds: float = 1.0, **ms: float) -> Sight:
+    def train(self, seconds: float = 1.0, **ms: float) -> Snapshot:
         """Go on for so long, ten steps a second, and look."""
         for each in self.ranks:
             each.step(round(10 * seconds), **ms)

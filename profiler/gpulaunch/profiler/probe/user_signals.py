@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any
 
 
-def is_programs(error: BaseException) -> bool:
+def raised_by_program(error: BaseException) -> bool:
     """Whether a handler of the program's has raised it. For where something has gone wrong: it is not quick."""
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
     trace = error.__traceback__

@@ -11,15 +11,15 @@ import pytest
 from healthy_node import site
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up_node import Node
 from rule_cases import CASES
-from sights import Node
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.daemon.findings import Findings
 from gpulaunch.profiler.probe import sites
 from gpulaunch.profiler.record import Finding, RankPlace
+from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.pyspy import Frame
-from gpulaunch.profiler.samplers.spelling import spelled, working_directory
 
 LOGGING = Frame(name="info", file="/usr/lib/python3.12/logging/__init__.py", line=1489)
 FILES = (
@@ -75,7 +75,7 @@ def standing(root: Path, of_rank: str, caller: Frame) -> dict[str, Finding]:
 
 def test_a_process_that_may_not_be_asked_has_whole_paths(tmp_path: Path) -> None:
     assert working_directory(100, root=str(tmp_path)) == ""
-    assert spelled("/home/me/train.py", "") == "/home/me/train.py"
+    assert shown_path("/home/me/train.py", "") == "/home/me/train.py"
 
 
 def test_this_process_says_where_it_works() -> None:
@@ -89,6 +89,6 @@ parts = st.sampled_from(["home", "site-packages", "dist-packages", "lib", "train
 def test_both_spell_any_path_alike(path: str) -> None:
     code = compile("pass", path, "exec")
 
-    assert spelled(path, os.getcwd()) == sites.path_of(code)
+    assert shown_path(path, os.getcwd()) == sites.path_of(code)
     here = code.replace(co_filename=os.path.join(os.getcwd(), path))
-    assert spelled(here.co_filename, os.getcwd()) == sites.path_of(here)
+    assert shown_path(here.co_filename, os.getcwd()) == sites.path_of(here)

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.analysis.limits import BUSY, CROWDED, CROWDED_NODE, LOST, WORKER_PAYS_S
+from gpulaunch.profiler.analysis.thresholds import BUSY, CROWDED, CROWDED_NODE, LOST, WORKER_PAYS_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _HEADROOM: Final = 1.2
@@ -24,7 +24,7 @@ _LEAST_ADVISED: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supply:
+class LoaderModel:
     """The flow of batches into one rank in a window. Times in seconds; per step, if not said otherwise."""
 
     step_s: float
@@ -49,7 +49,7 @@ class Supply:
     """The verdict of `analysis.stall`."""
 
     @classmethod
-    def of(cls, rank: RankWindow, window: Window) -> Supply | None:
+    def of(cls, rank: RankWindow, window: Window) -> LoaderModel | None:
         """Give the flow of a rank; None where there is no DataLoader, or its workers do not measure themselves."""
         loader = rank.loader
         if loader is None or not rank.steps or not rank.step_ns:
@@ -170,7 +170,7 @@ class Supply:
         }
 
 
-def workers_that_would_do(supply: Supply, window: Window) -> tuple[int, float] | None:
+def workers_that_would_do(supply: LoaderModel, window: Window) -> tuple[int, float] | None:
     """Give how many workers would feed this rank, and what a step would take then; None if more would not help."""
     if supply.is_crowded or (not supply.workers and supply.fetch_s < WORKER_PAYS_S.value):
         return None
