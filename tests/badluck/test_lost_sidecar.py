@@ -16,7 +16,7 @@ import pytest
 from bad_node import WAIT_S, Refreshes, Scrape
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE
-from gpulaunch.exporters.files.keeper import FindingsKeeper
+from gpulaunch.exporters.files.findings_writer import FindingsWriter
 
 TRAIN = """
 import os, time, torch
@@ -104,7 +104,7 @@ def test_a_finding_stays_in_the_file_and_stands_again(tmp_path: Path) -> None:
     refreshes = Refreshes(tmp_path)
     told: list[list[bool]] = []
     for _ in range(2):
-        keeper = FindingsKeeper(tmp_path)
+        keeper = FindingsWriter(tmp_path)
         for _ in range(20):
             keeper.keep(refreshes.refresh())
         keeper.close()

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpulaunch.exporters.report.crowding import crowding_of
-from gpulaunch.exporters.view.document import to_json
+from gpulaunch.exporters.view.as_json import to_json
 from gpulaunch.exporters.view.load import load_run
 
 HERE = Path(__file__).parent

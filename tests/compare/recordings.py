@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpulaunch.exporters.view.document import from_json
+from gpulaunch.exporters.view.as_json import from_json
 from gpulaunch.exporters.view.model import NodeView, RunView
 
 

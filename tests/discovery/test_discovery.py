@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpulaunch.exporters.discovery.announce import Announcement, complaint_about
-from gpulaunch.exporters.discovery.keeper import AnnouncementKeeper
+from gpulaunch.exporters.discovery.target_file import TargetFile
 from gpulaunch.exporters.discovery.targets import Target, address_of, document, file_name, is_left_over
 from gpulaunch.profiler.record import NodeState
 
@@ -105,7 +105,7 @@ def test_a_directory_that_hangs_holds_up_nobody_and_is_told_once_it_is_late(node
     """Every call here comes back while the directory answers nobody: a call that waits for it would wait for ever."""
     now_s = 100.0
     hanging = Hanging(tmp_path)
-    keeper = AnnouncementKeeper(hanging, clock=lambda: now_s)
+    keeper = TargetFile(hanging, clock=lambda: now_s)
     keeper.tell(node)
     assert hanging.entered.wait(WAIT_S)
     keeper.tell(node)
@@ -122,7 +122,7 @@ def test_a_directory_that_hangs_holds_up_nobody_and_is_told_once_it_is_late(node
 
 def test_a_directory_that_comes_back_has_the_file_and_in_the_end_has_not(node: NodeState, tmp_path: Path) -> None:
     directory = tmp_path / "targets"
-    keeper = AnnouncementKeeper(announcement(directory))
+    keeper = TargetFile(announcement(directory))
     until_s = time.monotonic() + WAIT_S
     while not keeper.fault and time.monotonic() < until_s:
         keeper.tell(node)
@@ -189,7 +189,7 @@ def test_who_has_hardly_begun_takes_away_what_another_announced(node: NodeState,
     if soon:
         successor.close(node)
     else:
-        keeper = AnnouncementKeeper(successor)
+        keeper = TargetFile(successor)
         keeper.tell(node)
         keeper.close()
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.exporters.files.findings import FindingsFile
-from gpulaunch.exporters.view.document import from_json
+from gpulaunch.exporters.view.as_json import from_json
 from gpulaunch.exporters.view.model import Status
 from gpulaunch.launcher.cli import report
 from gpulaunch.launcher.job.options import UsageError

@@ -14,7 +14,7 @@ from gpulaunch.launcher.failure.classify import Kind
 from gpulaunch.launcher.failure.ends import RankEnd
 from gpulaunch.launcher.failure.errors import RankError
 from gpulaunch.launcher.policy import restart
-from gpulaunch.launcher.policy.restart import TABLE, Action, Decision, Failure, History, Limits, decide
+from gpulaunch.launcher.policy.restart import TABLE, Action, Decision, Failure, Limits, RestartHistory, decide
 
 UNCHARGED = {Kind.NODE_LOSS, Kind.PREEMPTED, Kind.STOPPED, Kind.CHECKPOINT_IN_USE}
 GENEROUS = Limits(max_restarts=1000, rate=None, backoff_max_s=60.0, no_progress=None)
@@ -35,7 +35,7 @@ def failure(kind: Kind | None = Kind.EXCEPTION, **fields: Any) -> Failure:
 
 def live(limits: Limits, *failures: Failure) -> list[Decision]:
     """What is decided, failure after failure, until it is the end."""
-    history, decisions = History(), list[Decision]()
+    history, decisions = RestartHistory(), list[Decision]()
     for one in failures:
         history, decision = decide(limits, history, one)
         decisions.append(decision)
@@ -194,27 +194,27 @@ def test_a_faulty_card_asks_for_another_machine() -> None:
 
 def test_the_fault_of_another_node_is_followed_and_not_charged() -> None:
     for kind in (None, Kind.PEER, Kind.EXCEPTION, Kind.NODE_LOSS):
-        history, decision = decide(GENEROUS, History(), failure(kind, elsewhere=True))
+        history, decision = decide(GENEROUS, RestartHistory(), failure(kind, elsewhere=True))
         assert (decision.again, decision.charged, history.restarts) == (True, False, 0)
     never = replace(GENEROUS, max_restarts=0)
     for kind, code in ((Kind.PEER, None), (Kind.NODE_LOSS, 75)):
-        decision = decide(never, History(), failure(kind, elsewhere=True))[1]
+        decision = decide(never, RestartHistory(), failure(kind, elsewhere=True))[1]
         assert (decision.again, decision.code) == (False, code)
 
 
 def test_a_preempted_job_is_to_be_run_again_by_somebody_else() -> None:
-    history, decision = decide(GENEROUS, History(restarts=7), failure(Kind.PREEMPTED))
+    history, decision = decide(GENEROUS, RestartHistory(restarts=7), failure(Kind.PREEMPTED))
 
     assert (decision.again, decision.code, history.restarts) == (False, 75, 7)
-    assert decide(GENEROUS, History(), failure(Kind.STOPPED))[1].code is None
+    assert decide(GENEROUS, RestartHistory(), failure(Kind.STOPPED))[1].code is None
 
 
 def test_a_checkpoint_directory_in_use_is_for_later_and_an_exit_code_69_of_the_programs_is_not() -> None:
     """93, which three in a row would give, is FailJob in Kubernetes; 69 is run again later."""
-    history, decision = decide(GENEROUS, History(restarts=7), failure(Kind.CHECKPOINT_IN_USE))
+    history, decision = decide(GENEROUS, RestartHistory(restarts=7), failure(Kind.CHECKPOINT_IN_USE))
 
     assert (decision.again, decision.code, history.restarts) == (False, 69, 7)
-    assert decide(GENEROUS, History(), failure(Kind.EXIT_CODE))[1].again
+    assert decide(GENEROUS, RestartHistory(), failure(Kind.EXIT_CODE))[1].again
 
 
 def test_every_kind_has_a_row() -> None:
@@ -252,7 +252,7 @@ FAILURES = st.lists(
 @given(LIMITS, FAILURES)
 def test_no_budget_is_ever_exceeded(limits: Limits, failures: list[Failure]) -> None:
     """Also by somebody who asks on after the end."""
-    history, now_s, restarts_s = History(), 0.0, list[float]()
+    history, now_s, restarts_s = RestartHistory(), 0.0, list[float]()
     for one in failures:
         now_s += one.at_s
         before = history
@@ -291,7 +291,7 @@ def test_an_endless_identical_failure_always_ends(
 @given(FAILURES, st.sampled_from(Kind), st.booleans())
 def test_progress_always_makes_it_start_anew(failures: list[Failure], kind: Kind, by_checkpoint: bool) -> None:
     limits = replace(GENEROUS, max_restarts=10_000)
-    history = History()
+    history = RestartHistory()
     for one in failures:
         history, _ = decide(limits, history, one)
 
@@ -305,7 +305,7 @@ def test_progress_always_makes_it_start_anew(failures: list[Failure], kind: Kind
 
 @given(FAILURES)
 def test_what_is_remembered_stays_small(failures: list[Failure]) -> None:
-    history = History()
+    history = RestartHistory()
     for one in failures * 20:
         history, _ = decide(replace(GENEROUS, no_progress=0), history, one)
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.exporters.prometheus.doorkeeper import Doorkeeper, holds_token, same_origin
+from gpulaunch.exporters.prometheus.auth import RequestGuard, holds_token, same_origin
 from gpulaunch.exporters.prometheus.head import Request, RequestError, parse_head
 from gpulaunch.exporters.prometheus.pages import routes
 from gpulaunch.exporters.prometheus.render import OPENMETRICS, TEXT, Board
@@ -281,11 +281,11 @@ def test_the_socket_outlives_the_server(serve: Opener) -> None:
         successor.close()
 
 
-LOOPBACK = Doorkeeper("127.0.0.1", "node7.cluster")
-LOOPBACK6 = Doorkeeper("::1", "node7.cluster")
-PRIVATE = Doorkeeper("10.1.2.3", "node7.cluster")
-WILDCARD = Doorkeeper("0.0.0.0", "node7.cluster")
-WILDCARD6 = Doorkeeper("::", "node7.cluster")
+LOOPBACK = RequestGuard("127.0.0.1", "node7.cluster")
+LOOPBACK6 = RequestGuard("::1", "node7.cluster")
+PRIVATE = RequestGuard("10.1.2.3", "node7.cluster")
+WILDCARD = RequestGuard("0.0.0.0", "node7.cluster")
+WILDCARD6 = RequestGuard("::", "node7.cluster")
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ WILDCARD6 = Doorkeeper("::", "node7.cluster")
         (WILDCARD6, "anything.example", True),
     ],
 )
-def test_only_our_own_names_are_answered(doorkeeper: Doorkeeper, host: str, admitted: bool) -> None:
+def test_only_our_own_names_are_answered(doorkeeper: RequestGuard, host: str, admitted: bool) -> None:
     assert doorkeeper.admits(host) == admitted
 
 

@@ -15,8 +15,8 @@ from runs_on_disk import begin, end, write
 from gpulaunch.exporters.report.content import report_of
 from gpulaunch.exporters.report.document import rewritten
 from gpulaunch.exporters.report.library import plotly_js
-from gpulaunch.exporters.report.overtime import chosen
 from gpulaunch.exporters.report.page import as_html
+from gpulaunch.exporters.report.time_axis import chosen
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import EventView, RunView, Status
 

@@ -14,9 +14,9 @@ from runs_on_disk import begin, end, keep
 
 from gpulaunch.exporters.report.content import report_of
 from gpulaunch.exporters.report.document import Chart, Span
-from gpulaunch.exporters.report.overtime import clock_of, slices
 from gpulaunch.exporters.report.page import as_html
 from gpulaunch.exporters.report.svg import still
+from gpulaunch.exporters.report.time_axis import clock_of, slices
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import RunView
 

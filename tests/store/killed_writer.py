@@ -9,11 +9,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kept_run import SYNC, state
 
-from gpulaunch.exporters.store.keeper import TelemetryKeeper
+from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
 
 
 def main() -> None:
-    keeper = TelemetryKeeper(Path(sys.argv[1]))
+    keeper = TelemetryWriter(Path(sys.argv[1]))
     at_s = float(sys.argv[2])
     while True:
         at_s += 1.0

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from kept_run import GC, SYNC, WALL_S, announce, line, state
 
-from gpulaunch.exporters.store.document import values_of
-from gpulaunch.exporters.store.keeper import TelemetryKeeper
+from gpulaunch.exporters.store.attempt_facts import values_of
 from gpulaunch.exporters.store.limits import Limits
-from gpulaunch.exporters.store.place import TELEMETRY_FILE, files_of, is_shared
+from gpulaunch.exporters.store.locations import TELEMETRY_FILE, files_of, is_shared
 from gpulaunch.exporters.store.reading import TelemetryReader, UnreadableError
+from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
 from gpulaunch.exporters.store.writing import TelemetryFile
 from gpulaunch.profiler.record import NodeState
 
@@ -49,8 +49,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def keeper(run_dir: Path, clock: Clock) -> TelemetryKeeper:
-    return TelemetryKeeper(run_dir.parent / "channel", clock=clock)
+def keeper(run_dir: Path, clock: Clock) -> TelemetryWriter:
+    return TelemetryWriter(run_dir.parent / "channel", clock=clock)
 
 
 def kept(run_dir: Path) -> list[float]:
@@ -59,7 +59,7 @@ def kept(run_dir: Path) -> list[float]:
         return [round(frame.end_s - WALL_S, 3) for frame in reader.newest(1000)]
 
 
-def close(keeper: TelemetryKeeper) -> None:
+def close(keeper: TelemetryWriter) -> None:
     """End a keeper whose thread never began."""
     keeper._close(None)
 
@@ -78,7 +78,7 @@ def test_the_sidecar_never_waits_for_a_disk_that_hangs(run_dir: Path, monkeypatc
         look(file, *args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(TelemetryFile, "look", hanging)
-    keeper = TelemetryKeeper(run_dir.parent / "channel")
+    keeper = TelemetryWriter(run_dir.parent / "channel")
     keeper.keep(state(1.0))
     assert entered.wait(PATIENCE_S)
     for second in range(2, 102):
@@ -92,7 +92,7 @@ def test_the_sidecar_never_waits_for_a_disk_that_hangs(run_dir: Path, monkeypatc
 
 
 def test_what_is_handed_over_last_is_stored_at_the_end(run_dir: Path) -> None:
-    keeper = TelemetryKeeper(run_dir.parent / "channel")
+    keeper = TelemetryWriter(run_dir.parent / "channel")
     keeper.keep(state(1.0))
     keeper.keep(state(2.0))
 
@@ -114,7 +114,7 @@ def steps_of(run_dir: Path) -> dict[int, list[float]]:
 
 
 def test_a_last_look_that_comes_soon_after_the_one_before_is_stored_when_it_turns_out_to_be_the_last(
-    run_dir: Path, keeper: TelemetryKeeper
+    run_dir: Path, keeper: TelemetryWriter
 ) -> None:
     """A sidecar that is told to stop looks once more, and hands that over before it lets the thread know."""
     keeper._work(state(1.0), False)
@@ -134,7 +134,7 @@ def test_a_last_look_that_comes_soon_after_the_one_before_is_stored_when_it_turn
 
 
 def test_where_looks_are_stored_seldom_the_last_one_of_a_rank_and_of_an_attempt_is(
-    run_dir: Path, keeper: TelemetryKeeper, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, keeper: TelemetryWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a network file system: rank 1 ends, then rank 0; the next attempt is soon over, too."""
     for module in ("schema", "writing"):
@@ -157,7 +157,7 @@ def test_where_no_thread_can_be_had_it_is_told_and_the_next_state_is_stored(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    keeper = TelemetryKeeper(run_dir.parent / "channel")
+    keeper = TelemetryWriter(run_dir.parent / "channel")
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
         keeper.keep(state(1.0))
@@ -171,7 +171,7 @@ def test_where_no_thread_can_be_had_it_is_told_and_the_next_state_is_stored(
 
 
 def test_before_the_agent_has_named_a_directory_nothing_happens(tmp_path: Path) -> None:
-    keeper = TelemetryKeeper(tmp_path)
+    keeper = TelemetryWriter(tmp_path)
     keeper._try(state(1.0, ended=True))
     keeper._try(state(1.0))
 
@@ -224,9 +224,9 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from kept_run import state
-from gpulaunch.exporters.store import keeper as keepers
+from gpulaunch.exporters.store import telemetry_writer as keepers
 keepers._FIRST_PAUSE_S = keepers._LONGEST_PAUSE_S = 0.0
-keeper = keepers.TelemetryKeeper(Path(sys.argv[1]))
+keeper = keepers.TelemetryWriter(Path(sys.argv[1]))
 for second in range(1, 4):
     keeper._try(state(second))
 assert keeper.condition.available, keeper.condition
@@ -264,10 +264,10 @@ import json, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from kept_run import state
-from gpulaunch.exporters.store import keeper as keepers
+from gpulaunch.exporters.store import telemetry_writer as keepers
 keepers._FIRST_PAUSE_S = keepers._LONGEST_PAUSE_S = 0.0
 run, channel = Path(sys.argv[1]), Path(sys.argv[1]).parent / "channel"
-keeper = keepers.TelemetryKeeper(channel)
+keeper = keepers.TelemetryWriter(channel)
 keeper._try(state(1.0))
 assert keeper.condition.available, keeper.condition
 with open(run / "filler", "wb", buffering=0) as filler:
@@ -294,8 +294,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from kept_run import state
-from gpulaunch.exporters.store.keeper import TelemetryKeeper
-keeper = TelemetryKeeper(Path(sys.argv[1]).parent / "channel")
+from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
+keeper = TelemetryWriter(Path(sys.argv[1]).parent / "channel")
 keeper._try(state(1.0))
 print(keeper.condition.available, keeper.condition.reason)
 ' "$1" "$3"
@@ -329,7 +329,7 @@ def test_a_read_only_file_system_is_told(run_dir: Path) -> None:
 
 
 def test_a_directory_that_went_away_is_told_and_tried_again_later_and_later(
-    run_dir: Path, keeper: TelemetryKeeper, clock: Clock
+    run_dir: Path, keeper: TelemetryWriter, clock: Clock
 ) -> None:
     run_dir.rmdir()
     for second in range(1, 200):
@@ -346,7 +346,7 @@ def test_a_directory_that_went_away_is_told_and_tried_again_later_and_later(
     assert kept(run_dir) == [300.0]
 
 
-def test_a_link_to_another_file_is_not_followed(run_dir: Path, keeper: TelemetryKeeper) -> None:
+def test_a_link_to_another_file_is_not_followed(run_dir: Path, keeper: TelemetryWriter) -> None:
     other = run_dir.parent / "other"
     other.write_text("precious")
     (run_dir / TELEMETRY_FILE).symlink_to(other)
@@ -358,7 +358,7 @@ def test_a_link_to_another_file_is_not_followed(run_dir: Path, keeper: Telemetry
 
 
 def test_another_process_that_locks_the_file_holds_nothing_up_for_long(
-    run_dir: Path, keeper: TelemetryKeeper, clock: Clock
+    run_dir: Path, keeper: TelemetryWriter, clock: Clock
 ) -> None:
     keeper._try(state(1.0))
     other = sqlite3.connect(run_dir / TELEMETRY_FILE, isolation_level=None)
@@ -382,7 +382,7 @@ def test_another_process_that_locks_the_file_holds_nothing_up_for_long(
 
 @pytest.mark.parametrize("how", ["not a database", "torn in the middle"])
 def test_a_damaged_file_is_set_aside_and_one_line_says_so(
-    run_dir: Path, keeper: TelemetryKeeper, clock: Clock, how: str
+    run_dir: Path, keeper: TelemetryWriter, clock: Clock, how: str
 ) -> None:
     path = run_dir / TELEMETRY_FILE
     if how == "not a database":
@@ -411,7 +411,7 @@ def test_a_damaged_file_is_set_aside_and_one_line_says_so(
 
 
 def test_a_file_that_is_damaged_while_it_is_open_is_set_aside_too(
-    run_dir: Path, keeper: TelemetryKeeper, clock: Clock
+    run_dir: Path, keeper: TelemetryWriter, clock: Clock
 ) -> None:
     for second in range(1, 40):
         keeper._try(state(second))
@@ -431,7 +431,7 @@ def test_a_file_that_is_damaged_while_it_is_open_is_set_aside_too(
     assert kept(run_dir)[-1] == 43.0
 
 
-def test_a_newer_file_is_refused_and_left_as_it_is(run_dir: Path, keeper: TelemetryKeeper, clock: Clock) -> None:
+def test_a_newer_file_is_refused_and_left_as_it_is(run_dir: Path, keeper: TelemetryWriter, clock: Clock) -> None:
     path = run_dir / TELEMETRY_FILE
     TelemetryFile(path).close()
     with sqlite3.connect(path) as connection:
@@ -450,7 +450,7 @@ def test_a_newer_file_is_refused_and_left_as_it_is(run_dir: Path, keeper: Teleme
         TelemetryReader(path)
 
 
-def test_a_database_of_another_program_is_refused(run_dir: Path, keeper: TelemetryKeeper) -> None:
+def test_a_database_of_another_program_is_refused(run_dir: Path, keeper: TelemetryWriter) -> None:
     path = run_dir / TELEMETRY_FILE
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE theirs (x)")
@@ -477,7 +477,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
     ids=["endless table", "view", "trigger", "column"],
 )
 def test_a_file_with_other_tables_than_ours_is_not_read_and_not_written_to(
-    run_dir: Path, keeper: TelemetryKeeper, clock: Clock, planted: str
+    run_dir: Path, keeper: TelemetryWriter, clock: Clock, planted: str
 ) -> None:
     """Whoever reads a view or writes where a trigger is runs what somebody else has written."""
     path = run_dir / TELEMETRY_FILE
@@ -518,7 +518,7 @@ def test_readers_see_a_whole_file_while_it_is_written(run_dir: Path) -> None:
 
     with TelemetryFile(path):
         pass
-    keeper = TelemetryKeeper(run_dir.parent / "channel")
+    keeper = TelemetryWriter(run_dir.parent / "channel")
     threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -536,7 +536,7 @@ def test_readers_see_a_whole_file_while_it_is_written(run_dir: Path) -> None:
     assert len(kept(run_dir)) == 199
 
 
-def test_a_clock_that_is_set_back_or_forth_moves_no_row(run_dir: Path, keeper: TelemetryKeeper) -> None:
+def test_a_clock_that_is_set_back_or_forth_moves_no_row(run_dir: Path, keeper: TelemetryWriter) -> None:
     shifts = {5: 0.0, 10: -3600.0, 15: 86_400.0, 20: 0.0}
     shift_s = 0.0
     for second in range(1, 25):
@@ -550,7 +550,7 @@ def test_a_clock_that_is_set_back_or_forth_moves_no_row(run_dir: Path, keeper: T
 
 def test_a_sidecar_that_begins_on_a_clock_set_back_goes_on_behind_what_is_there(run_dir: Path) -> None:
     for first, shift_s in ((1, 0.0), (11, -3600.0)):
-        keeper = TelemetryKeeper(run_dir.parent / "channel")
+        keeper = TelemetryWriter(run_dir.parent / "channel")
         for second in range(first, first + 10):
             seen = state(second)
             keeper._try(replace(seen, taken_wall_ns=seen.taken_wall_ns + round(shift_s * 1e9)))
@@ -564,7 +564,7 @@ def test_each_node_has_its_own_file(run_dir: Path) -> None:
     for node in (0, 1, 12):
         directory = run_dir / f"node-{node}" if node else run_dir
         announce(run_dir.parent / f"channel-{node}", directory)
-        keeper = TelemetryKeeper(run_dir.parent / f"channel-{node}")
+        keeper = TelemetryWriter(run_dir.parent / f"channel-{node}")
         keeper._try(state(1.0, ranks=(2 * node, 2 * node + 1), node=node))
         close(keeper)
 
@@ -588,7 +588,7 @@ def test_on_a_network_file_system_there_is_no_write_ahead_log(run_dir: Path, mon
     """Two hosts have no memory in common: the file itself is all there is, and it is readable all the same."""
     for module in ("schema", "writing"):
         monkeypatch.setattr(f"gpulaunch.exporters.store.{module}.is_shared", lambda path: True)
-    keeper = TelemetryKeeper(run_dir.parent / "channel")
+    keeper = TelemetryWriter(run_dir.parent / "channel")
     for second in range(1, 22):
         keeper._try(state(second))
         assert not (run_dir / f"{TELEMETRY_FILE}-wal").exists()
@@ -600,7 +600,7 @@ def test_on_a_network_file_system_there_is_no_write_ahead_log(run_dir: Path, mon
 # -- what else is kept
 
 
-def test_findings_come_and_go_and_what_they_cost_adds_up(run_dir: Path, keeper: TelemetryKeeper) -> None:
+def test_findings_come_and_go_and_what_they_cost_adds_up(run_dir: Path, keeper: TelemetryWriter) -> None:
     """A hundred steps, 20 ms longer each, are 2 s lost; a finding that comes back goes on where it was."""
     for second in range(31):
         standing = (SYNC,) if 1 <= second <= 5 or second > 25 else ()
@@ -616,7 +616,7 @@ def test_findings_come_and_go_and_what_they_cost_adds_up(run_dir: Path, keeper: 
     assert told == [("finding_came", 1), ("finding_went", 6), ("finding_came", 26)]
 
 
-def test_a_finding_costs_nothing_while_nobody_trains(run_dir: Path, keeper: TelemetryKeeper) -> None:
+def test_a_finding_costs_nothing_while_nobody_trains(run_dir: Path, keeper: TelemetryWriter) -> None:
     """It stands through a hang, which no window ends, and through the restart; the step that hung is one step."""
 
     def seen(second: float, trained_s: float, attempt: int = 0) -> NodeState:
@@ -640,7 +640,7 @@ def test_a_finding_costs_nothing_while_nobody_trains(run_dir: Path, keeper: Tele
 
 
 def test_what_was_made_while_nothing_could_be_kept_is_not_charged_to_a_finding(
-    run_dir: Path, keeper: TelemetryKeeper
+    run_dir: Path, keeper: TelemetryWriter
 ) -> None:
     """An hour of a full disk: nobody knows for how much of it the finding stood."""
     for second in (*range(11), *range(3610, 3621)):
@@ -653,7 +653,7 @@ def test_what_was_made_while_nothing_could_be_kept_is_not_charged_to_a_finding(
 
 
 def test_the_history_of_the_run_and_the_causes_of_its_failures_are_carried_over(
-    run_dir: Path, keeper: TelemetryKeeper
+    run_dir: Path, keeper: TelemetryWriter
 ) -> None:
     history = run_dir / "events.jsonl"
     began = line("run_started", -10, run_id="aaaa", pid=1)
@@ -682,7 +682,7 @@ def test_the_history_of_the_run_and_the_causes_of_its_failures_are_carried_over(
     assert [document.attempt for document in documents] == [0, 1]
 
 
-def test_texts_of_any_length_and_kind_are_stored(run_dir: Path, keeper: TelemetryKeeper) -> None:
+def test_texts_of_any_length_and_kind_are_stored(run_dir: Path, keeper: TelemetryWriter) -> None:
     odd = replace(SYNC, file="a\udcff\x1b[31m\n.py", subject="x" * 100_000, advice="\u202e")
     (run_dir / "events.jsonl").write_text(line("noise", 0, text="y" * 200_000, bad="\ud800"))
     keeper._try(state(1.0, findings=(odd,)))

@@ -21,7 +21,7 @@ import pytest
 from runs_on_disk import whole
 
 from gpulaunch.exporters.tui.tail import LogPlace, read_tail
-from gpulaunch.exporters.view.document import from_json
+from gpulaunch.exporters.view.as_json import from_json
 from gpulaunch.exporters.view.model import Status
 from gpulaunch.exporters.view.text import inert
 from gpulaunch.launcher.cli import top

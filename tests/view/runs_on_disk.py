@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from kept_run import WALL_S, announce, line, state
 
-from gpulaunch.exporters.store import keeper as keepers
-from gpulaunch.exporters.store.keeper import TelemetryKeeper
+from gpulaunch.exporters.store import telemetry_writer as keepers
+from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
 from gpulaunch.profiler import kernel as kernels
 from gpulaunch.profiler.record import NodeState
 
@@ -33,7 +33,7 @@ PRODUCTIVE: dict[str, float | None] = {
 def keep(run_dir: Path, states: Iterable[NodeState], *, channel: str = "channel") -> None:
     """Have states stored as a sidecar does, but without its thread."""
     announce(run_dir.parent / channel, run_dir)
-    keeper = TelemetryKeeper(run_dir.parent / channel)
+    keeper = TelemetryWriter(run_dir.parent / channel)
     for each in states:
         keeper._try(each)
     assert keeper.condition.available, keeper.condition

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kept_run import GC, SYNC, state
 from runs_on_disk import NOW_S, whole
 
-from gpulaunch.exporters.view.document import from_json, to_json
+from gpulaunch.exporters.view.as_json import from_json, to_json
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import VERSION, RunView

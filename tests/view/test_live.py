@@ -10,8 +10,8 @@ import pytest
 from kept_run import GC, SYNC, announce, state
 from runs_on_disk import NOW_S, begin, end, keep
 
-from gpulaunch.exporters.store.keeper import TelemetryKeeper
-from gpulaunch.exporters.view.document import to_json
+from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
+from gpulaunch.exporters.view.as_json import to_json
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import Status
@@ -73,7 +73,7 @@ def test_nor_where_the_sidecar_was_killed_before_it_wrote_that_down(tmp_path: Pa
     run_dir = tmp_path / "run"
     begin(run_dir)
     announce(tmp_path / "channel", run_dir)
-    keeper = TelemetryKeeper(tmp_path / "channel")
+    keeper = TelemetryWriter(tmp_path / "channel")
     for second in range(1, 20):
         keeper._try(state(second, gpu=second < 15))
 

@@ -20,9 +20,9 @@ from runs_on_disk import NOW_S, PRODUCTIVE, begin, closed, end, held, keep, whol
 
 from gpulaunch.exporters.files.findings import FindingsFile
 from gpulaunch.exporters.files.rows import rows_of
-from gpulaunch.exporters.store.keeper import TelemetryKeeper
-from gpulaunch.exporters.view.document import from_json, to_json
-from gpulaunch.exporters.view.history import history_of
+from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
+from gpulaunch.exporters.view.as_json import from_json, to_json
+from gpulaunch.exporters.view.attempts import history_of
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import RunView, Status
@@ -635,7 +635,7 @@ def test_a_killed_sidecar_leaves_a_log_that_is_read_too(run_dir: Path, tmp_path:
     """A copy of the files while they are written is what a kill leaves."""
     begin(run_dir)
     announce(tmp_path / "channel", run_dir)
-    keeper = TelemetryKeeper(tmp_path / "channel")
+    keeper = TelemetryWriter(tmp_path / "channel")
     for second in range(1, 30):
         keeper._try(state(second))
     shutil.copytree(run_dir, tmp_path / "copy")

@@ -144,7 +144,7 @@ def test_findings_of_another_node_are_of_the_run_in_which_they_were_seen(run_dir
 
 def test_a_view_says_which_findings_are_of_an_earlier_run(run_dir: Path) -> None:
     """As JSON, too, and one that does not say it has none."""
-    from gpulaunch.exporters.view.document import from_json, to_json
+    from gpulaunch.exporters.view.as_json import from_json, to_json
 
     begin(run_dir)
     keep(run_dir, [state(second, findings=(SYNC,)) for second in range(1, 20)])

@@ -23,10 +23,10 @@ from kept_run import state
 from scenes import EVIL, Served, as_document
 
 from gpulaunch.exporters.prometheus.serve import _Connection
-from gpulaunch.exporters.view.document import from_json
-from gpulaunch.exporters.web import document as documents
+from gpulaunch.exporters.view.as_json import from_json
 from gpulaunch.exporters.web import pages
-from gpulaunch.exporters.web.document import Document, Documents, run_dir_of
+from gpulaunch.exporters.web import run_json as documents
+from gpulaunch.exporters.web.run_json import PackedJson, RunJsonCache, run_dir_of
 
 STATIC = Path(pages.__file__).parent / "static"
 TOKEN = "correct horse battery"
@@ -243,7 +243,7 @@ def test_a_document_is_made_once_for_a_state_and_not_before_its_rest_is_over() -
     now = [0.0]
     made: list[int] = []
 
-    class Slow(Documents):
+    class Slow(RunJsonCache):
         def _plain(self, state):
             made.append(state.taken_monotonic_ns)
             now[0] += 1.0
@@ -254,7 +254,7 @@ def test_a_document_is_made_once_for_a_state_and_not_before_its_rest_is_over() -
     def body() -> dict[str, int]:
         newest = slow.newest()
         document = newest.result(30) if isinstance(newest, Future) else newest
-        assert isinstance(document, Document)
+        assert isinstance(document, PackedJson)
         return json.loads(document.body)
 
     assert [body(), body()] == [{"made": 1}] * 2
@@ -267,7 +267,7 @@ def test_a_document_is_made_once_for_a_state_and_not_before_its_rest_is_over() -
 
 def test_what_is_of_now_is_of_the_last_seconds_where_no_file_has_it(tmp_path: Path) -> None:
     seen = [state(10.0)]
-    live = Documents(lambda: seen[0], lambda: None, rest=0.0)
+    live = RunJsonCache(lambda: seen[0], lambda: None, rest=0.0)
 
     def view():
         newest = live.newest()
@@ -310,9 +310,9 @@ def test_with_a_token_only_what_is_the_same_for_everyone_is_for_everyone(serve: 
 
 def test_an_endpoint_for_all_addresses_shows_the_page_under_no_strange_name(tmp_path: Path) -> None:
     """A web page can point a name of its own there, and read: metrics may be asked for by any name, the run not."""
-    from gpulaunch.exporters.prometheus.doorkeeper import Doorkeeper
+    from gpulaunch.exporters.prometheus.auth import RequestGuard
 
-    wildcard = Doorkeeper("0.0.0.0", "node7.cluster")
+    wildcard = RequestGuard("0.0.0.0", "node7.cluster")
     for host in ("evil.example", "node7.evil.example"):
         assert wildcard.admits(host)
         assert not wildcard.admits(host, strange_names=False)

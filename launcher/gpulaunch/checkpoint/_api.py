@@ -16,6 +16,15 @@ from torch import nn
 
 from gpulaunch.checkpoint import _loading, _rng
 from gpulaunch.checkpoint._copies import Copies, snapshot
+from gpulaunch.checkpoint._messages import (
+    ENDED_BY_SIGTERM,
+    REQUEUE,
+    CheckpointError,
+    DirectoryInUse,
+    Preempted,
+    say,
+    why,
+)
 from gpulaunch.checkpoint._notice import Notice
 from gpulaunch.checkpoint._owner import InUseError
 from gpulaunch.checkpoint._position import Feed, Position, Replay, check_loader
@@ -24,7 +33,6 @@ from gpulaunch.checkpoint._saver import TAKEN_OVER, UNREACHABLE, Saver, Snapshot
 from gpulaunch.checkpoint._state import Subject
 from gpulaunch.checkpoint._store import Keep, StaleError, Store
 from gpulaunch.checkpoint._votes import Votes
-from gpulaunch.checkpoint._words import ENDED_BY_SIGTERM, REQUEUE, CheckpointError, DirectoryInUse, Preempted, say, why
 from gpulaunch.profiler.probe import progress
 
 Batch = TypeVar("Batch")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from gpulaunch.checkpoint._words import CheckpointError, first_line
+from gpulaunch.checkpoint._messages import CheckpointError, first_line
 
 
 class Copies:

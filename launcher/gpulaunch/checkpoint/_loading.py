@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from gpulaunch.checkpoint import _plain
+from gpulaunch.checkpoint._messages import CheckpointError, first_line, say
 from gpulaunch.checkpoint._ranks import Ranks
 from gpulaunch.checkpoint._saver import SHARED_FILE, quiet, rank_file
 from gpulaunch.checkpoint._state import Subject
 from gpulaunch.checkpoint._store import Store
-from gpulaunch.checkpoint._words import CheckpointError, first_line, say
 from gpulaunch.launcher.checkpoint.damaged import Damaged
 from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest, read, verify
 

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from gpulaunch.checkpoint._words import CheckpointError
+from gpulaunch.checkpoint._messages import CheckpointError
 
 _METADATA = ".metadata"
 _NAMED = re.compile(r"(?:GLOBAL|class) ([\w.]+)")

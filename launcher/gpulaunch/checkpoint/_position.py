@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gpulaunch.checkpoint import _rng
-from gpulaunch.checkpoint._words import CheckpointError
+from gpulaunch.checkpoint._messages import CheckpointError
 
 Replay = Literal["index", "load"]
 

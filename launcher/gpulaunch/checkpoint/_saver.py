@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from gpulaunch.checkpoint import _plain
+from gpulaunch.checkpoint._messages import CheckpointError, say, why
 from gpulaunch.checkpoint._owner import InUseError
 from gpulaunch.checkpoint._ranks import Ranks
 from gpulaunch.checkpoint._store import Keep, StaleError, Store, sync_file
-from gpulaunch.checkpoint._words import CheckpointError, say, why
 from gpulaunch.launcher.checkpoint.manifest import Manifest, ManifestFile, digest
 from gpulaunch.profiler.probe import progress
 

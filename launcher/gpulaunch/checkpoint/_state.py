@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from gpulaunch.checkpoint._copies import plain
-from gpulaunch.checkpoint._words import CheckpointError
+from gpulaunch.checkpoint._messages import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
 Skeleton = Any

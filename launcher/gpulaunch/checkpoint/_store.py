@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 from gpulaunch.checkpoint import _owner
-from gpulaunch.checkpoint._words import say
+from gpulaunch.checkpoint._messages import say
 from gpulaunch.launcher.checkpoint.damaged import Damaged
 from gpulaunch.launcher.checkpoint.manifest import Manifest, read, write
 

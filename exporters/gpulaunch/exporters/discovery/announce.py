@@ -41,7 +41,7 @@ class Announcement:
     """One node of a run in a directory: there from `tell` until `close`.
 
     A disk that is full or a directory that goes away is no reason to stop: `fault` says so, the next `tell` tries
-    again. A directory that hangs holds up its caller: see `keeper`.
+    again. A directory that hangs holds up its caller: see `target_file`.
     """
 
     def __init__(

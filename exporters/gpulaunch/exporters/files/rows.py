@@ -27,9 +27,9 @@ from typing import Any
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
 from gpulaunch.exporters.store.frame import Frame
-from gpulaunch.exporters.store.history import EVENTS_FILE, OF_ITS_HOST, read_lines
-from gpulaunch.exporters.store.place import files_of
+from gpulaunch.exporters.store.locations import files_of
 from gpulaunch.exporters.store.reading import TelemetryReader, UnreadableError
+from gpulaunch.exporters.store.run_events import EVENTS_FILE, OF_ITS_HOST, read_lines
 from gpulaunch.exporters.store.series import LABELS, Key
 
 _HISTORY_BYTES = 64 << 20

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
 
-from gpulaunch.exporters.prometheus.doorkeeper import Doorkeeper, holds_token, same_origin
+from gpulaunch.exporters.prometheus.auth import RequestGuard, holds_token, same_origin
 from gpulaunch.exporters.prometheus.head import Request, RequestError, parse_head
 
 MAX_CONNECTIONS = 128
@@ -130,7 +130,9 @@ class MetricsServer:
         self._public = frozenset(public)
         self._token = token
         self._tls = tls
-        self._doorkeeper = Doorkeeper(listener.getsockname()[0], socket.gethostname() if hostname is None else hostname)
+        self._doorkeeper = RequestGuard(
+            listener.getsockname()[0], socket.gethostname() if hostname is None else hostname
+        )
         self._deadline_s = deadline_s
         self._max_connections = max_connections
         self._selector = selectors.DefaultSelector()

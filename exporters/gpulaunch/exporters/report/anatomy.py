@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
-from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range, mean, slices, step_length, throughput
-from gpulaunch.exporters.report.words import amount, percent, seconds
+from gpulaunch.exporters.report.formatting import amount, percent, seconds
+from gpulaunch.exporters.report.time_axis import chosen, clock_of, known_range, mean, slices, step_length, throughput
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 from gpulaunch.profiler.channel.layout import PHASES

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from gpulaunch.exporters.report.crowding import Crowding, crowding_of
+from gpulaunch.exporters.report.formatting import seconds
 from gpulaunch.exporters.report.noise import FEWEST_BLOCKS, SURE, Judgement, judge
-from gpulaunch.exporters.report.stretches import SEVERAL, length_between, steady, with_whole_steps
-from gpulaunch.exporters.report.words import seconds
+from gpulaunch.exporters.report.resample import SEVERAL, length_between, steady, with_whole_steps
 from gpulaunch.exporters.view.model import Curve, FindingView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpulaunch.exporters.report.compare import Change, Comparison
-from gpulaunch.exporters.report.words import amount, percent, seconds, signed_percent, size
+from gpulaunch.exporters.report.formatting import amount, percent, seconds, signed_percent, size
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import FindingView, RunView
 from gpulaunch.exporters.view.text import inert

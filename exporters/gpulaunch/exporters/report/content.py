@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpulaunch.exporters.report import anatomy, history, losses, machine, memory, traffic
+from gpulaunch.exporters.report import anatomy, attempts, losses, machine, memory, traffic
 from gpulaunch.exporters.report.document import Document, Facts, Items, Paragraph, Section
-from gpulaunch.exporters.report.words import amount, moment, percent, seconds
+from gpulaunch.exporters.report.formatting import amount, moment, percent, seconds
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import RunView, Status
 
@@ -18,8 +18,8 @@ def report_of(view: RunView) -> Document:
         traffic.copies(view),
         traffic.loader(view),
         machine.gpus(view),
-        history.failures(view),
-        history.goodput(view),
+        attempts.failures(view),
+        attempts.goodput(view),
         machine.cost(view),
         _run(view),
         _notes(view),

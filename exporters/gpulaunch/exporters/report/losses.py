@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Column, Facts, Paragraph, Section, Table
-from gpulaunch.exporters.report.words import measured, moment, percent, rank_list, seconds
+from gpulaunch.exporters.report.formatting import measured, moment, percent, rank_list, seconds
 from gpulaunch.exporters.view.figures import UNKNOWN
-from gpulaunch.exporters.view.found import nobody_watched
+from gpulaunch.exporters.view.findings import nobody_watched
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.profiler.analysis.rules import RULES
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpulaunch.exporters.report.document import Chart
-from gpulaunch.exporters.report.words import amount
+from gpulaunch.exporters.report.formatting import amount
 from gpulaunch.exporters.view.text import inert
 
 COLOURS: Final = 12

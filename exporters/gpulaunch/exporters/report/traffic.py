@@ -7,8 +7,8 @@ from typing import Final
 
 from gpulaunch.exporters.report.anatomy import MOST_ROWS
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
-from gpulaunch.exporters.report.overtime import chosen, clock_of, known_range
-from gpulaunch.exporters.report.words import amount, percent, rank_list, seconds, size
+from gpulaunch.exporters.report.formatting import amount, percent, rank_list, seconds, size
+from gpulaunch.exporters.report.time_axis import chosen, clock_of, known_range
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import RunView, SiteView
 

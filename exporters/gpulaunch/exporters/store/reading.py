@@ -58,8 +58,8 @@ class FindingRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
-    """What is known of an attempt and is no curve (`document.py`)."""
+class StoredFacts:
+    """What is known of an attempt and is no curve (`attempt_facts.py`)."""
 
     run: int
     attempt: int
@@ -197,13 +197,13 @@ class TelemetryReader:
             rows = self._connection.execute("SELECT number, at_s, data FROM failure ORDER BY number").fetchall()
         return [(number, at_s, self._object(data)) for number, at_s, data in self._sound(rows, int, float, str)]
 
-    def documents(self) -> list[Document]:
+    def documents(self) -> list[StoredFacts]:
         """Give what is known of attempts, the one that was seen last at the end."""
         with self._told():
             rows = self._connection.execute(
                 "SELECT run, attempt, at_s, data FROM document ORDER BY at_s DESC LIMIT ?", (MOST_DOCUMENTS,)
             ).fetchall()[::-1]
-        found: list[Document] = []
+        found: list[StoredFacts] = []
         for run, attempt, at_s, data in self._sound(rows, int, int, float, bytes):
             try:
                 text = zlib.decompressobj().decompress(data, _LARGEST_DOCUMENT_BYTES)
@@ -211,7 +211,7 @@ class TelemetryReader:
             except (ValueError, zlib.error, RecursionError, TypeError):
                 content = None
             if isinstance(content, dict):
-                found.append(Document(run=run, attempt=attempt, at_s=at_s, content=cast("dict[str, Any]", content)))
+                found.append(StoredFacts(run=run, attempt=attempt, at_s=at_s, content=cast("dict[str, Any]", content)))
             else:
                 self.notes.append(f"{self.path.name}: what was kept of attempt {attempt} is damaged")
         return found

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.exporters.store.limits import Limits
-from gpulaunch.exporters.store.place import is_shared
+from gpulaunch.exporters.store.locations import is_shared
 
 SCHEMA: Final = 1
 APPLICATION: Final = 0x67706C74
@@ -112,8 +112,8 @@ def _prepared(connection: sqlite3.Connection, path: Path, limits: Limits, *, fre
         raise DamagedError(f"{path.name} has other tables than gpulaunch's")
     if not fresh and connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise DamagedError(f"{path.name} is damaged")
-    # "truncate": see place.py. What is acknowledged survives the death of this process either way; with a write-ahead
-    # log the last seconds before a power cut may be gone, and the file is whole.
+    # "truncate": see locations.py. What is acknowledged survives the death of this process either way; with a
+    # write-ahead log the last seconds before a power cut may be gone, and the file is whole.
     mode = "TRUNCATE" if is_shared(path) else "WAL"
     connection.execute(f"PRAGMA journal_mode={mode}")
     connection.execute("PRAGMA synchronous=NORMAL")

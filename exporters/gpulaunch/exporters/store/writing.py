@@ -29,7 +29,7 @@ from gpulaunch.exporters.store.limits import (
     MOST_SERIES,
     Limits,
 )
-from gpulaunch.exporters.store.place import is_shared
+from gpulaunch.exporters.store.locations import is_shared
 from gpulaunch.exporters.store.schema import open_to_write
 from gpulaunch.exporters.store.series import NUMBERS, Key, Sample
 from gpulaunch.profiler.record import AttemptGroup, Finding

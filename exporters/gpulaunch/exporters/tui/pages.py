@@ -25,7 +25,7 @@ from gpulaunch.exporters.tui.cells import (
 from gpulaunch.exporters.tui.look import Body, Drawn, Look
 from gpulaunch.exporters.tui.ranks import chosen, selected, told_ranks
 from gpulaunch.exporters.view.figures import UNKNOWN, count
-from gpulaunch.exporters.view.found import nobody_watched
+from gpulaunch.exporters.view.findings import nobody_watched
 from gpulaunch.exporters.view.model import Curve, FindingView, LoaderView, RankView, RunView
 
 

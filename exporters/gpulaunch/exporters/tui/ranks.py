@@ -11,7 +11,7 @@ from gpulaunch.exporters.tui.cells import Line, clip, figure, fit, line, ratio, 
 from gpulaunch.exporters.tui.look import Body, Drawn, Look
 from gpulaunch.exporters.tui.phases import shares_bar
 from gpulaunch.exporters.view.figures import UNKNOWN, count
-from gpulaunch.exporters.view.found import nobody_watched
+from gpulaunch.exporters.view.findings import nobody_watched
 from gpulaunch.exporters.view.model import RankView, RunView, Status
 
 STRAGGLER: Final = "straggler"

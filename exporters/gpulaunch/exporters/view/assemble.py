@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.store.bounded import bounded
-from gpulaunch.exporters.store.history import OF_ITS_HOST
+from gpulaunch.exporters.store.run_events import OF_ITS_HOST
+from gpulaunch.exporters.view.attempts import AttemptHistory
 from gpulaunch.exporters.view.curves import Axis, Curves, Growth, axis_of, ratio, total
 from gpulaunch.exporters.view.files import RunFiles
-from gpulaunch.exporters.view.found import findings_of
-from gpulaunch.exporters.view.history import History
+from gpulaunch.exporters.view.findings import findings_of
+from gpulaunch.exporters.view.finished import settled
+from gpulaunch.exporters.view.goodput import goodput_curve, goodput_of, is_profiled
 from gpulaunch.exporters.view.model import Curve, EventView, FindingView, RankView, RunView, Status, whole_of
 from gpulaunch.exporters.view.nodes import collectors_of, devices_of, node_of, sites_of
-from gpulaunch.exporters.view.over import settled
 from gpulaunch.exporters.view.ranks import phase_curves, phase_growths, ranks_of, with_summary
 from gpulaunch.exporters.view.source import NodeSource, part
-from gpulaunch.exporters.view.spent import goodput_curve, goodput_of, is_profiled
 from gpulaunch.exporters.view.values import Values, whole
 from gpulaunch.profiler.channel.layout import PHASES
 from gpulaunch.profiler.redact import redact_words
@@ -41,7 +41,7 @@ class Parts:
 
     run_dir: Path
     files: RunFiles
-    history: History
+    history: AttemptHistory
     status: Status
     now_s: float
     sources: list[NodeSource]
@@ -259,7 +259,7 @@ def _mean_ratios(ranks: Sequence[RankView]) -> dict[str, float]:
     return {phase: sum(ratios[phase] for ratios in known) / len(known) for phase in PHASES} if known else {}
 
 
-def _restarts(history: History, counters: Values) -> dict[str, int]:
+def _restarts(history: AttemptHistory, counters: Values) -> dict[str, int]:
     said = part(history.ending, "restarts") or counters.one("restarts_total")
     return {kind: round(count) for kind, count in said.items() if isinstance(count, (int, float)) and count > 0}
 

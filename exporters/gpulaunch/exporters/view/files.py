@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from gpulaunch.exporters.store.bounded import sound
-from gpulaunch.exporters.store.history import EVENTS_FILE, first_cause, read_lines
-from gpulaunch.exporters.store.place import may_be_there
+from gpulaunch.exporters.store.locations import may_be_there
+from gpulaunch.exporters.store.run_events import EVENTS_FILE, first_cause, read_lines
 from gpulaunch.profiler.files import regular
 
 _LARGEST_BYTES: Final = 32 << 20

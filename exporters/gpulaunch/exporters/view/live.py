@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpulaunch.exporters.view.assemble import Parts, assemble
+from gpulaunch.exporters.view.attempts import AttemptHistory
 from gpulaunch.exporters.view.files import RunFiles
-from gpulaunch.exporters.view.history import History
 from gpulaunch.exporters.view.load import gather
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.exporters.view.nodes import finding_of
@@ -41,7 +41,7 @@ def view_of_state(
         parts = Parts(
             run_dir=Path(),
             files=files,
-            history=History(),
+            history=AttemptHistory(),
             status=Status.RUNNING,
             now_s=state.taken_wall_ns / 1e9,
             sources=[],

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
-from gpulaunch.exporters.store.place import files_of
+from gpulaunch.exporters.store.locations import files_of
 from gpulaunch.exporters.view.assemble import Parts, assemble, events_of
+from gpulaunch.exporters.view.attempts import AttemptHistory, history_of
 from gpulaunch.exporters.view.files import RunFiles, holds, read_files
-from gpulaunch.exporters.view.history import History, history_of
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.exporters.view.nodes import finding_of
 from gpulaunch.exporters.view.source import NodeSource, read_source
@@ -89,7 +89,7 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
     )
 
 
-def _only_of(source: NodeSource, history: History, notes: list[str]) -> None:
+def _only_of(source: NodeSource, history: AttemptHistory, notes: list[str]) -> None:
     """Totals of another launcher run in the same directory are not those of the newest one."""
     if source.run is None or not history.run_id or source.run.run_id == history.run_id:
         return
@@ -97,7 +97,7 @@ def _only_of(source: NodeSource, history: History, notes: list[str]) -> None:
     notes.append(f"telemetry.sqlite has nothing of the newest run in this directory ({history.run_id}) yet")
 
 
-def _only_joined(source: NodeSource, history: History, notes: list[str]) -> None:
+def _only_joined(source: NodeSource, history: AttemptHistory, notes: list[str]) -> None:
     """Nor are those of a node beside the first that is not in the newest run, or not yet.
 
     Its names of the runs are its own, and so is its clock. It is in the newest run if it began with that or after it;
@@ -119,7 +119,7 @@ def _empty(source: NodeSource) -> None:
     source.recent, source.seen_s = None, None
 
 
-def _summary_of(files: RunFiles, history: History, sources: list[NodeSource]) -> dict[str, Any]:
+def _summary_of(files: RunFiles, history: AttemptHistory, sources: list[NodeSource]) -> dict[str, Any]:
     """The sums of the newest run: the file is written as a run ends, and stays while the next one goes on."""
     run_id = files.summary.get("run_id")
     if not isinstance(run_id, str):  # of an older gpulaunch: what has ended has written its own
@@ -128,7 +128,7 @@ def _summary_of(files: RunFiles, history: History, sources: list[NodeSource]) ->
     return files.summary if run_id == (history.run_id or of_source or run_id) else {}
 
 
-def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s: float, *, live: bool) -> Status:
+def _status(files: RunFiles, history: AttemptHistory, sources: list[NodeSource], now_s: float, *, live: bool) -> Status:
     """How the run stands: as it said, else whether its launcher lives, else whether anything is new."""
     if history.ended_s is not None:
         return history.status
@@ -156,7 +156,7 @@ def _status(files: RunFiles, history: History, sources: list[NodeSource], now_s:
     return Status.LOST if gone or any(source.seen_s is not None for source in sources) else Status.UNKNOWN
 
 
-def _is_here(history: History, host: str) -> bool | None:
+def _is_here(history: AttemptHistory, host: str) -> bool | None:
     """Whether the launcher's pid means here what it means there; None: nobody says."""
     ours = kernel()
     if ours and history.kernel:
@@ -164,7 +164,7 @@ def _is_here(history: History, host: str) -> bool | None:
     return host == socket.gethostname() if host else None
 
 
-def _was_booted_anew(history: History) -> bool:
+def _was_booted_anew(history: AttemptHistory) -> bool:
     """Whether this is the launcher's host, by its name, and not the same boot of it."""
     boots = [each.partition(" ")[0] for each in (kernel(), history.kernel)]
     return all(boots) and boots[0] != boots[1] and history.host == socket.gethostname()

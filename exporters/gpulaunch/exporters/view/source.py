@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+from gpulaunch.exporters.store.attempt_facts import carried_on, document_of, values_of
 from gpulaunch.exporters.store.bounded import LARGEST
-from gpulaunch.exporters.store.document import carried_on, document_of, values_of
 from gpulaunch.exporters.store.frame import Frame
 from gpulaunch.exporters.store.limits import LEVELS
 from gpulaunch.exporters.store.reading import FindingRow, RunRow, TelemetryReader, UnreadableError

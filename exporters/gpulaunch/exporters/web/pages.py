@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 from gpulaunch.exporters.prometheus.head import Request
 from gpulaunch.exporters.prometheus.render import takes_gzip
 from gpulaunch.exporters.prometheus.serve import Answer, Page
-from gpulaunch.exporters.web.document import REST, Document, Documents, in_thread, packed
+from gpulaunch.exporters.web.run_json import REST, PackedJson, RunJsonCache, in_thread, packed
 from gpulaunch.profiler.record import NodeState
 
 _T = TypeVar("_T")
@@ -85,7 +85,7 @@ def pages(
         find_plotly: gives the chart library.
         rest: after making the run's document, none is made for so many times as long.
     """
-    documents = Documents(state, run_dir, rest=rest)
+    documents = RunJsonCache(state, run_dir, rest=rest)
     plotly = find_plotly()
     found: dict[str, Page] = {
         f"/assets/{name}": _static(name, lambda body: body) for name in _FILES if name != "index.html"
@@ -114,7 +114,7 @@ def _static(name: str, finish: Callable[[bytes], bytes]) -> Page:
     """Give the page of one of our files, read when it is asked for first."""
 
     @functools.cache
-    def document() -> Document:
+    def document() -> PackedJson:
         return packed(finish((_STATIC / name).read_bytes()))
 
     def page(request: Request) -> Answer:
@@ -156,14 +156,14 @@ class _Waiters(Generic[_T]):
                 answer.set_exception(error)
 
 
-def _run(documents: Documents) -> Page:
+def _run(documents: RunJsonCache) -> Page:
     def page(request: Request) -> Answer | Future[Answer]:
         newest = documents.newest()
-        if isinstance(newest, Document):
+        if isinstance(newest, PackedJson):
             return told(request, newest)
         return waiters.wait(request, newest)
 
-    def told(request: Request, document: Document) -> Answer:
+    def told(request: Request, document: PackedJson) -> Answer:
         return _answer(request, document, "application/json; charset=utf-8", {"Cache-Control": "private, no-cache"})
 
     waiters = _Waiters(told)
@@ -201,7 +201,7 @@ def _gzipped(path: Path) -> bytes:
     return packed(path.read_bytes(), level=1).gzipped
 
 
-def _answer(request: Request, document: Document, content_type: str, headers: Mapping[str, str]) -> Answer:
+def _answer(request: Request, document: PackedJson, content_type: str, headers: Mapping[str, str]) -> Answer:
     more = {**headers, "ETag": document.etag, "Vary": "Accept-Encoding", "Content-Security-Policy": POLICY}
     known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
     if document.etag in known:

@@ -67,7 +67,7 @@ class Recovery:
             backoff_max_s=spec.restart_backoff_s,
             no_progress=spec.no_progress_limit,
         )
-        self._history = restart.History()
+        self._history = restart.RestartHistory()
         self._baseline: Mapping[str, int] = {}
         self._dead_pids: set[int] = set()
         self._offered: dict[str, Checkpoint] = {}

@@ -66,11 +66,11 @@ class SidecarProcess:
         env: Mapping[str, str],
         say: Callable[[str], None],
         *,
-        outlets: Sequence[str] = (),
+        sinks: Sequence[str] = (),
         end_s: float = 0.0,
     ) -> None:
-        """`outlets`: more arguments of the sidecar's; `end_s`: how much longer it may take to end for them."""
-        self._outlets = outlets
+        """`sinks`: more arguments of the sidecar's; `end_s`: how much longer it may take to end for them."""
+        self._outlets = sinks
         self.end_s = end_s
         self._loop = loop
         self._sock = sock

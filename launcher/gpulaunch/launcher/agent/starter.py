@@ -13,8 +13,8 @@ from gpulaunch.launcher.agent import packages
 from gpulaunch.launcher.agent.rank_group import RankGroup
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.job import plan
-from gpulaunch.launcher.job.document import with_preloaded
 from gpulaunch.launcher.job.imports import Reading
+from gpulaunch.launcher.job.job_json import with_preloaded
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 
 _MAX_LOST_SERVERS = 3

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from gpulaunch.launcher.chaos.faults import DAMAGES, OF_A_RANK, RANDOM, Fault, Verb, choose
 from gpulaunch.launcher.chaos.inject import Done, inject
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.verb_parser import VerbParser, count, time_s, wants_help
 from gpulaunch.launcher.cli.waiting import Doing, told_while
-from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.runs.events_log import note
 from gpulaunch.launcher.runs.find import find_under_way, here
-from gpulaunch.launcher.runs.history import note
 from gpulaunch.launcher.runs.processes import RunError, RunProcesses, agent_of, read_group, take_rank
 
 _HELP = """\
@@ -187,9 +187,9 @@ FAULTS = (*(verb.value for verb in Verb), "random")
 """The first word: what to do."""
 
 
-def words(*, ranks: bool) -> Words:
+def words(*, ranks: bool) -> VerbParser:
     """What a fault may be told; `ranks`: it is made to one."""
-    parser = Words("chaos")
+    parser = VerbParser("chaos")
     if ranks:
         parser.add_argument("rank", type=_rank)
     parser.add_argument("--job-dir")

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
 from gpulaunch.launcher.cli.waiting import told_while
-from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import find_run, here
 from gpulaunch.launcher.runs.processes import RunError
@@ -36,9 +36,9 @@ Exit code 0 whether they differ or not, 2 for wrong words.
 _LARGEST_BYTES = 32 << 20
 
 
-def words() -> Words:
+def words() -> VerbParser:
     """What it may be told, for the reader and for completion in shells."""
-    parser = Words("compare")
+    parser = VerbParser("compare")
     parser.add_argument("runs", nargs="*")
     parser.add_argument("--json", action="store_true")
     return parser

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.checks import Finding, Status, checks
 from gpulaunch.launcher.cli.collectors import collectors, hooks, traces
+from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
 from gpulaunch.launcher.cli.waiting import told_while
-from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.host_info import look
 
 _HELP = """\
@@ -24,9 +24,9 @@ Exit code 0 unless something is `fail`, then 1. Nothing is changed and nothing i
 """
 
 
-def words() -> Words:
+def words() -> VerbParser:
     """What it may be told, for the reader and for completion in shells."""
-    parser = Words("doctor")
+    parser = VerbParser("doctor")
     parser.add_argument("--json", action="store_true")
     return parser
 

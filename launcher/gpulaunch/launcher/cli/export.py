@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gpulaunch.launcher.cli.answer import answer, drop
+from gpulaunch.launcher.cli.verb_parser import VerbParser, time_s, wants_help
 from gpulaunch.launcher.cli.waiting import PATIENCE_S, Doing, told_while
-from gpulaunch.launcher.cli.words import Words, time_s, wants_help
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown
@@ -101,7 +101,7 @@ class Extent:
 
     def _read(self) -> dict[int, tuple[float, float]]:
         """Beginning and end of what each node has, in the order of the rows."""
-        from gpulaunch.exporters.store.place import files_of
+        from gpulaunch.exporters.store.locations import files_of
         from gpulaunch.exporters.store.reading import TelemetryReader, UnreadableError
 
         spans: dict[int, tuple[float, float]] = {}
@@ -168,9 +168,9 @@ def _to_stdout(rows: Iterable[Row]) -> int:
     return count
 
 
-def words() -> Words:
+def words() -> VerbParser:
     """What it may be told, for the reader and for completion in shells."""
-    parser = Words("export")
+    parser = VerbParser("export")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--out", required=True)
     parser.add_argument("--format", choices=("jsonl", "parquet"), default="jsonl")

@@ -10,8 +10,8 @@ from pathlib import Path
 from gpulaunch.exporters.files.flame import Stack, boxes_of, speedscope
 from gpulaunch.exporters.files.flame_svg import flame_svg
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
 from gpulaunch.launcher.cli.waiting import told_while
-from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_text
@@ -119,9 +119,9 @@ def _most_often(stacks: Folded, phase: str) -> tuple[int, str]:
     return max((count, label) for label, count in deepest.items())
 
 
-def words() -> Words:
+def words() -> VerbParser:
     """What it may be told, for the reader and for completion in shells."""
-    parser = Words("flame")
+    parser = VerbParser("flame")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--out")
     return parser

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.report_page import PAGE_FILE
+from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
 from gpulaunch.launcher.cli.waiting import told_while
-from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_text
 from gpulaunch.launcher.runs.find import find_run, here
@@ -77,9 +77,9 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def words() -> Words:
+def words() -> VerbParser:
     """What it may be told, for the reader and for completion in shells."""
-    words = Words("report")
+    words = VerbParser("report")
     words.add_argument("run", nargs="*")
     how = words.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true")
@@ -174,7 +174,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
 
 def whole(run_dir: str) -> dict[str, Any]:
     """What `collect` gives and, as `view`, everything that is known of the run; without secrets, as a page is."""
-    from gpulaunch.exporters.view.document import to_json
+    from gpulaunch.exporters.view.as_json import to_json
     from gpulaunch.exporters.view.load import load_run
     from gpulaunch.profiler.redact import redact_all
 
@@ -206,7 +206,7 @@ def as_json(report: Mapping[str, Any]) -> str:
 
 def as_text(report: Mapping[str, Any], standing: str = "") -> str:
     """The report for people: how the run went, in a sentence, and a finding in three lines."""
-    from gpulaunch.exporters.view.found import nobody_watched
+    from gpulaunch.exporters.view.findings import nobody_watched
 
     notes = [f"note: {note}" for note in report["notes"]]
     if not report["watched"] and not notes:

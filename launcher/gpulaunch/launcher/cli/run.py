@@ -21,14 +21,14 @@ from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_o
 from gpulaunch.launcher.checkpoint.names import check_pattern
 from gpulaunch.launcher.checkpoint.resume import check_template
 from gpulaunch.launcher.cli import report_page
-from gpulaunch.launcher.cli.outlet_options import OutletOptions, outlet_options
+from gpulaunch.launcher.cli.sink_options import SinkOptions, sink_options
 from gpulaunch.launcher.failure import report
 from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.failure.evidence import OomWatch
 from gpulaunch.launcher.job import plan
-from gpulaunch.launcher.job.document import job_document
 from gpulaunch.launcher.job.host_info import HostInfo
 from gpulaunch.launcher.job.imports import Reading
+from gpulaunch.launcher.job.job_json import job_document
 from gpulaunch.launcher.job.options import TryLaterError, UsageError
 from gpulaunch.launcher.job.spec import JobSpec, Request
 from gpulaunch.launcher.logs.capture import LogHub
@@ -58,7 +58,7 @@ _FLUSH_S = 24 * 3600.0
 def run(request: Request, place: HostInfo, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
     """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
     spec = request.spec
-    outlets = checked(spec)
+    sinks = checked(spec)
     foreign_children = os.getpid() == 1 or bool(linux.children_of(os.getpid()))
     linux.become_subreaper()
     needed, allowed = _FILES_PER_RANK * spec.nproc + _FILES_BESIDE, child.allow_many_files()
@@ -72,7 +72,7 @@ def run(request: Request, place: HostInfo, *, told: Callable[[RunDir, Agent, End
         console = Console(loop)
         rendezvous = _rendezvous(loop, spec, console)
         rundir = _open(spec)
-        return _Job(spec, place, loop, console, rendezvous, rundir, outlets, run_id, foreign_children).run(told)
+        return _Job(spec, place, loop, console, rendezvous, rundir, sinks, run_id, foreign_children).run(told)
     except (PortInUseError, RunDirLockedError) as err:
         raise TryLaterError(str(err)) from err
     except (RendezvousError, RunDirError) as err:
@@ -81,7 +81,7 @@ def run(request: Request, place: HostInfo, *, told: Callable[[RunDir, Agent, End
         loop.close()
 
 
-def checked(spec: JobSpec) -> OutletOptions:
+def checked(spec: JobSpec) -> SinkOptions:
     """Say what can be said against a job before anything starts. Raises UsageError."""
     complaint = check_template(spec.resume_arg) if spec.resume_arg is not None else None
     if complaint:
@@ -91,7 +91,7 @@ def checked(spec: JobSpec) -> OutletOptions:
         raise UsageError(f"--checkpoint-pattern: {complaint}")
     if spec.resume not in ("auto", "never") and "://" not in spec.resume and not os.path.exists(spec.resume):
         raise UsageError(f"--resume: there is no {spec.resume}; name a checkpoint, or auto, or never")
-    return outlet_options(spec)
+    return sink_options(spec)
 
 
 def _rendezvous(loop: Loop, spec: JobSpec, console: Console) -> Rendezvous:
@@ -132,7 +132,7 @@ class _Job:
         console: Console,
         rendezvous: Rendezvous,
         rundir: RunDir,
-        outlets: OutletOptions,
+        sinks: SinkOptions,
         run_id: str,
         foreign_children: bool,
     ) -> None:
@@ -142,7 +142,7 @@ class _Job:
         self._console = console
         self._rendezvous = rendezvous
         self._rundir = rundir
-        self._outlets = outlets
+        self._outlets = sinks
         self._run_id = run_id
         self._foreign_children = foreign_children
         self._started_s = time.monotonic()
@@ -307,7 +307,7 @@ class _Job:
             segments.directory,
             env,
             console.say,
-            outlets=self._outlets.arguments,
+            sinks=self._outlets.arguments,
             end_s=self._outlets.end_s,
         )
 

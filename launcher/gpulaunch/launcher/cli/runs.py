@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from gpulaunch.launcher.cli.answer import answer
-from gpulaunch.launcher.cli.words import Words, time_s, wants_help
+from gpulaunch.launcher.cli.verb_parser import VerbParser, time_s, wants_help
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import RUNS, here
@@ -37,9 +37,9 @@ Exit code 0, 1 when something could not be removed, 2 for wrong words.
 """
 
 
-def words() -> Words:
+def words() -> VerbParser:
     """What it may be told, for the reader and for completion in shells."""
-    parser = Words("runs")
+    parser = VerbParser("runs")
     parser.add_argument("dir", nargs="*")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--keep", type=_count)

@@ -55,15 +55,15 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     _settle()
 
     # Late, because this is most of the start-up time and the rules above should hold as soon as possible.
-    from gpulaunch.exporters.files.keeper import FindingsKeeper
+    from gpulaunch.exporters.files.findings_writer import FindingsWriter
     from gpulaunch.exporters.prometheus.pages import routes
     from gpulaunch.exporters.prometheus.render import Board
     from gpulaunch.exporters.prometheus.serve import MetricsServer
-    from gpulaunch.exporters.store.keeper import TelemetryKeeper
-    from gpulaunch.exporters.web.document import run_dir_of
+    from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
     from gpulaunch.exporters.web.pages import PUBLIC, pages
+    from gpulaunch.exporters.web.run_json import run_dir_of
     from gpulaunch.exporters.web.webconfig import WebConfig, WebConfigError, read_web_config
-    from gpulaunch.launcher.cli.outlets import Outlets
+    from gpulaunch.launcher.cli.sinks import Sinks
     from gpulaunch.profiler.daemon.sidecar import Sidecar
     from gpulaunch.profiler.record import Collector
 
@@ -73,17 +73,17 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     except WebConfigError as error:
         return _usage(f"--web-config: {error}")
     board = Board(version=_version())
-    findings = FindingsKeeper(channel_dir)
-    telemetry = TelemetryKeeper(channel_dir)
+    findings = FindingsWriter(channel_dir)
+    telemetry = TelemetryWriter(channel_dir)
     scheme = "http" if protection.tls is None else "https"
-    outlets = Outlets(options, listener, version=_version(), scheme=scheme)
+    sinks = Sinks(options, listener, version=_version(), scheme=scheme)
 
     def publish(state: NodeState) -> None:
         state = findings.keep(state)
         telemetry.keep(state)
         state = replace(state, collectors={**state.collectors, Collector.STORE: telemetry.condition})
         board.publish(state)  # before it is announced
-        outlets.publish(state)
+        sinks.publish(state)
 
     sidecar = Sidecar(channel_dir, publish, interval_s=options.interval)
     sidecar.refresh()
@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
         tls=protection.tls,
     )
     server.start()
-    outlets.start()
+    sinks.start()
     try:
         sidecar.run(lambda wait_s: linux.wait_for_signal({signal.SIGTERM}, wait_s) != 0 or not server.alive)
         return 0 if server.alive else 1
@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
         server.close()
         findings.close()
         telemetry.close()
-        outlets.close()
+        sinks.close()
 
 
 def _settle() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
 from gpulaunch.launcher.cli.waiting import told_while
-from gpulaunch.launcher.cli.words import Words, wants_help
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import find_run, here
 from gpulaunch.launcher.runs.processes import RunError, read_group, take_rank
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 def _as_json(run_dir: Path) -> str:
     import json
 
-    from gpulaunch.exporters.view.document import to_json
+    from gpulaunch.exporters.view.as_json import to_json
     from gpulaunch.exporters.view.load import load_run
 
     with told_while("reading the run"):
@@ -164,9 +164,9 @@ class Dump:
         """It ends by itself, within seconds."""
 
 
-def words() -> Words:
+def words() -> VerbParser:
     """What it may be told, for the reader and for completion in shells."""
-    parser = Words("top")
+    parser = VerbParser("top")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--json", action="store_true")

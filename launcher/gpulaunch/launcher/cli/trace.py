@@ -13,14 +13,14 @@ from typing import Any
 
 from gpulaunch.launcher.agent.segments import directory_of
 from gpulaunch.launcher.cli.answer import answer
-from gpulaunch.launcher.cli.traced import Traced, time_of, told
+from gpulaunch.launcher.cli.trace_result import TraceResult, time_of, told
 from gpulaunch.launcher.cli.tracer import Rank, Tracer, file_name
+from gpulaunch.launcher.cli.verb_parser import VerbParser, count, time_s, wants_help
 from gpulaunch.launcher.cli.waiting import Doing, told_while
-from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.loop.files import write_json
+from gpulaunch.launcher.runs.events_log import note
 from gpulaunch.launcher.runs.find import find_under_way, here
-from gpulaunch.launcher.runs.history import note
 from gpulaunch.launcher.runs.processes import RunError, RunProcesses, read_group, take_rank
 from gpulaunch.profiler.channel.clock import monotonic_ns
 from gpulaunch.profiler.channel.segment import SegmentReader
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     return 0 if all(result.path for result in results) else 1
 
 
-def _trace(options: argparse.Namespace, run_dir: str, group: RunProcesses, ranks: list[Rank]) -> list[Traced]:
+def _trace(options: argparse.Namespace, run_dir: str, group: RunProcesses, ranks: list[Rank]) -> list[TraceResult]:
     steps = {rank.number: rank.steps() for rank in ranks}
     if options.rank == "slowest":
         ranks = [rank for rank in ranks if rank.number == slowest(steps)]
@@ -183,7 +183,7 @@ def _one_at_a_time(run_dir: str, *, again: bool) -> Generator[Any]:
         os.close(fd)
 
 
-def _record(run_dir: str, directory: str, results: Sequence[Traced], what: Sequence[str]) -> None:
+def _record(run_dir: str, directory: str, results: Sequence[TraceResult], what: Sequence[str]) -> None:
     """Write down what was made: beside the traces, and in the run's own history. A full disk costs the record only."""
     content = {"version": 1, "time_s": time.time(), "what": list(what), "ranks": [asdict(each) for each in results]}
     with contextlib.suppress(OSError):
@@ -194,9 +194,9 @@ def _record(run_dir: str, directory: str, results: Sequence[Traced], what: Seque
 # -- the words
 
 
-def words() -> Words:
+def words() -> VerbParser:
     """What it may be told, for the reader and for completion in shells."""
-    parser = Words("trace")
+    parser = VerbParser("trace")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--steps", type=count, default=None)
     parser.add_argument("--duration", type=_duration_s, default=None)

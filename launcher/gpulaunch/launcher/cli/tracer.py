@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-from gpulaunch.launcher.cli.traced import Copied, Rss, Traced
+from gpulaunch.launcher.cli.trace_result import Copied, Rss, TraceResult
 from gpulaunch.launcher.cli.waiting import Doing
 from gpulaunch.launcher.runs.processes import Process
 from gpulaunch.profiler.channel import tracing
@@ -104,7 +104,7 @@ class Tracer:
         self._by_pid = {rank.process.pid: rank for rank in ranks}
         self._files: dict[int, Watched] = {}
 
-    def make(self, *, duration_s: float, step_s: float, tell: Callable[[Window], Doing]) -> list[Traced]:
+    def make(self, *, duration_s: float, step_s: float, tell: Callable[[Window], Doing]) -> list[TraceResult]:
         """Make it, which takes about ten seconds more than the window itself. Raises OSError.
 
         Args:
@@ -253,7 +253,7 @@ class Tracer:
         rank.whole = True
         return True
 
-    def _settle(self, of_all: Window, doing: Doing) -> list[Traced]:
+    def _settle(self, of_all: Window, doing: Doing) -> list[TraceResult]:
         """Wait until the ranks are as fast as before, or do not get there; say what became of each."""
         written_ns = monotonic_ns()
         until_ns = written_ns + _SETTLE_NS
@@ -269,7 +269,7 @@ class Tracer:
                 return results
             self._wait()
 
-    def _result(self, rank: Rank, of_all: Window, written_ns: int) -> Traced:
+    def _result(self, rank: Rank, of_all: Window, written_ns: int) -> TraceResult:
         rank.note_rss()
         rank.note_steps(of_all)  # one that was cut by the end of the window is over by now
         inside = of_all.inside(rank.during.values())
@@ -279,7 +279,7 @@ class Tracer:
         if rank.rss_bytes:
             first, most, last = rank.rss_bytes[0], max(rank.rss_bytes), rank.rss_bytes[-1]
             rss = Rss(before_bytes=first, during_bytes=most, after_bytes=last)
-        return Traced(
+        return TraceResult(
             rank=rank.number,
             pid=rank.process.pid,
             path=os.path.join(self._directory, file_name(rank.number)) if rank.whole else "",

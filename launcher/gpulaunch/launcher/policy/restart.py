@@ -159,7 +159,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class RestartHistory:
     """What must be remembered of the failures so far; `History()` at the beginning of a run."""
 
     restarts: int = 0
@@ -188,7 +188,7 @@ class Decision:
     """The exit code of a run that stops: 93 in vain, 75 elsewhere or later; None for the cause's own."""
 
 
-def decide(limits: Limits, history: History, failure: Failure) -> tuple[History, Decision]:
+def decide(limits: Limits, history: RestartHistory, failure: Failure) -> tuple[RestartHistory, Decision]:
     """Say whether there is another attempt, and when; the history is the one to ask with the next time."""
     row = _row(failure)
     known = _with_progress(history, failure)
@@ -243,7 +243,7 @@ def _row(failure: Failure) -> Row:
     return _CIRCUMSTANCE if failure.kind is None else TABLE[failure.kind]
 
 
-def _with_progress(history: History, failure: Failure) -> History:
+def _with_progress(history: RestartHistory, failure: Failure) -> RestartHistory:
     """Note how far the attempt came; progress makes the count of failures start anew."""
     further = _greater(failure.step, history.furthest_step)
     newer = _greater(failure.resumed_step, history.resumed_step)
@@ -264,7 +264,7 @@ def _greater(step: int | None, than: int | None) -> bool:
     return step is not None and (than is None or step > than)
 
 
-def _repeats(known: History, failure: Failure) -> bool:
+def _repeats(known: RestartHistory, failure: Failure) -> bool:
     """Whether this failure was seen before, at this step, since the last progress, by an attempt that made steps."""
     return failure.step is not None and any(
         seen == failure.signature and _same(step, failure.step) for seen, step in known.seen
@@ -279,7 +279,7 @@ def _pause_s(limits: Limits, in_a_row: int) -> float:
     return min(2.0 ** min(in_a_row - 2, 32), limits.backoff_max_s) if in_a_row > 1 else 0.0
 
 
-def _budget_spent(limits: Limits, known: History, restart_s: float) -> str | None:
+def _budget_spent(limits: Limits, known: RestartHistory, restart_s: float) -> str | None:
     if known.restarts >= limits.max_restarts:
         return f"all {limits.max_restarts} restarts of --max-restarts are used" if limits.max_restarts else ""
     if limits.rate is not None:
@@ -289,7 +289,7 @@ def _budget_spent(limits: Limits, known: History, restart_s: float) -> str | Non
     return None
 
 
-def _in_vain(limits: Limits, row: Row, known: History, failure: Failure, *, repeats: bool) -> str:
+def _in_vain(limits: Limits, row: Row, known: RestartHistory, failure: Failure, *, repeats: bool) -> str:
     """Say why another attempt would be in vain, or ""."""
     if failure.step is None:
         where = "before the first step"

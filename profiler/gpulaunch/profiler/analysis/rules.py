@@ -309,8 +309,10 @@ def markdown() -> str:
         "| `active` | whether it still stood at the last look |",
         "| `first_seen_s`, `last_seen_s` | Unix time |",
         "",
-        f"A window is {thresholds.WINDOW_S} and {thresholds.WINDOW_STEPS} at least, "
-        f"after {thresholds.WARM_UP_STEPS} of warm-up;",
+        (
+            f"A window is {thresholds.WINDOW_S} and {thresholds.WINDOW_STEPS} at least, "
+            f"after {thresholds.WARM_UP_STEPS} of warm-up;"
+        ),
         f"where steps are slow, {thresholds.SLOW_WINDOW_S} and {thresholds.SLOW_WINDOW_STEPS}.",
         f"A finding appears after {thresholds.APPEARS} in a row and goes after {thresholds.GONE} without it.",
         "No seconds: it costs none, or none yet. Where the seconds are a bound, or nobody knows why a rank is late,",

@@ -7,7 +7,7 @@ import ipaddress
 import re
 
 
-class Doorkeeper:
+class RequestGuard:
     """Decides whether a Host header names this endpoint."""
 
     def __init__(self, bound: str, hostname: str) -> None:

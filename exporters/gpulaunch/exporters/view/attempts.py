@@ -25,7 +25,7 @@ class _Attempt:
 
 
 @dataclass(kw_only=True)
-class History:
+class AttemptHistory:
     """What the lines tell of the newest launcher run in the directory, and of every attempt."""
 
     run_id: str = ""
@@ -101,7 +101,9 @@ class History:
         return tuple(views)
 
 
-def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], directories: Sequence[int]) -> History:
+def history_of(
+    lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], directories: Sequence[int]
+) -> AttemptHistory:
     """Read the lines, oldest first.
 
     The lines count attempts from 0 in each launcher run, their directories count on: each run begins behind the one
@@ -112,7 +114,7 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
         group: group.json, which says the number of the newest attempt.
         directories: numbers of the attempts that have one.
     """
-    history = History()
+    history = AttemptHistory()
     numbered: list[tuple[int, _Attempt]] = []
     base = highest = 0
     of_run = 0
@@ -129,7 +131,7 @@ def history_of(lines: Sequence[Mapping[str, Any]], group: Mapping[str, Any], dir
             base += highest if numbered else 0
             highest, of_run, started = 0, len(numbered), None
             attempts = history.attempts
-            history = History(
+            history = AttemptHistory(
                 run_id=str(line.get("run_id", "")),
                 pid=line.get("pid"),
                 host=str(line.get("host", "")),

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from gpulaunch.exporters.report.document import Block, Chart, Column, Facts, Paragraph, Section, Series, Span, Table
-from gpulaunch.exporters.report.overtime import clock_of
-from gpulaunch.exporters.report.words import moment, percent, seconds
+from gpulaunch.exporters.report.formatting import moment, percent, seconds
+from gpulaunch.exporters.report.time_axis import clock_of
 from gpulaunch.exporters.view.figures import UNKNOWN
 from gpulaunch.exporters.view.model import AttemptView, RunView, Status
 

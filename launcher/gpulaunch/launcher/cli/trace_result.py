@@ -33,7 +33,7 @@ class Copied:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class TraceResult:
     """What became of the trace of one rank."""
 
     rank: int
@@ -58,12 +58,12 @@ class Traced:
     """By direction; of those in which the GPU copied."""
 
 
-def told(results: Sequence[Traced], *, num_steps: int | None) -> list[str]:
+def told(results: Sequence[TraceResult], *, num_steps: int | None) -> list[str]:
     """Tell what became of the traces, in lines for people. `num_steps`: how many were asked for."""
     return [line for each in results for line in _lines(each, num_steps)]
 
 
-def _lines(each: Traced, num_steps: int | None) -> list[str]:
+def _lines(each: TraceResult, num_steps: int | None) -> list[str]:
     rank = f"rank {each.rank}"
     if not each.path:
         return [f"{rank}: no trace: {each.trouble}"]
@@ -94,7 +94,7 @@ def _lines(each: Traced, num_steps: int | None) -> list[str]:
     return lines
 
 
-def _steps(each: Traced) -> str:
+def _steps(each: TraceResult) -> str:
     if each.first_step is None:
         return "no step as a whole"
     last = each.first_step + each.num_steps - 1

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.launcher.job.describe import describe
-from gpulaunch.launcher.job.document import job_document, with_preloaded
 from gpulaunch.launcher.job.host_info import HostInfo
+from gpulaunch.launcher.job.job_json import job_document, with_preloaded
 from gpulaunch.launcher.job.plan import rank_environment
 from gpulaunch.launcher.job.spec import Request
 

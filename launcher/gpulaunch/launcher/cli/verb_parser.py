@@ -17,7 +17,7 @@ def wants_help(argv: Sequence[str]) -> bool:
     return "help" in argv[:1] or "-h" in argv or "--help" in argv
 
 
-class Words(argparse.ArgumentParser):
+class VerbParser(argparse.ArgumentParser):
     """The words of one verb."""
 
     def __init__(self, verb: str) -> None:

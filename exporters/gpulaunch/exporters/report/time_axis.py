@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpulaunch.exporters.report.words import seconds
+from gpulaunch.exporters.report.formatting import seconds
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 
 _SLICES = 12

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpulaunch.exporters.store.reading import FindingRow
-from gpulaunch.exporters.view.history import History
+from gpulaunch.exporters.view.attempts import AttemptHistory
 from gpulaunch.exporters.view.model import FindingView
 from gpulaunch.exporters.view.nodes import finding_of
 from gpulaunch.exporters.view.source import NodeSource
@@ -21,7 +21,7 @@ def nobody_watched(*, profiled: bool) -> str:
 
 
 def findings_of(
-    in_file: Sequence[FindingView], sources: Sequence[NodeSource], history: History
+    in_file: Sequence[FindingView], sources: Sequence[NodeSource], history: AttemptHistory
 ) -> tuple[FindingView, ...]:
     """Those of findings.jsonl, with what the telemetry knows besides: what each has cost.
 
@@ -58,14 +58,14 @@ def findings_of(
     return tuple(ordered[:MOST_FINDINGS])
 
 
-def _began(history: History, source: NodeSource | None) -> float:
+def _began(history: AttemptHistory, source: NodeSource | None) -> float:
     """When the newest run began, as far as anybody says."""
     if history.began_s is not None:
         return history.began_s
     return source.run.began_s if source is not None and source.run is not None else 0.0
 
 
-def _is_of_newest(row: FindingRow, source: NodeSource, history: History) -> bool:
+def _is_of_newest(row: FindingRow, source: NodeSource, history: AttemptHistory) -> bool:
     """Whether what is kept of a finding is of the newest run. Nodes but the first have names of their own for it."""
     since = row.last_seen_s >= (history.began_s or 0.0)
     if source.run is None:

@@ -13,7 +13,7 @@ _TO_LOAD_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutletOptions:
+class SinkOptions:
     """What the options say of them."""
 
     arguments: tuple[str, ...]
@@ -24,7 +24,7 @@ class OutletOptions:
     """http, or https."""
 
 
-def outlet_options(spec: JobSpec) -> OutletOptions:
+def sink_options(spec: JobSpec) -> SinkOptions:
     """Check the options and put them together; loads what checks them, and nothing where none is given.
 
     Raises UsageError.
@@ -59,7 +59,7 @@ def outlet_options(spec: JobSpec) -> OutletOptions:
         except WebConfigError as err:
             _refuse("web-config", str(err))
         arguments += ["--web-config", spec.metrics_web_config]
-    return OutletOptions(arguments=tuple(arguments), end_s=end_s, scheme=scheme)
+    return SinkOptions(arguments=tuple(arguments), end_s=end_s, scheme=scheme)
 
 
 def _refuse(name: str, complaint: str | None) -> None:

@@ -24,7 +24,7 @@ _GOODBYE_S: Final = 0.5
 _Seen = tuple[tuple[Finding, ...], float, bool]
 
 
-class FindingsKeeper:
+class FindingsWriter:
     """Writes `findings.jsonl` from the first step on; a directory that cannot be written to is tried again."""
 
     def __init__(self, channel_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:

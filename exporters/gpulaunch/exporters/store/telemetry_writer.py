@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.store import schema
-from gpulaunch.exporters.store.document import document_of
-from gpulaunch.exporters.store.history import carry
+from gpulaunch.exporters.store.attempt_facts import document_of
 from gpulaunch.exporters.store.limits import Limits
-from gpulaunch.exporters.store.place import TELEMETRY_FILE
+from gpulaunch.exporters.store.locations import TELEMETRY_FILE
+from gpulaunch.exporters.store.run_events import carry
 from gpulaunch.exporters.store.schema import RefusedError, reason_of, set_aside
 from gpulaunch.exporters.store.series import sample_of
 from gpulaunch.exporters.store.timeline import Timeline
@@ -36,7 +36,7 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 
 
-class TelemetryKeeper:
+class TelemetryWriter:
     """Keeps the telemetry of one node's run; one for each sidecar."""
 
     def __init__(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.cli import main as entry
 from gpulaunch.launcher.cli.answer import answer
-from gpulaunch.launcher.cli.words import Words, count, time_s, wants_help
+from gpulaunch.launcher.cli.verb_parser import VerbParser, count, time_s, wants_help
 from gpulaunch.launcher.job.options import UsageError
 
 
@@ -54,7 +54,7 @@ def test_what_is_no_count(text: str) -> None:
     ],
 )
 def test_wrong_words_are_one_line(words: list[str], told: str) -> None:
-    parser = Words("verb")
+    parser = VerbParser("verb")
     parser.add_argument("--length", type=count)
 
     with pytest.raises(UsageError) as error:

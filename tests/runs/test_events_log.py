@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpulaunch.launcher.runs.history import note
+from gpulaunch.launcher.runs.events_log import note
 
 
 def test_a_line_is_added(tmp_path: Path) -> None:

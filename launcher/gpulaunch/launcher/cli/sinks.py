@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpulaunch.exporters.discovery.keeper import AnnouncementKeeper
+    from gpulaunch.exporters.discovery.target_file import TargetFile
     from gpulaunch.exporters.otlp.sender import Sender
     from gpulaunch.profiler.record import NodeState
 
 
-class Outlets:
+class Sinks:
     """What the sidecar's options ask for; nothing is imported for what they do not."""
 
     def __init__(
@@ -27,15 +27,15 @@ class Outlets:
         self._node = socket.gethostname()
         self._state: NodeState | None = None
         self._told_fault = ""
-        self._announced: AnnouncementKeeper | None = None
+        self._announced: TargetFile | None = None
         self._sender: Sender | None = None
         if options.sd_dir:
             from gpulaunch.exporters.discovery.announce import Announcement
-            from gpulaunch.exporters.discovery.keeper import AnnouncementKeeper
+            from gpulaunch.exporters.discovery.target_file import TargetFile
 
             where, bound = Path(options.sd_dir), listener.getsockname()[:2]
             announcement = Announcement(where, bound=bound, scheme=scheme, run=self._run, pid=options.parent_pid)
-            self._announced = AnnouncementKeeper(announcement)
+            self._announced = TargetFile(announcement)
         if options.otlp_url:
             from gpulaunch.exporters.otlp.sender import Sender
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gpulaunch.exporters.view.attempts import AttemptHistory
 from gpulaunch.exporters.view.curves import Curves
 from gpulaunch.exporters.view.files import RunFiles
-from gpulaunch.exporters.view.history import History
 from gpulaunch.exporters.view.model import Curve
 from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values
@@ -20,7 +20,7 @@ def is_profiled(files: RunFiles) -> bool:
 
 
 def goodput_of(
-    files: RunFiles, history: History, sources: Sequence[NodeSource], counters: Values
+    files: RunFiles, history: AttemptHistory, sources: Sequence[NodeSource], counters: Values
 ) -> dict[str, float | None]:
     """Where the time went: as the agent said at the end, else as the sidecar has it."""
     said = part(history.ending, "goodput_seconds")

@@ -18,7 +18,7 @@ _GOODBYE_S: Final = 0.5
 """How long the end of a run waits for the file to be gone; all of the sidecar's end is in `channel.ending`."""
 
 
-class AnnouncementKeeper:
+class TargetFile:
     """Owns the thread, from the first state of a run on."""
 
     def __init__(self, announcement: Announcement, *, clock: Callable[[], float] = time.monotonic) -> None:

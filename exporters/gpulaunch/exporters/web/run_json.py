@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from gpulaunch.exporters.view.document import to_json
+from gpulaunch.exporters.view.as_json import to_json
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.source import RECENT_S
 from gpulaunch.profiler.record import NodeState
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class PackedJson:
     """A body, the same packed, and what names it."""
 
     body: bytes
@@ -42,11 +42,11 @@ class Document:
     etag: str
 
 
-def packed(body: bytes, *, level: int = 6) -> Document:
+def packed(body: bytes, *, level: int = 6) -> PackedJson:
     """Give a document of a body."""
     packer = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # as gzip, without the time
     gzipped = packer.compress(body) + packer.flush()
-    return Document(body=body, gzipped=gzipped, etag=f'"{hashlib.sha256(body).hexdigest()[:24]}"')
+    return PackedJson(body=body, gzipped=gzipped, etag=f'"{hashlib.sha256(body).hexdigest()[:24]}"')
 
 
 def in_thread(make: Callable[[], T]) -> Future[T]:
@@ -72,7 +72,7 @@ def run_dir_of(channel_dir: Path) -> Path | None:
         return None
 
 
-class Documents:
+class RunJsonCache:
     """The newest document of a run. `newest` is for one thread."""
 
     def __init__(
@@ -88,12 +88,12 @@ class Documents:
         self._rest = rest
         self._clock = clock
         self._lock = threading.Lock()
-        self._made: tuple[NodeState | None, Document] | None = None
-        self._making: Future[Document] | None = None
+        self._made: tuple[NodeState | None, PackedJson] | None = None
+        self._making: Future[PackedJson] | None = None
         self._not_before_s = float("-inf")
         self._earlier: deque[NodeState] = deque()
 
-    def newest(self) -> Document | Future[Document]:
+    def newest(self) -> PackedJson | Future[PackedJson]:
         """Give the document of the newest state, or of the one before it if it is too soon for the next; or wait."""
         with self._lock:
             state = self._state()
@@ -106,7 +106,7 @@ class Documents:
                 return making
             return self._making
 
-    def _make(self, state: NodeState | None) -> Document:
+    def _make(self, state: NodeState | None) -> PackedJson:
         began_s = self._clock()
         document = packed(json.dumps(self._plain(state), allow_nan=False, separators=(",", ":")).encode(), level=1)
         with self._lock:
@@ -114,7 +114,7 @@ class Documents:
             self._not_before_s = self._clock() + self._rest * (self._clock() - began_s)
         return document
 
-    def _finished(self, _: Future[Document]) -> None:
+    def _finished(self, _: Future[PackedJson]) -> None:
         self._making = None
 
     def _plain(self, state: NodeState | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
-from gpulaunch.exporters.files.keeper import FindingsKeeper
+from gpulaunch.exporters.files.findings_writer import FindingsWriter
 from gpulaunch.profiler.record import Collector, CollectorState, Finding, NodeState, SidecarState
 
 WAIT_S = 30.0
@@ -69,7 +69,7 @@ class Run:
         (channel / "group.json").write_text(json.dumps({"run_dir": str(self.run_dir)}))
         self.file = self.run_dir / FINDINGS_FILE
         self.now_s = 1000.0
-        self.keeper = FindingsKeeper(channel, clock=lambda: self.now_s)
+        self.keeper = FindingsWriter(channel, clock=lambda: self.now_s)
 
     def refresh(self, *findings: Finding, after_s: float = 1.0, ranks: tuple[Any, ...] = (Rank(),)) -> CollectorState:
         self.now_s += after_s
