@@ -40,7 +40,7 @@ def test_a_page_that_is_cut_short_costs_its_rank_and_nothing_else(node: Node) ->
         node.ranks[1].tell("step 2")
         node.wait_until(lambda now, steps=before + 2: ranks_of(now) == {"1"} and now.value(STEPS, rank="1") == steps)
         node.wait_for_refreshes(3)
-        assert "page of rank 0: SegmentError" in node.says()
+        assert "segment of rank 0: SegmentError" in node.says()
 
 
 def ranks_of(scrape: Scrape) -> set[str]:
@@ -151,7 +151,7 @@ def test_what_is_no_file_holds_up_nobody(node: Node, kind: str) -> None:
 
     assert ranks_of(scrape) == {"1"}
     assert scrape.value(STEPS, rank="1") == 2
-    assert "page of rank 0: " in node.says()
+    assert "segment of rank 0: " in node.says()
     if kind != "link to nothing":  # a run that has not been told of yet
         assert "run.json: " in node.says()
 

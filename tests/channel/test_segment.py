@@ -37,7 +37,7 @@ from gpulaunch.profiler.channel.layout import (
 
 WRITER = """
 import sys
-from gpulaunch.profiler.channel.segment import SegmentWriter
+from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 
 writer = SegmentWriter(sys.argv[1])
 step = rare = 0

@@ -799,11 +799,11 @@ DEVICE_PROGRAM = """
 import json, sys, time
 import torch
 from gpulaunch.profiler.samplers.gpus import GpuSampler
-from gpulaunch.profiler.samplers.monotonic_totals import Ledger
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.timeout_guard import Helper
 
 helper = Helper()
-sampler = GpuSampler(Ledger(), helper, patience_s=30.0)
+sampler = GpuSampler(MonotonicTotals(), helper, patience_s=30.0)
 uuid = "GPU-" + str(torch.cuda.get_device_properties(0).uuid)
 one = lambda: next(gpu for gpu in sampler.read(time.monotonic()).values if gpu.uuid == uuid)
 one()

@@ -22,13 +22,13 @@ SHELF = """
 import sys, os, importlib, importlib.util
 sys.path.insert(0, {site!r})
 from gpulaunch.launcher.loop.import_watch import Watch
-from gpulaunch.launcher.loop.preload_finder import Shelf
+from gpulaunch.launcher.loop.preload_finder import PreloadFinder
 watch, at_start = Watch(), frozenset(sys.modules)
 for name in ("first", "second", "replaced", "space.inside"):
     with watch.importing(name, keeps=True):
         importlib.import_module(name)
 prepared = {{name: module for name, module in sys.modules.items() if name not in at_start}}
-shelf, restarts = Shelf(watch.packages), []
+shelf, restarts = PreloadFinder(watch.packages), []
 shelf.fill(at_start)
 assert not {{"first", "second", "replaced", "space"}} & sys.modules.keys()
 shelf.arm(os.environ, again=lambda packages, why: restarts.append(why), on_torch=lambda: None)

@@ -351,7 +351,7 @@ def test_a_damaged_page_is_an_error_of_that_rank_only(job: Job, sampler: RankSam
     job.page(0).write_bytes(damage)
     reading = sampler.read(0.0)
     assert [rank.rank for rank in reading.values] == [1]
-    assert reading.errors == ("page of rank 0: SegmentError",)
+    assert reading.errors == ("segment of rank 0: SegmentError",)
 
     segment_writer.create(str(job.page(0)), rank=0, local_rank=0, attempt=0)
     assert len(read(sampler)) == 2
@@ -363,7 +363,7 @@ def test_a_missing_page_is_an_error_of_that_rank_only(job: Job, sampler: RankSam
     job.page(1).unlink()
     reading = sampler.read(0.0)
     assert [rank.rank for rank in reading.values] == [0]
-    assert reading.errors == ("page of rank 1: No such file or directory",)
+    assert reading.errors == ("segment of rank 1: No such file or directory",)
 
 
 def test_a_group_that_cannot_be_read_leaves_the_old_one(job: Job, sampler: RankSampler) -> None:

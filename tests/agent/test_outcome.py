@@ -1,0 +1,124 @@
+"""The exit code of a job, as a table; every row of docs/exit-codes.md that the agent decides. No process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpulaunch.launcher.agent.events import Outcome
+from gpulaunch.launcher.agent.outcome import JobEnd, blame_of, failed_elsewhere, preempted_line, reason_for_peers
+from gpulaunch.launcher.failure.ends import RankEnd
+from gpulaunch.launcher.failure.errors import RankError
+from gpulaunch.launcher.policy.restart import Decision
+
+_GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4518"
+
+
+def raised_error(message: str) -> RankError:
+    frames = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()\n'
+    traceback = f"{frames}RuntimeError: {message}\n"
+    return RankError(type="RuntimeError", message=message, traceback=traceback, at_monotonic_s=109.9, at_wall_s=0.0)
+
+
+def end(rank: int = 0, *, code: int | None = 3, raised: str = "", stopped: bool = False) -> RankEnd:
+    return RankEnd(
+        rank=rank,
+        local_rank=rank,
+        pid=4000 + rank,
+        host="node1",
+        code=code,
+        signal=None,
+        at_s=110.0,
+        wall_time_s=1_700_000_010.0,
+        stopped=stopped,
+        error=raised_error(raised) if raised else None,
+        tail=(),
+        fault=None,
+        evidence=(),
+    )
+
+
+def decision(*, again: bool = False, code: int | None = None, why: str = "") -> Decision:
+    return Decision(again=again, wait_s=0.0, charged=True, why=why, code=code)
+
+
+OWN = blame_of([end()])
+ECHO = blame_of([end(code=1, raised=_GLOO)])
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "stopped_by"),
+    [
+        ({"outcome": Outcome.SUCCESS}, 0, ""),
+        ({"outcome": Outcome.SUCCESS, "preempted": True, "signum": 15}, 0, ""),
+        ({"outcome": Outcome.SIGNAL, "signum": 2}, 130, "SIGINT"),
+        ({"outcome": Outcome.SIGNAL, "signum": 2, "resumable": True}, 130, "SIGINT"),
+        ({"outcome": Outcome.SIGNAL, "signum": 15, "preempted": True}, 143, "SIGTERM"),
+        ({"outcome": Outcome.SIGNAL, "signum": 15, "preempted": True, "resumable": True}, 75, "SIGTERM"),
+        ({"outcome": Outcome.FAILURE, "blame": OWN}, 3, ""),
+        ({"outcome": Outcome.FAILURE}, 1, ""),
+        ({"outcome": Outcome.FAILURE, "blame": OWN, "decision": decision(code=93)}, 93, ""),
+        ({"outcome": Outcome.FAILURE, "blame": OWN, "decision": decision(again=True)}, 3, ""),
+        # A failure on top of a preemption: restarted if it could be, so the next run of the same command does.
+        (
+            {"outcome": Outcome.FAILURE, "preempted": True, "signum": 15, "resumable": True, "blame": OWN}
+            | {"decision": decision(again=True)},
+            75,
+            "SIGTERM",
+        ),
+        (
+            {"outcome": Outcome.FAILURE, "preempted": True, "signum": 15, "blame": OWN}
+            | {"decision": decision(again=True)},
+            143,
+            "SIGTERM",
+        ),
+        (
+            {"outcome": Outcome.FAILURE, "preempted": True, "signum": 15, "resumable": True, "blame": OWN}
+            | {"decision": decision()},
+            3,
+            "",
+        ),
+        # A lost node is no fault of the program's, unless a rank here has failed by itself.
+        ({"outcome": Outcome.PEER_FAILURE, "node_lost": True}, 75, ""),
+        ({"outcome": Outcome.FAILURE, "node_lost": True, "blame": ECHO}, 75, ""),
+        ({"outcome": Outcome.FAILURE, "node_lost": True, "blame": OWN}, 3, ""),
+        ({"outcome": Outcome.PEER_FAILURE}, 1, ""),
+    ],
+)
+def test_the_exit_code_of_a_job(job: dict[str, Any], code: int, stopped_by: str) -> None:
+    over = JobEnd(**job)
+
+    assert (over.exit_code, over.stopped_by) == (code, stopped_by)
+
+
+def test_ranks_that_ended_because_they_were_told_to_are_not_to_blame() -> None:
+    assert blame_of([]) is None
+    assert blame_of([end(code=0)]) is None
+    assert blame_of([end(stopped=True)]) is None
+    found = blame_of([end(0, stopped=True), end(1)])
+    assert found is not None
+    assert found.first.rank == 1
+
+
+def test_an_echo_is_charged_elsewhere_only_where_there_are_other_nodes() -> None:
+    assert failed_elsewhere(Outcome.PEER_FAILURE, None, nnodes=2)
+    assert failed_elsewhere(Outcome.FAILURE, ECHO, nnodes=2)
+    assert not failed_elsewhere(Outcome.FAILURE, ECHO, nnodes=1)
+    assert not failed_elsewhere(Outcome.FAILURE, OWN, nnodes=2)
+
+
+def test_what_the_other_nodes_are_told() -> None:
+    def told(**fields: Any) -> str:
+        return reason_for_peers(**({"signum": 0, "ends": (), "hang": "", "decision": None, "error": ""} | fields))
+
+    assert told(signum=15, ends=[end()]) == "told to end by SIGTERM"
+    assert told(hang="rank 1 sleeps", ends=[end()]) == "the ranks hang: rank 1 sleeps"
+    assert told(ends=[end(1)], decision=decision(why="in vain")).startswith("rank 1")
+    assert told(ends=[end(1)], decision=decision(why="in vain")).endswith("; not restarted: in vain")
+    assert told(ends=[end(code=0)], error="the store is gone") == "the store is gone"
+
+
+def test_what_the_exit_code_of_a_preempted_job_means() -> None:
+    assert preempted_line(None, 75) == "exit code 75: run the same command again, and it goes on"
+    assert "--checkpoint-dir says where they are" in preempted_line(None, 143)
