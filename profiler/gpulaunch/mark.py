@@ -1,6 +1,6 @@
-"""What a training loop may tell gpulaunch about itself: `step()`, `phase(name)`, `note(text)`.
+"""Optional markers that a training loop can set for gpulaunch: `step()`, `phase(name)`, `note(text)`.
 
-Nothing needs to be told: steps and phases are seen from outside. Without gpulaunch around the program these do nothing.
+They are not required: steps and phases are detected from outside. Without gpulaunch around the program they do nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A thread that does one thing with the newest of what it is given, and that nobody waits for.
+"""A worker thread that processes the newest item it is given, without blocking its callers.
 
-What it touches may be on a file system of others, and that may hang: whoever calls it then waits in the kernel, for
-minutes or for ever. So only a thread of its own does, which may be left there.
+It touches files that may be on a network file system, which may hang: a caller is then blocked in the kernel, for
+minutes or for ever. So only a separate thread touches them, which may be abandoned.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _LATE_S: Final = 10.0
 
 
 class Worker(Generic[_T]):
-    """Owns the thread, from the first that it is given on; that thread is a daemon."""
+    """Owns the thread, a daemon, which starts with the first item."""
 
     def __init__(
         self, name: str, work: Callable[[_T | None, bool], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`work`: takes the newest, and whether it is the last time; then there may be no newest. It raises nothing."""
+        """`work`: takes the newest item and whether it is the last call; that may have no item (None). Never raises."""
         self._name = name
         self._work = work
         self._clock = clock
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()  # around what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._newest: _T | None = None
         self._ending = False
         self._began_s: float | None = None
         self.overtaken = 0
-        """How many were not worked on because a newer one came before the thread was ready."""
+        """Number of items skipped because a newer one came before the thread was ready."""
 
     def give(self, newest: _T) -> bool:
-        """Hand it over, without waiting for anything; False if there is no thread: the next may get one."""
+        """Hand over an item without blocking; False if no thread could be started: the next call retries."""
         with self._changed:
             if self._ending:
                 return True
@@ -47,13 +47,13 @@ class Worker(Generic[_T]):
 
     @property
     def late_s(self) -> float:
-        """How long the thread has been at what it does; 0 while that is not too long."""
+        """How long the current work has been running; 0 while that is not too long."""
         with self._changed:
             taken_s = 0.0 if self._began_s is None else self._clock() - self._began_s
         return taken_s if taken_s > _LATE_S else 0.0
 
     def close(self, within_s: float) -> bool:
-        """Have it work a last time; say whether that was done in time."""
+        """Make it work one last time; return whether that finished in time."""
         with self._changed:
             self._ending = True
             self._changed.notify()
@@ -66,7 +66,7 @@ class Worker(Generic[_T]):
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # a control group that has no thread left for us
+        except RuntimeError:  # the control group is at its thread limit
             return False
         self._thread = thread
         return True

@@ -1,3 +1,3 @@
-"""What is measured, and what it means; imports nothing of the launcher or the exporters."""
+"""Measures training jobs and analyses the results; imports nothing of the launcher or the exporters."""
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Small files of ours that others read: written whole or not at all, and read without ever waiting.
+"""Atomic writes and non-blocking reads of small files that several processes share.
 
-They lie in directories of ours, and so are nearly always what they should be. But whoever opens a FIFO waits for its
-other end, and what has no end fills the memory; nobody who watches a job is to be held up by either. A file system that
-has hung is another matter: it holds up every call, and only a thread of its own is safe from that.
+They are in our own directories, so they are nearly always regular files. But opening a FIFO waits for its other end,
+and reading an endless file fills the memory; neither may block a process that watches a job. A hung file system is
+another matter: it blocks every call, and only a separate thread protects against that.
 
-Ranks use this, too: nothing but the standard library, and little of that.
+Ranks use this, too: it imports the standard library only, and little of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OWNER: Final = 0o600
 
 
 def read_file(path: str | PathLike[str], *, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Give what is in a file. Raises OSError; EFBIG where there is more than `most_bytes`."""
+    """Return the content of a file. Raises OSError; EFBIG if it is larger than `most_bytes`."""
     fd = regular(path, os.O_RDONLY)
     try:
         text = b""
@@ -49,13 +49,13 @@ def write_file(path: str | PathLike[str], pieces: Iterable[str | bytes], *, mode
 
 @contextlib.contextmanager
 def replacing(path: str | PathLike[str], *, mode: int = _OWNER, suffix: str = ".tmp") -> Generator[BinaryIO]:
-    """Open a draft beside a file, which takes its place in the end; where anything fails, nothing has happened.
+    """Open a draft beside a file, which replaces it at the end; on any failure the file stays unchanged.
 
     Args:
         path: the file. A link there is replaced, not followed.
-        mode: who may read it, whatever the umask; its owner only, if nothing is said.
-        suffix: of the draft. Its name is fixed, so that whoever is killed leaves one: of one path there may be one
-            writer at a time. Where there may be several each needs a suffix of its own.
+        mode: permissions, regardless of the umask; by default for the owner only.
+        suffix: of the draft. Its name is fixed, so that killed writers leave at most one: a path may have one writer
+            at a time. Several writers each need a suffix of their own.
 
     Raises:
         OSError: it cannot be written.
@@ -63,23 +63,23 @@ def replacing(path: str | PathLike[str], *, mode: int = _OWNER, suffix: str = ".
     draft = f"{os.fspath(path)}{suffix}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(draft)
-    # A draft is always new (O_EXCL): the directory may be everybody's, and what lies in the way (a link to a file of
-    # ours, a FIFO that nobody reads) must not be written to.
+    # A draft is always new (O_EXCL): the directory may be world-writable, and an existing file (a link to a file of
+    # ours, a FIFO without a reader) must not be written to.
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with open(fd, "wb") as file:
-            if mode != _OWNER:  # what the umask has taken away; not every file system can do that
+            if mode != _OWNER:  # restore what the umask removed; not every file system supports it
                 os.fchmod(fd, mode)
             yield file
         os.replace(draft, path)
-    except BaseException:  # whatever it is goes on; but a full disk is not to stay full of us
+    except BaseException:  # re-raised, whatever it is; but our draft must not keep a disk full
         with contextlib.suppress(OSError):
             os.unlink(draft)
         raise
 
 
 def regular(path: str | PathLike[str], flags: int) -> int:
-    """Open a file, fit to be the `opener` of open(); OSError for what is none: a FIFO, a device, a directory."""
+    """Open a file; usable as the `opener` of open(). Raises OSError for a FIFO, a device, a directory."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):

@@ -1,6 +1,6 @@
-"""Where a pid means something: a boot of a machine, and a pid namespace of it.
+"""Identifies the scope of a pid: a boot of a machine, and a pid namespace of it.
 
-The host's name does not say that: the containers of a pod share one, and what was booted anew has kept its own.
+The host name does not identify it: the containers of a pod share one, and a rebooted machine keeps its own.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 
 
 def kernel() -> str:
-    """Name them for this process; "" where nobody says."""
+    """Return this process's identifier of both; "" where it is not known."""
     try:
         with open(_BOOT, encoding="ascii") as boot:
             return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # a hardened container: then nobody is judged
+    except OSError:  # a hardened container: then no pid is judged
         return ""

@@ -1,8 +1,8 @@
-"""Text of programs without secrets, to be shown or passed on. What is redacted is a copy: raw log files stay raw.
+"""Removes secrets from program output before it is shown or passed on. Works on copies: raw log files stay raw.
 
 Redaction is by name (`WANDB_API_KEY=...`), by place (`scheme://user:...@host`, `Authorization: ...`, PEM) and by the
-published shape of well-known tokens (`hf_...`). In what looks like an environment it would rather hide too much; in
-what looks like source code it lets `num_tokens=4096` stand.
+published shape of well-known tokens (`hf_...`). In text that looks like an environment it rather hides too much; in
+text that looks like source code it keeps `num_tokens=4096`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 HIDDEN: Final = "<redacted>"
 _DEEPEST: Final = 100
-"""Python lets a function call itself about a thousand times."""
+"""Python's recursion limit is about a thousand."""
 
 _WORDS: Final = "token|key|secret|password|passwd"
 _WHOLE: Final = "pass|auth|credentials?|pat"
@@ -81,7 +81,7 @@ def redact_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def redact_all(value: object, depth: int = 0) -> object:
-    """Redact every string inside lists, tuples and dicts; the shape stays. What lies too deep to be seen is hidden."""
+    """Redact every string inside lists, tuples and dicts; the shape stays. Values nested too deep are hidden."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, (dict, list, tuple)) and depth >= _DEEPEST:

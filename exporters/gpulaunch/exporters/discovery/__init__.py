@@ -1,3 +1,3 @@
-"""How Prometheus hears of a job: one file of file_sd for each node of a run, there while its page is."""
+"""Prometheus service discovery: one file_sd file per node of a run, for as long as its endpoint exists."""
 
 from __future__ import annotations

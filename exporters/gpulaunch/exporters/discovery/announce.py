@@ -1,8 +1,8 @@
-"""Puts the file of a run into a directory that Prometheus watches, and takes it away again.
+"""Writes the target file of a run into a directory that Prometheus watches, and removes it again.
 
-Whole or not at all: its draft has a name that file_sd does not look for. The directory is the user's: it is not made
-(a typing mistake would make one that nobody watches), and readable by others the file must be, because Prometheus is
-another user. There is nothing in it that /metrics does not say.
+The write is atomic: the temporary file has a name that file_sd does not match. The directory is the user's and is not
+created (a typo would create one that is not watched). The file is world-readable, because Prometheus runs as another
+user; it has nothing that /metrics does not have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CAP_BYTES = 1 << 16
 
 
 def complaint_about(directory: Path) -> str | None:
-    """Say what is wrong with a directory to announce in, as one line; None: nothing. For before a job is started."""
+    """Return what is wrong with a directory to announce in, as one line, or None. Called before a job starts."""
     if not directory.is_dir():
         return f"there is no directory {directory}; make it, and name it in file_sd_configs of prometheus.yml"
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -38,10 +38,10 @@ def complaint_about(directory: Path) -> str | None:
 
 
 class Announcement:
-    """One node of a run in a directory: there from `tell` until `close`.
+    """The target file of one node of a run, present from `tell` until `close`.
 
-    A disk that is full or a directory that goes away is no reason to stop: `fault` says so, the next `tell` tries
-    again. A directory that hangs holds up its caller: see `target_file`.
+    A full disk or a missing directory is no reason to stop: `fault` reports it, and the next `tell` retries. A hanging
+    directory blocks the caller: see `target_file`.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Announcement:
 
         Args:
             directory: watched by Prometheus.
-            bound: host and port that the page is bound to.
+            bound: host and port that the endpoint is bound to.
             scheme: http, or https.
-            run: what all nodes of the run have in common; "" for the run's own token.
+            run: id shared by all nodes of the run; "" for the run's own token.
             pid: of the agent.
-            node: the host's name, if it is not what the kernel says.
-            kernel: which boot and pid namespace this is, if it is not what /proc says.
-            alive: whether a process of this host lives.
+            node: the host's name; default: from the kernel.
+            kernel: the boot and pid namespace; default: from /proc.
+            alive: returns whether a process of this host is alive.
         """
         self.directory = directory
         self._bound = bound
@@ -78,10 +78,10 @@ class Announcement:
         self._alive = alive if alive is not None else _lives
         self._told: Target | None = None
         self.fault = ""
-        """Why the file is not there, as one line; "" if it is, or is not due."""
+        """Why the file is missing, as one line; "" if it exists, or is not due."""
 
     def tell(self, state: NodeState) -> None:
-        """Announce the run of this state, if it has begun and is not announced as it is."""
+        """Announce the run of this state, if it has begun and its target is new or has changed."""
         if (group := state.group) is None:
             return
         target = self._target(group)
@@ -90,7 +90,7 @@ class Announcement:
         if self._told is None:
             self._sweep()
         try:
-            # Readable by others whatever the umask: Prometheus is another user.
+            # World-readable whatever the umask: Prometheus runs as another user.
             write_file(self.directory / file_name(target), [document(target)], mode=0o644)
         except OSError as error:
             self.fault = f"cannot announce this run in {self.directory}: {error.strerror}"
@@ -98,10 +98,10 @@ class Announcement:
             self._told, self.fault = target, ""
 
     def close(self, newest: NodeState | None = None) -> None:
-        """Take the file away: the job has ended. Of a state that was not told it is the file of a sidecar before."""
+        """Remove the file: the job has ended. If `newest` was never announced, remove an earlier sidecar's file."""
         last = self._target(newest.group) if newest is not None and newest.group is not None else self._told
         if last is not None:
-            with contextlib.suppress(OSError):  # gone already, or the directory is: nobody is told of it any more
+            with contextlib.suppress(OSError):  # gone already, or the directory is: it is not discovered any more
                 (self.directory / file_name(last)).unlink()
             self._told = None
 
@@ -119,7 +119,7 @@ class Announcement:
         )
 
     def _sweep(self) -> None:
-        """Remove files of runs whose agent was killed, as far as that can be seen from here: nobody else would."""
+        """Remove files of runs whose agent was killed, as far as visible from here: nothing else does."""
         for path in sorted(self.directory.glob(f"{PREFIX}*.json")):
             with contextlib.suppress(OSError):
                 if path.is_symlink() or not path.is_file():
@@ -135,6 +135,6 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # another user's: it lives
+    except (OSError, OverflowError):  # another user's process: it is alive
         return True
     return True

@@ -1,8 +1,8 @@
-"""What a file of Prometheus' file_sd says of one node of a run. Pure.
+"""The content of a Prometheus file_sd target file for one node of a run. Pure.
 
 https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config: a list of groups, each with
-`targets` and `labels`. Labels that begin with two underscores are dropped by Prometheus after relabelling: with those
-a later run of ours tells whose file it is, and whether its writer still lives.
+`targets` and `labels`. Prometheus drops labels that begin with two underscores after relabelling: from those a later
+run determines whose file it is, and whether its writer is still alive.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ _WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104 (recognised, not bound)
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One node of a run, as Prometheus is to know it."""
+    """One node of a run, as a Prometheus target."""
 
     address: str
-    """host:port of the page."""
+    """host:port of the endpoint."""
     run: str
-    """The same on all nodes of the run, if its user gave it an id; else this node's token."""
+    """Shared by all nodes of the run, if the user gave it an id; else this node's token."""
     node: str
     """The host's name."""
     name: str
-    """What the job is called."""
+    """The job's name."""
     token: str
-    """This node's own token: what the file is named by."""
+    """This node's own token; the file is named after it."""
     pid: int
-    """The agent, which the page ends with."""
+    """The agent; the endpoint ends with it."""
     kernel: str
-    """Where that pid means something: a boot of a machine, and a pid namespace of it."""
+    """Where that pid is valid: a boot of a machine, and one of its pid namespaces."""
     scheme: str = "http"
-    """How the page is asked for: http, or https."""
+    """The URL scheme: http or https."""
 
 
 def address_of(host: str, port: int, node: str) -> str:
-    """Where a page that is bound to (host, port) is reached: at the node's name if it is bound to every address."""
+    """Return the address of an endpoint bound to (host, port): the node's name if bound to all addresses."""
     reached = node if host in _WILDCARDS else host
     return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
 
 
 def file_name(target: Target) -> str:
-    """Name the file. It ends in .json, which is what Prometheus looks for."""
+    """Return the file name. It ends in .json, as Prometheus requires."""
     return f"{PREFIX}{re.sub(r'[^A-Za-z0-9_.-]', '_', target.token)[:_LONGEST]}.json"
 
 
 def document(target: Target) -> bytes:
-    """Write the file's content."""
+    """Return the file's content."""
     labels = {
-        # What the scrape job itself says holds where a target says nothing.
+        # Where a target sets nothing, the setting of the scrape job applies.
         **({"__scheme__": target.scheme} if target.scheme != "http" else {}),
         "run": _clean(target.run),
         "node": _clean(target.node),
@@ -68,10 +68,10 @@ def document(target: Target) -> bytes:
 
 
 def is_left_over(content: bytes, *, kernel: str, alive: Callable[[int], bool]) -> bool:
-    """Whether this is a file of ours whose writer is gone.
+    """Whether this is a gpulaunch file whose writer is gone.
 
-    Only where its pid can be looked for: not on another machine, after a reboot, or in another container, whatever the
-    host's name. What cannot be read is not ours to judge.
+    True only where its pid can be checked: not on another machine, after a reboot, or in another container, whatever
+    the host's name. An unreadable file is never left over.
     """
     try:
         read: Any = json.loads(content)
@@ -84,6 +84,6 @@ def is_left_over(content: bytes, *, kernel: str, alive: Callable[[int], bool]) -
 
 
 def _clean(value: str) -> str:
-    """A label's value in valid UTF-8, without control characters, of a length that a person can read."""
+    """Return a label value in valid UTF-8, without control characters, of limited length."""
     printable = "".join(char if char.isprintable() else "?" for char in value)
     return printable.encode("utf-8", "replace").decode("utf-8")[:_LONGEST]

@@ -1,3 +1,3 @@
-"""What a run leaves in its directory for people and their tools."""
+"""Files that a run writes or exports for people and their tools."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""findings.jsonl of a run directory: everything that was found in the run, one object per line.
+"""Writes and reads findings.jsonl of a run directory: all findings of the run, one object per line.
 
-The file is the state, not a log: a line per finding, with when it was seen first and last and whether it still stands.
-So it stays small however long the job runs, and whoever reads it, at whatever time, has the whole of it. It is there,
-and empty, as soon as somebody watches: nothing found is another thing than nobody having looked.
+The file is the state, not a log: a line per finding, with when it was first and last seen and whether it is active. So
+it stays small however long the job runs, and is complete whenever it is read. It is created empty as soon as profiling
+starts, to distinguish "nothing found" from "not profiled".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Line:
 
 
 class FindingsFile:
-    """Writes the findings of a run as they come and go; goes on with those that an earlier sidecar has written."""
+    """Writes the findings of a run as they come and go; continues the file of an earlier sidecar."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,12 +55,12 @@ class FindingsFile:
             self._lines[_key(told)] = line
 
     def tell(self, standing: Iterable[Finding], now_s: float, judged: bool = True) -> None:
-        """Take what stands now (Unix time); write if something has come or gone, or from time to time.
+        """Take the active findings (at a Unix time); write if any has come or gone, or periodically.
 
-        Where nothing could be `judged` yet, what an earlier sidecar has found still stands.
+        While nothing could be `judged` yet, the findings of an earlier sidecar stay active.
 
         Raises:
-            OSError: it could not be written; it is tried again the next time.
+            OSError: the file could not be written; the next call retries.
         """
         news = self._written_s is None or abs(now_s - self._written_s) >= _WRITE_EVERY_S
         seen: set[_Key] = set()
@@ -76,17 +76,17 @@ class FindingsFile:
                 line.active, news = False, True
         self._forget_oldest()
         if news:
-            self._written_s = None  # if this fails, the next time is as good
+            self._written_s = None  # if this fails, the next call retries
             self._write()
             self._written_s = now_s
 
     def close(self) -> None:
-        """Write a last time. Raises OSError."""
+        """Write one last time. Raises OSError."""
         if self._written_s is not None:
             self._write()
 
     def _forget_oldest(self) -> None:
-        """A finding has a line of the program in its name, and a program may make lines without end."""
+        """Limit the number of findings: keys contain program lines, and a program may generate lines endlessly."""
         for key in sorted(self._lines, key=lambda key: self._lines[key].last_seen_s)[
             : max(0, len(self._lines) - _MOST)
         ]:
@@ -97,11 +97,11 @@ class FindingsFile:
 
 
 def read_findings(path: Path, notes: list[str] | None = None) -> list[dict[str, Any]]:
-    """Give the findings of a file; what is no finding is passed over, and without a regular file there are none.
+    """Return the findings of a file; invalid entries are skipped, and there are none without a regular file.
 
     Args:
         path: the file.
-        notes: gets a line for what is there and could not be read.
+        notes: receives a line for what exists but could not be read.
     """
     notes = [] if notes is None else notes
     name = f"{path.parent.name}/{path.name}" if path.parent.name.startswith("node-") else path.name
@@ -135,7 +135,7 @@ def read_findings(path: Path, notes: list[str] | None = None) -> list[dict[str, 
 
 
 _NUMBERS: Final = ("seconds_per_step", "seconds_per_hour", "confidence", "first_seen_s", "last_seen_s")
-_LARGEST: Final = 1e15  # JSON has numbers that cannot even be formatted
+_LARGEST: Final = 1e15  # JSON allows numbers that cannot be formatted
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "rule": str,
     "file": (str, type(None)),
@@ -153,7 +153,7 @@ def _is_finding(told: Mapping[str, Any]) -> bool:
     return (
         told.get("version") == _VERSION
         and all(isinstance(told.get(name, ...), of) for name, of in _FIELDS.items())
-        and all(abs(told[name]) <= _LARGEST for name in _NUMBERS)  # NaN is not
+        and all(abs(told[name]) <= _LARGEST for name in _NUMBERS)  # false for NaN
     )
 
 

@@ -1,7 +1,7 @@
-"""Has what is found in a run written into its directory, while the run goes on.
+"""Writes the findings of a run into its directory, during the run, without blocking the sidecar.
 
-The run directory may be on a file system of others: only a `Worker` touches it. It is handed what stands now; what came
-and went while it hung is not in the file.
+The run directory may be on a network file system: only a `Worker` touches it. It gets the active findings; those that
+came and went while it hung are not in the file.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Collector, Finding, NodeState
 
 _GOODBYE_S: Final = 0.5
-"""How long the end of a run waits for the last write; all of the sidecar's is in `channel.ending`."""
+"""How long the end of a run waits for the last write; `channel.ending` has the sidecar's total."""
 
 _Seen = tuple[tuple[Finding, ...], float, bool]
 
 
 class FindingsWriter:
-    """Writes `findings.jsonl` from the first step on; a directory that cannot be written to is tried again."""
+    """Writes `findings.jsonl` from the first step on; an unwritable directory is retried."""
 
     def __init__(self, channel_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel_dir = channel_dir
         self._worker: Worker[_Seen] = Worker("findings", self._work, clock=clock)
         self._begun = self._late = False
         self._times_late = 0
-        # Of the thread alone:
+        # Used by the thread only:
         self._file: FindingsFile | None = None
-        # Told: each is one value that one thread writes.
+        # Read by other threads: each is one value with one writing thread.
         self._trouble = ""
         self._errors = 0
 
     def keep(self, state: NodeState) -> NodeState:
-        """Take the findings that stand now, without waiting for anything; raises nothing.
+        """Take the active findings, without blocking; never raises.
 
         Returns:
-            The state, its collector of findings saying what could not be written.
+            The state, with write errors in its collector of findings.
         """
         self._begun = self._begun or any(training.steps for training in state.training)
         if self._begun and not self._worker.give((state.findings, state.taken_wall_ns / 1e9, state.judged)):
@@ -50,7 +50,7 @@ class FindingsWriter:
         return self._with_trouble(state)
 
     def close(self) -> None:
-        """Write a last time; a file system that hangs is not waited for."""
+        """Write one last time; does not wait for a hanging file system."""
         self._worker.close(_GOODBYE_S)
 
     def _with_trouble(self, state: NodeState) -> NodeState:
@@ -71,7 +71,7 @@ class FindingsWriter:
         return replace(state, collectors={**state.collectors, Collector.FINDINGS: told})
 
     def _fail(self, trouble: str) -> None:
-        self._errors += 1  # before it is told why
+        self._errors += 1  # before the reason is set
         self._trouble = f"{FINDINGS_FILE}: {trouble}"
 
     # -- the thread
@@ -81,7 +81,7 @@ class FindingsWriter:
             self._write(newest, last=last)
         except OSError as error:
             self._fail(error.strerror or type(error).__name__)
-        except Exception as error:  # a fault of ours: told, and tried again with what comes next
+        except Exception as error:  # a bug: reported, and retried with the next state
             self._fail(type(error).__name__)
         else:
             self._trouble = ""
@@ -95,6 +95,6 @@ class FindingsWriter:
             self._file.close()
 
     def _open(self) -> FindingsFile:
-        """The file in the run directory, which the agent names beside the pages."""
+        """Open the file in the run directory, which the agent names next to the channel's pages."""
         document: Any = json.loads(read_file(self._channel_dir / "group.json"))
         return FindingsFile(Path(document["run_dir"]) / FINDINGS_FILE)

@@ -1,7 +1,7 @@
-"""Counted stacks as flame graphs: the boxes of one, and a file for the viewer speedscope.
+"""Converts counted stacks to flame graphs: the boxes of a graph, and a file for the viewer speedscope.
 
-A flame graph shows the stacks of many samples at once: equal callers are merged into one box, as wide as the samples
-that have it; left and right mean nothing, stacks are in the order of their names.
+A flame graph shows the stacks of many samples at once: equal callers are merged into one box, as wide as its
+number of samples; the horizontal order has no meaning, stacks are sorted by name.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Box:
     depth: int
     """0: outermost."""
     begin: int
-    """How many samples are to the left of it."""
+    """Number of samples to the left of it."""
     samples: int
 
 
 def boxes_of(stacks: Iterable[Stack]) -> tuple[Box, ...]:
     """Merge stacks into the boxes of one flame graph: by depth, then from left to right."""
     found: list[Box] = []
-    path: list[tuple[str, int]] = []  # the labels of the stack before, and where each began
+    path: list[tuple[str, int]] = []  # the labels of the previous stack, and where each began
     at = 0
 
     def close(depth: int) -> None:
@@ -54,7 +54,7 @@ def boxes_of(stacks: Iterable[Stack]) -> tuple[Box, ...]:
 
 
 def speedscope(profiles: Mapping[str, Iterable[Stack]], *, name: str, exporter: str) -> dict[str, Any]:
-    """Give the content of a speedscope file with one profile for each name; a sample weighs 1."""
+    """Return the content of a speedscope file with one profile per name; a sample has weight 1."""
     numbers: dict[str, int] = {}
     shown: list[dict[str, Any]] = []
     for title, stacks in profiles.items():

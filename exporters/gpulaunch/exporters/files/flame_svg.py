@@ -1,7 +1,7 @@
-"""One flame graph as one SVG file that needs nothing else: a click zooms, a search marks, a pointer shows the numbers.
+"""Draws a flame graph as a self-contained SVG file: click to zoom, search to highlight, hover for the numbers.
 
-Names of functions and files may hold anything, so they are only ever text: escaped where they are written, and the
-script, which is the same in every file, reads and sets text and numbers, never markup. A viewer that runs no scripts
+Names of functions and files are untrusted, so they are only ever text: escaped where they are written, and the script,
+which is the same in every file, reads and sets text and numbers, never markup. A viewer that runs no scripts
 still shows the graph, and the browser's own search finds the names.
 """
 
@@ -19,18 +19,18 @@ _WIDTH: Final = 1200
 _MARGIN: Final = 10
 _TOP: Final = 60
 _ROW: Final = 17
-_CHAR: Final = 6.7  # of an 11 px monospaced letter; DejaVu and Liberation have 0.602 em
+_CHAR: Final = 6.7  # width of an 11 px monospaced letter; DejaVu and Liberation have 0.602 em
 _NARROWEST: Final = 0.5
-"""What is narrower, in pixels, is left out, and so is all above it."""
+"""Narrower boxes, in pixels, are left out, and so is everything above them."""
 
 
 def flame_svg(boxes: Iterable[Box], *, title: str, note: str) -> str:
     """Draw the boxes of one flame graph, the outermost frames on top.
 
     Args:
-        boxes: as `flame.boxes_of` gives them.
+        boxes: from `flame.boxes_of`.
         title: the headline.
-        note: what else must be known, in one line.
+        note: additional information, in one line.
     """
     every = list(boxes)
     total = sum(box.samples for box in every if box.depth == 0)
@@ -71,7 +71,7 @@ def _drawn(box: Box, total: int) -> str:
 
 
 def _cut(label: str, width: float) -> str:
-    """As much of a label as fits into so many pixels; the script does the same after a zoom."""
+    """Truncate a label to a width in pixels; the script does the same after a zoom."""
     letters = int((width - 6) / _CHAR)
     if letters < 3:
         return ""
@@ -79,7 +79,7 @@ def _cut(label: str, width: float) -> str:
 
 
 def _colour(label: str) -> str:
-    """Torch is blue, everything else is warm; the shade is always the same for the same label."""
+    """Return a colour: torch is blue, everything else is warm; a label always has the same shade."""
     shade = zlib.crc32(label.encode("utf-8", "replace"))
     hue = 205 + shade % 20 if "(torch/" in label else 25 + shade % 25
     rgb = hls_to_rgb(hue / 360, (68 + shade // 1024 % 12) / 100, (60 + shade // 32 % 15) / 100)
@@ -92,7 +92,7 @@ _STYLE: Final = (
     ".button{cursor:pointer;text-decoration:underline}.hit rect{fill:#d33cd3}.faded{opacity:.5}.away{display:none}"
 )
 
-# No `]]>`, and no text that is put into it.
+# It must not contain `]]>`, and no text is inserted into it.
 _NUMBERS: Final = f"var WIDTH = {_WIDTH}, MARGIN = {_MARGIN}, CHAR = {_CHAR};"
 _SCRIPT: Final = """
 (function () {

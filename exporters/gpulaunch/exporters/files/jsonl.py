@@ -1,6 +1,6 @@
-"""Rows as JSON, one object a line, written as they come.
+"""Writes and reads rows as JSON Lines, one object per row, streamed.
 
-The first line says what it is: {"kind": "export", "version": 1}. What a row does not have is not in its object.
+The first line identifies the format: {"kind": "export", "version": 1}. Fields that a row does not have are omitted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAMES: Final = tuple(each.name for each in fields(Row))
 
 
 def write_jsonl(rows: Iterable[Row], out: TextIO) -> int:
-    """Write rows; give how many. Raises OSError."""
+    """Write rows; return their number. Raises OSError."""
     out.write(json.dumps({"kind": "export", "version": VERSION}) + "\n")
     count = 0
     for row in rows:
@@ -29,10 +29,10 @@ def write_jsonl(rows: Iterable[Row], out: TextIO) -> int:
 
 
 def read_jsonl(lines: Iterable[str]) -> Iterator[Row]:
-    """Give the rows of such a file.
+    """Yield the rows of such a file.
 
     Raises:
-        ValueError: it is none, or of another version.
+        ValueError: it is not such a file, or of another version.
     """
     version: Any = None
     for line in lines:
@@ -48,5 +48,5 @@ def read_jsonl(lines: Iterable[str]) -> Iterator[Row]:
 def _line(told: dict[str, Any]) -> str:
     try:
         return json.dumps(told, allow_nan=False)
-    except ValueError:  # an event of the run's history may say NaN, which is not JSON
+    except ValueError:  # an event of the run's history may contain NaN, which is not JSON
         return json.dumps(sound(told), allow_nan=False)

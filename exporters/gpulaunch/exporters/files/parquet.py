@@ -1,4 +1,4 @@
-"""Rows as a Parquet file, for pandas, Polars, DuckDB. Needs pyarrow: the extra `gpulaunch[parquet]`.
+"""Writes and reads rows as a Parquet file, for pandas, Polars, DuckDB. Needs pyarrow: the extra `gpulaunch[parquet]`.
 
 The columns are the fields of `rows.Row`; `labels` and `data` are JSON. The file's metadata has
 `gpulaunch_export_version`.
@@ -20,19 +20,19 @@ _GROUP_ROWS: Final = 100_000
 _NAMES: Final = tuple(each.name for each in fields(Row))
 _AS_JSON: Final = frozenset(("labels", "data"))
 _REPEATED: Final = ["kind", "run_id", "name", "gpu", "labels"]
-"""Columns of few different values."""
+"""Columns with few distinct values."""
 
 
 class PyarrowMissingError(Exception):
-    """It is not installed, or does not work here."""
+    """pyarrow is not installed, or does not work here."""
 
 
 def write_parquet(rows: Iterable[Row], out: BinaryIO) -> int:
-    """Write rows; give how many.
+    """Write rows; return their number.
 
     Raises:
         PyarrowMissingError: see there.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     arrow, parquet = _pyarrow()
     schema = arrow.schema(
@@ -65,11 +65,11 @@ def write_parquet(rows: Iterable[Row], out: BinaryIO) -> int:
 
 
 def read_parquet(file: BinaryIO) -> Iterator[Row]:
-    """Give the rows of such a file.
+    """Yield the rows of such a file.
 
     Raises:
         PyarrowMissingError: see there.
-        ValueError: it is none, or of another version.
+        ValueError: it is not such a file, or of another version.
     """
     _, parquet = _pyarrow()
     opened = parquet.ParquetFile(file)

@@ -1,21 +1,20 @@
-"""Everything that a run's files know over time, as rows of one table: what is exported.
+"""Collects all data of a run's files over time as rows of one table, for export.
 
     kind        `sample`, `event`, `finding`, `failure` or `run`
-    at_s        when (Unix seconds): the end of the time that a sample is of, the first sight of a finding, the report
-                of a failure
-    begin_s     the beginning of that time; of a finding, when it was seen last is in `data`
-    node        which node's
-    run_id      which launcher run's, where that is known
-    attempt     which attempt of it, counted from 0; of a failure, the number of its directory
+    at_s        time (Unix seconds): the end of a sample's interval, when a finding was first seen, when a failure was
+                reported
+    begin_s     the beginning of that interval; when a finding was last seen is in `data`
+    node        the node
+    run_id      the launcher run, if known
+    attempt     the attempt in the run, counted from 0; for a failure, the number of its directory
     name        the metric (docs/metrics.md; histograms as `_sum` and `_count`), the event, the rule, the kind of cause
-    rank, gpu   labels of a sample, where it has them
+    rank, gpu   labels of a sample, if it has them
     labels      the other labels of a sample
     value       a counter, or the number of a step or of a collective, at `at_s`; the mean of any other gauge
-    low, high   of that gauge, over the time that the sample is of
-    data        all else that is known of an event, a finding, a failure or a run
+    low, high   minimum and maximum of that gauge over the sample's interval
+    data        all other fields of an event, a finding, a failure or a run
 
-Samples come finest first in time's order: each moment once, by the finest rows that are left of it (docs of
-`store.limits`).
+Samples are in time order: each moment once, at the finest resolution still retained (docs of `store.limits`).
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ class Row:
 
 
 def rows_of(run_dir: Path, *, step_s: float = 0.0, notes: list[str]) -> Iterator[Row]:
-    """Give the rows of a run.
+    """Yield the rows of a run.
 
     Args:
         run_dir: its directory.
-        step_s: samples about so far apart are fine enough; 0: the finest that there are.
-        notes: gets a line for everything that cannot be read.
+        step_s: samples about this far apart are fine enough; 0: the finest available.
+        notes: receives a line for everything that cannot be read.
     """
     files = files_of(run_dir)
     if not files:
@@ -109,7 +108,7 @@ def _of_node(reader: TelemetryReader, node: int, step_s: float) -> Iterator[Row]
 
 
 class _Named:
-    """The series of the slots, taken apart once."""
+    """The series by slot, parsed once."""
 
     def __init__(self, keys: tuple[Sequence[Key], Sequence[Key]]) -> None:
         self._gauges, self._counters = ([_apart(key) for key in of] for of in keys)
@@ -117,7 +116,7 @@ class _Named:
     def samples(self, frame: Frame, node: int, run_id: str | None) -> Iterator[Row]:
         begin_s, end_s, attempt = frame.begin_s, frame.end_s, frame.attempt
         for (name, rank, gpu, labels), value in zip(self._counters, frame.counters, strict=False):
-            if value == value:  # NaN: not known
+            if value == value:  # NaN: unknown
                 yield Row(
                     kind="sample",
                     at_s=end_s,
@@ -164,7 +163,7 @@ def _apart(key: Key) -> tuple[str, int | None, str | None, dict[str, str]]:
 
 
 def _without(run_dir: Path, notes: list[str], node: int = 0) -> Iterator[Row]:
-    """What there is besides telemetry."""
+    """Yield the rows that are not telemetry."""
     lines, _ = read_lines(run_dir / EVENTS_FILE, most_bytes=_HISTORY_BYTES)
     for line in lines:
         at_s, what = line.get("time_s"), line.get("event")

@@ -1,3 +1,3 @@
-"""The catalogue over OpenTelemetry's protocol, for who collects by that. Needs the extra `gpulaunch[otlp]`."""
+"""Sends the metrics of the catalogue over OTLP, the OpenTelemetry protocol. Needs the extra `gpulaunch[otlp]`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be said of pushing over OTLP before anything of it is imported: is it there, and where is it to go."""
+"""Checks for OTLP before anything of it is imported: whether it is installed, and its endpoint."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final
 from urllib.parse import urlsplit
 
 CLOSE_S: Final = 3.0
-"""What the end of a job may be held up by the last message."""
+"""How long the last message may delay the end of a job."""
 
 _NEEDS: Final = ("opentelemetry.sdk.metrics.export", "opentelemetry.exporter.otlp.proto.http.metric_exporter")
 _PATH: Final = "/v1/metrics"
 
 
 def missing(path: Sequence[str] | None = None) -> str | None:
-    """Say that OpenTelemetry is not installed, as one line; None: it is. For before a job is started.
+    """Return that OpenTelemetry is not installed, as one line; None: it is. Called before a job starts.
 
-    Looks for its files and imports nothing: the launcher, which asks, has no other use for it. (`opentelemetry` is a
-    namespace of many packages: importlib would import the upper ones to find the lower.)
+    Looks for its files and imports nothing: the calling launcher does not use it otherwise. (`opentelemetry` is a
+    namespace of many packages: importlib would import the parents to find the submodules.)
 
     Args:
-        path: where to look, if not along sys.path.
+        path: where to look; default: sys.path.
     """
     for name in _NEEDS:
         place = name.replace(".", "/")
@@ -33,10 +33,10 @@ def missing(path: Sequence[str] | None = None) -> str | None:
 
 
 def complaint_about(url: str) -> str | None:
-    """Say what is wrong with a collector's address, as one line; None: nothing."""
+    """Return what is wrong with a collector's address, as one line, or None."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
+        _ = parts.port  # raises if it is not a number
     except ValueError as error:
         return f"not an address: {error}; give one such as http://collector:4318"
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -47,6 +47,6 @@ def complaint_about(url: str) -> str | None:
 
 
 def endpoint(url: str) -> str:
-    """Where metrics go at a collector: the usual path, unless the address has one."""
+    """Return the metrics URL of a collector: with the standard path, unless the address has one."""
     parts = urlsplit(url)
     return url if parts.path.strip("/") else parts._replace(path=_PATH).geturl()

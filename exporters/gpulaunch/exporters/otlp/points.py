@@ -1,11 +1,11 @@
-"""The families of the catalogue as OpenTelemetry's data points. Pure; the library writes the bytes.
+"""Converts the catalogue's families to OpenTelemetry data points. Pure; the library serializes them.
 
-Names stay what they are in the catalogue, so that a metric is found by one name everywhere; a backend that derives
-Prometheus names from OTLP (unit and `_total` as suffixes) comes to the same ones. What is a counter there is a
-monotonic cumulative sum here, an info is a gauge of 1, a label is an attribute.
+Names are the catalogue's, so that a metric has one name everywhere; a backend that derives Prometheus names from OTLP
+(unit and `_total` as suffixes) gets the same ones. A counter becomes a monotonic cumulative sum, an info a gauge of 1,
+a label an attribute.
 
-The start of a sum is left 0, which OTLP reads as unknown: counters go on over restarts of the sidecar, and a start that
-moved with it would say that they began again.
+The start time of a sum is 0, which means unknown in OTLP: counters continue across restarts of the sidecar, and a start
+time that moved with it would signal a counter reset.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ UNITS: Final[Mapping[str, str]] = {
     "joules": "J",
     "celsius": "Cel",
 }
-"""Units of the catalogue in UCUM, which OTLP asks for."""
+"""Units of the catalogue in UCUM, as OTLP requires."""
 _ROWS: Final[Mapping[str, Row]] = {row.name: row for row in CATALOGUE}
 _START_UNKNOWN: Final = 0
 
 
 def resource_of(*, run: str, token: str, name: str, node: str, version: str) -> Resource:
-    """Say who sends: the attributes that OpenTelemetry's conventions have, and ours for the run.
+    """Return the sender's resource: attributes of the OpenTelemetry conventions, and our own for the run.
 
-    What the user has put into OTEL_RESOURCE_ATTRIBUTES is added by the library.
+    The library adds the user's OTEL_RESOURCE_ATTRIBUTES.
     """
     said = {
         "service.name": "gpulaunch",
@@ -67,7 +67,7 @@ def resource_of(*, run: str, token: str, name: str, node: str, version: str) -> 
 
 
 def data_of(families: Iterable[Family], resource: Resource, *, taken_wall_ns: int, version: str) -> MetricsData:
-    """Give families (of `gpulaunch.exporters.prometheus.values`) as one message's worth of metrics."""
+    """Return families (of `gpulaunch.exporters.prometheus.values`) as the metrics of one message."""
     metrics = [_metric(family, taken_wall_ns) for family in families]
     scope = InstrumentationScope("gpulaunch", version)
     return MetricsData(
@@ -103,7 +103,7 @@ def _metric(family: Family, taken_wall_ns: int) -> Metric:
 
 
 def _name_of(family: Family) -> str:
-    # prometheus_client names a family without the suffix that OpenMetrics puts on its samples.
+    # prometheus_client names a family without the OpenMetrics suffix of its samples.
     suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
     return f"{family.name}{suffix}"
 
@@ -121,7 +121,7 @@ def _numbers(samples: Iterable[Sample], taken_wall_ns: int) -> list[NumberDataPo
 
 
 def _histograms(name: str, samples: Iterable[Sample], taken_wall_ns: int) -> list[HistogramDataPoint]:
-    """One point for each set of labels; Prometheus' buckets count all that is below, OTLP's what is between."""
+    """Return one point per label set; Prometheus buckets are cumulative, OTLP buckets are not."""
     buckets: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in samples:
@@ -139,7 +139,7 @@ def _histograms(name: str, samples: Iterable[Sample], taken_wall_ns: int) -> lis
             sum=float(sums[key]),
             bucket_counts=_between([int(count) for _, count in below]),
             explicit_bounds=[bound for bound, _ in below[:-1]],
-            # Not known; in the protocol both may be left out, in the library's types they may not.
+            # Unknown; optional in the protocol, but required by the library's types.
             min=cast("float", None),
             max=cast("float", None),
         )

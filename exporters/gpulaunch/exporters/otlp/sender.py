@@ -1,7 +1,7 @@
-"""Sends the newest state to a collector at a steady pace, from a thread of its own.
+"""Sends the newest state to an OTLP collector at a fixed interval, from a separate thread.
 
-The library's exporter does the sending: retries, compression, certificates and headers are as its OTEL_EXPORTER_OTLP_
-variables say. It tells its troubles by `logging` only; they are caught here, kept as one line, and go nowhere else.
+The library's exporter does the sending; its OTEL_EXPORTER_OTLP_ variables set retries, compression, certificates and
+headers. It reports errors by `logging` only; they are captured here, kept as one line, and not logged elsewhere.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.profiler.record import NodeState
 
 INTERVAL_S: Final = 15.0
-"""How often a state is sent: what a scrape interval usually is."""
+"""How often a state is sent: a typical scrape interval."""
 TIMEOUT_S: Final = 10.0
 """How long one message may take, its retries included; the library's own default."""
 _LIBRARY: Final = "opentelemetry"
 
 
 class Sender:
-    """Owns the thread. `publish` may be called from any other, and does nothing but keep the state."""
+    """Owns the thread. `publish` may be called from any other thread, and only stores the state."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class Sender:
         """Prepare it.
 
         Args:
-            url: of the collector, as `extra.complaint_about` likes it.
+            url: of the collector, valid by `extra.complaint_about`.
             node: the host's name.
             version: of gpulaunch.
-            run: what all nodes of the run have in common; "" for the run's own token.
+            run: id shared by all nodes of the run; "" for the run's own token.
             interval_s: between messages.
             timeout_s: for one message.
-            on_fault: hears the first line of each spell of trouble.
+            on_fault: called with the first line of each series of errors.
         """
         self._url = url
         self._node = node
@@ -73,7 +73,7 @@ class Sender:
         self.num_failed = 0
 
     def start(self) -> None:
-        """Begin. Raises ValueError if the library does not like its OTEL_EXPORTER_OTLP_ variables."""
+        """Start. Raises ValueError if the library rejects its OTEL_EXPORTER_OTLP_ variables."""
         logger = logging.getLogger(_LIBRARY)
         logger.handlers[:] = [self._troubles]
         logger.propagate = False
@@ -81,17 +81,17 @@ class Sender:
         self._thread.start()
 
     def publish(self, state: NodeState) -> None:
-        """Send this state when it is time, unless a newer one comes before."""
+        """Send this state at the next interval, unless a newer one comes first."""
         self._state = state
 
     def close(self, longest_s: float = CLOSE_S) -> None:
-        """Send what is newest and end; block for so long at most."""
+        """Send the newest state and stop; block for `longest_s` at most."""
         self._stop.set()
         if self._thread.ident is None:
             return
         self._thread.join(longest_s)
         if self._thread.is_alive() and self._exporter is not None:
-            self._exporter.shutdown()  # it may wait for its next try; the thread is left behind
+            self._exporter.shutdown()  # it may wait for its next retry; the thread is abandoned
 
     def _run_thread(self) -> None:
         stopped = False
@@ -111,7 +111,7 @@ class Sender:
             data = data_of(found, self._sender_of(state), taken_wall_ns=state.taken_wall_ns, version=self._version)
             result = self._exporter.export(data)
             fault = "" if result is MetricExportResult.SUCCESS else self._troubles.last or "no reason given"
-        except Exception as error:  # a message that cannot be sent must not end the thread, nor the job
+        except Exception as error:  # a failed message must not end the thread or the job
             fault = f"{type(error).__name__}: {error}".splitlines()[0]
         if not fault:
             self._sent = state
@@ -138,14 +138,14 @@ class Sender:
 
 
 class _Troubles(logging.Handler):
-    """Keeps the last thing that the library complained of, as one line."""
+    """Keeps the last error that the library logged, as one line."""
 
     def __init__(self) -> None:
         super().__init__(level=logging.WARNING)
         self.last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it; that it gave up in the end says less than what it had tried again for."""
+        """Keep the record; the final message on giving up says less than the error it retried for."""
         said = record.getMessage().splitlines()
         gave_up = bool(said) and ("due to timeout" in said[0] or "Shutdown in progress" in said[0])
         if said and not (gave_up and self.last):

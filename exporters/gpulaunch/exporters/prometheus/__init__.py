@@ -1,3 +1,3 @@
-"""The Prometheus endpoint: one catalogue, a cached render, one small server."""
+"""The Prometheus endpoint: one metric catalogue, a cached render, a small HTTP server."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is answered: requests by a name of this endpoint, of a page that came from it, with its token if it has one."""
+"""Request authorization: checks the Host header, the Origin header and the bearer token."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class RequestGuard:
     """Decides whether a Host header names this endpoint."""
 
     def __init__(self, bound: str, hostname: str) -> None:
-        """Know the names of an endpoint bound to an address (as `getsockname` gives it) on a machine of that name."""
+        """Take the address the endpoint is bound to (as from `getsockname`) and the host name of the machine."""
         address = ipaddress.ip_address(bound.partition("%")[0])
-        self._any = address.is_unspecified  # bound to all addresses: reached by names we cannot know, and no secret
+        self._any = address.is_unspecified  # bound to all addresses: its names cannot be known, and it is not secret
         self._names = {"localhost"}
         if not address.is_loopback:
             self._names |= {hostname.lower(), hostname.partition(".")[0].lower()} - {""}
@@ -22,8 +22,8 @@ class RequestGuard:
     def admits(self, host: str | None, *, strange_names: bool = True) -> bool:
         """Say whether a request with this Host header may be answered (browsers always send one).
 
-        `strange_names`: at an endpoint that is bound to all addresses, names that we cannot know are answered. An
-        address is no such name: nobody can point it elsewhere.
+        `strange_names`: an endpoint bound to all addresses also accepts unknown host names. It accepts IP addresses in
+        any case: DNS cannot point them elsewhere.
         """
         if host is None or (self._any and strange_names):
             return True
@@ -39,12 +39,12 @@ class RequestGuard:
 
 
 def same_origin(origin: str | None, host: str | None) -> bool:
-    """Say whether an Origin header (None: there is none) is of a page that came from the host that is asked."""
+    """Say whether an Origin header (None: no such header) names the host that the request is sent to."""
     return origin is None or (host is not None and re.sub(r"^https?://", "", origin).lower() == host.lower())
 
 
 def holds_token(authorization: str, token: str) -> bool:
-    """Say whether an Authorization header has the token; how long that takes tells nothing of it."""
+    """Say whether an Authorization header has the token, compared in constant time."""
     scheme, _, given = authorization.partition(" ")
     same = hmac.compare_digest(given.strip().encode(), token.encode())
     return same and scheme.lower() == "bearer"

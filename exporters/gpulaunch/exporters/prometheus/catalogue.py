@@ -1,11 +1,11 @@
-"""Every metric once: name, type, unit, help and labels. The renderer refuses anything that is not written here.
+"""The catalogue of all metrics: name, type, unit, help and labels. The renderer refuses anything not listed here.
 
-Rules (https://prometheus.io/docs/practices/naming/): base units, `_total` on counters, `_info` for facts that are
-joined, one quantity and one unit per metric, sums over labels make sense, and every label other than a number (of a
-rank, a GPU) or the description of the run has a closed set of values. What is not known is absent, never zero. No
-argument, environment value or path is a label.
+Rules (https://prometheus.io/docs/practices/naming/): base units, `_total` on counters, `_info` for facts to
+join on, one quantity and one unit per metric, sums over labels make sense, and every label has a closed set of values,
+except an index (of a rank, a GPU) or a description of the run. An unknown value is absent, never zero. No argument,
+environment value or path is a label.
 
-The rows are in the rooms of `metrics`, by domain; here they are joined, in the order in which they are shown.
+The rows are defined in the package `metrics`, one module per domain; here they are joined in display order.
 
 `docs/metrics.md` is written from this table: python -m gpulaunch.exporters.prometheus.catalogue > docs/metrics.md
 """
@@ -45,12 +45,12 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
 
 
 def _by_size(value: str) -> tuple[float, str]:
-    """Where a value of a label stands among the others: numbers by their size, then words."""
+    """Sort key of a label value: numbers by size, then text."""
     return (float(value) if value.isdecimal() else math.inf, value)
 
 
 def markdown() -> str:
-    """Give the catalogue as the page docs/metrics.md."""
+    """Return the catalogue as the page docs/metrics.md."""
     lines = [
         "# Metrics",
         "",

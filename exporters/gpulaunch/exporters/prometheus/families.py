@@ -19,11 +19,11 @@ class CatalogueError(Exception):
 
 
 class UnknownValueError(CatalogueError):
-    """The name and the labels are the catalogue's, the value of a closed label is not: a later probe's, or driver's."""
+    """The value of a closed label is not in the catalogue, e.g. from a newer probe or driver; name and labels are."""
 
 
 def as_utf8(text: str) -> str:
-    """The text as UTF-8 can have it: a name that is not came as half characters, which are shown as question marks."""
+    """Return the text as valid UTF-8: lone surrogates, from names that are not UTF-8, become question marks."""
     return text.encode(errors="replace").decode()
 
 
@@ -31,7 +31,7 @@ class Sink(Protocol):
     """Takes the values of a state, one by one."""
 
     def put(self, name: str, value: float | None, /, **labels: str) -> None:
-        """Add one value; None is what is not known, and adds nothing."""
+        """Add one sample; None means unknown, and adds nothing."""
         ...
 
     def put_histogram(
@@ -42,11 +42,11 @@ class Sink(Protocol):
 
 
 def metric_of(name: str, labels: Mapping[str, str]) -> Metric:
-    """Give the row of the catalogue for a value.
+    """Return the catalogue row of a sample.
 
     Raises:
-        CatalogueError: there is none, or it has other labels: a mistake of ours.
-        UnknownValueError: or not these values of them.
+        CatalogueError: there is no such row, or it has other labels (a bug in the exporter).
+        UnknownValueError: a label value is not in the row.
     """
     metric = _BY_NAME.get(name)
     if metric is None:
@@ -60,21 +60,21 @@ def metric_of(name: str, labels: Mapping[str, str]) -> Metric:
 
 
 def check_histogram(metric: Metric, bounds: Sequence[float], counts: Sequence[int]) -> None:
-    """Raise CatalogueError if it is none, or not of so many buckets."""
+    """Raise CatalogueError if the metric is not a histogram or the number of buckets differs."""
     if metric.kind is not Kind.HISTOGRAM or len(counts) != len(bounds) + 1:
         raise CatalogueError(f"{metric.name} is not a histogram of {len(counts)} buckets")
 
 
 class Families:
-    """Metric families under construction; they come out in the order of the catalogue, empty ones left out."""
+    """Metric families under construction; returned in catalogue order, empty ones left out."""
 
     def __init__(self, *, refuse: bool = True) -> None:
-        """`refuse`: raise UnknownValueError; else what has a value that the catalogue does not know is left out."""
+        """`refuse`: raise UnknownValueError for an unknown label value; otherwise leave its sample out."""
         self._refuse = refuse
         self._families: dict[str, Family] = {}
 
     def put(self, name: str, value: float | None, /, **labels: str) -> None:
-        """Add one value; None is what is not known, and adds nothing."""
+        """Add one sample; None means unknown, and adds nothing."""
         if value is not None and (metric := self._metric_of(name, labels)) is not None:
             self._family(metric).add_sample(name, {label: as_utf8(text) for label, text in labels.items()}, value)
 
@@ -96,7 +96,7 @@ class Families:
         family.add_metric(list(map(as_utf8, labels.values())), buckets, total)
 
     def collect(self) -> Iterable[Family]:
-        """Give the families (this makes it a collector of prometheus_client)."""
+        """Return the families (this makes it a collector of prometheus_client)."""
         return [self._families[metric.name] for metric in CATALOGUE if metric.name in self._families]
 
     def _metric_of(self, name: str, labels: Mapping[str, str]) -> Metric | None:
@@ -115,7 +115,7 @@ class Families:
 
 
 def _new_family(metric: Metric) -> Family:
-    # OpenMetrics names a family without the suffix of its samples; the text format puts it back.
+    # OpenMetrics names a family without the suffix of its samples; the text format adds it back.
     match metric.kind:
         case Kind.COUNTER:
             return Family(metric.name.removesuffix("_total"), metric.help, "counter", metric.unit)

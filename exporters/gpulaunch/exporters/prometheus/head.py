@@ -1,4 +1,4 @@
-"""The head of a request: read strictly, or refused with a status."""
+"""Parses the head of an HTTP request strictly, or rejects it with a status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):(.*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The head of a request, as far as it matters here."""
+    """The parts of a request head that are used here."""
 
     method: str
     path: str
@@ -21,11 +21,11 @@ class Request:
     accept: str
     minor: int
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """All of them, by their names in lower case."""
+    """All headers, keyed by lower-case name."""
 
 
 class RequestError(Exception):
-    """The request gets an error status."""
+    """The request is answered with an error status."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)

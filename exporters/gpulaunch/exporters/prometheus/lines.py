@@ -1,9 +1,9 @@
-"""A state as text: a line for each sample, below the head of its family.
+"""Renders a state as exposition text: a line for each sample, below the head of its family.
 
-Both formats have the same lines and differ in the heads, so a state is written once for both. A rank has more than a
-hundred lines, of which a step changes some: a line is kept from one page to the next, and written anew when its value
-has changed. The library's writers, which make every line of every page from nothing and, for OpenMetrics, look at each
-letter of its name, take several times as long. The tests hold these pages against theirs, byte for byte.
+Both formats have the same lines and differ in the heads, so a state is rendered once for both. A rank has more than a
+hundred lines, and a step changes only some: a line is cached between pages and rendered again when its value has
+changed. The writers of prometheus_client, which render every line of every page anew and, for OpenMetrics, check each
+character of its name, take several times as long. The tests compare these pages with theirs, byte for byte.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from gpulaunch.exporters.prometheus.families import UnknownValueError, check_his
 from gpulaunch.exporters.prometheus.metrics.metric import Kind, Metric
 
 _MOST_TOLD: Final = 32
-"""A later probe may have a name for each of many things: that there are more is not told."""
+"""Limit of reported unknown values: a newer probe may have very many; the rest is not reported."""
 _KEPT: Final = 64
-"""When a family knows more than twice the lines that it has now, and so many more, it forgets them all."""
+"""A family clears its cache when it holds more than twice its current lines plus this many."""
 
 
 _Line: TypeAlias = tuple[object, str, tuple[str, ...], Sequence[float]]
-"""A sample, or a histogram: the value that was written last, its text, everything of each line but its number, and the
-bounds of the buckets. A plain tuple, since of those the garbage collector soon looks at none any more: there are many.
+"""A sample or a histogram: the last rendered value, its text, each line without its number, and the bucket bounds. A
+plain tuple, because the garbage collector soon stops tracking those, and there are many.
 """
 _NO_BOUNDS: Final = ()
 _AS_GO: Final[Callable[[float], str]] = floatToGoString
 
 
 class _Family:
-    """The lines of one metric: those that are known, and those of the page that is being written."""
+    """The lines of one metric: the cached ones, and those of the page being rendered."""
 
     __slots__ = ("known", "labels", "metric", "texts")
 
@@ -46,23 +46,23 @@ class _Family:
 
 
 class Lines:
-    """Takes the values of one state after another, and gives the lines of each. For one thread at a time."""
+    """Takes the values of successive states and returns the lines of each. For one thread at a time."""
 
     def __init__(self, *, on_unknown: Callable[[str], None] | None = None) -> None:
-        """`on_unknown` hears once of each value of a closed label that the catalogue does not know, and what has it is
-        left out: a later probe, or a driver's new reason for a slow clock, must not cost all the others. None: refused.
+        """`on_unknown` is called once for each value of a closed label that is not in the catalogue, and its sample is
+        left out: a newer probe, or a driver's new throttle reason, must not cost all other samples. None: raise.
         """
         self._families: dict[str, _Family] = {}
         self._on_unknown = on_unknown
         self._told: set[str] = set()
 
     def begin(self) -> None:
-        """Begin with the next state."""
+        """Begin the next state."""
         for family in self._families.values():
             family.texts = []
 
     def put(self, name: str, value: float | None, /, **labels: str) -> None:
-        """Add one value; None is what is not known, and adds nothing."""
+        """Add one sample; None means unknown, and adds nothing."""
         if value is None:
             return
         key = tuple(labels.values())
@@ -99,7 +99,7 @@ class Lines:
         family.texts.append(text)
 
     def end(self) -> Mapping[str, str]:
-        """Give the lines of each metric that has some, by its name and in the order of the catalogue."""
+        """Return the lines of each metric that has any, by name and in catalogue order."""
         for family in self._families.values():
             if len(family.known) > 2 * len(family.texts) + _KEPT:
                 family.known.clear()  # mostly of ranks that are gone
@@ -126,12 +126,12 @@ class Lines:
 
 
 def page_of(lines: Mapping[str, str], *, openmetrics: bool) -> bytes:
-    """Give a whole page of what `Lines` gave."""
+    """Return a whole page made of the lines from `Lines`."""
     heads = _heads(openmetrics)
     parts = [part for name, text in lines.items() for part in (heads[name], text)]
     if openmetrics:
         parts.append("# EOF\n")
-    # A name that is not UTF-8 came as half characters: it is shown with question marks, the rest as it is.
+    # A name that is not UTF-8 has lone surrogates: they become question marks, the rest stays as it is.
     return "".join(parts).encode(errors="replace")
 
 
@@ -147,7 +147,7 @@ def _text_head(metric: Metric) -> str:
 
 
 def _openmetrics_head(metric: Metric) -> str:
-    # There a family is called without the suffix of its samples.
+    # OpenMetrics names a family without the suffix of its samples.
     suffix = {Kind.COUNTER: "_total", Kind.INFO: "_info"}.get(metric.kind, "")
     name = metric.name.removesuffix(suffix)
     unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""

@@ -1,4 +1,4 @@
-"""What the endpoint answers: the metrics, its health, and a plain page that says how each collector does."""
+"""The routes of the endpoint: metrics, health, and a plain page with the condition of each collector."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpulaunch.exporters.prometheus.serve import Answer, Route
 from gpulaunch.profiler.record import NodeState
 
 STALE_S = 10.0
-"""A state older than this means that the sidecar is stuck: its refresh takes milliseconds and comes every second."""
+"""A state older than this means that the sidecar is stuck: a refresh takes milliseconds and runs every second."""
 
 
 def routes(
     board: Board, *, stale_s: float = STALE_S, clock: Callable[[], float] = time.monotonic
 ) -> Mapping[str, Route]:
-    """Give the routes over a board."""
+    """Return the routes over a board."""
 
     def metrics(request: Request) -> Answer:
         gzipped = takes_gzip(request.headers.get("accept-encoding", ""))
@@ -68,5 +68,5 @@ def _collectors(state: NodeState | None) -> str:
 
 
 def _shown(text: str) -> str:
-    r"""Text of others for a page: no tag of theirs, and what would turn text around or hide some of it is `\u202e`."""
+    r"""Escape foreign text for a page: no tags, and characters that reorder or hide text become `\u202e`."""
     return html.escape("".join(each if each.isprintable() else ascii(each)[1:-1] for each in text))

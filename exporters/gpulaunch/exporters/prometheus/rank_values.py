@@ -1,4 +1,4 @@
-"""What is known of one rank as metric families: its training loop, its processes, its dataloader workers, its price."""
+"""Converts the state of one rank into samples: training loop, processes, dataloader workers, probe overhead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NS_PER_S = 1e9
 
 
 def put_training(out: Sink, training: TrainingState, *, wall_minus_monotonic_ns: int) -> None:
-    """The training loop of a rank; the difference turns a monotonic time into wall time."""
+    """Put the training loop of a rank; the difference converts monotonic time to wall time."""
     rank = str(training.rank)
     out.put("gpulaunch_probe_armed", training.armed, rank=rank)
     out.put("gpulaunch_steps_total", training.steps, rank=rank)
@@ -49,8 +49,8 @@ def put_training(out: Sink, training: TrainingState, *, wall_minus_monotonic_ns:
             out.put("gpulaunch_phase_gpu_seconds_total", phase_ns / _NS_PER_S, rank=rank, phase=phase)
     if training.last_step_monotonic_ns is not None:
         wall_ns = training.last_step_monotonic_ns + wall_minus_monotonic_ns
-        # The two clocks are read a moment apart at every refresh: in whole ms a step that stands still stands still
-        # here too.
+        # The two clocks are read a moment apart at every refresh: rounded to whole ms, the time of an unchanged step
+        # stays unchanged.
         out.put("gpulaunch_last_step_timestamp_seconds", round(wall_ns / _NS_PER_S, 3), rank=rank)
     if training.loader is not None:
         knows_queue = "loader_queue" not in (*training.hooks_unavailable, *training.price.hooks_shed)
@@ -147,7 +147,7 @@ def _put_checkpoint(out: Sink, rank: str, checkpoint: CheckpointState) -> None:
 
 
 def put_processes(out: Sink, processes: RankProcesses) -> None:
-    """The processes of a rank."""
+    """Put the processes of a rank."""
     rank = str(processes.rank)
     out.put("gpulaunch_dataloader_workers", processes.workers_alive, rank=rank, state="alive")
     for role, usage in processes.usage.items():
@@ -163,7 +163,7 @@ def put_processes(out: Sink, processes: RankProcesses) -> None:
 
 
 def put_workers(out: Sink, workers: LoaderWorkers) -> None:
-    """The dataloader workers of a rank."""
+    """Put the dataloader workers of a rank."""
     rank = str(workers.rank)
     for state, spent_ns in (
         ("prep", workers.cpu_ns),
@@ -178,7 +178,7 @@ def put_workers(out: Sink, workers: LoaderWorkers) -> None:
 
 
 def put_collectives(out: Sink, collectives: RankCollectives) -> None:
-    """How far a rank's collectives are."""
+    """Put the progress of a rank's collectives."""
     rank = str(collectives.rank)
     for kind, calls in collectives.calls.items():
         out.put("gpulaunch_collective_calls_total", calls, rank=rank, kind=kind)

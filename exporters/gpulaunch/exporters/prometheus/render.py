@@ -1,9 +1,9 @@
-"""The newest state as a page of metrics, in Prometheus' text format or in OpenMetrics, packed or not.
+"""Renders the newest state as a page of metrics, in Prometheus text format or OpenMetrics, gzipped or not.
 
-A page is written when it is first asked for after a refresh, so an endpoint that nobody scrapes costs nothing, and one
-that is hammered costs one page a second. Where there are so many ranks that a scraper would wait for it, it is written
-ahead as long as somebody scrapes: with the refresh, before its state is shown. Whoever asks meanwhile gets the page
-before it, so that what is served is always whole, and its counters never go back.
+A page is rendered on the first request after a refresh, so an endpoint that is not scraped costs nothing, and one under
+load costs one page a second. With so many ranks that a scraper would have to wait, the page is rendered ahead while
+scrapes keep coming: during the refresh, before its state is published. Requests in the meantime get the previous page,
+so every response is complete and counters never go back.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from gpulaunch.profiler.record import NodeState
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 SLOW_S: Final = 0.01
-"""A page that takes longer to write is written ahead of those who ask for it..."""
+"""A page that takes longer to render is rendered ahead of requests..."""
 REMEMBER_S: Final = 75.0
-"""...if somebody asked for its like within so long: Prometheus asks once a minute unless told otherwise."""
+"""...if its variant was requested within this time: Prometheus scrapes once a minute by default."""
 
 _Variant: TypeAlias = tuple[str, bool]
-"""A content type, and whether it is packed."""
+"""A content type, and whether it is gzipped."""
 _VARIANTS: Final = tuple((kind, gzipped) for kind in (TEXT, OPENMETRICS) for gzipped in (False, True))
 
 
 def negotiate(accept: str) -> str:
-    """Give the content type for an Accept header: OpenMetrics if it is liked at least as much as plain text."""
+    """Return the content type for an Accept header: OpenMetrics if its q-value is at least that of plain text."""
     weight = _weights(accept, "application/openmetrics-text", "text/plain", "text/*", "*/*")
     openmetrics = weight.pop("application/openmetrics-text")
     return OPENMETRICS if openmetrics and openmetrics >= max(weight.values()) else TEXT
 
 
 def takes_gzip(accept_encoding: str) -> bool:
-    """Say whether an Accept-Encoding header likes gzip at least as much as the body as it is."""
+    """Say whether an Accept-Encoding header ranks gzip at least as high as the identity encoding."""
     weight = _weights(accept_encoding, "gzip", "identity")
     return weight["gzip"] > 0 and weight["gzip"] >= weight["identity"]
 
@@ -56,7 +56,7 @@ def _weights(header: str, *known: str) -> dict[str, float]:
 
 
 class _Shown:
-    """A state and what has been written of it."""
+    """A state and the pages rendered from it."""
 
     def __init__(self, state: NodeState) -> None:
         self.state = state
@@ -66,14 +66,14 @@ class _Shown:
 
 
 class Board:
-    """The newest state, and the pages written from it. `publish` may be called from another thread than the rest."""
+    """The newest state, and the pages rendered from it. `publish` may be called from another thread than the rest."""
 
     def __init__(self, *, version: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._version = version
         self._clock = clock
         self._shown: _Shown | None = None  # replaced whole: a reader has the old one or the new one
         self._lines = Lines(on_unknown=_say)
-        # Of two threads that write, the second has the newer state, and has counted no fewer scrapes.
+        # If two threads render, the second has the newer state and has counted no fewer scrapes.
         self._writing = threading.Lock()
         self._scrapes = 0
         self._render_s: float | None = None
@@ -86,16 +86,16 @@ class Board:
         return None if shown is None else shown.state
 
     def publish(self, state: NodeState) -> None:
-        """Show this state from now on; write its pages first, if somebody would have to wait for them."""
+        """Publish this state; render its pages first if requests would have to wait for them."""
         shown = _Shown(state)
         with self._writing:
             for variant in self._awaited():
-                with contextlib.suppress(Exception):  # a fault of ours: it is written when it is asked for, or a 500
+                with contextlib.suppress(Exception):  # a bug: rendered again on request, or a 500
                     self._write(shown, variant)
             self._shown = shown
 
     def metrics(self, accept: str, *, gzipped: bool = False) -> tuple[str, bytes]:
-        """Give the content type and the page of metrics, as an Accept header asks for it."""
+        """Return the content type and the page of metrics for an Accept header."""
         kind = negotiate(accept)
         variant = kind, gzipped
         self._scrapes += 1
@@ -104,14 +104,14 @@ class Board:
         if shown is not None and (page := shown.pages.get(variant)) is not None:
             return kind, page
         with self._writing:
-            shown = self._shown  # it may have been replaced meanwhile
+            shown = self._shown  # may have been replaced meanwhile
             if shown is None:
                 nothing = page_of({}, openmetrics=kind == OPENMETRICS)
                 return kind, _packed(nothing) if gzipped else nothing
             return kind, self._write(shown, variant)
 
     def _awaited(self) -> list[_Variant]:
-        """Give what is worth to be written ahead."""
+        """Return the variants that are worth rendering ahead."""
         if self._render_s is None or self._render_s <= SLOW_S:
             return []
         now_s = self._clock()

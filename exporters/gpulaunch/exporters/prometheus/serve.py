@@ -1,18 +1,17 @@
-"""A small HTTP server for a socket that somebody else has bound: one thread, no request can hold up another.
+"""A small HTTP server on an already bound socket: one thread, and no request can block another.
 
-The agent binds the socket and keeps it, so a restarted sidecar has the same port and connections made meanwhile wait
-in the backlog. One epoll loop serves all connections; each may send one short head, gets one answer and `DEADLINE_S`
-for everything. When `MAX_CONNECTIONS` are open one is dropped for a new one, the oldest of those that have had their
-answer, or else the oldest: a scraper that comes now is served, whoever else sits there. Most have asked before they
-are accepted, and their answer fits into the kernel's buffers: they are read from and written to at once, and waited for
-only when that would block.
+The agent binds the socket and keeps it open, so a restarted sidecar has the same port, and connections made meanwhile
+wait in the backlog. One epoll loop serves all connections; each may send one short head, gets one response and has
+`DEADLINE_S` in total. When `MAX_CONNECTIONS` are open, a new connection replaces the oldest one that has its response,
+or else the oldest: a new scraper is always served. Most clients have sent their request before they are accepted, and
+the response fits into the kernel's buffers: the server reads and writes at once, and waits only when that would block.
 
-It answers GET and HEAD and changes nothing. A page in a browser may point a name of its own at this address (DNS
-rebinding) and then read what it gets; the name is in the Host header, so only names that belong to this endpoint are
-answered. What takes longer to make than a scraper should wait for is made elsewhere: a page may answer with a future,
-and its client waits while others are served.
+It answers GET and HEAD and changes nothing. A page in a browser may point its own host name at this address (DNS
+rebinding) and then read the response; the name is in the Host header, so only names that belong to this endpoint are
+answered. Slow responses are made in another thread: a page may return a future, and its client waits while others are
+served.
 
-With a certificate it speaks TLS, and with a token it answers whoever sends it (`Authorization: Bearer`).
+With a certificate the server speaks TLS; with a token it requires it (`Authorization: Bearer`).
 """
 
 from __future__ import annotations
@@ -42,34 +41,34 @@ MAX_HEAD_BYTES = 8192
 MAX_DISCARDED_BYTES = 1 << 20
 DEADLINE_S = 10.0
 PROGRESS_BYTES = 1 << 16
-"""Who takes so much of a long answer has another `DEADLINE_S` for the next so much."""
+"""Each time a client has taken this many bytes of a long response, its `DEADLINE_S` starts again."""
 SWITCH_S = 0.0005
-"""A thread that computes lets this one go on so soon; by default it takes ten times as long, at each system call."""
+"""Thread switch interval, for computing threads to yield to this one: the default is 10x, at each system call."""
 _PLAIN = "text/plain; charset=utf-8"
 _BY_ANY_NAME = frozenset(("/metrics", "/healthz"))
-"""Paths that an endpoint for all addresses, which cannot know its names, answers under any: for scrapers and probes."""
+"""Paths answered under any host name at an endpoint bound to all addresses: for scrapers and probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a route gives."""
+    """The response of a route."""
 
     body: bytes
     content_type: str = _PLAIN
     status: HTTPStatus = HTTPStatus.OK
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further ones, or in place of those that every answer has."""
+    """Additional headers, or overrides of those that every response has."""
 
 
 Route = Callable[[Request], Answer]
-"""Gives the answer for a request, at once."""
+"""Returns the response to a request, synchronously."""
 
 Page = Callable[[Request], "Answer | Future[Answer]"]
-"""Gives the answer for a request, now or later; one that nobody waits for any more is cancelled."""
+"""Returns the response to a request, or a future of it; cancelled when its client is gone."""
 
 
 class _Stage(Enum):
-    """What a client is doing; while it is closing it is read on, so that its answer is not reset under it."""
+    """The state of a client; a closing one is still read from, so that its response is not lost to a reset."""
 
     GREETING = "greeting"
     ASKING = "asking"
@@ -89,7 +88,7 @@ class _Connection:
         self.awaited: Future[Answer] | None = None
         self.head_only = False
         self.watched = 0
-        """The selector's events that are waited for."""
+        """The selector events that are waited for."""
         self.out: list[memoryview] = []
         self.taken_bytes = 0
         self.discarded_bytes = 0
@@ -111,17 +110,17 @@ class MetricsServer:
         deadline_s: float = DEADLINE_S,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        """Make one; `start` begins.
+        """Create the server; `start` starts it.
 
         Args:
-            listener: bound and listening; it stays the caller's.
-            routes: by path: what scrapers ask for.
-            pages: by path: what browsers ask for; such a path comes before the same one of `routes`.
+            listener: bound and listening; the caller keeps ownership.
+            routes: by path, for scrapers.
+            pages: by path, for browsers; they take precedence over the same path in `routes`.
             public: paths that need no token.
-            token: everything else is answered only to who sends it. None: to everyone.
-            tls: speak TLS, with the certificate that is in this.
-            hostname: of this machine; None: ask it.
-            deadline_s: for a request and the beginning of its answer.
+            token: required for every other path. None: no token is required.
+            tls: context with the certificate; None: plain HTTP.
+            hostname: of this machine; None: query it.
+            deadline_s: for a request and the beginning of its response.
             max_connections: at a time.
         """
         self._listener = listener
@@ -136,16 +135,16 @@ class MetricsServer:
         self._deadline_s = deadline_s
         self._max_connections = max_connections
         self._selector = selectors.DefaultSelector()
-        self._connections: dict[_Connection, None] = {}  # in the order of their arrival
+        self._connections: dict[_Connection, None] = {}  # in order of arrival
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._switch_s = sys.getswitchinterval()
         self._stopping = False
-        self._lock = threading.Lock()  # whoever wakes us must not write to a descriptor that is closed meanwhile
+        self._lock = threading.Lock()  # a waking thread must not write to a closed descriptor
         self._made: deque[tuple[_Connection, Future[Answer]]] = deque()
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve, in a thread of its own; others of this process, which compute, give way to it sooner."""
+        """Serve in a separate thread; also shortens the interpreter's thread switch interval."""
         sys.setswitchinterval(min(self._switch_s, SWITCH_S))
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -154,11 +153,11 @@ class MetricsServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it still serves; if not, and nobody has closed it, a fault of ours has ended it."""
+        """Whether it still serves; if not, and `close` was not called, a bug has ended it."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop serving and drop all connections; the listening socket stays open (it is not ours). Idempotent."""
+        """Stop serving and drop all connections; the listening socket stays open (the caller owns it). Idempotent."""
         with self._lock:
             if self._stopping:
                 return
@@ -204,7 +203,7 @@ class MetricsServer:
         if self._tls is not None:
             try:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            except OSError:  # it has left already
+            except OSError:  # disconnected already
                 sock.close()
                 return
         connection = _Connection(sock, time.monotonic() + self._deadline_s)
@@ -212,7 +211,7 @@ class MetricsServer:
         self._advance(connection)
 
     def _advance(self, connection: _Connection) -> None:
-        """Do what this client is ready for; then wait for what it is not."""
+        """Do all I/O this client is ready for, then wait for the rest."""
         try:
             self._go_on(connection)
         except ssl.SSLWantReadError:
@@ -222,7 +221,7 @@ class MetricsServer:
         except BlockingIOError:
             taking = connection.stage is _Stage.TAKING
             self._watch(connection, selectors.EVENT_WRITE if taking else selectors.EVENT_READ)
-        except OSError:  # reset by the client, or not TLS: its answer is nobody's any more
+        except OSError:  # reset by the client, or not TLS: there is no recipient any more
             self._drop(connection)
 
     def _go_on(self, connection: _Connection) -> None:
@@ -244,7 +243,7 @@ class MetricsServer:
                 self._drop(connection)
 
     def _watch(self, connection: _Connection, events: int) -> None:
-        """Have this connection wait for so many kinds of events; 0: for none."""
+        """Make this connection wait for these selector events; 0: for none."""
         if events == connection.watched:
             return
         if not connection.watched:
@@ -258,13 +257,13 @@ class MetricsServer:
     @staticmethod
     def _receive(connection: _Connection) -> bytes:
         data = connection.sock.recv(MAX_HEAD_BYTES)
-        # What TLS has decrypted beyond that is in no descriptor that could become readable.
+        # Bytes that TLS has already decrypted do not make the descriptor readable.
         while isinstance(connection.sock, ssl.SSLSocket) and (more := connection.sock.pending()):
             data += connection.sock.recv(more)
         return data
 
     def _hear(self, connection: _Connection, data: bytes) -> None:
-        """Take in more of a request, and begin to answer when its head is complete (or hopeless)."""
+        """Add bytes of a request, and begin to respond when its head is complete (or invalid)."""
         connection.received += data
         end = re.search(rb"\r?\n\r?\n", connection.received)
         if end is None and len(connection.received) < MAX_HEAD_BYTES:
@@ -279,7 +278,7 @@ class MetricsServer:
             self._send(connection)
             return
         connection.stage = _Stage.WAITING
-        self._watch(connection, 0)  # it has said what it has to say
+        self._watch(connection, 0)  # the request is complete
         connection.awaited = answer
         answer.add_done_callback(lambda made: self._wake(connection, made))
 
@@ -294,7 +293,7 @@ class MetricsServer:
         if request.method not in ("GET", "HEAD"):
             raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED)
         page = self._pages.get(request.path)
-        # Who has the token is no page of somebody else, by whatever name it came.
+        # A client with the token is no foreign page, whatever host name it used.
         strange_names = request.path in _BY_ANY_NAME or self._token is not None
         if not self._doorkeeper.admits(request.host, strange_names=strange_names):
             raise RequestError(HTTPStatus.FORBIDDEN)
@@ -309,27 +308,27 @@ class MetricsServer:
                 return page(request)
             if route is not None:
                 return route(request)
-        except Exception:  # a fault of ours in one page must not end the server
+        except Exception:  # a bug in one page must not end the server
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR)
         raise RequestError(HTTPStatus.NOT_FOUND)
 
     def _wake(self, connection: _Connection, made: Future[Answer]) -> None:
-        """An answer has been made. Called from the thread that made it."""
+        """Wake the loop for a finished future. Called from the thread that completed it."""
         self._made.append((connection, made))
         with self._lock:
             if not self._stopping:
                 os.eventfd_write(self._wakeup, 1)
 
     def _hand_out(self) -> None:
-        """Answer those who waited."""
+        """Respond to clients whose future is done."""
         os.eventfd_read(self._wakeup)
         while self._made:
             connection, made = self._made.popleft()
             if connection not in self._connections:
-                continue  # it was dropped meanwhile
+                continue  # dropped meanwhile
             try:
                 answer = made.result()
-            except Exception:  # a fault of ours, as in a page that answers at once
+            except Exception:  # a bug, as in a synchronous page
                 answer = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
             self._reply(connection, answer)
             self._advance(connection)
@@ -343,7 +342,7 @@ class MetricsServer:
         out = connection.out
         while out:
             if isinstance(connection.sock, ssl.SSLSocket):
-                sent = connection.sock.send(out[0][:PROGRESS_BYTES])  # it takes all of what it is given, or nothing
+                sent = connection.sock.send(out[0][:PROGRESS_BYTES])  # TLS sends all of it, or nothing
             else:
                 sent = connection.sock.sendmsg(out)
             connection.taken_bytes += sent
@@ -354,11 +353,11 @@ class MetricsServer:
             if connection.taken_bytes >= PROGRESS_BYTES:
                 connection.taken_bytes = 0
                 connection.deadline_s = time.monotonic() + self._deadline_s
-        # Closing while the client still sends would reset the connection under its answer: say that this is all, and
-        # read on until it closes.
+        # Closing while the client still sends would reset the connection and lose the response: shut down the write
+        # side, and read until the client closes.
         if isinstance(connection.sock, ssl.SSLSocket):
             with contextlib.suppress(OSError):
-                connection.sock.unwrap()  # says so inside of TLS too; we need no answer to that
+                connection.sock.unwrap()  # close_notify of TLS; its reply is not needed
         connection.sock.shutdown(socket.SHUT_WR)
         connection.stage = _Stage.CLOSING
         self._watch(connection, selectors.EVENT_READ)
@@ -369,7 +368,7 @@ class MetricsServer:
         with contextlib.suppress(OSError):
             connection.sock.close()
         if connection.awaited is not None:
-            connection.awaited.cancel()  # whoever makes it must not keep it, and with it this connection
+            connection.awaited.cancel()  # else the worker keeps it, and with it this connection
             connection.awaited = None
 
 
@@ -393,7 +392,7 @@ def _message(answer: Answer, *, head_only: bool) -> list[memoryview]:
     elif answer.status is HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="gpulaunch"'
     elif answer.status is HTTPStatus.NOT_MODIFIED:
-        del headers["Content-Length"], headers["Content-Type"]  # of what the client has already
+        del headers["Content-Length"], headers["Content-Type"]  # of the copy that the client has already
     headers |= answer.headers
     lines = [f"{name}: {value}" for name, value in headers.items()]
     head = "\r\n".join([f"HTTP/1.1 {answer.status.value} {answer.status.phrase}", *lines, "", ""])

@@ -1,4 +1,4 @@
-"""A published `NodeState` as metric families. Pure: state in, families out."""
+"""Converts a published `NodeState` into metric families. Pure: state in, families out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the page says about the endpoint itself."""
+    """What the page reports about the endpoint itself."""
 
     version: str
     python: str = platform.python_version()
@@ -24,14 +24,14 @@ class Facts:
 
 
 def families(state: NodeState, facts: Facts) -> Families:
-    """Give every metric of a state that the catalogue knows."""
+    """Return every metric of a state that is in the catalogue."""
     out = Families(refuse=False)
     put_state(out, state, facts)
     return out
 
 
 def put_state(out: Sink, state: NodeState, facts: Facts) -> None:
-    """Every value of a state."""
+    """Put every value of a state."""
     out.put("gpulaunch_build_info", 1, version=facts.version, python=facts.python)
     if (group := state.group) is not None:
         out.put(
@@ -72,7 +72,7 @@ def _put_run(out: Sink, state: NodeState) -> None:
         if training.checkpoint is not None and training.checkpoint.captured_monotonic_ns is not None
     ]
     if captured_ns:
-        age_ns = max(0, state.taken_monotonic_ns - max(captured_ns))  # it may have been taken since the refresh began
+        age_ns = max(0, state.taken_monotonic_ns - max(captured_ns))  # may have been captured since the refresh began
         out.put("gpulaunch_checkpoint_age_seconds", age_ns / _NS_PER_S)
     if (run := state.run) is None:
         return
@@ -152,7 +152,7 @@ def _put_device(out: Sink, device: GpuState) -> None:
     out.put("gpulaunch_gpu_pcie_link_width", device.pcie_width, gpu=gpu, state="now")
     out.put("gpulaunch_gpu_pcie_link_width", device.pcie_width_max, gpu=gpu, state="max")
     out.put("gpulaunch_gpu_pcie_replays_total", device.pcie_replays, gpu=gpu)
-    # "uncorrected" is put from GpuHealth already
+    # "uncorrected" comes from GpuHealth
     out.put("gpulaunch_gpu_ecc_errors_total", device.ecc_errors.get("corrected"), gpu=gpu, severity="corrected")
     for kind, rows in device.remapped_rows.items():
         out.put("gpulaunch_gpu_row_remaps_total", rows, gpu=gpu, kind=kind)
@@ -166,14 +166,14 @@ def _put_device(out: Sink, device: GpuState) -> None:
 
 
 def _put_coverage(out: Sink, state: NodeState) -> None:
-    """How much of what crossed the links of GPUs were copies that the ranks have counted."""
+    """Put the share of GPU link traffic that is accounted for by copies the ranks have counted."""
     cards = {bare_uuid(device.uuid): device.parent_uuid or device.uuid for device in state.devices}
     copied: dict[tuple[str, str], int] = {}
     for training in state.training:
         said: Any = training.facts.get("device")
         uuid = cast("dict[str, Any]", said).get("uuid") if isinstance(said, dict) else None
         card = cards.get(bare_uuid(uuid)) if isinstance(uuid, str) else None
-        if card is not None:  # a link is its card's, whichever MIG instances copy over it
+        if card is not None:  # a link belongs to its card, whichever MIG instance copies over it
             for (direction, _), copies in training.copies.items():
                 copied[card, direction] = copied.get((card, direction), 0) + copies.size_bytes
     for device in state.devices:

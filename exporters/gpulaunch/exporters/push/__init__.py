@@ -1,3 +1,3 @@
-"""A job's last values, for those who ask after it has ended: pushed once to a Pushgateway."""
+"""Pushes a job's last values once to a Pushgateway, for queries after it has ended."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What can be said of a Pushgateway's address before a job is started. Apart, because the launcher asks it: it should
-not have to load what pushes.
+"""Validates a Pushgateway's address before a job starts. A separate module, so that the launcher need not load the code
+that pushes.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 LONGEST_S: Final = 3.0
-"""What the end of a job may be held up by this, whatever the gateway does."""
+"""How long a push may delay the end of a job, whatever the gateway does."""
 
 
 def complaint_about(url: str) -> str | None:
-    """Say what is wrong with a gateway's address, as one line; None: nothing. For before a job is started."""
+    """Return what is wrong with a gateway's address, as one line, or None. Called before a job starts."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
+        _ = parts.port  # raises if it is not a number
     except ValueError as error:
         return f"not an address: {error}; give one such as http://gateway:9091"
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -1,7 +1,7 @@
-"""Pushes what is known at the end of a job to a Pushgateway, once, in bounded time.
+"""Pushes the final state of a job to a Pushgateway, once, in bounded time.
 
-A Pushgateway keeps what it was given until somebody deletes it, so what is pushed must not look like a job that runs:
-the facts by which the alert rules know one (`gpulaunch_run_info`, `gpulaunch_rank_info`) are left out, and the job is
+A Pushgateway keeps pushed metrics until they are deleted, so they must not look like a running job: the series by
+which the alert rules recognize one (`gpulaunch_run_info`, `gpulaunch_rank_info`) are left out, and the job is
 `gpulaunch_ended`. The grouping key is the run, its node and its name: all of them labels of /metrics too, none of them
 an argument, an environment value or a path.
 """
@@ -26,11 +26,11 @@ from gpulaunch.profiler.record import NodeState
 
 JOB: Final = "gpulaunch_ended"
 _OF_A_RUNNING_JOB: Final = frozenset({"gpulaunch_run", "gpulaunch_rank"})
-"""Families as prometheus_client names them: an info without its suffix."""
+"""Family names as in prometheus_client: an info without its suffix."""
 
 
 class _Last(Collector):
-    """The families of a state, but for those of a running job."""
+    """The families of a state, except those of a running job."""
 
     def __init__(self, state: NodeState, version: str) -> None:
         self._state = state
@@ -44,13 +44,13 @@ class _Last(Collector):
 def push(state: NodeState, url: str, *, run: str = "", node: str, version: str, longest_s: float = LONGEST_S) -> str:
     """Push a state, and return why that failed as one line; "" if it did not.
 
-    Blocks for `longest_s` at most: a name that does not resolve and a gateway that answers a byte a second are waited
-    for in a thread, which is left behind.
+    Blocks for `longest_s` at most: a slow name resolution or a gateway that sends a byte per second is waited for in a
+    thread, which is abandoned.
 
     Args:
         state: the last one.
-        url: of the gateway, as `address.complaint_about` likes it.
-        run: what all nodes of the run have in common; "" for the run's own token.
+        url: of the gateway, valid by `address.complaint_about`.
+        run: id shared by all nodes of the run; "" for the run's own token.
         node: the host's name.
         version: of gpulaunch.
         longest_s: how long it may take.
@@ -70,7 +70,7 @@ def push(state: NodeState, url: str, *, run: str = "", node: str, version: str, 
             outcome.append(f"the Pushgateway at {place} answered {error.code} {error.reason}")
         except urllib.error.URLError as error:
             outcome.append(f"cannot reach the Pushgateway at {place}: {_reason(error.reason)}")
-        except Exception as error:  # whatever it is: a job's end is no place for it
+        except Exception as error:  # of any kind: it must not disturb the end of a job
             outcome.append(f"cannot push to {place}: {_reason(error)}")
         else:
             outcome.append("")

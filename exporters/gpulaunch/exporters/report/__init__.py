@@ -1,1 +1,1 @@
-"""A run as a document: what held it back first. And two runs side by side."""
+"""The report of a run, largest losses first, and the comparison of two runs."""

@@ -1,4 +1,4 @@
-"""Where the time of the steps went: by rank, and over time."""
+"""Report section on step time: by rank, and over time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpulaunch.exporters.view.model import Curve, RankView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
 
 MOST_ROWS: Final = 128
-"""Of a table by rank; of larger jobs, the slowest."""
+"""Limit of a table by rank; larger jobs show the slowest ranks."""
 _MOST_BARS: Final = 64
 _MOST_LINES: Final = 8
 
 
 def section(view: RunView) -> Section:
-    """The whole section."""
+    """Return the section."""
     ranks = chosen([rank for rank in view.ranks if rank.steps], MOST_ROWS)
     if not ranks:
         text = "No rank made a step that was seen."
@@ -36,7 +36,7 @@ def section(view: RunView) -> Section:
 
 
 def _phases(ranks: list[RankView]) -> list[str]:
-    """Those that took any time."""
+    """Return the phases that took any time."""
     return [phase for phase in PHASES if any(rank.phase_seconds.get(phase, 0.0) > 0 for rank in ranks)]
 
 
@@ -150,7 +150,7 @@ def _processor(ranks: list[RankView]) -> list[Block]:
 
 
 def _over_time(view: RunView) -> list[Section]:
-    """Steps as they went on."""
+    """Return the subsections on steps over time."""
     if not view.times_s or not view.step_mean_seconds:
         return []
     clock = clock_of(view)
@@ -251,7 +251,7 @@ def _slices(view: RunView) -> Table:
 
 
 def _course(what: str, curve: Curve, unit: str, weights: Curve = ()) -> str:
-    """How a curve goes, in a sentence."""
+    """Describe a curve in a sentence."""
     reach = known_range(curve)
     if reach is None:
         return "Nothing is known."

@@ -1,4 +1,4 @@
-"""What happened: attempts, why they failed, restarts; and where the time of the whole run went."""
+"""Report sections on attempts, failures and restarts, and on the goodput of the whole run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BUCKETS: Final = {
 
 
 def failures(view: RunView) -> Section:
-    """Attempts, their first causes, and the history."""
+    """Return the section on attempts, their first causes, and the history."""
     blocks: list[Block] = []
     failed = [attempt for attempt in view.attempts if attempt.cause is not None]
     if view.restarts:
@@ -80,7 +80,7 @@ def failures(view: RunView) -> Section:
 
 
 def _after_first(view: RunView) -> float | None:
-    """How long after the first run in the directory the newest began; None where it is the first."""
+    """Return how long after the first run in the directory the newest began; None if it is the first."""
     began_s = view.began_s
     if began_s is None:
         return None
@@ -90,7 +90,7 @@ def _after_first(view: RunView) -> float | None:
 
 
 def _until(view: RunView, attempts: Sequence[AttemptView]) -> float | None:
-    """How far the first of these attempts goes: where nobody says when it ended, it was over as another one began."""
+    """Return when the first of these attempts ended; if not recorded, when the next one began."""
     first, *later = attempts
     if first.ended_s is not None:
         return first.ended_s
@@ -201,7 +201,7 @@ def _fields(fields: Mapping[str, Any]) -> str:
 
 
 def _words(value: object) -> str:
-    """What a field holds, as one would say it: of a truth only the name, of what is not nothing."""
+    """Format a field's value; in a mapping, True is just its name, and False and empty values are omitted."""
     if isinstance(value, Mapping):
         named = cast("Mapping[str, object]", value)
         held = {
@@ -214,7 +214,7 @@ def _words(value: object) -> str:
 
 
 def goodput(view: RunView) -> Section:
-    """Where the time of the run went."""
+    """Return the section on where the time of the run went."""
     used = [(bucket, spent) for bucket, spent in view.goodput_seconds.items() if spent is not None and spent > 0]
     whole = view.goodput_whole_seconds
     if not used:

@@ -1,4 +1,4 @@
-"""What changed between two runs, and which of it can be told from noise. Pure."""
+"""Compares two runs: what changed, and which changes are distinguishable from noise. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gpulaunch.exporters.view.model import Curve, FindingView, RunView
 from gpulaunch.profiler.channel.layout import PHASES
 
 Told = Literal["changed", "noise", "short", "crowded", "single"]
-"""`changed`: by more than chance. `noise`: no difference that could be told from it. `short`: too little to compare.
-`crowded`: others had the cores. `single`: one figure a run, of which nobody knows the noise."""
+"""`changed`: by more than chance. `noise`: not distinguishable from noise. `short`: too little data to compare.
+`crowded`: other processes used the cores. `single`: one value per run, whose noise is unknown."""
 
 _STEP: Final = "step time"
 _SURE_OF_MANY: Final = 0.05
 _LEAST_SHARE: Final = 0.01
-"""Phases that are less of a step in both runs are left out."""
+"""Phases with a smaller share of the step in both runs are left out."""
 _VOLATILE: Final = frozenset(
     (
         *("gpulaunch_pid", "run_id", "job_dir", "log_dir", "options.job-dir", "options.log-dir", "call_dir", "command"),
         *("origins", "cards", "cpu_sets", "version", "program.call_dir", "name", "options.name"),
     )
 )
-"""Of job.json: different in every run, or said elsewhere in it."""
+"""Fields of job.json that differ in every run, or are repeated elsewhere in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """The change as a share of the first run's."""
+        """The change relative to the first run."""
         if self.judgement is not None and self.judgement.ratio is not None:
             return self.judgement.ratio
         return self.b / self.a - 1 if self.a and self.b is not None else None
 
     @property
     def better(self) -> bool | None:
-        """Whether the second run is better in this; None: not told, or neither."""
+        """Whether the second run is better in this; None: undecided, or neither."""
         if self.told != "changed" or self.more_is_better is None or self.judgement is None:
             return None
         return (self.judgement.shift or 0.0) > 0 if self.more_is_better else (self.judgement.shift or 0.0) < 0
@@ -60,12 +60,12 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Everything that is different, or could be."""
+    """All differences, and the quantities compared."""
 
     a: RunView
     b: RunView
     changes: tuple[Change, ...]
-    """The step's time first."""
+    """The step time first."""
     came: tuple[FindingView, ...]
     went: tuple[FindingView, ...]
     stayed: tuple[tuple[FindingView, FindingView], ...]
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def step(self) -> Change | None:
-        """The one that matters."""
+        """The change of the step time, the one that matters."""
         return next((change for change in self.changes if change.name == _STEP), None)
 
 
@@ -89,7 +89,7 @@ def compare(
     """Compare two runs.
 
     Args:
-        a: the first, which the second is measured by.
+        a: the first, the baseline.
         b: the second.
         jobs: their job.json.
     """
@@ -146,7 +146,7 @@ def _series(a: RunView, b: RunView, length_s: float) -> list[_Series]:
 
 
 def _phase(view: RunView, phase: str) -> Curve:
-    """Seconds of a step. A phase that a run never had took none; of a share that is not known nothing is said."""
+    """Return seconds per step: 0 for a phase that the run never had, None for an unknown share."""
     shares = view.phase_ratios.get(phase)
     if shares is None:
         return tuple(None if step is None else 0.0 for step in view.step_mean_seconds)
@@ -175,8 +175,8 @@ def _judged(name: str, unit: str, better: bool, a: list[float], b: list[float]) 
 
 
 def _sure(changes: Sequence[Change], *, crowded: bool) -> list[Change]:
-    """Say which of them changed. The step's time has a bar of its own; the others share one, as Holm has it: of twenty
-    quantities one is always the strangest."""
+    """Decide which of them changed. The step time has its own threshold; the others share one by Holm's correction:
+    of twenty quantities, one is always extreme."""
     told: dict[str, Told] = {}
     others = [change for change in changes if change.name != _STEP and _p(change) is not None]
     others.sort(key=lambda change: _p(change) or 0.0)
@@ -204,7 +204,7 @@ def _p(change: Change) -> float | None:
     return None if change.judgement is None else change.judgement.p
 
 
-# -- one figure a run
+# -- one value per run
 
 
 def _single(a: RunView, b: RunView, *, curved: bool) -> list[Change]:
@@ -253,12 +253,12 @@ def _single(a: RunView, b: RunView, *, curved: bool) -> list[Change]:
 
 
 def _spent(view: RunView, bucket: str) -> float | None:
-    """Where no step was seen, start-up is something else: it ends when the ranks run."""
+    """Return a bucket's seconds; None if no step was seen: start-up then ends when ranks run, so is not comparable."""
     return None if view.goodput_ratio is None else view.goodput_seconds.get(bucket)
 
 
 def _cpu_in_step(view: RunView) -> float | None:
-    """Of all ranks, whoever else has the cores. What a rank takes until its first step is in it."""
+    """Return CPU time per step of all ranks, whatever else uses the cores; includes that before the first step."""
     steps = sum(rank.steps or 0 for rank in view.ranks)
     known = [rank.cpu_seconds["trainer"] for rank in view.ranks if "trainer" in rank.cpu_seconds]
     return sum(known) / steps if steps and known else None
@@ -268,15 +268,15 @@ def _cpu_in_step(view: RunView) -> float | None:
 
 
 def _found_in(view: RunView) -> tuple[FindingView, ...]:
-    """The findings of the run itself, and of none before it in the same directory."""
+    """Return the findings of the run itself, without those of earlier runs in the same directory."""
     return tuple(found for found in view.findings if not found.earlier)
 
 
 def _findings(
     a: Sequence[FindingView], b: Sequence[FindingView]
 ) -> tuple[tuple[FindingView, ...], tuple[FindingView, ...], tuple[tuple[FindingView, FindingView], ...]]:
-    """Which came, went and stayed. An edit moves lines, and a program may lie elsewhere: the same rule for the same
-    subject in the same file is the same finding if its line is gone."""
+    """Return which findings came, went and stayed. Edits move lines, and a program may be in another directory: the
+    same rule, subject and file is the same finding if its line is gone."""
     ours, theirs = _once(a), _once(b)
     stayed: list[tuple[FindingView, FindingView]] = []
     keys: tuple[Callable[[FindingView], object], ...] = (
@@ -295,7 +295,7 @@ def _findings(
 
 
 def _once(findings: Sequence[FindingView]) -> list[FindingView]:
-    """Of what was found on several nodes, where it costs most."""
+    """Merge findings seen on several nodes: keep the most expensive."""
     best: dict[object, FindingView] = {}
     for found in findings:
         key = (found.rule, found.file, found.line, found.subject)
@@ -305,7 +305,7 @@ def _once(findings: Sequence[FindingView]) -> list[FindingView]:
 
 
 def settings_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked for, of job.json, flat: `options.max-restarts`, `program.args`."""
+    """Return the requested settings of job.json, flattened: `options.max-restarts`, `program.args`."""
     flat: dict[str, Any] = {}
     for name, value in job.items():
         if isinstance(value, Mapping) and name in ("options", "env", "program", "redirects", "tee"):
@@ -316,14 +316,14 @@ def settings_of(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined(value: Any) -> Any:
-    """Words of a command line as the line that they are."""
+    """Join the arguments of a command line into one line."""
     if isinstance(value, list) and value and all(isinstance(each, str) for each in cast("list[object]", value)):
         return " ".join(cast("list[str]", value))
     return value
 
 
 def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
-    """What is not the same; a setting that stands under two names is told once."""
+    """Return the settings that differ; one with two names is listed once."""
     rows = [(name, a.get(name), b.get(name)) for name in sorted({*a, *b}) if a.get(name) != b.get(name)]
     resolved = {_bare(name) for name, _, _ in rows if not name.startswith("options.")}
     return tuple(row for row in rows if not (row[0].startswith("options.") and _bare(row[0]) in resolved))
@@ -352,7 +352,7 @@ def _notes(a: RunView, b: RunView, crowding: tuple[Crowding | None, Crowding | N
 
 
 def _too_few(a: RunView, b: RunView, series: Sequence[_Series], length_s: float) -> list[str]:
-    """Which run is too short to be compared with the other, and not just with itself."""
+    """Return notes on runs that are too short for the comparison."""
     numbers = [len(values) for values in series[0][3:]] if series else []
     return [
         f"steps are compared in stretches of {seconds(length_s)}, as long as {SEVERAL} steps and as an interval of "

@@ -1,4 +1,4 @@
-"""A comparison as text for people, and as JSON for programs."""
+"""Renders a comparison as text for people, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST: Final = 60
 
 
 def verdict(comparison: Comparison) -> str:
-    """What matters, in a sentence."""
+    """Return the main result in a sentence."""
     step = comparison.step
     unseen = " and ".join(name for name, view in (("A", comparison.a), ("B", comparison.b)) if view.steps is None)
     if unseen:
@@ -50,7 +50,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _parts(comparison: Comparison) -> str:
-    """The part of a step that changed most."""
+    """Return the part of a step that changed most."""
     shifts = [
         (change.judgement.shift, change.name)
         for change in comparison.changes
@@ -66,7 +66,7 @@ def _parts(comparison: Comparison) -> str:
 
 
 def as_text(comparison: Comparison) -> str:
-    """Give lines for a terminal; what one would obey in the text of others is made visible."""
+    """Return lines for a terminal; control characters in untrusted text are escaped."""
     a, b = comparison.a, comparison.b
     lines = [_side("A", a), _side("B", b), "", verdict(comparison), ""]
     rows = [("", "A", "B", "change", "")]
@@ -99,7 +99,7 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Give plain values that `json.dumps(..., allow_nan=False)` takes."""
+    """Return plain values that `json.dumps(..., allow_nan=False)` takes."""
     return {
         "version": 1,
         "a": _of_side(comparison.a),

@@ -1,4 +1,4 @@
-"""The report of a run: which sections, in which order. What held the run back comes first."""
+"""Assembles the report of a run from its sections; the losses come first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpulaunch.exporters.view.model import RunView, Status
 
 
 def report_of(view: RunView) -> Document:
-    """Give the report of a run. Pure."""
+    """Return the report of a run. Pure."""
     sections = (
         losses.section(view),
         anatomy.section(view),
@@ -34,7 +34,7 @@ def report_of(view: RunView) -> Document:
 
 
 def standing(view: RunView) -> str:
-    """How it went, in a sentence."""
+    """Return the outcome of the run in a sentence."""
     length = f" after {seconds(view.elapsed_seconds)}" if view.elapsed_seconds is not None else ""
     how = {
         Status.RUNNING: f"Running{length.replace('after', 'for')}",

@@ -1,4 +1,4 @@
-"""Whether others used the cores of a run's nodes: then its times are theirs, too. Pure."""
+"""Detects whether other processes used the cores of a run's nodes and so affected its times. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from gpulaunch.exporters.view.model import Curve, RunView
 
 PRESSURE: Final = 0.3
-"""Of the time, somebody on the node waited for a core (PSI, cpu some)."""
+"""Share of time in which a process on the node waited for a core (PSI, cpu some)."""
 OWN: Final = 0.75
-"""Of the cores that the job may use: with less than this in use by its ranks, they do not wait for each other."""
+"""Share of the job's cores: if its ranks use less than this, they do not wait for each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crowding:
-    """Of the node where it was worst."""
+    """Crowding of the worst node."""
 
     pressure_ratio: float
     cores_used: float
@@ -24,12 +24,12 @@ class Crowding:
 
     @property
     def crowded(self) -> bool:
-        """Whether others had the cores."""
+        """Whether other processes used the cores."""
         return self.pressure_ratio >= PRESSURE and self.cores_used <= OWN * self.cores_allowed
 
 
 def crowding_of(view: RunView) -> Crowding | None:
-    """Say how crowded a run's nodes were; None where that is not known."""
+    """Return how crowded a run's nodes were; None if unknown."""
     found: list[Crowding] = []
     for node in view.nodes:
         limits = [limit for name in ("cores_allowed", "cores_quota") if (limit := node.values.get(name))]

@@ -1,5 +1,5 @@
-"""What a report says, before anybody decides how it looks: sections of sentences, tables and charts. Raw text only:
-whoever renders it escapes it, once, and in one place."""
+"""The content of a report, independent of its format: sections of sentences, tables and charts. Raw text only: the
+renderer escapes it, once, and in one place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one thing: names and their values."""
+    """Facts about one thing: names and values."""
 
     caption: str
     pairs: tuple[tuple[str, str], ...]
@@ -32,13 +32,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Column:
-    """Of a table."""
+    """A table column."""
 
     title: str
     number: bool = False
     """Aligned to the right."""
     code: bool = False
-    """Text of a program: in a fixed width."""
+    """Program text: monospaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Series:
     name: str
     values: tuple[float | None, ...]
     colour: int = 0
-    """Number in the palette; it goes round."""
+    """Index into the palette; it wraps around."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,25 +73,25 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A picture, and the same in words."""
+    """A chart, and its summary as text."""
 
     id: str
     title: str
     kind: Literal["bars", "stack", "lines", "spans"]
-    """`bars`: one row for each label, the series one after the other in it. `stack` and `lines`: over time, the
-    series on top of each other, or each for itself. `spans`: from when to when."""
+    """`bars`: one row per label, with the series side by side in it. `stack` and `lines`: over time, the series
+    stacked or separate. `spans`: from begin to end."""
     unit: str
     summary: str
-    """What one sees, in a sentence: for who does not see it."""
+    """What the chart shows, in a sentence: for readers who cannot see it."""
     labels: tuple[str, ...] = ()
-    """Of the rows of `bars`."""
+    """Labels of the rows of `bars`."""
     times: tuple[float, ...] = ()
-    """Of the values over time: ends of equal intervals, in `time_unit` since the run began."""
+    """Times of the values: ends of equal intervals, in `time_unit` since the run began."""
     time_unit: str = "s"
     series: tuple[Series, ...] = ()
     spans: tuple[Span, ...] = ()
     table: Table | None = None
-    """The figures, where no table beside it has them."""
+    """The values, if no adjacent table has them."""
 
 
 Block: TypeAlias = Paragraph | Items | Facts | Table | Chart
@@ -99,7 +99,7 @@ Block: TypeAlias = Paragraph | Items | Facts | Table | Chart
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A heading, and what is below it."""
+    """A heading and its content."""
 
     id: str
     title: str
@@ -117,15 +117,15 @@ class Document:
     """What matters most, in sentences."""
     sections: tuple[Section, ...]
     made: str = ""
-    """When, and by what."""
+    """Creation time, and program."""
 
     def charts(self) -> tuple[Chart, ...]:
-        """All charts, in their order."""
+        """Return all charts, in order."""
         return tuple(chart for section in self.sections for chart in _charts(section))
 
 
 def rewritten(document: Document, by: Callable[[str], str]) -> Document:
-    """The same with every text as `by` gives it: secrets hidden, say."""
+    """Return the document with every text mapped by `by`, e.g. to hide secrets."""
     changed: Document = _rewritten(document, by)
     return changed
 
@@ -134,7 +134,7 @@ def _rewritten(value: Any, by: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return by(value)
     if isinstance(value, tuple):
-        # Numbers of a curve are many, and no text.
+        # The numbers of a curve are many, and are not text.
         return value if value and isinstance(value[0], float) else tuple(_rewritten(each, by) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
         kept = {"id", "kind"}

@@ -1,4 +1,4 @@
-"""What sentences and tables of a report are made of: quantities, moments, ranks. What is not known is a dash."""
+"""Formats quantities, timestamps and ranks for a report. An unknown value is a dash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ seconds, size, percent, amount = PROSE.seconds, PROSE.size, PROSE.ratio, PROSE.n
 
 
 def measured(figures: Mapping[str, float | str]) -> list[tuple[str, str]]:
-    """What a finding rests on: names in words, figures in the units that their names have."""
+    """Format the evidence of a finding: names as text, values in the units of their names."""
     return [
         (name.replace("_", " "), value) if isinstance(value, str) else PROSE.measured(name, value)
         for name, value in figures.items()
@@ -19,12 +19,12 @@ def measured(figures: Mapping[str, float | str]) -> list[tuple[str, str]]:
 
 
 def signed_percent(ratio: float | None) -> str:
-    """A change."""
+    """Format a relative change."""
     return f"{100 * ratio:+.1f} %" if known(ratio) else UNKNOWN
 
 
 def moment(at_s: float | None) -> str:
-    """A Unix time, as UTC: the page is read elsewhere than where the run was."""
+    """Format a Unix time as UTC: the page may be read in another time zone than the run's."""
     if at_s is None:
         return UNKNOWN
     try:
@@ -34,5 +34,5 @@ def moment(at_s: float | None) -> str:
 
 
 def rank_list(ranks: tuple[int, ...], most: int = 8) -> str:
-    """`0, 1, 2`; of many, the first."""
+    """Format as `0, 1, 2`; of many, the first."""
     return ", ".join(map(str, ranks[:most])) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")

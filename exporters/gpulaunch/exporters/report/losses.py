@@ -1,4 +1,4 @@
-"""What held the run back: findings with their price, and the time that was not training."""
+"""Report section on losses: findings with their cost, and the time without training."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpulaunch.profiler.analysis.rules import RULES
 
 _MOST_IN_DETAIL: Final = 40
 _LEAST_OF_A_RUN: Final = 0.01
-"""What cost a run less than this share of it is in the table, and not in the first lines."""
+"""Findings that cost less than this share of the run are in the table, not in the lead."""
 _RULES: Final = {rule.id: rule for rule in RULES}
 
 
 def headline(view: RunView) -> tuple[str, ...]:
-    """The losses that matter most, a sentence each."""
+    """Return the largest losses, one sentence each."""
     priced = [finding for finding in view.findings if finding.seconds_per_hour > 0 and not finding.earlier]
     if view.status is Status.RUNNING:
         priced = [finding for finding in priced if finding.active]
-    else:  # what it would be by the hour is no news of a run that is over
+    else:  # a rate per hour is irrelevant for a finished run
         worth = _LEAST_OF_A_RUN * (view.elapsed_seconds or 0.0)
         priced = [finding for finding in priced if finding.lost_seconds is None or finding.lost_seconds >= worth]
         priced.sort(key=lambda finding: -(finding.lost_seconds or 0.0))
@@ -42,7 +42,7 @@ def headline(view: RunView) -> tuple[str, ...]:
 
 
 def section(view: RunView) -> Section:
-    """The findings, the largest loss first, each with what to change."""
+    """Return the findings, largest loss first, each with what to change."""
     findings = view.findings
     if not findings:
         return Section(id="losses", title="What held the run back", blocks=(Paragraph(_nothing(view)),))

@@ -1,4 +1,4 @@
-"""The GPUs, and what being measured has cost."""
+"""Report sections on the GPUs, and on the overhead of the profiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_LINES: Final = 8
 
 
 def gpus(view: RunView) -> Section | None:
-    """The GPUs; None where there are none."""
+    """Return the section on GPUs; None if there are none."""
     if not view.devices:
         return None
     rows: list[tuple[str, ...]] = []
@@ -76,7 +76,7 @@ def gpus(view: RunView) -> Section | None:
 
 
 def cost(view: RunView) -> Section:
-    """What the profiler has cost, and what of it did not work."""
+    """Return the section on the profiler's overhead, and on its parts that did not work."""
     blocks: list[Block] = []
     priced = chosen([rank for rank in view.ranks if rank.cost is not None], MOST_ROWS)
     if priced:

@@ -1,4 +1,4 @@
-"""A document as Markdown, for an issue or a chat: tables instead of charts."""
+"""Renders a document as Markdown, for an issue or a chat: tables instead of charts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpulaunch.exporters.view.text import inert
 _LONGEST_CELL: Final = 500
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]#!|~$])")
 _AT_FIRST: Final = re.compile(r"^(?=[-+=](?!$)|\d+[.)](?:\s|$))")
-"""A list, a rule, or the line below a heading."""
+"""Start of a list, a rule, or a heading underline."""
 _HTML: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 _LINKS: Final = re.compile(r"(?i):(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.")
-"""What makes an address out of text; with tags and mentions, it is text, too."""
+"""What makes a link out of text; like tags and mentions, it is neutralized."""
 
 
 def as_markdown(document: Document) -> str:
-    """Give the text."""
+    """Return the Markdown text."""
     lines = [f"# {_text(document.title)}: {_text(document.status)}", ""]
     lead, *more = document.lead or ("",)
     lines += [_text(lead), "", *(f"- {_text(each)}" for each in more), ""]
@@ -62,13 +62,13 @@ def _table(table: Table) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Text of anybody as text, wherever a line may begin with it."""
+    """Escape untrusted text, also for the beginning of a line."""
     shown = _words(text)
     return _AT_FIRST.sub("&#8203;" if shown[:1].isdecimal() else "\\\\", shown)
 
 
 def _words(text: str) -> str:
-    """Text of anybody as text: no markup, no HTML, no link, one line; not for the beginning of one."""
+    """Escape untrusted text: no markup, no HTML, no links, one line; not for the beginning of a line."""
     cut = text if len(text) <= _LONGEST_CELL else text[:_LONGEST_CELL] + "..."
     shown = "".join(_HTML.get(each, each) for each in _SPECIAL.sub(r"\\\1", inert(cut).strip()))
     return _LINKS.sub(lambda found: f"&#{ord(found[0])};", shown)

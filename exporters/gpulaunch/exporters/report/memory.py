@@ -1,4 +1,4 @@
-"""Memory of the ranks, their GPUs and their nodes."""
+"""Report section on memory of the ranks, their GPUs and their nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES: Final = ("allocated", "reserved")
 
 
 def section(view: RunView) -> Section:
-    """The whole section."""
+    """Return the section."""
     ranks = [rank for rank in view.ranks if rank.memory.rss_bytes or rank.memory.gpu_bytes]
     blocks: list[Block] = []
     shown = chosen(ranks, MOST_ROWS)
@@ -125,7 +125,7 @@ def _curves(view: RunView, name: str) -> dict[int, Curve]:
 
 
 def _course(rank: RankView, curve: Curve, what: str) -> str:
-    """A curve has means: the most is higher, and nothing is said of it where it is not known."""
+    """Describe a memory curve. It has means: the peak is higher, and left out if unknown."""
     known = [value for value in curve if value is not None]
     if not known:
         return ""

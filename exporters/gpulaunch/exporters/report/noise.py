@@ -1,18 +1,17 @@
-"""Whether two series of measurements differ by more than they do by chance. Pure, and the standard library only.
+"""Tests whether two series of measurements differ by more than chance. Pure; standard library only.
 
-Neighbouring intervals of a run are alike: a slow minute is 60 slow seconds, not 60 witnesses. So a series is cut into
-blocks that are twice as long as it remembers (its integrated autocorrelation time, of the ranks of its values), and of
-the shorter series no more than 20 of them; each block is its median, and counts once. Of a longer series blocks are
-left out, not made longer: the median of many values has nothing of what the median of few has now and then. The blocks
-of two runs are compared by the test of Mann and Whitney, exactly where they are few, and by how much they are apart by
-the estimate of Hodges and Lehmann.
+Neighbouring intervals of a run are alike: a slow minute is 60 slow seconds, not 60 independent values. So a series is
+cut into blocks twice as long as its integrated autocorrelation time (of the ranks of its values), at most 20 for the
+shorter series; each block counts once, as its median. In a longer series blocks are left out, not made longer: the
+median of many values misses outliers that the median of few has occasionally. The blocks of two runs are compared by
+the Mann-Whitney test, exact where they are few, and their shift is the Hodges-Lehmann estimate.
 
-That is what chance does within a run. Between two runs there is more of it (other neighbours, other places in
-memory, other temperature), and two runs cannot tell how much. So a difference must also be larger than what each run
-differs by from itself, first half against second, and larger than `LEAST_RATIO`.
+That covers chance within a run. Between two runs there is more of it (other neighbours, other memory placement, other
+temperature), and two runs cannot show how much. So a difference must also be larger than that between the first and
+second half of each run, and larger than `LEAST_RATIO`.
 
-A short run that wanders has too few blocks. Then a difference is told only if neither run ever came near the other:
-if between their values there is a gap that is wider, as a factor, than either wandered in its whole course.
+A short run that drifts has too few blocks. Then a difference is reported only if the runs never come near each other:
+if the gap between their values is wider, as a factor, than the range of either.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from statistics import median
 from typing import Final
 
 FEWEST_BLOCKS: Final = 7
-"""Of each run. With five no order of them is unlikely enough to be told among a dozen quantities; and fewer blocks are
-longer ones, of a series whose memory is badly known."""
+"""Per run. With five, no order is unlikely enough to be significant among a dozen quantities; and fewer blocks are
+longer ones, of a series whose autocorrelation is poorly known."""
 SURE: Final = 0.005
-"""The p that a quantity which is looked at alone must not exceed. How long a short run remembers is a guess, so p is
-too small: up to 1 % of equal pairs of runs of a minute pass this bar (made up, with memory of every length)."""
+"""Threshold of p for a single quantity. The autocorrelation of a short run is a rough estimate, so p is too small: up
+to 1 % of equal pairs of one-minute runs pass it (simulated, with autocorrelation of every length)."""
 _UNSURE: Final = 0.05
-"""The shift is as often not between its bounds."""
+"""How often the shift is outside of its bounds."""
 _MOST_BLOCKS: Final = 20
 LEAST_RATIO: Final = 0.03
-"""Smaller differences are never told: equal runs on an idle machine differ by a percent or two."""
+"""Smaller differences are never reported: equal runs on an idle machine differ by a percent or two."""
 _MOST_EXACT: Final = 30
 _FEWEST_VALUES: Final = 20
 
@@ -47,27 +46,27 @@ class Judgement:
     b: float
     """Medians."""
     shift: float | None = None
-    """By how much the second is more; None where there was too little to compare."""
+    """How much larger the second is; None if there was too little to compare."""
     low: float | None = None
     high: float | None = None
-    """At least 95 % of the time the shift is between these, as far as chance within the runs goes."""
+    """Confidence interval of the shift (at least 95 %), for chance within the runs."""
     p: float | None = None
-    """How often blocks of equal runs are apart at least as far."""
+    """How often the blocks of equal runs differ at least as much."""
     blocks_a: int
     blocks_b: int
     drift: float = 0.0
-    """The more of what each of them differs by from itself."""
+    """The larger of the two differences between the halves of a run."""
     apart: bool = False
-    """Whether neither ever came near the other."""
+    """Whether the two never come near each other."""
 
     @property
     def ratio(self) -> float | None:
-        """The shift as a share of the first."""
+        """The shift relative to the first."""
         return None if self.shift is None or self.a == 0 else self.shift / abs(self.a)
 
     @property
     def large(self) -> bool:
-        """Whether it is more than what a run differs by from itself, and not too little to matter."""
+        """Whether it is larger than the drift within a run, and large enough to matter."""
         return self.shift is not None and abs(self.shift) > max(self.drift, LEAST_RATIO * abs(self.a))
 
 
@@ -101,11 +100,11 @@ def judge(a: Sequence[float], b: Sequence[float]) -> Judgement:
 
 
 def blocks_of(values: Sequence[float], shorter: int | None = None) -> list[float]:
-    """The medians of the blocks of a series. What is left over is left out at the beginning.
+    """Return the medians of a series' blocks. A remainder is dropped at the beginning.
 
     Args:
         values: the series.
-        shorter: how many values the shorter of the two series has; None: this is it.
+        shorter: number of values of the shorter of the two series; None: this one.
     """
     count = len(values)
     remembered = correlation_length(values)
@@ -120,10 +119,10 @@ def blocks_of(values: Sequence[float], shorter: int | None = None) -> list[float
 
 
 def correlation_length(values: Sequence[float]) -> float:
-    """Over how many intervals a series remembers: its integrated autocorrelation time, 1 where it does not at all.
+    """Return the integrated autocorrelation time of a series, in intervals; 1 if uncorrelated.
 
-    Summed in pairs of lags for as long as they are positive and fall (Geyer's initial monotone sequence). Of the ranks
-    of the values: a few very long intervals must not hide what the others have in common.
+    Summed in pairs of lags while they are positive and decreasing (Geyer's initial monotone sequence). Computed on the
+    ranks of the values: a few very long intervals must not hide the correlation of the others.
     """
     count = len(values)
     if count < 4:
@@ -133,7 +132,7 @@ def correlation_length(values: Sequence[float]) -> float:
     centred = [rank - middle for rank in ranks]
     whole = sum(each * each for each in centred)
     if whole <= 0:
-        return 1.0  # it never changes: nothing to remember
+        return 1.0  # constant: no correlation
 
     def correlation(lag: int) -> float:
         return sum(centred[index] * centred[index + lag] for index in range(count - lag)) / whole
@@ -149,7 +148,7 @@ def correlation_length(values: Sequence[float]) -> float:
 
 
 def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
-    """How often two samples of one kind would be apart at least as far as these (two-sided)."""
+    """Return the p-value: how often two samples of one distribution differ at least this much (two-sided)."""
     n, m = len(a), len(b)
     ranks, ties = _ranks([*a, *b])
     u = sum(ranks[:n]) - n * (n + 1) / 2
@@ -166,11 +165,11 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def shift_between(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Between which two values the second of two samples is more than the first, at least 95 % of the time.
+    """Return the bounds (at least 95 %) of how much larger the second of two samples is than the first.
 
-    The k-th smallest and the k-th largest of all differences: what lies outside of them is as unlikely as a sum of
-    ranks that has fewer than k pairs the wrong way round (Hollander, Wolfe, Chicken: Nonparametric Statistical Methods,
-    3rd edition, 4.3). With very few values nothing is as unlikely, and it is the outermost differences.
+    The k-th smallest and the k-th largest of all differences: values outside of them are as unlikely as a rank
+    sum with fewer than k inverted pairs (Hollander, Wolfe, Chicken: Nonparametric Statistical Methods,
+    3rd edition, 4.3). With very few values nothing is that unlikely, and the bounds are the outermost differences.
     """
     n, m = len(a), len(b)
     apart = sorted(second - first for first in a for second in b)
@@ -184,7 +183,7 @@ def shift_between(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]
 
 @cache
 def _ways(n: int, m: int, u: int) -> int:
-    """In how many orders of n and m values exactly u pairs stand the wrong way round."""
+    """Return the number of orders of n and m values with exactly u inverted pairs."""
     if u < 0:
         return 0
     if n == 0 or m == 0:
@@ -193,7 +192,7 @@ def _ways(n: int, m: int, u: int) -> int:
 
 
 def _ranks(values: Sequence[float]) -> tuple[list[float], int]:
-    """The ranks, ties their mean; and the sum of t^3 - t over groups of ties."""
+    """Return the ranks, ties as their mean; and the sum of t^3 - t over groups of ties."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     ranks, ties = [0.0] * len(values), 0
     begin = 0
@@ -209,8 +208,8 @@ def _ranks(values: Sequence[float]) -> tuple[list[float], int]:
 
 
 def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether the gap between two series is wider than either wandered, all but the outermost tenths of its values.
-    By factors, so that it is the same for times and for rates. Of few values nothing can be said."""
+    """Whether the gap between two series is wider than the range of either, without the outermost tenths of its values.
+    As factors, so that it is the same for times and rates. False for few values."""
     if min(len(a), len(b)) < _FEWEST_VALUES or min(*a, *b) <= 0:
         return False
     (low_a, high_a), (low_b, high_b) = (
@@ -224,6 +223,6 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 def _drift(blocks: Sequence[float]) -> float:
-    """By how much a run differs from itself."""
+    """Return how much the halves of a run differ."""
     half = len(blocks) // 2
     return abs(median(blocks[:half]) - median(blocks[-half:]))

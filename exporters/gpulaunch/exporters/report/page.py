@@ -1,8 +1,7 @@
-"""A document as one HTML page that needs nothing else: no request, no script but those whose digest it names itself.
+"""Renders a document as one self-contained HTML page: no requests, and no scripts except those with a listed digest.
 
-All text of others goes through `_text`: what a terminal or a reader would obey is made visible, then HTML is escaped.
-Should anything ever get past it, the page's own policy (Content-Security-Policy) lets no other script run and nothing
-be loaded.
+All untrusted text goes through `_text`: control characters are made visible, then HTML is escaped. Should anything get
+past it, the page's Content-Security-Policy blocks all other scripts and all loading.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _LONGEST_CELL: Final = 2000
 
 
 def as_html(document: Document, *, library: str | None = None) -> str:
-    """Give the page.
+    """Return the page.
 
     Args:
-        document: what it says.
-        library: the source of plotly.js, to be part of the page; None: its charts are still.
+        document: the content.
+        library: the source of plotly.js, to be embedded; None: static charts.
     """
     charts = document.charts()
     scripts = [library.replace("\r\n", "\n").replace("\r", "\n"), DRAW] if library and charts else []
@@ -125,7 +124,7 @@ def _table(table: Table, *, headless: bool = False) -> str:
         "</tr></thead>"
     )
     body = "".join(f"<tr>{''.join(_cells(row, table.columns))}</tr>" for row in table.rows)
-    # A wide table scrolls by itself: it must be possible to get there with the keyboard, and hear what it is.
+    # A wide table scrolls separately: it needs keyboard focus and a label for screen readers.
     return (
         f'<div class="wide" role="region" tabindex="0" aria-labelledby="{name}"><table><caption id="{name}">'
         f"{_text(table.caption)}</caption>{head}<tbody>{body}</tbody></table></div>"
@@ -145,13 +144,13 @@ def _class(column: Column) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of anybody, made fit for content and for quoted attributes."""
+    """Escape untrusted text for content and for quoted attributes."""
     cut = text if len(text) <= _LONGEST_CELL else text[:_LONGEST_CELL] + "..."
     return html.escape(inert(cut), quote=True)
 
 
 def _id(name: str) -> str:
-    """Ids are ours; still, nothing else may come of them."""
+    """Make a safe HTML id; the names are our own, but are restricted all the same."""
     return html.escape("".join(each if each.isalnum() or each in "-_" else "-" for each in name), quote=True)
 
 
@@ -160,7 +159,7 @@ def _digest(text: str) -> str:
 
 
 def _json(charts: Iterable[Chart]) -> str:
-    """The charts for the script: no `<` in it can end the block."""
+    """Return the charts as JSON for the script: no `<` in it can end the block."""
     content: list[dict[str, Any]] = [
         {
             "id": _id(chart.id),

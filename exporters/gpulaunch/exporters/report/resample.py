@@ -1,8 +1,8 @@
-"""What a run did over time, in stretches of one length for both runs of a comparison. Pure.
+"""Resamples the curves of two runs to intervals of a common length, for a comparison. Pure.
 
-A view has intervals of its own length. A mean over a minute has what a mean over a second mostly leaves out, such as
-checkpoints; and of steps that are longer than an interval one or none ends in it, by chance. So values of two runs are
-of stretches that are equally long, no shorter than the intervals of either and than several steps of either.
+Each view has its own interval length. A mean over a minute includes what a mean over a second mostly misses, such as
+checkpoints; and if steps are longer than an interval, one or none ends in it, by chance. So the values of both runs are
+over stretches of equal length, no shorter than the intervals, and than several steps, of either.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Final
 from gpulaunch.exporters.view.model import Curve, RunView
 
 SEVERAL: Final = 3
-"""Steps are in a stretch, at least."""
+"""Minimum number of steps in a stretch."""
 _WARM_UP: Final = 0.1
-"""Of the intervals are left out at the beginning; and the first and the last one, which are not whole."""
+"""Share of intervals skipped at the beginning; so are the first and the last one, which are incomplete."""
 _ALIKE: Final = 0.05
-"""Stretches that differ by no more are equally long."""
+"""Stretches whose lengths differ by no more are treated as equal."""
 
 
 def length_between(a: RunView, b: RunView) -> float:
-    """How long the stretches of two runs are, in seconds."""
+    """Return the stretch length for two runs, in seconds."""
     steps = [[step for step in view.step_mean_seconds if step is not None] for view in (a, b)]
     longest = max((median(known) for known in steps if known), default=0.0)
     return max(a.interval_seconds, b.interval_seconds, SEVERAL * longest)
 
 
 def with_whole_steps(view: RunView) -> RunView:
-    """The view with each step in the time that it took, and not where it ended; rates are the mean of the ranks."""
+    """Return the view with each step spread over its duration, not counted at its end; rates are rank means."""
     means, interval_s = view.step_mean_seconds, view.interval_seconds
     if not means:
         return view
@@ -43,7 +43,7 @@ def with_whole_steps(view: RunView) -> RunView:
     parts = _parts(took_s, interval_s)
 
     def mean_of(curve: Curve, *, by_steps: bool = False) -> Curve:
-        """Of the steps that were being made in each interval; None where none was."""
+        """Return the mean over the steps in progress in each interval; None if there are none."""
         weighted = (
             [
                 (value, seconds / (means[end] or 1.0) if by_steps else seconds)
@@ -70,13 +70,13 @@ def with_whole_steps(view: RunView) -> RunView:
 
 
 def steady(curve: Curve, view: RunView, length_s: float, *, by_steps: bool) -> list[float]:
-    """The values of a curve while the ranks were making steps as they do, one of each stretch.
+    """Return the steady-state values of a curve, one per stretch.
 
     Args:
-        curve: of the view.
-        view: with whole steps.
-        length_s: how long a stretch is.
-        by_steps: whether it is a mean of steps, which counts steps, and no rate, which counts time.
+        curve: a curve of the view.
+        view: from `with_whole_steps`.
+        length_s: length of a stretch.
+        by_steps: weight by steps (a mean over steps), not by time (a rate).
     """
     if not curve or not view.step_mean_seconds:
         return []
@@ -91,14 +91,14 @@ def steady(curve: Curve, view: RunView, length_s: float, *, by_steps: bool) -> l
         return []
     size = length_s / view.interval_seconds
     size = round(size) if abs(size / round(size) - 1) <= _ALIKE else size
-    # What is left over is left out at the beginning. A run that is shorter than a stretch is one.
+    # A remainder is dropped at the beginning. A run shorter than a stretch is one stretch.
     number = max(1, int(len(known) / size))
     begins = [len(known) - size * back for back in range(number, 0, -1)]
     return [_mean(_cut(known, max(0.0, begin), begin + size)) for begin in begins]
 
 
 def _cut(known: Sequence[tuple[float, float]], begin: float, end: float) -> list[tuple[float, float]]:
-    """What is from `begin` to `end`, in intervals; of those at its ends, a part."""
+    """Return the part from `begin` to `end`, in intervals; those at its ends partially."""
     indices = range(int(begin), min(len(known), math.ceil(end)))
     return [
         (value, weight * (min(end, index + 1) - max(begin, index)))
@@ -107,8 +107,8 @@ def _cut(known: Sequence[tuple[float, float]], begin: float, end: float) -> list
 
 
 def _parts(took_s: Sequence[float], interval_s: float) -> list[list[tuple[int, float]]]:
-    """The steps that ended in an interval took so long: where that time was, if one step began as the one before it
-    ended. Of each interval: in which its steps ended, and how many seconds of it were theirs."""
+    """Return per interval which steps ran in it: the interval in which they ended, and their seconds in this one. Takes
+    the step time that ended in each interval, and assumes that each step began when the previous one ended."""
     parts: list[list[tuple[int, float]]] = []
     ahead: deque[tuple[int, float]] = deque()
     for index in reversed(range(len(took_s))):
@@ -126,5 +126,5 @@ def _parts(took_s: Sequence[float], interval_s: float) -> list[list[tuple[int, f
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float:
-    first = weighted[0][0]  # of equal values it is the mean, to the last digit
+    first = weighted[0][0]  # exact for equal values, to the last digit
     return first + sum((value - first) * weight for value, weight in weighted) / sum(weight for _, weight in weighted)

@@ -1,4 +1,4 @@
-"""How the page looks, in light, in dark and on paper; and the one script of ours, which draws with the library."""
+"""Style sheet of the page, for light, dark and print; and our one script, which draws with the library."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ nav,.skip,.live{display:none!important}svg.still.replaced{display:block!importan
 """
 )
 
-# Numbers and names come as JSON and are given to the library as data; its small markup (<b>, <a>) is switched off by
+# Numbers and names are JSON, passed to the library as data; its markup (<b>, <a>) is disabled by
 # escaping "<" in every name.
 DRAW: Final = """
 (function () {

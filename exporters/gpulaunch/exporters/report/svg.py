@@ -1,7 +1,7 @@
-"""Charts as they are in every report: still, inline, for readers without scripts and for paper.
+"""Draws charts as static inline SVG, for every report: they work without scripts and in print.
 
-Bars and plain lines only; who wants to zoom installs the extra `gpulaunch[report]`. A chart says what it shows in a
-sentence, and a table beside it has its figures.
+Bars and plain lines only; zooming needs the extra `gpulaunch[report]`. A chart has a sentence on what it shows, and an
+adjacent table has its values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpulaunch.exporters.report.formatting import amount
 from gpulaunch.exporters.view.text import inert
 
 COLOURS: Final = 12
-"""How many the style sheet has."""
+"""Number of colours in the style sheet."""
 _WIDTH: Final = 760
 _LEFT: Final = 96
 _RIGHT: Final = 56
@@ -27,7 +27,7 @@ _BOTTOM: Final = 22
 
 
 def still(chart: Chart) -> str:
-    """Give the chart as an SVG element."""
+    """Return the chart as an SVG element."""
     body, height = _ROWS[chart.kind](chart) if chart.kind in _ROWS else _over_time(chart)
     name = html.escape(f"chart-{chart.id}", quote=True)
     return (
@@ -38,7 +38,7 @@ def still(chart: Chart) -> str:
 
 
 def _bars(chart: Chart) -> tuple[str, int]:
-    """One row for each label, its series one after the other."""
+    """Draw one row per label, its series side by side."""
     sums = [sum(series.values[row] or 0.0 for series in chart.series) for row in range(len(chart.labels))]
     whole = 100.0 if chart.unit == "%" else max(sums, default=0.0) or 1.0
     room = _WIDTH - _LEFT - _RIGHT
@@ -60,7 +60,7 @@ def _bars(chart: Chart) -> tuple[str, int]:
 
 
 def _spans(chart: Chart) -> tuple[str, int]:
-    """One row for each span, on one axis of time."""
+    """Draw one row per span, on one time axis."""
     end = max((span.end for span in chart.spans), default=0.0) or 1.0
     room = _WIDTH - _LEFT - _RIGHT
     parts: list[str] = []
@@ -79,7 +79,7 @@ def _spans(chart: Chart) -> tuple[str, int]:
 
 
 def _over_time(chart: Chart) -> tuple[str, int]:
-    """Values over time: on top of each other (`stack`), or each for itself (`lines`)."""
+    """Draw values over time: stacked (`stack`), or separate (`lines`)."""
     count = len(chart.times)
     stacked = chart.kind == "stack"
     if stacked:
@@ -113,7 +113,7 @@ def _over_time(chart: Chart) -> tuple[str, int]:
                     f"{y(series.values[index] or 0.0):.1f}"
                     for index in range(begin, end)
                 )
-                parts.append(f'<path class="l{colour}" d="{step}h.1"/>')  # a single point is seen, too
+                parts.append(f'<path class="l{colour}" d="{step}h.1"/>')  # so that a single point is visible
     parts.append(f'<text class="end" x="{_LEFT - 6}" y="{_TOP + 8}">{_text(amount(high))}</text>')
     parts.append(f'<text class="end" x="{_LEFT - 6}" y="{_HEIGHT - _BOTTOM}">{_text(amount(low))}</text>')
     if chart.times:
@@ -126,7 +126,7 @@ _ROWS: Final = {"bars": _bars, "spans": _spans}
 
 
 def _runs(values: tuple[float | None, ...]) -> Iterator[tuple[int, int]]:
-    """Stretches in which everything is known."""
+    """Yield the ranges without unknown values."""
     begin: int | None = None
     for index, value in enumerate((*values, None)):
         if value is not None and begin is None:

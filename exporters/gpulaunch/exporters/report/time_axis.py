@@ -1,4 +1,4 @@
-"""What the curves of a view have in common: their axis for people, slices of it, and which ranks are worth a line."""
+"""Common parts of a view's curves: a readable time axis, slices of it, and which ranks to draw."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 300.0))
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Time since the run began; where its directory has earlier runs too, since the first that is known of began."""
+    """Time since the run began or, if its directory has earlier runs, since the first known one began."""
 
     times: tuple[float, ...]
     """Ends of the intervals, in `unit`."""
@@ -24,12 +24,12 @@ class Clock:
     seconds_per_unit: float
 
     def of(self, at_s: float) -> float:
-        """A Unix time on it."""
+        """Convert a Unix time."""
         return (at_s - self.zero_s) / self.seconds_per_unit
 
 
 def clock_of(view: RunView) -> Clock:
-    """Give the clock that suits a run's length."""
+    """Return a clock with a unit for the run's length."""
     moments = [*view.times_s, *(attempt.ended_s for attempt in view.attempts if attempt.ended_s is not None)]
     begins = [*(time_s - view.interval_seconds for time_s in view.times_s[:1])]
     begins += [attempt.began_s for attempt in view.attempts if attempt.began_s is not None]
@@ -47,7 +47,7 @@ def clock_of(view: RunView) -> Clock:
 
 
 def slices(view: RunView, most: int = _SLICES) -> list[tuple[str, slice]]:
-    """Divide the axis into a few stretches that a table has room for: what to call each, and where it is."""
+    """Divide the axis into a few slices that fit a table: the name and position of each."""
     count = len(view.times_s)
     zero_s = clock_of(view).zero_s
     parts = min(most, count)
@@ -62,13 +62,13 @@ def slices(view: RunView, most: int = _SLICES) -> list[tuple[str, slice]]:
 
 
 def throughput(curve: Curve) -> float | None:
-    """The mean over all of a stretch of what is counted by the second: where nothing is known nothing was made."""
+    """Return the mean of a rate over a whole slice: unknown values count as 0."""
     known = [value for value in curve if value is not None]
     return sum(known) / len(curve) if known else None
 
 
 def mean(curve: Curve, weights: Curve = ()) -> float | None:
-    """Of what is known; None where nothing is. The mean length of a step must count steps, not intervals: `weights`."""
+    """Return the mean of the known values; None if there are none. `weights`: a mean over steps must count steps."""
     by = weights or (1.0,) * len(curve)
     known = [(value, weight) for value, weight in zip(curve, by, strict=True) if value is not None and weight]
     whole = sum(weight for _, weight in known)
@@ -76,13 +76,13 @@ def mean(curve: Curve, weights: Curve = ()) -> float | None:
 
 
 def known_range(curve: Curve) -> tuple[float, float] | None:
-    """The least and the most that a curve has."""
+    """Return the minimum and maximum of a curve."""
     known = [value for value in curve if value is not None]
     return (min(known), max(known)) if known else None
 
 
 def chosen(ranks: Sequence[RankView], most: int) -> list[RankView]:
-    """So many ranks at most: those whose steps are longest, and the one whose are shortest; in their order."""
+    """Return at most this many ranks: those with the longest steps, and the one with the shortest; in order."""
     if len(ranks) <= most:
         return list(ranks)
     by_length = sorted(ranks, key=lambda rank: (-(step_length(rank) or 0.0), rank.rank))
@@ -90,6 +90,6 @@ def chosen(ranks: Sequence[RankView], most: int) -> list[RankView]:
 
 
 def step_length(rank: RankView) -> float | None:
-    """The mean length of a rank's steps, in seconds: of those that were timed. None where none was."""
+    """Return the mean length of a rank's timed steps, in seconds; None if there are none."""
     steps = rank.steps if rank.timed_steps is None else rank.timed_steps
     return rank.step_seconds / steps if steps and rank.step_seconds else None

@@ -1,4 +1,4 @@
-"""Copies between host and GPU, waits for the GPU, and the dataloader: by rank and by line of the program."""
+"""Report sections on copies, waits for the GPU, and the dataloader: by rank and by program line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KIND_WORDS: Final = {
 
 
 def copies(view: RunView) -> Section:
-    """Copies and waits for the GPU."""
+    """Return the section on copies and waits for the GPU."""
     blocks: list[Block] = [*_by_direction(view), *_waits(view)]
     groups = (
         ("Copies by line", [site for site in view.sites if site.kind in _COPIES]),
@@ -131,7 +131,7 @@ def _of(number: int, site: SiteView) -> str:
 
 
 def loader(view: RunView) -> Section:
-    """The dataloader of each rank."""
+    """Return the section on the dataloader of each rank."""
     ranks = chosen([rank for rank in view.ranks if rank.loader is not None], MOST_ROWS)
     if not ranks:
         said = "No batch came from a torch DataLoader." if view.watched else _NOBODY

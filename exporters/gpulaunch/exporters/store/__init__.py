@@ -1,3 +1,3 @@
-"""telemetry.sqlite of a run directory: the whole run, finely what is new, coarsely what is old."""
+"""telemetry.sqlite of a run directory: the history of the whole run, recent data finely, older data downsampled."""
 
 from __future__ import annotations

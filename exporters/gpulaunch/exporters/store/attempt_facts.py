@@ -1,4 +1,4 @@
-"""What is known of an attempt and is no curve, as JSON: places, causes, lines of the program, states told as text.
+"""The facts of an attempt that are not time series, as JSON: locations, causes, lines of the program, text states.
 
     {"version": 1, "at_s", "group": {"run_id", "name", "attempt", "world_size", "node_rank"},
      "counters": [[name, [label values], value] ...], "gauges": the same,
@@ -7,9 +7,8 @@
      "devices": {"0": {"uuid", "model"}},
      "collectors": {"ranks": {"available", "reason", "errors", "spent_s"}}}
 
-`counters` and `gauges` are the newest values, exactly. A rank that has ended is not in a state any more: what was
-known of it is carried on, and so is what was counted. How a GPU or the node stood when it was seen last is not: it is
-not how it stands now.
+`counters` and `gauges` are the newest values, exactly. A rank that has ended is no longer in the state: its facts and
+counters are carried over. The last gauges of a GPU or of the node are not: they do not describe the present.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from gpulaunch.profiler.record import NodeState, Site, TrainingState
 
 VERSION: Final = 1
 _MOST_SITES: Final = 24
-"""Of a rank: those that cost most."""
+"""Per rank: the most expensive ones."""
 _NS_PER_S: Final = 1e9
 
 
 def document_of(state: NodeState, sample: Sample, before: Mapping[str, Any] | None, *, at_s: float) -> dict[str, Any]:
-    """Give the document of a state.
+    """Return the document of a state.
 
     Args:
-        state: what was seen.
-        sample: its numbers.
-        before: the document of the look before in the same attempt: what is not seen any more is taken from it.
-        at_s: when it was seen (Unix time).
+        state: the state.
+        sample: its values.
+        before: the previous document of the same attempt: the source of what the state no longer has.
+        at_s: when the state was taken (Unix time).
     """
     places = {} if state.group is None else {place.rank: place for place in state.group.ranks}
     wall_minus_monotonic_s = at_s - state.taken_monotonic_ns / _NS_PER_S
@@ -79,7 +78,7 @@ def document_of(state: NodeState, sample: Sample, before: Mapping[str, Any] | No
 
 
 def values_of(document: Mapping[str, Any], part: str) -> dict[Key, float]:
-    """Give the newest counters or gauges; what is no number, or none to compute with, is left out."""
+    """Return the newest counters or gauges, without values that are not usable numbers."""
     values: dict[Key, float] = {}
     rows = document.get(part)
     for row in rows if isinstance(rows, list) else []:
@@ -92,7 +91,7 @@ def values_of(document: Mapping[str, Any], part: str) -> dict[Key, float]:
 
 
 def carried_on(gauges: Mapping[Key, float]) -> dict[Key, float]:
-    """Give those that say something once they are not seen any more: of ranks, and of the run as a whole."""
+    """Return the gauges that stay meaningful when no longer reported: of ranks, and of the run as a whole."""
     return {key: value for key, value in gauges.items() if LABELS.get(key[0], ())[:1] in ((), ("rank",))}
 
 

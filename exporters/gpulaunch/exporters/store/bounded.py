@@ -1,4 +1,4 @@
-"""Objects that others have filled, made no larger than we want to keep, and of nothing that we cannot compute with."""
+"""Sanitizes untrusted JSON objects: limits their size and removes values that cannot be used in arithmetic."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Final, cast
 from gpulaunch.exporters.store.limits import MOST_TEXT_BYTES
 
 LARGEST: Final = 1e100
-"""No number that we write is larger; sums and products of smaller ones are finite, and a whole one is a float, too."""
+"""The largest number that is stored; sums and products of smaller ones are finite, and an int fits a float."""
 _CUT: Final = 300
 _DEEPEST: Final = 50
-"""Whoever walks through it calls itself at each depth, and Python allows that about a thousand times."""
+"""Functions that walk the value recurse at each depth, and Python's recursion limit is about a thousand."""
 
 
 def sound(value: Any, depth: int = 0) -> Any:
-    """Give what JSON was read as, with None for what JSON allows and nothing can be done with.
+    """Return a decoded JSON value, with None for parts that JSON allows but that are unusable.
 
-    That is what is no number (NaN), is too large to be one (1e999, an integer of 400 digits), or lies too deep.
+    These are NaN, numbers that are too large (1e999, an integer of 400 digits), and what is nested too deep.
     """
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)):
-        return value if abs(value) <= LARGEST else None  # NaN is not
+        return value if abs(value) <= LARGEST else None  # false for NaN
     if isinstance(value, (dict, list)) and depth >= _DEEPEST:
         return None
     if isinstance(value, dict):
@@ -34,7 +34,7 @@ def sound(value: Any, depth: int = 0) -> Any:
 
 
 def bounded(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Give an object that is not too long as JSON: its texts are cut, then its largest parts left out."""
+    """Return the object limited in its size as JSON: texts are cut, then the largest parts left out."""
     if len(_json(fields)) <= MOST_TEXT_BYTES:
         return dict(fields)
     cut = {name: value[:_CUT] if isinstance(value, str) else value for name, value in fields.items()}

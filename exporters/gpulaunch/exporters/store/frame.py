@@ -1,16 +1,16 @@
-"""One row of the file: all series of a node over one stretch of time, and how several become one.
+"""One row of the file: all series of a node over one time interval; encodes, decodes and merges rows.
 
-A frame has slots, not names: which series has which slot is in the table `series`, which only ever grows, so a frame
-written before a series was known is just shorter. As bytes, before zlib:
+A frame has slots, not names: the table `series` maps series to slots and only ever grows, so a frame written before a
+series was known is just shorter. As bytes, before zlib:
 
     counters    one float64 per slot: the newest value. All first bytes, then all second bytes, and so on: neighbours
-                are alike in their high bytes, which is what zlib lives on. Among them are the gauges that are numbers
-                of something (`series.NUMBERS`): in a file of before, those are among the gauges
-    gauges      one float32 per slot, likewise, where the frame is of one look; else three times as many: all lowest,
-                then all means, then all highest. So they are off by up to 6e-8 of themselves: 5 KiB of 80 GiB
+                are alike in their high bytes, which zlib compresses well. Includes the gauges that are ordinals
+                (`series.NUMBERS`): in older files, those are among the gauges
+    gauges      one float32 per slot, likewise, in a frame of one sample; else three times as many: all minima,
+                then all means, then all maxima. The relative error is up to 6e-8: 5 KiB of 80 GiB
 
-A slot without a value is NaN. Counters that are no whole numbers are rounded to 1/16384, which is 61 us for seconds:
-half of their bytes are 0 then.
+A slot without a value is NaN. Counters that are not whole numbers are rounded to 1/16384, which is 61 us for seconds:
+half of their bytes are then 0.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from gpulaunch.exporters.store.limits import MOST_SERIES
 
 _NAN: Final = math.nan
 _GRAIN: Final = 16384.0
-_LARGEST: Final = 1 << 23  # rounding is of no use, and no harm, beyond
+_LARGEST: Final = 1 << 23  # beyond, rounding neither helps nor harms
 _MOST_BYTES: Final = 20 * MOST_SERIES
 """8 for each counter and 12 for each gauge, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What a node looked like from one moment to another."""
+    """The values of a node over one time interval."""
 
     begin_s: float
     end_s: float
-    """Of the newest look in it (Unix time)."""
+    """Time of its newest sample (Unix time)."""
     run: int
-    """A row of the table `run`: counters begin anew with each."""
+    """A row of the table `run`: counters restart with each."""
     attempt: int | None
     looks: int
-    """How many it was made of."""
+    """Number of samples it was made of."""
     counters: Sequence[float]
     lows: Sequence[float]
     means: Sequence[float]
     highs: Sequence[float]
-    """One of each for every slot of the gauges."""
+    """One of each per gauge slot."""
 
 
 def encode(frame: Frame) -> bytes:
-    """Give the bytes of the slots."""
-    # Floors, not round(): NaN goes through them.
+    """Return the slots as bytes."""
+    # Floors, not round(): they pass NaN through.
     counters = [
         value if value > _LARGEST or value == value // 1 else (value * _GRAIN + 0.5) // 1 / _GRAIN
         for value in frame.counters
@@ -65,10 +65,10 @@ def encode(frame: Frame) -> bytes:
 def decode(
     data: bytes, *, num_counters: int, begin_s: float, end_s: float, run: int, attempt: int | None, looks: int
 ) -> Frame:
-    """Give the frame of some bytes.
+    """Return the frame encoded in some bytes.
 
     Raises:
-        ValueError: they are no frame.
+        ValueError: they are not a frame.
     """
     try:
         expander = zlib.decompressobj()
@@ -99,7 +99,7 @@ def decode(
 
 
 def fold(frames: Sequence[Frame]) -> Frame:
-    """Make one frame of several of one run, which follow each other."""
+    """Merge consecutive frames of one run into one."""
     first, last = frames[0], frames[-1]
     counters = array("d", [_NAN]) * max(len(frame.counters) for frame in frames)
     size = max(len(frame.means) for frame in frames)
@@ -107,7 +107,7 @@ def fold(frames: Sequence[Frame]) -> Frame:
     sums, weights = array("d", [0.0]) * size, array("d", [0.0]) * size
     for frame in frames:
         for slot, value in enumerate(frame.counters):
-            if value == value:  # not NaN: the newest that is known stands
+            if value == value:  # not NaN: the newest known value is kept
                 counters[slot] = value
         looks = frame.looks
         for slot, (low, mean, high) in enumerate(zip(frame.lows, frame.means, frame.highs, strict=True)):
@@ -124,7 +124,7 @@ def fold(frames: Sequence[Frame]) -> Frame:
         end_s=last.end_s,
         run=last.run,
         attempt=last.attempt,
-        looks=max(2, sum(frame.looks for frame in frames)),  # one look is kept in another shape
+        looks=max(2, sum(frame.looks for frame in frames)),  # a frame of one sample has another format
         counters=counters,
         lows=lows,
         means=means,
@@ -133,7 +133,7 @@ def fold(frames: Sequence[Frame]) -> Frame:
 
 
 def _float32(value: float) -> float:
-    return value if abs(value) < 3e38 else _NAN  # NaN itself comes out as NaN
+    return value if abs(value) < 3e38 else _NAN  # NaN stays NaN
 
 
 def _apart(values: array[float]) -> bytes:

@@ -1,11 +1,11 @@
-"""Where the file of a node is, and what kind of file system that is.
+"""Locates the telemetry file of each node, and detects shared file systems.
 
-Every node of a run has a run directory of its own (a node whose number is not 0: `node-<n>` below the job's), and a
-file of its own in it. So no two hosts ever write one file, on a shared directory either.
+Every node of a run has its own run directory (for nodes other than 0: `node-<n>` below the job's) with its own file.
+So no two hosts ever write the same file, even in a shared directory.
 
-SQLite's write-ahead log needs memory that all readers share, which processes of two hosts do not have: where the
-directory is on a network file system, the file is written with a rollback journal instead, whose locks such a file
-system has (https://sqlite.org/wal.html, "all processes must be on the same host computer").
+SQLite's write-ahead log needs memory shared by all readers, which processes on two hosts do not have: on a network
+file system the file is written with a rollback journal instead, whose locks such a file system supports
+(https://sqlite.org/wal.html, "all processes must be on the same host computer").
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHARED: Final = frozenset(
 
 
 def files_of(run_dir: Path) -> list[tuple[int, Path]]:
-    """Give node and file of every node of a run that has one, or may have one that we may not see; node 0 first."""
+    """Return node and file of every node that has a file, or may have one that is not accessible; node 0 first."""
     found = [(0, run_dir / TELEMETRY_FILE)]
     try:
         names = os.listdir(run_dir)
@@ -53,7 +53,7 @@ def files_of(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def may_be_there(path: Path) -> bool:
-    """Whether there is such a file, as far as we may look: `Path.exists` raises where a directory is closed to us."""
+    """Whether the file exists or may exist: `Path.exists` raises in a directory without access permission."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -64,9 +64,9 @@ def may_be_there(path: Path) -> bool:
 
 
 def is_shared(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether other hosts may see this file; where that is not known, they may not.
+    """Whether other hosts may see this file; False where that is not known.
 
-    FUSE tells no more than that it is FUSE, or FUSE and a name (`fuse.sshfs`): that is taken for shared.
+    FUSE reports only `fuse`, or `fuse` and a name (`fuse.sshfs`): this is treated as shared.
     """
     try:
         device = os.stat(path).st_dev

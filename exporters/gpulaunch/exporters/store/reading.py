@@ -1,4 +1,4 @@
-"""Reading telemetry.sqlite, whoever writes it meanwhile: rows of the level that fits, findings, events, documents."""
+"""Reads telemetry.sqlite, also while it is written: rows at the right resolution, findings, events, documents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST_DOCUMENT_BYTES: Final = 32 * MOST_DOCUMENT_BYTES
 
 
 class UnreadableError(Exception):
-    """The file cannot be read; one line, with its name."""
+    """The file cannot be read; the message is one line, with its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class RunRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingRow:
-    """A finding of one run, when it was seen, what it has cost."""
+    """A finding of one run: when it was seen and what it has cost."""
 
     run: int
     """`RunRow.id`."""
@@ -59,7 +59,7 @@ class FindingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFacts:
-    """What is known of an attempt and is no curve (`attempt_facts.py`)."""
+    """The facts of an attempt that are not time series (`attempt_facts.py`)."""
 
     run: int
     attempt: int
@@ -68,13 +68,13 @@ class StoredFacts:
 
 
 class TelemetryReader:
-    """A file, as it is at the moment of opening: what is written later is not seen."""
+    """A snapshot of the file at the moment of opening: later writes are not seen."""
 
     def __init__(self, path: Path) -> None:
-        """Open it.
+        """Open the file.
 
         Raises:
-            UnreadableError: it cannot be read, is damaged, newer, or none of ours.
+            UnreadableError: it cannot be read, is damaged, has a newer schema, or is another program's.
         """
         self.path = path
         self.notes: list[str] = []
@@ -86,7 +86,7 @@ class TelemetryReader:
                 self._check()
                 self._connection.execute("BEGIN")
                 self.keys: tuple[list[Key], list[Key]] = ([], [])
-                """The series of the slots: of the gauges, of the counters."""
+                """The series by slot: of the gauges, of the counters."""
                 for counts, slot, name, labels in self._connection.execute("SELECT * FROM series ORDER BY slot"):
                     keys = self.keys[counts]
                     keys += [("",)] * (_slot(slot) - len(keys))  # none is ever missing, but a file may be damaged
@@ -104,11 +104,11 @@ class TelemetryReader:
         self.close()
 
     def close(self) -> None:
-        """Let it go: soon, for what is written meanwhile piles up."""
+        """Close the file. Do so soon: the write-ahead log grows while it is open."""
         self._connection.close()
 
     def runs(self) -> list[RunRow]:
-        """Give the launcher runs, oldest first."""
+        """Return the launcher runs, oldest first."""
         with self._told():
             rows = self._connection.execute(
                 "SELECT id, run_id, name, node, world_size, host, began_s FROM run ORDER BY id"
@@ -119,7 +119,7 @@ class TelemetryReader:
         ]
 
     def span(self) -> tuple[float, float] | None:
-        """Give the beginning of the oldest row and the end of the newest; None where there is none."""
+        """Return the beginning of the oldest row and the end of the newest; None if there are no rows."""
         with self._told():
             row = self._connection.execute("SELECT min(begin_s), max(end_s) FROM frame").fetchone()
         return (float(row[0]), float(row[1])) if list(self._sound([row], float, float)) else None
@@ -127,20 +127,20 @@ class TelemetryReader:
     def frames(
         self, *, since_s: float = -math.inf, until_s: float = math.inf, step_s: float = 0.0, most: int | None = None
     ) -> Iterator[Frame]:
-        """Give the rows of a stretch of time, oldest first, none twice: each moment by the finest level that fits.
+        """Yield the rows of a time range, oldest first, none twice: each moment from the finest level that fits.
 
         Args:
-            since_s: none that ends before or at this moment.
-            until_s: none that ends after this moment.
-            step_s: rows about as long as this are fine enough; the finest that there are, where 0.
-            most: no more than so many rows of each level, evenly spread.
+            since_s: exclude rows that end before or at this time.
+            until_s: exclude rows that end after this time.
+            step_s: rows about as long as this are fine enough; 0: the finest available.
+            most: at most this many rows of each level, evenly spread.
         """
         with self._told():
             for level, low, high in self._pieces(since_s, until_s, step_s):
                 yield from self._level(level, low, high, most)
 
     def newest(self, count: int) -> list[Frame]:
-        """Give the newest looks, oldest first."""
+        """Return the newest samples, oldest first."""
         with self._told():
             rows = self._connection.execute(
                 f"SELECT {_FRAME} FROM frame WHERE level = 0 ORDER BY end_s DESC LIMIT ?",  # noqa: S608
@@ -149,7 +149,7 @@ class TelemetryReader:
         return list(self._frames(reversed(rows)))
 
     def values(self, frame: Frame) -> tuple[dict[Key, float], dict[Key, float]]:
-        """Give the counters and the means of the gauges of a frame by name; what is not known (NaN) is not in them."""
+        """Return a frame's counters and gauge means by key, without unknown values (NaN)."""
         gauges, counters = self.keys
         means = {key: value for key, value in zip(gauges, frame.means, strict=False) if abs(value) <= LARGEST}
         newest = {key: value for key, value in zip(counters, frame.counters, strict=False) if abs(value) <= LARGEST}
@@ -158,7 +158,7 @@ class TelemetryReader:
         return newest, means
 
     def findings(self) -> list[FindingRow]:
-        """Give all findings, oldest first."""
+        """Return all findings, oldest first."""
         with self._told():
             rows = self._connection.execute(
                 "SELECT run, data, rule, file, line, subject, first_seen_s, last_seen_s, active, lost_seconds "
@@ -182,23 +182,23 @@ class TelemetryReader:
         return found
 
     def events(self) -> list[tuple[float, str, dict[str, Any]]]:
-        """Give time, name and fields of every event, oldest first."""
+        """Return time, name and fields of every event, oldest first."""
         with self._told():
             rows = self._connection.execute("SELECT at_s, what, data FROM event ORDER BY id").fetchall()
         return [(at_s, what, self._object(data)) for at_s, what, data in self._sound(rows, float, str, str)]
 
     def failures(self) -> dict[int, dict[str, Any]]:
-        """Give the first cause of each failed attempt that is kept, by the number of its directory."""
+        """Return the stored first cause of each failed attempt, by the number of its directory."""
         return {number: first for number, _, first in self.failed()}
 
     def failed(self) -> list[tuple[int, float, dict[str, Any]]]:
-        """Give the same with the time of each: when its report was written."""
+        """Return the same with the time when each report was written."""
         with self._told():
             rows = self._connection.execute("SELECT number, at_s, data FROM failure ORDER BY number").fetchall()
         return [(number, at_s, self._object(data)) for number, at_s, data in self._sound(rows, int, float, str)]
 
     def documents(self) -> list[StoredFacts]:
-        """Give what is known of attempts, the one that was seen last at the end."""
+        """Return the facts of the attempts, the one seen last at the end."""
         with self._told():
             rows = self._connection.execute(
                 "SELECT run, attempt, at_s, data FROM document ORDER BY at_s DESC LIMIT ?", (MOST_DOCUMENTS,)
@@ -217,7 +217,7 @@ class TelemetryReader:
         return found
 
     def noted(self, name: str) -> Any:
-        """Give what was noted under a name; None for nothing."""
+        """Return the value noted under a name; None if there is none."""
         with self._told():
             row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
@@ -228,7 +228,7 @@ class TelemetryReader:
         name = quote(os.fsencode(os.path.abspath(self.path)))
         if not self.path.is_file():
             raise UnreadableError(f"there is no {self.path.name}")
-        # A file that nobody writes, in a directory that we may not write: its write-ahead log cannot be joined.
+        # A file without a writer, in a read-only directory: its write-ahead log cannot be opened.
         for how in ("mode=ro", "mode=ro&immutable=1"):
             connection = sqlite3.connect(f"file:{name}?{how}", uri=True, timeout=_BUSY_S, isolation_level=None)
             try:
@@ -265,7 +265,7 @@ class TelemetryReader:
 
     @contextlib.contextmanager
     def _told(self) -> Generator[None]:
-        """Every way in which a file can be broken, as one line."""
+        """Convert every error of a broken file into a one-line UnreadableError."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -277,10 +277,10 @@ class TelemetryReader:
             raise UnreadableError(f"{self.path.name} cannot be read: {reason_of(error)}") from None
 
     def _pieces(self, since_s: float, until_s: float, step_s: float) -> Sequence[tuple[int, float, float]]:
-        """Which level has which stretch of time, oldest first.
+        """Return which level covers which time range, oldest first.
 
-        The coarsest level that is fine enough has the most of it; finer ones have what is so new that it is not folded
-        yet, coarser ones what is so old that the level has let go of it.
+        The coarsest level that is fine enough covers most of it; finer ones cover what is too new to be downsampled
+        yet, coarser ones what is past the retention of that level.
         """
         spans: dict[int, tuple[float, float]] = {
             level: (oldest_s, newest_s)
@@ -306,7 +306,7 @@ class TelemetryReader:
                 newest_s = spans[level][1]
         for level in range(fitting + 1, len(_LENGTHS_S)):
             if level in spans and spans[level][0] < oldest_s:
-                # A coarse row reaches into what the finer level still has: that begins behind it.
+                # A coarse row overlaps what the finer level still has: use the finer level only after it.
                 (seam_s,) = self._connection.execute(
                     "SELECT max(end_s) FROM frame WHERE level = ? AND begin_s < ? AND end_s > ? AND end_s <= ?",
                     (level, oldest_s, since_s, until_s),
@@ -352,7 +352,7 @@ class TelemetryReader:
             self.notes.append(f"{self.path.name}: {damaged} rows are damaged and left out")
 
     def _sound(self, rows: Any, *types: type) -> Iterator[tuple[Any, ...]]:
-        """Leave out rows whose columns are not what they should be: SQLite stores anything in any column."""
+        """Skip rows whose columns have the wrong type: SQLite stores any type in any column."""
         damaged = 0
         for row in rows:
             if all(_is(value, of) for value, of in zip(row, types, strict=True)):
@@ -377,7 +377,7 @@ def _slot(number: int) -> int:
 
 
 def _is(value: object, of: type) -> bool:
-    """Whether a column has what it should; numbers within reason."""
+    """Whether a column has the expected type; numbers must be within limits."""
     if of is float:
         return isinstance(value, (int, float)) and abs(value) < _LARGEST
     return isinstance(value, of) and (of is not int or abs(value) < _LARGEST)  # type: ignore[arg-type]

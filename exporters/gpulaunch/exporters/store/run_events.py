@@ -1,4 +1,4 @@
-"""What the agent writes into the run directory, carried into telemetry.sqlite: its events, the causes of failures."""
+"""Copies the agent's events and failure causes from the run directory into telemetry.sqlite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpulaunch.profiler.files import regular
 
 EVENTS_FILE: Final = "events.jsonl"
 OF_ITS_HOST: Final = ("monotonic_s", "seen_s", "kernel")
-"""What in a line of it means something on the node alone that wrote it; of times `time_s` is for everyone."""
+"""Fields that are meaningful only on the node that wrote the line; the time for all nodes is `time_s`."""
 
 _AT_ONCE_BYTES: Final = 1 << 20
 _LARGEST_REPORT_BYTES: Final = 16 << 20
@@ -24,7 +24,7 @@ _TELLS_OF_FAILURES: Final = frozenset(("phase", "run_ended", "started"))
 
 
 def carry(file: TelemetryFile, run_dir: Path) -> None:
-    """Take over what is new; within `file.writing()`. What cannot be read is left for another time."""
+    """Copy what is new; call within `file.writing()`. What cannot be read is retried later."""
     at = file.noted(_PLACE)
     lines, place = read_lines(run_dir / EVENTS_FILE, at if isinstance(at, int) else 0)
     news = False
@@ -42,9 +42,9 @@ def carry(file: TelemetryFile, run_dir: Path) -> None:
 
 
 def read_lines(path: Path, place: int = 0, *, most_bytes: int = _AT_ONCE_BYTES) -> tuple[list[dict[str, Any]], int]:
-    """Give the whole lines of a JSONL file from a place on, and the place behind them; one that shrank is begun anew.
+    """Return the complete lines of a JSONL file from an offset on, and the next offset; restart if the file shrank.
 
-    A line that is no object is passed over; one that is not finished yet is left. What is in one is `sound`.
+    Lines that are not objects are skipped; an incomplete last line is left. The values are `sound`.
     """
     try:
         with open(path, "rb", opener=regular) as file:
@@ -57,7 +57,7 @@ def read_lines(path: Path, place: int = 0, *, most_bytes: int = _AT_ONCE_BYTES) 
         return [], place
     end = text.rfind(b"\n") + 1
     if not end and len(text) >= _LONGEST_LINE_BYTES:
-        end = len(text)  # no line of ours is so long
+        end = len(text)  # gpulaunch writes no line this long
     lines: list[dict[str, Any]] = []
     for line in text[:end].split(b"\n"):
         with contextlib.suppress(ValueError, RecursionError):
@@ -68,7 +68,7 @@ def read_lines(path: Path, place: int = 0, *, most_bytes: int = _AT_ONCE_BYTES) 
 
 
 def first_cause(path: Path) -> dict[str, Any] | None:
-    """Give `first` of a failure.json, with the attempt and the time in it; None where it cannot be read."""
+    """Return `first` of a failure.json, with its attempt and time; None if it cannot be read."""
     try:
         with open(path, "rb", opener=regular) as file:
             document: Any = sound(json.loads(file.read(_LARGEST_REPORT_BYTES)))

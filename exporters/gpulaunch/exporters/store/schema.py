@@ -1,15 +1,15 @@
-"""The tables of telemetry.sqlite, and opening it to write: made, gone on with, set aside, or refused.
+"""The schema of telemetry.sqlite; opens it for writing: created, continued, set aside, or refused.
 
-    run        every launcher run that used the directory; counters begin anew with each
-    series     which slot of a frame is which series (`frame.py`); only ever grows
+    run        every launcher run that used the directory; counters restart with each
+    series     the series of each slot of a frame (`frame.py`); only ever grows
     frame      the numbers, by level (`limits.py`)
-    document   what is known of an attempt and is no number over time, as of the last look at it
-    finding    a row for each finding, with when it was seen and what it has cost
+    document   facts of an attempt that are not time series, as of its last sample
+    finding    a row per finding, with when it was seen and what it has cost
     event      the run's history: events.jsonl, and findings as they come and go
     failure    the first cause of each failed attempt
-    meta       how far events.jsonl was read, and what kind of things happened to the file
+    meta       how far events.jsonl was read, and what happened to the file
 
-`PRAGMA user_version` is the version of all this. A newer one is left alone.
+`PRAGMA user_version` is the schema version. A file with a newer one is not touched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpulaunch.exporters.store.locations import is_shared
 
 SCHEMA: Final = 1
 APPLICATION: Final = 0x67706C74
-"""`gplt` (PRAGMA application_id): by it `file` and we know whose it is."""
+"""`gplt` (PRAGMA application_id): identifies the file, also to the tool `file`."""
 _PAGE_BYTES: Final = 4096
 _BUSY_S: Final = 1.0
 
@@ -54,34 +54,34 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 
 _OURS: Final = frozenset(statement.strip() for statement in _TABLES.split(";") if statement.strip())
-"""As SQLite keeps them: letter by letter."""
+"""Exactly as SQLite stores them."""
 
 
 class RefusedError(Exception):
-    """The file is not ours to write; one line."""
+    """The file must not be written; the message is one line."""
 
 
 class DamagedError(Exception):
-    """The file cannot be read any more; one line."""
+    """The file is damaged; the message is one line."""
 
 
 def open_to_write(path: Path, limits: Limits) -> sqlite3.Connection:
-    """Open the file, or make it.
+    """Open the file, or create it.
 
     Raises:
-        RefusedError: it is newer, no file, or another program's.
+        RefusedError: it has a newer schema, is not a regular file, or is another program's.
         DamagedError: it has to be set aside.
         OSError, sqlite3.Error: it cannot be opened now.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    fd = os.open(path, flags, 0o600)  # for its owner only; what SQLite makes beside it gets the same mode
+    fd = os.open(path, flags, 0o600)  # owner only; files that SQLite creates beside it get the same mode
     try:
         status = os.fstat(fd)
     finally:
         os.close(fd)
     if not stat.S_ISREG(status.st_mode):
         raise RefusedError(f"{path.name} is no file")
-    # Autocommit: transactions are begun and ended by hand. It may be closed by another thread than the one that works.
+    # Autocommit: transactions are explicit. Another thread than the working one may close the connection.
     connection = sqlite3.connect(os.fsencode(path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         return _prepared(connection, path, limits, fresh=status.st_size == 0)
@@ -112,8 +112,8 @@ def _prepared(connection: sqlite3.Connection, path: Path, limits: Limits, *, fre
         raise DamagedError(f"{path.name} has other tables than gpulaunch's")
     if not fresh and connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise DamagedError(f"{path.name} is damaged")
-    # "truncate": see locations.py. What is acknowledged survives the death of this process either way; with a
-    # write-ahead log the last seconds before a power cut may be gone, and the file is whole.
+    # "truncate": see locations.py. Committed data survives the death of this process either way; with a
+    # write-ahead log the last seconds before a power cut may be lost, but the file stays intact.
     mode = "TRUNCATE" if is_shared(path) else "WAL"
     connection.execute(f"PRAGMA journal_mode={mode}")
     connection.execute("PRAGMA synchronous=NORMAL")
@@ -138,7 +138,7 @@ def _prepared(connection: sqlite3.Connection, path: Path, limits: Limits, *, fre
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file, in place of one set aside before, and remove what belongs to it. Raises OSError."""
+    """Rename a damaged file, replacing an earlier one, and remove its journal files. Raises OSError."""
     aside = path.with_name(path.name + ".damaged")
     path.replace(aside)
     for suffix in ("-wal", "-shm", "-journal"):
@@ -148,7 +148,7 @@ def set_aside(path: Path) -> Path:
 
 
 def reason_of(error: Exception) -> str:
-    """Say in a few words why the file could not be written."""
+    """Return a short reason why the file could not be written."""
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", None)
         code = code & 0xFF if isinstance(code, int) else None
@@ -159,7 +159,7 @@ def reason_of(error: Exception) -> str:
 
 
 def damages(error: Exception) -> bool:
-    """Whether an error says that the file is not what it was."""
+    """Whether an error means that the file is damaged."""
     return isinstance(error, DamagedError) or (isinstance(error, sqlite3.DatabaseError) and _is_damage(error))
 
 
@@ -183,6 +183,6 @@ def _tables(connection: sqlite3.Connection) -> bool:
 
 
 def has_our_tables(connection: sqlite3.Connection) -> bool:
-    """Whether there are the tables of this version and nothing else: a view or a trigger of somebody's would be run."""
+    """Whether there are exactly the tables of this version: a foreign view or trigger would be executed."""
     made = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?", (2 * len(_OURS),))
     return frozenset(sql for (sql,) in made) == _OURS

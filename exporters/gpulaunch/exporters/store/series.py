@@ -1,9 +1,9 @@
-"""A published `NodeState` as plain numbers, by the names and labels of the catalogue: what is kept of it over time.
+"""Converts a published `NodeState` into the series that are stored, named as in the metric catalogue.
 
-The names are the catalogue's, so that whoever knows `/metrics` knows the file. Left out is what says nothing as a
-curve: facts (`_info`), buckets of histograms (their `_sum` and `_count` stay), states told as text, and what the store
-keeps as findings, collectors and moments. So is what has a label that the catalogue does not know: one reason for a
-slow clock that is new to us must not cost all the others.
+The names are the catalogue's, so the file has the same series as `/metrics`. Left out is what is useless as a time
+series: facts (`_info`), histogram buckets (`_sum` and `_count` stay), text states, and what the store keeps as
+findings, collectors and timestamps. Samples with an unknown label value are left out too: one new throttle reason must
+not cost all other samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEPT: Final = {
     for metric in CATALOGUE
     if metric.kind in (Kind.COUNTER, Kind.GAUGE) and metric.name not in _LEFT_OUT
 }
-"""Whether it counts, and its closed labels."""
+"""Whether it is a counter, and its closed labels."""
 LABELS: Final = {
     **{metric.name: tuple(label.name for label in metric.labels) for metric in CATALOGUE},
     **{
@@ -50,20 +50,20 @@ LABELS: Final = {
 }
 """The names of the labels of every series."""
 NUMBERS: Final = frozenset(("gpulaunch_collective_sequence", "gpulaunch_checkpoint_step", "gpulaunch_resumed_step"))
-"""Gauges of which every digit counts, however large they are: they are kept as counters are (`frame`)."""
+"""Gauges that need every digit, however large: stored like counters (`frame`)."""
 _NO_FACTS: Final = Facts(version="")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The numbers of one look."""
+    """The values of one refresh."""
 
     counters: dict[Key, float] = field(default_factory=dict[Key, float])
-    """What only grows, but with a new run."""
+    """Values that only grow within a run."""
     gauges: dict[Key, float] = field(default_factory=dict[Key, float])
 
     def put(self, name: str, value: float | None, /, **labels: str) -> None:
-        """Take a value of a state, if it is one to be kept."""
+        """Add a value of a state, if it is stored."""
         kept = _KEPT.get(name)
         if kept is None or value is None or not math.isfinite(value):
             return
@@ -76,14 +76,14 @@ class Sample:
     def put_histogram(
         self, name: str, bounds: Sequence[float], counts: Sequence[int], total: float, /, **labels: str
     ) -> None:
-        """Take a histogram."""
+        """Add the sum and count of a histogram."""
         del bounds
         self.counters[f"{name}_sum", *labels.values()] = total
         self.counters[f"{name}_count", *labels.values()] = sum(counts)
 
 
 def sample_of(state: NodeState) -> Sample:
-    """Give the numbers of a state."""
+    """Return the values of a state."""
     sample = Sample()
     put_state(sample, state, _NO_FACTS)
     return sample

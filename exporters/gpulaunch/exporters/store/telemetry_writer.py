@@ -1,10 +1,9 @@
-"""Has what a run's sidecar sees written into telemetry.sqlite, by a thread that the sidecar never waits for.
+"""Writes the sidecar's states into telemetry.sqlite, in a thread that the sidecar never waits for.
 
-The sidecar hands over each state and goes on: a `Worker` takes the newest one when it is ready for it, and what came
-meanwhile is not stored (the counters of the next one have it). One that comes too soon after the one before is held
-back for the same reason, and stored all the same if it turns out to be the last: of the run, of an attempt, of a rank.
-Nothing that happens to the file reaches the sidecar: it is told as the condition of a collector, and tried again,
-later and later.
+The sidecar hands over each state and continues: a `Worker` takes the newest one when it is ready, and states in between
+are not stored (the next one's counters include them). A state too soon after the previous one is held back for the same
+reason, but stored if it turns out to be the last: of the run, of an attempt, of a rank. File errors never reach the
+sidecar: they are reported as the condition of a collector and retried with increasing delay.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from gpulaunch.profiler.record import AttemptGroup, CollectorState, NodeState
 
 _DOCUMENT_EVERY_S: Final = 10.0
 _SOON_S: Final = 1.0
-"""The first document of an attempt comes so soon."""
+"""Delay of the first document of an attempt."""
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 
 
 class TelemetryWriter:
-    """Keeps the telemetry of one node's run; one for each sidecar."""
+    """Stores the telemetry of one node's run; one per sidecar."""
 
     def __init__(
         self, channel_dir: Path, *, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`channel_dir`: where the agent says which run directory it is."""
+        """`channel_dir`: where the agent names the run directory."""
         self._channel_dir = channel_dir
         self._limits = limits or Limits()
         self._clock = clock
         self._worker: Worker[NodeState] = Worker("telemetry", self._work, clock=clock)
-        # Of the thread alone:
+        # Used by the thread only:
         self._closing = False
         self._run_dir: Path | None = None
         self._file: TelemetryFile | None = None
@@ -58,11 +57,11 @@ class TelemetryWriter:
         self._seen_s: float | None = None
         self._last: NodeState | None = None
         self._held_back: tuple[NodeState, float] | None = None
-        """A look that came too soon after `_last`, and when: nothing newer has come so far."""
+        """A state that came too soon after `_last`, and its time; None once a newer one has come."""
         self._refused = False
         self._retry_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
-        # Told: each is one value that one thread writes.
+        # Read by other threads: each is one value with one writing thread.
         self._available = True
         self._reason = ""
         self._errors = 0
@@ -75,20 +74,20 @@ class TelemetryWriter:
 
     @property
     def condition(self) -> CollectorState:
-        """How it does, as one of the sidecar's collectors."""
+        """Its condition, as one of the sidecar's collectors."""
         return CollectorState(
             available=self._available, reason=self._reason, errors=self._errors, spent_s=self._spent_s
         )
 
     def keep(self, state: NodeState) -> None:
-        """Have a state stored; returns at once."""
+        """Queue a state to be stored; returns at once."""
         if not self._worker.give(state):
             self._available = False
             self._errors += 1
             self._reason = f"{TELEMETRY_FILE}: no thread to write it"
 
     def close(self, within_s: float = 0.7) -> bool:
-        """Store what was handed over last, and let the file go; say whether that was done in time."""
+        """Store the last state and close the file; return whether that was done in time."""
         return self._worker.close(within_s)
 
     # -- the thread
@@ -110,7 +109,7 @@ class TelemetryWriter:
         except RefusedError as error:
             self._refused = True
             self._trouble(error)
-        except Exception as error:  # a fault of ours must not end the thread, either
+        except Exception as error:  # a bug must not end the thread either
             damaged = schema.damages(error)
             self._trouble(error)
             if damaged:
@@ -150,14 +149,14 @@ class TelemetryWriter:
         left: tuple[dict[str, Any], AttemptGroup, float] | None = None,
         last: bool = False,
     ) -> None:
-        """Store a look of the group's.
+        """Store a state of the group.
 
         Args:
-            file: where.
-            state: what was seen.
-            now_s: when.
-            left: what `_left` gave: the document that it leaves behind.
-            last: it is the last: with its document, whenever that was stored.
+            file: the file.
+            state: the state.
+            now_s: its time.
+            left: what `_left` returned: the document of ranks that are gone.
+            last: it is the last: store its document too, however recent the previous one is.
         """
         group = self._group
         if group is None:
@@ -188,7 +187,7 @@ class TelemetryWriter:
         self._seen_s, self._last, self._held_back = now_s, state, None
 
     def _left(self, state: NodeState) -> tuple[dict[str, Any], AttemptGroup, float] | None:
-        """The document of the last look, if there were ranks in it that are not there any more."""
+        """Return the document of the last state, if it has ranks that are gone now."""
         last, group, at_s = self._last, self._group, self._seen_s
         if last is None or group is None or at_s is None or not self._ends(last, state):
             return None
@@ -196,7 +195,7 @@ class TelemetryWriter:
         return self._document, group, at_s
 
     def _ends(self, last: NodeState, state: NodeState) -> bool:
-        """Whether nothing newer will come of the attempt of `last`, or of a rank in it: `state` has come instead."""
+        """Whether `state` shows that the attempt of `last`, or one of its ranks, will have no newer state."""
         group = self._group
         there = {training.rank for training in state.training}
         same = (
@@ -207,7 +206,7 @@ class TelemetryWriter:
         return not same or any(training.rank not in there for training in last.training)
 
     def _carried_on(self) -> dict[str, Any] | None:
-        """What of an attempt's document is true of the next one: counters go on, lines and places begin anew."""
+        """Return what the next attempt's document inherits: counters, but not program lines and locations."""
         if self._document is None:
             return None
         return {**self._document, "ranks": {}, "gauges": []}
@@ -224,7 +223,7 @@ class TelemetryWriter:
         return self._file
 
     def _named(self) -> Path | None:
-        """The run directory, which the agent names beside the pages."""
+        """The run directory, which the agent names next to the channel's pages."""
         try:
             document: Any = json.loads((self._channel_dir / "group.json").read_bytes())
             return Path(document["run_dir"])
@@ -232,7 +231,7 @@ class TelemetryWriter:
             return None
 
     def _trouble(self, error: Exception) -> None:
-        """Tell, and try again after a pause."""
+        """Report the error, and retry after a pause."""
         self._available = False
         self._errors += 1
         self._reason = f"{TELEMETRY_FILE}: {_sentence(error)}"
@@ -246,7 +245,7 @@ class TelemetryWriter:
             self._file = None
 
     def _begin_anew(self) -> None:
-        """A damaged file is set aside: what it holds may be of use to somebody, and a new one can be begun."""
+        """Set a damaged file aside, for its content may be useful, so that a new one can be created."""
         if self._run_dir is None:
             return
         try:
@@ -263,16 +262,16 @@ class TelemetryWriter:
         if file is None:
             return
         try:
-            if last is None:  # the last state is stored already; its document, and the end of the history, may not be
+            if last is None:  # the last state is stored; its document, and the end of the history, may not be
                 self._finish(file)
-        except Exception as error:  # it has ended anyway
+        except Exception as error:  # the run has ended anyway
             self._trouble(error)
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _finish(self, file: TelemetryFile) -> None:
-        """The end of the history, and the document of the last look; that look, too, if it was held back."""
+        """Store the end of the history, the document of the last state, and that state if it was held back."""
         if self._held_back is not None:
             self._write(file, *self._held_back, last=True)
             return
@@ -287,7 +286,7 @@ class TelemetryWriter:
 
 
 def _steps_between(before: NodeState | None, after: NodeState) -> int:
-    """How many steps the rank made that made most; none of those of a rank that was not there before are known."""
+    """Return the most steps that any rank made in between; a rank that is new does not count."""
     were = {training.rank: training.steps for training in before.training} if before is not None else {}
     return max((max(0, each.steps - were.get(each.rank, each.steps)) for each in after.training), default=0)
 

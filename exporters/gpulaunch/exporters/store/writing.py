@@ -1,7 +1,7 @@
-"""Writing telemetry.sqlite: what a look brought, folded as it gets older, kept within its bounds.
+"""Writes telemetry.sqlite: adds samples, downsamples them with age, and keeps the file within its limits.
 
-Coarse rows are made of the finer ones in the file, not of what the process remembers: a sidecar that is killed loses
-nothing but its last look, and the next one goes on as if it had been there.
+Coarse rows are made from the finer rows in the file, not from process memory: a killed sidecar loses only its last
+sample, and the next sidecar continues seamlessly.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from gpulaunch.profiler.record import AttemptGroup, Finding
 _LOOKS_AT_AGES_EVERY_S: Final = 5.0
 _APART_S: Final = 0.5
 _APART_SHARED_S: Final = 4.5
-"""On a network file system: without a write-ahead log every look waits for the server, twice."""
+"""On a network file system: without a write-ahead log every sample waits for the server twice."""
 _FRAME: Final = "id, begin_s, end_s, run, attempt, looks, num_counters, data"
 
 
 class HeldByReaderError(Exception):
-    """A reader keeps what was written ahead from being put into the file, and that is as large as it may be."""
+    """A reader blocks the checkpoint of the write-ahead log, which has reached its size limit."""
 
 
 class TelemetryFile:
-    """The file of one node, open to write. Whatever it raises, close it and open it anew: nothing half is in it."""
+    """The file of one node, open for writing. After any error, close and reopen it: no partial write is in it."""
 
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
-        """Open it. Raises what `schema.open_to_write` raises."""
+        """Open the file. Raises what `schema.open_to_write` raises."""
         self.path = path
         self._limits = limits or Limits()
         self._connection = open_to_write(path, self._limits)
         self.apart_s = _APART_SHARED_S if is_shared(path) else _APART_S
-        """How far apart looks should be at least: each is made to last."""
+        """Minimum distance of samples: each is committed durably."""
         try:
             self._slots: tuple[dict[Key, int], dict[Key, int]] = ({}, {})
             for counts, slot, name, labels in self._connection.execute("SELECT * FROM series ORDER BY slot"):
@@ -83,10 +83,10 @@ class TelemetryFile:
         self.close()
 
     def close(self) -> None:
-        """Put all of it into the one file, and let it go. Raises nothing."""
+        """Checkpoint everything into the one file, and close it. Never raises."""
         with contextlib.suppress(sqlite3.Error):
-            # A file that nobody writes needs nothing beside it: it can be copied, and read where nothing may be
-            # written. While somebody reads, it stays as it is, and the next to open it finds it whole all the same.
+            # Without a write-ahead log the file can be copied, and read in a read-only directory. While there is a
+            # reader this fails; the next process to open the file finds it complete all the same.
             self._connection.execute("PRAGMA busy_timeout=100")
             self._connection.execute("PRAGMA journal_mode=DELETE")
         with contextlib.suppress(sqlite3.Error):
@@ -94,11 +94,11 @@ class TelemetryFile:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
-        """All that is written in it, or nothing.
+        """Run a transaction: all that is written in it, or nothing.
 
         Raises:
-            HeldByReaderError: not now.
-            sqlite3.Error: not at all.
+            HeldByReaderError: not possible now.
+            sqlite3.Error: the write failed.
         """
         self._check_ahead()
         self._connection.execute("BEGIN IMMEDIATE")
@@ -113,7 +113,7 @@ class TelemetryFile:
     # -- what is written
 
     def run_of(self, group: AttemptGroup, *, host: str, now_s: float) -> int:
-        """Give the row of a launcher run."""
+        """Return the row id of a launcher run."""
         known = self._runs.get(group.run_id)
         if known is None:
             self._connection.execute(
@@ -125,7 +125,7 @@ class TelemetryFile:
         return known
 
     def look(self, sample: Sample, *, run: int, attempt: int | None, begin_s: float, end_s: float) -> None:
-        """Add what was seen at `end_s`; everything that is old enough is folded and forgotten."""
+        """Add the sample of `end_s`; older rows are downsampled or deleted as due."""
         numbers = {key: value for key, value in sample.gauges.items() if key[0] in NUMBERS}
         gauges = self._placed(0, {key: value for key, value in sample.gauges.items() if key not in numbers})
         frame = Frame(
@@ -147,7 +147,7 @@ class TelemetryFile:
             self._forget(end_s)
 
     def document(self, content: Mapping[str, Any], *, run: int, attempt: int, at_s: float) -> None:
-        """Keep what is known of an attempt, in place of what was."""
+        """Store the document of an attempt, replacing the previous one."""
         data = zlib.compress(_json_in_pieces(content).encode(), 1)
         if len(data) > MOST_DOCUMENT_BYTES:
             return
@@ -159,7 +159,7 @@ class TelemetryFile:
         )
 
     def document_of(self, run: int, attempt: int) -> dict[str, Any] | None:
-        """Give what is kept of an attempt."""
+        """Return the stored document of an attempt."""
         found = self._connection.execute("SELECT data FROM document WHERE run = ? AND attempt = ?", (run, attempt))
         row = found.fetchone()
         try:
@@ -169,10 +169,10 @@ class TelemetryFile:
         return content if isinstance(content, dict) else None
 
     def findings(self, standing: Iterable[Finding], *, run: int, now_s: float, steps: int, judged: bool = True) -> None:
-        """Take what stands now; it has made each of the `steps` longer that were made since the look before.
+        """Store the active findings; each has slowed all of the `steps` made since the previous sample.
 
-        Not all of the time in between: a finding stands until the next window is judged, and that may be long, for
-        nobody trains during a hang or a restart.
+        Cost counts by steps, not by elapsed time: a finding stays active until the next window is judged, and that may
+        be long, since no training happens during a hang or a restart.
         """
         known = {
             (rule, file, line, subject): (id_, active)
@@ -217,7 +217,7 @@ class TelemetryFile:
         )
 
     def event(self, what: str, fields: Mapping[str, Any], *, at_s: float) -> None:
-        """Add a line to the history; the oldest go."""
+        """Add an event to the history; the oldest are deleted."""
         cursor = self._connection.execute(
             "INSERT INTO event (at_s, what, data) VALUES (?, ?, ?)", (at_s, _storable(what[:64]), bounded_json(fields))
         )
@@ -225,7 +225,7 @@ class TelemetryFile:
         self._connection.execute("DELETE FROM event WHERE id <= ?", (oldest,))
 
     def failure(self, number: int, first: Mapping[str, Any], *, at_s: float) -> None:
-        """Keep the first cause of an attempt, by the number of its directory."""
+        """Store the first cause of an attempt, by the number of its directory."""
         self._connection.execute("INSERT OR REPLACE INTO failure VALUES (?, ?, ?)", (number, at_s, bounded_json(first)))
         self._connection.execute(
             "DELETE FROM failure WHERE number IN (SELECT number FROM failure ORDER BY number DESC LIMIT -1 OFFSET ?)",
@@ -233,11 +233,11 @@ class TelemetryFile:
         )
 
     def failures(self) -> set[int]:
-        """Give the numbers of the attempts whose first cause is kept."""
+        """Return the numbers of the attempts whose first cause is stored."""
         return {number for (number,) in self._connection.execute("SELECT number FROM failure")}
 
     def noted(self, name: str) -> Any:
-        """Give what was noted under a name; None for nothing."""
+        """Return the value noted under a name; None if there is none."""
         row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return row[0] if row is not None else None
 
@@ -248,7 +248,7 @@ class TelemetryFile:
     # -- slots
 
     def _placed(self, counts: int, values: Mapping[Key, float]) -> array[float]:
-        """Give the values in their slots; a series that is new gets the next one."""
+        """Return the values by slot; a new series gets the next free slot."""
         slots = self._slots[counts]
         for key in values.keys() - slots.keys():
             if len(slots) >= MOST_SERIES:
@@ -264,7 +264,7 @@ class TelemetryFile:
                 placed[slot] = value
         return placed
 
-    # -- growing older
+    # -- downsampling and retention
 
     def _insert(self, level: int, frame: Frame) -> None:
         data = encode(frame)
@@ -280,13 +280,13 @@ class TelemetryFile:
         self._held_bytes[level] += len(data)
 
     def _fold(self, now_s: float) -> None:
-        """Make the rows of every level whose time is over of those of the level below."""
+        """Downsample: make the completed rows of every level from those of the level below."""
         for level, grain in enumerate(self._limits.levels):
             if not level:
                 continue
             row = self._connection.execute("SELECT max(end_s) FROM frame WHERE level = ?", (level,)).fetchone()
             length_s = grain.length_s
-            # A row ends somewhere in its stretch of time: the next stretch begins at the next multiple of the length.
+            # A row ends somewhere in its interval: the next interval begins at the next multiple of the length.
             since_s = -math.inf if row[0] is None else (row[0] // length_s + 1) * length_s
             until_s = now_s // length_s * length_s
             if until_s <= since_s:
@@ -301,7 +301,7 @@ class TelemetryFile:
                     self._insert(level, fold(frames))
 
     def _forget(self, now_s: float) -> None:
-        """Let go of rows that are too old, too many, or too much."""
+        """Delete rows beyond the limits of age, number or bytes."""
         for level, grain in enumerate(self._limits.levels):
             most_bytes = grain.share * self._limits.file_bytes
             if grain.age_s is None:
@@ -329,7 +329,7 @@ class TelemetryFile:
             self._held_bytes[level] -= round(held)
 
     def _join_neighbours(self, level: int) -> bool:
-        """Make one row of the two neighbours that are shortest together; False where there are no two of one run."""
+        """Merge the shortest pair of neighbouring rows; return False if no two are of one run."""
         row = self._connection.execute(
             "SELECT id, next_id FROM (SELECT id, run, begin_s, end_s, "
             "lead(id) OVER w AS next_id, lead(run) OVER w AS next_run, lead(end_s) OVER w AS next_end_s "
@@ -351,7 +351,7 @@ class TelemetryFile:
         return True
 
     def _check_ahead(self) -> None:
-        """A reader that does not end keeps the write-ahead log growing: past its bound nothing is written."""
+        """Truncate the write-ahead log near its limit; raise if a long-lived reader prevents it."""
         ahead = f"{self.path}-wal"
         with contextlib.suppress(FileNotFoundError):
             if os.stat(ahead).st_size <= self._limits.ahead_bytes - self._limits.ahead_bytes // 8:
@@ -362,7 +362,7 @@ class TelemetryFile:
 
 
 def _frames(rows: Iterable[tuple[Any, ...]]) -> Iterator[Frame]:
-    """What rows are; one that is damaged is left out."""
+    """Yield the frames of rows; damaged ones are skipped."""
     for _, begin_s, end_s, run, attempt, looks, num_counters, data in rows:
         with contextlib.suppress(ValueError):
             yield decode(
@@ -371,8 +371,8 @@ def _frames(rows: Iterable[tuple[Any, ...]]) -> Iterator[Frame]:
 
 
 def _json_in_pieces(content: Mapping[str, Any]) -> str:
-    """An object as JSON, made piece by piece: one call for a node of many ranks would hold the interpreter, and with
-    it the sidecar's loop, for a tenth of a second."""
+    """Return an object as JSON, encoded in pieces: one call for a node with many ranks would hold the GIL, and block
+    the sidecar's loop, for a tenth of a second."""
     parts: list[str] = []
     for name, value in content.items():
         if isinstance(value, dict):
@@ -387,5 +387,5 @@ def _json_in_pieces(content: Mapping[str, Any]) -> str:
 
 
 def _storable(text: str) -> str:
-    """Text that SQLite takes: names of files may hold bytes that are no text (lone surrogates)."""
+    """Return text that SQLite accepts: file names may have undecodable bytes (lone surrogates)."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,1 +1,1 @@
-"""A run in a terminal: pure frames (`frame`), and a thin application that shows them and takes keys (`app`)."""
+"""The terminal UI: pure frames (`frame`), and a thin application that shows them and handles keys (`app`)."""

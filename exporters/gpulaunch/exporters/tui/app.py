@@ -1,4 +1,4 @@
-"""The application on a terminal: it takes keys, has a thread read, and shows frames. What it shows is `frame`'s."""
+"""The terminal application: handles keys, reads in a thread, and shows the frames made by `frame`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_RANKS: Final = (Page.RANKS, Page.INPUT, Page.MEMORY)
 _WITH_RANK: Final = (*_OF_RANKS, Page.RANK, Page.LOG)
 
 _PLAIN: Final = Style()
-"""Not None: the filters of Textual ask every segment for its style."""
+"""Not None: the filters of Textual access the style of every segment."""
 _STYLES: Final[dict[str, Style]] = {
     "strong": Style(bold=True),
     "dim": Style(dim=True),
@@ -49,7 +49,7 @@ _STYLES: Final[dict[str, Style]] = {
     "tab": Style(),
     "footer": Style(reverse=True),
     "curve": Style(color="cyan"),
-    # of a step, and of a run; the letters say the same
+    # of a step, and of a run; the letters carry the same information
     "data_wait": Style(color="red"),
     "h2d": Style(color="bright_red"),
     "forward": Style(color="green"),
@@ -73,7 +73,7 @@ _STYLES: Final[dict[str, Style]] = {
 
 
 class Board(Widget):
-    """The whole screen: lines."""
+    """The widget of the whole screen: lines."""
 
     can_focus = True
 
@@ -82,12 +82,12 @@ class Board(Widget):
         self.lines: list[Line] = []
 
     def show(self, lines: list[Line]) -> None:
-        """Show these from now on."""
+        """Show these lines from now on."""
         self.lines = lines
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Give one line, as wide as the screen."""
+        """Return one line, as wide as the screen."""
         spans = self.lines[y] if y < len(self.lines) else ()
         segments = [Segment(text, _STYLES.get(style, _PLAIN)) for text, style in spans]
         return Strip(segments).adjust_cell_length(self.size.width, _PLAIN)
@@ -134,14 +134,14 @@ class Top(App[None]):
     ]
 
     class Read(Message):
-        """The reader has read."""
+        """The reader has new data."""
 
         def __init__(self, seen: Seen) -> None:
             super().__init__()
             self.seen = seen
 
     class Said(Message):
-        """An errand says a line; None: it is over."""
+        """An errand has printed a line; None: it has ended."""
 
         def __init__(self, of: Errand, text: str | None) -> None:
             super().__init__()
@@ -160,14 +160,14 @@ class Top(App[None]):
 
         Args:
             run_dir: its directory.
-            dump: gives the task that tells the stack of a rank; None: there is none.
-            trace: gives the task that traces a rank, or all (None).
-            reader: makes the reader, of a function that it tells what it saw.
+            dump: returns the task that dumps the stack of a rank; None: not available.
+            trace: returns the task that traces a rank, or all (None).
+            reader: creates the reader, from the callback for its results.
         """
         super().__init__(ansi_color=True)  # the terminal's own colours and background
         self.view: RunView | None = None
         self.fault: Exception | None = None
-        """What ended the application, if that was a fault of ours; for the caller to tell in one line."""
+        """The bug that ended the application, if any; the caller reports it in one line."""
         self.look = Look(ascii_only="utf" not in locale.getpreferredencoding(False).lower())
         self._dump = dump
         self._trace = trace
@@ -178,19 +178,19 @@ class Top(App[None]):
     # -- the screen
 
     def compose(self) -> ComposeResult:
-        """Give the board, and the line that a filter is typed into."""
+        """Return the board, and the input line of the filter."""
         yield Board()
         yield Input(id="filter", placeholder="ranks: 3, 8-15, n1 (node 1), ! (marked); empty: all", max_length=200)
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self.query_one(Board).focus()
         self._reader.start()
         self.set_interval(0.5, self._watch)
         self._draw()
 
     def on_unmount(self) -> None:
-        """End what was begun."""
+        """Stop the reader and the errand."""
         self._reader.close()
         if self._errand is not None:
             self._errand.close()
@@ -204,12 +204,12 @@ class Top(App[None]):
         asking = self.query_one("#filter").has_class("asked")
         try:
             lines = frame(self.view, self.look, width, height - asking)
-        except Exception as error:  # a fault of ours costs this frame, and not the terminal
+        except Exception as error:  # a bug must cost only this frame, not the terminal
             lines = [((plain(f"cannot draw this: {type(error).__name__}: {error}; please report"), "bad"),)]
         self.query_one(Board).show(lines)
 
     def _set(self, **changes: Any) -> None:
-        """Change what is to be seen, and show it."""
+        """Change the look, and redraw."""
         self._asked_to_trace = ""
         self.look = replace(self.look, **{"notice": "", **changes})
         self._reader.want(Want(window_s=self.look.window_s, log=self._log_place()))
@@ -224,9 +224,9 @@ class Top(App[None]):
         super()._handle_exception(error)
 
     def _print_error_renderables(self) -> None:
-        """Print no traceback: the caller tells `fault`."""
+        """Print no traceback: the caller reports `fault`."""
 
-    # -- what is told by other threads
+    # -- messages from other threads
 
     def _told(self, seen: Seen) -> None:
         self._post(self.Read(seen))
@@ -234,7 +234,7 @@ class Top(App[None]):
     def _post(self, message: Message) -> None:
         try:
             self.post_message(message)
-        except RuntimeError:  # the loop is closed: nobody looks on any more
+        except RuntimeError:  # the loop is closed: the application has ended
             return
 
     def on_top_read(self, message: Read) -> None:
@@ -248,7 +248,7 @@ class Top(App[None]):
         self._draw()
 
     def _watch(self) -> None:
-        """Say when the disk does not answer."""
+        """Show when the disk does not respond."""
         busy_s = self._reader.busy_seconds()
         stale_s = busy_s if busy_s > _STALE_S else 0.0
         if stale_s or self.look.stale_seconds:
@@ -256,7 +256,7 @@ class Top(App[None]):
             self._draw()
 
     def on_top_said(self, message: Said) -> None:
-        """Show what an errand says."""
+        """Show the output of an errand."""
         output = self.look.output
         if message.of is not self._errand or output is None:
             return
@@ -268,14 +268,14 @@ class Top(App[None]):
         self.look = replace(self.look, output=output)
         self._draw()
 
-    # -- keys: where to look
+    # -- keys: navigation
 
     def action_page(self, name: str) -> None:
         """Open a page."""
         self._set(page=Page(name), top=0)
 
     def action_turn(self, by: int) -> None:
-        """Open the next page, or the one before."""
+        """Open the next or the previous page."""
         pages = [page for page in PAGES if page is not Page.OUTPUT or self.look.output is not None]
         at = pages.index(self.look.page) if self.look.page in pages else -1
         self._set(page=pages[(at + by) % len(pages)], top=0)
@@ -301,7 +301,7 @@ class Top(App[None]):
         self._set(top=max(0, min(most, self.look.top + (-by if follows else by))))
 
     def action_screens(self, by: int) -> None:
-        """Move by a screen."""
+        """Move by one screen."""
         self.action_move(by * max(1, self.size.height - 10))
 
     def _select(self, by: int) -> None:
@@ -313,17 +313,17 @@ class Top(App[None]):
             self._set(rank=ranks[at])
 
     def action_sort(self, by: int) -> None:
-        """Sort the ranks by the next thing."""
+        """Sort the ranks by the next criterion."""
         names = list(SORTS)
         name = names[(names.index(self.look.sort) + by) % len(names)]
         self._set(sort=name, reverse=False, notice=f"sorted by {name}")
 
     def action_reverse(self) -> None:
-        """Sort the other way round."""
+        """Reverse the sort order."""
         self._set(reverse=not self.look.reverse)
 
     def action_window(self) -> None:
-        """Show curves of another length of time."""
+        """Change the time window of the curves."""
         window_s = _WINDOWS[self.look.window_s]
         told = "of the whole run" if window_s is None else f"of the last {window_s / 60:.0f} min"
         self._set(window_s=window_s, notice=f"curves {told}")
@@ -331,7 +331,7 @@ class Top(App[None]):
     # -- the filter
 
     def action_filter(self) -> None:
-        """Ask for a filter."""
+        """Prompt for a filter."""
         self._ask(True)
 
     def _ask(self, asked: bool) -> None:
@@ -345,7 +345,7 @@ class Top(App[None]):
         self._draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take the filter, or say why it is none."""
+        """Apply the filter, or show why it is invalid."""
         try:
             filter_of(event.value)
         except FilterError as error:
@@ -393,7 +393,7 @@ class Top(App[None]):
             self._begin(self._dump(self.view, rank.rank), f"stack of rank {rank.rank}", follow=False)
 
     def action_trace(self, every: bool) -> None:
-        """Trace the selected rank, or all; asked twice, because it makes them slower meanwhile."""
+        """Trace the selected rank, or all; needs a confirmation, because tracing slows them down."""
         rank = selected(self.view, self.look) if self.view is not None else None
         if self.view is None or rank is None or self._trace is None:
             self._set(notice="there is no rank to trace")

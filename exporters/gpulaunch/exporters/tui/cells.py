@@ -1,7 +1,7 @@
-"""What a frame is made of: text that fits its cells, bars, curves, figures for people.
+"""The building blocks of a frame: text that fits its cells, bars, curves, formatted values.
 
-A line is a tuple of spans, and a span is a text with the name of a style. Nothing here depends on colour: a bar is made
-of letters, and a curve of blocks, or of ASCII where the terminal has no blocks.
+A line is a tuple of spans, and a span is a text with the name of a style. Nothing depends on colour: a bar is made of
+letters, and a curve of block characters, or of ASCII where the terminal has none.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _CUT: Final = "~"
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 _MARKS: Final = ("Mn", "Me")
 _SHORTEST: Final = 4
-"""A curve of fewer cells says nothing."""
+"""A curve of fewer cells is useless."""
 _NOW: Final = 3
-"""Of so many intervals the newest value is that of now; where none is known, what it was before is not."""
+"""The current value is the newest one of this many intervals; older values do not count."""
 
 
 # -- text
 
 
 def plain(text: object) -> str:
-    """Give anything as one line that no terminal obeys."""
+    """Return anything as one line that is safe for a terminal."""
     return inert(str(text))
 
 
 def without_colours(text: str) -> str:
-    """Drop the sequences that only colour: what is left is read better, and hides nothing."""
+    """Drop the sequences that only set colours: this is more readable, and hides nothing."""
     return _COLOURS.sub("", text)
 
 
 def cells(text: str) -> int:
-    """How many cells a text takes: two for wide characters, none for marks that combine."""
+    """Return how many cells a text takes: two for wide characters, none for combining marks."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
 
@@ -58,12 +58,12 @@ def _cells_of(char: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Give the beginning of a text, padded to this many cells."""
+    """Return the beginning of a text, padded to this many cells."""
     return _pad(_cut(text, width), width)
 
 
 def fit_end(text: str, width: int) -> str:
-    """Give the end of a text, where a path says most, in at most this many cells."""
+    """Return the end of a text, the most useful part of a path, in at most this many cells."""
     return _cut(text[::-1], width)[::-1] if cells(text) > width else text
 
 
@@ -80,17 +80,17 @@ def _pad(text: str, width: int) -> str:
 
 
 def line(*spans: Span | str) -> Line:
-    """Give a line of spans; a bare text has no style."""
+    """Return a line of spans; a bare text has no style."""
     return tuple((span, "") if isinstance(span, str) else span for span in spans)
 
 
 def text_of(of: Line) -> str:
-    """Give a line without its styles."""
+    """Return a line without its styles."""
     return "".join(text for text, _ in of)
 
 
 def clip(of: Line, width: int) -> Line:
-    """Give what of a line has room in this many cells."""
+    """Return the part of a line that fits into this many cells."""
     kept: list[Span] = []
     for text, style in of:
         have = cells(text)
@@ -122,7 +122,7 @@ def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
 
 
 def _head(text: str, width: int) -> str:
-    """Give as many characters as fit into this many cells."""
+    """Return as many characters as fit into this many cells."""
     used = 0
     for at, char in enumerate(text):
         used += _cells_of(char)
@@ -132,7 +132,7 @@ def _head(text: str, width: int) -> str:
 
 
 def broken(text: str, width: int) -> list[str]:
-    """Break where the line ends, and nowhere else: what a program printed may be a table."""
+    """Break a text only at the width, not between words: program output may be a table."""
     parts: list[str] = []
     while cells(text) > width > 1:
         head = _head(text, width)
@@ -145,7 +145,7 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def spark(curve: Curve, width: int, *, ascii_only: bool = False, most: float | None = None) -> str:
-    """Draw a curve from 0 to its largest value; a gap is where nothing is known."""
+    """Draw a curve from 0 to its largest value; unknown values are gaps."""
     known = [value for value in curve if value is not None and math.isfinite(value)]
     if not known or width <= 0:
         return " " * max(0, width)
@@ -165,9 +165,9 @@ def spark(curve: Curve, width: int, *, ascii_only: bool = False, most: float | N
 
 
 def bar(parts: Sequence[tuple[str, str, float]], width: int) -> Line:
-    """Draw parts (letter, style, share) as runs of their letter: what has less than half a cell has none.
+    """Draw parts (letter, style, share) as runs of their letter; less than half a cell is not drawn.
 
-    The shares are of the whole width, so what is missing to 1 stays blank.
+    Shares are of the whole width, so the rest to 1 stays blank.
     """
     if width <= 0:
         return ()
@@ -193,9 +193,9 @@ def curve_line(
     ascii_only: bool,
     lasts: bool = True,
 ) -> Line:
-    """Draw a curve between its name and what it is now and at most.
+    """Draw a curve between its name and its current and maximum values.
 
-    `lasts`: where nothing is known of now, it is as it was: no step may have ended for a while.
+    `lasts`: if the current value is unknown, show the last known one: no step may have ended for a while.
     """
     known = [value for value in curve if value is not None and math.isfinite(value)]
     if not known:
@@ -216,12 +216,12 @@ seconds, took, size, ratio, figure = CELLS.seconds, CELLS.took, CELLS.size, CELL
 
 
 def pairs(of: Mapping[str, object]) -> str:
-    """Give a mapping as `name=value name=value`, harmless; what is not known is left out."""
+    """Return a mapping as `name=value name=value`, escaped; unknown values are left out."""
     return " ".join(f"{plain(name)}={_value(value)}" for name, value in of.items() if value not in (None, ""))
 
 
 def measured(figures: Mapping[str, float | str]) -> str:
-    """Give what a finding rests on as `name in words figure; ...`, harmless, in the units that the names have."""
+    """Return the evidence of a finding as `name in words figure; ...`, escaped, in the units of the names."""
     told = [
         (name.replace("_", " "), value[:400]) if isinstance(value, str) else CELLS.measured(name, value)
         for name, value in figures.items()

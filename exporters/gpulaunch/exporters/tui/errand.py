@@ -1,4 +1,4 @@
-"""What the reader asks of a running job: a command that is run beside the screen, its lines told as they come."""
+"""Runs commands for the user, such as a dump or a trace, in the background, streaming their output lines."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _END_S: Final = 2.0
 
 
 class Task(Protocol):
-    """Something that takes a while, and says how it goes."""
+    """A long-running task that reports its progress."""
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Do it, on a thread of its own."""
+        """Run the task, in a separate thread."""
 
     def stop(self) -> None:
-        """End it soon; called from another thread, and perhaps when it is over."""
+        """Stop it soon; called from another thread, possibly after it has ended."""
 
 
 class Command:
-    """A command, and what it prints."""
+    """A command and its output."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = list(argv)
@@ -36,7 +36,7 @@ class Command:
         self._stopped = False
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Run it to its end and say what it prints; in the end its exit code, unless that is 0."""
+        """Run it to its end and report its output, then its exit code unless that is 0."""
         try:
             with self._lock:
                 if self._stopped:
@@ -46,7 +46,7 @@ class Command:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # the terminal's keys are not for it
+                    start_new_session=True,  # so that terminal signals such as Ctrl-C do not reach it
                 )
         except OSError as error:
             say(f"cannot run {self._argv[0]}: {error.strerror}")
@@ -59,7 +59,7 @@ class Command:
             say(f"exit code {process.returncode}")
 
     def stop(self) -> None:
-        """Interrupt it as Ctrl-C would, and kill it if that does not help."""
+        """Interrupt it like Ctrl-C, and kill it if it does not end."""
         with self._lock:
             self._stopped = True
             process = self._process
@@ -74,27 +74,27 @@ class Command:
 
 
 class Errand:
-    """One task at a time, on a thread of its own."""
+    """A task in a separate thread."""
 
     def __init__(self, task: Task, say: Callable[[str | None], None]) -> None:
-        """`say` is called on the errand's thread, with a line, and in the end with None."""
+        """`say` is called in the errand's thread with each line, and at the end with None."""
         self._task = task
         self._say = say
         self._thread = threading.Thread(target=self._run, name="gpulaunch-top-errand", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the task."""
         self._thread.start()
 
     def close(self) -> None:
-        """End it; waits a moment."""
+        """Stop it; waits briefly."""
         self._task.stop()
         self._thread.join(0.5)
 
     def _run(self) -> None:
         try:
             self._task.run(self._say)
-        except Exception as error:  # an errand that fails is told like any other
+        except Exception as error:  # a failure is reported like other output
             self._say(plain(f"{type(error).__name__}: {error}"))
         finally:
             self._say(None)

@@ -1,4 +1,4 @@
-"""A frame: a run and what the reader has chosen, as lines. Pure: the same view and look give the same lines."""
+"""Renders a frame: lines from a view and the user's choices. Pure: the same view and look give the same lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpulaunch.exporters.view.model import RunView
 _NARROWEST: Final = 40
 _LOWEST: Final = 10
 _HEADLINES: Final = 3
-"""Findings below the table of ranks."""
+"""Number of findings below the table of ranks."""
 _EVENTS_ONCE: Final = 20
 
 HELP: Final = """\
@@ -42,7 +42,7 @@ A dash is not known, and not 0. Times with + are since the run began."""
 
 
 def frame(view: RunView | None, look: Look, width: int, height: int) -> list[Line]:
-    """Give exactly `height` lines of at most `width` cells."""
+    """Return exactly `height` lines of at most `width` cells."""
     if width < _NARROWEST or height < _LOWEST:
         small = f"{width}x{height} is too small: {_NARROWEST}x{_LOWEST} at least"
         return _filled([clip(line(small), width)], height)
@@ -68,7 +68,7 @@ def frame(view: RunView | None, look: Look, width: int, height: int) -> list[Lin
 
 
 def body_of(view: RunView, look: Look, width: int) -> Body:
-    """Give the page that is open."""
+    """Return the open page."""
     match look.page:
         case Page.FINDINGS:
             return findings_page(view, width)
@@ -91,14 +91,14 @@ def body_of(view: RunView, look: Look, width: int) -> Body:
 
 
 def scrolled(view: RunView, look: Look, width: int, height: int) -> int:
-    """Give how far the page can be scrolled at most."""
+    """Return how far the page can be scrolled at most."""
     body = body_of(view, look, width)
     room = height - len(header(view, look, width)) - 2 - len(body.head) - len(body.tail)
     return max(0, len(body.rows) - max(1, room))
 
 
 def headlines(view: RunView, width: int, most: int) -> list[Line]:
-    """The findings that cost most, one line each."""
+    """Return the most expensive findings, one line each."""
     findings = [finding for finding in view.findings if finding.active]
     if not findings or most < 1:
         return []
@@ -119,7 +119,7 @@ def headlines(view: RunView, width: int, most: int) -> list[Line]:
 
 
 def _middle(body: Body, look: Look, room: int) -> list[Line]:
-    """The part of a page that is to be seen."""
+    """Return the visible part of a page."""
     head = list(body.head)
     if len(head) > room // 2:  # the last line of it is the title of the table
         head = [*head[: max(0, room // 2 - 2)], line(("...", "dim")), head[-1]]
@@ -144,7 +144,7 @@ def _filled(lines: list[Line], height: int) -> list[Line]:
 
 
 def once(view: RunView, width: int, *, ascii_only: bool = False) -> str:
-    """Give everything as one plain text: the pages below each other."""
+    """Return all pages, one below the other, as plain text."""
     look = Look(ascii_only=ascii_only, cursor=False)
     lines: list[Line] = [*header(view, look, width)]
     pages = [Page.RANKS, Page.FINDINGS, Page.INPUT, Page.COPIES, Page.MEMORY]

@@ -1,4 +1,4 @@
-"""The lines that every page has on top: which run, how it stands, how fast it is, where its time goes."""
+"""The header lines of every page: which run, its status, its speed, and where its time goes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _STATUS: Final = {
     Status.UNKNOWN: "dim",
 }
 _OLD_S: Final = 15.0
-"""What is older than this, of a run that goes on, is told with its age."""
+"""Data of a running run that is older than this is shown with its age."""
 _NAME_CELLS: Final = 28
 _MOST_STALL_LINES: Final = 3
 
 
 def header(view: RunView, look: Look, width: int) -> tuple[Line, ...]:
-    """Give the lines on top; fewer where less is known."""
+    """Return the header lines; fewer if less is known."""
     lines = [_who(view, width), _pace(view, width)]
     if view.error or view.status in (Status.FAILED, Status.LOST):
         why = plain(view.error) if view.error else _last_cause(view)
@@ -98,7 +98,7 @@ def _pace(view: RunView, width: int) -> Line:
     if view.checkpoint_step is not None:
         parts.append(f"checkpoint {count(view.checkpoint_step)}")
     told = parts[0]
-    for part in parts[1:]:  # the last ones have no room on a narrow screen
+    for part in parts[1:]:  # the last ones do not fit a narrow screen
         if cells(told) + 2 + cells(part) > width:
             break
         told += f"  {part}"
@@ -106,7 +106,7 @@ def _pace(view: RunView, width: int) -> Line:
 
 
 def restarts(view: RunView) -> str:
-    """Say how often it was started again, and why."""
+    """Say how often it was restarted, and why."""
     total = sum(view.restarts.values())
     if not total:
         return "no restarts"
@@ -129,7 +129,7 @@ def _curves(view: RunView, look: Look, width: int) -> Line:
 
 
 def tabs(view: RunView, look: Look, width: int) -> Line:
-    """Give the names of the pages, the one that is open in brackets."""
+    """Return the names of the pages, the open one in brackets."""
     found = sum(finding.active for finding in view.findings)
     spans: list[tuple[str, str]] = []
     for number, page in enumerate(PAGES, 1):
@@ -147,7 +147,7 @@ def tabs(view: RunView, look: Look, width: int) -> Line:
 
 
 def keys(look: Look, width: int) -> Line:
-    """Give the last line: what the last key did, or which keys there are."""
+    """Return the last line: the effect of the last key, or the available keys."""
     if look.stale_seconds:
         told = f"the disk has not answered for {took(look.stale_seconds)}: what is shown is of then"
         return clip(line((fit(told, width), "warn")), width)

@@ -1,4 +1,4 @@
-"""What became of the run: attempts and why they failed, where the time went, events, and what is not known."""
+"""The history page: attempts and their failures, where the time went, events, and what is unknown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpulaunch.exporters.view.model import AttemptView, RunView, Status
 
 
 def history_page(view: RunView, width: int, *, most_events: int = 500) -> Body:
-    """The attempts, the newest first; then where the time of the run went; then its events, the newest first."""
+    """Return the page: attempts, newest first; then where the time of the run went; then events, newest first."""
     rows: list[Line] = []
     for place in reversed(range(len(view.attempts))):
         rows += _attempt(view, view.attempts[place:], width)
@@ -39,7 +39,7 @@ def history_page(view: RunView, width: int, *, most_events: int = 500) -> Body:
 
 
 def _attempt(view: RunView, attempts: Sequence[AttemptView], width: int) -> list[Line]:
-    """The first of these attempts; the others came later."""
+    """Return the lines of the first of these attempts; the others came later."""
     attempt = attempts[0]
     lasted = _lasted(view, attempts)
     style = "bad" if attempt.status in (Status.FAILED, Status.LOST) else "good"
@@ -62,8 +62,8 @@ def _attempt(view: RunView, attempts: Sequence[AttemptView], width: int) -> list
 
 
 def _lasted(view: RunView, attempts: Sequence[AttemptView]) -> str:
-    """How long the first of these attempts lasted, as the report has it: where nobody says when it ended, it was over
-    as another one began."""
+    """Return how long the first of these attempts lasted, as in the report: if its end was not recorded, until the next
+    one began."""
     first, *later = attempts
     if first.began_s is None:
         return ""
@@ -100,7 +100,7 @@ def _goodput(view: RunView, width: int) -> list[Line]:
 
 
 def _watching(view: RunView, width: int) -> list[Line]:
-    """What watched the run, what that cost, and what could not be watched."""
+    """Return lines on the sidecars: their overhead, and what could not be measured."""
     lines: list[Line] = []
     for node in view.nodes:
         if node.sidecar_cpu_seconds is None and node.sidecar_rss_bytes is None:

@@ -1,4 +1,4 @@
-"""What the reader has chosen to see: one value, which keys change and frames are drawn from."""
+"""The UI state: one value that keys change and frames are drawn from."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ class Page(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a dump or a trace says."""
+    """The output of a dump or a trace."""
 
     title: str
     lines: tuple[str, ...] = ()
     running: bool = False
     follow: bool = False
-    """Show the end of it."""
+    """Whether to show its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Everything about a frame that is not the run."""
+    """All inputs of a frame except the run."""
 
     page: Page = Page.RANKS
     rank: int | None = None
-    """The selected one; None: the first there is."""
+    """The selected one; None: the first."""
     sort: str = "rank"
     reverse: bool = False
     only: str = ""
-    """Filter of ranks, as it was typed."""
+    """Filter of ranks, as typed."""
     top: int = 0
-    """Lines that are scrolled away: above, or below on a page that follows its end."""
+    """Number of lines scrolled past: above, or below on a page that follows its end."""
     window_s: float | None = None
-    """Curves are of the last so many seconds; None: of the whole run."""
+    """Curves show this many last seconds; None: the whole run."""
     stream: str = "stderr"
     attempt: int | None = None
-    """Of the log, by the number of its directory; None: the newest."""
+    """Attempt of the log, by the number of its directory; None: the newest."""
     log: Tail | None = None
     output: Output | None = None
     notice: str = ""
-    """One line about the last key; it takes the place of the keys."""
+    """One line about the last key; replaces the line of keys."""
     stale_seconds: float = 0.0
-    """For how long the disk has not answered."""
+    """How long the disk has not responded."""
     trouble: str = ""
     """Why there is no view."""
     cursor: bool = True
@@ -69,7 +69,7 @@ class Look:
 
 
 class Drawn(Sequence[Line]):
-    """Rows that are drawn when they are looked at: of hundreds of ranks a screen shows some."""
+    """Rows that are drawn on access: a screen shows only some of hundreds of ranks."""
 
     def __init__(self, number: int, draw: Callable[[int], Line]) -> None:
         self._number = number
@@ -92,12 +92,12 @@ class Drawn(Sequence[Line]):
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """A page: lines that stay, and lines that scroll."""
+    """A page: fixed lines, and lines that scroll."""
 
     head: tuple[Line, ...] = ()
     rows: Sequence[Line] = ()
     focus: int | None = None
-    """The row that has to be seen; None: the reader scrolls."""
+    """The row that must be visible; None: scrolled by the user."""
     tail: tuple[Line, ...] = ()
     follow: bool = False
-    """Its end is what counts."""
+    """Whether it follows its end."""

@@ -1,4 +1,4 @@
-"""Pages about one rank: everything that is known of it, its log, and what a dump or a trace of it said."""
+"""Pages about one rank: its data, its log, and the output of a dump or a trace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpulaunch.exporters.view.model import CostView, LoaderView, RankView, RunVi
 
 
 def rank_page(view: RunView, look: Look, width: int) -> Body:
-    """Everything about the selected rank."""
+    """Return the page of the selected rank."""
     rank = selected(view, look)
     if rank is None:
         return Body(rows=(line(("no rank to show", "dim")),))
@@ -93,7 +93,7 @@ def _curves(rank: RankView, look: Look, width: int) -> list[Line]:
 
 
 def _figures(rank: RankView) -> Iterator[str]:
-    """Lines of figures, of what is known."""
+    """Yield lines of the known values."""
     if rank.loader is not None:
         yield _input(rank.loader)
     for copy in rank.copies:
@@ -149,11 +149,11 @@ def _number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-# -- its log, and what was asked of it
+# -- its log, and the output of commands
 
 
 def log_page(view: RunView, look: Look, width: int) -> Body:
-    """The end of a stream of the selected rank."""
+    """Return the page with the end of a stream of the selected rank."""
     rank = selected(view, look)
     if rank is None:
         return Body(rows=(line(("no rank to show the log of", "dim")),))
@@ -171,7 +171,7 @@ def log_page(view: RunView, look: Look, width: int) -> Body:
 
 
 def output_page(look: Look, width: int) -> Body:
-    """What the last dump or trace said."""
+    """Return the page with the output of the last dump or trace."""
     output = look.output
     if output is None:
         return Body(rows=(line(("d dumps the stack of the selected rank, t traces it, T all ranks", "dim")),))

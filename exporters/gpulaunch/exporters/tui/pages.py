@@ -1,4 +1,4 @@
-"""Pages of figures: findings, input, copies, memory."""
+"""The pages on findings, input, copies and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gpulaunch.exporters.view.model import Curve, FindingView, LoaderView, RankV
 def _table(
     title: str, ranks: Sequence[RankView], here: RankView | None, row: Callable[[RankView], str], width: int
 ) -> tuple[Line, Sequence[Line], int | None]:
-    """Give the title, the rows and the place of the selected one, of a table with a row for each rank."""
+    """Return title, rows and index of the selected row of a table with a row per rank."""
 
     def draw(at: int) -> Line:
         rank = ranks[at]
@@ -44,10 +44,10 @@ def _table(
 
 
 def since(view: RunView, at_s: float | None) -> str:
-    """Give a moment as time since the run began."""
+    """Return a timestamp as time since the run began."""
     if at_s is None or view.began_s is None:
         return UNKNOWN
-    passed_s = at_s - view.began_s  # below zero: of an earlier run in the same directory
+    passed_s = at_s - view.began_s  # negative: from an earlier run in the same directory
     return f"{'+' if passed_s >= 0 else '-'}{took(abs(passed_s))}"
 
 
@@ -55,7 +55,7 @@ def since(view: RunView, at_s: float | None) -> str:
 
 
 def findings_page(view: RunView, width: int) -> Body:
-    """What to change, where, and what it costs; the largest loss first."""
+    """Return the page on what to change, where, and what it costs; largest loss first."""
     if not view.findings:
         told = "nothing found" if view.watched else nobody_watched(profiled=view.profiled)
         return Body(rows=(line((told, "dim")),))
@@ -76,7 +76,7 @@ def findings_page(view: RunView, width: int) -> Body:
 
 
 def where(finding: FindingView) -> str:
-    """Give ` file:line (subject)`, as far as they are known."""
+    """Return ` file:line (subject)`, as far as known."""
     number = "" if finding.line is None else f":{finding.line}"
     place = f" {plain(finding.file)}{number}" if finding.file else ""
     return place + (f" ({plain(finding.subject)})" if finding.subject else "")
@@ -94,7 +94,7 @@ def costs(finding: FindingView) -> str:
 
 
 def input_page(view: RunView, look: Look, width: int) -> Body:
-    """What training waits for before a step: the dataloader of each rank, and its workers."""
+    """Return the page on input: the dataloader of each rank, and its workers."""
     ranks, here = chosen(view, look), selected(view, look)
     with_loader = [rank for rank in ranks if rank.loader is not None]
     head: list[Line] = []
@@ -149,7 +149,7 @@ def _number(value: int | None) -> str:
 
 
 def copies_page(view: RunView, look: Look, width: int) -> Body:
-    """Copies between CPU and GPU, waits for the GPU, and the lines of the program that cost most."""
+    """Return the page on copies, waits for the GPU, and the most expensive program lines."""
     ranks = chosen(view, look)
     rows: list[Line] = []
     copies: dict[tuple[str, str], list[float]] = {}
@@ -201,10 +201,10 @@ def copies_page(view: RunView, look: Look, width: int) -> Body:
 
 
 def memory_page(view: RunView, look: Look, width: int) -> Body:
-    """Memory of nodes and GPUs, then of each rank."""
+    """Return the page on memory of nodes and GPUs, then of each rank."""
     head: list[Line] = []
     ranks, here = chosen(view, look), selected(view, look)
-    first = here.node if here is not None else 0  # of many, those of the selected rank's node
+    first = here.node if here is not None else 0  # with many, those of the selected rank's node
     nodes = sorted(view.nodes, key=lambda node: node.node != first)
     devices = sorted(view.devices, key=lambda device: device.node != first)
     for node in nodes[:_MOST_NODES]:

@@ -1,4 +1,4 @@
-"""The phases of a step, and where a run's time went, as letters: bars are read without colours."""
+"""Letters for step phases and goodput buckets: bars are readable without colours."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ GOODPUT_LETTERS: Final[Mapping[str, str]] = {
     "startup": "S",
 }
 _NO_LETTER: Final = "?"
-"""Of a phase that a newer version has."""
+"""Letter of a phase from a newer version."""
 _NAME_CELLS: Final = 20
 
 
 def shares_bar(shares: Mapping[str, float], width: int, letters: Mapping[str, str] = LETTERS) -> Line:
-    """Draw shares (0 to 1) as one bar, in the order that they come in."""
+    """Draw shares (0 to 1) as one bar, in the given order."""
     parts = [(letters.get(name, _NO_LETTER), _style(name, letters), share) for name, share in shares.items()]
     return bar(parts, width)
 

@@ -1,4 +1,4 @@
-"""The ranks: which of them, in which order, what is odd about one, and the table of them."""
+"""The page of ranks: filter, sort order, marks of anomalies, and the table."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gpulaunch.exporters.view.findings import nobody_watched
 from gpulaunch.exporters.view.model import RankView, RunView, Status
 
 STRAGGLER: Final = "straggler"
-"""The rule that names a rank for which the others wait."""
+"""The rule that identifies a rank the others wait for."""
 _STILL_S: Final = 10.0
-"""Without a step for so long, and for so many of its steps, a rank is marked."""
+"""A rank is marked after this long without a step, if that is also this many of its steps."""
 _STILL_STEPS: Final = 5.0
 _CROWD: Final = 17
-"""From so many ranks on, one curve shows all of them side by side."""
+"""From this many ranks on, one curve shows all of them side by side."""
 _TERM: Final = re.compile(r"(?:n(?P<node>\d{1,7})|(?P<first>\d{1,7})(?:-(?P<last>\d{1,7}))?|(?P<mark>!))\Z")
 
 
 class FilterError(ValueError):
-    """What was typed is no filter; one line for the reader."""
+    """The typed filter is invalid; the message is one line for the user."""
 
 
 def own_seconds(rank: RankView) -> float | None:
-    """Give how long a step takes it without waiting for others: who is slow here is slow for all."""
+    """Return its step time without waiting for other ranks: a rank that is slow here slows down all."""
     if rank.step_seconds_now is None or not rank.phase_ratios_now:
         return None
     return rank.step_seconds_now * (1.0 - rank.phase_ratios_now.get("comm", 0.0))
@@ -52,12 +52,12 @@ SORTS: Final[Mapping[str, Callable[[RankView], float | None]]] = {
     "memory": _memory,
     "gpu memory": _gpu_memory,
 }
-"""By name; all but the number have the largest first."""
+"""Sort criteria by name; all but the number sort largest first."""
 
 
 def marks_of(view: RunView) -> dict[int, str]:
-    """Say of each rank that is odd what is: `late`: the others wait for it; `still`: it makes no steps; `off`: nothing
-    is measured in it."""
+    """Return the marks of ranks with an anomaly: `late`: the others wait for it; `still`: it makes no steps; `off`: it
+    is not measured."""
     marks: dict[int, list[str]] = {}
     for finding in view.findings:
         if finding.rule == STRAGGLER and finding.active:
@@ -72,7 +72,7 @@ def marks_of(view: RunView) -> dict[int, str]:
 
 
 def still_seconds(view: RunView, rank: RankView) -> float | None:
-    """For how long a rank of a running run has made no step; None where that is nothing odd."""
+    """Return how long a rank of a running run has made no step; None if that is normal."""
     if view.status is not Status.RUNNING or view.seen_s is None or rank.last_step_s is None:
         return None
     usual = (rank.step_seconds or 0.0) / rank.steps if rank.steps else 0.0
@@ -81,7 +81,7 @@ def still_seconds(view: RunView, rank: RankView) -> float | None:
 
 
 def chosen(view: RunView, look: Look) -> list[RankView]:
-    """Give the ranks that the filter lets through, in the order asked for. A filter that is none lets all through."""
+    """Return the ranks that match the filter, in the requested order. An invalid filter matches all."""
     try:
         passes = filter_of(look.only)
     except FilterError:
@@ -97,10 +97,10 @@ def chosen(view: RunView, look: Look) -> list[RankView]:
 
 
 def filter_of(text: str) -> Callable[[RankView, bool], bool]:
-    """Read a filter: ranks `3`, `8-15`, those of a node `n1`, those with a mark `!`; several are an or.
+    """Read a filter: ranks `3`, `8-15`, those of a node `n1`, those with a mark `!`; several are combined by OR.
 
     Raises:
-        FilterError: it is none.
+        FilterError: the text is not a filter.
     """
     numbers: list[tuple[int, int]] = []
     nodes: set[int] = set()
@@ -129,13 +129,13 @@ def filter_of(text: str) -> Callable[[RankView, bool], bool]:
 
 
 def selected(view: RunView, look: Look) -> RankView | None:
-    """Give the selected rank; where that one is not to be seen, the first that is."""
+    """Return the selected rank or, if it is not visible, the first visible one."""
     ranks = chosen(view, look)
     return next((rank for rank in ranks if rank.rank == look.rank), ranks[0] if ranks else None)
 
 
 def told_ranks(ranks: Sequence[int], *, most: int = 8) -> str:
-    """Give `rank 3`, `ranks 0, 1`, `ranks 0-7, 9`: neighbours together."""
+    """Return `rank 3`, `ranks 0, 1`, `ranks 0-7, 9`: with consecutive ranks as ranges."""
     if not ranks:
         return "no rank"
     runs: list[list[int]] = []
@@ -155,7 +155,7 @@ def told_ranks(ranks: Sequence[int], *, most: int = 8) -> str:
 
 
 def ranks_page(view: RunView, look: Look, width: int) -> Body:
-    """The ranks by phase, the selected one marked with `>`."""
+    """Return the page of ranks by phase, the selected one marked with `>`."""
     ranks = chosen(view, look)
     here = selected(view, look)
     head: list[Line] = []
@@ -181,13 +181,13 @@ def _nobody(view: RunView) -> str:
 
 
 def _crowd(ranks: Sequence[RankView], look: Look, width: int) -> Line:
-    """All ranks side by side: how long a step takes each of them without waiting for the others."""
+    """Return a curve of all ranks side by side: the step time of each without waiting for the others."""
     name = f"{len(ranks)} ranks, own step time "
     known = [(value, rank.rank) for rank in ranks if (value := own_seconds(rank)) is not None]
     most = f" most {seconds(max(known)[0])} rank {max(known)[1]}" if known else f" {UNKNOWN}"
     room = max(0, min(len(ranks), width - len(name) - len(most)))
     columns: list[float | None] = []
-    for at in range(room):  # of those that share a column the slowest: one in 256 must not vanish in a mean
+    for at in range(room):  # the slowest of those sharing a column: one in 256 must not vanish in a mean
         part = ranks[at * len(ranks) // room : (at + 1) * len(ranks) // room]
         columns.append(max((value for rank in part if (value := own_seconds(rank)) is not None), default=None))
     return line((name, "dim"), (spark(tuple(columns), room, ascii_only=look.ascii_only), ""), (most, ""))
@@ -195,7 +195,7 @@ def _crowd(ranks: Sequence[RankView], look: Look, width: int) -> Line:
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """Which columns there is room for."""
+    """The columns that fit."""
 
     bar: int
     trend: int
@@ -249,7 +249,7 @@ def _row(rank: RankView, look: Look, columns: _Columns, width: int, *, mark: str
 
 
 def steps_of(rank: RankView) -> str:
-    """Give how many steps a rank made, and of which kinds."""
+    """Return the number of steps of a rank, by kind."""
     told = f"{count(rank.steps)} steps"
     if (rank.microsteps or 0) > (rank.steps or 0):
         told += f" ({count(rank.microsteps)} microsteps)"

@@ -1,6 +1,6 @@
-"""Reading on a thread of its own: a disk that does not answer stops neither keys nor the end of the program.
+"""Reads in a separate thread: an unresponsive disk blocks neither keys nor the exit of the program.
 
-The thread is a daemon, and not one of asyncio's: those are waited for when a program ends.
+The thread is a daemon, not one of asyncio's: those are joined when a program ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpulaunch.exporters.view.model import RunView, Status
 
 _EVERY_S: Final = 1.0
 _OVER_EVERY_S: Final = 5.0
-"""A run that is over may be started again in its directory."""
+"""A finished run may be restarted in its directory."""
 _DUTY: Final = 5.0
-"""Reading takes at most one part of so many of a core: a large run on a slow disk is read less often."""
+"""Reading takes at most 1 / this of a core: a large run on a slow disk is read less often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Want:
-    """What is to be read."""
+    """What to read."""
 
     window_s: float | None = None
     log: LogPlace | None = None
@@ -43,7 +43,7 @@ class Seen:
 
 
 class Reader:
-    """Reads a run at most once a second, and the log that is wanted, and tells what it saw."""
+    """Reads a run and the requested log at most once a second, and reports the result."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Reader:
         tail: Callable[[Path, LogPlace], Tail] = read_tail,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read what lies in `run_dir`; `tell` is called on the reader's thread."""
+        """Read the run in `run_dir`; `tell` is called in the reader's thread."""
         self._run_dir = run_dir
         self._tell = tell
         self._load = load or _load
@@ -67,23 +67,23 @@ class Reader:
         self._thread = threading.Thread(target=self._run, name="gpulaunch-top-reader", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def want(self, want: Want) -> None:
-        """Read this from now on; never waits."""
+        """Read this from now on; never blocks."""
         if want != self._want:
             self._want = want
             self._wake.set()
 
     def close(self) -> None:
-        """Read no more; what is being read is waited for a moment only."""
+        """Stop reading; waits only briefly for a read in progress."""
         self._closing = True
         self._wake.set()
         self._thread.join(0.5)
 
     def busy_seconds(self) -> float:
-        """For how long the read that is under way has been; 0: none is."""
+        """Return how long the current read has been running; 0: none is."""
         since_s = self._since_s
         return 0.0 if since_s is None else self._now() - since_s
 
@@ -104,7 +104,7 @@ class Reader:
                     pause_s = max(usual_s, _DUTY * (self._now() - began_s))
                 if want.log is not None:
                     log = self._tail(self._run_dir, want.log)
-            except Exception as error:  # whatever lies there: what was seen before stays on the screen
+            except Exception as error:  # of any kind: the previous data stays on the screen
                 trouble = plain(f"cannot read the run: {type(error).__name__}: {error}")
             self._since_s = None
             if self._closing:

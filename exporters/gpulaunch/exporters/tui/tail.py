@@ -1,4 +1,4 @@
-"""The end of a rank's log: a bounded piece of it, whatever its size and whatever is in it."""
+"""Reads the end of a rank's log: a bounded part, whatever its size and content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDS: Final = re.compile("\r?\n")
 
 @dataclass(frozen=True, kw_only=True)
 class LogPlace:
-    """Which log."""
+    """Identifies a log."""
 
     node: int
     attempt: int
@@ -31,28 +31,28 @@ class LogPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """What was at its end."""
+    """The end of a log."""
 
     place: LogPlace
     path: str
     lines: tuple[str, ...] = ()
-    """Harmless, and without secrets; oldest first."""
+    """Escaped, and without secrets; oldest first."""
     size_bytes: int = 0
     earlier: bool = False
-    """There is more above."""
+    """Whether there are earlier lines."""
     trouble: str = ""
-    """Why nothing could be read."""
+    """Why it could not be read."""
 
 
 def read_tail(run_dir: Path, place: LogPlace) -> Tail:
-    """Read the end of a log; never raises for what it finds. May wait for the disk: not for the thread of the keys."""
+    """Read the end of a log; never raises for its content. May block on the disk: not for the UI thread."""
     base = run_dir / f"node-{place.node}"
     if not place.node or not os.path.isdir(base):
-        base = run_dir  # of node 0, or the own directory of another node
+        base = run_dir  # of node 0, or of another node's own directory
     path = base / "attempts" / str(place.attempt) / f"rank-{place.rank}" / f"{place.stream}.log"
     told = str(path.relative_to(run_dir))
     try:
-        # Not blocking: somebody may have put a pipe there, and nobody would ever write to it.
+        # Non-blocking: it may be a pipe that has no writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return Tail(place=place, path=told, trouble=_why(error, place))
@@ -68,7 +68,7 @@ def read_tail(run_dir: Path, place: LogPlace) -> Tail:
         os.close(fd)
     lines = _ENDS.split(data.decode("utf-8", "replace"))
     if begin and len(lines) > 1:
-        del lines[0]  # it began before
+        del lines[0]  # incomplete: it began before this part
     if lines and not lines[-1]:
         lines.pop()
     kept = lines[-_LINES:]
@@ -82,8 +82,8 @@ def read_tail(run_dir: Path, place: LogPlace) -> Tail:
 
 
 def _shown(text: str) -> str:
-    """A line as a terminal would leave it: of a progress bar its last state, without colours, harmless, and without
-    what looks like a secret."""
+    """Return a line as a terminal would show it: the last state of a progress bar, without colours, escaped, and
+    without apparent secrets."""
     last = redact(without_colours(text).rstrip("\r").rpartition("\r")[2].expandtabs())
     cut = last[:_LINE_CHARS]
     return plain(cut) + (f" ... and {len(last) - len(cut)} characters more" if len(last) > len(cut) else "")

@@ -1,3 +1,3 @@
-"""The one view of a run, which the terminal, the page and the report show."""
+"""The view of a run that the terminal, the web page and the report share."""
 
 from __future__ import annotations

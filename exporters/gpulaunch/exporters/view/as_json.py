@@ -1,9 +1,9 @@
-"""A view as JSON, for pages, files and other programs; and back.
+"""Converts a view to JSON, for pages, files and other programs, and back.
 
     {"version": 1, and every field of `model.RunView` under its name}
 
-Enums are their values, tuples are lists. Every number is finite (what is not is null) and has at most 6 digits, times
-to the millisecond; text is valid Unicode.
+Enums become their values, tuples become lists. Every number is finite (otherwise null) and has at most 6 digits, times
+are to the millisecond; text is valid Unicode.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _LONGEST_TEXT: Final = 8192
 
 
 def to_json(view: RunView) -> dict[str, Any]:
-    """Give a view as plain values that `json.dumps(..., allow_nan=False)` takes."""
+    """Return a view as plain values that `json.dumps(..., allow_nan=False)` accepts."""
     return {"version": VERSION, **_object(view)}
 
 
 def from_json(document: Mapping[str, Any]) -> RunView:
-    """Give the view that a document is of. Fields that this version does not know are passed over.
+    """Return the view of a document. Unknown fields are ignored.
 
     Raises:
-        ValueError: it is none, or of another version.
+        ValueError: it is not a view, or of another version.
     """
     version = document.get("version")
     if version != VERSION:
@@ -58,7 +58,7 @@ def _plain(value: Any, name: str = "", depth: int = 0) -> Any:
             return None
         if value.is_integer() and abs(value) < 1 << 53:
             return value
-        # A moment is a large number whose last digits count.
+        # A timestamp is a large number that needs its last digits.
         return round(value, 3) if name.endswith("_s") else float(f"{value:.6g}")
     if isinstance(value, Enum):
         return value.value
@@ -77,7 +77,7 @@ def _plain(value: Any, name: str = "", depth: int = 0) -> Any:
 
 
 def _read(of: Any, value: Any) -> Any:
-    """Give a plain value as what a type says."""
+    """Convert a plain value to a type."""
     origin, args = typing.get_origin(of), typing.get_args(of)
     if origin in (Union, types.UnionType):
         if value is None:

@@ -1,4 +1,4 @@
-"""A view put together of what was read: files of the run directory, sources of its nodes. Pure."""
+"""Assembles a view from what was read: files of the run directory, sources of its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from gpulaunch.profiler.redact import redact_words
 MOST_EVENTS: Final = 500
 _MOST_RANKS_WITH_CURVES: Final = 128
 _NUMBERS: Final = 150_000
-"""About so many numbers may be in all curves of ranks together: axes of large jobs are coarser."""
+"""Approximate limit of values in all rank curves together: large jobs get coarser axes."""
 _CURVES_OF_A_RANK: Final = 20
 _FEWEST_POINTS: Final = 30
 _EDGES: Final = frozenset(("dataloader", "backward", "optimizer"))
 _MOST_FAULTS: Final = 3
 _NO_FIELDS: Final = frozenset(("version", "event", "time_s", *OF_ITS_HOST))
-"""Of a line of events.jsonl: what has a place of its own, or says nothing to anybody."""
+"""Fields of an events.jsonl line that are stored elsewhere, or mean nothing to a reader."""
 
 
 @dataclass(kw_only=True)
@@ -46,15 +46,15 @@ class Parts:
     now_s: float
     sources: list[NodeSource]
     findings: list[FindingView]
-    """Of findings.jsonl."""
+    """From findings.jsonl."""
     other_events: list[EventView] = field(default_factory=list[EventView])
-    """Of other nodes."""
+    """From other nodes."""
     live: bool = False
     notes: list[str] = field(default_factory=list[str])
 
 
 def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunView:
-    """Make the view."""
+    """Return the view."""
     files, history, sources = parts.files, parts.history, parts.sources
     first = next((source for source in sources if source.run is not None), None)
     counters = Values(first.counters if first is not None else {})
@@ -163,7 +163,7 @@ def _highest(sources: Sequence[NodeSource], name: str) -> int | None:
 def _axis(
     sources: Sequence[NodeSource], num_ranks: int, max_points: int, window_s: float | None, began_s: float | None
 ) -> Axis | None:
-    """The time of the newest run: what earlier ones in the directory did is none of its curves."""
+    """Return the axis of the newest run; earlier runs in the directory are not in its curves."""
     spans = [source.span for source in sources if source.span is not None]
     if not spans:
         return None
@@ -179,7 +179,7 @@ def _axis(
 def _ranks(
     sources: Sequence[NodeSource], curves: Sequence[Curves], num_ranks: int, notes: list[str]
 ) -> tuple[list[RankView], set[int] | None]:
-    """All ranks; of very many, every so-manieth has curves."""
+    """Return all ranks; with very many, only every n-th has curves."""
     chosen: set[int] | None = None
     if num_ranks > _MOST_RANKS_WITH_CURVES:
         every = sorted(
@@ -196,7 +196,7 @@ def _ranks(
 
 
 def _unseen(ranks: Sequence[RankView]) -> list[str]:
-    """What is not to be believed of the phases, for an edge of the steps is not seen."""
+    """Return notes on unreliable phases, where a boundary of the steps is not seen."""
     of: dict[str, list[int]] = {}
     for rank in ranks:
         if rank.cost is not None and rank.cost.fault and not _EDGES.isdisjoint(rank.cost.parts_unavailable):
@@ -211,8 +211,8 @@ def _named(ranks: Sequence[int]) -> str:
 def _growths(
     sources: Sequence[NodeSource], curves: Sequence[Curves], chosen: set[int] | None, ranks: Sequence[RankView]
 ) -> tuple[list[Growth], list[Growth | None], list[Growth | None], list[dict[str, Growth | None]]]:
-    """Of every rank that is seen: steps, samples, the time of the steps, the phases. Of very many ranks, of the chosen
-    ones; samples only of those whose batches were seen."""
+    """Return per known rank: steps, samples, step time, phases. With very many ranks, only of the chosen ones;
+    samples only of ranks whose batches were seen."""
     seen = {str(rank.rank) for rank in ranks if rank.steps is not None}
     with_samples = {str(rank.rank) for rank in ranks if rank.samples}
     steps: list[Growth] = []
@@ -241,7 +241,7 @@ def _slowest(curves: Sequence[Curve]) -> Curve:
 
 
 def _samples_now(sources: Sequence[NodeSource]) -> float | None:
-    """None where the size of no batch was ever seen, as without a DataLoader."""
+    """Return samples per second; None if no batch size was ever seen, as without a DataLoader."""
     rates: list[float] = []
     for source in sources:
         if source.recent is None:
@@ -265,7 +265,7 @@ def _restarts(history: AttemptHistory, counters: Values) -> dict[str, int]:
 
 
 def _elapsed(parts: Parts) -> float | None:
-    """How long the run was, or is by now: what the launcher has summed up, else without what its clock was set on."""
+    """Return the duration of the run so far: the launcher's sum, else corrected for clock adjustments."""
     history, told = parts.history, parts.files.summary.get("elapsed_s")
     if isinstance(told, (int, float)):
         return max(0.0, float(told))
@@ -299,7 +299,7 @@ def _world_size(parts: Parts, first: NodeSource | None, ranks: Sequence[RankView
 
 
 def _events(parts: Parts) -> tuple[EventView, ...]:
-    """The history, with findings that came and went; of the telemetry alone where events.jsonl says nothing."""
+    """Return the history, with findings that came and went; from telemetry alone if events.jsonl is empty."""
     events = [_event(line) for line in parts.files.events]
     for source in parts.sources:
         events += [
@@ -318,5 +318,5 @@ def _event(line: Mapping[str, Any], node: int = 0) -> EventView:
 
 
 def events_of(files: RunFiles, node: int) -> list[EventView]:
-    """The history of another node."""
+    """Return the history of another node."""
     return [_event(line, node) for line in files.events[-MOST_EVENTS:]]

@@ -1,4 +1,4 @@
-"""Lines of a run's history as attempts, and how the run stands. Pure."""
+"""Derives attempts and run status from the lines of a run's history. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpulaunch.exporters.view.values import whole
 
 _MOST_ATTEMPTS: Final = 200
 _REQUEUE: Final = 75
-"""The exit code of a job that was told to end, has saved, and goes on when it is run again."""
+"""Exit code of a job that was asked to end, has saved a checkpoint, and continues when it is run again."""
 
 
 @dataclass
 class _Attempt:
     number: int
-    """In its run, from 0."""
+    """Within its run, from 0."""
     begin_s: float | None = None
     end_s: float | None = None
     status: Status = Status.UNKNOWN
@@ -26,18 +26,18 @@ class _Attempt:
 
 @dataclass(kw_only=True)
 class AttemptHistory:
-    """What the lines tell of the newest launcher run in the directory, and of every attempt."""
+    """The history of the newest launcher run in the directory, and of every attempt."""
 
     run_id: str = ""
     pid: object = None
     host: str = ""
-    """Where that process is; "" where an older gpulaunch has not said it."""
+    """Host of that process; "" if an older gpulaunch did not record it."""
     kernel: str = ""
-    """Where its pid means something (`profiler.kernel`); "" where that is not known."""
+    """The kernel in which its pid is valid (`profiler.kernel`); "" if unknown."""
     began_s: float | None = None
     ended_s: float | None = None
     set_s: float = 0.0
-    """How far the clock of the wall was set on since, by the newest line that says so."""
+    """How far the wall clock has been set forward since, from the newest line that has it."""
     exit_code: int | None = None
     phase: str = ""
     ending: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -45,39 +45,39 @@ class AttemptHistory:
     first: int = 0
     """Its first attempt has the directory `attempts/<first>`."""
     resumed_step: int | None = None
-    """Of the checkpoint that was given to its newest attempt."""
+    """Step of the checkpoint given to its newest attempt."""
     lost_work_unknown: bool = False
-    """It is not known what one of its attempts went on from."""
+    """It is unknown which step one of its attempts resumed from."""
     hang_suspicions: int = 0
     hangs: int = 0
     stall: StallView | None = None
     preempted: bool = False
     told: str = ""
-    """The first signal that its launcher took for the end."""
+    """The first termination signal that its launcher received."""
     attempts: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
 
     @property
     def status(self) -> Status:
-        """How it ended, as it said itself."""
+        """How it ended, as the launcher recorded it."""
         if self.exit_code == 0:
             return Status.FINISHED
         return Status.STOPPED if self._was_stopped() else Status.FAILED
 
     @property
     def stopped_by(self) -> str:
-        """The signal that ended it; "" if none did, or the one that another node was told."""
+        """The signal that ended it; "" if there was none, or another node received it."""
         return self.told if self.ended_s is not None and self.status is Status.STOPPED else ""
 
     def _was_stopped(self) -> bool:
-        """A signal on top of a failure ends a job as well, and is not why: the exit code is the failure's then."""
+        """A signal after a failure also ends a job, but is not the cause: the exit code is then the failure's."""
         codes = {_REQUEUE} if self.preempted else set[int]()
-        # A node that is told by another one ends as after a SIGTERM.
+        # A node that is stopped by another one ends as after a SIGTERM.
         if told := self.told or ("SIGTERM" if self.preempted else ""):
             codes |= {128 + each.value for each in signal.Signals if each.name == told}
         return self.exit_code in codes
 
     def views(self, causes: Mapping[int, Mapping[str, Any]], status: Status) -> tuple[AttemptView, ...]:
-        """Give the attempts, oldest first; `status`: how the run stands."""
+        """Return the attempts, oldest first; `status`: that of the run."""
         views: list[AttemptView] = []
         newest = max(self.attempts, default=None)
         for number, attempt in sorted(self.attempts.items())[-_MOST_ATTEMPTS:]:
@@ -106,13 +106,13 @@ def history_of(
 ) -> AttemptHistory:
     """Read the lines, oldest first.
 
-    The lines count attempts from 0 in each launcher run, their directories count on: each run begins behind the one
-    before. What group.json says of the newest has the last word.
+    The lines count attempts from 0 in each launcher run; directories are numbered across runs, each run continuing
+    after the previous one. For the newest attempt, group.json takes precedence.
 
     Args:
-        lines: of events.jsonl.
-        group: group.json, which says the number of the newest attempt.
-        directories: numbers of the attempts that have one.
+        lines: lines of events.jsonl.
+        group: group.json, which has the number of the newest attempt.
+        directories: numbers of the attempts that have a directory.
     """
     history = AttemptHistory()
     numbered: list[tuple[int, _Attempt]] = []
@@ -120,14 +120,14 @@ def history_of(
     of_run = 0
     """Where the attempts of the newest run begin in `numbered`."""
     started: int | None = None
-    """The newest of them whose ranks have run."""
+    """The newest of them whose ranks have started."""
     began_ahead_s: float | None = None
     for line in lines:
         what, at_s = str(line["event"]), float(line["time_s"])
         ahead_s = _ahead(line)
         if what == "run_started":
             if len(numbered) > of_run and numbered[-1][1].status is Status.UNKNOWN:
-                numbered[-1][1].status = Status.LOST  # its run has not said how it ended
+                numbered[-1][1].status = Status.LOST  # its run did not record how it ended
             base += highest if numbered else 0
             highest, of_run, started = 0, len(numbered), None
             attempts = history.attempts
@@ -147,7 +147,7 @@ def history_of(
         if number is not None and 0 <= number < 1_000_000 and what in _OF_ATTEMPTS:
             begins = len(numbered) == of_run or numbered[-1][0] < base + number
             if begins and line.get("phase") in ("clearing", "done"):
-                history.phase = str(line["phase"])  # nothing was started: it has no directory
+                history.phase = str(line["phase"])  # not started: it has no directory
                 continue
             highest = max(highest, number + 1)
             if begins:
@@ -191,7 +191,7 @@ def history_of(
     said = whole(group.get("attempt"))
     shift = 0
     if said is not None and group.get("run_id") == history.run_id and started is not None:
-        shift = max(0, said - started)  # it may not have been written anew yet
+        shift = max(0, said - started)  # group.json may not be rewritten yet
     history.first = base + shift
     for place, (number, attempt) in enumerate(numbered):
         history.attempts[number + (shift if place >= of_run else 0)] = attempt
@@ -202,7 +202,7 @@ def history_of(
 
 
 def cause_of(first: Mapping[str, Any]) -> CauseView:
-    """Give the first cause, as failure.json has it."""
+    """Return the first cause from failure.json."""
     return CauseView(
         kind=str(first.get("kind", "other")),
         headline=str(first.get("headline", "")),
@@ -214,7 +214,7 @@ def cause_of(first: Mapping[str, Any]) -> CauseView:
 
 
 def _stall_of(line: Mapping[str, Any], at_s: float) -> StallView:
-    """Ranks that stand still: until they move, or their attempt is ended for it."""
+    """Return the stalled ranks of a line: until they move, or their attempt is ended for it."""
     quiet_s, due_in_s = (_seconds(line.get(name)) for name in ("quiet_s", "due_in_s"))
     due_s = at_s + due_in_s if due_in_s is not None else None
     return StallView(what=str(line.get("why", "")), since_s=at_s - (quiet_s or 0.0), due_s=due_s)
@@ -228,12 +228,12 @@ _OF_ATTEMPTS = ("phase", "started", "rank_ended", "store_lost")
 
 
 def _ahead(line: Mapping[str, Any]) -> float | None:
-    """How far the clock of the wall is ahead of the one that nobody sets."""
+    """Return how far the wall clock is ahead of the monotonic clock."""
     own_s = line.get("monotonic_s")
     return float(line["time_s"]) - own_s if isinstance(own_s, (int, float)) and 0 <= own_s < 1e12 else None
 
 
 def _close(attempt: _Attempt, at_s: float) -> None:
-    """Another attempt of the run begins: this one has failed."""
+    """Mark an attempt as failed, since another attempt of the run begins."""
     attempt.end_s = attempt.end_s or at_s
     attempt.status = Status.FAILED

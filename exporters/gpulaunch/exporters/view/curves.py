@@ -1,9 +1,9 @@
-"""Rows of a file as curves over one axis of time. Pure.
+"""Converts rows of a file into curves over one time axis. Pure.
 
-A counter's growth between two rows is spread evenly over the time between them, so that intervals need not meet rows.
-Where the launcher run changes between two rows nothing is known of the time between them: counters began anew. Counters
-of ranks begin at 0 after the first look at the run, and stand still while there is no such rank: what they have grown
-by in all intervals together is what they have in the end.
+A counter's growth between two rows is spread evenly over the time between them, so intervals need not align with rows.
+Where the launcher run changes between two rows, the time between them is unknown: counters restarted. Rank counters
+start at 0 after the first sample of the run, and stay constant while the rank is absent: the growth over all intervals
+adds up to the final value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpulaunch.exporters.view.model import Curve
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """Equal intervals of time."""
+    """Equal time intervals."""
 
     begin_s: float
     interval_s: float
@@ -32,7 +32,7 @@ class Axis:
         return tuple(self.begin_s + self.interval_s * (index + 1) for index in range(self.num_intervals))
 
     def parts(self, begin_s: float, end_s: float) -> Iterator[tuple[int, float]]:
-        """Give every interval that a stretch of time touches, and the share of the stretch that is in it."""
+        """Yield every interval that a time range overlaps, and the share of the range in it."""
         if end_s <= begin_s:
             index = math.ceil((end_s - self.begin_s) / self.interval_s) - 1
             if 0 <= index < self.num_intervals:
@@ -49,7 +49,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Growth:
-    """What a counter has grown by in each interval, and how much of the interval that is of."""
+    """The growth of a counter in each interval, and how much of the interval is covered."""
 
     amounts: list[float]
     covered_s: list[float]
@@ -65,7 +65,7 @@ class Growth:
 
 
 def axis_of(begin_s: float, end_s: float, most_points: int) -> Axis | None:
-    """Divide a stretch of time; None where it is too short to be divided. No interval is shorter than a second."""
+    """Divide a time range; None if it is too short. No interval is shorter than a second."""
     span_s = end_s - begin_s
     if not 1.0 <= span_s < math.inf:
         return None
@@ -74,7 +74,7 @@ def axis_of(begin_s: float, end_s: float, most_points: int) -> Axis | None:
 
 
 class Curves:
-    """The rows of one node, asked for by the name of a series."""
+    """The rows of one node, as curves by series."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class Curves:
         """Take the rows.
 
         Args:
-            axis: what the curves are over.
+            axis: the time axis of the curves.
             frames: the rows, oldest first.
-            keys: the series of the slots, of gauges and of counters.
-            first_look_s: when the run of the newest row was looked at first.
-            highest: the most that some gauges were.
+            keys: the series by slot, of gauges and of counters.
+            first_look_s: time of the first sample of the newest row's run.
+            highest: the maxima of some gauges.
         """
         self._axis = axis
         self._first_look_s = first_look_s
@@ -101,9 +101,9 @@ class Curves:
         self._gauges = {key: slot for slot, key in enumerate(keys[0])}
         self._counters = {key: slot for slot, key in enumerate(keys[1])}
         self._spread: list[tuple[float, list[tuple[int, float]]]] = []
-        """Of each row but the first: seconds since the one before, and the intervals these are in."""
+        """Per row except the first: seconds since the previous one, and the intervals they fall in."""
         self._within: list[list[tuple[int, float]]] = []
-        """Of each row: the intervals that it is in."""
+        """Per row: the intervals that it falls in."""
         if axis is not None:
             for before, frame in pairwise(frames):
                 parts = list(axis.parts(before.end_s, frame.end_s)) if before.run == frame.run else []
@@ -112,11 +112,11 @@ class Curves:
 
     @classmethod
     def none(cls) -> Curves:
-        """Nothing was kept."""
+        """Return curves without rows."""
         return cls(None, (), ((), ()))
 
     def growth(self, *key: str) -> Growth | None:
-        """What a counter has grown by; None where it is not known at all."""
+        """Return the growth of a counter; None if it is never known."""
         axis, slot = self._axis, self._counters.get(key)
         if axis is None or slot is None:
             return None
@@ -127,7 +127,7 @@ class Curves:
             if slot >= len(before.counters) or slot >= len(frame.counters):
                 continue
             was, is_ = before.counters[slot], frame.counters[slot]
-            if was != was or is_ != is_:  # NaN: not known
+            if was != was or is_ != is_:  # NaN: unknown
                 continue
             grown = is_ - was if is_ >= was else is_
             for index, share in parts:
@@ -137,7 +137,7 @@ class Curves:
         return Growth(amounts, covered_s) if known else None
 
     def growth_from_0(self, *key: str) -> Growth | None:
-        """What a counter of a rank has grown by; None where it is not known at all."""
+        """Return the growth of a rank counter; None if it is never known."""
         axis, slot = self._axis, self._counters.get(key)
         if axis is None or slot is None:
             return None
@@ -145,14 +145,14 @@ class Curves:
         last, run, since_s = math.nan, -1, axis.begin_s
         for index, frame in enumerate(self._frames):
             value = frame.counters[slot] if slot < len(frame.counters) else math.nan
-            known = value == value  # NaN: there is no such rank, or not yet
+            known = value == value  # NaN: the rank does not exist (yet)
             parts = self._spread[index - 1][1] if index else []
             if frame.run != run:
                 run, since_s = frame.run, frame.end_s
                 is_first = frame.begin_s < self._first_look_s <= frame.end_s
                 if is_first and frame.looks > 1:
                     last, parts, since_s = 0.0, self._within[index], frame.begin_s
-                else:  # what was before the first look is not known, nor when that is not here
+                else:  # unknown before the first sample, or if that is not here
                     last, parts = value if known or not is_first else 0.0, []
             if known:
                 grown = 0.0 if last != last else value - last if value >= last else value
@@ -162,14 +162,14 @@ class Curves:
                     touched[at] = True
         if not any(touched):
             return None
-        # An interval is covered as far as there are rows, whether the rank was there or not.
+        # An interval is covered as far as there are rows, whether or not the rank existed.
         until_s = self._frames[-1].end_s
         ends_s = axis.times_s
         covered_s = [max(0.0, min(end_s, until_s) - max(end_s - axis.interval_s, since_s)) for end_s in ends_s]
         return Growth(amounts, [covered if hit else 0.0 for covered, hit in zip(covered_s, touched, strict=True)])
 
     def level(self, *key: str) -> Curve:
-        """The mean of a gauge; () where it is not known at all."""
+        """Return the mean of a gauge; () if it is never known."""
         axis, slot = self._axis, self._gauges.get(key)
         if axis is None or slot is None:
             return ()
@@ -184,12 +184,12 @@ class Curves:
         return _known(tuple(sum_ / weight if weight > 0 else None for sum_, weight in zip(sums, weights, strict=True)))
 
     def highest(self, *key: str) -> float | None:
-        """The most that a gauge of memory was at any look: what lasts for a moment is gone in a mean. None: not known
-        at all, or not asked for."""
+        """Return the maximum of a memory gauge over all samples: a mean hides short peaks. None: never known, or not
+        requested."""
         return self._highest.get(key)
 
     def counter(self, *key: str) -> Curve:
-        """A counter itself, at the end of each interval; () where it is not known at all."""
+        """Return the value of a counter at the end of each interval; () if it is never known."""
         axis, slot = self._axis, self._counters.get(key)
         if axis is None or slot is None:
             return ()
@@ -199,20 +199,20 @@ class Curves:
             if value == value and parts:
                 values[parts[-1][0]] = value
         known = [index for index, value in enumerate(values) if value is not None]
-        for index in range(known[0] + 1, known[-1]) if known else ():  # an interval that no row ends in
+        for index in range(known[0] + 1, known[-1]) if known else ():  # an interval in which no row ends
             values[index] = values[index - 1] if values[index] is None else values[index]
         return _known(tuple(values))
 
 
 def ratio(above: Growth | None, below: Growth | None) -> Curve:
-    """One growth by another; None where the second is 0."""
+    """Return one growth divided by another; None where the second is 0."""
     if above is None or below is None:
         return ()
     return _known(tuple(up / down if down > 0 else None for up, down in zip(above.amounts, below.amounts, strict=True)))
 
 
 def total(growths: Sequence[Growth | None]) -> Growth | None:
-    """The sum of several growths; covered is what any of them covers."""
+    """Return the sum of several growths; its coverage is the largest of theirs."""
     known = [growth for growth in growths if growth is not None]
     if not known:
         return None

@@ -1,8 +1,8 @@
-"""Quantities as people read them, in two styles; what is not known is a dash in both.
+"""Formats quantities for people, in two styles; an unknown value is a dash in both.
 
-In sentences and tables (`PROSE`) there is room for units as they are written, and no digit more than is known:
-`12.3 ms`, `1.5 GiB`, `1,240`, `40.4 %`. In the cells of a terminal (`CELLS`) every column counts, and a figure that is
-read every second keeps its width: `12.3ms`, `1.50G`, `1.24k`, `40%`.
+Sentences and tables (`PROSE`) have full units and only significant digits: `12.3 ms`, `1.5 GiB`, `1,240`, `40.4 %`.
+Terminal cells (`CELLS`) are compact, and a number that refreshes every second keeps its width: `12.3ms`, `1.50G`,
+`1.24k`, `40%`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ UNKNOWN: Final = "-"
 _PARTS_OF_A_SECOND: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _MULTIPLES_OF_A_HERTZ: Final = ((1e9, "GHz"), (1e6, "MHz"), (1e3, "kHz"), (1.0, "Hz"))
 _JUST: Final = 0.9995
-"""From here on three digits round up to the next unit."""
+"""From this value on, three digits round up to the next unit."""
 
 
 def known(value: float | None) -> TypeGuard[float]:
-    """Whether there is a number to be written."""
+    """Whether there is a number to format."""
     return value is not None and math.isfinite(value)
 
 
 def count(value: float | None) -> str:
-    """How many: `12,340`."""
+    """Format a count: `12,340`."""
     return f"{round(value):,}" if known(value) else UNKNOWN
 
 
 def _few(value: float) -> str:
-    """Three digits, none of them for show."""
+    """Format three digits, without trailing zeros."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def _steady(value: float) -> str:
-    """Three digits, always."""
+    """Format exactly three digits."""
     size = abs(value)
     return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 or not value else f"{value:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How quantities are written."""
+    """How quantities are formatted."""
 
     gap: str
     """Between a number and its unit."""
@@ -53,14 +53,14 @@ class Style:
     time_units: tuple[str, str, str, str]
     """Of days, hours, minutes, seconds."""
     minutes_from_s: float
-    """What is shorter is told in seconds and parts of them."""
+    """Shorter times are in seconds and fractions of them."""
     ratio_digits: int
-    """Of a percentage, behind the point."""
+    """Decimals of a percentage."""
     multiples: tuple[tuple[float, str], ...] = ()
-    """Short for many: none, where there is room for all digits."""
+    """Suffixes for multiples; () where there is room for all digits."""
 
     def seconds(self, value: float | None) -> str:
-        """A length of time: `350 us`, `12.3 ms`, `4.56 s`, then as `took`."""
+        """Format a duration: `350 us`, `12.3 ms`, `4.56 s`, then as `took`."""
         if not known(value):
             return UNKNOWN
         if abs(value) >= self.minutes_from_s:
@@ -72,7 +72,7 @@ class Style:
         return f"{self.digits(value / scale)}{self.gap}{unit}"
 
     def took(self, value: float | None) -> str:
-        """A length of time in whole seconds and more: `42 s`, `3 min 05 s`, `2 h 07 min`, `1 d 04 h`."""
+        """Format a duration in whole seconds and more: `42 s`, `3 min 05 s`, `2 h 07 min`, `1 d 04 h`."""
         if not known(value):
             return UNKNOWN
         day, hour, minute, second = (f"{self.gap}{unit}" for unit in self.time_units)
@@ -87,7 +87,7 @@ class Style:
         return f"{sign}{minutes}{minute} {seconds:02}{second}" if minutes else f"{sign}{seconds}{second}"
 
     def size(self, value: float | None) -> str:
-        """Bytes: `512 B`, `1.5 GiB`."""
+        """Format bytes: `512 B`, `1.5 GiB`."""
         if not known(value):
             return UNKNOWN
         power = 0
@@ -97,11 +97,11 @@ class Style:
         return f"{told}{self.gap}{self.bytes_units[power]}"
 
     def ratio(self, value: float | None) -> str:
-        """A share: `40.4 %`."""
+        """Format a ratio: `40.4 %`."""
         return f"{100 * value:.{self.ratio_digits}f}{self.gap}%" if known(value) else UNKNOWN
 
     def hertz(self, value: float | None) -> str:
-        """A clock rate: `1.98 GHz`."""
+        """Format a clock rate: `1.98 GHz`."""
         if not known(value):
             return UNKNOWN
         multiples = _MULTIPLES_OF_A_HERTZ
@@ -109,7 +109,7 @@ class Style:
         return f"{self.digits(value / scale)}{self.gap}{unit}"
 
     def measured(self, name: str, value: float) -> tuple[str, str]:
-        """Give the name of a figure in words, and it in the unit that the name has: of `blocked_seconds_per_step`,
+        """Return a figure's name as text, and its value in the unit of the name: for `blocked_seconds_per_step`,
         `blocked per step` and `12.3 ms`."""
         words = name.split("_")
         units = {"seconds": self.seconds, "bytes": self.size, "ratio": self.ratio, "hertz": self.hertz}
@@ -117,10 +117,10 @@ class Style:
         if at is None:
             return " ".join(words), count(value) if float(value).is_integer() else self.number(value)
         told = units[words[at]](value)
-        return " ".join(words[:at] + words[at + 1 :] if at else words), told  # `bytes_per_step` is called so
+        return " ".join(words[:at] + words[at + 1 :] if at else words), told  # `bytes_per_step` keeps its name
 
     def number(self, value: float | None) -> str:
-        """Any other number, to three digits."""
+        """Format any other number, to three digits."""
         if not known(value):
             return UNKNOWN
         for multiple, unit in self.multiples:

@@ -1,4 +1,4 @@
-"""What the agent has written into a run directory, read by somebody who must cope with whatever is there."""
+"""Reads the agent's files in a run directory, tolerating missing or damaged ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_ATTEMPTS: Final = 200
 
 @dataclass(kw_only=True)
 class RunFiles:
-    """The files of one node's run directory; what could not be read is empty, and in the notes."""
+    """The files of one node's run directory; an unreadable one is empty, and in the notes."""
 
     run_dir: Path
     job: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -29,16 +29,16 @@ class RunFiles:
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     attempts: list[int] = field(default_factory=list[int])
-    """Numbers of the directories of attempts."""
+    """Numbers of the attempt directories."""
     causes: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
-    """First causes, by number."""
+    """First causes, by directory number."""
     touched_s: float | None = None
     """When the history was written to last."""
     notes: list[str] = field(default_factory=list[str])
 
 
 def read_files(run_dir: Path) -> RunFiles:
-    """Read them all."""
+    """Read all files."""
     files = RunFiles(run_dir=run_dir)
     try:
         there = set(os.listdir(run_dir))
@@ -54,7 +54,7 @@ def read_files(run_dir: Path) -> RunFiles:
 
 
 def holds(pid: object, directory: Path) -> bool | None:
-    """Whether a process has this directory open, as an agent has its run directory; None: that is not to be seen."""
+    """Whether a process has this directory open, as an agent has its run directory; None: unknown."""
     if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         return None
     descriptors = f"/proc/{pid}/fd"

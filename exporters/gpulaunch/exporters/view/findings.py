@@ -1,4 +1,4 @@
-"""What was found, by findings.jsonl and by the telemetry, in the newest run of a directory and before it. Pure."""
+"""Merges findings from findings.jsonl and telemetry, of the newest run in a directory and before it. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MOST_FINDINGS: Final = 200
 
 
 def nobody_watched(*, profiled: bool) -> str:
-    """Say why nothing is known; `profiled`: the run was to be looked at."""
+    """Say why nothing is known; `profiled`: profiling was requested."""
     return "nobody watched this run" + ("" if profiled else " (--no-profile)")
 
 
 def findings_of(
     in_file: Sequence[FindingView], sources: Sequence[NodeSource], history: AttemptHistory
 ) -> tuple[FindingView, ...]:
-    """Those of findings.jsonl, with what the telemetry knows besides: what each has cost.
+    """Return the findings of findings.jsonl, with the cost of each from the telemetry.
 
-    Neither says that one has gone when the run does: what stood then stood to the end. What was seen last before the
-    newest run began is of another, in the same directory, and so is what it cost.
+    Neither records that a finding ends with the run: one that was active then was active to the end. A finding last
+    seen before the newest run began belongs to an earlier run in the same directory, and so does its cost.
     """
     found: dict[tuple[Any, ...], FindingView] = {}
     for told in in_file:
@@ -59,14 +59,14 @@ def findings_of(
 
 
 def _began(history: AttemptHistory, source: NodeSource | None) -> float:
-    """When the newest run began, as far as anybody says."""
+    """Return when the newest run began, as far as recorded."""
     if history.began_s is not None:
         return history.began_s
     return source.run.began_s if source is not None and source.run is not None else 0.0
 
 
 def _is_of_newest(row: FindingRow, source: NodeSource, history: AttemptHistory) -> bool:
-    """Whether what is kept of a finding is of the newest run. Nodes but the first have names of their own for it."""
+    """Whether a stored finding is of the newest run. Nodes other than the first have their own run ids."""
     since = row.last_seen_s >= (history.began_s or 0.0)
     if source.run is None:
         return since
@@ -75,7 +75,7 @@ def _is_of_newest(row: FindingRow, source: NodeSource, history: AttemptHistory) 
 
 
 def _joined(one: FindingView, other: FindingView, began_s: float) -> FindingView:
-    """What two say of one finding; what is of an earlier run says nothing of this one."""
+    """Merge two records of one finding; a record of an earlier run is ignored."""
     if one.earlier != other.earlier:
         return other if one.earlier else one
     newer = other if other.last_seen_s > one.last_seen_s else one
@@ -83,7 +83,7 @@ def _joined(one: FindingView, other: FindingView, began_s: float) -> FindingView
     lost = [each.lost_seconds for each in (one, other) if each.lost_seconds is not None]
     return replace(
         newer,
-        # findings.jsonl goes on with what a run before has found.
+        # findings.jsonl keeps the findings of an earlier run.
         first_seen_s=min([first for first in firsts if first >= began_s] or firsts),
         lost_seconds=lost[0] if lost else None,
     )

@@ -1,4 +1,4 @@
-"""A run that is over has no `now`: what is told of a run that goes on as of its last moments, is told of all of it."""
+"""Replaces the `now` values of a finished run by means over the whole run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gpulaunch.exporters.view.model import RankView, RunView, Status
 
 
 def settled(view: RunView) -> RunView:
-    """Give the view as it is to be shown: of a run that goes on as it is, of one that is over with its means.
+    """Return the view to display: unchanged for a running run, with means for a finished one.
 
-    They are those that the launcher tells at its end: by the time in steps, not by that of the run.
+    They match the launcher's final summary: relative to the time in steps, not to the time of the run.
     """
     if view.status is Status.RUNNING or not any(_length_s(rank) for rank in view.ranks):
         return view

@@ -1,4 +1,4 @@
-"""Where the time of a run went, in buckets: what is known of it, and its share over time. Pure."""
+"""Computes goodput: the time of a run by bucket, and the productive share over time. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpulaunch.profiler.record import GOODPUT_BUCKETS
 
 
 def is_profiled(files: RunFiles) -> bool:
-    """Whether somebody was to see steps, as far as is known: with --no-profile nobody is."""
+    """Whether profiling was requested, as far as is known: not with --no-profile."""
     return files.job.get("profile") is not False
 
 
 def goodput_of(
     files: RunFiles, history: AttemptHistory, sources: Sequence[NodeSource], counters: Values
 ) -> dict[str, float | None]:
-    """Where the time went: as the agent said at the end, else as the sidecar has it."""
+    """Return the time by bucket: from the agent's final summary, else from the sidecar."""
     said = part(history.ending, "goodput_seconds")
     if not said and history.ended_s is not None:
         said = part(files.summary, "goodput_seconds")
@@ -42,7 +42,7 @@ def goodput_of(
             held_s = _held_s(goodput, seen_s - history.began_s)
             goodput["productive"] = max(0.0, goodput["productive"] - held_s)
     unknown = [bucket for bucket in GOODPUT_BUCKETS if bucket in told and told[bucket] is None]
-    if goodput["productive"] and not is_profiled(files):  # an older gpulaunch took for work whatever ranks did
+    if goodput["productive"] and not is_profiled(files):  # an older gpulaunch counted all rank time as work
         unknown += ["productive", "checkpoint_stall"]
     if not said and history.lost_work_unknown:
         unknown.append("lost_work")
@@ -50,21 +50,21 @@ def goodput_of(
 
 
 _WAS_PRODUCTIVE: Final = ("checkpoint_stall", "detection", "teardown", "lost_work")
-"""What time turns out to be that was told as productive."""
+"""Buckets that time first counted as productive may be moved to."""
 
 
 def _held_s(told: Mapping[str, float], elapsed_s: float) -> float:
-    """How long was first told as productive and then as something else: a counter stands still, it does not fall.
+    """Return the time first counted as productive and later as something else: a counter does not decrease.
 
-    It is what all buckets have beyond the time that has passed, and no more than can have been productive: a clock may
-    have been set, and the launcher runs for a moment before it says so.
+    It is the excess of all buckets over the elapsed time, limited to what can have been productive: a clock may have
+    been set, and the launcher runs for a moment before it records its start.
     """
     beyond_s = sum(told.values()) - max(0.0, elapsed_s)
     return max(0.0, min(beyond_s, sum(told.get(bucket, 0.0) for bucket in _WAS_PRODUCTIVE)))
 
 
 def goodput_curve(curves: Curves, times_s: Sequence[float], began_s: float | None) -> Curve:
-    """The productive share of the time until each moment, from 0 to 1; began_s is when the run did."""
+    """Return the productive share of the time up to each moment, 0 to 1; began_s: begin of the run."""
     known = {bucket: curves.counter("gpulaunch_goodput_seconds_total", bucket) for bucket in GOODPUT_BUCKETS}
     if not known["productive"]:
         return ()
@@ -72,7 +72,7 @@ def goodput_curve(curves: Curves, times_s: Sequence[float], began_s: float | Non
     for index, at_s in enumerate(times_s):
         values = {bucket: curve[index] for bucket, curve in known.items() if curve}
         told = {bucket: value for bucket, value in values.items() if value is not None}
-        # Of what an earlier run in the directory has made its end is not known here.
+        # The final value of an earlier run in the directory is not known here.
         held_s = _held_s(told, at_s - began_s) if began_s is not None and at_s >= began_s else 0.0
         whole_s = sum(told.values()) - held_s
         known_productive = "productive" in told and whole_s > 0

@@ -1,4 +1,4 @@
-"""A run as its running sidecar sees it: what is now from memory, what was before from the run directory."""
+"""Builds the view in a running sidecar: the present from memory, the past from the run directory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def view_of_state(
     max_points: int = 180,
     window_s: float | None = None,
 ) -> RunView:
-    """Give the view of a run that goes on.
+    """Return the view of a running run.
 
     Args:
-        state: what the sidecar saw last.
-        run_dir: where the rest is: history, attempts, curves, other nodes; None: there is no rest.
-        earlier: a state some seconds older: what is of now is of the time between the two. None: of what the run
-            directory has.
-        max_points: of every curve.
-        window_s: curves of the last so many seconds; None: of the whole run.
+        state: the newest state of the sidecar.
+        run_dir: source of the rest: history, attempts, curves, other nodes; None: no rest.
+        earlier: a state some seconds older: `now` values cover the time between the two. None: taken from the run
+            directory.
+        max_points: limit per curve.
+        window_s: limit curves to this many last seconds; None: the whole run.
     """
     if run_dir is not None:
         parts = gather(Path(run_dir), now_s=time.time(), live=True)
@@ -62,7 +62,7 @@ def view_of_state(
 
 
 def _standing(state: NodeState, told: list[FindingView], live: NodeSource) -> list[FindingView]:
-    """The findings with those that stand at this moment, and no others of this node."""
+    """Return the findings; those of this node are active only if the state has them."""
     at_s = state.taken_wall_ns / 1e9
     standing = {(found.rule, found.file, found.line, found.subject): found for found in state.findings}
     views: list[FindingView] = []

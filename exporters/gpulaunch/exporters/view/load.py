@@ -1,4 +1,4 @@
-"""A run as its directory has it, while it goes on or afterwards, whole or in pieces."""
+"""Loads the view of a run from its directory, during or after the run, complete or not."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from gpulaunch.exporters.view.source import NodeSource, read_source
 from gpulaunch.profiler.kernel import kernel
 
 _FRESH_S: Final = 30.0
-"""A run of which something newer than this is known goes on, wherever its launcher is."""
+"""A run with anything newer than this is running, wherever its launcher is."""
 _CLOCKS_S: Final = 5.0
-"""The clocks of two nodes differ by no more than this, mostly."""
+"""Clocks of two nodes rarely differ by more than this."""
 
 
 def load_run(
     run_dir: str | Path, *, max_points: int = 180, window_s: float | None = None, now_s: float | None = None
 ) -> RunView:
-    """Give the view of a run.
+    """Return the view of a run.
 
-    Never raises for what is in the directory: what is missing or damaged is told in the view's notes.
+    Never raises for the content of the directory: missing or damaged files are listed in the view's notes.
 
     Args:
-        run_dir: the run directory; of a job of several nodes, that of the first.
-        max_points: of every curve.
-        window_s: curves of the last so many seconds; None: of the whole run.
-        now_s: the time (Unix seconds), where it is not now.
+        run_dir: the run directory; with several nodes, that of the first.
+        max_points: limit per curve.
+        window_s: limit curves to this many last seconds; None: the whole run.
+        now_s: the current time (Unix seconds); None: read the clock.
     """
     parts = gather(Path(run_dir), now_s=time.time() if now_s is None else now_s)
     try:
@@ -46,15 +46,15 @@ def load_run(
 
 
 def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
-    """Read everything; the sources are to be closed. `live`: for a sidecar of the run, which goes on, then, for as
-    long as it has not said that it ended."""
+    """Read everything; the caller closes the sources. `live`: for a sidecar of the run, which then counts as running
+    until its end is recorded."""
     files = read_files(run_dir)
     places = files_of(run_dir)
     sources = [read_source(path, node) for node, path in places]
     history = history_of(files.events, files.group, files.attempts)
     files.summary = _summary_of(files, history, sources)
     notes: list[str] = []
-    if not sources and files.job and not live:  # a collector of its own says why there is none yet
+    if not sources and files.job and not live:  # if live, a collector reports why there is none yet
         notes.append("telemetry.sqlite is missing: nothing is known over time (--no-profile, or an older gpulaunch)")
     for (node, _), source in zip(places, sources, strict=True):
         (_only_joined if node else _only_of)(source, history, notes)
@@ -90,7 +90,7 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
 
 
 def _only_of(source: NodeSource, history: AttemptHistory, notes: list[str]) -> None:
-    """Totals of another launcher run in the same directory are not those of the newest one."""
+    """Drop totals of another launcher run in the same directory."""
     if source.run is None or not history.run_id or source.run.run_id == history.run_id:
         return
     _empty(source)
@@ -98,10 +98,10 @@ def _only_of(source: NodeSource, history: AttemptHistory, notes: list[str]) -> N
 
 
 def _only_joined(source: NodeSource, history: AttemptHistory, notes: list[str]) -> None:
-    """Nor are those of a node beside the first that is not in the newest run, or not yet.
+    """Drop totals of a further node that is not, or not yet, in the newest run.
 
-    Its names of the runs are its own, and so is its clock. It is in the newest run if it began with that or after it;
-    or, should its clock be far behind, once it is seen after that began.
+    Such a node has its own run ids and its own clock. It is in the newest run if it began with that run or later; or,
+    if its clock is far behind, once it is seen after the run began.
     """
     if source.run is None or history.began_s is None:
         return
@@ -114,22 +114,22 @@ def _only_joined(source: NodeSource, history: AttemptHistory, notes: list[str]) 
 
 
 def _empty(source: NodeSource) -> None:
-    """What was found in the run and when stays: it says itself which run it is of."""
+    """Clear the values of a source. Findings and their times stay: they identify their own run."""
     source.document, source.counters, source.gauges = {}, {}, {}
     source.recent, source.seen_s = None, None
 
 
 def _summary_of(files: RunFiles, history: AttemptHistory, sources: list[NodeSource]) -> dict[str, Any]:
-    """The sums of the newest run: the file is written as a run ends, and stays while the next one goes on."""
+    """Return the summary of the newest run: the file is written at the end of a run, and stays during the next."""
     run_id = files.summary.get("run_id")
-    if not isinstance(run_id, str):  # of an older gpulaunch: what has ended has written its own
+    if not isinstance(run_id, str):  # from an older gpulaunch: a finished run has written its own
         return files.summary if history.ended_s is not None or history.began_s is None else {}
     of_source = next((source.run.run_id for source in sources if source.run is not None and not source.node), "")
     return files.summary if run_id == (history.run_id or of_source or run_id) else {}
 
 
 def _status(files: RunFiles, history: AttemptHistory, sources: list[NodeSource], now_s: float, *, live: bool) -> Status:
-    """How the run stands: as it said, else whether its launcher lives, else whether anything is new."""
+    """Return the run's status: as recorded, else by whether its launcher is alive, else by recent data."""
     if history.ended_s is not None:
         return history.status
     if live:
@@ -148,7 +148,7 @@ def _status(files: RunFiles, history: AttemptHistory, sources: list[NodeSource],
     here = _is_here(history, host)
     pid = history.pid if history.pid is not None else files.group.get("agent_pid")
     held = None if here is False else holds(pid, files.run_dir)
-    # That no such process lives here says nothing of another host; nor does silence, where no sidecar would break it.
+    # A missing process here says nothing about another host; nor does missing data where no sidecar writes any.
     gone = held is False and here
     if held or (fresh and not gone):
         return Status.RUNNING
@@ -157,7 +157,7 @@ def _status(files: RunFiles, history: AttemptHistory, sources: list[NodeSource],
 
 
 def _is_here(history: AttemptHistory, host: str) -> bool | None:
-    """Whether the launcher's pid means here what it means there; None: nobody says."""
+    """Whether the launcher's pid is valid on this host; None: unknown."""
     ours = kernel()
     if ours and history.kernel:
         return history.kernel == ours
@@ -165,7 +165,7 @@ def _is_here(history: AttemptHistory, host: str) -> bool | None:
 
 
 def _was_booted_anew(history: AttemptHistory) -> bool:
-    """Whether this is the launcher's host, by its name, and not the same boot of it."""
+    """Whether this is the launcher's host, by name, but another boot of it."""
     boots = [each.partition(" ")[0] for each in (kernel(), history.kernel)]
     return all(boots) and boots[0] != boots[1] and history.host == socket.gethostname()
 

@@ -1,10 +1,10 @@
-"""What is known of a run, as one value: the terminal, the page, the report and every file show this and nothing else.
+"""The data model of a run's view: the only data that the terminal, the page, the report and every file show.
 
-Plain frozen values. Units are in the names: times are Unix seconds (`_s` after a moment such as `began_s`), lengths of
-time `_seconds`, memory `_bytes`, shares from 0 to 1 `_ratio`. What is not known is None, never 0. Text is as the
-program, its user and its files have it: whoever shows it makes it harmless (`text.inert` for a terminal).
+Plain frozen values. Units are in the names: timestamps are Unix seconds (`_s`, as in `began_s`), durations `_seconds`,
+memory `_bytes`, ratios from 0 to 1 `_ratio`. An unknown value is None, never 0. Text is raw, as it comes from the
+program, its user and its files: the renderer must escape it (`text.inert` for a terminal).
 
-There is one axis of time. `RunView.times_s` are the ends of equal intervals, and every `Curve` has one value for each.
+There is one time axis. `RunView.times_s` are the ends of equal intervals, and every `Curve` has one value for each.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 VERSION: Final = 1
-"""Of the shape of a view as JSON. A field more is the same version; one that goes, or means something else, is not."""
+"""Version of the JSON format of a view. It changes if a field is removed or redefined, not if one is added."""
 
 Curve: TypeAlias = tuple[float | None, ...]
-"""A quantity over the intervals of `RunView.times_s`: its mean in each. None: not known there. Empty: never known."""
+"""A quantity over the intervals of `RunView.times_s`: its mean in each. None: unknown there. Empty: never known."""
 
 
 class Status(Enum):
-    """How a run, or one attempt of it, stands."""
+    """The status of a run, or of one attempt."""
 
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Told to end, by a person or a job manager: nothing failed."""
+    """Stopped by a person or a job manager: nothing failed."""
     LOST = "lost"
-    """It did not say how it ended, and its launcher is gone: killed, or the node went down."""
+    """It did not record how it ended, and its launcher is gone: killed, or the node went down."""
     UNKNOWN = "unknown"
 
 
@@ -39,15 +39,15 @@ class CauseView:
     """The first cause of a failure."""
 
     kind: str
-    """Of `record.RESTART_KINDS`."""
+    """One of `record.RESTART_KINDS`."""
     headline: str
     """One line: which rank, and what happened to it."""
     rank: int | None = None
     why: str = ""
-    """Why this one is taken for the first."""
+    """Why this one is considered the first."""
     advice: str = ""
     report: str = ""
-    """Where the whole report (failure.json) is; "" where there is none."""
+    """Path of the whole report (failure.json); "" if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,14 @@ class AttemptView:
     """One start of all ranks."""
 
     number: int
-    """In its run, from 0, as in events.jsonl and `gpulaunch_attempt`."""
+    """Within its run, from 0, as in events.jsonl and `gpulaunch_attempt`."""
     status: Status
     directory: int | None = None
     """Its files are in `attempts/<directory>`, a number that is never used twice in a run directory; None: `number`."""
     earlier: bool = False
     """Of an earlier run in the same directory."""
     began_s: float | None = None
-    """When its processes were asked for, or, not knowing that, when they ran."""
+    """When its processes were requested or, if unknown, when they ran."""
     ended_s: float | None = None
     cause: CauseView | None = None
     """Why it failed; None if it did not, or nothing is known of it."""
@@ -74,7 +74,7 @@ class AttemptView:
 
     @property
     def name(self) -> str:
-        """Its number is that of another attempt, too, where it is of an earlier run."""
+        """Its display name: the number alone is ambiguous for an attempt of an earlier run."""
         return f"attempts/{self.place}" if self.earlier else f"attempt {self.number}"
 
 
@@ -86,7 +86,7 @@ class EventView:
     what: str
     """`run_started`, `phase`, `rank_ended`, `hung` ..."""
     fields: Mapping[str, Any]
-    """Whatever else the line says."""
+    """All other fields of the line."""
     node: int = 0
 
 
@@ -103,12 +103,12 @@ class FindingView:
     seconds_per_step: float
     seconds_per_hour: float
     lost_seconds: float | None
-    """Of training, in all of this run, for as long as it stood; None where that was not kept."""
+    """Training time lost in all of this run while it was active; None if that was not stored."""
     confidence: float
     evidence: Mapping[str, float | str]
     advice: str
     active: bool
-    """Whether it stands; of a run that is over, whether it did to the end."""
+    """Whether it is active; for a finished run, whether it was to the end."""
     first_seen_s: float
     last_seen_s: float
     node: int = 0
@@ -125,9 +125,9 @@ class LoaderView:
     batch_bytes: int
     wait_seconds: float
     transfer_seconds: float | None
-    """Of the wait: for a batch that was ready. None where nobody reads the queue."""
+    """Part of the wait: for a batch that was ready. None where the queue is not read."""
     reorder_blocked_seconds: float | None
-    """Of the wait: for a batch while later ones were ready. None, as above."""
+    """Part of the wait: for a batch while later ones were ready. None, as above."""
     ready: int | None = None
     outstanding: int | None = None
     reorder_blocked: int | None = None
@@ -165,12 +165,12 @@ class SyncView:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteView:
-    """What one line of the program did in its newest attempt; all ranks that have the line together."""
+    """What one line of the program did in its newest attempt, over all ranks that have the line."""
 
     kind: str
     """One of `channel.layout.SITE_KINDS`."""
     text: str
-    """`path:line function`; "" for all lines that found no row of their own."""
+    """`path:line function`; "" for all lines without a row of their own."""
     ranks: tuple[int, ...]
     count: int
     size_bytes: int
@@ -183,7 +183,7 @@ class SiteView:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryView:
-    """Memory of a rank, now or when it was seen last."""
+    """Memory of a rank, now or when it was last seen."""
 
     rss_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
     """Resident, shared pages counted in each; by `trainer` and `workers`."""
@@ -211,40 +211,40 @@ class PauseView:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveView:
-    """How far a rank's collectives are."""
+    """Progress of a rank's collectives."""
 
     calls: Mapping[str, int]
     """By kind; totals of the run."""
     enqueued: int | None = None
     completed: int | None = None
     sequence: int | None = None
-    """Number of the last one begun: who is behind the others is waited for."""
+    """Sequence number of the last one begun: the others wait for a rank that is behind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostView:
-    """What being measured costs a rank."""
+    """Overhead of the probe on a rank."""
 
     probe_seconds: float
-    """Inside the probe, in all."""
+    """Time inside the probe, in total."""
     step_cost_seconds: float | None = None
-    """By how much a step is longer with the probe, measured in pairs; may be below zero."""
+    """How much longer a step is with the probe, measured in pairs; may be negative."""
     step_cost_error_seconds: float | None = None
     pairs: int = 0
     budget_ratio: float | None = None
-    """Share of a step that the probe may cost; None: no limit."""
+    """Limit of the probe's share of a step; None: no limit."""
     parts_shed: tuple[str, ...] = ()
-    """Parts switched off for their price."""
+    """Parts switched off because of their overhead."""
     parts_unavailable: tuple[str, ...] = ()
     """Parts out of service."""
     fault: str = ""
-    """Why the last of them is."""
+    """Why the last of them is out of service."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """One rank. Totals are of the run, all attempts together; what ends in `_now` is of the last
-    `RunView.recent_seconds`, of a run that is over of all its steps."""
+    """One rank. Totals are of the run, all attempts together; `_now` values cover the last `RunView.recent_seconds`,
+    or all steps of a finished run."""
 
     rank: int
     node: int = 0
@@ -254,15 +254,15 @@ class RankView:
     """Whether the probe measures in it."""
     step_source: str | None = None
     steps: int | None = None
-    """None where no probe has seen it, as of the four that follow."""
+    """None where no probe has seen it; so are the four that follow."""
     microsteps: int | None = None
     skipped_steps: int | None = None
     samples: int | None = None
-    """None, too, where the size of no batch was seen."""
+    """Also None where no batch size was seen."""
     step_seconds: float | None = None
     """Time of all its steps, or of those below."""
     timed_steps: int | None = None
-    """How many steps that is of: a rank that was killed had not told the times of its last ones. None: of all."""
+    """How many steps that covers: a killed rank has not reported the times of its last ones. None: all."""
     last_step_s: float | None = None
     """When the last one ended."""
     steps_per_second_now: float | None = None
@@ -271,13 +271,13 @@ class RankView:
     phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """By phase, in the order of `channel.layout.PHASES`."""
     phase_ratios_now: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Share of the steps' time; empty where it made none lately."""
+    """Share of the steps' time; empty without recent steps."""
     gpu_phase_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """On the GPU's clock, of the steps that were timed there."""
+    """On the GPU's clock, for the steps timed there."""
     cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """CPU time by `trainer` and `workers`."""
     cores_now: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The same a second, now: cores in use."""
+    """The same per second, now: cores in use."""
     loader: LoaderView | None = None
     copies: tuple[CopyView, ...] = ()
     syncs: tuple[SyncView, ...] = ()
@@ -290,14 +290,14 @@ class RankView:
     step_mean_seconds: Curve = ()
     """Mean length of a step."""
     phase_ratios: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
-    """By phase: only phases that there were; share of the steps' time."""
+    """By phase, only those that occurred; share of the steps' time."""
     rss_bytes: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     """By `trainer` and `workers`."""
     gpu_bytes: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     """`allocated` and `reserved`."""
     most_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The most of each of these that is known of: at any look (`live`, and in a window of time: now), and once the run
-    is over in any of its attempts. Curves are means. Of a GPU between looks, too."""
+    """Known peak of each of these: over all samples (`live`, and in a time window: now), and once the run is over, over
+    all its attempts. Curves are means. For a GPU, peaks between samples count too."""
     loader_ready: Curve = ()
     """Batches that were ready."""
     copy_bytes_per_second: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
@@ -314,7 +314,7 @@ class DeviceView:
     uuid: str = ""
     model: str = ""
     values: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What is known of it now, by `utilization_ratio`, `memory_used_bytes`, `memory_total_bytes`, `clock_hertz`,
+    """Current values by name: `utilization_ratio`, `memory_used_bytes`, `memory_total_bytes`, `clock_hertz`,
     `power_watts`, `temperature_celsius`, `sm_active_ratio`, `sm_occupancy_ratio`, `dram_active_ratio`; totals of the
     run: `energy_joules`, `pcie_receive_bytes`, `pcie_transmit_bytes`, `nvlink_receive_bytes`,
     `nvlink_transmit_bytes`, `pcie_replays`, `ecc_corrected`, `ecc_uncorrected`, `xid_errors`."""
@@ -327,13 +327,13 @@ class DeviceView:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectorView:
-    """How one collector of a node's sidecar does."""
+    """Condition of one collector of a node's sidecar."""
 
     name: str
     """Of `record.Collector`."""
     available: bool
     reason: str
-    """Why not, or what failed last; "" if nothing ever did."""
+    """Why it is unavailable, or the last error; "" if there was none."""
     errors: int
     spent_seconds: float
     node: int = 0
@@ -346,9 +346,9 @@ class NodeView:
     node: int
     host: str = ""
     seen_s: float | None = None
-    """When its sidecar looked last."""
+    """Time of its sidecar's last sample."""
     values: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What is known of it now: `memory_total_bytes`, `memory_available_bytes`, `page_cache_bytes`, `swap_used_bytes`,
+    """Current values by name: `memory_total_bytes`, `memory_available_bytes`, `page_cache_bytes`, `swap_used_bytes`,
     `shm_size_bytes`, `shm_used_bytes`, `cgroup_limit_bytes`, `cgroup_used_bytes`, `cores_allowed`, `cores_quota`."""
     pressure_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """By `<resource>_<severity>`, such as `io_some`; since the node was started."""
@@ -359,80 +359,80 @@ class NodeView:
     memory_available_bytes: Curve = ()
     shm_used_bytes: Curve = ()
     cpu_pressure_ratio: Curve = ()
-    """Share of the time in which somebody on the node waited for a core."""
+    """Share of the time in which a process on the node waited for a core."""
     cores_used: Curve = ()
     """By the ranks and their workers."""
     sidecar_cores: Curve = ()
-    """CPU time of the sidecar a second."""
+    """CPU time of the sidecar per second."""
 
 
 def whole_of(buckets: Mapping[str, float | None], elapsed_s: float | None) -> float:
-    """All the time that is in these buckets: what of it is not known is what they lack."""
+    """Return the total time of these buckets; unknown ones account for the rest of the elapsed time."""
     known_s = sum(each for each in buckets.values() if each is not None)
     return max(known_s, elapsed_s or 0.0) if None in buckets.values() else known_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class StallView:
-    """Ranks that have not moved for longer than is usual, as the launcher tells it while they do not."""
+    """Ranks without progress for longer than usual, as the launcher reports them while it lasts."""
 
     what: str
     """Which ranks, where they are, and what the others wait for."""
     since_s: float
-    """When they moved last."""
+    """When they last made progress."""
     due_s: float | None
-    """When it is acted on if they do not move until then; None: it is not, or nobody knows."""
+    """When the launcher acts if there is no progress until then; None: it does not, or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run, while it goes on or afterwards."""
+    """A run, during it or afterwards."""
 
     run_dir: str
     name: str
     run_id: str
     command: tuple[str, ...]
-    """As it was typed, without secrets; () where it is not known."""
+    """As typed, without secrets; () if unknown."""
     status: Status
     phase: str
-    """What its agent was doing last: `joining`, `starting`, `running`, `waiting`, `clearing`, `done` ...; or ""."""
+    """What its agent did last: `joining`, `starting`, `running`, `waiting`, `clearing`, `done` ...; or ""."""
     live: bool
-    """Whether this was made by a running sidecar from what it sees, and not from files."""
+    """Whether a running sidecar made this from its memory, not from files."""
     made_s: float
     """When this view was made."""
     seen_s: float | None
-    """The newest moment that anything in it is of."""
+    """Time of the newest data in it."""
     began_s: float | None
     ended_s: float | None
-    """None while it runs, and where nobody wrote it down."""
+    """None while it runs, and if it was not recorded."""
     elapsed_seconds: float | None
     exit_code: int | None
     stopped_by: str = ""
-    """The signal that it was told to end with (`SIGINT`), if it was; "" too where another node was told."""
+    """The signal that stopped it (`SIGINT`); "" if there was none, or another node received it."""
     error: str
-    """Why it failed, in one line; "" where it did not."""
+    """Why it failed, in one line; "" if it did not."""
     world_size: int | None
     num_nodes: int | None
     attempts: tuple[AttemptView, ...]
-    """Oldest first, those of earlier runs in the same directory among them."""
+    """Oldest first, including those of earlier runs in the same directory."""
     attempt: int | None
-    """The number of the newest, as far as the run has one yet."""
+    """The number of the newest; None if the run has none yet."""
     restarts: Mapping[str, int]
-    """How often, by kind of the first cause (`record.RESTART_KINDS`)."""
+    """Number of restarts, by kind of the first cause (`record.RESTART_KINDS`)."""
     hang_suspicions: int
-    """How often ranks were told to stand still for longer than is usual."""
+    """How often ranks were reported without progress for longer than usual."""
     hangs: int
-    """How often that was acted on."""
+    """How often the launcher acted on that."""
     stall: StallView | None = None
-    """What is told of now, of the ranks of this node."""
+    """The current stall of this node's ranks."""
     preempted: bool
     goodput_seconds: Mapping[str, float | None]
-    """By `record.GOODPUT_BUCKETS`, in that order; empty where nothing of it is known. Where no step was seen,
-    `productive` and `checkpoint_stall` are not known, and `startup` and `restart` end when the ranks run. Where nobody
-    knows what an attempt went on from, `lost_work` is not, and `productive` and the ratio are the most they can be."""
+    """By `record.GOODPUT_BUCKETS`, in that order; empty if all are unknown. Where no step was seen,
+    `productive` and `checkpoint_stall` are unknown, and `startup` and `restart` end when the ranks run. Where the step
+    an attempt resumed from is unknown, so is `lost_work`, and `productive` and the ratio are upper bounds."""
     goodput_ratio: float | None
     steps: int | None
-    """Of the rank that made most, all attempts together."""
+    """Of the rank with the most steps, all attempts together."""
     steps_per_second_now: float | None
     """Of the slowest rank."""
     samples_per_second_now: float | None
@@ -442,46 +442,46 @@ class RunView:
     phase_ratios_now: Mapping[str, float]
     """Share of all ranks' steps, by phase."""
     recent_seconds: float
-    """What every `_now` is of while the run goes on: so many seconds up to `seen_s`."""
+    """What every `_now` value covers while the run is running: this many seconds up to `seen_s`."""
     checkpoint_step: int | None
-    """Of the newest checkpoint that is known of; a program may save others by itself."""
+    """Of the newest known checkpoint; a program may save others by itself."""
     resumed_step: int | None
-    """What the newest attempt went on from."""
+    """The step that the newest attempt resumed from."""
     # over time
     times_s: tuple[float, ...]
-    """Ends of the intervals that every Curve is of, equally far from each other; () where nothing was kept."""
+    """Ends of the intervals of every Curve, equally spaced; () if nothing was stored."""
     interval_seconds: float
-    """Length of one."""
+    """Length of an interval."""
     steps_per_second: Curve
     samples_per_second: Curve
     step_mean_seconds: Curve
     phase_ratios: Mapping[str, Curve]
     goodput_ratio_over_time: Curve
-    """Share of productive time from the beginning until then."""
+    """Share of productive time from the beginning to each moment."""
     # in parts
     ranks: tuple[RankView, ...]
     devices: tuple[DeviceView, ...]
     nodes: tuple[NodeView, ...]
     collectors: tuple[CollectorView, ...]
     findings: tuple[FindingView, ...]
-    """Those that stand first, then the largest loss first."""
+    """Active ones first, then by loss, largest first."""
     sites: tuple[SiteView, ...]
     """Lines that cost time, the largest first; at most 200."""
     events: tuple[EventView, ...]
     """The newest 500, oldest first."""
     watched: bool
-    """Whether a profiler looked at it at all."""
+    """Whether a profiler observed it at all."""
     profiled: bool = True
-    """Whether one was to, as far as is known: with --no-profile none is."""
+    """Whether profiling was requested, as far as is known: not with --no-profile."""
     notes: tuple[str, ...]
-    """What is missing or damaged, one line each, fit to be shown (but for `inert`)."""
+    """What is missing or damaged, one line each, ready for display (except for `inert`)."""
 
     @property
     def goodput_whole_seconds(self) -> float:
-        """Of what goodput is the share."""
+        """The time that goodput is a share of."""
         return whole_of(self.goodput_seconds, self.elapsed_seconds)
 
     @property
     def goodput_at_most(self) -> bool:
-        """Nobody knows which steps were made again: goodput is the most that it can be."""
+        """Whether goodput is an upper bound: it is unknown which steps were repeated."""
         return self.goodput_ratio is not None and self.goodput_seconds.get("lost_work", 0.0) is None

@@ -1,4 +1,4 @@
-"""Nodes, their GPUs, collectors, lines of the program and findings as views. Pure."""
+"""Builds the views of nodes, GPUs, collectors, program lines and findings. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _DEVICE_LEVELS: Final = (
 
 
 def node_of(source: NodeSource, curves: Curves) -> NodeView:
-    """The node itself, and its sidecar."""
+    """Return the node itself, and its sidecar."""
     counters, gauges = Values(source.counters), Values(source.gauges)
     known = {what: gauges.get(*name) for what, name in _NODE_VALUES.items()}
     pressure = curves.growth("gpulaunch_node_pressure_seconds_total", "cpu", "some")
@@ -81,7 +81,7 @@ def node_of(source: NodeSource, curves: Curves) -> NodeView:
 
 
 def devices_of(source: NodeSource, curves: Curves) -> list[DeviceView]:
-    """The GPUs of the node."""
+    """Return the GPUs of the node."""
     told = part(source.document, "devices")
     counters, gauges = by_label(source.counters), by_label(source.gauges)
     views: list[DeviceView] = []
@@ -107,7 +107,7 @@ def devices_of(source: NodeSource, curves: Curves) -> list[DeviceView]:
 
 
 def collectors_of(source: NodeSource) -> list[CollectorView]:
-    """How the collectors of the node's sidecar do."""
+    """Return the condition of the sidecar's collectors."""
     views: list[CollectorView] = []
     for name, told in part(source.document, "collectors").items():
         condition = cast("Mapping[str, Any]", told) if isinstance(told, dict) else {}
@@ -126,7 +126,7 @@ def collectors_of(source: NodeSource) -> list[CollectorView]:
 
 
 def sites_of(sources: Iterable[NodeSource]) -> tuple[SiteView, ...]:
-    """Lines of the program, those of all ranks together, the dearest first."""
+    """Return program lines, merged over all ranks, the most expensive first."""
     found: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
     for source in sources:
         for label, told in part(source.document, "ranks").items():
@@ -168,7 +168,7 @@ def finding_of(
     last_seen_s: float,
     lost_seconds: float | None,
 ) -> FindingView:
-    """A finding, as `record.Finding.as_json` has it; parts may be missing."""
+    """Return a finding from `record.Finding.as_json`; parts may be missing."""
 
     def number(name: str) -> float:
         value = told.get(name)

@@ -1,4 +1,4 @@
-"""The ranks of a node as views. Pure."""
+"""Builds the views of a node's ranks. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_DIGITS: Final = 9
 
 
 def ranks_of(source: NodeSource, curves: Curves, *, with_curves: set[int] | None) -> list[RankView]:
-    """Give the ranks of a node, in their order.
+    """Return the ranks of a node, in order.
 
     Args:
         source: the node.
@@ -61,12 +61,12 @@ def ranks_of(source: NodeSource, curves: Curves, *, with_curves: set[int] | None
 
 
 def with_summary(ranks: list[RankView], summary: Mapping[str, Any], *, profiled: bool) -> list[RankView]:
-    """Give the ranks with what summary.json has of them: it comes last, and has the steps since the last look.
+    """Return the ranks updated from summary.json: it is written last, and has the steps since the last sample.
 
     Args:
-        ranks: those of the telemetry.
-        summary: what the agent summed up.
-        profiled: False where nobody saw steps: an older gpulaunch wrote 0 for them.
+        ranks: from the telemetry.
+        summary: the agent's summary.
+        profiled: False where no steps were seen: an older gpulaunch wrote 0 for them.
     """
     told = {view.rank: view for view in _ranks_of_summary(summary, profiled=profiled)}
     if not ranks:
@@ -116,7 +116,7 @@ def _ranks_of_summary(summary: Mapping[str, Any], *, profiled: bool) -> list[Ran
 
 
 class _Recent:
-    """What a rank's counters have grown by lately."""
+    """The recent growth of a rank's counters."""
 
     def __init__(self, before: Values, now: Values, seconds: float) -> None:
         self.seconds = seconds
@@ -124,7 +124,7 @@ class _Recent:
         self._now = now
 
     def grown(self, name: str, *labels: str) -> float | None:
-        """None where it is not known; a counter that was not there before began at 0."""
+        """Return the growth; None if unknown. A counter that is new started at 0."""
         now = self._now.get(name, *labels)
         if now is None or not self._before or self.seconds <= 0:
             return None
@@ -154,7 +154,7 @@ def _rank(
         most_bytes=_most(memory, curves, label),
     )
     if not view.armed and not counters.count("steps_total"):
-        return view  # the zeros that its page was made with
+        return view  # the zeros that its page was initialized with
     steps = recent.grown("steps_total")
     step_seconds = recent.grown("step_duration_seconds_sum")
     phases = {phase: recent.grown("phase_seconds_total", phase) or 0.0 for phase in PHASES}
@@ -192,12 +192,12 @@ def _rank(
 
 
 def phase_growths(curves: Curves, label: str) -> dict[str, Growth | None]:
-    """What the phases of a rank have grown by."""
+    """Return the growth of a rank's phases."""
     return {phase: curves.growth_from_0("gpulaunch_phase_seconds_total", label, phase) for phase in PHASES}
 
 
 def phase_curves(growths: Sequence[Mapping[str, Growth | None]]) -> dict[str, Curve]:
-    """The phases' shares of the time of all steps, of those phases that there were; of one rank or of several."""
+    """Return the share of each phase that occurred in the time of all steps, of one or several ranks."""
     phases = {phase: total([of_rank[phase] for of_rank in growths]) for phase in PHASES} if growths else {}
     whole = total(list(phases.values()))
     return {
@@ -232,7 +232,7 @@ def _loader(told: Mapping[str, Any], counters: Values, gauges: Values) -> Loader
     batches = counters.whole("dataloader_batches_total")
     if batches is None:
         return None
-    # Where nobody reads the queue any more, what was read last says nothing of now, nor the sum of whole waits.
+    # If the queue is no longer read, its last values do not describe the present, nor split the total wait.
     reads_queue = "loader_queue" not in (*_words(told.get("shed")), *_words(told.get("unavailable")))
     queue = {name: gauges.whole(f"dataloader_{name}_batches") if reads_queue else None for name in _QUEUE}
     return LoaderView(
@@ -346,7 +346,7 @@ def _levels(curves: Curves, name: str, series: Mapping[str, Key]) -> dict[str, C
 
 
 def _most(memory: MemoryView, curves: Curves, label: str) -> dict[str, int]:
-    """The peak that torch's allocator tells is of an attempt: the highest of them is of the run."""
+    """Return the peaks of the run: torch's allocator reports them per attempt, so take the highest."""
     most: dict[str, list[float | None]] = {
         role: [memory.rss_bytes.get(role), curves.highest("gpulaunch_host_memory_bytes", label, role, "rss")]
         for role in _ROLES
@@ -374,7 +374,7 @@ def _copy_rates(curves: Curves, label: str) -> dict[str, Curve]:
 
 
 def _number(value: object) -> float:
-    """A number that a file has; 0 for anything else."""
+    """Return a number from a file; 0 for anything else."""
     known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
     return float(value) if known else 0.0  # type: ignore[arg-type]
 
@@ -390,5 +390,5 @@ def _words(value: object) -> tuple[str, ...]:
 
 
 def _names_a_rank(label: str) -> bool:
-    """Whether it is a number that a rank could have; what lies on a disk may be any."""
+    """Whether it is a valid rank number; a file may contain anything."""
     return label.isdecimal() and len(label) <= _MOST_DIGITS

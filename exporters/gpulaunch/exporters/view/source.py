@@ -1,4 +1,4 @@
-"""What one node's sidecar has kept, or sees now, in the shape that a view is made of."""
+"""Reads one node's data, from its sidecar's file or state, as the input of a view."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class NodeSource:
 
     node: int
     run: RunRow | None = None
-    """The newest launcher run that it has anything of."""
+    """The newest launcher run that it has data of."""
     document: Mapping[str, Any] = field(default_factory=dict[str, Any])
     counters: Mapping[Key, float] = field(default_factory=dict[Key, float])
     gauges: Mapping[Key, float] = field(default_factory=dict[Key, float])
     seen_s: float | None = None
     recent: tuple[Moment, Moment] | None = None
-    """Two moments that are about `RECENT_S` apart: the newest in which there were steps, and one before."""
+    """Two moments about `RECENT_S` apart: the newest one with steps, and an earlier one."""
     span: tuple[float, float] | None = None
-    """From when to when it has rows."""
+    """Begin and end of its rows."""
     findings: list[FindingRow] = field(default_factory=list[FindingRow])
     events: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list[tuple[float, str, dict[str, Any]]])
     failures: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
@@ -54,7 +54,7 @@ class NodeSource:
     notes: list[str] = field(default_factory=list[str])
 
     def curves(self, axis: Axis | None, *, peaks: bool) -> Curves:
-        """Read the rows that an axis needs; `peaks`: and the most that memory was at any look, which takes more."""
+        """Read the rows for an axis; `peaks`: also the peak memory over all samples, which costs more."""
         if axis is None or self.reader is None:
             return Curves.none()
         margin_s = max(2.0, axis.interval_s)
@@ -73,7 +73,7 @@ class NodeSource:
         return Curves(axis, frames, self.reader.keys, first_look_s=first_look_s, highest=highest)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self.reader is not None:
             self.notes += [note for note in self.reader.notes if note not in self.notes]
             self.reader.close()
@@ -81,7 +81,7 @@ class NodeSource:
 
 
 def read_source(path: Path, node: int) -> NodeSource:
-    """Read a file; what is wrong with it is in the notes. `close` is the caller's."""
+    """Read a file; problems are listed in the notes. The caller must `close` it."""
     source = NodeSource(node=node)
     try:
         reader = source.reader = TelemetryReader(path)
@@ -96,7 +96,7 @@ def read_source(path: Path, node: int) -> NodeSource:
 
 
 def live_source(state: NodeState, kept: NodeSource | None, earlier: NodeState | None) -> NodeSource:
-    """What a running sidecar sees, with what its file has kept of the time before."""
+    """Return the state of a running sidecar, with its file's data for the time before."""
     node = state.group.node_rank if state.group is not None else kept.node if kept is not None else 0
     source = kept if kept is not None else NodeSource(node=node)
     source.node = node
@@ -131,8 +131,8 @@ def live_source(state: NodeState, kept: NodeSource | None, earlier: NodeState | 
 
 
 def _highest(reader: TelemetryReader, run: RunRow | None, since_s: float, until_s: float) -> dict[Key, float]:
-    """The most that gauges of memory were. Of a curve rows are left out where there are many: here none is, and the
-    longest rows do, since they have the highest of what they were made of."""
+    """Return the maxima of memory gauges. Curves skip rows when there are many; this skips none, and uses the longest
+    rows, which keep the maximum of the rows they were made from."""
     slots = [(slot, key) for slot, key in enumerate(reader.keys[0]) if key[0] in _MEMORY]
     highest: dict[Key, float] = {}
     for frame in reader.frames(since_s=since_s, until_s=until_s, step_s=LEVELS[-1].length_s):
@@ -156,7 +156,7 @@ def _read(source: NodeSource, reader: TelemetryReader) -> None:
         source.gauges = values_of(source.document, "gauges")
         source.seen_s = documents[-1].at_s
     looks = [look for look in reader.newest(_LOOKS) if source.run and look.run == source.run.id]
-    for look in looks:  # a rank that has ended is not in the newest one any more
+    for look in looks:  # an ended rank is no longer in the newest one
         if source.seen_s is None or look.end_s > source.seen_s:
             counters, gauges = reader.values(look)
             source.counters, source.gauges = {**source.counters, **counters}, {**carried_on(source.gauges), **gauges}
@@ -165,7 +165,7 @@ def _read(source: NodeSource, reader: TelemetryReader) -> None:
 
 
 def _recent(looks: list[Frame], reader: TelemetryReader) -> tuple[Moment, Moment] | None:
-    """The last stretch of time in which there were ranks."""
+    """Return the last time range in which there were ranks."""
     slots = [slot for slot, key in enumerate(reader.keys[1]) if key[0] == _STEPS]
     with_ranks = [
         look for look in looks if any(slot < len(look.counters) and look.counters[slot] > 0 for slot in slots)
@@ -189,6 +189,6 @@ def _told(node: int, line: str) -> str:
 
 
 def part(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Give a part of a document that is an object; an empty one where it is not."""
+    """Return a part of a document if it is an object, else an empty one."""
     value = document.get(name)
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Text of other people made fit for a terminal."""
+"""Makes untrusted text safe for a terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _OBEYED: Final = re.compile(
 
 
 def inert(text: str) -> str:
-    r"""Show what a terminal would obey, or would hide, as `\x1b`: no text moves the cursor or passes for another one.
+    r"""Escape what a terminal would interpret or hide as `\x1b`: no text moves the cursor or imitates another.
 
-    Newlines and tabs too: the answer is one line.
+    Newlines and tabs too: the result is one line.
     """
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

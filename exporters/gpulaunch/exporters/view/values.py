@@ -1,4 +1,4 @@
-"""The newest numbers of a node, asked for by name and first label. Pure."""
+"""Looks up the newest values of a node by name and first label. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpulaunch.exporters.store.series import Key
 
 
 class Values:
-    """Numbers whose first label is one rank, or one GPU; or, without one, those of the node."""
+    """Values whose first label is one rank or GPU or, without a label, those of the node."""
 
     def __init__(self, values: Mapping[Key, float], label: str | None = None) -> None:
         """`label`: the first label."""
@@ -30,34 +30,34 @@ class Values:
     @overload
     def get(self, name: str, *labels: str, default: float) -> float: ...
     def get(self, name: str, *labels: str, default: float | None = None) -> float | None:
-        """Give a number; `default` where it is not known."""
+        """Return a value; `default` if unknown."""
         return self._values.get(name, {}).get(labels, default)
 
     def whole(self, name: str, *labels: str) -> int | None:
-        """Give a number that counts something; None where it is not known."""
+        """Return a value as a count; None if unknown."""
         value = self.get(name, *labels)
         return None if value is None else round(value)
 
     def count(self, name: str, *labels: str) -> int:
-        """Give a number that counts something; 0 where there was none of it."""
+        """Return a value as a count; 0 if there is none."""
         return round(self.get(name, *labels, default=0.0))
 
     def by(self, name: str) -> Iterator[tuple[Key, float]]:
-        """Give all numbers of a name, with the labels that are left."""
+        """Yield all values of a name, with the remaining labels."""
         yield from self._values.get(name, {}).items()
 
     def one(self, name: str) -> dict[str, float]:
-        """Give all numbers of a name that has one label left, by it."""
+        """Return all values of a name that has one remaining label, by that label."""
         return {labels[0]: value for labels, value in self.by(name) if len(labels) == 1}
 
 
 def whole(value: object) -> int | None:
-    """Give a whole number that a file has; None for anything else."""
+    """Return a whole number from a file; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53 else None
 
 
 def by_label(values: Mapping[Key, float]) -> dict[str, dict[Key, float]]:
-    """Divide numbers by their first label."""
+    """Group values by their first label."""
     divided: dict[str, dict[Key, float]] = {}
     for key, value in values.items():
         if len(key) > 1:

@@ -1,3 +1,3 @@
-"""The run as a page for a browser, at the address of the metrics."""
+"""The run as a web page, served at the address of the metrics."""
 
 from __future__ import annotations

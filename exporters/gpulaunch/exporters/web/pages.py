@@ -1,4 +1,4 @@
-"""What a browser asks for: the page, its parts, and the run as JSON. Nothing of it comes from anywhere else."""
+"""Serves the web page: the page, its assets, and the run as JSON. Nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpulaunch.profiler.record import NodeState
 
 _T = TypeVar("_T")
 
-# The hash is that of nothing: plotly makes an empty style element and fills it by script.
+# The hash is that of the empty string: plotly creates an empty style element and fills it by script.
 POLICY: Final = (
     "default-src 'self'; script-src 'self'; "
     "style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; img-src 'self' data:; connect-src 'self'; "
@@ -45,19 +45,19 @@ _SLOT: Final = b"<!-- plotly -->"
 _MAP_STYLE: Final = re.compile(rb'getElementById\("([0-9a-f]{64})"\)\)\{var \w+=document\.createElement\("style"\)')
 
 PUBLIC: Final = frozenset({"/", "/healthz", _PLOTLY, *(f"/assets/{name}" for name in _FILES[1:])})
-"""Paths that are the same for every run, and need no token: the page itself asks for it."""
+"""Paths that are the same for every run and need no token: the page itself prompts for the token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plotly:
-    """The chart library, as its own package has it."""
+    """The chart library, as shipped in its own package."""
 
     path: Path
     version: str
 
 
 def installed_plotly() -> Plotly | None:
-    """Find it without loading anything of it; None: it is not installed."""
+    """Find plotly without importing it; None: it is not installed."""
     try:
         spec = importlib.util.find_spec("plotly")
         found = version("plotly")
@@ -77,13 +77,13 @@ def pages(
     find_plotly: Callable[[], Plotly | None] = installed_plotly,
     rest: float = REST,
 ) -> Mapping[str, Page]:
-    """Give the pages by their paths.
+    """Return the pages by path.
 
     Args:
-        state: gives the newest state.
-        run_dir: gives where the rest of the run is, when that is known.
-        find_plotly: gives the chart library.
-        rest: after making the run's document, none is made for so many times as long.
+        state: returns the newest state.
+        run_dir: returns the run directory, once known.
+        find_plotly: returns the chart library.
+        rest: pause after making the run's document, as a multiple of the time it took.
     """
     documents = RunJsonCache(state, run_dir, rest=rest)
     plotly = find_plotly()
@@ -98,10 +98,10 @@ def pages(
 
 
 def _elements(plotly: Plotly | None) -> bytes:
-    """Give what loads the chart library.
+    """Return the HTML elements that load the chart library.
 
-    The maps in it bring a style sheet of their own, which this page has no use for and its policy forbids. They leave
-    it out where an element has its id already.
+    Its maps add their own style sheet, which this page does not need and its policy forbids. They skip it if an
+    element with its id already exists.
     """
     if plotly is None:
         return b""
@@ -111,7 +111,7 @@ def _elements(plotly: Plotly | None) -> bytes:
 
 
 def _static(name: str, finish: Callable[[bytes], bytes]) -> Page:
-    """Give the page of one of our files, read when it is asked for first."""
+    """Return the page of a static file of this package, read on the first request."""
 
     @functools.cache
     def document() -> PackedJson:
@@ -124,10 +124,10 @@ def _static(name: str, finish: Callable[[bytes], bytes]) -> Page:
 
 
 class _Waiters(Generic[_T]):
-    """Who waits for what is being made.
+    """Distributes the result of a pending computation to all waiting requests.
 
-    That may hang for days, and be asked for all the while: who has left is let go, so these are never more than the
-    connections that are served at a time.
+    The computation may hang for days while requests keep coming: cancelled ones are removed, so there are never more
+    waiters than concurrent connections.
     """
 
     def __init__(self, tell: Callable[[Request, _T], Answer]) -> None:
@@ -141,7 +141,7 @@ class _Waiters(Generic[_T]):
             others = self._waiting.get(made, [])
             self._waiting[made] = [*(each for each in others if not each[1].cancelled()), (request, answer)]
         if not others:
-            made.add_done_callback(self._hand_on)  # one for all; it may be called right here
+            made.add_done_callback(self._hand_on)  # one for all; it may be called at once
         return answer
 
     def _hand_on(self, made: Future[_T]) -> None:
@@ -149,10 +149,10 @@ class _Waiters(Generic[_T]):
             waiting = self._waiting.pop(made)
         for request, answer in waiting:
             if not answer.set_running_or_notify_cancel():
-                continue  # its client has just left
+                continue  # its client has just disconnected
             try:
                 answer.set_result(self._tell(request, made.result()))
-            except BaseException as error:  # whoever waits for it is told
+            except BaseException as error:  # passed on to the waiters
                 answer.set_exception(error)
 
 
@@ -171,7 +171,7 @@ def _run(documents: RunJsonCache) -> Page:
 
 
 def _library(path: Path) -> Page:
-    """Give the page of the chart library: megabytes, packed once, in a thread."""
+    """Return the page of the chart library: megabytes, compressed once, in a thread."""
     packing: list[Future[bytes]] = []
 
     def page(request: Request) -> Answer | Future[Answer]:
@@ -185,14 +185,14 @@ def _library(path: Path) -> Page:
         return Answer(body=body, content_type=_TYPES[".js"], headers={**headers, "Content-Encoding": "gzip"})
 
     waiters = _Waiters(told)
-    # Its address has its version.
+    # Its URL contains its version.
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
     return page
 
 
 @functools.lru_cache(maxsize=1)
 def _whole(path: Path) -> bytes:
-    """Once for all who are sent it: a hundred clients that do not read would hold a hundred."""
+    """Read the file once for all clients: otherwise 100 clients that do not read would hold 100 copies."""
     return path.read_bytes()
 
 

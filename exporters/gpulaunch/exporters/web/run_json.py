@@ -1,7 +1,7 @@
-"""The run as JSON for the page: made when it is asked for, in a thread of its own, for all who ask meanwhile.
+"""Makes the run's JSON for the page: on request, in a separate thread, once for all concurrent requests.
 
-Making it reads files and takes some 10 to 100 ms, so nobody who scrapes waits for it, and a page that is open costs a
-bounded share of a core: after each the next is made only when `REST` times its own time is over.
+Making it reads files and takes some 10 to 100 ms, so scrapes never wait for it. An open page costs a bounded share of a
+core: the next document is made only after a pause of `REST` times the duration of the previous one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpulaunch.profiler.record import NodeState
 
 REST: Final = 9.0
 _EARLIER_S: Final = 5.0
-"""What is of now, where no file has it, is of about so many seconds."""
+"""Approximate time span of `now` values that no file has."""
 _MOST_POINTS: Final = 180
 _FEWEST_POINTS: Final = 30
 _POINTS_OF_ALL_RANKS: Final = 3000
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class PackedJson:
-    """A body, the same packed, and what names it."""
+    """A response body, its gzipped form, and its ETag."""
 
     body: bytes
     gzipped: bytes
@@ -43,20 +43,20 @@ class PackedJson:
 
 
 def packed(body: bytes, *, level: int = 6) -> PackedJson:
-    """Give a document of a body."""
-    packer = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # as gzip, without the time
+    """Return the document of a body."""
+    packer = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # gzip format, without a timestamp
     gzipped = packer.compress(body) + packer.flush()
     return PackedJson(body=body, gzipped=gzipped, etag=f'"{hashlib.sha256(body).hexdigest()[:24]}"')
 
 
 def in_thread(make: Callable[[], T]) -> Future[T]:
-    """Have something made; the thread ends with it, and does not keep the process from ending."""
+    """Call `make` in a daemon thread that ends with it and does not keep the process alive."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(make())
-        except BaseException as error:  # whoever waits for it is told
+        except BaseException as error:  # passed on to the waiter
             future.set_exception(error)
 
     threading.Thread(target=run, name="page", daemon=True).start()
@@ -64,7 +64,7 @@ def in_thread(make: Callable[[], T]) -> Future[T]:
 
 
 def run_dir_of(channel_dir: Path) -> Path | None:
-    """Give the run directory that the agent has named in a directory of pages; None: it has not, yet."""
+    """Return the run directory that the agent has named in the channel directory; None: not yet."""
     try:
         told: Any = json.loads((channel_dir / "group.json").read_bytes())
         return Path(cast("str", told["run_dir"]))
@@ -94,7 +94,7 @@ class RunJsonCache:
         self._earlier: deque[NodeState] = deque()
 
     def newest(self) -> PackedJson | Future[PackedJson]:
-        """Give the document of the newest state, or of the one before it if it is too soon for the next; or wait."""
+        """Return the last document if it is current or the next is not due yet, else a future of the next."""
         with self._lock:
             state = self._state()
             made = self._made
@@ -102,7 +102,7 @@ class RunJsonCache:
                 return made[1]
             if self._making is None:
                 self._making = making = in_thread(lambda: self._make(state))
-                making.add_done_callback(self._finished)  # after the assignment: it may be done already
+                making.add_done_callback(self._finished)  # after the assignment: it may already be done
                 return making
             return self._making
 
@@ -122,7 +122,7 @@ class RunJsonCache:
             return {"version": 1, "starting": True}
         now_ns = state.taken_monotonic_ns
         while self._earlier and now_ns - self._earlier[0].taken_monotonic_ns > 2e9 * RECENT_S:
-            self._earlier.popleft()  # nobody has looked for long: since then is not now
+            self._earlier.popleft()  # no request for long: too old a base for `now`
         while len(self._earlier) > 1 and now_ns - self._earlier[1].taken_monotonic_ns >= _EARLIER_S * 1e9:
             self._earlier.popleft()
         earlier = self._earlier[0] if self._earlier and self._earlier[0].taken_monotonic_ns < now_ns else None

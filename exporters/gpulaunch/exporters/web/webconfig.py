@@ -1,4 +1,4 @@
-"""The file that says how the endpoint is protected, in the format of Prometheus' own exporters.
+"""Reads the endpoint's web configuration file (TLS, token), in the format of Prometheus exporters.
 
     tls_server_config:
       cert_file: server.crt
@@ -6,11 +6,11 @@
       client_auth_type: RequireAndVerifyClientCert    # optional, with:
       client_ca_file: ca.crt
       min_version: TLS13                              # optional: TLS12 (default) or TLS13
-    bearer_token_file: token                          # ours: Prometheus has `authorization: credentials_file`
+    bearer_token_file: token                          # own key: Prometheus has `authorization: credentials_file`
 
-Of YAML this reads what such a file needs: `key: value` on two levels, comments, quotes; it has no lists and no
-anchors. Names of files are relative to it. What it asks for and this endpoint has not (passwords, ciphers) is refused
-and not passed over: somebody relies on it.
+Only the needed subset of YAML is supported: `key: value` on two levels, comments, quotes; no lists and no anchors.
+File names are relative to it. Unsupported options (passwords, ciphers) are rejected, not ignored: the user relies on
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLS
 
 
 class WebConfigError(ValueError):
-    """The file cannot be used: in one line, why and what to do."""
+    """The file cannot be used; the message is one line: why, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class WebConfig:
 
 
 def read_web_config(file: str | Path) -> WebConfig:
-    """Read the file and everything that it names.
+    """Read the file and all files that it names.
 
     Raises:
         WebConfigError: it cannot be used.
@@ -77,24 +77,24 @@ def _text(path: Path, what: str) -> str:
         data = _read(path, _LARGEST_BYTES + 1)
         if len(data) > _LARGEST_BYTES:
             raise WebConfigError(f"{what} {path} is larger than {_LARGEST_BYTES >> 10} KiB; is it the right file?")
-        text = data.decode("utf-8-sig")  # some editors begin a file with a mark
+        text = data.decode("utf-8-sig")  # some editors write a byte order mark
     except OSError as error:
         raise WebConfigError(f"cannot read {what} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # no text has that, and no name of a file can
+    if "\0" in text:  # invalid in text and in file names
         raise WebConfigError(f"{what} {path} is not text; is it the right file?")
     return text
 
 
 def _read(path: Path, most: int) -> bytes:
-    """Give the beginning of a file; a pipe in its place must not hold the start up. Raises OSError."""
+    """Return the beginning of a file; a pipe in its place must not block startup. Raises OSError."""
     with open(path, "rb", opener=regular) as file:
         return file.read(most)
 
 
 def _parse(text: str, path: Path) -> dict[str, str | dict[str, str]]:
-    """Give the two levels of the file."""
+    """Parse the two levels of the file."""
     found: dict[str, str | dict[str, str]] = {}
     below: dict[str, str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -149,12 +149,12 @@ def _context(asked: Mapping[str, str], path: Path) -> ssl.SSLContext:
     try:
         for name in _FILES:
             if asked.get(name):
-                _read(path.parent / asked[name], 0)  # ssl opens it itself, and would wait at a pipe
-        # A password would be asked for on the terminal of a program that has none: an empty one fails instead.
+                _read(path.parent / asked[name], 0)  # ssl opens the file itself, and would block on a pipe
+        # ssl would prompt for a password on a terminal that does not exist: an empty one fails instead.
         context.load_cert_chain(path.parent / asked["cert_file"], path.parent / asked["key_file"], password="")
         if authority:
             context.load_verify_locations(path.parent / authority)
-    except OSError as error:  # and ssl.SSLError, which is one
+    except OSError as error:  # includes ssl.SSLError
         why = error.strerror if not isinstance(error, ssl.SSLError) else (error.reason or "not PEM")
         names = ", ".join(asked[name] for name in _FILES if asked.get(name))
         raise WebConfigError(f"{path}: cannot use the certificate or key ({names}): {why}") from None

@@ -1,1 +1,1 @@
-"""What the measurements mean: records in, findings out; no clock, no files, no state but what is handed in."""
+"""Turns measurements into findings: records in, findings out; no clock, no files, no state except the arguments."""

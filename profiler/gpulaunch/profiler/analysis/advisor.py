@@ -1,4 +1,4 @@
-"""Findings over time: what is found in one window may be chance, what is missed in one may be, too."""
+"""Tracks findings over several windows, because in a single one both a finding and its absence may be chance."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpulaunch.profiler.analysis.window import Window
 from gpulaunch.profiler.record import Finding
 
 _RECENT: Final = 5
-"""Windows of which the middle one is told: a finding's figures should not jump about."""
+"""Windows whose median one is reported, so that a finding's figures do not jump."""
 
 
 def advise(window: Window, failed: Callable[[str, Exception], None] | None = None) -> tuple[Finding, ...]:
-    """Give everything that the rules find in one window, the largest loss first.
+    """Return all findings of the rules in one window, the largest loss first.
 
     Args:
-        window: what they look at.
-        failed: is told of a rule (its id) that raises, and the others speak all the same. None: it is raised.
+        window: the input of the rules.
+        failed: called with the id and the error of a rule that raises; the others still run. None: the error is raised.
     """
     found: list[Finding] = []
     for rule in RULES:
@@ -38,23 +38,23 @@ def advise(window: Window, failed: Callable[[str, Exception], None] | None = Non
 
 @dataclass
 class _Standing:
-    """One finding through the windows."""
+    """One finding over several windows."""
 
     recent: deque[Finding] = field(default_factory=lambda: deque[Finding](maxlen=_RECENT))
     seen: int = 0
     missed: int = 0
 
     def as_told(self) -> Finding:
-        """Give the finding whole as it was in the window of the median loss: its figures belong together.
+        """Return the whole finding of the window with the median loss, so that its figures are consistent.
 
-        Of windows with that same loss (none, where no time is lost) the last one speaks.
+        Of several windows with that loss (0, where no time is lost) the last one is used.
         """
         middle = median_low(found.seconds_per_hour for found in self.recent)
         return next(found for found in reversed(self.recent) if found.seconds_per_hour == middle)
 
 
 class Advisor:
-    """Hears one window after another, and says what stands."""
+    """Takes one window after another and keeps the current findings."""
 
     def __init__(self) -> None:
         self._standing: dict[tuple[str, str, int, str], _Standing] = {}
@@ -62,13 +62,13 @@ class Advisor:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """The rules that have failed in a window, by their ids, and with what the first time: faults of ours."""
+        """The ids of rules that have raised, each with the type of its first error: bugs of ours."""
         return self._failed
 
     def hear(self, window: Window) -> tuple[Finding, ...]:
-        """Take the next window; give the findings that stand after it, the largest loss first.
+        """Take the next window; return the findings that are current after it, the largest loss first.
 
-        What a rule that fails has found before goes as if it saw it no more.
+        Earlier findings of a rule that raises expire as if the rule no longer found them.
         """
         found = {finding.key: finding for finding in advise(window, self._fail)}
         for key, finding in found.items():

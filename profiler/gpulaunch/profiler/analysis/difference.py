@@ -1,4 +1,4 @@
-"""The difference of two snapshots: what only grows is subtracted, field by field; what does not is as it is now."""
+"""The difference of two snapshots: counters are subtracted, field by field; gauges keep the later value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def between(
     least_steps: int = 1,
     memory: Mapping[int, tuple[MemoryPoint, ...]] | None = None,
 ) -> Window:
-    """Give the window between two snapshots of one attempt.
+    """Return the window between two snapshots of one attempt.
 
     Args:
         before: the earlier one.
@@ -125,7 +125,7 @@ def _rank(
 
 
 def _loader(old: TrainingState, new: TrainingState) -> LoaderState | None:
-    """None, too, where its queue is not read: the page then says that nobody works ahead, and nobody knows."""
+    """None also where its queue is not read: the segment then reports no prefetching, which may be wrong."""
     if new.loader is None or "loader_queue" in (*new.hooks_unavailable, *new.price.hooks_shed):
         return None
     return _minus(old.loader, new.loader, _LOADER_GAUGES)
@@ -147,7 +147,7 @@ def _stall(rank: RankWindow, loader: LoaderState) -> Stall:
 
 
 def _minus(old: R | None, new: R, as_it_is: frozenset[str] = frozenset()) -> R:
-    """Subtract a record's counts from those of a later one; what is no count stays as it is."""
+    """Subtract a record's counts from those of a later one; other fields keep the later value."""
     if old is None:
         return new
     counts = {field.name: getattr(new, field.name) for field in fields(new) if field.name not in as_it_is}
@@ -165,7 +165,7 @@ def _all_but(record: DataclassInstance, names: frozenset[str]) -> frozenset[str]
 
 
 def _grown(old: Mapping[K, float], new: Mapping[K, Any]) -> dict[K, Any]:
-    """Give by how much each value has grown; what is less than before has begun again, and counts whole."""
+    """Return the growth of each value; one that is less than before was reset, and counts whole."""
     return {key: value - old.get(key, 0) if value >= old.get(key, 0) else value for key, value in new.items()}
 
 
@@ -174,7 +174,7 @@ def _lines_of(rank: int, counts: Mapping[tuple[int, str], int]) -> dict[str, int
 
 
 def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tuple[float, float | None]:
-    """Seconds on a core, and seconds of waiting for one, if they are counted."""
+    """Seconds on a core, and seconds of waiting for one if that is counted."""
     if old is None or new is None or role not in old.usage or role not in new.usage:
         return 0.0, None
     was, now = old.usage[role], new.usage[role]
@@ -193,7 +193,7 @@ def _workers(old: LoaderWorkers | None, new: LoaderWorkers | None) -> LoaderWork
 
 
 def _sites(old: tuple[Site, ...], new: tuple[Site, ...]) -> tuple[Site, ...]:
-    """What each line did; a row whose count has fallen is that of another page, and counts whole."""
+    """What each line did; a row whose count has fallen belongs to a new segment, and counts whole."""
     was = {(site.kind, site.text): site for site in old}
     found: list[Site] = []
     for site in new:

@@ -1,4 +1,4 @@
-"""What a rank has said of its surroundings, taken apart without trust: a fact of another form is no fact."""
+"""Parses a rank's facts about its environment without trusting them: a fact of an unexpected type is ignored."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LARGEST: Final = 1e18
 
 
 def section(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Give an object below a name; empty where there is none."""
+    """Return the object under a name; empty if there is none."""
     value = facts.get(name)
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def number(facts: Mapping[str, Any], name: str) -> float | None:
-    """Give a number."""
+    """Return the number under a name; None if there is none."""
     value = facts.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:  # nor NaN
         return None
@@ -26,16 +26,16 @@ def number(facts: Mapping[str, Any], name: str) -> float | None:
 
 
 def text(facts: Mapping[str, Any], name: str) -> str:
-    """Give a text; empty where there is none."""
+    """Return the string under a name; empty if there is none."""
     value = facts.get(name)
     return value if isinstance(value, str) else ""
 
 
 def loader_of(rank: RankWindow) -> Mapping[str, Any]:
-    """Give what is known of the construction of the loader that this rank trains from.
+    """Return what is known of the construction of the loader that this rank trains from.
 
-    A program may have several. One whose number of workers is the running one's is preferred, then one that is not
-    for evaluation.
+    A program may have several. Preferred is one with the same number of workers as the running one, then one that is
+    not for evaluation.
     """
     said = rank.facts.get("loaders")
     listed = cast("list[object]", said) if isinstance(said, list) else []
@@ -49,6 +49,6 @@ def loader_of(rank: RankWindow) -> Mapping[str, Any]:
 
 
 def loader_place(rank: RankWindow) -> Place:
-    """Give the line that makes that loader."""
+    """Return the line that constructs that loader."""
     site = text(loader_of(rank), "site")
     return place_of(site) if site else NOWHERE

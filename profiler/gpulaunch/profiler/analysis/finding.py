@@ -1,4 +1,4 @@
-"""What a rule says: a loss on one rank, and the finding that losses of several ranks make together."""
+"""The results of rules: a loss on one rank, and the finding that combines the losses of several ranks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ESTIMATED: Final = 0.4
 """Confidence where they are a bound: no more than this is lost, and it may be much less."""
 
 _BUILT: Final = re.compile(r".*:(?P<line>\d{1,9}), moved at (?P<path>.+):\d{1,9}", re.DOTALL)
-"""The path is the same for both lines, and stands at the end, which is never cut off (see `SegmentWriter.add_site`)."""
+"""The path is the same for both lines, and is at the end, which is never cut off (see `SegmentWriter.add_site`)."""
 _LINE: Final = re.compile(r"(?P<path>.+):(?P<line>\d{1,9})(?: .*|)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A line of the user's program; no file: it is not known, or there is none."""
+    """A line of the user's program; empty file: unknown, or none."""
 
     file: str | None = None
     line: int | None = None
@@ -36,7 +36,7 @@ NOWHERE: Final = Place()
 
 
 def place_of(site: str) -> Place:
-    """Give the line that a site's text names: `path:line function`, or `built at path:line, moved at ...`."""
+    """Return the line that a site's text names: `path:line function`, or `built at path:line, moved at ...`."""
     found = _BUILT.fullmatch(site) or _LINE.fullmatch(site)
     return NOWHERE if found is None else Place(file=found["path"], line=int(found["line"]))
 
@@ -48,17 +48,17 @@ class Loss:
     rank: int
     seconds_per_step: float
     step_s: float
-    """The mean step of that rank, to turn the loss into one per hour."""
+    """The mean step of that rank, to convert the loss to one per hour."""
     confidence: float
     evidence: Mapping[str, float | str]
     advice: str
     place: Place = NOWHERE
     subject: str = ""
-    """Tells findings of one rule apart where the line does not: `rank 3`, `GPU 0`."""
+    """Distinguishes findings of one rule where the line does not: `rank 3`, `GPU 0`."""
 
 
 def _advice(loss: Loss) -> str:
-    """What to change; where the verdict is no more than likely, with what would make sure of it."""
+    """What to change; where the verdict is only likely, also how to confirm it."""
     is_bound = loss.confidence <= ESTIMATED and loss.seconds_per_step > 0
     if not is_bound and loss.evidence.get("cause") != "other":
         return loss.advice
@@ -66,14 +66,14 @@ def _advice(loss: Loss) -> str:
 
 
 def findings_of(rule: str, losses: Iterable[Loss]) -> list[Finding]:
-    """Make one finding of all losses at one place; ranks wait for each other, so the largest loss is the job's."""
+    """Combine all losses at one place into one finding; ranks wait for each other, so the largest loss is the job's."""
     by_place: dict[tuple[Place, str], list[Loss]] = {}
     for loss in losses:
         by_place.setdefault((loss.place, loss.subject), []).append(loss)
     found: list[Finding] = []
     for (place, subject), there in by_place.items():
         worst = max(there, key=lambda loss: loss.seconds_per_step)
-        seconds = min(worst.seconds_per_step, worst.step_s)  # waits of helper threads are no more than the step
+        seconds = min(worst.seconds_per_step, worst.step_s)  # waits of helper threads are capped at the step
         found.append(
             Finding(
                 rule=rule,

@@ -1,11 +1,11 @@
-"""How batches come to a training loop, as a model: what a step would take with other workers.
+"""A model of the batch supply of a training loop: predicts the step time for another number of workers.
 
-A step takes its own time (everything but the wait for data), and cannot be shorter than what feeds it:
+A step takes its own time (everything but the wait for data), and cannot be shorter than its supply allows:
 
     step = max(own, batches * fetch / workers, cpu / cores)
 
-fetch: what one worker needs for a batch. cpu: what all processes of all ranks of the node use of it per step; more
-workers do not change that sum, so where the cores are full already, they change nothing.
+fetch: the time that one worker needs for a batch. cpu: the CPU time of all processes of all ranks of the node per step.
+More workers do not change that sum, so where the cores are already full, they change nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpulaunch.profiler.analysis.thresholds import BUSY, CROWDED, CROWDED_NODE, 
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _HEADROOM: Final = 1.2
-"""Workers are advised for a fifth more than is needed: fetching is not steady."""
+"""The advised number of workers has a fifth in reserve, because fetch times vary."""
 _LEAST_ADVISED: Final = 4
-"""Per rank, whatever the number of cores: workers that wait for storage need no core of their own."""
+"""Per rank, regardless of the number of cores: workers that wait for storage need no core of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderModel:
-    """The flow of batches into one rank in a window. Times in seconds; per step, if not said otherwise."""
+    """The flow of batches into one rank in a window. Times in seconds per step, unless stated otherwise."""
 
     step_s: float
     wait_s: float
@@ -35,12 +35,12 @@ class LoaderModel:
     fetch_s: float
     """Per batch and worker."""
     cpu_share: float
-    """Of fetch; and so are the next two."""
+    """Share of fetch; so are the next two."""
     runqueue_share: float
     blocked_share: float
     knows_runqueue: bool
     busy_share: float
-    """Of the workers' time, inside fetch."""
+    """Share of the workers' time inside fetch."""
     node_cpu_s: float
     """On a core, all processes of all ranks of the node together."""
     cores: float | None
@@ -50,7 +50,7 @@ class LoaderModel:
 
     @classmethod
     def of(cls, rank: RankWindow, window: Window) -> LoaderModel | None:
-        """Give the flow of a rank; None where there is no DataLoader, or its workers do not measure themselves."""
+        """Return the flow of a rank; None if there is no DataLoader, or its workers do not measure themselves."""
         loader = rank.loader
         if loader is None or not rank.steps or not rank.step_ns:
             return None
@@ -61,7 +61,7 @@ class LoaderModel:
         done = rank.workers
         knows_runqueue = True
         if not loader.workers_configured:
-            # The training thread fetches, and how much of its CPU time that takes is not known: no more than all.
+            # The training thread fetches; how much of its CPU time that takes is not known: at most all of it.
             fetch_s, busy_share = wait_s / batches, 1.0
             cpu_s = rank.trainer_cpu_s / rank.steps / batches
             shares = (min(1.0, cpu_s / fetch_s) if fetch_s else 0.0, 0.0, 0.0)
@@ -91,7 +91,7 @@ class LoaderModel:
 
     @property
     def own_s(self) -> float:
-        """What a step takes without the wait."""
+        """The duration of a step without the wait."""
         return max(0.0, self.step_s - self.wait_s)
 
     @property
@@ -99,23 +99,23 @@ class LoaderModel:
         """Whether there is no core to spare for more fetching."""
         if self.runqueue_share > CROWDED.value:
             return True
-        # Where the kernel does not tell a wait for a core from other waits, computing looks like half of it.
+        # Where the kernel does not separate a wait for a core from other waits, computing looks like half of it.
         computes = self.cpu_share >= (0.5 if self.knows_runqueue else 0.25)
         return computes and self.pressure is not None and self.pressure > CROWDED_NODE.value
 
     @property
     def others_crowd(self) -> bool:
-        """Whether cores are short because of what is none of ours: then no change to the program would help."""
+        """Whether other processes than ours use up the cores: then no change to the program would help."""
         if self.cores is None or self.pressure is None or self.pressure <= CROWDED_NODE.value:
             return False
         return self.node_cpu_s < BUSY.value * self.cores * self.step_s
 
     @property
     def kind(self) -> str:
-        """What training waits for, in the words of `analysis.stall`.
+        """What training waits for, as a kind of `analysis.stall`.
 
-        Workers that never rest are what is waited for, whichever batch of theirs happens to be ready first; workers
-        that do rest are not, whatever they do when they work.
+        Workers that are never idle are the bottleneck, whichever of their batches is ready first; workers that are
+        sometimes idle are not, whatever they do when they work.
         """
         if self.stall == "none" or not self.workers:
             return self.stall
@@ -128,9 +128,10 @@ class LoaderModel:
         return "prep" if self.cpu_share >= self.blocked_share else "fetch"
 
     def workers_that_fit(self, ranks: int) -> float:
-        """How many workers find a core, in steps as short as the cores allow, where so many ranks share those.
+        """How many workers per rank find a core if `ranks` ranks share the cores and steps are as short as these allow.
 
-        As many as feed such steps; and more in what is then still free, of which one that mostly waits takes little.
+        The number that feeds such steps, plus those that fit in the remaining free cores; a worker that mostly waits
+        takes little of them.
         """
         best_s = self.step_with(math.inf)
         if self.capacity is None or not self.cpu_share or not best_s:
@@ -139,16 +140,16 @@ class LoaderModel:
         return self.batches * self.fetch_s / best_s + free / ranks / self.cpu_share
 
     def step_with(self, workers: float, fetch_s: float | None = None) -> float:
-        """What a step would take with so many workers (and another time per fetch), in seconds."""
+        """The step time in seconds with this number of workers (and another time per fetch)."""
         fed_s = self.batches * (self.fetch_s if fetch_s is None else fetch_s) / workers
         return max(self.own_s, fed_s, self.node_cpu_s / self.capacity if self.capacity else 0.0)
 
     @property
     def capacity(self) -> float | None:
-        """The cores that these ranks could use: those that they do, and of the others what seems to be free.
+        """The cores that these ranks could use: those in use, and the part of the others that seems to be free.
 
-        A worker that waits for a core says that none was; at the limit from which more workers are not advised at all,
-        nothing is taken to be free.
+        A worker that waits for a core shows that none was free; at the limit from which no more workers are advised,
+        none is assumed to be free.
         """
         if self.cores is None or not self.step_s:
             return None
@@ -156,7 +157,7 @@ class LoaderModel:
         return used + max(0.0, self.cores - used) * max(0.0, 1.0 - self.runqueue_share / CROWDED.value)
 
     def evidence(self) -> dict[str, float | str]:
-        """The figures that every finding about the loader shows."""
+        """The figures in every finding about the loader."""
         return {
             "step_seconds": self.step_s,
             "data_wait_seconds_per_step": self.wait_s,
@@ -171,14 +172,14 @@ class LoaderModel:
 
 
 def workers_that_would_do(supply: LoaderModel, window: Window) -> tuple[int, float] | None:
-    """Give how many workers would feed this rank, and what a step would take then; None if more would not help."""
+    """Return how many workers would feed this rank, and the step time with them; None if more would not help."""
     if supply.is_crowded or (not supply.workers and supply.fetch_s < WORKER_PAYS_S.value):
         return None
     ranks = max(1, len(window.ranks))
     cores_each = int((supply.cores or 0) // ranks)
     most = max(_LEAST_ADVISED, 2 * supply.workers, cores_each)
     needed = math.ceil(_HEADROOM * supply.batches * supply.fetch_s / supply.own_s) if supply.own_s else most
-    # One more that has hardly a tenth of a core to itself would save nothing that could be seen.
+    # One more worker with hardly a tenth of a core would have no measurable effect.
     fitting = supply.workers_that_fit(ranks) * (1.0 - LOST.value)
     workers = max(supply.workers + 1, math.ceil(min(needed, most, fitting)))
     step_s = supply.step_with(workers)

@@ -1,6 +1,6 @@
-"""Rules over the dataloader: what training waits for when it waits for data, and what would end the wait.
+"""Rules about the dataloader: what training waits for when it waits for data, and what would end the wait.
 
-Which stall it is, `analysis.stall` says; what it costs, and whether the cure would work, the model in `loader_model`.
+`analysis.stall` classifies the stall; the model in `loader_model` estimates the loss and whether the fix would work.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gpulaunch.profiler.record import LoaderWorkers
 
 
 def too_few_workers(window: Window) -> Iterator[Loss]:
-    """Training waits for fetches that more workers would do beside each other."""
+    """Training waits for fetches that more workers would do in parallel."""
     for rank, supply in _stalled(window, "no_workers", "prep", "fetch"):
         if _is_unread(rank, supply):
             continue
         if supply.workers and _reads_storage(rank.workers):
-            continue  # `slow_storage` says so
+            continue  # `slow_storage` reports it
         if (plan := workers_that_would_do(supply, window)) is None:
             continue
         workers, step_s = plan
@@ -36,7 +36,7 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
 
 
 def slow_storage(window: Window) -> Iterator[Loss]:
-    """Workers stand still for reads that the page cache does not have."""
+    """Workers are blocked on reads that are not in the page cache."""
     for rank, supply in _stalled(window, "fetch"):
         step_s = supply.step_with(supply.workers, fetch_s=supply.fetch_s * supply.cpu_share)
         if rank.workers is not None and _reads_storage(rank.workers) and _lost(supply, step_s):
@@ -52,7 +52,7 @@ def slow_storage(window: Window) -> Iterator[Loss]:
 
 
 def slow_transform(window: Window) -> Iterator[Loss]:
-    """Batches are computed, and there is no core for more workers: what they take has to become less."""
+    """Computing batches is the bottleneck, and there is no core for more workers: the transform must become cheaper."""
     for rank, supply in _stalled(window, "no_workers", "prep", "contention"):
         if supply.others_crowd or workers_that_would_do(supply, window) is not None or not _lost(supply, supply.own_s):
             continue
@@ -72,7 +72,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
 
 
 def _own_transform(rank: RankWindow, supply: LoaderModel) -> Iterator[Loss]:
-    """The training thread computes the batches itself. A bound: nobody would hide what a cheaper transform takes."""
+    """The training thread computes the batches itself. A bound: even a cheaper transform would not be overlapped."""
     if _is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
         return
     if (computes_share := _computes_share(rank, supply)) >= COMPUTES.value:
@@ -88,7 +88,7 @@ def _own_transform(rank: RankWindow, supply: LoaderModel) -> Iterator[Loss]:
 
 
 def head_of_line(window: Window) -> Iterator[Loss]:
-    """Batches are there, but they wait for an earlier one that takes long."""
+    """Batches are ready, but they wait for an earlier one that takes long."""
     for rank, supply in _stalled(window, "head_of_line"):
         if rank.loader is None or loader_of(rank).get("in_order") is False:
             continue
@@ -106,7 +106,7 @@ def head_of_line(window: Window) -> Iterator[Loss]:
 
 
 def too_many_workers(window: Window) -> Iterator[Loss]:
-    """Workers stand in each other's way, or cost more to talk to than they save."""
+    """Workers contend with each other, or cost more in communication than they save."""
     for rank, supply in _stalled(window, "transfer"):
         if rank.loader is None or supply.others_crowd:
             continue
@@ -148,15 +148,15 @@ def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, LoaderMo
 
 
 def _is_unread(rank: RankWindow, supply: LoaderModel) -> bool:
-    """Whether it does have workers, and only their queue cannot be read."""
+    """Whether it has workers and only their queue cannot be read."""
     return not supply.workers and bool(number(loader_of(rank), "num_workers"))
 
 
 def _computes_share(rank: RankWindow, supply: LoaderModel) -> float:
-    """The share of its wait that a rank without workers was on a core, or ready for one; at least that.
+    """A lower bound of the share of its wait that a rank without workers was on a core, or ready for one.
 
-    CPU time is counted for the whole process. What its threads can have used of it in the rest of the step, all of
-    them all of the time, is taken off.
+    CPU time is counted for the whole process. The most that its threads can have used in the rest of the step, all of
+    them all of the time, is subtracted.
     """
     threads = number(rank.facts, "torch_threads") or supply.cores
     if threads is None or not supply.wait_s:

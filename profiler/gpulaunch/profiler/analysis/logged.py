@@ -1,4 +1,4 @@
-"""Stack samples that were inside of logging: which of the program's lines logs, and how often it was met there."""
+"""Counts stack samples inside logging calls: which line of the program logs, and in how many samples."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _LOGS: Final = re.compile(
     rf"{_PYTHON}logging/|{_PACKAGES}(?:torch/utils/tensorboard|tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune"
     r"|aim|clearml|tqdm|rich/progress)[/.]"
 )
-"""Where the files of what programs log with are."""
+"""Path patterns of the logging libraries that programs use."""
 _NOT_THE_USERS: Final = re.compile(
     rf"{_PYTHON}(?!(?:site|dist)-packages/)|{_PACKAGES}torch/|.*/gpulaunch/(?:launcher|profiler|compat|checkpoint)/"
     r"|<frozen "
 )
-"""What cannot be the line to change: Python's own, torch's, ours (as `probe.sites.caller` has it)."""
+"""Files that cannot contain the line to change: Python's, torch's, ours (as in `probe.sites.caller`)."""
 _MOST_LINES: Final = 64
 
 Place = tuple[str, int]
 
 
 def line_that_logs(stack: Sequence[Place]) -> Place | None:
-    """Give the line of the program that called into logging; None for a stack that is not inside of it.
+    """Return the line of the program that called into logging; None for a stack that is not inside logging.
 
     Args:
-        stack: file, as Python has it, and line of every frame, the outermost first.
+        stack: file (as in Python) and line of every frame, the outermost first.
     """
     caller = None
     for file, line in stack:
@@ -40,7 +40,7 @@ def line_that_logs(stack: Sequence[Place]) -> Place | None:
 
 
 class Tally:
-    """Counts samples as they come; bounded. One thread adds, any other may take the counts."""
+    """Counts samples in bounded memory. One thread adds, any other may read the counts."""
 
     def __init__(self) -> None:
         self._samples = Counter[int]()
@@ -50,11 +50,11 @@ class Tally:
         """Count a sample of a rank's main thread.
 
         Args:
-            rank: whose.
+            rank: the rank.
             phase: of `samplers.phases`.
-            line: `path:line` of what called into logging; None: the thread was not inside of that.
+            line: `path:line` of the call into logging; None: the thread was not inside logging.
         """
-        if phase == "startup":  # before the first step, and no part of any
+        if phase == "startup":  # before the first step, part of none
             return
         self._samples[rank] += 1
         if line is None or phase == "data_wait":  # a progress bar around a loader waits for data, and logs nothing
@@ -69,5 +69,5 @@ class Tally:
 
     @property
     def logged(self) -> Mapping[tuple[int, str], int]:
-        """Those inside of logging, by rank and the program's line."""
+        """Those inside logging, by rank and the program's line."""
         return dict(self._logged)

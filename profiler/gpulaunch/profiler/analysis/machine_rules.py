@@ -1,4 +1,4 @@
-"""Rules over the machine: cores that are too few, a GPU that is slowed down, a rank that runs far from its GPU."""
+"""Rules about the machine: too few cores, a throttled GPU, a rank that runs far from its GPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpulaunch.profiler.analysis.thresholds import BUSY, CROWDED, CROWDED_NODE, 
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _FAULTS: Final = ("thermal", "hw_slowdown", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
-"""A power cap is none: every card that is well used runs into it."""
+"""A power cap is not a fault: every well-used card reaches it."""
 
 
 def throttled_share(window: Window, rank: RankWindow) -> float:
-    """The share of the window in which the rank's GPU was slowed down by a fault; several may hold at once."""
+    """The share of the window in which a fault throttled the rank's GPU; several may hold at once."""
     gpu = window.card_of(rank)
     if gpu is None or window.seconds <= 0:
         return 0.0
@@ -31,7 +31,7 @@ def throttled(window: Window) -> Iterator[Loss]:
         if gpu is None or share < THROTTLED.value:
             continue
         clock = gpu.state.sm_clock_hertz
-        # How much slower is told by the other cards of the node; alone, a card tells only that it is slowed down.
+        # The other cards of the node show how much slower it is; a single card shows only that it is throttled.
         slower = 1.0 - clock / median(clocks) if clock and len(clocks) > 1 else 0.0
         reasons = [reason for reason in _FAULTS if gpu.throttle_s.get(reason, 0.0) >= THROTTLED.value * window.seconds]
         evidence: dict[str, float | str] = {
@@ -80,7 +80,7 @@ def numa_mismatch(window: Window) -> Iterator[Loss]:
 
 
 def omp_oversubscribed(window: Window) -> Iterator[Loss]:
-    """The ranks compute on the CPU with more threads than the node has cores for them."""
+    """The ranks compute on the CPU with more threads than the node has cores."""
     threads_of = {rank.rank: number(rank.facts, "torch_threads") or 1.0 for rank in window.ranks}
     threads, cores = sum(threads_of.values()), window.cores
     if not cores or threads <= THREADS.value * cores:
@@ -90,12 +90,12 @@ def omp_oversubscribed(window: Window) -> Iterator[Loss]:
         if threads_of[rank.rank] <= fitting:  # more ranks than cores: no number of threads helps
             continue
         waiting = _waiting_share(window, rank, 1.0 - cores / threads)
-        if waiting < CROWDED.value:  # threads that are only there cost nothing
+        if waiting < CROWDED.value:  # idle threads cost nothing
             continue
         computing_s = sum(rank.phase_s(phase) for phase in ("forward", "backward", "comm", "optimizer"))
         yield Loss(
             rank=rank.rank,
-            # A thread gets on while it has a core, and while the one that it waits for has one, too.
+            # A thread makes progress while it has a core and the thread that it waits for has one, too.
             seconds_per_step=computing_s * (1.0 - (1.0 - waiting) ** 2),
             step_s=rank.step_s,
             confidence=ESTIMATED,
@@ -112,9 +112,9 @@ def omp_oversubscribed(window: Window) -> Iterator[Loss]:
 
 
 def _waiting_share(window: Window, rank: RankWindow, expected: float) -> float:
-    """The share of its time that a thread of the rank wants a core and has none.
+    """The share of its time that a thread of the rank is ready to run but has no core.
 
-    Where the kernel does not count that: what is to be expected, if all cores are in use and somebody does wait.
+    Where the kernel does not count that: the expected share, if all cores are in use and some task does wait.
     """
     if rank.trainer_runqueue_s is not None:
         wanted_s = rank.trainer_runqueue_s + rank.trainer_cpu_s

@@ -1,4 +1,4 @@
-"""Rules over memory: what grows, what cannot be used, what is nearly full. They cost no time until they end the job."""
+"""Rules about memory that grows, is unusable or is nearly full. Such problems cost no time until they end the job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpulaunch.profiler.record import HostState
 
 
 def host_memory_growth(window: Window) -> Iterator[Loss]:
-    """A rank, or its workers, hold more with every step."""
+    """A rank, or its workers, hold more memory with every step."""
     room = _host_room(window.host)
-    if room is not None:  # ranks do the same, so each has its part of what is left
+    if room is not None:  # ranks behave alike, so each has its share of what is left
         room //= max(1, len(window.ranks))
     for rank in window.ranks:
         trainer = [(point.at_s, float(point.trainer_bytes)) for point in rank.memory if point.trainer_bytes is not None]
@@ -26,7 +26,7 @@ def host_memory_growth(window: Window) -> Iterator[Loss]:
 
 
 def gpu_memory_growth(window: Window) -> Iterator[Loss]:
-    """What is allocated on the GPU at its lowest grows with every step."""
+    """The minimum of allocated GPU memory grows with every step."""
     for rank in window.ranks:
         room = _gpu_room(window, rank)
         points = [(point.at_s, float(point.gpu_bytes)) for point in rank.memory if point.gpu_bytes is not None]
@@ -35,7 +35,7 @@ def gpu_memory_growth(window: Window) -> Iterator[Loss]:
 
 
 def gpu_memory_fragmented(window: Window) -> Iterator[Loss]:
-    """Memory that is reserved and free, and still does not fit: allocations have to be tried again."""
+    """Reserved memory is free but too fragmented for requests: allocations have to be retried."""
     for rank in window.over.ranks:
         gpu = rank.gpu
         if gpu is None or not gpu.alloc_retries or gpu.reserved_bytes <= 0:
@@ -87,7 +87,7 @@ def shm_nearly_full(window: Window) -> Iterator[Loss]:
 
 
 def _in_flight(size_bytes: Mapping[int, int]) -> dict[str, float]:
-    """How much all workers of a rank have on its way, and the one that has most: one, or each of them?"""
+    """Bytes in flight of all workers of a rank, and of the worker with the most: is it one, or each of them?"""
     return {
         "in_flight_bytes": float(sum(size_bytes.values())),
         "most_of_a_worker_bytes": float(max(size_bytes.values(), default=0)),
@@ -97,7 +97,7 @@ def _in_flight(size_bytes: Mapping[int, int]) -> dict[str, float]:
 def _growing(
     rank: RankWindow, subject: str, points: Sequence[tuple[float, float]], room_bytes: int | None, advice: str
 ) -> Iterator[Loss]:
-    """Tell of memory that grows steadily, by points (seconds, bytes), and would fill what is left before long."""
+    """Report memory that grows steadily, by points (seconds, bytes), and would soon fill what is left."""
     if len(points) < GROWN_POINTS.value or points[-1][1] - points[0][1] < GROWN_BYTES.value:
         return
     growth = growth_of(points)
@@ -124,7 +124,7 @@ def _growing(
 
 
 def _of_workers(points: Sequence[MemoryPoint]) -> list[tuple[float, float]]:
-    """Only as long as there are as many of them as now: more workers are no growth."""
+    """Only points with as many workers as now: more workers are not growth."""
     now = points[-1].workers_alive if points else 0
     return [
         (point.at_s, float(point.workers_bytes))
@@ -134,9 +134,9 @@ def _of_workers(points: Sequence[MemoryPoint]) -> list[tuple[float, float]]:
 
 
 def _gpu_room(window: Window, rank: RankWindow) -> int | None:
-    """What a rank could still allocate: its part of what is free on the card, and what its allocator keeps for later.
+    """What a rank could still allocate: its share of the free memory of the card, and what its allocator has cached.
 
-    The card may have others on it: ranks of this job, who do the same, and whoever else uses it.
+    The card may be shared with other ranks of this job, which grow alike, and with other processes.
     """
     gpu, own = window.gpu_of(rank), rank.gpu
     if gpu is None or own is None or gpu.state.memory_total_bytes is None:
@@ -149,7 +149,7 @@ def _gpu_room(window: Window, rank: RankWindow) -> int | None:
 
 
 def _host_room(host: HostState | None) -> int | None:
-    """What the ranks could still get, by the node or by their control group."""
+    """What the ranks could still allocate, by the node or by their control group."""
     if host is None:
         return None
     rooms = [] if host.memory_available_bytes is None else [host.memory_available_bytes]

@@ -1,4 +1,4 @@
-"""Rules over what stops the training thread now and then. Pauses have phases of their own, so their cost was timed."""
+"""Rules about pauses of the training thread. Pauses have phases of their own, so their duration is measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
 def checkpoint_stall(window: Window) -> Iterator[Loss]:
-    """Training stands still while its state is saved."""
+    """Training is blocked while its state is saved."""
     for rank in window.over.ranks:
         saving = [site for site in rank.sites if site.kind == "save"]
         saves = max(rank.saves, sum(site.count for site in saving))
@@ -64,7 +64,7 @@ def recompiles(window: Window) -> Iterator[Loss]:
 
 
 def logging_stall(window: Window) -> Iterator[Loss]:
-    """Stack samples meet the training thread in logging, again and again on one line."""
+    """Stack samples repeatedly show the training thread in logging, called from one line."""
     for rank in window.over.ranks:
         for line, count in rank.logged.items():
             if count < LOGGED_SAMPLES.value or count > rank.samples:
@@ -92,7 +92,7 @@ def logging_stall(window: Window) -> Iterator[Loss]:
 def _timed(
     rank: RankWindow, phase: str, evidence: Mapping[str, float | str], advice: str, place: Place = NOWHERE
 ) -> Iterator[Loss]:
-    """Tell of a phase that is nothing but loss, if it is long enough."""
+    """Report a phase that is pure loss, if it is long enough."""
     lost_s = rank.phase_s(phase)
     if lost_s and lost_s >= LOST_MEASURED.value * rank.step_s:
         yield Loss(

@@ -1,4 +1,4 @@
-"""What a rule is: a pure function over a window, and the words of its page."""
+"""The type of a rule: a pure function over a window, and the text of its page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Rule:
     problem: str
     """What is wrong, in one sentence."""
     evidence: str
-    """What it is found by."""
+    """The evidence that it is based on."""
     costs: str
-    """What `seconds_per_step` is, and how sure."""
+    """What `seconds_per_step` is, and its confidence."""
     fix: str
     """What to change."""
     suppressed: str
-    """When it says nothing although it looks so."""
+    """When it reports nothing despite the symptoms."""
     limits: tuple[Limit, ...] = ()

@@ -1,6 +1,6 @@
-"""Every rule once: its id, what it looks for, and the words of its page.
+"""The table of all rules: id, function, and the text of its page.
 
-`docs/findings.md` is written from this table: python -m gpulaunch.profiler.analysis.rules > docs/findings.md
+`docs/findings.md` is generated from it: python -m gpulaunch.profiler.analysis.rules > docs/findings.md
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ RULES: Final = (
 
 
 def markdown() -> str:
-    """Give the rules as the page docs/findings.md."""
+    """Return the rules as the page docs/findings.md."""
     lines = [
         "# Findings",
         "",

@@ -1,6 +1,6 @@
-"""Windows, cut from the snapshots of a run: when one is over, what came before it, and what memory did since the start.
+"""Cuts the snapshots of a run into windows, each with a longer one before it and the memory trend since the start.
 
-A new attempt begins from nothing: its first steps, its memory and its lines are its own.
+A new attempt starts from scratch: its first steps, its memory and its lines are its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UTILIZATION: Final = "utilization"
 
 
 class Snapshots:
-    """Is shown every snapshot, and gives a window now and then."""
+    """Takes every snapshot and returns a window whenever one is complete."""
 
     def __init__(self) -> None:
         self._run: object = None
@@ -40,7 +40,7 @@ class Snapshots:
         self._memory: dict[int, Series[MemoryPoint]] = {}
 
     def look(self, snapshot: Snapshot) -> Window | None:
-        """Take a snapshot; give the window that ends with it, if one does."""
+        """Take a snapshot; return the window that ends with it, if one does."""
         group = snapshot.state.group
         if group is None:
             return None
@@ -51,7 +51,7 @@ class Snapshots:
         self._least.see(snapshot)
         self._means.see(snapshot)
         if self._began is None or not self._began.state.training:
-            self._began = snapshot  # the pages were not there yet
+            self._began = snapshot  # the segments did not exist yet
         if self._base is None:
             if _steps(self._began, snapshot) >= WARM_UP_STEPS.value:
                 self._base = self._long = self._next_long = snapshot
@@ -70,8 +70,7 @@ class Snapshots:
         if self._long is not None and self._long is not base:
             longer = between(self._long, snapshot, least_steps=int(SLOW_WINDOW_STEPS.value), memory=memory)
             window = replace(window, longer=longer)
-        # Two snapshots are kept of what lies back: the window over the older one is between half and all of LONG_S
-        # long.
+        # Two earlier snapshots are kept: the window from the older one is between half and all of LONG_S long.
         if self._next_long is not None and _seconds(self._next_long, snapshot) >= LONG_S.value / 2:
             self._long, self._next_long = self._next_long, snapshot
         self._base = snapshot
@@ -88,7 +87,7 @@ def _seconds(before: Snapshot, after: Snapshot) -> float:
 
 
 def _steps(before: Snapshot, after: Snapshot) -> int:
-    """How many steps the rank made that made most."""
+    """Steps of the rank that made the most."""
     were = {training.rank: training.steps for training in before.state.training}
     return max((each.steps - were.get(each.rank, each.steps) for each in after.state.training), default=0)
 
@@ -102,7 +101,7 @@ def _is_over(base: Snapshot, snapshot: Snapshot) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Held:
-    """What a rank was seen to hold; None: not known."""
+    """Memory that a rank held; None: not known."""
 
     trainer_bytes: int | None
     workers_bytes: int | None
@@ -111,7 +110,7 @@ class _Held:
 
 
 class _Least:
-    """The least memory that each rank was seen with. Between two steps there is less of it than within them."""
+    """The minimum of each rank's sampled memory. Between two steps it is lower than within them."""
 
     def __init__(self) -> None:
         self._lows: dict[int, _Held] = {}
@@ -148,12 +147,12 @@ def _held(training: TrainingState, processes: RankProcesses | None) -> _Held:
     trainer, workers = usage.get(Role.TRAINER), usage.get(Role.WORKERS)
     trainer_bytes = None if trainer is None else trainer.anonymous_bytes
     if trainer_bytes is not None and processes is not None and processes.shm_inflight_bytes is not None:
-        # Batches that workers have made are in shared memory, as long as the rank keeps them.
+        # Batches made by workers are in shared memory as long as the rank keeps them.
         trainer_bytes += sum(processes.shm_inflight_bytes.values())
     return _Held(
-        # Not the pages of files: a dataset that is mapped fills the page cache, and the kernel takes that back.
+        # Not the pages of files: a mapped dataset fills the page cache, and the kernel reclaims that.
         trainer_bytes=trainer_bytes,
-        # Workers share most of their pages with the trainer: what is theirs alone, only the proportional size tells.
+        # Workers share most of their pages with the trainer: only the proportional size shows what is theirs alone.
         workers_bytes=None if workers is None else workers.pss_anonymous_bytes,
         workers_alive=0 if processes is None else processes.workers_alive,
         gpu_bytes=None if training.gpu is None else training.gpu.allocated_bytes,
@@ -166,7 +165,7 @@ def _least_of(known: int | None, new: int | None) -> int | None:
 
 @dataclass
 class _Means:
-    """The means of what GPUs are sampled with: one look says what the last second was like, a window has several."""
+    """Means of the sampled GPU ratios: one sample covers the last second, a window has several."""
 
     sums: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict[tuple[str, str], tuple[float, int]])
 

@@ -1,15 +1,15 @@
-"""What training waits for when it waits for data.
+"""Classifies data stalls: what training waits for when it waits for data.
 
-The first two words are those of "Analyzing and Mitigating Data Stalls in DNN Training" (VLDB 2021). There they are told
-apart by running a program three times, here by what the kernel says of the workers while they work.
+The first two terms are those of "Analyzing and Mitigating Data Stalls in DNN Training" (VLDB 2021). There they are
+separated by running a program three times, here by the kernel's figures of the workers while they work.
 
     prep           the samples are in memory, and preparing them takes the cores
-    fetch          workers stand still: storage, a network, a lock
-    contention     workers are ready to run, and there is no core for them
-    transfer       batches are ready, and getting them across takes long: unpickling, mapping, pinning
-    head_of_line   batches are ready, and wait for an earlier one
-    no_workers     nobody works ahead: the training thread fetches every batch itself
-    none           hardly anything is waited for; or it is not known what
+    fetch          workers are blocked: storage, a network, a lock
+    contention     workers are ready to run, but there is no core for them
+    transfer       batches are ready, but transferring them takes long: unpickling, mapping, pinning
+    head_of_line   batches are ready, but wait for an earlier one
+    no_workers     no prefetching: the training thread fetches every batch itself
+    none           there is hardly any wait, or its cause is not known
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ StallKind = Literal["none", "prep", "fetch", "contention", "transfer", "head_of_
 _OF_THE_QUEUE: Final[tuple[StallKind, StallKind]] = ("transfer", "head_of_line")
 
 LEAST_SHARE: Final = 0.02
-"""Of the step; what is waited less is what the queue itself takes, and not worth a name."""
+"""Of the step; a shorter wait is the overhead of the queue itself and is not classified."""
 
 CROWDED_SHARE: Final = 0.3
-"""Of the workers' fetching: with this much in the run queue the cores are what is short, though computing may still
+"""Of the workers' fetch time: with this much in the run queue there are too few cores, though computing may still
 take more. On two cores, two workers of a purely computing dataset measured 0.49, one measured 0.12."""
 
 
@@ -36,9 +36,9 @@ class Stall:
 
     kind: StallKind
     share: float
-    """Of the time of all steps, training waited for data."""
+    """The share of all step time that training waited for data."""
     parts_ns: Mapping[StallKind, int]
-    """The wait by kind; they sum to it. What is not known to be any of them is "none"."""
+    """The wait by kind; they sum to it. Unknown parts are "none"."""
 
 
 def verdict(
@@ -53,16 +53,16 @@ def verdict(
     runqueue_ns: int,
     blocked_ns: int,
 ) -> Stall:
-    """Give the verdict on one rank in one window.
+    """Return the verdict on one rank in one window.
 
     Args:
-        step_ns: what its steps took.
+        step_ns: total duration of its steps.
         data_wait_ns: of that, the phase data_wait.
-        loader_wait_ns: what the training thread stood in dataloaders, evaluation included; the next two are of it.
+        loader_wait_ns: the training thread's wait in dataloaders, evaluation included; the next two are parts of it.
         transfer_ns: a batch was ready.
-        reorder_ns: batches were there that waited for an earlier one.
-        workers: that the dataloader is set up with.
-        cpu_ns: what the workers spent in fetches on a core; the next two are in fetches, too.
+        reorder_ns: batches were ready that waited for an earlier one.
+        workers: configured number of workers of the dataloader.
+        cpu_ns: the workers' time on a core in fetches; the next two are in fetches, too.
         runqueue_ns: in the run queue.
         blocked_ns: blocked.
     """
@@ -77,11 +77,11 @@ def verdict(
 def _parts(
     wait_ns: int, loader_wait_ns: int, transfer_ns: int, reorder_ns: int, fetching_ns: tuple[int, int, int]
 ) -> dict[StallKind, int]:
-    """Take the wait apart: by what the queue showed, and what is left by where the workers' time went."""
+    """Split the wait: by the state of the queue, and the rest by where the workers' time went."""
     cpu_ns, runqueue_ns, _ = fetching_ns
     all_ns = sum(fetching_ns)
     if runqueue_ns >= CROWDED_SHARE * all_ns > 0:
-        reorder_ns = 0  # a worker without a core is late with its batch; that another's is there is no cause of its own
+        reorder_ns = 0  # a worker without a core is late with its batch; the order is not a separate cause
     trains = wait_ns / max(wait_ns, loader_wait_ns, 1)
     reorder_ns = min(wait_ns, int(reorder_ns * trains))
     transfer_ns = min(wait_ns - reorder_ns, int(transfer_ns * trains))
@@ -100,7 +100,7 @@ def _parts(
 
 
 def _kind(parts_ns: Mapping[StallKind, int]) -> StallKind:
-    """Give what held training up most: first between the queue and the workers, then between the workers' reasons."""
+    """Return the largest cause: first between the queue and the workers, then among the workers' causes."""
     workers_ns: dict[StallKind, int] = {kind: ns for kind, ns in parts_ns.items() if kind not in _OF_THE_QUEUE}
     awaited_ns = sum(workers_ns.values())
     queued = max(_OF_THE_QUEUE, key=lambda kind: parts_ns[kind])

@@ -1,11 +1,11 @@
-"""The rule over ranks that others wait for, and why they are late.
+"""The rule about stragglers: ranks that others wait for, and why they are late.
 
-A step ends on all ranks at once, so what a rank takes longer for its own work, it waits less where ranks meet. Backward
-is both: DistributedDataParallel reduces gradients in it. Where it is known how much of that was exposed (on the CPU;
-then it is in comm, and backward is the rank's own work) a slower backward is part of what is lost.
+A step ends on all ranks at once, so a rank that takes longer for its own work waits less where ranks synchronise.
+Backward is both: DistributedDataParallel reduces gradients in it. Where the exposed part of that is known (on the CPU;
+then it is in comm, and backward is the rank's own work), a slower backward is part of the loss.
 
-Two clocks tell: the program's, and, where some steps are timed there, the GPU's. A program on CUDA runs ahead of its
-GPU and meets the others wherever it waits for it, so a GPU that is slow is seen on its own clock only.
+Two clocks are compared: the program's and, where some steps are timed there, the GPU's. A program on CUDA runs ahead of
+its GPU and synchronises with the others wherever it waits for it, so a slow GPU shows on its own clock only.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _ADVICE: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Clock:
-    """Whose time is compared."""
+    """The clock whose times are compared."""
 
     name: str
     own: tuple[str, ...]
-    """Phases that a rank works in for itself."""
+    """Phases of a rank's own work."""
     waiting: tuple[str, ...]
-    """Phases that it also waits for others in."""
+    """Phases in which it also waits for others."""
     phase_s: Callable[[RankWindow, str], float]
 
     def own_s(self, rank: RankWindow) -> float:
@@ -73,7 +73,7 @@ def _gpu_phase_s(rank: RankWindow, phase: str) -> float:
 _PROGRAM: Final = _Clock(
     name="",
     own=("data_wait", "h2d", "forward", "optimizer", "gc", "other"),
-    # Saving, compiling and validating have rules, or reasons, of their own.
+    # Saving, compiling and validating have rules or reasons of their own.
     waiting=("backward", "comm", "sync"),
     phase_s=RankWindow.phase_s,
 )
@@ -91,15 +91,15 @@ def straggler(window: Window) -> Iterator[Loss]:
 
 
 def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
-    """Give the ranks that are late by one of the clocks."""
+    """Yield the ranks that are late by one of the clocks."""
     ranks = window.ranks
-    # With two ranks the lower median is the faster one: that is the one to compare with.
+    # With two ranks the lower median is the faster one, which is the reference.
     usual_wait_s = median_high(map(clock.waiting_s, ranks))
     for rank in ranks:
         excess_s = _above_usual(window, rank, clock.own_s)
         if excess_s < max(STRAGGLES_S.value, LOST.value * rank.step_s):
             continue
-        # What it is longer at its own work, it is shorter where ranks meet: they wait for it.
+        # If it is longer at its own work, it waits less where ranks synchronise: they wait for it.
         if usual_wait_s - clock.waiting_s(rank) < 0.5 * excess_s:
             continue
         by_phase = {phase: _phase_above_usual(window, rank, clock, phase) for phase in clock.own}
@@ -107,7 +107,7 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
             continue
         if clock is _PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")
-            if slower_s >= LOST.value * rank.step_s:  # less is within what one logged step of a hundred is off by
+            if slower_s >= LOST.value * rank.step_s:  # less is within the error of logging one step of a hundred
                 by_phase["backward"] = slower_s
                 excess_s += slower_s
         queued_s = _above_usual(window, rank, _queued_s)
@@ -130,17 +130,17 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
 
 
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:
-    """Whether the others wait for their batches, too: then who waits longest changes, and loading is what to mend."""
+    """Whether the others wait for their batches, too: then the slowest rank varies, and loading is what to fix."""
     return median_low(rank.phase_s("data_wait") for rank in window.ranks) >= excess_s
 
 
 def _cause(window: Window, rank: RankWindow, by_phase: Mapping[str, float], *, crowded: bool) -> str:
-    """Give what the largest part comes from; and what makes that slow, if it is known.
+    """Return the source of the largest part, and what makes it slow if that is known.
 
     `crowded`: threads of the rank's own process waited for a core for most of it.
     """
     cause = _CAUSES[max(by_phase, key=by_phase.__getitem__)]
-    if cause == "input":  # made by workers, who wait for cores of their own; or by the rank itself
+    if cause == "input":  # made by workers, which wait for cores of their own, or by the rank itself
         crowded = rank.stall.kind == "contention" or (crowded and rank.stall.kind == "no_workers")
     if crowded and cause in ("input", "compute", "other"):
         return "CPU contention"
@@ -158,12 +158,12 @@ def _exposed_s(rank: RankWindow) -> float:
 
 
 def _knows_exposed(window: Window) -> bool:
-    """Whether what backward waited is in comm, on all ranks. DDP logs it on the CPU; on CUDA it times the GPU."""
+    """Whether comm holds the wait of backward, on all ranks. DDP logs it on the CPU; on CUDA it times the GPU."""
     return all(rank.pauses.ddp_comm_ns and not rank.facts.get("device") for rank in window.ranks)
 
 
 def _reduced(window: Window, rank: RankWindow) -> dict[str, float | str]:
-    """Give what DDP has logged of its communication, if it has on all ranks: one step of a hundred, so no proof."""
+    """Return DDP's log of its communication, if all ranks have one: one step of a hundred, so no proof."""
     if not all(each.pauses.ddp_comm_ns for each in window.ranks):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Every threshold of every rule, and why it is there. A rule's page in docs/findings.md lists those that it uses."""
+"""All thresholds of all rules, each with its reason. A rule's page in docs/findings.md lists those that it uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Limit:
         return f"{self.value * 100:g} %" if self.unit == "share" else f"{self.value:g} {self.unit}".strip()
 
 
-# -- when is there something to judge
+# -- minimum data for a verdict
 
 WINDOW_S: Final = Limit(
     name="a window",
@@ -53,7 +53,7 @@ APPEARS: Final = Limit(
 )
 GONE: Final = Limit(name="goes after", value=3, unit="windows", why="a finding near a limit must not come and go")
 
-# -- how much is a loss
+# -- minimum loss
 
 LOST: Final = Limit(
     name="lost, by a model",

@@ -1,8 +1,8 @@
-"""Rules over what goes between CPU and GPU, what waits for it, and what the GPU is given to compute.
+"""Rules about copies between CPU and GPU, waits for the GPU, and how the GPU computes.
 
-A program that waits for its GPU loses nothing while the GPU works: what a wait costs is at most the time in which the
-GPU idled. Where the device sampler knows that time, it bounds the loss; where it does not, the whole wait is a bound,
-and the confidence says so.
+A program that waits for its GPU loses nothing while the GPU works: the loss is at most the time that the GPU was idle.
+Where the device sampler knows that time, it bounds the loss; otherwise the whole wait is the bound, and the confidence
+reflects it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _HAS_TENSOR_CORES: Final = 7.0
 
 
 def unpinned_copies(window: Window) -> Iterator[Loss]:
-    """Copies to the GPU out of pageable memory: the driver stages them, and the host stands still meanwhile."""
+    """Copies to the GPU from pageable memory: the driver stages them, and the host is blocked meanwhile."""
     for rank, site in _sites(window, "h2d"):
         if site.pinned * 2 >= site.count:
             continue
         blocked_s = rank.per_step_s(site.blocked_ns)
         idle_s = _idle_s(window, rank)
-        # Without the GPU's own account: what pinned memory is known to save of such a copy, and no more.
+        # Without the GPU's idle time: only what pinned memory is known to save of such a copy.
         seconds = PINNED_GAIN.value * blocked_s if idle_s is None else min(blocked_s, idle_s)
         if seconds < LOST_MEASURED.value * rank.step_s:
             continue
@@ -56,7 +56,7 @@ def unpinned_copies(window: Window) -> Iterator[Loss]:
 
 
 def blocking_copies(window: Window) -> Iterator[Loss]:
-    """Copies to the GPU out of pinned memory that wait all the same."""
+    """Copies to the GPU from pinned memory that block nevertheless."""
     for rank, site in _sites(window, "h2d"):
         if site.pinned * 2 < site.count or site.non_blocking * 2 >= site.count:
             continue
@@ -93,7 +93,7 @@ def sync_every_step(window: Window) -> Iterator[Loss]:
 
 
 def tensor_built_on_cpu(window: Window) -> Iterator[Loss]:
-    """Tensors that are made on the CPU, to be moved where they are made."""
+    """Tensors that are created on the CPU and moved to the GPU at the same line."""
     for rank, site in _sites(window, "built_on_cpu"):
         if site.count < EVERY_STEP.value * rank.steps:
             continue
@@ -189,7 +189,7 @@ def _sites(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, Site]]:
 
 
 def _idle_s(window: Window, rank: RankWindow) -> float | None:
-    """How long the rank's GPU idled per step; None if that is not known."""
+    """How long the rank's GPU was idle per step; None if that is not known."""
     gpu = window.gpu_of(rank)
     if gpu is None or gpu.state.utilization_ratio is None:
         return None
@@ -197,7 +197,7 @@ def _idle_s(window: Window, rank: RankWindow) -> float | None:
 
 
 def _bounded(window: Window, rank: RankWindow, blocked_s: float) -> tuple[float, float, float | None]:
-    """Give the loss that a wait can be, how sure that is, and the idle time that bounds it."""
+    """Return the possible loss of a wait, its confidence, and the idle time that bounds it."""
     idle_s = _idle_s(window, rank)
     return (blocked_s, ESTIMATED, None) if idle_s is None else (min(blocked_s, idle_s), DERIVED, idle_s)
 

@@ -1,4 +1,4 @@
-"""Does it grow: a robust straight line through a few points, and a memory of points that stays small."""
+"""Detects steady growth: a robust straight line through a few points, and a bounded series of points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpulaunch.profiler.analysis.stats import median
 T = TypeVar("T")
 
 _STILL: Final = 0.5
-"""Growth is steady if its later half still grows at this part of the whole's rate at least: caches fill and stop."""
+"""Growth is steady if its later half grows at this part of the overall rate at least: caches fill and stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class Growth:
 
 
 def growth_of(points: Sequence[tuple[float, float]]) -> Growth | None:
-    """Give the growth of points (x, y) in the order of x; None if they do not grow steadily.
+    """Return the growth of points (x, y) in the order of x; None if they do not grow steadily.
 
-    The slope is the median of those between all pairs (Theil and Sen): a third of the points may lie anywhere.
+    The slope is the median of those between all pairs (Theil and Sen): up to a third of the points may be outliers.
     """
     whole, later = _slope(points), _slope(points[len(points) // 2 :])
     if whole is None or later is None or whole <= 0 or later < _STILL * whole:
@@ -41,7 +41,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 class Series(Generic[T]):
-    """Points over any length of time in a bounded number: when it is full, every other one goes, and is left out."""
+    """A bounded number of points over any time: when full, every other point is dropped, and from then on skipped."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -50,7 +50,7 @@ class Series(Generic[T]):
         self._points: list[T] = []
 
     def add(self, point: T) -> None:
-        """Take the next point, or leave it out."""
+        """Take the next point, or skip it."""
         self._turn += 1
         if self._turn < self._every:
             return
@@ -62,5 +62,5 @@ class Series(Generic[T]):
 
     @property
     def points(self) -> tuple[T, ...]:
-        """Those that are kept, the oldest first."""
+        """The kept points, the oldest first."""
         return tuple(self._points)

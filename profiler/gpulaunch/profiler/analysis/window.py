@@ -1,7 +1,7 @@
-"""What happened on one node between two looks at it: the one thing that rules see.
+"""Data types of a window: what happened on one node between two snapshots. Rules see nothing else.
 
-A `Snapshot` is a look: the node's state, and beside it what is known of it otherwise. A `Window` is the difference of
-two snapshots: counts and times are of the window alone, gauges are those of its end.
+A `Snapshot` is the node's state plus what is known of the node from elsewhere. A `Window` is the difference of two
+snapshots: counts and times are of the window alone, gauges are those of its end.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from gpulaunch.profiler.record import (
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One look at the node."""
+    """The node at one instant."""
 
     state: NodeState
     samples: Mapping[int, int] = field(default_factory=dict[int, int])
     """Stack samples of steps so far, by rank."""
     logged: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
-    """Those of them that were inside of logging, by rank and the program's line; see `logged.Tally`."""
+    """Those of them inside logging, by rank and the program's line; see `logged.Tally`."""
     cpu_nodes: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
-    """NUMA nodes of the cores that a rank may run on, by rank; only what is known."""
+    """NUMA nodes of the cores that a rank may run on, by rank; only known ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPoint:
-    """The least memory that was seen in use within one window: what remains when a step has given back its own."""
+    """The minimum of sampled memory in one window: what remains after a step has freed its own."""
 
     at_s: float
     steps: int
     trainer_bytes: int | None
     """Anonymous memory of the rank's own process, and the batches in shared memory that it has not freed."""
     workers_bytes: int | None
-    """Anonymous memory that is its workers' own, of what they share each its part."""
+    """Anonymous memory of its workers; shared pages count proportionally."""
     workers_alive: int
     gpu_bytes: int | None
 
@@ -72,7 +72,7 @@ class RankWindow:
     saves: int
     """Checkpoints that gpulaunch.checkpoint has committed."""
     pauses: Pauses
-    """The window's, but for `ddp_comm_ns` and `ddp_overlap_ns`."""
+    """The window's, except `ddp_comm_ns` and `ddp_overlap_ns`."""
     gpu: GpuMemory | None
     """As at its end; `alloc_retries` and `ooms` are the window's."""
     gpu_time: GpuTime | None = None
@@ -82,12 +82,12 @@ class RankWindow:
     trainer_runqueue_s: float | None
     """None where the kernel does not count it."""
     shm_inflight_bytes: Mapping[int, int] | None
-    """Of batches on their way, by the pid of the worker that made them, at its end; None where it may not be seen."""
+    """Of batches in flight at its end, by the pid of the worker that made them; None where it may not be read."""
     facts: Mapping[str, Any]
     samples: int
-    """Stacks of the training thread that were sampled."""
+    """Number of stack samples of the training thread."""
     logged: Mapping[str, int]
-    """Those inside of logging, by the program's line."""
+    """Those inside logging, by the program's line."""
     memory: tuple[MemoryPoint, ...]
     """The trend of the whole attempt, its oldest point first."""
     cpu_nodes: frozenset[int]
@@ -98,7 +98,7 @@ class RankWindow:
         return self.step_ns / 1e9 / self.steps if self.steps else 0.0
 
     def per_step_s(self, ns: float) -> float:
-        """So many nanoseconds of the window, in seconds per step."""
+        """Convert nanoseconds of the window to seconds per step."""
         return ns / 1e9 / self.steps if self.steps else 0.0
 
     def phase_s(self, phase: str) -> float:
@@ -111,29 +111,29 @@ class GpuWindow:
     """One GPU in a window."""
 
     state: GpuState
-    """As at its end; ratios are means over the looks of the window."""
+    """As at its end; ratios are means over the snapshots of the window."""
     throttle_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """One node between two looks."""
+    """One node between two snapshots."""
 
     seconds: float
     ranks: tuple[RankWindow, ...]
-    """Those that have made enough steps in it to be judged."""
+    """Ranks with enough steps in it for a verdict."""
     gpus: tuple[GpuWindow, ...]
     host: HostState | None
     """As at its end."""
     pressure_s: Mapping[tuple[str, str], float]
     cores: float | None
-    """What the ranks may use: their cores, or the quota of their control group."""
+    """Cores that the ranks may use: their affinity, or the quota of their control group."""
     longer: Window | None = None
-    """The same over a longer time, up to the same moment; None where this is all that there is."""
+    """The same over a longer time, up to the same end; None if there is no longer one."""
 
     @property
     def over(self) -> Window:
-        """The longest window that there is."""
+        """The longest available window."""
         return self.longer or self
 
     def gpu_of(self, rank: RankWindow) -> GpuWindow | None:
@@ -143,7 +143,7 @@ class Window:
         return self._gpu(uuid) if isinstance(uuid, str) and uuid else None
 
     def card_of(self, rank: RankWindow) -> GpuWindow | None:
-        """The same as a whole card: what is measured on cards only is that of every instance of one."""
+        """The same as a whole card: values measured per card only apply to each of its instances."""
         gpu = self.gpu_of(rank)
         return gpu if gpu is None or gpu.state.parent_uuid is None else self._gpu(gpu.state.parent_uuid)
 

@@ -1,3 +1,3 @@
-"""Bytes between a rank and the sidecar: standard library only."""
+"""Shared-memory files between a rank, the agent and the sidecar; uses the standard library only."""
 
 from __future__ import annotations

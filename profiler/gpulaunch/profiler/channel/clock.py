@@ -1,7 +1,7 @@
-"""One clock for every process of a machine: CLOCK_MONOTONIC, with an anchor that turns it into wall time.
+"""The clock of all processes on a machine: CLOCK_MONOTONIC, with an anchor that converts it to wall time.
 
-Processes of one boot share CLOCK_MONOTONIC, so intervals between a rank and the sidecar need no translation. Wall time
-is for people and files only: an anchor is one reading of both clocks, and `wall_ns` carries any monotonic instant over.
+Processes of one boot share CLOCK_MONOTONIC, so intervals between a rank and the sidecar need no conversion. Wall time
+is for people and files only: an anchor is one reading of both clocks, and `wall_ns` converts any monotonic instant.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The file of a rank's collectives: what its training thread has called, and how far torch says that it is.
+"""The shared-memory file of a rank's collectives: calls of its training thread, progress as torch reports it.
 
     word    what
     0       MAGIC, VERSION, ATTEMPT, PID, STARTED_NS (CLOCK_MONOTONIC)
-    8       CALL        the last call: 1 + index of its kind in KINDS, << 1; and 1 while it is inside of it
+    8       CALL        the last call: 1 + index of its kind in KINDS, << 1; and 1 while it is inside it
     9       RECORDER    what torch's flight recorder says: 0 nothing yet, 1 the next three, 2 it cannot be asked
-    10      ENQUEUED    collectives that were begun, of all process groups
-    11      COMPLETED   those that were completed
-    12      SEQUENCE    number of the last one that was begun in the default process group
-    16      one counter for each of KINDS: calls that were begun
+    10      ENQUEUED    collectives started, in all process groups
+    11      COMPLETED   collectives completed
+    12      SEQUENCE    number of the last one started in the default process group
+    16      one counter for each of KINDS: calls started
 
-The rank makes the file, so a rank without torch has none; each program that runs in a rank makes its own. Words are
+The rank creates the file, so a rank without torch has none; each program that runs in a rank creates its own. Words are
 aligned native u64 with one writer, each written by one store; see `layout` for why a reader never sees half a number.
 """
 
@@ -32,7 +32,7 @@ KINDS: Final = (
     *("all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"),
     *("recv", "reduce", "reduce_scatter", "scatter", "send", "wait"),
 )
-"""What a call does; `wait` is for one that was begun before."""
+"""What a call does; `wait` waits for one started before."""
 
 CALL: Final = 8
 RECORDER: Final = 9
@@ -54,14 +54,14 @@ _WHAT: Final[dict[str, Any]] = {
 
 
 class CollectivesError(ValueError):
-    """The file is not a file of collectives that this version can read; the text says why."""
+    """The file is not a collectives file that this version can read; the message says why."""
 
 
 def open_new(path: str, *, attempt: int) -> memoryview:
-    """Make the file of this process at `path`, replacing that of a program before it; give its words, to be written.
+    """Create this process's file at `path`, replacing that of an earlier program; returns its words, writable.
 
     Raises:
-        OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS later).
+        OSError: it could not be created; ENOSPC when the tmpfs is full (here, and not as a SIGBUS later).
     """
     make(path, COLLECTIVES_BYTES, (MAGIC, VERSION, attempt, os.getpid(), clock.monotonic_ns()))
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -73,7 +73,7 @@ def open_new(path: str, *, attempt: int) -> memoryview:
 
 
 def words_of_call(kind: str) -> tuple[int, int, int]:
-    """Give the index of the counter of a kind, and what CALL is while such a call runs, and after it."""
+    """Return the index of a kind's counter, and the values of CALL during and after such a call."""
     index = KINDS.index(kind)
     returned = 1 + index << 1
     return CALLS + index, returned | 1, returned
@@ -89,14 +89,14 @@ class CollectivesSnapshot:
     last: str | None
     """The kind of the last call; None before the first."""
     running: bool
-    """Whether the training thread is inside of it."""
+    """Whether the training thread is inside it."""
     recorder: int
-    """0, TELLS or CANNOT; the next three mean something if it TELLS."""
+    """0, TELLS or CANNOT; the next three are valid only if it is TELLS."""
     enqueued: int
     completed: int
     sequence: int
     calls: tuple[int, ...]
-    """Calls that were begun, in the order of KINDS."""
+    """Calls started, in the order of KINDS."""
 
 
 class CollectivesReader:
@@ -106,7 +106,7 @@ class CollectivesReader:
         """Open the file at `path`.
 
         Raises:
-            OSError: no such file, or no right to read it.
+            OSError: no such file, or no permission to read it.
             CollectivesError: not a file of this version.
         """
         self._held = Held(path, **_WHAT, error=CollectivesError)
@@ -115,7 +115,7 @@ class CollectivesReader:
         """The file now.
 
         Raises:
-            OSError, CollectivesError: it is not what it was any more.
+            OSError, CollectivesError: the file has changed since it was opened.
         """
         self._held.check()
         words = _WORDS.unpack(self._held.piece(0, _WORDS.size))
@@ -139,7 +139,7 @@ class CollectivesReader:
         return self._held.replaced()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._held.close()
 
     def __enter__(self) -> CollectivesReader:

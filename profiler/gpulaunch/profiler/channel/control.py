@@ -1,16 +1,16 @@
-"""The control segment of a node: what the agent asks of its ranks, one question a load.
+"""The control segment of a node: requests of the agent to its ranks, each read with one load.
 
     word  what
     0     MAGIC
     1     VERSION
     2     PREEMPT         0, then 1: save at the next step boundary, then end
     3     SIGNUM          the signal that asked for it
-    4     DEADLINE_NS     CLOCK_MONOTONIC when what still runs is killed
-    5     SAVE_REQUESTS   how often a save was asked for: save at the next step boundary, and go on
-    6     LEAVE           0, or 1: who gets a SIGTERM is to make place, and at once
+    4     DEADLINE_NS     CLOCK_MONOTONIC when processes still running are killed
+    5     SAVE_REQUESTS   number of requested saves: save at the next step boundary, and continue
+    6     LEAVE           0, or 1: a rank that gets a SIGTERM must exit at once to free its place
 
-The agent makes the file beside the ranks' segments and is its only writer; ranks map it read-only. All 4 KiB are
-reserved when it is made and it is never cut, so a mapping cannot fault. Words are aligned native u64, each written by
+The agent creates the file beside the ranks' segments and is its only writer; ranks map it read-only. All 4 KiB are
+reserved at creation and it is never truncated, so a mapping cannot fault. Words are aligned native u64, each written by
 one store.
 """
 
@@ -42,48 +42,48 @@ class ControlWord(IntEnum):
 
 
 class ControlError(ValueError):
-    """The file is not a control segment that this version can read or write; the text says why."""
+    """The file is not a control segment that this version can read or write; the message says why."""
 
 
 def create(path: str) -> None:
-    """Make a control segment that asks for nothing at `path`, replacing any older one.
+    """Create a control segment without requests at `path`, replacing any older one.
 
-    Whoever has the older one mapped keeps it: a rank of an older attempt does not hear what is said to the new one.
+    Existing mappings keep the older one: a rank of an older attempt does not see requests to the new one.
 
     Raises:
-        OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in a rank later).
+        OSError: it could not be created; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in a rank later).
     """
     make(path, CONTROL_BYTES, (MAGIC, VERSION))
 
 
 class ControlWriter:
-    """The agent's end. Its methods are a few stores into memory."""
+    """The agent's side. Its methods are a few stores into memory."""
 
     def __init__(self, path: str) -> None:
         """Map the control segment at `path`.
 
         Raises:
-            OSError: no such file, or no right to write it.
+            OSError: no such file, or no permission to write it.
             ControlError: not a control segment of this version.
         """
         self._words = _map(path, os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def preempt(self, signum: int, deadline_ns: int) -> None:
-        """Ask every rank to save and to end, before `deadline_ns` (CLOCK_MONOTONIC)."""
+        """Ask every rank to save and exit before `deadline_ns` (CLOCK_MONOTONIC)."""
         self._words[ControlWord.SIGNUM] = signum
         self._words[ControlWord.DEADLINE_NS] = deadline_ns
-        self._words[ControlWord.PREEMPT] = 1  # last: who sees it sees the others
+        self._words[ControlWord.PREEMPT] = 1  # last: a reader that sees it sees the others
 
     def request_save(self) -> None:
-        """Ask every rank to save and to go on."""
+        """Ask every rank to save and continue."""
         self._words[ControlWord.SAVE_REQUESTS] += 1
 
     def forget_saves(self) -> None:
-        """Ask ranks that begin from here on for no save that was asked for before."""
+        """Drop earlier save requests, so that ranks started from now on do not act on them."""
         self._words[ControlWord.SAVE_REQUESTS] = 0
 
     def leave(self, leaves: bool) -> None:
-        """Say that ranks which get a SIGTERM from here on are to make place, or that this is over."""
+        """Set whether a rank that gets a SIGTERM from now on must exit at once to free its place."""
         self._words[ControlWord.LEAVE] = leaves
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class ControlWriter:
 
 
 class ControlReader:
-    """A rank's end: what the agent asks. A segment that is missing or damaged asks for nothing; nothing is raised."""
+    """A rank's side: the agent's requests. A missing or damaged segment reads as no request; no method raises."""
 
     def __init__(self, path: str) -> None:
         self._words: memoryview | bytes = bytes(len(ControlWord))
@@ -101,36 +101,36 @@ class ControlReader:
 
     @property
     def preempted(self) -> bool:
-        """Whether to save at the next step boundary, and then to end."""
+        """Whether to save at the next step boundary and then exit."""
         return self._words[ControlWord.PREEMPT] != 0
 
     @property
     def signum(self) -> int:
-        """The signal that asked to end; 0: none."""
+        """The signal that asked for it; 0: none."""
         return self._words[ControlWord.SIGNUM]
 
     @property
     def deadline_ns(self) -> int:
-        """CLOCK_MONOTONIC when what still runs is killed; 0: not preempted."""
+        """CLOCK_MONOTONIC when processes still running are killed; 0: not preempted."""
         return self._words[ControlWord.DEADLINE_NS]
 
     @property
     def leaves(self) -> bool:
-        """Whether a SIGTERM means to make place at once."""
+        """Whether a SIGTERM means to exit at once to free the place."""
         return self._words[ControlWord.LEAVE] != 0
 
     @property
     def save_requests(self) -> int:
-        """How often a save was asked for; one more than before: save at the next step boundary, and go on."""
+        """Number of requested saves; when it has grown: save at the next step boundary, and continue."""
         return self._words[ControlWord.SAVE_REQUESTS]
 
     def close(self) -> None:
-        """Unmap the segment; from then on it asks for nothing."""
+        """Unmap the segment; from then on it reads as no request."""
         self._words = bytes(len(ControlWord))
 
 
 def _map(path: str, flags: int, protection: int) -> memoryview:
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO in its place must not hold us
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO in its place must not block us
     try:
         mapped = map_checked(
             fd,

@@ -2,10 +2,10 @@
 
     byte      word      what
     0         0..15     identity: written by `segment.create` (agent) and once more when the rank claims the segment
-    128       16..111   counters and gauges, one aligned native u64 each (`Word`); 40 is where the training thread is
+    128       16..111   counters and gauges, one aligned native u64 each (`Word`); 40 is the training thread's region
     896       112..127  step-duration histogram: one counter per bucket, the last one is +Inf
-    1024      128..143  the same of the waits for a batch
-    1280      160..191  text slot "note": what the user said last (`mark.note`)
+    1024      128..143  the same for the waits for a batch
+    1280      160..191  text slot "note": the user's last note (`mark.note`)
     1536      192..223  text slot "fault": why a part of the probe is off
     1792      224..243  copies between CPU and GPU: count, bytes, blocked_ns, gpu_ns for each of COPIES
     1952      244..259  syncs: calls, blocked_ns for each of SYNCS
@@ -15,13 +15,13 @@
     53248               unused, zero
 
 Words are in native byte order: a segment never leaves its machine. Every counter only grows and has one writer, and an
-aligned 8-byte store is one move on x86-64 and aarch64, so a reader never sees half a number, not even after a SIGKILL.
+aligned 8-byte store is atomic on x86-64 and aarch64, so a reader never sees half a number, not even after a SIGKILL.
 
-Three things span several words and lie between two marks: the step counters (so that the phases of a snapshot sum to
+Three items span several words and lie between two marks: the step counters (so that the phases of a snapshot sum to
 its step total), a ring record, and a text slot. The writer stores the opening mark, the words, the closing mark, in
-this order; the reader takes the closing mark, the words, the opening mark. If both marks are the same number, nothing
-was written meanwhile. A writer that died in the middle leaves them different for ever: readers then take the counters
-as they are, and skip the record or the text.
+this order; the reader reads the closing mark, the words, the opening mark. If both marks are equal, nothing was
+written meanwhile. A writer that died in the middle leaves them different: readers then take the counters as they are,
+and skip the record or the text.
 
     step counters  OPENING  STEPS ... PROBE_NS_TOTAL  CLOSING             (mark: number of steps)
     ring record    +0 mark  +8 start_ns  +16 duration_ns  +24 one word for each phase but the last
@@ -30,9 +30,9 @@ as they are, and skip the record or the text.
     text slot      +0 mark  +8 length in bytes  +16 UTF-8, at most 232 bytes  +248 mark
     site row       +0 mark (0: free; stored last)  +8 kind  +16 count  +24 bytes  +32 blocked_ns  +40 gpu_ns
                    +48 pinned  +56 non_blocking  +64 length in bytes  +72 UTF-8, at most 184 bytes
-                   (rows are only added, and their counters only grow; row 0 takes what comes when the table is full)
+                   (rows are only added, and their counters only grow; row 0 counts all others once it is full)
 
-A change to anything here is a new `VERSION`; readers refuse any other.
+Any change here needs a new `VERSION`; readers reject any other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Word(IntEnum):
     RANK = 2
     LOCAL_RANK = 3
     ATTEMPT = 4
-    ANCHOR_MONOTONIC_NS = 5  # the same instant as the next word, on the other clock
+    ANCHOR_MONOTONIC_NS = 5  # the same instant as the next word, on CLOCK_MONOTONIC
     ANCHOR_REALTIME_NS = 6
     PID = 7  # 0 until the probe of the rank has claimed the segment
     STARTED_NS = 8  # CLOCK_MONOTONIC when it did
@@ -85,35 +85,35 @@ class Word(IntEnum):
     PROBE_NS_TOTAL = 36
     CLOSING = 37
 
-    # written at every edge that the training thread passes
+    # written at every edge of the training thread
     LAST_EDGE = 40  # CLOCK_MONOTONIC in ns << 3 | Region
-    STEPS_MADE = 43  # steps that have ended, where the step counters are behind (`probe.noted`); else less than STEPS
+    STEPS_MADE = 43  # steps ended, where the step counters lag (`probe.noted`); else less than STEPS
 
     # written once each; 0 until then
     FIRST_STEP_START_NS = 41
     FIRST_STEP_END_NS = 42
 
-    # written whenever a batch is asked for or handed out
+    # written whenever a batch is requested or returned
     LOADER_BATCHES = 48
-    LOADER_WORKERS_CONFIGURED = 49  # these five: when a batch was last asked for
+    LOADER_WORKERS_CONFIGURED = 49  # these five: as of the last request for a batch
     LOADER_OUTSTANDING = 50
     LOADER_READY = 51
     LOADER_REORDER_BLOCKED = 52
-    LOADER_PIN_BACKLOG = 53  # delivered by workers, and not yet by the thread that pins
+    LOADER_PIN_BACKLOG = 53  # delivered by workers, not yet by the pin-memory thread
     LOADER_WAIT_NS_TOTAL = 54
     LOADER_TRANSFER_NS_TOTAL = 55  # of it, with a batch ready: unpickling, mapping, pinning
-    LOADER_BLOCKED_NS_TOTAL = 56  # of it, with batches there that waited for an earlier one
+    LOADER_BLOCKED_NS_TOTAL = 56  # of it, with later batches ready that waited for an earlier one
     LOADER_BATCH_BYTES_TOTAL = 57
     LOADER_EVAL_BATCHES = 58
 
-    # written when it happens, in a step or not
+    # written when it happens, inside a step or outside
     GC_COLLECTIONS = 60
     GC_PAUSE_NS_TOTAL = 61
     COMPILES = 62
     COMPILE_PAUSE_NS_TOTAL = 63
     COMM_CALLS = 64
     COMM_BLOCKED_NS_TOTAL = 65
-    DDP_COMM_NS = 66  # of one step, as torch's reducer logged it last
+    DDP_COMM_NS = 66  # of one step, as last logged by torch's reducer
     DDP_OVERLAP_NS = 67
 
     # written at most once a second
@@ -134,30 +134,30 @@ class Word(IntEnum):
     GPU_BACKWARD_NS_TOTAL = 87
     GPU_OPTIMIZER_NS_TOTAL = 88
 
-    # written by whoever saves and resumes (`probe.progress`)
+    # written by the code that saves and resumes (`probe.progress`)
     CHECKPOINT_SAVES = 92  # committed
     CHECKPOINT_FAILURES = 93
     CHECKPOINT_STALL_NS_TOTAL = 94
     CHECKPOINT_LAST_STALL_NS = 95
     CHECKPOINT_BYTES_TOTAL = 96
-    CHECKPOINT_STEP = 97  # of the newest one committed; means nothing before the first
+    CHECKPOINT_STEP = 97  # of the newest one committed; invalid before the first
     CHECKPOINT_CAPTURED_NS = 98  # CLOCK_MONOTONIC when its state was taken
-    CHECKPOINT_BLOCKING_SINCE_NS = 99  # since when the training thread has been inside a save; 0: it is not
-    RESUMED_STEP = 100  # 0: from nothing
-    LISTENS = 101  # bit 0: ends by itself after a preemption notice
+    CHECKPOINT_BLOCKING_SINCE_NS = 99  # when the training thread entered the save it is in; 0: in none
+    RESUMED_STEP = 100  # 0: from scratch
+    LISTENS = 101  # bit 0: exits by itself after a preemption notice
 
     # written by the tap of destroy_process_group (`probe.collectives`)
     LEFT_GROUP_NS = 102  # CLOCK_MONOTONIC when destroy_process_group() of all groups returned last; 0: never
 
-    # what observing costs (`probe.price`)
-    BUDGET_PPM = 104  # of a step: more, and parts are switched off
-    HOOKS_SHED = 105  # bits of Hook that were, for their price
-    UNOBSERVED_STEPS = 106  # steps that were made without the probe, to compare with
-    PRICED_PAIRS = 107  # comparisons that the next two are of; 0: they mean nothing
-    PAIRED_COST_NS = 108  # of a step, two's complement: it may come out below zero
+    # the overhead of the probe (`probe.price`)
+    BUDGET_PPM = 104  # of a step: above it, parts are switched off
+    HOOKS_SHED = 105  # bits of Hook that were switched off for their overhead
+    UNOBSERVED_STEPS = 106  # steps made without the probe, for comparison
+    PRICED_PAIRS = 107  # comparisons behind the next two words; 0: those are invalid
+    PAIRED_COST_NS = 108  # of a step, two's complement: it may be negative
     PAIRED_ERROR_NS = 109  # standard error of it
 
-    # STEP_BUCKETS words each; the first is written just before the step counters, so for a moment some steps ahead
+    # STEP_BUCKETS words each; the first is written just before the step counters, so it is briefly some steps ahead
     STEP_HISTOGRAM = 112
     LOADER_WAIT_HISTOGRAM = 128
 
@@ -166,7 +166,7 @@ class Word(IntEnum):
 
 
 STEP_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
-"""Upper bounds of the step-duration buckets, inclusive; one more bucket takes what is longer."""
+"""Upper bounds of the step-duration buckets, inclusive; one more bucket holds longer steps."""
 
 STEP_BOUNDS_NS: Final = tuple(round(bound_s * 1e9) for bound_s in STEP_BOUNDS_S)
 
@@ -176,24 +176,24 @@ PHASES: Final = (
     *("data_wait", "h2d", "forward", "backward", "comm", "optimizer"),
     *("sync", "checkpoint", "compile", "gc", "validation", "other"),
 )
-"""Where the time of a step went; the parts sum to the step. comm is what training waited for, not what ran
-beside it."""
+"""The phases of a step; they sum to its duration. comm is communication that training waited for, not communication
+that overlapped with it."""
 
 COPIES: Final = (("h2d", "pageable"), ("h2d", "pinned"), ("d2h", "pageable"), ("d2h", "pinned"), ("d2d", ""))
-"""Direction and kind of host memory of the copies that are counted apart."""
+"""Direction and kind of host memory of the copies that are counted separately."""
 
 COPY_WORDS: Final = 4
 """For each of them, from COPY_FIRST on: count, bytes, blocked_ns, gpu_ns."""
 
 SYNCS: Final = ("item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize", "other")
-"""What the program waited for the GPU by."""
+"""The operations by which the program waited for the GPU."""
 
 SYNC_WORDS: Final = 2
 """For each of them, from SYNC_FIRST on: calls, blocked_ns."""
 
 
 class StepSource(IntEnum):
-    """What tells the probe that a step has ended."""
+    """How the probe detects the end of a step."""
 
     NONE = 0
     OPTIMIZER = 1
@@ -207,7 +207,7 @@ class StepSource(IntEnum):
 
 
 class Region(IntEnum):
-    """Where the training thread is: what it has passed last."""
+    """Where the training thread is: the last edge it passed."""
 
     NONE = 0
     """No edge yet."""
@@ -236,7 +236,7 @@ REGION_BITS: Final = 3
 
 
 class Hook(IntFlag):
-    """The parts of the probe that can be on or off one by one."""
+    """The parts of the probe that can be switched on or off separately."""
 
     DATALOADER = 1
     BACKWARD = 2
@@ -253,7 +253,7 @@ class Hook(IntFlag):
     FACTS = 2048
     GPU_TIME = 4096
     EVERY_STEP = 8192
-    """Shed: only some steps are observed; the others are told to have been like them."""
+    """Shed: only some steps are observed; the others are reported as equal to them."""
 
 
 class TextSlot(IntEnum):
@@ -279,4 +279,4 @@ SITE_KINDS: Final = (
     *("elsewhere", "h2d", "d2h", "d2d", "item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"),
     *("built_on_cpu", "loader", "dataparallel", "save", "collective", "gc"),
 )
-"""What the line of a site row does; a row has the index."""
+"""What the line of a site row does; a row holds the index."""

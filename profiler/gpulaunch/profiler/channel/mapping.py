@@ -1,8 +1,8 @@
-"""How a file of shared words is made, mapped and read: a rank's segment, its workers' and the control segment.
+"""Creates, maps and reads files of shared words: a rank's segment, its workers' file and the control segment.
 
-Who writes all the time maps the file. Who reads what others write does not: a mapping of a file that is cut short ends
-whoever looks at it with SIGBUS, and a reader is not the one who is to die of that. So it reads with system calls, for
-which the rest of such a file is missing, and nothing else happens.
+Frequent writers map the file. Readers do not: if a mapped file is truncated, an access to the mapping kills the process
+with SIGBUS, and that must not happen to a reader. So it reads with system calls, which return fewer bytes from a
+truncated file and do no harm.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _HEAD = struct.Struct("@2Q")
 
 
 def make(path: str, size_bytes: int, words: Sequence[int]) -> None:
-    """Make a zeroed file that begins with `words` (native u64) at `path`, replacing any older one.
+    """Create a zeroed file that begins with `words` (native u64) at `path`, replacing any older one.
 
-    Whoever has the older one mapped keeps it whole. All of it is reserved here, so that a mapping cannot fault.
+    Existing mappings of the older one stay intact. All of it is reserved here, so that a mapping cannot fault.
 
     Raises:
-        OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in a rank later).
+        OSError: it could not be created; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in a rank later).
     """
     making = f"{path}.{os.getpid()}.new"
     fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -30,7 +30,7 @@ def make(path: str, size_bytes: int, words: Sequence[int]) -> None:
         os.posix_fallocate(fd, 0, size_bytes)
         os.pwrite(fd, struct.pack(f"@{len(words)}Q", *words), 0)
         os.rename(making, path)
-    except BaseException:  # whatever it is goes on; but no half-made file stays
+    except BaseException:  # re-raised, whatever it is; but no half-made file stays
         with contextlib.suppress(OSError):
             os.unlink(making)
         raise
@@ -39,15 +39,15 @@ def make(path: str, size_bytes: int, words: Sequence[int]) -> None:
 
 
 def check(fd: int, path: str, *, size_bytes: int, magic: int, version: int, what: str, error: type[ValueError]) -> None:
-    """See that an open file is one that `make` has made, whose first two words are `magic` and `version`.
+    """Check that an open file was created by `make` and begins with the words `magic` and `version`.
 
     Raises:
-        ValueError: as `error`: it is something else, or of another version; the text says which.
+        ValueError: as `error`: it is something else, or of another version; the message says which.
     """
     size = os.fstat(fd).st_size
     if size != size_bytes:
         raise error(f"{path}: {size} bytes, a {what} has {size_bytes}")
-    found = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))  # it may be cut short just now
+    found = _HEAD.unpack(os.pread(fd, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))  # it may be truncated just now
     if found[0] != magic:
         raise error(f"{path}: not a gpulaunch {what}")
     if found[1] != version:
@@ -65,31 +65,31 @@ def map_checked(
     what: str,
     error: type[ValueError],
 ) -> mmap.mmap:
-    """Map a file after `check`; `what` it is, for people. Raises OSError, and ValueError as `check` does."""
+    """Map a file after `check`; `what` names it in messages. Raises OSError, and ValueError as `check` does."""
     check(fd, path, size_bytes=size_bytes, magic=magic, version=version, what=what, error=error)
     return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
 
 
 class Held:
-    """A file that `make` has made, held open to be read piece by piece.
+    """A file created by `make`, kept open to be read piece by piece.
 
-    Aligned words come whole, as they do out of a mapping: the kernel copies eight bytes at a time, or more.
+    Aligned words are read whole, as from a mapping: the kernel copies eight bytes at a time, or more.
     """
 
     def __init__(
         self, path: str, *, size_bytes: int, magic: int, version: int, what: str, error: type[ValueError]
     ) -> None:
-        """Open the file at `path`; `what` it is, for people.
+        """Open the file at `path`; `what` names it in messages.
 
         Raises:
-            OSError: no such file, or no right to read it.
+            OSError: no such file, or no permission to read it.
             ValueError: as `error`: it is something else, or of another version.
         """
         self.path = path
         self._expected = {"size_bytes": size_bytes, "magic": magic, "version": version}
         self._what = what
         self._error = error
-        # Non-blocking: where a FIFO lies in its place, open() would wait for somebody to write to it.
+        # Non-blocking: if the path is a FIFO, open() would wait for a writer.
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self.check()
@@ -99,15 +99,15 @@ class Held:
             raise
 
     def check(self) -> None:
-        """See that it is still what it was when it was opened. Raises ValueError, as the constructor does."""
+        """Check that it is still what it was when it was opened. Raises ValueError, as the constructor does."""
         check(self.fd, self.path, **self._expected, what=self._what, error=self._error)
 
     def piece(self, offset: int, size_bytes: int) -> bytes:
-        """Give so many bytes from there on.
+        """Return `size_bytes` bytes from `offset` on.
 
         Raises:
             OSError: they cannot be read.
-            ValueError: the file has been cut short.
+            ValueError: the file has been truncated.
         """
         found = os.pread(self.fd, size_bytes, offset)
         if len(found) != size_bytes:
@@ -122,7 +122,7 @@ class Held:
             return True
 
     def close(self) -> None:
-        """Let it go. May be called again."""
+        """Close it. May be called again."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

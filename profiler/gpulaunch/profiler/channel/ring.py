@@ -1,7 +1,7 @@
-"""The last steps of a rank, one record each: they survive the rank, a SIGKILL included.
+"""Reads the ring of a rank's last steps, one record each; it outlives the rank, even after a SIGKILL.
 
-The writer's side is `SegmentWriter.end_step`; a record's marks are its step's number, so the reader knows a record of
-this round from one of the round before, and a whole one from one being written.
+The writer's side is `SegmentWriter.end_step`. A record's marks are its step's number, so the reader can tell a record
+of this round from one of the previous round, and a complete one from one being written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def recent(path: str) -> list[StepEvent]:
     """The newest steps in the segment at `path` (at most 192), oldest first.
 
     Raises:
-        OSError: no such file, or no right to read it.
+        OSError: no such file, or no permission to read it.
         SegmentError: not a segment of this version.
     """
     with SegmentReader(path) as reader:
@@ -51,14 +51,13 @@ def recent_from(reader: SegmentReader) -> list[StepEvent]:
 
 
 def _event(reader: SegmentReader, step: int) -> StepEvent | None:
-    """The record of `step`, or None when it never was, is gone, or was left half written."""
+    """The record of `step`, or None if it was never written, is overwritten, or is incomplete."""
     offset = RING_BYTE + (step % RING_SLOTS) * RING_RECORD_BYTES
     for _ in range(_TRIES):
         closing = reader.word((offset + RING_RECORD_BYTES) // 8 - 1)
         record = reader.raw(offset, RING_RECORD_BYTES)
         opening = reader.word(offset // 8)
-        # The second copy is for CPUs that let stores pass each other (aarch64): a record in motion differs between
-        # the two.
+        # The second copy is for CPUs that reorder stores (aarch64): a record being written differs between the two.
         if opening == closing and record == reader.raw(offset, RING_RECORD_BYTES):
             mark, start_ns, duration_ns, *rest, samples, _ = _RECORD.unpack(record)
             if mark != step + 1:

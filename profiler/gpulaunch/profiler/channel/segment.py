@@ -1,4 +1,4 @@
-"""A rank's segment, read: on a live, a hung and a killed rank alike, without help from its writer."""
+"""Reads a rank's segment, whether the rank is alive, hung or killed, without help from its writer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
 _SITE: Final = struct.Struct("@9Q")
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
 _WAITS: Final = int(Word.LOADER_WAIT_HISTOGRAM)
-_READ_TRIES: Final = 64  # a writer is inside for about 2 us; more than a few tries mean that it died or sleeps in there
+_READ_TRIES: Final = 64  # a write takes about 2 us; more than a few tries mean that the writer died or sleeps in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,14 @@ class Copies:
     count: int
     size_bytes: int
     blocked_ns: int
-    """How long the program stood still for them."""
+    """How long the program was blocked on them."""
     gpu_ns: int
     """How long the GPU was copying: measured in one step of 16, times 16."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Syncs:
-    """What the program waited for the GPU by."""
+    """Waits for the GPU by one operation."""
 
     calls: int
     blocked_ns: int
@@ -66,18 +66,18 @@ class Syncs:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteRow:
-    """What one line of the program did so far."""
+    """What one line of the program has done so far."""
 
     kind: str
     """One of `layout.SITE_KINDS`."""
     text: str
-    """`path:line function`; empty for all lines that found no row of their own."""
+    """`path:line function`; empty for all lines without a row of their own."""
     count: int
     size_bytes: int
     blocked_ns: int
     gpu_ns: int
     pinned: int
-    """How many of `count` were from or to pinned memory."""
+    """How many of `count` used pinned memory."""
     non_blocking: int
 
 
@@ -101,7 +101,7 @@ class SegmentSnapshot:
     """False if the writer stopped in the middle of publishing a step: its counters may then be one step apart."""
     steps: int
     steps_made: int
-    """The same and a few more: those that have ended, and whose times are not published yet."""
+    """The same, plus steps that have ended but whose times are not published yet."""
     microsteps: int
     skipped_steps: int
     samples: int
@@ -164,31 +164,31 @@ class SegmentSnapshot:
     """Checkpoints that this rank has committed."""
     checkpoint_failures: int
     checkpoint_stall_ns_total: int
-    """How long the training thread stood still for saves."""
+    """How long the training thread was blocked by saves."""
     checkpoint_last_stall_ns: int
     checkpoint_bytes_total: int
     checkpoint_step: int
-    """Step of the newest one committed; means nothing while `checkpoint_saves` is 0."""
+    """Step of the newest one committed; invalid while `checkpoint_saves` is 0."""
     checkpoint_captured_ns: int
     """CLOCK_MONOTONIC when the state in it was taken."""
     checkpoint_blocking_since_ns: int
-    """CLOCK_MONOTONIC since when the training thread has been inside a save; 0: it is not."""
+    """CLOCK_MONOTONIC when the training thread entered the save that it is in; 0: it is in none."""
     resumed_step: int
-    """The step that this rank went on from; 0: from nothing."""
+    """The step that this rank resumed from; 0: from scratch."""
     listens: bool
-    """Whether the rank will end by itself after a preemption notice."""
+    """Whether the rank will exit by itself after a preemption notice."""
     left_group_ns: int
     """CLOCK_MONOTONIC when it had destroyed its process groups; 0: it has not."""
     budget_ppm: int
-    """Share of a step that observing may cost, in millionths; past it, parts are switched off. 0: no limit."""
+    """Allowed overhead as a share of a step, in millionths; above it, parts are switched off. 0: no limit."""
     hooks_shed: Hook
-    """The parts that were."""
+    """The parts that were switched off for it."""
     unobserved_steps: int
-    """Of `steps`: made without the probe, to be compared with those around them."""
+    """Of `steps`: made without the probe, for comparison with the steps around them."""
     priced_pairs: int
-    """Comparisons that the next two are of; while it is 0 they mean nothing."""
+    """Number of comparisons behind the next two; while it is 0, those are invalid."""
     paired_cost_ns: int
-    """By how much steps with the probe are longer than those without: the median, which may be below zero."""
+    """By how much steps with the probe are longer than those without: the median, which may be negative."""
     paired_error_ns: int
     """Standard error of that."""
     note: str
@@ -202,7 +202,7 @@ class SegmentReader:
         """Open the segment at `path`.
 
         Raises:
-            OSError: no such file, or no right to read it.
+            OSError: no such file, or no permission to read it.
             SegmentError: not a segment of this version.
         """
         self.path = path
@@ -214,7 +214,7 @@ class SegmentReader:
         """The segment now.
 
         Raises:
-            OSError, SegmentError: it is not what it was any more: cut short, say.
+            OSError, SegmentError: the file has changed since it was opened, e.g. was truncated.
         """
         self._held.check()
         words, consistent = self._stable_words()
@@ -306,7 +306,7 @@ class SegmentReader:
         )
 
     def sites(self) -> tuple[SiteRow, ...]:
-        """The lines of the program that were seen to copy, to wait and so on."""
+        """The lines of the program that were observed to copy, wait and so on."""
         table = self._held.piece(SITE_BYTE, SITE_ROWS * SITE_ROW_BYTES)
         if table == _NO_SITES:  # most programs have few, many none, and this is read once a second for each rank
             return ()
@@ -318,7 +318,7 @@ class SegmentReader:
         return self._held.replaced()
 
     def raw(self, offset: int, size: int) -> bytes:
-        """Bytes of the segment, as they are."""
+        """Raw bytes of the segment."""
         return self._held.piece(offset, size)
 
     def word(self, index: int) -> int:
@@ -327,7 +327,7 @@ class SegmentReader:
         return value
 
     def close(self) -> None:
-        """Let the segment go."""
+        """Close the segment."""
         self._held.close()
 
     def __enter__(self) -> SegmentReader:
@@ -360,7 +360,7 @@ def read(path: str) -> SegmentSnapshot:
     """One snapshot of the segment at `path`.
 
     Raises:
-        OSError: no such file, or no right to read it.
+        OSError: no such file, or no permission to read it.
         SegmentError: not a segment of this version.
     """
     with SegmentReader(path) as reader:
@@ -371,7 +371,7 @@ _NO_SITES: Final = bytes(SITE_ROWS * SITE_ROW_BYTES)
 
 
 def _signed(word: int) -> int:
-    """A word that holds a number below zero, too."""
+    """Decode a word that may hold a negative number (two's complement)."""
     return word - (1 << 64) if word >> 63 else word
 
 

@@ -1,7 +1,7 @@
-"""A rank's segment, made and written: by the agent, which makes it, and by the probe, which fills it.
+"""Creates and writes a rank's segment: the agent creates it, the probe fills it.
 
-The layout is in `layout`; nothing else in the house knows an offset. Writing never blocks and never allocates: the
-whole segment is reserved when it is made.
+The layout is in `layout`; no other module knows an offset. Writing never blocks and never allocates: the whole
+segment is reserved at creation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpulaunch.profiler.channel.mapping import make, map_checked
 
 
 class SegmentError(ValueError):
-    """The file is not a segment that this version can read or write; the text says why."""
+    """The file is not a segment that this version can read or write; the message says why."""
 
 
 class SegmentBusyError(SegmentError):
@@ -41,45 +41,44 @@ class SegmentBusyError(SegmentError):
 
 
 # The writer never packs: pack_into clears its target before it fills it, and a reader or a SIGKILL may come in between.
-# An assignment to a word of a memoryview is one aligned 8-byte store; twenty of them are faster than to pack and to
-# copy, too: between torch's kernels caches are cold, and this code is in use all the time.
+# An assignment to a word of a memoryview is one aligned 8-byte store. Twenty of them are also faster than packing and
+# copying: between torch's kernels caches are cold, and this code runs all the time.
 _OPENING: Final = int(Word.OPENING)
 _CLOSING: Final = int(Word.CLOSING)
 _QUEUE: Final = range(Word.LOADER_WORKERS_CONFIGURED, Word.LOADER_PIN_BACKLOG + 1)
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
-_RARE_WORDS: Final = (6, 9, 11, 12, 13, 14, 15)  # of the step counters: phases that most steps do not have
+_RARE_WORDS: Final = (6, 9, 11, 12, 13, 14, 15)  # of the step counters: phases that most steps lack
 _NOTHING: Final = memoryview(bytes(40)).cast("Q")  # for five words
 _RECORD_WORDS: Final = RING_RECORD_BYTES // 8
 _SITE_WORDS: Final = SITE_ROW_BYTES // 8
 
 
 def create(path: str, *, rank: int, local_rank: int, attempt: int) -> None:
-    """Make a zeroed segment at `path`, replacing any older one.
+    """Create a zeroed segment at `path`, replacing any older one.
 
-    A replaced segment stays whole for whoever has it mapped, so a rank of an older attempt cannot write into the new
-    one.
+    Existing mappings keep the replaced segment, so a rank of an older attempt cannot write into the new one.
 
     Raises:
-        OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in the rank later).
+        OSError: it could not be created; ENOSPC when the tmpfs is full (here, and not as a SIGBUS in the rank later).
     """
     at = clock.anchor()
     make(path, SEGMENT_BYTES, (MAGIC, VERSION, rank, local_rank, attempt, at.monotonic_ns, at.realtime_ns))
 
 
 class SegmentWriter:
-    """The one writer of a segment. Every method is a few stores into memory; none raises once the segment is open."""
+    """The only writer of a segment. Every method is a few stores into memory; none raises once the segment is open."""
 
     def __init__(self, path: str) -> None:
         """Claim the segment for this process.
 
         Raises:
-            OSError: no such file, or no right to write it.
+            OSError: no such file, or no permission to write it.
             SegmentError: not a segment of this version.
             SegmentBusyError: another live process writes it.
         """
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # A POSIX record lock belongs to the process: forked children do not hold it, the kernel drops it at death.
+            # A POSIX record lock belongs to the process: forked children do not hold it, the kernel drops it at exit.
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -90,14 +89,14 @@ class SegmentWriter:
             raise
         self._bytes = memoryview(self._map)
         self.words = self._bytes.cast("Q")
-        """Every u64 of the segment, to be indexed with `Word`; for single gauges and counters."""
+        """Every u64 of the segment, indexed by `Word`; for single gauges and counters."""
         self._counters = self.words[Word.STEPS : Word.PROBE_NS_TOTAL + 1]
         self._ring = self.words[RING_BYTE // 8 : SITE_BYTE // 8]
         self._sites = self.words[SITE_BYTE // 8 : SITE_BYTE // 8 + SITE_ROWS * _SITE_WORDS]
-        self._rare_slots: set[int] = set()  # of the ring, whose records have such a phase
-        self._next_site = 1  # row 0 takes what finds no other
+        self._rare_slots: set[int] = set()  # slots of the ring whose records have such a phase
+        self._next_site = 1  # row 0 counts lines without a row of their own
         if self.words[Word.PID]:
-            # The rank is a script that runs several programs, and an earlier one wrote here: counters start again.
+            # The rank is a script that runs several programs, and an earlier one wrote here: reset the counters.
             cleared = 8 * Word.OPENING
             self._bytes[cleared:] = bytes(SEGMENT_BYTES - cleared)
             self.words[Word.HOOKS_ARMED] = self.words[Word.HOOKS_UNAVAILABLE] = 0
@@ -186,19 +185,19 @@ class SegmentWriter:
         words[_CLOSING] = steps
 
     def lasted_ns(self, count: int) -> list[int]:
-        """How long the last steps took, as the ring has them."""
+        """Durations of the last steps, from the ring."""
         end = self._counters[0] % RING_SLOTS * _RECORD_WORDS  # a step's record lies before it, or at the ring's end
         return [self._ring[at + 2] for at in range(end - count * _RECORD_WORDS, end, _RECORD_WORDS)]
 
     def write_queue(self, queue: Sequence[int]) -> None:
-        """Put new values into the words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG, in that order."""
+        """Write the words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG, in that order."""
         for word, value in zip(_QUEUE, queue, strict=True):
             self.words[word] = value
 
     def add_site(self, kind: int, text: str) -> int:
-        """Give a new row for a line of the program, "path:line function"; 0, the row for all others, when it is full.
+        """Return a new row for a line of the program, "path:line function"; row 0 (all others) if the table is full.
 
-        The end of a long text is what tells lines apart, so it is the beginning that is cut.
+        The end of a long text tells lines apart, so the beginning is cut.
         """
         row = self._next_site
         if row >= SITE_ROWS:
@@ -223,7 +222,7 @@ class SegmentWriter:
         non_blocking: int = 0,
         count: int = 1,
     ) -> None:
-        """Add to the counters of a row that `add_site` gave."""
+        """Add to the counters of a row that `add_site` returned."""
         to, at = self._sites, row * _SITE_WORDS
         to[at + 2] += count
         to[at + 3] += size_bytes
@@ -235,7 +234,7 @@ class SegmentWriter:
             to[0] = 1
 
     def write_text(self, slot: TextSlot, text: str) -> None:
-        """Put `text` into a slot, cut at 232 bytes."""
+        """Write `text` into a slot, cut at 232 bytes."""
         data = text.encode("utf-8", "replace")[:TEXT_BYTES]
         opening, closing = slot // 8, slot // 8 + 31
         mark = self.words[opening] + 1
@@ -245,7 +244,7 @@ class SegmentWriter:
         self.words[closing] = mark
 
     def close(self) -> None:
-        """Let the segment go; another process may then claim it."""
+        """Release the segment; another process may then claim it."""
         for view in (self._counters, self._ring, self._sites, self.words, self._bytes):
             view.release()
         self._map.close()
@@ -253,7 +252,7 @@ class SegmentWriter:
 
 
 def map_segment(fd: int, path: str, protection: int) -> mmap.mmap:
-    """Map the open file `fd`. Raises OSError, or SegmentError: not a segment of this version."""
+    """Map the open file `fd`. Raises OSError, or SegmentError if it is not a segment of this version."""
     return map_checked(
         fd, path, protection, size_bytes=SEGMENT_BYTES, magic=MAGIC, version=VERSION, what="segment", error=SegmentError
     )

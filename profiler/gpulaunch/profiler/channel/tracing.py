@@ -1,9 +1,9 @@
-"""Where a rank and `gpulaunch trace` meet: names in the directory of the shared-memory segments.
+"""File names shared by a rank and `gpulaunch trace`, in the directory of the shared-memory segments.
 
-dynolog           the socket that torch's own trace client asks; it is there while somebody wants a trace
-dynoconfigclient* the clients' own sockets, made by torch
-traces            while a trace is made: a link to the directory that the traces go to
-untraced-<rank>   why this rank cannot be traced, in its own words, after its pid
+dynolog           the socket that torch's trace client asks; it exists while a trace is requested
+dynoconfigclient* the clients' own sockets, created by torch
+traces            during a trace: a link to the directory that the traces go to
+untraced-<rank>   the pid of this rank, then its reason why it cannot be traced
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gpulaunch.profiler.files import write_file
 
 _CLIENT_BYTES: Final = len("/dynoconfigclient") + 36
 _MOST_BYTES: Final = 107
-"""What sockaddr_un has room for. torch's client copies its path there without looking."""
+"""Capacity of sockaddr_un. torch's client copies its path there without a length check."""
 _REASON_BYTES: Final = 512
 
 
 def socket_path(directory: str) -> str:
-    """The socket, under the name that torch's client knows."""
+    """Path of the socket, under the name that torch's client expects."""
     return os.path.join(directory, "dynolog")
 
 
@@ -30,23 +30,23 @@ def traces_path(directory: str) -> str:
 
 
 def fits(directory: str) -> bool:
-    """Whether the sockets of torch's clients can lie in this directory."""
+    """Whether the socket paths of torch's clients fit in this directory."""
     return len(os.fsencode(directory)) + _CLIENT_BYTES <= _MOST_BYTES
 
 
 def refuse(directory: str, rank: int, why: str) -> None:
-    """Say why this process, a rank, cannot be traced. Raises OSError."""
+    """Record why this process, a rank, cannot be traced. Raises OSError."""
     write_file(_refusal_path(directory, rank), [f"{os.getpid()} {' '.join(why.split())[:_REASON_BYTES]}"])
 
 
 def refused(directory: str, rank: int, pid: int) -> str:
-    """Why this process said that it cannot be traced, or ""."""
+    """The reason why this process cannot be traced, or ""."""
     try:
         with open(_refusal_path(directory, rank), "rb") as file:
             who, _, why = file.read(_REASON_BYTES).decode("utf-8", "replace").partition(" ")
     except OSError:
         return ""
-    return why if who == str(pid) else ""  # else it was the rank of an attempt before
+    return why if who == str(pid) else ""  # else it was the rank of an earlier attempt
 
 
 def _refusal_path(directory: str, rank: int) -> str:

@@ -1,18 +1,18 @@
-"""The file of a rank's dataloader workers: where their time goes, 64 slots on tmpfs, a writer each, any reader.
+"""The file of a rank's dataloader workers: where their time goes; 64 slots on tmpfs, one writer each, any reader.
 
     byte    what
     0       header: MAGIC, VERSION, MADE_NS (CLOCK_MONOTONIC), OWNER (pid of the rank; 0 until its probe is armed)
     256     slot 0, and so on every 256 bytes: PID, WORKER, KNOWS, then the counters of `COUNTERS`
 
-The agent makes the file with the rank's segment. Workers come and go with every epoch, so a slot belongs to whoever
-holds the lock on its bytes: a worker takes the first one that is free and adds to what it finds there. A slot's
-counters therefore only grow for as long as the file lives, and slots are taken from the front.
+The agent creates the file with the rank's segment. Workers are restarted with every epoch, so a slot belongs to the
+process that holds the lock on its bytes: a worker takes the first free one and adds to the values there. A slot's
+counters therefore only grow during the life of the file, and slots are taken from the front.
 
 The lock is a POSIX record lock: the kernel drops it when the process ends, however it ends, and a forked child does not
 hold it. It is also dropped when the process closes any descriptor of the file, so a claimed file stays open.
 
-Words are aligned native u64; see `layout` for why a reader never sees half a number. Nobody maps this file: a fetch is
-long enough for a system call, and a file that is cut short then costs figures, where it would cost a mapping's process.
+Words are aligned native u64; see `layout` for why a reader never sees half a number. No process maps this file: a fetch
+is long enough for a system call, and a truncated file then loses values, where a mapping would kill its process.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ COUNTERS: Final = (
     "storage_bytes",
     "cached_bytes",
 )
-"""What a slot counts, in its order; each is explained at `WorkerSlot`."""
+"""The counters of a slot, in its order; each is explained at `WorkerSlot`."""
 
 KNOWS_RUNQUEUE: Final = 1
-"""Bit of KNOWS: the kernel tells how long this worker waited for a core."""
+"""Bit of KNOWS: the kernel reports how long this worker waited for a core."""
 KNOWS_IO: Final = 2
-"""Bit of KNOWS: the kernel tells what this worker read."""
+"""Bit of KNOWS: the kernel reports what this worker read."""
 
 _MADE_NS: Final = 2
 _OWNER: Final = 3
@@ -63,20 +63,20 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type,
 
 
 class WorkersError(ValueError):
-    """The file is not a file of workers that this version can read or write; the text says why."""
+    """The file is not a workers file that this version can read or write; the message says why."""
 
 
 def create(path: str) -> None:
-    """Make a file with empty slots at `path`, replacing any older one; workers of an older attempt keep theirs.
+    """Create a file with empty slots at `path`, replacing any older one; workers of an older attempt keep theirs.
 
     Raises:
-        OSError: it could not be made; ENOSPC when the tmpfs is full (here, and not in a worker later).
+        OSError: it could not be created; ENOSPC when the tmpfs is full (here, and not in a worker later).
     """
     make(path, WORKERS_BYTES, (MAGIC, VERSION, clock.monotonic_ns()))
 
 
 def own(path: str) -> None:
-    """Say that this process is the rank: workers of other programs that it starts leave the file alone.
+    """Mark this process as the rank: workers of other programs that it starts do not use the file.
 
     Raises:
         OSError, WorkersError: there is no such file.
@@ -90,19 +90,19 @@ def own(path: str) -> None:
 
 
 class WorkersWriter:
-    """A worker's end: one slot."""
+    """A worker's side: one slot."""
 
     def __init__(self, path: str, *, parent_pid: int, worker: int, knows: int) -> None:
         """Take the first free slot.
 
         Args:
             path: the file.
-            parent_pid: the process that has started this worker.
+            parent_pid: the process that started this worker.
             worker: its number in its dataloader.
-            knows: KNOWS_RUNQUEUE and KNOWS_IO, where they hold.
+            knows: KNOWS_RUNQUEUE and KNOWS_IO, where they apply.
 
         Raises:
-            OSError: no such file, or no right to write it.
+            OSError: no such file, or no permission to write it.
             WorkersError: not a file of this version, or of another rank than `parent_pid`, or no slot is free.
         """
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -113,7 +113,7 @@ class WorkersWriter:
             self._at = begin + _FIRST * _WORD.size
             self._counters = _COUNTERS.unpack(os.pread(self._fd, _COUNTERS.size, self._at))
             os.pwrite(self._fd, struct.pack("@2Q", worker, knows), begin + _WORD.size)
-            os.pwrite(self._fd, _WORD.pack(os.getpid()), begin)  # last: a slot with a pid is read
+            os.pwrite(self._fd, _WORD.pack(os.getpid()), begin)  # last: readers use a slot once it has a pid
         except BaseException:
             os.close(self._fd)
             raise
@@ -131,22 +131,22 @@ class WorkersWriter:
         raise WorkersError(f"{path}: all {SLOTS} slots are taken")
 
     def add(self, amounts: tuple[int, ...]) -> None:
-        """Add to the counters, in the order of `COUNTERS`. Raises OSError: the file has been cut and cannot grow."""
+        """Add to the counters, in the order of `COUNTERS`. Raises OSError if the file was truncated and cannot grow."""
         self._counters = tuple(map(add, self._counters, amounts))
         os.pwrite(self._fd, _COUNTERS.pack(*self._counters), self._at)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSlot:
-    """What the workers that have had one slot did so far. All times are of fetches: idle workers count nothing."""
+    """Totals of all workers that have used one slot. All times are within fetches: idle workers count nothing."""
 
     pid: int
-    """Of the one that had it last."""
+    """Of the last worker that used it."""
     worker: int
     """Its number in its dataloader."""
     alive: bool
     knows_runqueue: bool
-    """False: what was waited for a core is in `blocked_ns`."""
+    """False: the wait for a core is in `blocked_ns`."""
     knows_io: bool
     batches: int
     samples: int
@@ -155,7 +155,7 @@ class WorkerSlot:
     cpu_ns: int
     """On a core."""
     runqueue_ns: int
-    """Ready to run, and no core was free."""
+    """Ready to run, but no core was free."""
     blocked_ns: int
     """Waiting for anything else: storage, a network, a lock."""
     collate_ns: int
@@ -173,7 +173,7 @@ class WorkersReader:
         """Open the file at `path`.
 
         Raises:
-            OSError: no such file, or no right to read it.
+            OSError: no such file, or no permission to read it.
             WorkersError: not a file of this version.
         """
         self._held = Held(
@@ -181,7 +181,7 @@ class WorkersReader:
         )
         try:
             self.made_ns: int = _HEADER.unpack(self._held.piece(0, _HEADER.size))[_MADE_NS]
-            """CLOCK_MONOTONIC when the file was made; tells attempts apart."""
+            """CLOCK_MONOTONIC when the file was created; tells attempts apart."""
         except BaseException:
             self.close()
             raise
@@ -190,7 +190,7 @@ class WorkersReader:
         """Every slot that was ever taken.
 
         Raises:
-            OSError, WorkersError: it is not what it was any more.
+            OSError, WorkersError: the file has changed since it was opened.
         """
         self._held.check()
         content = self._held.piece(0, WORKERS_BYTES)
@@ -198,7 +198,7 @@ class WorkersReader:
         for slot in range(SLOTS):
             pid, worker, knows, *counters = _SLOT.unpack_from(content, (1 + slot) * _SLOT_BYTES)
             if not pid:
-                break  # they are taken from the front
+                break  # slots are taken from the front
             slots.append(
                 WorkerSlot(
                     pid=pid,
@@ -216,7 +216,7 @@ class WorkersReader:
         return self._held.replaced()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._held.close()
 
     def __enter__(self) -> WorkersReader:
@@ -226,7 +226,7 @@ class WorkersReader:
         self.close()
 
     def _locked(self, slot: int) -> bool:
-        """Whether a process holds this slot; the kernel names the lock that would be in the way of one of ours."""
+        """Whether a process holds this slot; the kernel reports the lock that would conflict with ours."""
         wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, (1 + slot) * _SLOT_BYTES, _SLOT_BYTES, 0)
         found: int = _FLOCK.unpack(fcntl.fcntl(self._held.fd, fcntl.F_GETLK, wanted))[0]
         return found != fcntl.F_UNLCK
@@ -236,7 +236,7 @@ def read(path: str) -> tuple[WorkerSlot, ...]:
     """Every slot of the file at `path` that was ever taken.
 
     Raises:
-        OSError: no such file, or no right to read it.
+        OSError: no such file, or no permission to read it.
         WorkersError: not a file of this version.
     """
     with WorkersReader(path) as reader:

@@ -1,4 +1,4 @@
-"""What the sidecar sees, shown to the rules: refresh after refresh, and where the ranks may run."""
+"""Feeds the sidecar's refreshes, stack samples and the ranks' NUMA nodes to the rules and keeps the findings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.pyspy import Frame
 
 _NODES_EVERY: Final = 30
-"""Refreshes between two looks at where ranks may run: a rank binds itself, if it does, after it was started."""
+"""Refreshes between two reads of where ranks may run: a rank binds itself, if at all, after it was started."""
 
 
 class Findings:
-    """Looks at every refresh, judges when a window of steps is over, and says what stands."""
+    """Takes every refresh, runs the rules at the end of each window of steps, and keeps the current findings."""
 
     def __init__(self, *, root: Path = Path("/")) -> None:
         self._tally = Tally()
@@ -36,7 +36,7 @@ class Findings:
         self._nodes_in = 0
 
     def hear(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
-        """Take a stack sample of a rank, the deepest frame first. By any thread, but one at a time."""
+        """Take a stack sample of a rank, the deepest frame first. Any thread may call it, but one at a time."""
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         line = None
         if logs is not None:
@@ -45,7 +45,7 @@ class Findings:
         self._tally.add(place.rank, phase, line)
 
     def look(self, state: NodeState) -> tuple[Finding, ...]:
-        """Take what this refresh has read; give the findings that stand now, the largest loss first."""
+        """Take the state of this refresh; return the current findings, the largest loss first."""
         self._look_at_nodes(state)
         window = self._history.look(
             Snapshot(state=state, samples=self._tally.samples, logged=self._tally.logged, cpu_nodes=self._cpu_nodes)
@@ -57,17 +57,17 @@ class Findings:
 
     @property
     def judged(self) -> bool:
-        """Whether enough windows are over for a finding to stand."""
+        """Whether enough windows are over to report a finding."""
         return self._windows >= APPEARS.value
 
     def troubles(self) -> tuple[str, ...]:
-        """Give the rules that have failed since this was asked, each once: the next window would fail it again."""
+        """Return the rules that have failed since the last call, each once: they would fail in every window."""
         new = {rule: error for rule, error in self._advisor.failed.items() if rule not in self._told_of}
         self._told_of.update(new)
         return tuple(f"rule {rule}: {error}" for rule, error in new.items())
 
     def _look_at_nodes(self, state: NodeState) -> None:
-        """Read where the ranks may run, if that matters: on most machines all cores are as near to every GPU."""
+        """Read where the ranks may run, if that matters: on most machines all cores are equally near to every GPU."""
         if state.group != self._group:
             self._group, self._cpu_nodes, self._nodes_in = state.group, {}, 0
         if self._group is None or all(device.numa_node is None for device in state.devices):

@@ -1,6 +1,6 @@
-"""The other end of torch's trace client: the protocol of the dynolog daemon, as Kineto speaks it.
+"""The daemon's side of torch's trace client: the dynolog protocol as Kineto implements it.
 
-Datagrams on a Unix socket called `dynolog`. Each is a frame, then its content, in native byte order:
+Datagrams on a Unix socket named `dynolog`. Each is a frame, then its content, in native byte order:
 
     frame   u64 size of the content, 32 bytes its type, padded with zeros
     "ctxt"  client -> daemon   i32 gpu, i32 pid, i64 job     "I am here"; answered by one i32
@@ -8,11 +8,11 @@ Datagrams on a Unix socket called `dynolog`. Each is a frame, then its content, 
                                kinds: its profiler is free to
     "req"   daemon -> client   what to trace, as lines `KEY=value`, or nothing
 
-A client asks when it starts and then every 5 s. It waits 50 ms for the answer, and takes one that comes later for the
-answer to its next question: so an answer is sent at once, or never.
+A client asks when it starts and then every 5 s. It waits 50 ms for the answer, and takes a later one for the answer to
+its next request: so an answer is sent at once, or never.
 
-Whoever asks is known by the credentials that the kernel adds. The pids in the message are what the process takes for
-its own, which in a forked process may be its parent's.
+Clients are identified by the credentials that the kernel adds. The pids in the message are what the process believes to
+be its own, which in a forked process may be its parent's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WHAT: Final[Mapping[str, tuple[str, ...]]] = {
     "cuda": ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_runtime", "cuda_driver"),
     "memcpy": ("gpu_memcpy", "gpu_memset"),
 }
-"""Kineto's names of what is recorded, by ours."""
+"""Kineto's names of the activities to record, by ours."""
 
 _MAX_GPU_BUFFER_MB: Final = 128  # Kineto's own default; what does not fit is left out of the trace
 _FRAME: Final = struct.Struct("=Q32s")
@@ -44,23 +44,23 @@ _REQUEST: Final = struct.Struct("=iiq")
 _CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _FREE: Final = 2
 _LONGEST: Final = 4096
-_AT_ONCE: Final = 1024  # datagrams answered in one go: whoever floods the socket must not keep its owner
+_AT_ONCE: Final = 1024  # datagrams answered per call: a client that floods the socket must not block its owner
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A process asks whether there is something to trace."""
+    """A request of a process: is there something to trace?"""
 
     pid: int
     free: bool
-    """Nothing else is being traced in it, by its own program for instance."""
+    """No other trace is active in it, e.g. by its own program."""
 
 
 class Daemon:
     """The socket in the directory of a run's segments, and its answers."""
 
     def __init__(self, directory: str) -> None:
-        """Bind it; one that was left behind is replaced, so there must be nobody else. Raises OSError."""
+        """Bind it; a stale socket is replaced, so there must be no other daemon. Raises OSError."""
         self._directory = directory
         self._path = tracing.socket_path(directory)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -78,27 +78,27 @@ class Daemon:
             raise
 
     def fileno(self) -> int:
-        """The socket, to be waited for."""
+        """The file descriptor of the socket, for polling."""
         return self._socket.fileno()
 
     def answer(self, order_for: Callable[[Ask], str]) -> list[int]:
-        """Answer all who have asked by now; never blocks.
+        """Answer all pending requests; never blocks.
 
         Args:
-            order_for: what the process that asks is to trace, "" for nothing.
+            order_for: returns the order for a request, "" for nothing to trace.
 
         Returns:
-            The pids of those to whom an order was sent.
+            The pids of the processes that were sent an order.
         """
         ordered: list[int] = []
         for _ in range(_AT_ONCE):
             try:
                 data, ancillary, _, address = self._socket.recvmsg(_LONGEST, socket.CMSG_SPACE(_CREDENTIALS.size))
-            except OSError:  # nothing more; what else it may be, the next question will tell
+            except OSError:  # nothing more; any other error shows again at the next request
                 break
             pid = _sender(ancillary)
             kind, free = parse(data)
-            # One without an address cannot be answered; and no answer goes to anything but a client beside us.
+            # A sender without an address cannot be answered; and answers go only to clients in our directory.
             if not pid or not isinstance(address, str) or os.path.dirname(address) != self._directory:
                 continue
             if kind == "ctxt":
@@ -117,7 +117,7 @@ class Daemon:
         return True
 
     def close(self) -> None:
-        """Take the socket away. Clients then ask in vain, which they do in silence."""
+        """Remove the socket. Requests of clients then fail, silently on their side."""
         self._socket.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
@@ -130,14 +130,14 @@ class Daemon:
 
 
 def order(path: str, *, start_ms: int, duration_ms: int, warmup_s: int, what: Sequence[str]) -> str:
-    """What to answer to have a trace made.
+    """The answer that requests a trace.
 
     Args:
-        path: where it is written; Kineto puts `_<pid>` before the first ".json" in it. No '=' and no '#': they mean
-            something in this language.
+        path: where it is written; Kineto puts `_<pid>` before the first ".json" in it. No '=' and no '#': they are
+            special in this format.
         start_ms: wall time at which the trace begins.
-        duration_ms: how long it is.
-        warmup_s: for so long before that GPU activity is recorded and thrown away.
+        duration_ms: its length.
+        warmup_s: for this long before the start, GPU activity is recorded and discarded.
         what: names of `WHAT`.
     """
     assert not set("=#\n") & set(path), "the language of orders has no quotes"
@@ -159,7 +159,7 @@ def frame(kind: str, content: bytes) -> bytes:
 
 
 def parse(data: bytes) -> tuple[str, bool]:
-    """What a client says: "ctxt", or "req" and whether its profiler is free; "" for what is none of these."""
+    """Parse a client's message: "ctxt", or "req" and whether its profiler is free; "" for anything else."""
     if len(data) < _FRAME.size:
         return "", False
     size, name = _FRAME.unpack_from(data)
@@ -177,7 +177,7 @@ def parse(data: bytes) -> tuple[str, bool]:
 
 
 def _sender(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
-    """The pid of who sent a datagram, by the kernel; 0 where it did not say."""
+    """The pid of a datagram's sender, as reported by the kernel; 0 if it is not."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= _CREDENTIALS.size:
             pid: int = _CREDENTIALS.unpack_from(data)[0]

@@ -1,7 +1,7 @@
-"""The sidecar's one loop: once a second, or as often as its price allows, read every sampler, publish what is known.
+"""The sidecar's loop: once a second, or as often as its overhead allows, read every sampler and publish the state.
 
-It must never matter to training. So every collector is guarded on its own, the result is an immutable state that a
-server may show as long as it likes, and the ledger beside the segments lets the next sidecar go on if this one is
+It must never affect training. So every collector is guarded on its own, the result is an immutable state that a
+server may show as long as it likes, and the ledger beside the segments lets the next sidecar continue if this one is
 killed.
 """
 
@@ -49,14 +49,14 @@ T = TypeVar("T")
 LEDGER_FILE = "sidecar.json"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHARE_OF_A_CORE = 0.0045
-"""Of a core, for each eight ranks: where a refresh takes more (a slow machine), they come less often."""
+"""Of a core, per eight ranks: where refreshes take more (a slow machine), they are made less often."""
 _RANKS = 8
 _LONGEST_S = 5.0
-"""From one to the next, at most: what is older is no news."""
+"""The longest interval between refreshes: older values are of no use."""
 
 
 class _Guard:
-    """Runs one collector and keeps count of how it does; nothing that it raises gets past here."""
+    """Runs one collector and records its state; catches everything that it raises."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -69,7 +69,7 @@ class _Guard:
         now = self._clock()
         try:
             reading = collect(now)
-        except Exception as error:  # a fault of ours in one collector must not take the others with it
+        except Exception as error:  # a bug of ours in one collector must not stop the others
             self._available = False
             self._errors += 1
             self._reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
@@ -102,7 +102,7 @@ class Sidecar:
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`interval_s`: from one refresh to the next, if that costs no more than it may; `cpu`: seconds on a core."""
+        """`interval_s`: between refreshes, if their overhead is within its limit; `cpu`: seconds on a core."""
         self._publish = publish
         self._interval_s = interval_s
         self._clock = clock
@@ -119,7 +119,7 @@ class Sidecar:
         self._run: Sampler[RunState | None] = RunSampler(channel_dir, self._ledger, clock=clock)
         self._workers = WorkersSampler(lambda: self._ranks.group, channel_dir, self._ledger, clock=clock)
         self._collectives = CollectivesSampler(lambda: self._ranks.group, channel_dir, self._ledger, clock=clock)
-        # One helper for both that ask NVML: while a call is out, neither makes another.
+        # One helper for both users of NVML: while a call is pending, neither makes another.
         self._helper = Helper(clock=clock)
         health = GpuHealthSampler(channel_dir, root=root, clock=clock)
         nothing: tuple[GpuHealth, ...] = ()
@@ -139,12 +139,12 @@ class Sidecar:
         self._refresh_s = 0.0
 
     def run(self, stopped: Callable[[float], bool]) -> None:
-        """Refresh until told to stop, and see then how far the ranks have come.
+        """Refresh until asked to stop, then read the ranks' progress a last time.
 
-        A refresh that comes late is not made up for.
+        Missed refreshes are not made up for.
 
         Args:
-            stopped: waits at most so many seconds, and says whether to stop (the `wait` of a threading.Event is one).
+            stopped: waits at most the given seconds and returns whether to stop (e.g. `threading.Event.wait`).
         """
         due = self._clock()
         while not stopped(max(0.0, due - self._clock())):
@@ -160,13 +160,13 @@ class Sidecar:
         self.close()
 
     def _pace_s(self, spent_s: float) -> float:
-        """How long to wait from a refresh that took so long on a core to the next."""
+        """Seconds from a refresh with this CPU time to the next one."""
         group = self._ranks.group
         share = SHARE_OF_A_CORE * max(1.0, len(group.ranks) / _RANKS if group is not None else 0.0)
         return max(self._interval_s, min(_LONGEST_S, spent_s / share))
 
     def close(self) -> None:
-        """Let go of everything that is read from."""
+        """Close all sources."""
         self._stacks.close()
         self._helper.close()
         self._collectives.close()
@@ -174,8 +174,8 @@ class Sidecar:
         self._ranks.close()
 
     def _look_last(self) -> None:
-        """Publish what the ranks have done since the last refresh, and what the agent says of the run. The ranks may
-        have ended: their segments still tell how far they came, and nothing else is asked."""
+        """Publish the ranks' progress since the last refresh, and the agent's state of the run. The ranks may have
+        ended: their segments still hold their progress, and nothing else is read."""
         at = clocks.anchor()
         training = self._guards[Collector.RANKS].run(self._ranks.read)
         run = self._guards[Collector.RUN].run(self._run.read)
@@ -203,14 +203,14 @@ class Sidecar:
         workers = self._guards[Collector.WORKERS].run(self._workers.read)
         collectives = self._guards[Collector.COLLECTIVES].run(self._collectives.read)
         stacks = self._guards[Collector.STACKS].run(self._stacks.read)
-        if stacks is not None:  # what was sampled and not yet written goes with a sidecar that is killed
+        if stacks is not None:  # samples not yet written are lost if the sidecar is killed
             seen = stacks.samples
             held = {
                 phase: self._ledger.total(f"stacks/{phase}", {"": (seen.get(phase, 0),)}, width=1)[0]
                 for phase in STACK_PHASES
             }
             stacks = replace(stacks, samples={phase: count for phase, count in held.items() if count})
-        # Its own CPU time is in the ledger too: a restarted sidecar adds to what measuring has cost this run.
+        # Its own CPU time is in the ledger too: a restarted sidecar continues the overhead of this run.
         (cpu_ns,) = self._ledger.total("sidecar", {self._source: (_cpu_ns(),)}, width=1)
         self._guards[Collector.LEDGER].run(self._save)
         state = NodeState(
@@ -261,6 +261,6 @@ class Sidecar:
 
 
 def _cpu_ns() -> int:
-    """CPU time of this process and of those that it has started and that have ended: py-spy."""
+    """CPU time of this process and of its ended children: py-spy."""
     of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time_ns() + round((of_children.ru_utime + of_children.ru_stime) * 1e9)

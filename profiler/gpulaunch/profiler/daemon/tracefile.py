@@ -1,4 +1,4 @@
-"""A trace as Kineto writes it: where it is, whether all of it is there, what is in it."""
+"""Finds and parses a trace file written by Kineto: its path, whether it is complete, what it contains."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 MOST_BYTES: Final = 256 << 20
-"""A larger one is looked at from its end only: to read it takes as much memory beside the training."""
+"""Of a larger one only the end is read: reading it whole takes as much memory beside the training."""
 _END_BYTES: Final = 4096
 _END: Final = re.compile(rb"\][^\[\]{}]*\}\s*\Z")
-"""After the last event come a name and a time, and no further list or object."""
+"""After the last event there are a name and a time, and no further list or object."""
 
 
 _COPY: Final = re.compile("Memcpy (HtoD|DtoH|DtoD)")
@@ -21,7 +21,7 @@ _DIRECTIONS: Final = {"HtoD": "h2d", "DtoH": "d2h", "DtoD": "d2d"}
 
 
 class TraceFileError(ValueError):
-    """This is no whole trace; the text says why."""
+    """This is not a complete trace; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,38 +29,38 @@ class Contents:
     """What is in a trace."""
 
     num_events: int
-    """Of those that have a duration."""
+    """Events that have a duration."""
     copied_bytes: Mapping[str, int]
-    """What the GPU copied, by direction (h2d, d2h, d2d); only what there was."""
+    """What the GPU copied, by direction (h2d, d2h, d2d); only those that occurred."""
 
 
 def part_name(rank: int) -> str:
-    """What a rank is told to call its trace; Kineto writes `rank-0.part_<pid>.json.tmp`, then renames it."""
+    """The file name ordered for a rank's trace; Kineto writes `rank-0.part_<pid>.json.tmp`, then renames it."""
     return f"rank-{rank}.part.json"
 
 
 class Watched:
-    """The trace that a rank writes into a directory; older versions of Kineto write it under its last name."""
+    """The trace that a rank writes into a directory; older versions of Kineto write it under its final name."""
 
     def __init__(self, directory: str, rank: int) -> None:
         self._directory = directory
         self._prefix = f"rank-{rank}.part_"
         self._told = False
         self.path = ""
-        """"" until it has been begun."""
+        """"" until it was created."""
         self.size_bytes = 0
-        """As of the last look."""
+        """As of the last `look`."""
 
     def look(self) -> bool:
-        """Whether it seems to be whole: it has its name, has stopped growing, and ends as a trace ends.
+        """Whether it seems complete: it has its final name, has stopped growing, and ends as a trace ends.
 
-        True once for a size: who finds then that it is not whole waits for it to grow. Raises OSError.
+        True once per size: a caller that then finds it incomplete waits for it to grow. Raises OSError.
         """
         before = self.path, self.size_bytes
         self.path = self._find()
         try:
             self.size_bytes = os.stat(self.path).st_size if self.path else 0
-        except FileNotFoundError:  # it has just been given its last name
+        except FileNotFoundError:  # it has just got its final name
             return False
         if (self.path, self.size_bytes) != before:
             self._told = False
@@ -70,7 +70,7 @@ class Watched:
         return False
 
     def _find(self) -> str:
-        """Under its last name if it has that already."""
+        """Its path, under its final name if it has that already."""
         names = (name for name in os.listdir(self._directory) if name.startswith(self._prefix))
         found = sorted((name for name in names if name.endswith((".json", ".json.tmp"))), key=len)
         return os.path.join(self._directory, found[0]) if found else ""
@@ -109,7 +109,7 @@ class _Copy:
 
 
 def _shrunk(pairs: list[tuple[str, Any]]) -> Any:
-    """Keep of each object what is asked of it: of the trace its events, of an event that it has a duration.
+    """Keep of each object only what is needed: of the trace its events, of an event that it has a duration.
 
     As objects, the events of a trace of 256 MB would take gigabytes.
     """

@@ -1,4 +1,4 @@
-"""A trace as a window in time: how long it has to be, when it can begin, whom it is of, what it cost. Pure."""
+"""Computes the time window of a trace: its length, its start, which rank to trace, its overhead. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ LONGEST_S: Final = 60.0
 """A trace of a minute is gigabytes already, and all of it is in the rank's memory before it is written."""
 _SHORTEST_S: Final = 0.05
 _SLOWED: Final = 1.5
-"""How many times longer a step may take while it is recorded, for the wanted number of steps to fit all the same."""
+"""The slowdown of a recorded step up to which the wanted number of steps still fits."""
 _LOOKS_EVERY_S: Final = 1.0
-"""A rank looks about once a second, at the end of a step, whether a trace is wanted (`probe.kineto`)."""
+"""A rank checks about once a second, at the end of a step, whether a trace is requested (`probe.kineto`)."""
 _MAKES_READY_S: Final = 2.0
-"""Kineto's own loop turns once a second; an order that comes later than two turns before its start may be missed."""
+"""Kineto's own loop runs once a second; an order that arrives less than two turns before its start may be missed."""
 _SLACK_S: Final = 0.5
 _NOISES: Final = 2.0
 _NOISE_FLOOR: Final = 0.02
-"""Steps may differ by this share although those that were looked at did not."""
+"""Steps may differ by this share although the sampled ones did not."""
 _SIGMAS_PER_MAD: Final = 1.4826  # of a normal distribution
 _FEWEST_STEPS: Final = 5
 _WAITS: Final = ("backward", "comm", "sync")
-"""Phases in which a rank may stand still because others are late."""
+"""Phases in which a rank may wait because others are late."""
 
 
 class Timed(Protocol):
-    """Whatever begins and takes its time: a `StepEvent`, or what is kept of it."""
+    """Anything with a start and a duration: a `StepEvent`, or a `Span` of it."""
 
     @property
     def start_ns(self) -> int:
@@ -47,7 +47,7 @@ T = TypeVar("T", bound=Timed)
 
 
 class Span(NamedTuple):
-    """What is kept of a step; a trace may see very many."""
+    """Start and duration of a step; small, because a trace may cover very many."""
 
     step: int
     start_ns: int
@@ -62,19 +62,19 @@ class Window:
     """CLOCK_MONOTONIC."""
     end_ns: int
     orders_ns: int
-    """Until when a rank may get its order; one that comes later may be missed."""
+    """Latest time at which a rank may get its order; a later one may be missed."""
     warmup_s: int
 
     def before(self, steps: Iterable[T]) -> list[T]:
-        """Those that were over when the last orders may have been given."""
+        """Steps that ended before the last orders may have been sent."""
         return [step for step in steps if _end_ns(step) <= self.orders_ns]
 
     def inside(self, steps: Iterable[T]) -> list[T]:
-        """Those that lie in it as a whole."""
+        """Steps that lie entirely in it."""
         return [step for step in steps if self.start_ns <= step.start_ns and _end_ns(step) <= self.end_ns]
 
     def touched(self, steps: Iterable[T]) -> list[T]:
-        """Those of which some part lies in it."""
+        """Steps that overlap it."""
         return [step for step in steps if step.start_ns < self.end_ns and self.start_ns < _end_ns(step)]
 
 
@@ -85,15 +85,15 @@ class Speed:
     step_s: float
     """Median."""
     noise_s: float
-    """By how much steps differ from it: a robust standard deviation."""
+    """A robust standard deviation of the steps."""
     num_steps: int
 
 
 def window(now_ns: int, *, step_s: float, duration_s: float, has_gpu: bool) -> Window:
-    """The next window in which all ranks can begin together.
+    """The next window that all ranks can begin together.
 
-    `step_s`: of the slowest, since a rank hears of a trace at the end of a step. What a GPU records at first takes it
-    long and is thrown away: such a trace has a second of warm-up.
+    `step_s`: of the slowest rank, since a rank learns of a trace at the end of a step. The first recording on a GPU is
+    slow and is discarded: such a trace has a second of warm-up.
     """
     warmup_s = 1 if has_gpu else 0
     orders_s = step_s + _LOOKS_EVERY_S + ASKS_EVERY_S + _SLACK_S
@@ -108,12 +108,12 @@ def window(now_ns: int, *, step_s: float, duration_s: float, has_gpu: bool) -> W
 
 
 def length_s(num_steps: int, speed: Speed) -> float:
-    """How long a window must be to hold so many whole steps, wherever in a step it begins, and slow ones too."""
+    """The window length that holds this many whole steps, wherever in a step it begins, even if steps are slow."""
     return max(_SHORTEST_S, (num_steps + 1) * (speed.step_s + _NOISES * speed.noise_s) * _SLOWED)
 
 
 def speed_of(steps: Iterable[Timed]) -> Speed | None:
-    """The speed in these steps; None of no steps."""
+    """The speed of these steps; None if there are none."""
     durations_s = [step.duration_ns / 1e9 for step in steps]
     if not durations_s:
         return None
@@ -130,10 +130,10 @@ def is_back(before: Speed, after: Speed) -> bool | None:
 
 
 def slowest(steps: Mapping[int, Sequence[StepEvent]]) -> int:
-    """The rank that the others wait for: the one that spends the most time on what is its own.
+    """The rank that the others wait for: the one that spends the most time on its own work.
 
     All ranks of a job take equally long for a step, because the fast ones wait for the slow one. They do so within a
-    backward (that is where DDP's are), a collective or a synchronisation.
+    backward (where DDP's collectives are), a collective or a synchronisation.
     """
     return max(sorted(steps), key=lambda rank: _own_s(steps[rank]))
 

@@ -1,3 +1,3 @@
-"""Inside the user's process: standard library only, never raises, never blocks."""
+"""The probe inside the user's process: standard library only, never raises, never blocks."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the steps of a training loop took, by phase: the account that `step` keeps; pure.
+"""Accounts the time of training steps by phase, for `step`; pure.
 
-The step under way is a list of parts, one for each phase. When it ends they are added to the totals, which are the
-segment's, and go out as a record of their own. `other` is what the named phases leave of a step, so the parts always
-sum to the step.
+The current step is a list of parts, one for each phase. When it ends they are added to the totals, which are the
+segment's, and emitted as a record. `other` is the rest of a step after the named phases, so the parts always sum to the
+step.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _STEADY: Final = (DATA_WAIT, H2D, FORWARD, BACKWARD, COMM, OPTIMIZER, SYNC)
 """Phases that every step has, or none."""
 
 MOST_NOTES: Final = 4096
-"""Numbers that wait to be taken up are not more than these."""
+"""Maximum number of notes that wait to be processed."""
 
 Record = tuple[int, ...]
 """One step: start_ns, duration_ns, each phase in ns but the last (which is the rest), samples."""
 
 
 def bucket_of(duration_ns: int) -> tuple[int, int, int]:
-    """Give the bucket that a duration falls into (`STEP_BOUNDS_NS`), and the bounds between which all others do too:
-    more than the first, at most the second."""
+    """Return the bucket of a duration (`STEP_BOUNDS_NS`), and the bounds of that bucket: exclusive lower, inclusive
+    upper."""
     bucket = bisect_left(STEP_BOUNDS_NS, duration_ns)
     first = STEP_BOUNDS_NS[bucket - 1] if bucket else -1
     return bucket, first, STEP_BOUNDS_NS[bucket] if bucket < len(STEP_BOUNDS_NS) else 1 << 64
@@ -52,9 +52,9 @@ def bucket_of(duration_ns: int) -> tuple[int, int, int]:
 class Account:
     """The time of one thread's steps, in nanoseconds of any one monotonic clock.
 
-    What is nested may have been noted before an edge that was passed earlier, for Python may collect garbage between
-    the reading of the clock and the note. So `_edge_ns` may be later than the time that an edge comes with. It never
-    goes back: up to it the time has its phase, and each phase grows by what it goes forward.
+    A nested interval may be noted before an edge that was passed earlier, because Python may collect garbage between
+    the clock reading and the note. So `_edge_ns` may be later than the time of an edge. It never goes back: the time up
+    to it is assigned to a phase, and each advance adds to one phase.
     """
 
     __slots__ = (
@@ -85,30 +85,30 @@ class Account:
     def __init__(self, on_step: Callable[[int, Record], None]) -> None:
         self.on_step = on_step
         self.on_steps: Callable[[list[Record]], None] = self._each
-        """Told the records of steps that have ended, one after the other, where several are told at once."""
+        """Called with the records of successive steps that have ended, if several are reported at once."""
         self.source = StepSource.NONE
         self.microsteps = 0
         self.optimized = 0
-        """How often any optimizer has stepped; whoever sees it counts."""
+        """How often any optimizer has stepped; incremented by the code that observes it."""
         self.skipped_steps = 0
         """Steps that a gradient scaler left out."""
         self.notes: list[int] = []
-        """What has been noted and not yet taken up (`NotedSteps.catch_up`)."""
+        """Notes not yet processed (`NotedSteps.catch_up`)."""
         self.nested_ns = 0
         """How long nested intervals have taken so far, each without those inside it."""
         self.exposed_ns = 0
-        """How much of a step's backward is known to be waiting for gradients of other ranks."""
+        """The part of a step's backward that is known to be a wait for gradients of other ranks."""
         self.price_ns = 0
-        """What observing has cost so far, as whoever observes says; it only goes along with the totals."""
+        """Overhead of the probe so far, set by its caller; it is only published with the totals."""
         self.spent_ns = 0
-        """What taps have spent since that was last asked; for whoever observes."""
+        """Time spent in taps since it was last read; for the caller."""
         self.totals = [0] * (Word.PROBE_NS_TOTAL - Word.STEPS + 1)
         """The segment's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
 
-        # the step that is under way
+        # the current step
         self._start_ns = 0
         self._edge_ns = 0
-        self._parts = [0] * _PARTS  # indexed by phase; what nobody named stays in "other" by subtraction
+        self._parts = [0] * _PARTS  # indexed by phase; unassigned time ends up in "other" by subtraction
         self._samples = 0
         self._micro = 0  # backwards that accumulate gradients, outside an optimizer's closure
         self._calls_grad = False
@@ -121,7 +121,7 @@ class Account:
         self._last_micro = 0  # micro-steps of the last step, 0: there was none
 
     def begin(self, now_ns: int) -> None:
-        """The first step starts here; what was seen before does not count."""
+        """The first step starts here; earlier events do not count."""
         self._start_ns = self._edge_ns = now_ns
         self._parts = [0] * _PARTS
         self._samples = self._micro = self._wait_pending = self._idle_pending = 0
@@ -129,8 +129,8 @@ class Account:
         self._forced = NO_PHASE
 
     def nest(self, phase: int, began_ns: int, now_ns: int, nested_before_ns: int) -> int:
-        """Note that the time between these instants was for `phase`, but for what was nested inside it; the phase
-        around it does not get it. Any thread may, at any time: within each other method, too.
+        """Assign the time between these instants to `phase` instead of the phase around it, except intervals nested
+        inside it. Any thread may call this at any time, also during any other method.
 
         Args:
             phase: 1 + its index in PHASES.
@@ -145,12 +145,12 @@ class Account:
         if own_ns <= 0:
             return 0
         self.nested_ns += own_ns
-        if len(self.notes) < MOST_NOTES:  # else nobody has passed an edge for long
+        if len(self.notes) < MOST_NOTES:  # else no edge was passed for long
             self.notes += (now_ns << REGION_BITS, own_ns, phase)
         return own_ns
 
     def _take_out(self, phase: int, now_ns: int, own_ns: int) -> None:
-        """This much of the time up to now was for `phase`."""
+        """Assign this much of the time up to now to `phase`."""
         taken_ns = now_ns - self._edge_ns  # if an edge was passed in between, time up to it has its phase already
         if taken_ns > own_ns:
             taken_ns = own_ns
@@ -166,15 +166,15 @@ class Account:
             steps: how many there were.
             samples: in their batches.
             microsteps: that they had.
-            like_ns: how long as many others took that were observed: in all, and by phase. These took as long for each
-                phase; or shares of it, if they were shorter; what they took longer is nobody's, and so "other".
+            like_ns: how long the same number of observed steps took: in all, and by phase. These steps are assumed to
+                have the same times per phase, scaled down if they were shorter; any excess is "other".
         """
         took_ns = max(0, end_ns - self._edge_ns)
         of_all_ns = max(1, like_ns[0], took_ns)
         parts = [0] * _PARTS
         for phase in _STEADY:
             parts[phase] = like_ns[phase] * took_ns // of_all_ns
-        # What DDP did not hide was moved to comm in the steps that these are like; `_close` does that again.
+        # In the observed steps, DDP's exposed time was moved to comm; `_close` does that again.
         exposed_ns = min(steps * self.exposed_ns, parts[COMM])
         parts[BACKWARD] += exposed_ns
         parts[COMM] -= exposed_ns
@@ -185,13 +185,13 @@ class Account:
         self._close(steps)
 
     def _close_plain(self, edges: Sequence[tuple[int, int, int, int, int, int]], samples: int, notes: int) -> None:
-        """Enter steps that had six edges each, at these times, and nothing else: all of them at once, which takes a
-        third of what it takes one by one. None is under way before the first.
+        """Enter steps with exactly six edges each, at these times: all at once, which takes a third of the time of
+        entering them one by one. No step is in progress before the first.
 
         Args:
             edges: of each step, when it asked for its batch and had it, began and ended its backward, its optimizer.
             samples: in each batch.
-            notes: how many of the notes these were; they go.
+            notes: how many of the notes these were; they are removed.
         """
         start_ns = self._start_ns
         before_ns = start_ns
@@ -245,15 +245,15 @@ class Account:
     def _pass(self, now_ns: int, phase: int) -> None:
         """The time since the last edge belongs to `phase`, unless the user has named another.
 
-        The edges of every step have this written out, and leave out "other", which `_close` makes from the rest. Calls
-        are what an edge costs: this and positional arguments took 1.5 us off a step.
+        The edges of every step have this inlined, without "other", which `_close` computes from the rest. Calls are
+        the main overhead of an edge: this and positional arguments saved 1.5 us per step.
         """
         if now_ns > self._edge_ns:
             self._parts[self._forced or phase] += now_ns - self._edge_ns
             self._edge_ns = now_ns
 
     def _close(self, count: int) -> None:
-        """End the step that is under way at the last edge, as `count` steps of equal length."""
+        """End the current step at the last edge, as `count` steps of equal length."""
         end_ns = self._edge_ns
         parts, self._parts = self._parts, [0] * _PARTS
         start_ns, self._start_ns = self._start_ns, end_ns
@@ -267,7 +267,7 @@ class Account:
             backward -= exposed_ns
             comm += exposed_ns
 
-        # Written out: with map, sum and slices it takes half as long again.
+        # Inlined: with map, sum and slices it takes 1.5 times as long.
         duration_ns = end_ns - start_ns
         other = duration_ns - wait - forward - backward - optimizer
         totals = self.totals

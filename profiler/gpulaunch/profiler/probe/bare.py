@@ -1,13 +1,13 @@
-"""The probe steps aside for a few steps, to see what it costs; parts of it for good, if that is too much; and in the
-end all of it for most steps.
+"""Runs bare steps: disables the probe for a few steps to measure its overhead; if that is too high, disables parts of
+it permanently, and finally all of it for most steps.
 
-When, and what comes of it, `price` decides; here it is done. In a bare step the taps let everything pass. Three things
-are still done in it: batches are counted, the end of the step is noted, and whatever the program does only now and then
-- a save, an evaluation, the end of an epoch - ends the block, for its time is to be seen. The taps have what a plain
-batch and a plain step come to written out: it stays in what bare steps are compared with, and is most of the price
-where few steps are observed.
+`price` decides when, and evaluates the result; this module does it. In a bare step the taps pass everything through.
+Three things are still done: batches are counted, the end of the step is noted, and rare events of the program - a save,
+an evaluation, the end of an epoch - end the block, because their time must be observed. The taps have the handling of a
+plain batch and a plain step inlined: it remains in bare steps too, and is most of the overhead where few steps are
+observed.
 
-What bare steps spent on what nobody knows. They are told to have been like the block before them.
+The phases of bare steps are not known. They are reported as equal to those of the block before.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 OFF: Final = -2
-"""No thread has this number: nobody is the training thread any more. What is this or BARE lets everything pass."""
+"""No thread has this id: there is no training thread any more. With this or BARE the taps pass everything through."""
 
 BARE: Final = -3
-"""No thread has this number either: the training thread makes steps without the probe."""
+"""No thread has this id either: the training thread makes steps without the probe."""
 
 _MOST_OTHERS: Final = 4  # optimizers' steps in a step, besides the one that ends it
 _LONGEST_NS: Final = 4_000_000_000  # twice what the block before may have taken
-_PUBLISHED_EVERY_NS: Final = 100_000_000  # readers come a few times a second
+_PUBLISHED_EVERY_NS: Final = 100_000_000  # readers read a few times a second
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _OTHER: Final = int(Region.OTHER)
 _FORWARD: Final = int(Region.FORWARD)
@@ -82,31 +82,31 @@ class Bare:
         self._before = [0] * len(probe.machine.totals)  # the machine's totals when the block before began
         self._like_ns: list[int] = []  # what its steps took: in all, and by phase
         self._like_steps = BLOCK  # so many
-        self._blocks = 0  # that are to be bare, the one under way and those after it
+        self._blocks = 0  # to be bare: the current one and those after it
         self._samples = self._ended_ns = 0  # of the block: in batches that were no plain ones; when it began
         self._micro = 0  # and their micro-steps
         self._others = 0  # steps of other optimizers
         self.thread = 0
-        """The one that makes bare steps."""
+        """The thread that makes bare steps."""
         self.ends_ns: list[int] = []
-        """When the steps of the block under way have ended."""
+        """When the steps of the current block ended."""
         self.due = BLOCK
-        """So many of them are to be; then `over` is called."""
+        """Number of steps after which `over` is called."""
         self.pivot = 0
-        """The optimizer (its `id`) that ends them; 0: the user says where they end."""
+        """The optimizer (its `id`) that ends them; 0: the user marks their ends."""
         self.begun = False
-        """Whether it is at it: a class and its base may both be hooked, and tell twice."""
+        """Whether it is stepping: a class and its base may both be hooked, and report twice."""
         self.until_ns = 0
-        """When a bare block is over, whatever has or has not happened in it."""
+        """When a bare block ends at the latest."""
         self.turn = self._comparison.turn
         """The number of steps at which `take` is to be called."""
 
     def can_do_without(self, hook: Hook, switch_off: Callable[[], None]) -> None:
-        """`switch_off` ends this part of the probe, should it cost too much."""
+        """Register `switch_off`, which ends this part of the probe if its overhead is too high."""
         self._switches.append((hook, switch_off))
 
     def take(self, steps: int) -> None:
-        """So many steps have ended, and all that is done at their end is done: a block begins or ends."""
+        """Called after the end of step number `steps`: a block begins or ends."""
         probe, comparison = self._probe, self._comparison
         machine = probe.machine
         if machine.inside_backward or not machine.ends_by_itself:
@@ -130,7 +130,7 @@ class Bare:
             self._step_aside()
 
     def _look_back(self, totals: list[int]) -> None:
-        """What comes will have been like what came last."""
+        """Keep the last steps as the model for the coming ones."""
         before = self._before
         self._like_steps = max(1, totals[0] - before[0])
         self._like_ns = _steady(before, totals)
@@ -149,7 +149,7 @@ class Bare:
         self._probe.thread = BARE  # last: what a signal handler raises may come between any two of these
 
     def _block(self, steps: int) -> tuple[list[int], int]:
-        """How long each of the last steps took, without what it took to take steps up, and how long that took."""
+        """How long each of the last steps took, without processing their notes, and how long that processing took."""
         lasted_ns = self._probe.writer.lasted_ns(BLOCK)
         apart_ns = 0
         for ended, took_ns in self._probe.taken_up:
@@ -159,7 +159,7 @@ class Bare:
         return lasted_ns, apart_ns
 
     def fetch(self, original: Callable[[Any], Any], iterator: Any, grad_enabled: Callable[[], bool]) -> Any:
-        """Hand out a dataloader's next batch, in a bare step; one that is no plain one."""
+        """Return a dataloader's next batch in a bare step, if it is not a plain one."""
         probe = self._probe
         try:
             batch = original(iterator)
@@ -188,8 +188,8 @@ class Bare:
         return batch
 
     def step_ended(self, identity: int) -> None:
-        """An optimizer (its `id`) has stepped in a bare step, and not the one that ends it; 0: the user says that a
-        step ends."""
+        """An optimizer (its `id`) other than the one that ends the bare step has stepped; 0: the user marks the end of
+        a step."""
         if get_ident() != self.thread:
             self._probe.adopts(monotonic_ns())
             return
@@ -205,7 +205,7 @@ class Bare:
                 self.over()
 
     def over(self) -> None:
-        """The block has been made, or takes too long."""
+        """The block is complete, or takes too long."""
         if len(self.ends_ns) < self.due:
             self.end()
             return
@@ -234,7 +234,7 @@ class Bare:
         return get_ident() == self.thread
 
     def end(self) -> None:
-        """Observe again from here on, if this is the training thread: something comes that is no plain step."""
+        """Observe again from now on, if this is the training thread: something other than a plain step begins."""
         probe = self._probe
         if probe.thread != BARE or get_ident() != self.thread:
             return
@@ -244,7 +244,7 @@ class Bare:
             probe.fail(error)
 
     def leave(self) -> None:
-        """The block is over where it is, whoever says so."""
+        """End the block here, from any thread."""
         probe = self._probe
         if self.ends_ns:
             self._enter()
@@ -274,19 +274,19 @@ class Bare:
         probe.machine.unobserved(self._ended_ns, steps, samples, self._micro * steps // self._like_steps, like_ns)
 
     def _passed(self) -> int:
-        """The samples of the batches since the block began, or since it was last asked."""
+        """The samples of the batches since the block began, or since the last call."""
         samples, self._samples = self._samples + self._probe.loader.passed_samples(), 0
         return samples
 
     def _tell(self) -> None:
         words, comparison = self._words, self._comparison
-        words[Word.PRICED_PAIRS] = 0  # so that nobody takes one figure with the error of another
+        words[Word.PRICED_PAIRS] = 0  # so that no reader combines one figure with the error of another
         words[Word.PAIRED_COST_NS] = comparison.cost_ns // comparison.one_of % (1 << 64)
         words[Word.PAIRED_ERROR_NS] = comparison.error_ns // comparison.one_of
         words[Word.PRICED_PAIRS] = comparison.pairs
 
     def _reckon(self, steps: int) -> None:
-        """Switch off the next part, if the price is too high."""
+        """Switch off the next part, if the overhead is too high."""
         words, totals = self._words, self._probe.machine.totals
         if not self._budget.too_high(monotonic_ns(), steps, totals[_DURATION], totals[_PRICE], self._comparison):
             return
@@ -304,14 +304,14 @@ class Bare:
         self._tell()
 
     def observe_one_of(self, blocks: int, steps: int) -> None:
-        """From now on, when so many steps have ended, of so many blocks one is observed."""
+        """From now on, after step number `steps`, observe one of `blocks` blocks."""
         self._comparison.observe_one_of(blocks, steps)
         self.turn = self._comparison.turn
         self._blocks = 0
 
 
 def _steady(before: list[int], after: list[int]) -> list[int]:
-    """What steps took between these totals: in all, and by phase; without what is only done now and then."""
+    """Time of the steps between these totals: in all, and by phase; without rare events."""
     took = [new - old for new, old in zip(after, before, strict=True)][_DURATION : _DURATION + 1 + len(PHASES)]
     for phase in _NOW_AND_THEN:
         took[0] -= took[phase]

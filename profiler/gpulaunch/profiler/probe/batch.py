@@ -1,9 +1,9 @@
-"""What a dataloader tells about itself when it is asked for a batch and when it hands one out.
+"""Observes a dataloader when a batch is requested and when it is returned: waits, queue, batch sizes.
 
-How long the training thread waited is one thing; what for is read off the queue as it stood when the batch was asked
-for. Nothing was there: workers were awaited, and `probe.worker` knows what held them up. Something was there: either it
-was what was wanted, and the time went into getting it across (unpickling, mapping shared memory, pinning), or it has to
-wait for an earlier batch, which another worker is still at (`in_order`).
+The cause of a wait of the training thread follows from the queue at the time of the request. If it was empty, the
+thread waited for workers, and `probe.worker` knows what delayed them. Otherwise either the wanted batch was ready, and
+the time went into its transfer (unpickling, mapping shared memory, pinning), or it waited for an earlier batch, which
+another worker was still fetching (`in_order`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 SHORT_NS: Final = 1_000_000
-"""A batch that was there is not asked whether it was the one that was wanted, if it came within this."""
+"""If a batch came within this time, it is not checked whether a ready batch was the wanted one."""
 
 _ALIKE: Final = 64
 _LOOK_EVERY: Final = 8
-"""After so many batches in a row that were alike, one of eight is looked at, and the last one of an epoch."""
+"""After this many equal batches in a row, one of eight is inspected, and the last one of an epoch."""
 
-_TELL_EVERY_NS: Final = 200_000_000  # readers come a few times a second
+_TELL_EVERY_NS: Final = 200_000_000  # readers read a few times a second
 
-# Plain numbers: to look a member up in its enum costs as much as to write its word.
+# Plain numbers: an enum member lookup takes as long as writing its word.
 _BATCHES: Final = int(Word.LOADER_BATCHES)
 _EVAL_BATCHES: Final = int(Word.LOADER_EVAL_BATCHES)
 _BATCH_BYTES: Final = int(Word.LOADER_BATCH_BYTES_TOTAL)
@@ -42,10 +42,10 @@ _HISTOGRAM: Final = int(Word.LOADER_WAIT_HISTOGRAM)
 _KIND: Final = SITE_KINDS.index("loader")
 
 _NEVER: Final = 1 << 62
-_NO_ROW: Final = -1  # nobody saw where the loader was made
+_NO_ROW: Final = -1  # the line that made the loader is not known
 _NO_QUEUE: Final = (0, 0, 0, 0, 0)
 
-# What was there when a batch was asked for.
+# What was ready when a batch was requested.
 _NOTHING: Final = 0
 _SOME: Final = 1  # the wanted one or not
 _ALL: Final = 2  # that had been asked of workers
@@ -53,7 +53,7 @@ BLOCKED: Final = 3
 
 
 class LoaderWatch:
-    """Counts what the loops of a rank get from their dataloaders, and what they wait for. Raises nothing."""
+    """Counts the batches that a rank's loops get from their dataloaders, and the waits for them. Raises nothing."""
 
     __slots__ = (
         "_alike",
@@ -102,31 +102,31 @@ class LoaderWatch:
     def __init__(self, writer: SegmentWriter, unavailable: Callable[[Hook, str], None], tensor: type[Any]) -> None:
         self.loaders = Loaders()
         self.before_change: Callable[[], None] = lambda: None
-        """Called before what plain batches are like changes: those that are noted are like the last ones."""
+        """Called before the properties of plain batches change: noted ones have the old properties."""
         self._writer = writer
         self._words = writer.words
         self._unavailable = unavailable
         self.tensor = tensor
-        """torch's; anything else until torch is there, for no batch comes before."""
+        """torch's Tensor type; any other until torch is imported, since there are no batches before."""
         self._queue_due_ns = self._tell_due_ns = 0
         self._told_queue = False
         self._most_queued, self._places_left = NO_PLACES
         self._reads_queue = self._looks_in = self._looks_up = True
         self.iterator = 0
-        """The one that handed out a batch last (its `id`)."""
+        """The one that returned the last batch (its `id`)."""
         self._aside = 0  # batches in a row that another thread than the training thread was handed
         self._row = _NO_ROW  # where it was made
         self._shape: Any = None  # of the first tensor of the batch looked at last, how many there were, and how many
         self._length = self._alike = 0  # batches were of its size
         self.samples = self._size_bytes = 0
         self.look_at = 0
-        """Number, in its epoch, of the next batch that is no plain one."""
+        """Number, in its epoch, of the next batch that is not a plain one."""
         self._last = 0  # number of the last one
         self._plain = self._plain_ns = 0  # plain batches that are not counted yet; how long they were waited for
         self.ready_ns = 0
-        """How long those were waited for that were there when they were asked for."""
+        """Total wait for batches that were ready when requested."""
         self.passing = 0
-        """Plain batches of bare steps that are not counted yet: nobody has looked how long they were waited for."""
+        """Plain batches of bare steps that are not counted yet: their wait was not measured."""
         self._passed_samples = 0  # of those that are
         self._rows: dict[str, int] = {}
 
@@ -138,15 +138,15 @@ class LoaderWatch:
         self._entered = 0, 0, 0
 
     def asked(self, iterator: Any, now_ns: int) -> int:
-        """A batch is asked for.
+        """A batch is requested.
 
         Returns:
-            What `handed` wants to know of this moment.
+            The state of the queue, to be passed to `handed`.
         """
         if not self._reads_queue:
             return _NOTHING
         try:
-            # Mostly something is there, and to know that is enough: to read all of it was a fifth of the probe's price.
+            # Mostly a batch is ready, which is enough to know: reading all of it was a fifth of the probe's overhead.
             if now_ns < self._queue_due_ns and id(iterator) == self.iterator:
                 queued = self._most_queued - self._places_left()
                 if queued > 0:
@@ -172,11 +172,11 @@ class LoaderWatch:
         return _SOME if ready or backlog else _NOTHING
 
     def plain(self, wait_ns: int) -> None:
-        """The training thread was handed a plain batch: like the last other one in size, and there is nothing to be
-        looked up about it. What makes it one is written out in `edges.tap_next`: most are.
+        """The training thread got a plain batch: of the same size as the last inspected one, with nothing to look up.
+        The test for it is inlined in `edges.tap_next`; most batches are plain.
 
         Args:
-            wait_ns: how long it was waited for.
+            wait_ns: how long the thread waited for it.
         """
         if not self._bucket_from < wait_ns <= self._bucket_to:
             self._count_plain()
@@ -185,22 +185,22 @@ class LoaderWatch:
         self._plain_ns += wait_ns
 
     def handed(self, iterator: Any, batch: Any, asked: int, now_ns: int, wait_ns: int, trains: bool) -> int:
-        """A batch is handed out, and it is not a plain one.
+        """A batch that is not a plain one is returned.
 
         Args:
             iterator: the dataloader's.
-            batch: what it gives.
-            asked: what `asked` said.
+            batch: the batch.
+            asked: the result of `asked`.
             now_ns: the time now.
-            wait_ns: how long the training thread stood in `next`; -1: it was another thread.
+            wait_ns: how long the training thread was in `next`; -1: it was another thread.
             trains: False when gradients are off.
 
         Returns:
-            How many samples the batch has; 0 if that cannot be seen.
+            The number of samples in the batch; 0 if unknown.
         """
         number = 0
         if wait_ns < 0:
-            self.iterator = 0  # the next batch of the training thread is no plain one
+            self.iterator = 0  # the next batch of the training thread is not a plain one
             self._aside += trains
             if self._aside == _ALIKE:
                 self._unavailable(
@@ -233,7 +233,7 @@ class LoaderWatch:
                 self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
             self._counts[self._bucket] += 1
             if asked:
-                # A batch in the queue need not be the one that is wanted: if it was not, it has been put aside by now.
+                # A batch in the queue need not be the wanted one: if it was not, it is among the out-of-order ones now.
                 if asked == BLOCKED or (asked == _SOME and put_aside(iterator)):
                     self._blocked_ns += wait_ns
                 else:
@@ -244,8 +244,8 @@ class LoaderWatch:
         return samples
 
     def flush(self) -> None:
-        """Put everything in the segment, and enter at the loader's line what has come since that was done last: not for
-        each batch, which would cost more than all else that is done for one."""
+        """Write everything to the segment, and add new counts to the loader's line. Doing that for each batch would
+        take longer than everything else that is done for one."""
         self._tell()
         now = self._batches, self._batch_bytes, self._wait_ns
         (batches, size_bytes, wait_ns), self._entered = self._entered, now
@@ -255,7 +255,7 @@ class LoaderWatch:
             )
 
     def passed(self, iterator: Any, batch: Any, trains: bool) -> int:
-        """A batch is handed out, and only counted; how many samples it has."""
+        """Count a returned batch only; return its number of samples."""
         self._count_plain()
         self._batches += 1
         if not trains:
@@ -267,19 +267,19 @@ class LoaderWatch:
         return self._look(batch, number)
 
     def passed_samples(self) -> int:
-        """How many samples the plain batches of bare steps had, since this was last asked."""
+        """The samples in plain batches of bare steps since the last call."""
         self._count_plain()
         samples, self._passed_samples = self._passed_samples, 0
         return samples
 
     def evaluated(self, batches: int, trains: bool) -> None:
-        """So many of the last batches were not trained on; `trains`: others of their dataset are."""
+        """The last `batches` batches were not trained on; `trains`: others of their dataset are."""
         self._eval_batches += batches
         if not trains:
             self.loaders.evaluated()
 
     def _tell(self) -> None:
-        """Put the counters in the segment."""
+        """Write the counters to the segment."""
         self._count_plain()
         words = self._words
         words[_BATCHES] = self._batches
@@ -304,7 +304,7 @@ class LoaderWatch:
         self._counts[self._bucket] += plain
 
     def _look(self, batch: Any, number: int) -> int:
-        """Look into the batch of this number in its epoch (0: not known), and say when to look again."""
+        """Inspect the batch of this number in its epoch (0: not known), and return when to inspect again."""
         if not self._looks_in:
             self.look_at = _NEVER
             return 0
@@ -323,7 +323,7 @@ class LoaderWatch:
                     self.before_change()
                     self._count_plain()
                     self.samples, self._size_bytes = size
-        except Exception as error:  # a type of the user's own may do anything when it is looked into
+        except Exception as error:  # a user's type may do anything when inspected
             if raised_by_program(error):
                 raise
             self._looks_in = False

@@ -1,10 +1,10 @@
-"""Whether what a line moves to the GPU was built on the CPU by the program itself, as in `torch.zeros(n).to(device)`.
+"""Detects whether a tensor moved to the GPU was built on the CPU by the program, as in `torch.zeros(n).to(device)`.
 
-Read from the program's text, once for each line that moves something. The other way is to tap the functions that build
-tensors; but `torch.set_default_device` and torch.compile know these by identity, and would not know a tap.
+It parses the program's source, once for each line that moves something. The alternative is to tap the functions that
+build tensors; but `torch.set_default_device` and torch.compile compare these by identity and would not recognise a tap.
 
-What is seen is a tensor that is built where it is moved, or is given a name in the same function and moved under that
-name. What comes from elsewhere, as a batch does, is data.
+Detected are tensors that are built where they are moved, or are assigned to a name in the same function and moved under
+that name. Anything from elsewhere, such as a batch, is data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Place = tuple[int, int]
 
 
 def built_at(frame: FrameType, torch: Any) -> int:
-    """The line that built on the CPU what the call under way in `frame` moves; 0 if it was not built here."""
+    """The line that built, on the CPU, the tensor that the current call in `frame` moves; 0 if not built here."""
     try:
         tree, added = parsed(frame.f_code)
         call = call_under_way(frame.f_code, frame.f_lasti, tree, added)
@@ -49,7 +49,7 @@ def built_at(frame: FrameType, torch: Any) -> int:
 
 
 def _last_given(tree: ast.Module, name: str, before: _Place) -> ast.expr | None:
-    """What the name was last given, in the order of the text; None if nothing, or not by a plain assignment."""
+    """The last value assigned to the name, in source order; None if none, or not by a plain assignment."""
     given: tuple[_Place, ast.expr | None] = ((0, 0), None)
     for place, value in _given(tree, name):
         if given[0] < place < before:
@@ -58,7 +58,7 @@ def _last_given(tree: ast.Module, name: str, before: _Place) -> ast.expr | None:
 
 
 def _given(tree: ast.Module, name: str) -> Iterator[tuple[_Place, ast.expr | None]]:
-    """Every place from which on the name is bound, and to what, where that is plain to see."""
+    """Every place that binds the name, with the value where that is evident."""
     values: dict[int, ast.expr | None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -73,7 +73,7 @@ def _given(tree: ast.Module, name: str) -> Iterator[tuple[_Place, ast.expr | Non
 
 
 def _builds(value: ast.expr, names: dict[str, Any], torch: Any) -> bool:
-    """Whether a value is what a builder of torch's gives, or a method of it: `torch.zeros(3).long()`."""
+    """Whether a value is the result of a torch factory function, or of a method on it: `torch.zeros(3).long()`."""
     while isinstance(value, ast.Call):
         function = value.func
         if isinstance(function, ast.Name):

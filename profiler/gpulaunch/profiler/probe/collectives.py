@@ -1,15 +1,15 @@
-"""Time that training waits for other ranks: blocking collectives, and what DistributedDataParallel logs of its own.
+"""Measures how long training waits for other ranks: blocking collectives, and DistributedDataParallel's own log.
 
-    collectives  the functions of torch.distributed, and `Work.wait`. On the CPU they block until it is over; on CUDA
-                 they hand it to a stream and come back, and hardly count. They are counted by kind when they begin, so
-                 that a rank that never comes back from one says which (`channel.collectives`).
-    DDP          reduces gradients while autograd is still at work, in C++. Its logger times that in the first ten
-                 iterations and then in one of a hundred; what was not hidden behind the backward is taken out of it.
+    collectives  the functions of torch.distributed, and `Work.wait`. On the CPU they block until completion; on CUDA
+                 they enqueue on a stream and return, and take hardly any time. They are counted by kind when they
+                 start, so that the file shows in which one a rank hangs (`channel.collectives`).
+    DDP          reduces gradients during autograd, in C++. Its logger times that in the first ten iterations and then
+                 in one of a hundred; the part that did not overlap with the backward is subtracted from the backward.
     all of them  are numbered by torch's flight recorder; see `recorder`.
     the end      destroy_process_group() of all groups: a rank that hangs after it has finished.
 
-A program that takes a function out of torch.distributed by name before this is placed (packages that are imported with
-torch before the ranks are forked) calls it past the tap.
+If a program imports a function from torch.distributed by name before the taps are placed (e.g. packages that are
+imported with torch before the ranks are forked), its calls bypass the tap.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CALLS: Final = int(Word.COMM_CALLS)
 _BLOCKED: Final = int(Word.COMM_BLOCKED_NS_TOTAL)
 _COLLECTIVE: Final = SITE_KINDS.index("collective")
 
-# What only starts something (isend, batch_isend_irecv) is not here.
+# Functions that only start something (isend, batch_isend_irecv) are not here.
 _COLLECTIVES: Final = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
     *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast"),
@@ -48,7 +48,7 @@ _COLLECTIVES: Final = (
     *("send_object_list", "_all_gather_base", "_reduce_scatter_base"),
 )
 
-_LOGGED: Final = 9  # steps of which the middle one is taken for all
+_LOGGED: Final = 9  # steps whose median is used for all
 _DDP_FACTS: Final = (
     *("backend_name", "world_size", "bucket_cap_bytes", "find_unused_parameters", "gradient_as_bucket_view"),
     *("broadcast_buffers", "static_graph", "comm_hook"),
@@ -92,25 +92,25 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
 
 
 def kind_of(name: str) -> str:
-    """Give the kind, of `channel.collectives.KINDS`, of a function of torch.distributed."""
+    """Return the kind, of `channel.collectives.KINDS`, of a function of torch.distributed."""
     name = name.removeprefix("_").removeprefix("monitored_")
     return max((kind for kind in KINDS if name.startswith(kind)), key=len)
 
 
 def _words(probe: Probe) -> memoryview | list[int]:
-    """The words of this rank's file of collectives; where it cannot be made, others that nobody reads."""
+    """The words of this rank's collectives file; if it cannot be created, private ones without a reader."""
     try:
         path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"collectives-{int(os.environ['RANK'])}.bin")
         return open_new(path, attempt=probe.writer.words[Word.ATTEMPT])
     except (OSError, KeyError, ValueError) as error:
         if raised_by_program(error):
             raise
-        # No room, say: what they cost the steps is in the segment all the same.
+        # E.g. no space: their time in the steps is in the segment anyway.
         return [0] * (COLLECTIVES_BYTES // 8)
 
 
 class _Calls:
-    """What the training thread has called, how long it has waited for other ranks in it, and where."""
+    """The calls of the training thread, its waits for other ranks in them, and the lines."""
 
     def __init__(self, probe: Probe, words: memoryview | list[int]) -> None:
         self.words = words
@@ -118,7 +118,7 @@ class _Calls:
         self._sites = Sites(probe.writer)
 
     def ended(self, began: Nested, call: int) -> None:
-        """A call is over that began then; `call` is what is to be said of it."""
+        """A call that began at `began` has ended; `call` is the value of CALL to publish."""
         probe = self._probe
         blocked_ns = probe.nested_end(COMM, began)
         if probe.thread == OFF:
@@ -134,7 +134,7 @@ class _Calls:
 
 
 def _tap(probe: Probe, torch: Any, calls: _Calls, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A call that may wait for other ranks; those that it makes itself are part of it."""
+    """A call that may wait for other ranks; nested calls are part of it."""
     is_compiling = torch.compiler.is_dynamo_compiling
     words = calls.words
     counter, running, returned = words_of_call(kind)
@@ -157,7 +157,7 @@ def _tap(probe: Probe, torch: Any, calls: _Calls, kind: str, original: Callable[
 
 
 def _tap_leave(probe: Probe, c10d: Any, original: Callable[..., None]) -> Callable[..., None]:
-    """`destroy_process_group`: who hangs after it has finished, and hangs in its teardown."""
+    """`destroy_process_group`: a rank that hangs after it has finished, and hangs in its teardown."""
 
     @functools.wraps(original)
     def tapped_leave(*args: Any, **kwargs: Any) -> None:
@@ -181,11 +181,11 @@ class _Reducers:
         self._iterations = 0  # that they are of
 
     def made(self, module: Any) -> None:
-        """There is one more."""
+        """Add a new module."""
         self._modules.append(weakref.ref(module))
 
     def look(self) -> None:
-        """Publish what they have logged last: of all of them together, as they are all reduced in one step."""
+        """Publish their last logs, summed, since all of them are reduced in one step."""
         comm_ns = overlap_ns = exposed_ns = iterations = 0
         self._probe.machine.exposed_ns = 0  # should the rest fail
         for ref in tuple(self._modules):
@@ -194,7 +194,7 @@ class _Reducers:
                 self._modules.remove(ref)
                 continue
             if getattr(module, "logger", None) is None:
-                continue  # it does not reduce by itself, or not in C++
+                continue  # it does not reduce itself, or not in C++
             logged = module._get_ddp_logging_data()
             facts.set_fact("ddp", {key: logged[key] for key in _DDP_FACTS if key in logged})
             comm, overlap = logged.get("backward_comm_time", 0), logged.get("backward_compute_comm_overlap_time", 0)
@@ -209,12 +209,12 @@ class _Reducers:
         if iterations != self._iterations:
             self._iterations = iterations
             self._logged = array("q", [*self._logged[1 - _LOGGED :], exposed_ns])
-        # One step in a hundred is logged, and may have waited as no other.
+        # Only one step in a hundred is logged, and its wait may be an outlier.
         self._probe.machine.exposed_ns = sorted(self._logged)[len(self._logged) // 2] if self._logged else 0
 
 
 def _tap_init(probe: Probe, reducers: _Reducers, original: Callable[..., None]) -> Callable[..., None]:
-    """`DistributedDataParallel.__init__`, telling of each new one."""
+    """`DistributedDataParallel.__init__`, reporting each new module."""
 
     @functools.wraps(original)
     def tapped_init(self: Any, *args: Any, **kwargs: Any) -> None:

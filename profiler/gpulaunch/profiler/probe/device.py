@@ -1,5 +1,5 @@
-"""The GPU of a rank: whether there may be one, what torch's allocator holds, the cap on it, and its state when it has
-no more. A rank without CUDA costs nothing here."""
+"""The GPU of a rank: its presence, torch's allocator figures, the memory cap, and a snapshot on out-of-memory. No
+overhead in a rank without CUDA."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class GpuMemory:
     active_bytes: int
     """Allocated, or free again and waiting for a stream to be done with it."""
     inactive_split_bytes: int
-    """Free, but only as a part of a block: what fragmentation costs."""
+    """Free, but only as a part of a block: lost to fragmentation."""
     alloc_retries: int
-    """Times that it gave all free blocks back to the driver, and asked it again."""
+    """Times that it returned all free blocks to the driver and retried."""
     ooms: int
     pinned_bytes: int
-    """Of the host, as torch's allocator of pinned memory holds it; 0 where this torch does not tell."""
+    """Host memory held by torch's pinned-memory allocator; 0 where this torch does not report it."""
 
 
 def memory_of(cuda: Any) -> GpuMemory | None:
     """The allocators' figures through `torch.cuda`, or None while CUDA is not initialised (never initialises it)."""
     if not cuda.is_initialized():
         return None
-    # One nested read gives what memory_allocated, max_memory_allocated and memory_reserved each build anew.
+    # One nested read returns what memory_allocated, max_memory_allocated and memory_reserved each build again.
     stats = cuda.memory_stats_as_nested_dict()
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return GpuMemory(
@@ -75,7 +75,7 @@ def memory_of(cuda: Any) -> GpuMemory | None:
 
 
 def _pinned_bytes(cuda: Any) -> int:
-    """torch 2.6 does not tell; later ones do, and have changed once how."""
+    """torch 2.6 does not report it; later versions do, and have changed once how."""
     tell = getattr(cuda, "host_memory_stats_as_nested_dict", None)
     figures = tell().get("allocated_bytes", {}) if tell is not None else {}
     return int(figures.get("all", figures).get("current", 0))
@@ -94,8 +94,8 @@ def apply_gpu_memory_fraction(cuda: Any, environ: Mapping[str, str], failed: Cal
 
     Args:
         cuda: `torch.cuda`.
-        environ: where the fraction and LOCAL_RANK stand.
-        failed: is told, in one line, why the cap could not be set; nothing is raised, now or later.
+        environ: contains the fraction and LOCAL_RANK.
+        failed: called with one line if the cap could not be set; nothing is raised, now or later.
 
     Returns:
         True if a cap has been queued.
@@ -115,7 +115,7 @@ def apply_gpu_memory_fraction(cuda: Any, environ: Mapping[str, str], failed: Cal
 
 
 def _once_initialized(cuda: Any, call: Callable[[], None], failed: Callable[[str], None]) -> bool:
-    """Have `call` called when CUDA has been initialised in this process; `failed` is told what it raises.
+    """Call `call` once CUDA has been initialised in this process; `failed` gets what it raises.
 
     Returns:
         True if it has been queued.
@@ -163,8 +163,8 @@ def watch_out_of_memory(
     Args:
         torch: the rank's torch.
         words: the rank's segment.
-        environ: where TORCHELASTIC_ERROR_FILE stands; without it there is no state written.
-        failed: is told if this cannot be done.
+        environ: contains TORCHELASTIC_ERROR_FILE; without it no state is written.
+        failed: called if this cannot be done.
 
     Returns:
         True if it will be, once CUDA is initialised.
@@ -172,7 +172,7 @@ def watch_out_of_memory(
     error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
     directory = os.path.dirname(os.path.abspath(error_file)) if error_file else ""
     observer = _OutOfMemory(torch.cuda, words, directory)
-    # The allocator has nobody to tell before CUDA is initialised: whoever is attached earlier is forgotten.
+    # Before CUDA is initialised the allocator does not keep observers: one attached earlier is lost.
     return _once_initialized(torch.cuda, lambda: torch._C._cuda_attach_out_of_memory_observer(observer.seen), failed)
 
 

@@ -1,17 +1,16 @@
-"""What happens at an edge: the clock is read, the step machine is told, the segment is written.
+"""The taps at the edges of a step: they read the clock, notify the step machine and write the segment.
 
-Taps are what `hooks` puts into torch. They run inside the user's training loop: they raise nothing of their own, wait
-for nothing, and take one to two microseconds. A fault takes the part it happened in out of service and says so in the
-segment.
+`hooks` puts the taps into torch. They run inside the user's training loop: they raise nothing of their own, never
+block, and take one to two microseconds. A fault disables the part it happened in and is recorded in the segment.
 
-They are closures, and do as little as they can: between torch's kernels caches are cold, and each further Python call
+They are closures, and do as little as possible: between torch's kernels caches are cold, and each further Python call
 is about 0.3 us. An edge of a plain step is one number, the time and the region after it, for the segment and for the
-step machine, which takes it up later (`Probe.tell`, `Probe.catch_up`). Their first line is for torch.compile, which may
-trace a tap: there the rest does not exist.
+step machine, which processes it later (`Probe.tell`, `Probe.catch_up`). Their first line is for torch.compile, which
+may trace a tap: there the rest does not exist.
 
-The price is measured where it arises, in the steps of one group of eight: there each edge reads the clock on its way
-in, which the phases need anyway, and on its way out. Not in it: the call of the tap itself, and what torch loses of the
-caches; `benchmarks/probe.py` sees those too, as about the same again.
+The overhead is measured in the steps of one group of eight: there each edge reads the clock on entry, which the phases
+need anyway, and on exit. Not included are the call of the tap itself and torch's cache misses; `benchmarks/probe.py`
+includes those, which are about the same again.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _OTHER: Final = int(Region.OTHER)
 
 
 def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A dataloader iterator's `__next__` that tells when it is asked for a batch, and when it hands one out."""
+    """A dataloader iterator's `__next__` that reports when a batch is requested and when it is returned."""
     is_compiling = torch.compiler.is_dynamo_compiling
     grad_enabled = torch.is_grad_enabled
     machine = probe.machine
@@ -125,7 +124,7 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
 
 
 def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The entry to the autograd engine, telling when it starts and when it is done."""
+    """The entry to the autograd engine, reporting when it starts and when it is done."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
@@ -154,7 +153,7 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
                     # `backward` accumulates gradients into parameters, `grad` does not.
                     if kwargs.get("accumulate_grad", False):
                         note = now_ns << 3 | _STEPPING
-                        # In a backward (a checkpoint recomputes) or an optimizer's closure it goes on there.
+                        # In a backward (a checkpoint recomputes) or an optimizer's closure, that region continues.
                         edge[0] = now_ns << 3 | around if around in (_BACKWARD, _OPTIMIZER) else note
                         probe.tell(note)
                     else:
@@ -235,7 +234,7 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
                 return
             machine.optimized += 1
             if probe.thread != BARE:
-                machine.compiled()  # autograd's thread for a GPU: a hook of gradients steps there, and no end is seen
+                machine.compiled()  # autograd's thread for a GPU: a gradient hook steps there, no end is observed
             elif id(optimizer) != bare.pivot:
                 bare.step_ended(id(optimizer))
             elif bare.begun and get_ident() == bare.thread:
@@ -253,7 +252,7 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
 
 
 def tap_scaler(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`GradScaler.step`, which leaves the optimizer's step out when gradients have overflowed."""
+    """`GradScaler.step`, which skips the optimizer's step when gradients have overflowed."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
 

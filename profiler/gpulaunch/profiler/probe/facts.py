@@ -1,4 +1,4 @@
-"""What a rank says about its surroundings: `facts-<rank>.json` beside its segment, one small object, for the sidecar.
+"""Writes a rank's facts about its environment to `facts-<rank>.json` beside its segment, for the sidecar.
 
     version       1
     torch         its version
@@ -7,10 +7,10 @@
     loaders       one object for each dataloader: site, split (train, eval, null: not used yet) and its settings
     precision     parameters (dtype), sharded, autocast (dtype or false), matmul (of float32)
     dataparallel  the line that makes a DataParallel, or null
-    ddp           what DistributedDataParallel logged last, or null
+    ddp           the last log of DistributedDataParallel, or null
 
-Any room of the probe says what it knows with `set_fact`, in memory; once a second at most the whole is written, if it
-has changed. Nobody waits: the file is on tmpfs, and readers find the old one or the new one.
+Any module of the probe sets its facts with `set_fact`, in memory; at most once a second all of them are written, if
+they have changed. There is no waiting: the file is on tmpfs, and readers see the old one or the new one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _facts = _Facts()
 
 
 def set_fact(key: str, value: Any) -> None:
-    """Say something about this rank, in values that JSON knows; a value is replaced, never changed."""
+    """Set a fact about this rank, as a JSON value; a value is replaced, never changed."""
     if key not in _facts.known or _facts.known[key] != value:
         _facts.known[key] = value
         _facts.changed = True
@@ -56,8 +56,8 @@ def start(path: str, look: Callable[[], None], failed: Callable[[str], None]) ->
 
     Args:
         path: where.
-        look: is called before each write, to say what nobody tells of itself.
-        failed: is told why, if they can be written no more.
+        look: called before each write, to set facts that must be polled.
+        failed: called with the reason if they can no longer be written.
     """
     _facts.path, _facts.look, _facts.failed = path, look, failed
     _facts.pid = os.getpid()
@@ -65,7 +65,7 @@ def start(path: str, look: Callable[[], None], failed: Callable[[str], None]) ->
 
 
 def stop() -> None:
-    """Write no more."""
+    """Stop writing."""
     _facts.path = ""
 
 

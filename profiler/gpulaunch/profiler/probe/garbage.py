@@ -1,9 +1,9 @@
-"""Pauses for garbage collection, and the lines of the program that ask for them.
+"""Measures pauses for garbage collection, and finds the lines of the program that request them.
 
-Python tells of each collection by `gc.callbacks`. Most come by themselves, wherever a Python program makes a thing. One
-of all generations is often asked for, by `gc.collect()`, and then the line has to be known. The frame that it ended in
-says which function that was, and the function's text whether it asked. The text is read later: a handler of the
-program's may raise meanwhile, and Python drops what a callback of its collector raises.
+Python reports each collection to `gc.callbacks`. Most are automatic, wherever a Python program creates an object. A
+full one is often requested, by `gc.collect()`, and then the line must be known. The frame in which it ended shows the
+function, and the function's source shows whether it called it. The source is read later: a signal handler of the
+program may raise meanwhile, and Python drops exceptions raised in a collector callback.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _COLLECTIONS: Final = int(Word.GC_COLLECTIONS)
 _PAUSE: Final = int(Word.GC_PAUSE_NS_TOTAL)
 _KIND: Final = SITE_KINDS.index("gc")
 _ALL: Final = 2  # the generation that stands for all of them
-_PLACES: Final = 512  # in functions that ask somewhere; each is judged once
+_PLACES: Final = 512  # in functions that contain such a call; each is judged once
 _WAITING: Final = 64  # to be judged, of one second
 
 _Names = Mapping[str, Any]
 
 
 def place(probe: Probe, torch: Any, undo: Undo) -> None:
-    """Be told of every collection from now on."""
+    """Register for all collections from now on."""
     collections = Collections(probe)
     keep_out(torch, ours=vars(Collections).values())
     gc.callbacks.append(collections.told)
@@ -46,7 +46,7 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
 
 
 class Collections:
-    """What Python has told of collections. It may tell of one within our own code too; never of one within another."""
+    """The collections that Python reported. One may occur within our own code, too; never within another one."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -77,7 +77,7 @@ class Collections:
             probe.fail(error)
 
     def look(self) -> None:
-        """Read what the places of the last second say; raises what a signal handler of the program's raised."""
+        """Read the source of the last second's places; raises what a signal handler of the program raised."""
         waiting, self._waiting = self._waiting, []
         for code, last, names, where, blocked_ns in waiting:
             key = (id(code), last)
@@ -87,12 +87,12 @@ class Collections:
                 self._enter(where, blocked_ns)
 
     def _note(self, frame: FrameType | None, blocked_ns: int) -> None:
-        """One of all generations has ended in `frame`; None: in C, which nobody's Python has called."""
+        """A full collection has ended in `frame`; None: in C code without a Python caller."""
         if frame is None or "collect" not in frame.f_code.co_names:
             return
         code, last, names = frame.f_code, frame.f_lasti, frame.f_globals
         if "gc" not in code.co_names and names.get("collect") is not gc.collect:
-            return  # another `collect`, as environments and buffers have; or this one under a name of the program's own
+            return  # another `collect`, as of environments and buffers; or this one under another name
         asks, _ = self._asks.get((id(code), last), (None, code))
         if asks is False:
             return
@@ -117,7 +117,7 @@ class Collections:
 
 
 def _asks(code: CodeType, last: int, names: _Names) -> bool:
-    """Whether the call under way at instruction `last` is `gc.collect()`, or `collect()` of that module."""
+    """Whether the current call at instruction `last` is `gc.collect()`, or `collect()` of that module."""
     try:
         call = call_under_way(code, last, *parsed(code))
     except (OSError, SyntaxError, ValueError, IndexError, RecursionError) as error:

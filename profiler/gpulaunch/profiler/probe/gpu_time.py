@@ -1,12 +1,12 @@
-"""GPU time from CUDA events: recorded at edges and around copies, and read when the GPU has passed them.
+"""Measures GPU time with CUDA events: recorded at edges and around copies, and read when the GPU has passed them.
 
-An event is put into the stream like any other work, and `query()` tells whether the GPU has got there: nothing waits.
-What lies between two events is the GPU's time line, its idle time included, on the stream that was current.
+An event is enqueued on the stream like any other work, and `query()` returns whether the GPU has reached it: nothing
+blocks. The time between two events is GPU time, idle time included, on the stream that was current.
 
-One step of `TIMED_EVERY` is timed, for what events cost. How many steps stands beside the times of phases; times of
-copies are multiplied, so that they go with the counts of all copies.
+One step of `TIMED_EVERY` is timed, because events have overhead. The number of timed steps is published with the times
+of phases; times of copies are multiplied, so that they match the counts of all copies.
 
-Nothing is recorded or asked while the current stream captures a graph: what is recorded there would be replayed, and a
+Nothing is recorded or queried while the current stream captures a graph: a recorded event would be replayed, and a
 query would end the capture.
 """
 
@@ -21,7 +21,7 @@ from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.probe.account import BACKWARD, FORWARD, OPTIMIZER, OTHER
 
 TIMED_EVERY: Final = 16
-"""Steps of which one is timed on the GPU; not the first: it is like no other."""
+"""Steps of which one is timed on the GPU; not the first, which is not typical."""
 
 _MOST_EVENTS: Final = 128  # of this process; where a step has more edges and copies than that, it is left out
 
@@ -36,7 +36,7 @@ Mark = tuple[int, Any]
 
 
 class Events:
-    """CUDA events that are used again and again, all on one GPU."""
+    """A pool of reusable CUDA events, all on one GPU."""
 
     __slots__ = ("_cuda", "_device", "_free", "_made")
 
@@ -47,8 +47,8 @@ class Events:
         self._made = 0
 
     def record(self) -> Any | None:
-        """An event, recorded now in the current stream; None where that cannot be: the stream captures a graph, the
-        current GPU is another than the first time, or all events are under way."""
+        """An event, recorded now in the current stream; None if not possible: the stream captures a graph, the current
+        GPU is another than the first time, or all events are in use."""
         cuda = self._cuda
         device = cuda.current_device()
         if self._device < 0:
@@ -70,7 +70,7 @@ class Events:
         return device == self._device
 
     def give_back(self, *events: Any) -> None:
-        """These are needed no more; whether the GPU has passed them does not matter."""
+        """Return events to the pool, whether or not the GPU has passed them."""
         self._free.extend(events)
 
 
@@ -83,14 +83,14 @@ class GpuClock:
         self._words = words
         self._cuda = cuda
         self._events = Events(cuda)
-        self._marks: list[Mark] = []  # of the step under way
+        self._marks: list[Mark] = []  # of the current step
         self._steps: deque[list[Mark]] = deque()  # whole ones that the GPU has not passed yet
         self._copies: deque[tuple[Any, Any, Callable[[int], None]]] = deque()
         self.timing = False
-        """Whether the step under way is timed."""
+        """Whether the current step is timed."""
 
     def step(self, steps: int) -> bool:
-        """This many steps have ended. True: the next one is timed, `edge` is to be called."""
+        """This many steps have ended. True: the next one is timed, and `edge` must be called."""
         self.edge(OTHER)
         if self.timing:
             self._steps.append(self._marks)
@@ -111,16 +111,16 @@ class GpuClock:
         if event is not None:
             self._marks.append((phase, event))
             return
-        self.drop()  # this step cannot be told whole
+        self.drop()  # this step cannot be timed completely
 
     def drop(self) -> None:
-        """The step under way is not timed after all."""
+        """Stop timing the current step."""
         self.timing = False
         self._events.give_back(*(event for _, event in self._marks))
         self._marks = []
 
     def copy_begins(self) -> Any | None:
-        """What may be a copy begins. To be handed back, to either of the two below; None: it is not timed."""
+        """A possible copy begins. Pass the result to one of the two methods below; None: it is not timed."""
         return self._events.record() if self.timing else None
 
     def copy_ended(self, began: Any, device: int, told: Callable[[int], None]) -> None:
@@ -136,7 +136,7 @@ class GpuClock:
         self._events.give_back(began)
 
     def _read(self) -> None:
-        """Take up what the GPU has passed by now."""
+        """Process the events that the GPU has passed by now."""
         if self._cuda.is_current_stream_capturing():
             return
         while self._copies and self._copies[0][1].query():

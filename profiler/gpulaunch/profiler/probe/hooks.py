@@ -1,10 +1,10 @@
-"""Where the edges are tapped in torch, and how the taps come out again.
+"""Places the taps at the edges in torch, and removes them.
 
-    dataloader  `_BaseDataLoaderIter.__next__`: every loop over a DataLoader goes through it, whoever wrote the loop
+    dataloader  `_BaseDataLoaderIter.__next__`: every loop over a DataLoader goes through it
     backward    `torch.autograd._engine_run_backward`: `Tensor.backward`, `autograd.backward`, `autograd.grad` end there
-    optimizer   torch's own global step hooks, and `GradScaler.step`, which may leave a step out
+    optimizer   torch's own global step hooks, and `GradScaler.step`, which may skip a step
 
-and what the other rooms of the probe tap: `nested`, `copies`, `worker`, `program`, `kineto`.
+and the taps of other modules of the probe: `nested`, `copies`, `worker`, `program`, `kineto`.
 
 No module is hooked: a hook on a module makes torch.compile break the graph, or fail with fullgraph=True. What is hooked
 here lies outside compiled regions; where torch.compile does trace a tap, `is_dynamo_compiling()` folds it away, and
@@ -42,10 +42,10 @@ from gpulaunch.profiler.probe.step import StepMachine
 from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out, put
 
 TORCH_FLOOR: Final = (2, 6)
-"""The oldest torch whose inside is known here; in a newer one each tap is looked at before it is placed."""
+"""The oldest torch whose internals are known here; in a newer one each tap's target is checked before it is placed."""
 
 Place = Callable[[Probe, Any, Undo], Hook | None]
-"""Places a room's taps; appends to the list what takes them out. Returns what is in service, None for all of it."""
+"""Places a module's taps; appends the removal to the list. Returns what is in service, None for all of it."""
 
 
 class Hooks:
@@ -57,7 +57,7 @@ class Hooks:
         self._undo: list[Undo] = []
 
     def place(self) -> None:
-        """Place every tap that can be placed; the segment tells which could not, and why. Raises nothing."""
+        """Place every tap that can be placed; the segment records which could not, and why. Raises nothing."""
         places: dict[Hook, Place] = {
             Hook.DATALOADER | Hook.LOADER_QUEUE | Hook.SAMPLES: _dataloader,
             Hook.BACKWARD: _backward,
@@ -77,14 +77,14 @@ class Hooks:
             except Exception as error:
                 _run(undo)
                 if hook is Hook.OPTIMIZER:
-                    self._probe.machine.compiled()  # as good as: its steps will not be seen
+                    self._probe.machine.compiled()  # has the same effect: its steps are not observed
                 self._probe.unavailable(hook, str(error) if isinstance(error, HookError) else repr(error))
             else:
                 self._undo.append(undo)  # itself: what is tapped later is entered there
                 self._probe.armed(hook if in_service is None else in_service)
 
     def remove(self) -> None:
-        """Take the taps out again, unless somebody has put another on top since."""
+        """Remove the taps, unless another one was put on top since."""
         while self._undo:
             _run(self._undo.pop())
 
@@ -137,7 +137,7 @@ def _optimizer(probe: Probe, torch: Any, undo: Undo) -> None:
 
 
 def _gpu_memory(probe: Probe, torch: Any, undo: Undo) -> Hook | None:
-    """Nothing is put into torch: the allocator is asked, where there may be a GPU."""
+    """Nothing is put into torch: the allocator is polled, where there may be a GPU."""
     if "cuda" not in accelerator_types(torch, os.environ):
         return Hook(0)
     read = functools.partial(write_memory, probe.writer.words, torch.cuda)

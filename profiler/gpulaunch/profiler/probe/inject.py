@@ -1,8 +1,8 @@
-"""How the probe gets into a rank: torch calls `arm` at the end of its import (entry point group torch.backends).
+"""Injects the probe into a rank: torch calls `arm` at the end of its import (entry point group torch.backends).
 
-A rank that is forked after the import calls it itself, once its environment is set. Everything else that imports torch
-calls it too: the fork server, dataloader workers, programs outside a run. For those it does nothing, but that workers
-of a rank measure themselves.
+A rank that is forked after the import calls it itself, once its environment is set. Every other process that imports
+torch calls it too: the fork server, dataloader workers, programs outside a run. There it does nothing, except that
+workers of a rank measure themselves.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def current() -> Probe | None:
 
 
 def for_marks() -> Probe | None:
-    """The probe of this process for what the program says itself, also where it has not imported torch (JAX, say).
+    """The probe of this process for the program's own marks, also without torch (e.g. JAX).
 
     Such a probe has no hooks; `arm` places them if torch is imported later. Raises nothing.
     """
     global _marked_pid
-    if _probe is None and _marked_pid != os.getpid():  # a forked child has its rank's, and marks nothing
+    if _probe is None and _marked_pid != os.getpid():  # a forked child has its rank's, and its marks are ignored
         _marked_pid = os.getpid()
         from gpulaunch.profiler.channel.segment_writer import SegmentBusyError
 
@@ -73,7 +73,7 @@ def for_marks() -> Probe | None:
             if "RANK" in os.environ and _observes() and not _is_helper_process():
                 _claim()
         except SegmentBusyError:
-            pass  # a program that the rank has started
+            pass  # a program started by the rank
         except Exception as error:
             _say(f"the profiler is off: {error!r}")
     return current()
@@ -117,7 +117,7 @@ def _claim() -> Probe | None:
 
 
 def _observe_worker(torch: Any) -> None:
-    """Have this process measure itself, should it turn out to be a dataloader worker of the rank, or to fork one."""
+    """Make this process measure itself if it turns out to be a dataloader worker of the rank, or forks one."""
     from gpulaunch.profiler.probe.worker import arm_worker
 
     arm_worker(torch)

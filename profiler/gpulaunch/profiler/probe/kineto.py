@@ -1,17 +1,17 @@
-"""torch's own trace client, started in this rank when somebody asks for a trace, and not before.
+"""Starts torch's own trace client in this rank when a trace is requested, and not before.
 
-torch brings a client of the dynolog daemon along: two threads of Kineto, its profiler, which ask a socket every 5 s
-whether there is something to trace, and trace it without Python. Where KINETO_USE_DAEMON is set torch starts it when
-it is imported. That would not do here:
+torch includes a client of the dynolog daemon: two threads of Kineto, its profiler, which ask a socket every 5 s whether
+there is something to trace, and trace it without Python. Where KINETO_USE_DAEMON is set, torch starts it at import.
+That is not suitable here:
 
 - The fork server imports torch for all ranks, and a forked rank loses threads.
 - Every rank would have the threads and their socket all the time, for a trace that most jobs never make.
 
-So a rank looks once a second whether the socket is there, which is one stat(), and then calls what torch would have
+So a rank checks once a second whether the socket exists, which is one stat(), and then calls what torch would have
 called: `torch::global_kineto_init`, exported from libtorch_cpu. From then on the client stays, and asks every 5 s.
 
-What Kineto reads from the environment is set for C alone (putenv): neither the program nor the processes that it starts
-shall take themselves for somebody with a daemon.
+The environment variables that Kineto reads are set for C only (putenv): neither the program nor the processes that it
+starts must assume that there is a daemon.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _API_WORDS: Final = 3
 """What that begins with: the configuration (a reference), the profiler (a pointer, null until there is one), torch's
 side of it (a pointer, set when torch is loaded)."""
 _TEARDOWN_CUDA: Final = (12, 6)
-"""From here on CUPTI can be let go of after a trace (pytorch#146604). Else it stays attached, and slows every step."""
+"""From this version on CUPTI can be detached after a trace (pytorch#146604). Else it stays, and slows every step."""
 
 
 class CannotTraceError(Exception):
-    """This process cannot be traced; the text says why, for the one who asked."""
+    """This process cannot be traced; the message gives the reason to the requester."""
 
 
 class Door:
-    """Looks whether somebody asks for a trace, and then lets torch's client in, once."""
+    """Checks whether a trace is requested, and then starts torch's client, once."""
 
     def __init__(self, torch: Any, directory: str, rank: int) -> None:
         self._torch = torch
@@ -56,7 +56,7 @@ class Door:
         self._settled = False
 
     def look(self) -> None:
-        """To be called about once a second by the training thread; raises nothing."""
+        """Called about once a second by the training thread; raises nothing."""
         if self._settled or not os.path.exists(self._socket):
             return
         self._settled = True
@@ -68,7 +68,7 @@ class Door:
 
 
 def place(probe: Probe, torch: Any, undo: Undo) -> Hook:
-    """Have this rank's probe look once a second. Nothing is put into torch."""
+    """Make this rank's probe check once a second. Nothing is put into torch."""
     door = Door(torch, os.environ["GPULAUNCH_CHANNEL_DIR"], int(os.environ["RANK"]))
     undo.append(probe.each_second(Hook(0), door.look))
     return Hook(0)
@@ -96,7 +96,7 @@ def start(torch: Any, directory: str) -> None:
     if not configuration or not client:
         raise CannotTraceError(f"the inside of Kineto in torch {torch.__version__} is not as expected")
     if profiler:
-        # A second one would replace it, and would never be made ready.
+        # A second one would replace it, and would never be initialised.
         raise CannotTraceError("the program has used torch.profiler, and Kineto then takes no orders from outside")
     with _environment(torch, directory):
         init()
@@ -114,7 +114,7 @@ def _check(torch: Any, directory: str) -> None:
 
 @contextmanager
 def _environment(torch: Any, directory: str) -> Generator[None]:
-    """What Kineto asks C's environment for: the first two when it starts, the others later, again and again."""
+    """Set what Kineto reads from C's environment: the first two at its start, the others later, repeatedly."""
     os.putenv("KINETO_USE_DAEMON", "1")
     if "KINETO_LOG_LEVEL" not in os.environ:
         os.putenv("KINETO_LOG_LEVEL", "5")  # nothing: else each missing answer is a line on the rank's stderr
@@ -131,7 +131,7 @@ def _environment(torch: Any, directory: str) -> Generator[None]:
 
 
 def _end_without_destructors() -> None:
-    """Have this child, if it ends as a C program ends, end before Kineto waits for threads that it does not have.
+    """Make this child, if it exits as a C program does, exit before Kineto waits for threads that it does not have.
 
     A child of a rank that is Python ends by `os._exit` anyway (`loop.rank_end`); one of a rank that is some other
     command may not, and would wait for ever. torch.profiler leaves a program in the same state.

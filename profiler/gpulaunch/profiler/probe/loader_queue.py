@@ -1,6 +1,6 @@
-"""What is behind the iterator of a dataloader with workers: batches asked for, there, and out of order.
+"""Reads the queue behind the iterator of a dataloader with workers: batches requested, ready, and out of order.
 
-Everything here reads fields of torch's own (2.6 to 2.13 keep it in these), and raises where another torch has others.
+Everything here reads private fields of torch (the same from 2.6 to 2.13), and raises where another torch has others.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
     """The queue behind the iterator of a dataloader with workers.
 
     Returns:
-        The segment's words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG: worker processes; batches asked of them and
-        not yet received; batches that are there; how many of those wait for an earlier one that is not; and batches
-        that workers have delivered to the thread that pins.
+        The segment's words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG: worker processes; batches requested from them
+        and not yet received; batches that are ready; how many of those wait for an earlier one that is not; and batches
+        that workers have delivered to the pin-memory thread.
 
     Raises:
         AttributeError, TypeError: this torch keeps it elsewhere.
-        NotImplementedError: this system cannot tell the length of a queue.
+        NotImplementedError: this system does not report the length of a queue.
     """
     tasks = iterator._task_info  # index -> (worker,), and (worker, data) once it has arrived out of order
     outstanding = iterator._tasks_outstanding
@@ -37,8 +37,8 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
 
 
 def places_of(iterator: Any) -> tuple[int, Callable[[], int]]:
-    """How many batches the queue between workers and training thread can hold, and what tells how many more would fit:
-    what `Queue.qsize` is made of, without its calls. None fit, and none are there, where that cannot be told so.
+    """The capacity in batches of the queue between workers and training thread, and a function that returns how many
+    more would fit: as `Queue.qsize` does, without its calls. Zero capacity and zero batches where that is unavailable.
     """
     try:
         queue = iterator._data_queue
@@ -51,7 +51,7 @@ def places_of(iterator: Any) -> tuple[int, Callable[[], int]]:
 
 
 def length_of(iterator: Any) -> int:
-    """Batches in an epoch, where torch alone decides that; 0 where a sampler or a dataset of the user's own does."""
+    """Batches in an epoch, where torch alone determines that; 0 where a user's sampler or dataset does."""
     batches = iterator._index_sampler
     sampler = getattr(batches, "sampler", None)
     torchs = all(type(each).__module__.startswith("torch.utils.data.") for each in (batches, sampler))

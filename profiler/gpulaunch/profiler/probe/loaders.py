@@ -1,4 +1,4 @@
-"""Which dataloaders a program has: the line that makes each, how it is set up, and what it is used for."""
+"""Tracks a program's dataloaders: the line that constructs each, its settings, and its use."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _MOST_LOADERS: Final = 16
-"""Distinct ones that are told of: a program that sets up each epoch's differently must not fill the memory."""
+"""Maximum of distinct ones reported: a program that configures each epoch's differently must not fill the memory."""
 
 _MOST_ALIVE: Final = 256
-"""Ones that are known by their sampler or their dataset."""
+"""Maximum of loaders known by their sampler or their dataset."""
 
 
 class Loaders:
@@ -25,8 +25,8 @@ class Loaders:
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, Any]] = {}
-        # An iterator does not know its loader, but has its sampler. An id is good for as long as the thing lives, and
-        # what has the same id later was also made later: it has taken its place here.
+        # An iterator does not know its loader, but has its sampler. An id is valid as long as its object lives; a later
+        # object with the same id was also made later, and has replaced it here.
         self._by_sampler: dict[int, dict[str, Any]] = {}
         self._by_dataset: dict[int, str] = {}
         self._last: dict[str, Any] | None = None  # what handed out the last batch
@@ -35,7 +35,7 @@ class Loaders:
     def made(self, loader: Any, where: str, *, by_package: bool) -> None:
         """A dataloader was made on this line of the program, by the program itself or by a package that it called.
 
-        Packages (Accelerate, Lightning) make another of the program's own; the line to be told is that one's.
+        Packages (Accelerate, Lightning) rebuild the program's own loader; the line to report is that of the original.
         """
         if by_package:
             where = self._by_dataset.get(id(loader.dataset), where)
@@ -52,10 +52,10 @@ class Loaders:
         _remember(self._by_sampler, id(getattr(loader, "_index_sampler", None)), kind)
 
     def used(self, iterator: Any, trains: bool) -> str:
-        """This iterator hands out its first batch, to training or to something else.
+        """This iterator returns its first batch, for training or something else.
 
         Returns:
-            The line that made its dataloader; "" if that was not seen.
+            The line that made its dataloader; "" if unknown.
         """
         kind = self._last = self._by_sampler.get(id(iterator._index_sampler))
         if kind is None:
@@ -66,7 +66,7 @@ class Loaders:
         return where
 
     def evaluated(self) -> None:
-        """What the one that was used last has handed out was not trained on, although gradients were on."""
+        """The batches of the last-used loader were not trained on, although gradients were on."""
         if self._last is not None:
             self._doubted.add(self._last["site"])
             self._set_split(self._last, "eval")
@@ -78,7 +78,7 @@ class Loaders:
 
     def _tell(self) -> None:
         told = None
-        # Of two threads that tell at once, the one that knew less may be the later: who has told looks again.
+        # If two threads report at once, the one with older data may be the later: so each checks again afterwards.
         while told != (kinds := [dict(kind) for kind in tuple(self._kinds.values())]):
             set_fact("loaders", kinds)
             told = kinds
@@ -93,7 +93,7 @@ def _remember(known: dict[int, Any], identity: int, what: Any) -> None:
 
 
 def settings_of(loader: Any) -> dict[str, Any]:
-    """How a dataloader is set up, in values that JSON knows."""
+    """The settings of a dataloader, as JSON values."""
     workers = loader.num_workers
     return {
         "num_workers": workers,
@@ -108,7 +108,7 @@ def settings_of(loader: Any) -> dict[str, Any]:
 
 
 def _batch_size(loader: Any) -> int | None:
-    """Samples in a batch; a batch sampler of the user's own may or may not say."""
+    """Samples in a batch; a user's batch sampler may not report it."""
     size = loader.batch_size
     if size is None:
         size = getattr(loader.batch_sampler, "batch_size", None)
@@ -116,14 +116,14 @@ def _batch_size(loader: Any) -> int | None:
 
 
 def _start_method(context: Any) -> str:
-    """How workers are started. To ask must not settle it: the program may still choose."""
+    """How workers are started. The query must not fix the method: the program may still choose."""
     multiprocessing: Any = sys.modules["multiprocessing"]  # torch has imported it
     chosen = (context or multiprocessing).get_start_method(allow_none=True)
     return str(chosen or multiprocessing.get_all_start_methods()[0])  # the first is this Python's default
 
 
 def tap_init(torch: Any, loaders: Loaders, failed: Callable[[str], None], original: Any) -> Callable[..., None]:
-    """`DataLoader.__init__`, telling which line of the program makes one."""
+    """`DataLoader.__init__`, reporting which line of the program makes one."""
     is_compiling = torch.compiler.is_dynamo_compiling
     works = True
 

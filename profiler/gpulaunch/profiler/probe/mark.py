@@ -1,4 +1,4 @@
-"""What a training loop may say about itself; nothing needs to. Outside a run all of it does nothing."""
+"""Optional markers that a training loop can set. Outside a run all of them do nothing."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def step() -> None:
 
 @contextmanager
 def phase(name: Phase) -> Generator[None]:
-    """The time of this block belongs to phase `name`, whatever happens in it. An unknown name counts as "other".
+    """Assign the time of this block to phase `name`, whatever happens in it. An unknown name counts as "other".
 
-    For loops whose phases cannot be seen from outside, such as data that comes without a DataLoader. Not for use inside
-    a compiled function.
+    For loops whose phases cannot be detected from outside, such as data without a DataLoader. Not for use inside a
+    compiled function.
     """
     probe = for_marks()
     if probe is None:
@@ -51,7 +51,7 @@ def phase(name: Phase) -> Generator[None]:
 
 
 def note(text: str) -> None:
-    """Keep `text` (up to 232 bytes) with the rank's figures. The last note counts; it survives the rank."""
+    """Keep `text` (up to 232 bytes) with the rank's metrics. The last note counts; it outlives the rank."""
     probe = for_marks()
     if probe is not None:
         probe.note(text)

@@ -1,5 +1,5 @@
-"""What lies inside the phases and has a beginning and an end of its own: compilations and saves; collections of garbage
-are in `garbage`, collectives in `collectives`.
+"""Measures intervals nested in the phases: compilations and saves; garbage collections are in `garbage`, collectives in
+`collectives`.
 
     compile     torch._dynamo's own callbacks, for frames and for backwards that are compiled at their first use
     checkpoint  `torch.save`, `torch.distributed.checkpoint.save` and `async_save`, what safetensors writes by, and all
@@ -40,7 +40,7 @@ _LATE: Final = (
 
 
 def place(probe: Probe, torch: Any, undo: Undo) -> None:
-    """Observe all of them; what is not there yet, when it comes.
+    """Observe all of them; those not imported yet, once they are.
 
     Raises:
         HookError: torch does not look as expected.
@@ -57,7 +57,7 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
 
 
 class Compilations:
-    """What torch.compile does, as it tells itself. One at a time tells: what is compiled meanwhile is part of it."""
+    """Compilations that torch.compile reports. One at a time is counted: nested ones are part of it."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -67,7 +67,7 @@ class Compilations:
         self._nested_before_ns: int | None = None  # of one that the training thread waits for
 
     def look(self) -> None:
-        """Be told from now on, if torch._dynamo is there; `torch._dynamo.reset()` forgets whom to tell."""
+        """Register the callbacks, if torch._dynamo is imported; `torch._dynamo.reset()` drops them."""
         handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
         if handler is None or self._began in handler.start_callbacks:
             return
@@ -76,7 +76,7 @@ class Compilations:
         self._handler = handler
 
     def forget(self) -> None:
-        """Be told no more."""
+        """Unregister the callbacks."""
         if self._handler is not None:
             take_out(self._handler.start_callbacks, self._began)
             take_out(self._handler.end_callbacks, self._ended)

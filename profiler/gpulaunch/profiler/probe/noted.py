@@ -1,9 +1,9 @@
-"""Steps from edges that were noted: told to the machine a few steps later, in one go.
+"""Batches edges: they are noted as numbers, and the step machine processes them a few steps later, all at once.
 
-Between torch's kernels caches are cold, and all that the machine does is cold code. So the edges that plain steps have
-may be noted instead, each as one number (the time, and in its low bits the region after it, which tells the edges
-apart), and taken up together: the first of them warms the code for the others. What each would have been told besides
-its time stands still meanwhile; an edge of which that is not true is not noted.
+Between torch's kernels caches are cold, and all code of the machine is cold. So the edges of plain steps may be noted
+instead, each as one number (the time, and in its low bits the region after it, which tells the edges apart), and
+processed together: the first of them warms the code for the others. The other arguments of an edge must be constant
+meanwhile; an edge for which they are not is not noted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COUNTED: Final = IN_VALIDATION
 
 
 class NotedSteps(StepMachine):
-    """A step machine that catches up with what has been noted."""
+    """A step machine that processes noted edges later."""
 
     __slots__ = ("_wanted_ns", "dataset", "on_batch", "samples")
 
@@ -42,18 +42,18 @@ class NotedSteps(StepMachine):
         self.samples = self.dataset = 0
         """What the batches that are noted have, and what they are from (its `id`)."""
         self.on_batch: Callable[[int], None] = lambda _wait_ns: None
-        """Told how long each of them was waited for, as it is taken up."""
+        """Called with the wait for each of them when it is processed."""
         self._wanted_ns = 0  # when the last one was asked for
 
     def note_samples(self, samples: int) -> None:
         """Note that a helper thread of the user's fetched a batch."""
         if len(self.notes) < MOST_NOTES:
             self.notes += (0, samples, NO_PHASE)
-        else:  # it is read far ahead, and nobody takes it up
+        else:  # it is read far ahead, and no step uses it
             self.add_samples(samples)
 
     def catch_up(self) -> int:
-        """Take up what has been noted, in that order.
+        """Process the notes, in order.
 
         Returns:
             The region after the last edge of them; 0 if there was none.
@@ -93,7 +93,7 @@ class NotedSteps(StepMachine):
         return region
 
     def _is_between_steps(self) -> bool:
-        """Whether nothing is under way: steps end with their optimizer, and one has just ended."""
+        """Whether no step is in progress: steps end with their optimizer, and one has just ended."""
         return (
             self._start_ns == self._edge_ns
             and self.source is _BY_OPTIMIZER

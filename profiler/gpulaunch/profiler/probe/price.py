@@ -1,4 +1,4 @@
-"""What it costs to be observed: blocks of steps without the probe, compared with those around them; pure.
+"""Estimates the probe's overhead by comparing blocks of steps without the probe with those around them; pure.
 
     before   bare   after          each of `BLOCK` steps; most of the time there is none of them
     ------- ------- -------
@@ -15,15 +15,15 @@ noted, which stays in the bare steps too, and is a third of all (warm, 5 of 12 u
 function in 0.1 us; `benchmarks/probe.py` has both in it); and what is done in few steps only, once a second or in one
 of eight.
 
-All ranks of a job make their bare steps together: where they are is a function of the number of steps alone, for a rank
-that runs ahead only waits for the others in the next collective. They are not evenly spaced, or a program that logs
-every 256 steps would log in all of them, or in none.
+All ranks of a job make their bare steps together: their position is a function of the number of steps alone, because a
+rank that runs ahead only waits for the others in the next collective. They are not evenly spaced, or a program that
+logs every 256 steps would log in all of them, or in none.
 
-Past the budget, what can be done without is switched off, one part after the other in the order of `SHED`, until the
-rest is within it. Both figures can tell that it is not: the comparison, or the time that the taps have measured inside
-themselves. That the taps are called at all is in neither, and is reckoned on top. What ends steps and tells their
-phases is never switched off. If that alone is too dear, the blocks between are bare: of two blocks one is observed,
-then of four, and so on up to `MOST_BLOCKS`.
+Above the budget, optional parts are switched off, one after the other in the order of `SHED`, until the rest is within
+it. Either figure can exceed it: the comparison, or the time that the taps have measured inside themselves. The call of
+the taps is in neither, and is added. The parts that detect step ends and phases are never switched off. If they alone
+are too expensive, the blocks between are bare: of two blocks one is observed, then of four, and so on up to
+`MOST_BLOCKS`.
 
     observed  bare  bare  bare  observed  bare  bare  bare  observed
     -------- ----- ----- -----  -------- ----- ----- -----  --------
@@ -47,22 +47,22 @@ DEFAULT_BUDGET_PPM: Final = 5_000
 """Of a step, in millionths."""
 
 SHED: Final = (Hook.GPU_TIME, Hook.COPIES | Hook.SYNCS)
-"""What is switched off first, second, ... Not `LOADER_QUEUE`: without it no rule about the dataloader can judge, and a
+"""The order of switching off. Not `LOADER_QUEUE`: without it no rule about the dataloader can judge, and a
 data-bound program of 20 ms steps lost its finding after 30 s to 90 s."""
 
 MOST_BLOCKS: Final = 16
-"""Of so many blocks one is observed in any case: then most of what is left of the price is that of the bare steps."""
+"""Of this many blocks one is always observed: then most of the remaining overhead is that of the bare steps."""
 
-_FIRST: Final = 256  # the first steps are like no others: kernels are chosen, memory is taken
+_FIRST: Final = 256  # the first steps are not typical: kernels are chosen, memory is allocated
 _APART: Final = 256  # from one comparison to the next, on average, while there are few; later four times as much
 _FEW: Final = 64
 _KEPT: Final = 128
-_ENOUGH: Final = 16  # comparisons before their median is told
+_ENOUGH: Final = 16  # comparisons before their median is reported
 _SURE: Final = 32  # and before it alone has something switched off
-_LONGEST_NS: Final = 2_000_000_000  # in bare steps nobody sees where a rank is; and long steps need no prices
+_LONGEST_NS: Final = 2_000_000_000  # in bare steps a rank's region is not observed; and long steps need no estimate
 
 _SIGMAS: Final = 3  # it is looked at again and again, and what is looked at is mostly the same
-_PATIENCE: Final = 3  # times in a row that the price was too high
+_PATIENCE: Final = 3  # times in a row that the overhead was too high
 _SETTLED_NS: Final = 30_000_000_000  # before that, a program is rather told about than spared
 _SEEN_NS: Final = 10_000_000_000  # and after that, so long is looked at what the last one has saved
 _UNSEEN: Final = 0.5  # of what the figures tell is on top: that the taps are called, in bare steps too
@@ -73,7 +73,7 @@ _IDLE, _BEFORE, _BARE, _AFTER = range(4)
 
 
 class Comparison:
-    """Says when to make bare steps, and what has come of it. Times are nanoseconds of one clock."""
+    """Decides when to make bare steps, and evaluates them. Times are nanoseconds of one clock."""
 
     __slots__ = (
         "_at",
@@ -95,7 +95,7 @@ class Comparison:
 
     def __init__(self) -> None:
         self.pairs = 0
-        """Comparisons that the next two are of; while it is 0 they mean nothing."""
+        """Number of comparisons behind the next two; while it is 0, those are invalid."""
         self.cost_ns = 0
         self.error_ns = 0
         self.entered = 0
@@ -103,23 +103,23 @@ class Comparison:
         self.turn = _FIRST
         """The number of steps at which `take` is to be called."""
         self.one_of = 1
-        """Of so many blocks one is observed, a power of two; 1: all are, but for those that are compared."""
+        """Of this many blocks one is observed, a power of two; 1: all are, except those for comparison."""
         self.blocks = 1
         """How many blocks are to be bare, when `take` has said that steps are."""
         self._differences = array("q", bytes(8 * _KEPT))  # all of it from the beginning: a rank must not grow
         self._found = 0
-        self._planned = _FIRST  # where the one under way begins, or the next
+        self._planned = _FIRST  # where the current one begins, or the next
         self._begun = 0  # how many were planned
         self._seed = 1
         self._at = _IDLE
         self._before_ns = self._bare_ns = 0
 
     def take(self, steps: int, lasted_ns: Sequence[int], apart_ns: int = 0) -> bool:
-        """So many steps have ended; the last `BLOCK` of them took so long.
+        """A block of `BLOCK` steps has ended.
 
         Args:
-            steps: how many.
-            lasted_ns: of each of the last `BLOCK`, without the next.
+            steps: the number of steps so far.
+            lasted_ns: duration of each of the last `BLOCK`, without the next.
             apart_ns: what was spent on all of them in one or two.
 
         Returns:
@@ -156,10 +156,9 @@ class Comparison:
             self.give_up(steps)
 
     def give_up(self, steps: int) -> None:
-        """Nothing more comes of what is under way, if anything is: on to the next.
+        """Abandon the current comparison, if any, and go to the next.
 
-        Where that is depends on no more than how many steps there were: the ranks stay together, whatever one of them
-        gives up.
+        Its position depends only on the number of steps: the ranks stay together even if one of them gives up.
         """
         self._plan(steps)
         if self.one_of == 1:
@@ -170,12 +169,12 @@ class Comparison:
             self._turn_to(_BEFORE, -(-steps // cycle) * cycle)
 
     def start_over(self) -> None:
-        """What was found so far does not count any more: something has been switched off."""
+        """Discard the results so far: something has been switched off."""
         self._found = 0
         self.pairs = self.cost_ns = self.error_ns = 0
 
     def observe_one_of(self, blocks: int, steps: int) -> None:
-        """From now on, when so many steps have ended, of so many blocks one is observed."""
+        """From now on, after step number `steps`, observe one of `blocks` blocks."""
         self.one_of = blocks
         self.start_over()
         self.give_up(steps)
@@ -205,7 +204,7 @@ class Comparison:
 
 
 class Budget:
-    """Says when the price is too high, and what to switch off then."""
+    """Decides when the overhead is too high, and what to switch off then."""
 
     __slots__ = ("_acted", "_left", "_price", "_since", "_times", "ppm")
 
@@ -219,17 +218,17 @@ class Budget:
         self._acted = False  # nothing was yet, and that is when it was first looked at
 
     def too_high(self, now_ns: int, steps: int, step_ns_total: int, own_ns_total: int, comparison: Comparison) -> bool:
-        """Look at the price; after each comparison.
+        """Check the overhead; called after each comparison.
 
         Args:
             now_ns: the time now.
             steps: that have ended.
             step_ns_total: how long they took.
-            own_ns_total: what the taps have measured inside themselves.
-            comparison: what has come of it so far.
+            own_ns_total: overhead that the taps have measured inside themselves.
+            comparison: the comparisons so far.
 
         Returns:
-            True: now something is to be switched off; ask `next_of`. If that is nothing, ask `blocks`.
+            True: something must be switched off now: `next_of`. If that is nothing, `blocks`.
         """
         since_ns, since_steps, since_step_ns, since_own_ns = self._since
         if not since_ns:
@@ -250,7 +249,7 @@ class Budget:
         return True
 
     def next_of(self, armed: int) -> Hook:
-        """What to switch off next, of what is in service; none if there is nothing left."""
+        """The next part in service to switch off; none if there is nothing left."""
         while self._left:
             hook = Hook(self._left.pop(0) & armed)
             if hook:
@@ -258,7 +257,7 @@ class Budget:
         return Hook(0)
 
     def blocks(self, one_of: int) -> int:
-        """Of how many blocks one is to be observed from now on, if it was of so many until now."""
+        """The new number of blocks of which one is observed, if it was `one_of` until now."""
         while one_of < MOST_BLOCKS:
             one_of *= 2
             if self._excess(one_of) <= 1.0:
@@ -266,12 +265,12 @@ class Budget:
         return one_of
 
     def _excess(self, one_of: int) -> float:
-        """The price of a step, in limits, where of so many blocks one is observed."""
+        """The overhead of a step, in units of the limit, if one of `one_of` blocks is observed."""
         return self._price * (1 / one_of + _UNSEEN)
 
 
 def budget_ppm(percent: str) -> int:
-    """A share of a step, from what the launcher hands down; the default for what is no number."""
+    """Parse the share of a step that the launcher passes; the default if it is not a number."""
     try:
         return max(0, round(float(percent) * 10_000))
     except (ValueError, OverflowError):

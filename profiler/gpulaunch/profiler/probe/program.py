@@ -1,6 +1,6 @@
-"""How a program is set up, as far as advice depends on it: its dataloaders, its precision, DataParallel, its device.
+"""Records the parts of a program's setup that rules need: its dataloaders, its precision, DataParallel, its device.
 
-What is made is seen when it is made; the rest is looked at before the facts are written, once a second.
+Constructors are tapped; the rest is polled before the facts are written, once a second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARDED: Final = ("FlatParameter", "DTensor")
 
 
 def place(probe: Probe, torch: Any, undo: Undo) -> None:
-    """Start to tell of this program.
+    """Start to record this program.
 
     Raises:
         HookError: torch does not look as expected, or there is no place to write to.
@@ -114,7 +114,7 @@ class Program:
         groups = getattr(optimizer, "param_groups", ())
         elements: Counter[str] = Counter()
         sharded = False
-        # Nobody's `__torch_function__` is to see this; that of a parameter of a lazy module would forbid it.
+        # No `__torch_function__` must observe this; that of a parameter of a lazy module would raise.
         with self._torch._C.DisableTorchFunction():
             for parameter in islice((each for group in groups for each in group["params"]), _LOOK_AT):
                 elements[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()

@@ -1,8 +1,8 @@
-"""What a program that saves tells about it: when it stands still for a save, what is committed, what it resumed from.
+"""Reports of a program about its saves: when it is blocked by a save, what is committed, what it resumed from.
 
 For `gpulaunch.checkpoint`. Nothing here raises or waits; without an armed probe all of it does nothing. Any thread may
-tell of a commit or a failure. The thread that told `checkpoint_began` is held to stand still from then on, until it
-tells of a stall, a commit or a failure itself; if it is the training thread, that time is its step's "checkpoint".
+report a commit or a failure. The thread that called `checkpoint_began` counts as blocked from then on, until it reports
+a stall, a commit or a failure itself; if it is the training thread, that time is its step's "checkpoint".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# A background thread may commit while the training thread stands still for the next save. No lock: Python does not
+# A background thread may commit while the training thread is blocked by the next save. No lock: Python does not
 # change threads within `words[...] += n`, and where it has no lock of its own a lost count is the whole damage.
 _stands_still = 0  # the thread that is inside a save; get_ident is never 0
 _nested_before_ns = 0  # what the step machine had nested when it went in
@@ -44,7 +44,7 @@ def _told(tell: Callable[Concatenate[Probe, P], None]) -> Callable[P, None]:
 
 @_told
 def checkpoint_began(probe: Probe) -> None:
-    """This thread, the training thread, stands still for a save from here on."""
+    """This thread, the training thread, is blocked by a save from now on."""
     global _stands_still, _nested_before_ns
     probe.bare.end()
     _stands_still, _nested_before_ns = get_ident(), probe.machine.nested_ns
@@ -53,7 +53,7 @@ def checkpoint_began(probe: Probe) -> None:
 
 @_told
 def checkpoint_stalled(probe: Probe, stall_ns: int) -> None:
-    """The training thread goes on; it stood still for `stall_ns`. The save itself may still be under way."""
+    """The training thread continues; it was blocked for `stall_ns`. The save itself may still be in progress."""
     _goes_on(probe)
     _add_stall(probe, stall_ns)
 
@@ -63,10 +63,10 @@ def checkpoint_saved(probe: Probe, *, step: int, captured_ns: int, stall_ns: int
     """A checkpoint is committed.
 
     Args:
-        probe: is filled in; not an argument for the caller.
+        probe: passed by the decorator, not by the caller.
         step: the step it is of.
         captured_ns: CLOCK_MONOTONIC when the state in it was taken.
-        stall_ns: how long the training thread stood still for it, as far as `checkpoint_stalled` has not told it.
+        stall_ns: how long it blocked the training thread, unless already reported by `checkpoint_stalled`.
         size_bytes: what this rank wrote.
     """
     _goes_on(probe)
@@ -81,7 +81,7 @@ def checkpoint_saved(probe: Probe, *, step: int, captured_ns: int, stall_ns: int
 
 @_told
 def checkpoint_failed(probe: Probe) -> None:
-    """A save came to nothing; training goes on."""
+    """A save failed; training continues."""
     _goes_on(probe)
     probe.writer.words[Word.CHECKPOINT_FAILURES] += 1
 
@@ -104,7 +104,7 @@ def _add_stall(probe: Probe, stall_ns: int) -> None:
 
 
 def _goes_on(probe: Probe) -> None:
-    """The training thread stands still no longer, if this is it."""
+    """The training thread is no longer blocked, if this is it."""
     global _stands_still
     if get_ident() != _stands_still:
         return

@@ -13,7 +13,7 @@ _LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
 
 
 class Publisher:
-    """Has a step machine, and publishes what it tells."""
+    """Owns a step machine, and publishes its results."""
 
     __slots__ = ("_bucket", "_bucket_from", "_bucket_to", "_writer", "machine")
 

@@ -1,4 +1,4 @@
-"""How far a rank's collectives are: torch's flight recorder, asked once a second by the training thread itself.
+"""Reads the progress of a rank's collectives from torch's flight recorder, once a second in the training thread.
 
 The recorder keeps the last 2000 collectives of all process groups, gloo's too, and beside them the numbers of the last
 ones that were enqueued and completed in each group. Only those numbers are asked for: 0.2 kB and 4 us. Other ways, as
@@ -11,8 +11,8 @@ measured with torch 2.13 and gloo:
     a worker server in every rank      torch has one only if the program starts it. It is nine threads more, and three
                                        lines on the program's stderr.
 
-So nobody outside asks a rank while it trains; who looks into a rank that hangs asks the worker server for all of it, if
-the program runs one (`launcher.hang`). What is here is as of the end of a step, at most a second before the last one.
+So no outside process queries a rank while it trains; for a hung rank the worker server is asked for all of it, if the
+program runs one (`launcher.hang`). The values here are as of the end of a step, at most a second before the last one.
 torch reads these numbers without a lock, as its own watchdog does; the thread that makes most groups is the one here.
 """
 
@@ -30,11 +30,11 @@ _DUMPS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """torch has two recorders: NCCL's own, and one for all others."""
 _DEFAULT_GROUP: Final = "0"
 _DEAREST: Final = 1000
-"""An answer that took so long is asked for again after so many times as long."""
+"""After a query, the next one waits this many times the query's duration."""
 
 
 class Recorder:
-    """What the flight recorders of this process say, put into the words of `channel.collectives`."""
+    """Writes the numbers of this process's flight recorders to the words of `channel.collectives`."""
 
     def __init__(self, torch: Any, words: memoryview | list[int]) -> None:
         """`words`: of the rank's file."""

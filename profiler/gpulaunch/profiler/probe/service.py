@@ -1,4 +1,4 @@
-"""Which parts of the probe are in service, as the segment says it, and what they have done once a second."""
+"""Tracks in the segment which parts of the probe are in service, and runs their once-a-second calls."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Service:
         self._each_second: list[tuple[Hook, Callable[[], None]]] = []
 
     def armed(self, hook: Hook) -> None:
-        """Put it in the segment that `hook` is in service."""
+        """Record in the segment that `hook` is in service."""
         self.writer.words[Word.HOOKS_ARMED] |= hook
         self.writer.words[Word.HOOKS_UNAVAILABLE] &= ~hook
 
     def unavailable(self, hook: Hook, why: str) -> None:
-        """Put it in the segment that `hook` is out of service, and why."""
+        """Record in the segment that `hook` is out of service, and why."""
         self.writer.words[Word.HOOKS_ARMED] &= ~hook
         self.writer.words[Word.HOOKS_UNAVAILABLE] |= hook
         reason = f"{hook.name or 'traces'}: {why}"

@@ -1,4 +1,4 @@
-"""Where in the user's program something happens: the first frame that is not torch's, not ours, not Python's own.
+"""Finds the line of the user's program where something happens: the first frame outside torch, gpulaunch and Python.
 
 A place has one row in the segment, and its row is found by what the interpreter has at hand: the code object and where
 in it the frame stands. Its text is made once. All of this is bounded: the segment has 95 rows, and what comes when they
@@ -20,16 +20,16 @@ _NOT_THE_USERS: Final = frozenset({"torch", "gpulaunch", *sys.stdlib_module_name
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 _DEEP: Final = 64  # frames looked through; torch's own towers are lower
 _SCALER: Final = "torch.amp.grad_scaler"
-_KEYS: Final = 512  # places remembered; a line has several where it does several things, or where code is made anew
+_KEYS: Final = 512  # places remembered; a line has several if it does several things, or if its code is recreated
 
 
 def caller(skip: int = 0, *, above: FrameType | None = None) -> FrameType | None:
     """The innermost frame of the user's program on this thread, a library that is not torch being part of it; None if
     there is none (a thread of torch's), or the program cannot help it.
 
-    `logger.info("%f", loss)` waits for the GPU inside `logging`: that the standard library is passed over leads to the
-    line that logs. But `GradScaler.step` has to ask whether gradients are infinite, in a generator expression of its
-    own: no line of the program could do without.
+    `logger.info("%f", loss)` waits for the GPU inside `logging`: skipping the standard library leads to the line that
+    logs. But `GradScaler.step` must check whether gradients are infinite, in a generator expression of its own: no line
+    of the program could avoid that.
 
     Args:
         skip: frames above the caller of this that need not be looked at, to be quicker.
@@ -100,7 +100,7 @@ def _within_packages(path: str) -> str:
 
 
 class Sites:
-    """The rows of the places that one room of the probe has to tell about."""
+    """The rows of the places that one module of the probe reports."""
 
     __slots__ = ("_rows", "_texts", "_writer")
 

@@ -1,4 +1,4 @@
-"""What a batch weighs: how many samples it has, and how many bytes."""
+"""Computes the size of a batch: samples and bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
     """
     kind = type(batch)
     items = batch.values() if kind is dict else batch if kind is list or kind is tuple else ()
-    if 0 < len(items) <= _LOOK_AT:  # what default_collate makes; a fraction of the price of looking around
+    if 0 < len(items) <= _LOOK_AT:  # what default_collate makes; much faster than a full inspection
         samples = size_bytes = 0
         try:
             for item in items:

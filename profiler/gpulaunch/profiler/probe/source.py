@@ -1,4 +1,4 @@
-"""The program's text, where the frames have only lines: read once for each line that something is asked of."""
+"""Parses the program's source to find the call at a frame's instruction: once for each line in question."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What stands behind the taps of one rank: step machine, segment, the training thread, which parts are in service.
+"""The state behind the taps of one rank: step machine, segment, training thread, parts in service.
 
-Nothing here raises into the user's code. A fault takes the part it happened in out of service and says so in the
-segment.
+Nothing here raises into the user's code. A fault disables the part it happened in and is recorded in the segment.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
 
 
 TOGETHER: Final = BLOCK
-"""Steps whose edges are taken up together. All ranks do that after the same steps: who waits for one waits for all.
+"""Steps whose edges are processed together. All ranks do that after the same steps, so that their delays coincide.
 As many as a block of `price` has, so that each block has one such moment."""
 
 _PRICED_EVERY: Final = 8  # of the groups of TOGETHER steps one is priced; it stands for the others
 
 _NO_THREAD: Final = 0  # get_ident is never 0
-_QUIET_NS: Final = 2_000_000_000  # and four steps: then who trains elsewhere is the training thread
+_QUIET_NS: Final = 2_000_000_000  # and four steps: then another thread that trains becomes the training thread
 _SOON_NS: Final = 50_000_000  # so long without an edge, and it is worth to ask whether the thread still lives
 _ASIDE: Final = -1  # the training thread is inside something whose inside does not count
 _SECOND_NS: Final = 1_000_000_000
-_LATEST_NS: Final = 250_000_000  # what was noted is taken up by then, if anything goes on
+_LATEST_NS: Final = 250_000_000  # notes are processed by then, if the program runs on
 _FEW: Final = 8
 _PLAIN_FROM: Final = 8  # steps in a row, each with the one edge that ends it
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
@@ -110,26 +109,26 @@ class Probe(Service):
         self._price_ns = 0  # of a step, of the group that was priced last
         self._priced = 0  # steps that have been priced so far, of the group that is
         self.taken_up: tuple[tuple[int, int], ...] = ()
-        """When steps were taken up last: how many had ended, and how long it took."""
+        """When steps were processed last: how many had ended, and how long it took."""
         self.pivot = 0
-        """The optimizer (its `id`) whose edges may be noted; 0: none may, each edge is taken up at once."""
+        """The optimizer (its `id`) whose edges may be noted; 0: none, each edge is processed at once."""
         self.steps = self.turn = 0
-        """While there is such a one: steps that have ended, and at how many `catch_up` is to be called."""
+        """While there is one: steps that have ended, and the number at which `catch_up` must be called."""
         self.late_ns = 0
-        """When it is to be called, whatever has or has not ended."""
+        """When `catch_up` must be called at the latest."""
         self.tell: Callable[[int], object] = self._take_up
-        """Told the time of an edge of the training thread, and the region after it, as LAST_EDGE has them."""
+        """Called with the time of an edge of the training thread and the region after it, as in LAST_EDGE."""
         self.prices = self.times = False
         self.closely = False
-        """Whether the step under way is priced, or timed on the GPU: `attend` is to be called."""
+        """Whether the current step's overhead is measured, or it is timed on the GPU: `attend` must be called."""
         self.clock: GpuClock | None = None
-        """What times phases on the GPU, if anything does; whoever has one sets it."""
+        """The clock that times phases on the GPU, if any; set by its owner."""
         self.bare = Bare(self)
         self._due_ns = 0
         self.bare.can_do_without(Hook.GPU_TIME, self._stop_clock)
 
     def ended(self) -> None:
-        """The program has ended: put what is left in the segment."""
+        """The program has ended: write the rest to the segment."""
         try:
             if self.thread != OFF:
                 self.bare.end()
@@ -141,7 +140,7 @@ class Probe(Service):
             self.fail(error)
 
     def off(self) -> None:
-        """Do nothing any more; the taps fall straight through. For forked children: they must not write the segment."""
+        """Disable the probe; the taps pass everything through. For forked children: they must not write the segment."""
         self.thread = OFF
 
     def fail(self, error: Exception) -> None:
@@ -153,7 +152,7 @@ class Probe(Service):
         if raised_by_program(error):
             raise error
         self.off()
-        with suppress(Exception):  # if the segment itself is what failed, there is nobody left to tell
+        with suppress(Exception):  # if the segment itself failed, the error cannot be reported
             self.unavailable(Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER, repr(error))
 
     # --- which thread, and where it is ------------------------------------------------------------------------------
@@ -168,7 +167,7 @@ class Probe(Service):
         return True
 
     def _takes_over(self, now_ns: int) -> bool:
-        """True if this thread trains from now on, and the training thread does not any more."""
+        """True if this thread replaces the training thread, which no longer trains."""
         thread = self.bare.thread if self.thread == BARE else self.thread
         if thread <= _NO_THREAD or thread == get_ident() or now_ns < self._asked_ns + _SOON_NS:
             return False
@@ -213,10 +212,9 @@ class Probe(Service):
         return self.writer.words[_LAST_EDGE] & _REGION == _BACKWARD
 
     def nested(self) -> Nested | None:
-        """Something begins on this thread that is one thing, whatever happens in it: a save, a compilation.
+        """An interval begins on this thread that counts as a whole: a save, a compilation.
 
-        Until `nested_end` the training thread steps aside: what it does passes unseen. None, and nothing to end, on any
-        other thread.
+        Until `nested_end` the training thread is not observed. None, and no `nested_end`, on any other thread.
         """
         self.bare.end()
         if not self.is_training():
@@ -236,7 +234,7 @@ class Probe(Service):
             return 0
 
     def stood_still(self, since_ns: int, nested_before_ns: int) -> None:
-        """This thread stood still for a save since then, when the machine's `nested_ns` was this."""
+        """This thread was blocked by a save since then, when the machine's `nested_ns` was this."""
         if self.is_training():
             self.nest(CHECKPOINT, since_ns, monotonic_ns(), nested_before_ns)
 
@@ -250,10 +248,10 @@ class Probe(Service):
     # --- edges: noted, or taken up at once --------------------------------------------------------------------------
 
     def catch_up(self, apart: bool = False) -> int:
-        """Take up what the training thread has noted, and do what is done when steps have ended. On that thread only.
+        """Process the notes of the training thread, and do the work at the end of steps. On that thread only.
 
         Args:
-            apart: what it costs is in no span that `attend` is told of.
+            apart: its duration is in no span reported to `attend`.
 
         Returns:
             The region after the last edge that was noted; 0 if there was none.
@@ -308,7 +306,7 @@ class Probe(Service):
             self._at(note >> REGION_BITS, region)
 
     def _settle(self, steps: int, observed: int) -> None:
-        """So many steps have ended, and are published; so many of them since it was last called were observed."""
+        """Step number `steps` has ended and is published; `observed` of the steps since the last call were observed."""
         machine = self.machine
         if self.prices:
             self._priced += observed
@@ -343,7 +341,7 @@ class Probe(Service):
         self._settled, self._ended = steps, machine.optimized
 
     def _take_each(self) -> None:
-        """What comes is not known before: each edge is taken up at once."""
+        """The next edges are not predictable: each is processed at once."""
         if self.pivot:
             self.writer.words[_STEPS_MADE] = 0
         self._plain = self.pivot = 0
@@ -421,7 +419,7 @@ class Probe(Service):
         return 0
 
     def note(self, text: str) -> None:
-        """Put the user's words in the segment."""
+        """Write the user's note to the segment."""
         try:
             if self.thread != OFF:
                 self.writer.write_text(TextSlot.NOTE, text)
@@ -436,7 +434,7 @@ class Probe(Service):
         self._look_around(now_ns)
 
     def _at(self, now_ns: int, region: int) -> None:
-        """The training thread has passed an edge. The taps have this written out: `edge` is the word, 3 the bits."""
+        """The training thread has passed an edge. The taps have this inlined: `edge` is the word, 3 the bits."""
         self.writer.words[_LAST_EDGE] = now_ns << REGION_BITS | region
 
     def _look_around(self, now_ns: int) -> None:
@@ -447,19 +445,19 @@ class Probe(Service):
         facts.flush()
 
     def _stop_clock(self) -> None:
-        """Time phases on the GPU no more."""
+        """Stop timing phases on the GPU."""
         clock, self.clock, self.times = self.clock, None, False
         if clock is not None:
             with suppress(Exception):
-                clock.drop()  # whoever else has it times nothing either
+                clock.drop()  # other users of it time nothing either
 
     def unobserved(self, steps: int) -> None:
-        """Steps were made without the probe, and are published; so many have ended now."""
+        """Steps were made without the probe, and are published; `steps` have ended now."""
         self._ended = self.machine.optimized
         self._settle(steps, 0)
 
     def _untimed(self, error: Exception) -> None:
-        """What times phases on the GPU failed."""
+        """The timing of phases on the GPU failed."""
         if raised_by_program(error):
             raise error
         self._stop_clock()

@@ -47,9 +47,9 @@ _LONG_PATIENCE: Final = 16 * PATIENCE
 """The same where an optimizer has been made and nothing has been compiled that it could be part of: it will come."""
 
 _GONE: Final = -1  # no optimizer has this `id`
-_MANY: Final = 16  # optimizers of one program that each step once in a step, after backwards of their own
+_MANY: Final = 16  # optimizers of one program that each step once per step, after backwards of their own
 
-# To look a member up in its enum costs as much as an edge; these names do not.
+# An enum member lookup takes as long as an edge; these names do not.
 _UNKNOWN: Final = StepSource.NONE
 _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 _BY_BACKWARD: Final = StepSource.BACKWARD
@@ -70,7 +70,7 @@ class StepMachine(Account):
     """Counts one thread's steps.
 
     Times are nanoseconds of any one monotonic clock. `begin` comes before any edge. Whenever a step has ended,
-    `on_step` is told how many (1, but for the first ones of a loop without optimizer) and the record of one, or of
+    `on_step` gets the number (1, except for the first ones of a loop without optimizer) and the record of one, or of
     their mean.
 
     Only the training thread calls this. Any thread may note, at any time: see `Account`.
@@ -101,8 +101,8 @@ class StepMachine(Account):
     def __init__(self, on_step: Callable[[int, Record], None]) -> None:
         super().__init__(on_step)
         self.on_evaluated: Callable[[int, bool], None] = lambda _batches, _trains: None
-        """Told how many batches that came with gradients on were not for training after all; and whether others of the
-        same dataset are."""
+        """Called with the number of batches fetched with gradients on that were not for training after all, and whether
+        others of the same dataset are."""
 
         # batches fetched and not yet known to be for training
         self._samples_waiting = 0
@@ -124,7 +124,7 @@ class StepMachine(Account):
         self._compiles = False
 
     def start_over(self, now_ns: int) -> None:
-        """Another thread trains from here on: what was under way stays where it is."""
+        """Another thread trains from now on: the current step is left as it is."""
         self.notes.clear()
         self.begin(now_ns)
         self._samples_waiting = self._batches_waiting = self._mixed = 0
@@ -153,7 +153,7 @@ class StepMachine(Account):
             self.pivot = _GONE
 
     def compiled(self) -> None:
-        """Something was compiled, the optimizer's step perhaps, which is not seen then."""
+        """Something was compiled, possibly the optimizer's step, which is not observed then."""
         self._compiles = True
         self._patience = PATIENCE
 

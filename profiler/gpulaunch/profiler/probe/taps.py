@@ -1,7 +1,7 @@
-"""How a tap is put into torch and comes out again; every room of the probe that has taps uses this.
+"""Places taps in torch and removes them; used by every module of the probe that has taps.
 
-A tap is a function of ours in the place of one of torch's. A room places its own in `place(probe, torch, undo)`: it
-raises `HookError` when torch does not look as expected, and appends to `undo` whatever takes a tap out again.
+A tap is a function of ours in place of one of torch's. A module places its own in `place(probe, torch, undo)`: it
+raises `HookError` if torch does not look as expected, and appends to `undo` what removes the tap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class HookError(Exception):
 def put(owner: Any, name: str, tap: object, undo: Undo) -> None:
     """Set `owner.name`, a function of a module or a method of a class (its own or an inherited one), to `tap`.
 
-    Taking it out leaves alone what somebody else has put on top since.
+    Its removal does not affect functions that others have put on top since.
     """
     inherited = name not in vars(owner)
     original = None if inherited else vars(owner)[name]
@@ -47,11 +47,11 @@ def take_out(callbacks: list[Any], callback: object) -> None:
 def keep_out(torch: Any, *taps: Any, ours: Iterable[object] = ()) -> None:
     """Have torch.compile run these taps as they are, and not compile them, when it meets them outside a graph.
 
-    Only the taps: what they wrap calls code of the user's (an autograd.Function, a dataset) that is to be compiled as
-    ever. `ours` are functions that taps call: those are kept out with all that they call.
+    Only the taps: what they wrap calls user code (an autograd.Function, a dataset) that must still be compiled. `ours`
+    are functions that taps call: those are kept out with all that they call.
 
-    torch does so with its own files, by their path. The switch is in torch's C part, which is there without the 1.4 s
-    of importing torch._dynamo. Where it is missing, taps are compiled away: silent in such programs.
+    torch does so with its own files, by their path. The switch is in torch's C part, which is available without the
+    1.4 s import of torch._dynamo. Where it is missing, taps are compiled away and report nothing in such programs.
     """
     try:
         eval_frame = torch._C._dynamo.eval_frame

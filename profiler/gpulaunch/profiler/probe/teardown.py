@@ -1,8 +1,8 @@
-"""The order in which a DistributedDataParallel lets go of its parts, so that a program that is done also ends.
+"""Fixes the order in which a DistributedDataParallel releases its parts, so that a finished program also exits.
 
-torch 2.13 deadlocks now and then, under every launcher, in a program that is done (2.14 does not): after
+torch 2.13 occasionally deadlocks, under every launcher, in a finished program (2.14 does not): after
 `destroy_process_group()` the C++ reducer of a DistributedDataParallel is the last to hold the process group. When the
-program lets go of its model, `~Reducer` runs `~ProcessGroupGloo` with the GIL held, which joins a thread that waits for
+program releases its model, `~Reducer` runs `~ProcessGroupGloo` with the GIL held, which joins a thread that waits for
 the GIL to release the state of the last allreduce. The module holds the group as a Python object as well, whose
 destructor releases the GIL (pytorch/pytorch#154976): it only has to be the last. Attributes go in the order of an
 object's `__dict__`, where torch has the group before the reducer.

@@ -1,6 +1,6 @@
-"""Where a rank's multiprocessing puts its sockets: beside the control segment, so that they go with the job.
+"""Places the sockets of a rank's multiprocessing beside the control segment, so that they are removed with the job.
 
-A dataloader hands batches over through sockets in a directory that multiprocessing makes in the temporary directory and
+A dataloader passes batches through sockets in a directory that multiprocessing makes in the temporary directory and
 removes at the end of the process. A killed process removes nothing, and its directories stay for good.
 """
 

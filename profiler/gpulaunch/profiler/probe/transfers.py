@@ -1,4 +1,4 @@
-"""The ledger of copies between CPU and GPU and of waits for the GPU: what each moved, how long it kept the program.
+"""The ledger of copies between CPU and GPU and of waits for the GPU: bytes moved, and how long the program was blocked.
 
 A call is one entry, whatever torch does in it: it counts under its direction and kind of host memory (`COPIES`), under
 what it waited by (`SYNCS`), or both, and at one line of the program.
@@ -57,10 +57,10 @@ Copy = tuple[int, int, int]
 
 
 class Transfers:
-    """What the taps of `copies` tell, and what comes of it in the segment.
+    """Counts the calls reported by the taps of `copies` and writes them to the segment.
 
-    The first four are what a tap calls in the place of torch's own function. They call that, once, and give its result
-    or raise what it raises, or what a signal handler of the program's raises; after a fault of ours they do only this.
+    A tap calls one of the first four instead of torch's own function. They call that, once, and return its result or
+    raise what it raises, or what a signal handler of the program raises; after a fault of ours they do only this.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class Transfers:
         self._modules: dict[int, dict[int, int]] = {}  # threads that move a module: bytes so far, by index in COPIES
 
     def do_without(self) -> None:
-        """Let every call pass from now on: it costs too much."""
+        """Pass every call through from now on: the overhead is too high."""
         self._off = True
 
     def copies(self, kind: int, original: Original, args: Args, kwargs: Kwargs, *, into: bool = False) -> Any:
@@ -305,7 +305,7 @@ class Transfers:
         return _BUILT_ON_CPU, f"built at {path}:{line}, moved at {path}:{frame.f_lineno}"
 
     def _price(self, spent: Spent) -> None:
-        """What the entry has cost since the user's call ended."""
+        """Add the entry's overhead since the user's call ended."""
         probe = self._probe
         if probe.prices:
             probe.machine.spent_ns += monotonic_ns() - spent[1]

@@ -1,4 +1,4 @@
-"""Whose an exception is that comes up within our own code: ours, or that of a signal handler of the program's.
+"""Tells whether an exception within our own code is ours, or was raised by a signal handler of the program.
 
 Python runs handlers of signals between any two of its instructions, ours included. What a handler raises (on SIGALRM a
 TimeoutError, say) is meant to end what the program is doing, and must get there.

@@ -1,14 +1,14 @@
-"""Inside a dataloader worker: what each fetch spends on a core, waiting for one, and waiting for anything else.
+"""Measures in a dataloader worker how long each fetch is on a core, waits for one, and is blocked otherwise.
 
-A worker is slow for one of three reasons, and each wants something else done about it: preparing takes the core (more
-workers, a cheaper transform), there is no core (fewer workers), or storage keeps it waiting (more workers, a cache).
-The kernel can tell them apart: a thread's CPU clock is exact, `schedstat` says how long it was ready to run and was
-not run, and what is left of the wall time was spent blocked.
+A worker is slow for one of three reasons, each with its own remedy: preparing takes the core (more workers, a cheaper
+transform), there is no core (fewer workers), or storage keeps it waiting (more workers, a cache). The kernel's figures
+separate them: a thread's CPU clock is exact, `schedstat` has how long it was ready but not running, and the rest of the
+wall time was spent blocked.
 
     wall time of a fetch = on a core + in the run queue + blocked
 
 Other threads of the worker count too: while the fetching thread waits for a pool that decodes, what that pool computes
-is preparing, not waiting. What was read is told by `io`, of which `read_bytes` came from a device and `rchar` is
+is preparing, not waiting. Reads are counted by `io`, of which `read_bytes` came from a device and `rchar` is
 everything, so the difference came from memory.
 
 The taps sit on the `fetch` of torch's two fetcher classes, in the rank, and forked workers inherit them; in spawned
@@ -61,8 +61,8 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:  # noqa: ARG001 - rooms
 def arm_worker(torch: Any) -> None:
     """Measure this process, if it turns out to be a dataloader worker of the rank. Idempotent.
 
-    For processes that import torch themselves: spawned workers, and fork servers. Raises nothing: what is the matter
-    with this torch, the rank has said.
+    For processes that import torch themselves: spawned workers, and fork servers. Raises nothing: the rank has already
+    reported any problem with this torch.
     """
     global _armed
     if not _armed:

@@ -1,8 +1,8 @@
-"""The vocabulary of what is measured: frozen values, the unit in every field name.
+"""Data types of all measurements: frozen values, with the unit in every field name.
 
-Everything here is plain data that one thread makes and any other may read: a `NodeState` is published whole, once a
-refresh, and never changed afterwards. Quantities stay in the unit in which they were counted (ns, bytes, ticks
-already turned into seconds); the exporters convert at the edge.
+Everything here is plain data that one thread creates and any other may read: a `NodeState` is published whole, once per
+refresh, and never changed afterwards. Quantities stay in the unit in which they were counted (ns, bytes; ticks are
+already converted to seconds); the exporters convert at the edge.
 """
 
 from __future__ import annotations

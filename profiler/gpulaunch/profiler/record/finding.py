@@ -1,4 +1,4 @@
-"""What was found in a run."""
+"""The data type of a finding: a problem found in a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing to change, and what it costs as it is."""
+    """One thing to change, and the time it loses now."""
 
     rule: str
     file: str | None
@@ -17,22 +17,22 @@ class Finding:
     subject: str
     ranks: tuple[int, ...]
     seconds_per_step: float
-    """What every step would be shorter by; 0 where time is not what is lost, or not yet."""
+    """By how much every step would be shorter; 0 where no time is lost, or not yet."""
     seconds_per_hour: float
-    """The same for an hour of training as it is now."""
+    """The same per hour of training at the present speed."""
     confidence: float
     """0..1; see `analysis.finding`."""
     evidence: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
-    """Of the rank that loses most; the unit is in every name."""
+    """Of the rank with the largest loss; the unit is in every name."""
     advice: str
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What makes it the same finding in another window."""
+        """The key that identifies the same finding in another window."""
         return self.rule, self.file or "", self.line or 0, self.subject
 
     def as_json(self) -> dict[str, Any]:
-        """Give it for a file that machines read."""
+        """Return it as a JSON object."""
         return {
             "rule": self.rule,
             "file": self.file,
@@ -50,5 +50,5 @@ class Finding:
 
 
 def _rounded(value: float) -> float:
-    """Leave out the digits that no measurement has."""
+    """Round away digits beyond the precision of any measurement."""
     return float(f"{value:.6g}")

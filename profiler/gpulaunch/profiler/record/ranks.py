@@ -1,4 +1,4 @@
-"""The ranks of this node: who they are, and what their processes, workers and collectives do."""
+"""Data types of the ranks of this node, and of their processes, workers and collectives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AttemptGroup:
 
 
 class Role(Enum):
-    """Whose share of a rank's memory and CPU: the training process itself, or every process below it."""
+    """Which processes of a rank: the training process itself, or all processes below it."""
 
     TRAINER = "trainer"
     WORKERS = "workers"
@@ -41,15 +41,15 @@ class Usage:
 
     rss_bytes: int
     pss_bytes: int | None
-    """None until every process of the role has been asked (it is dear, so it is asked rarely)."""
+    """None until it was read for every process of the role (it is expensive, so it is read rarely)."""
     cpu_user_s: float
     cpu_system_s: float
     """CPU seconds include processes that have ended."""
     anonymous_bytes: int | None = None
-    """Of the resident memory, what is no file's and nobody's but theirs: the rest are pages that files are mapped to,
-    which the kernel takes back when it needs them, and shared memory. None where it is not known."""
+    """The private, non-file part of the resident memory. The rest are pages of mapped files, which the kernel reclaims
+    when it needs them, and shared memory. None where it is not known."""
     pss_anonymous_bytes: int | None = None
-    """The same of the proportional size; None also where the kernel does not tell it apart (older ones)."""
+    """The same for the proportional size; None also where the kernel does not report it separately (older ones)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,22 +59,22 @@ class RankProcesses:
     rank: int
     usage: Mapping[Role, Usage]
     workers_alive: int
-    """Living dataloader workers (they name themselves `pt_data_worker`); other children are in the usage only."""
+    """Live dataloader workers (they name themselves `pt_data_worker`); other children count in the usage only."""
     runqueue_s: Mapping[Role, float] = field(default_factory=dict[Role, float])
-    """Seconds that threads of the role were ready to run and had no core, those of processes that ended included: of
-    all threads, so more than a second a second is possible. Empty where the kernel does not count it."""
+    """Seconds that threads of the role were ready to run but had no core, including processes that ended. Summed over
+    all threads, so more than a second per second is possible. Empty where the kernel does not count it."""
     threads: float | None = None
     """How many threads of the rank, workers included, ran or waited for a core, on average between the last two
-    looks at each; None before the second look. Over all ranks more than the cores of the node: oversubscribed."""
+    samples of each; None before the second. If the sum over all ranks exceeds the node's cores: oversubscribed."""
     shm_inflight_bytes: Mapping[int, int] | None = field(default_factory=dict[int, int])
-    """Shared memory that holds batches, by the pid of the worker that made them (it may have ended): made and not yet
-    freed by the rank. As of the last look, some ten seconds ago at most while there is time for it; None where what its
-    processes have open may not be read, or was not yet."""
+    """Shared memory that holds batches not yet freed by the rank, by the pid of the worker that made them (it may have
+    ended). As of the last sample, at most some ten seconds ago while there is time for it; None where the descriptors
+    of its processes may not be read, or were not read yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderWorkers:
-    """All dataloader workers of one rank so far, over all attempts of the run. All times are of fetches."""
+    """All dataloader workers of one rank so far, over all attempts of the run. All times are within fetches."""
 
     rank: int
     batches: int
@@ -84,7 +84,7 @@ class LoaderWorkers:
     cpu_ns: int
     """On a core: preparing."""
     runqueue_ns: int
-    """Ready to run, and no core was free."""
+    """Ready to run, but no core was free."""
     blocked_ns: int
     """Waiting for anything else: storage, a network, a lock."""
     collate_ns: int
@@ -94,26 +94,26 @@ class LoaderWorkers:
     cached_bytes: int
     """Read from memory: the page cache, pipes."""
     alive: int
-    """Workers that live now and have fetched."""
+    """Live workers that have fetched."""
     knows_runqueue: bool
-    """False: the kernel does not count it, and `blocked_ns` holds it too."""
+    """False: the kernel does not count it, and `blocked_ns` includes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankCollectives:
-    """The collectives of one rank. Counts cover all attempts of the run, the last three are of the running one."""
+    """The collectives of one rank. Counts cover all attempts of the run; the last three fields the current one."""
 
     rank: int
     calls: Mapping[str, int]
-    """Calls that the training thread has begun, by `channel.collectives.KINDS`; only what there was. What
-    DistributedDataParallel begins, in C++, is in the next two only."""
+    """Calls started by the training thread, by `channel.collectives.KINDS`; only kinds that occurred. Collectives that
+    DistributedDataParallel starts, in C++, are in the next two only."""
     enqueued: int | None
-    """Collectives of all process groups that were begun, as torch's flight recorder numbers them; None: it says
-    nothing. It is asked once a second, at the end of a step."""
+    """Collectives started in all process groups, as torch's flight recorder numbers them; None: it reports nothing. It
+    is read once a second, at the end of a step."""
     completed: int | None
     sequence: int | None
-    """Number of the last one that was begun in the default process group: who is behind the others is waited for."""
+    """Number of the last one started in the default process group: the others wait for a rank that is behind."""
     last: str | None
     """The kind of the last call."""
     running: bool
-    """Whether the training thread is inside of it."""
+    """Whether the training thread is inside it."""

@@ -1,4 +1,4 @@
-"""How a measurement is told, and how measuring itself goes."""
+"""The result of a sampler (`Reading`), the sampler protocol, and the state of collectors and sidecar."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Generic[T_co]):
-    """What one sampler saw at one moment; trouble travels in the result, it does not break the loop."""
+    """One result of a sampler; errors are part of the result and do not break the loop."""
 
     values: T_co
     absent: str = ""
-    """Why there is no such source on this node, if there is none: no error, but nothing that is delivered either."""
+    """Why this node has no such source, if it has none: not an error, but there are no values."""
     errors: tuple[str, ...] = ()
-    """What could not be read this time, one line each, without user data. A process that ended is no error."""
+    """What could not be read this time, one line each, without user data. A process that ended is not an error."""
     late_s: float = 0.0
-    """Seconds from the moment asked for until the last value was read: values carry that much uncertainty in time."""
+    """Seconds from the requested time until the last value was read: the uncertainty in time of the values."""
 
 
 class Sampler(Protocol[T_co]):
-    """A source of measurements: one file per source, one verb."""
+    """A source of measurements: one module per source, one method."""
 
     def read(self, now: float) -> Reading[T_co]:
-        """Give what the source says now (monotonic seconds); never blocks on a rank."""
+        """Return the source's values at `now` (monotonic seconds); never blocks on a rank."""
         ...
 
 
@@ -45,7 +45,7 @@ class Collector(Enum):
     FINDINGS = "findings"
     LEDGER = "ledger"
     STORE = "store"
-    """telemetry.sqlite, which somebody beside the loop writes and tells of."""
+    """telemetry.sqlite; written, and its state reported, outside the loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +54,19 @@ class CollectorState:
 
     available: bool
     reason: str
-    """Why not, or what failed last; empty if nothing ever did."""
+    """Why it does not work, or the last failure; empty if there was none."""
     errors: int
     spent_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class SidecarState:
-    """What the sidecar itself costs."""
+    """The sidecar's own overhead."""
 
     cpu_s: float
     rss_bytes: int | None
     refreshes: int
     late_refreshes: int
-    """Refreshes that came a whole interval too late or more."""
+    """Refreshes that were late by a whole interval or more."""
     refresh_s: float
-    """How long the refresh before this one took."""
+    """Duration of the previous refresh."""

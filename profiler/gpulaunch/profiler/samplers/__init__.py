@@ -1,3 +1,3 @@
-"""One file per source, one verb: read."""
+"""Samplers: one module per source of measurements, each with one method: read."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The control groups that hold us, version 1 and 2: how much memory may still be had, how many cores' worth of time.
+"""Reads our control groups, version 1 and 2: memory headroom and CPU quota.
 
-A limit anywhere above us binds us too, so every directory from ours up to the mount counts. Inside a container without
-a cgroup namespace the path in /proc/self/cgroup does not exist below the mount; the walk upwards then ends at the
-mount itself, which is the container's own group.
+A limit anywhere above us applies to us too, so every directory from ours up to the mount counts. Inside a container
+without a cgroup namespace the path in /proc/self/cgroup does not exist below the mount; the walk upwards then ends at
+the mount itself, which is the container's own group.
 
 The sidecar is in its agent's group. A rank in a deeper one (a launcher that moves its children) may have less.
 """
@@ -22,26 +22,26 @@ _V1_NO_LIMIT_BYTES: Final = 1 << 62
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMemory:
-    """A memory limit and what counts against it."""
+    """A memory limit and the memory charged to it."""
 
     limit_bytes: int
     used_bytes: int
-    """Without the page cache of files, which the kernel takes back before it kills for the limit."""
+    """Without the page cache of files, which the kernel reclaims before it kills for the limit."""
 
     @property
     def headroom_bytes(self) -> int:
-        """What may still be taken; negative for a moment after a limit was lowered."""
+        """What may still be allocated; briefly negative after a limit was lowered."""
         return self.limit_bytes - self.used_bytes
 
 
 class Cgroups:
-    """Finds the groups once, and reads their limits each time: they can be changed while we run."""
+    """Finds the groups once, and reads their limits each time, since these can change while we run."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = str(root)
 
     def memory(self) -> GroupMemory | None:
-        """Give the group with the least room left; None without a limit."""
+        """Return the group with the least headroom; None without a limit."""
         limited: list[GroupMemory] = []
         for version, directory in self._memory_groups:
             limit = _number(directory, "memory.max" if version == 2 else "memory.limit_in_bytes")
@@ -51,13 +51,13 @@ class Cgroups:
             if usage is None:
                 continue
             stat = parse_stat(_read(directory, "memory.stat"))
-            total = "" if version == 2 else "total_"  # version 1 has figures without the groups below, too
+            total = "" if version == 2 else "total_"  # version 1 also has figures without child groups
             cache = stat.get(f"{total}active_file", 0) + stat.get(f"{total}inactive_file", 0)
             limited.append(GroupMemory(limit_bytes=limit, used_bytes=max(0, usage - cache)))
         return min(limited, key=lambda group: group.headroom_bytes, default=None)
 
     def cpu_quota_cores(self) -> float | None:
-        """Give the cores' worth of time that we may use; None without a quota."""
+        """Return the CPU time that we may use, in cores; None without a quota."""
         quotas: list[float] = []
         for version, directory in self._cpu_groups:
             if version == 2:
@@ -84,7 +84,7 @@ def parse_stat(text: str) -> dict[str, int]:
 
 
 def _directories(root: str, controller: str) -> Iterator[tuple[int, str]]:
-    """(version, directory) of each group that holds us for this controller, from ours up to the mount."""
+    """(version, directory) of each of our groups for this controller, from ours up to the mount."""
     own: dict[int, str] = {}
     for line in _read(root, "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -120,4 +120,4 @@ def _read(directory: str, name: str) -> str:
         with open(os.path.join(directory, name), "rb", buffering=0) as file:
             return file.read().decode("utf-8", "surrogateescape").strip()
     except OSError:
-        return ""  # not there, or not for us: no limit that we know of
+        return ""  # missing, or not readable: no known limit

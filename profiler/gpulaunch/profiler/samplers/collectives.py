@@ -1,6 +1,6 @@
-"""The collectives of each rank, as the rank says itself (`probe.collectives`, `probe.recorder`).
+"""Samples each rank's collectives from the file that the rank writes (`probe.collectives`, `probe.recorder`).
 
-Nobody asks the rank anything: what it says is in memory.
+The rank is not queried: its values are in shared memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CollectivesSampler:
         self._recorders: set[int] = set()
 
     def read(self, now: float) -> Reading[tuple[RankCollectives, ...]]:
-        """Give the collectives of every rank that has ever had one."""
+        """Return the collectives of every rank that has ever had one."""
         group = self._group()
         ranks = [] if group is None else [place.rank for place in group.ranks]
         self._attempt = 0 if group is None else group.attempt
@@ -57,12 +57,12 @@ class CollectivesSampler:
             else:
                 if state is not None:
                     values.append(state)
-        # Calls are counted without it; but then nobody knows of what DistributedDataParallel does.
+        # Calls are counted without it; but then the collectives of DistributedDataParallel are not known.
         absent = "torch's flight recorder cannot be asked" if self._recorders == {CANNOT} else ""
         return Reading(values=tuple(values), absent=absent, errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         self._files.close()
 
     def _state(self, rank: int, reader: CollectivesReader) -> RankCollectives | None:
@@ -73,7 +73,7 @@ class CollectivesSampler:
         if not any(totals):
             return None
         self._recorders.add(seen.recorder)
-        is_now = seen.attempt == self._attempt  # else its rank has not come so far yet
+        is_now = seen.attempt == self._attempt  # else its rank has not opened one yet
         *calls, enqueued, completed = totals
         recorded = bool(enqueued)
         return RankCollectives(

@@ -1,4 +1,4 @@
-"""What a rank says about its surroundings: `facts-<rank>.json`, read again when it has been replaced."""
+"""Reads a rank's facts about its environment: `facts-<rank>.json`, again whenever it was replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FactsFile:
         """The newest facts that could be read; empty before the first.
 
         Raises:
-            OSError, ValueError: the file has changed and cannot be read; the next call gives what was known before.
+            OSError, ValueError: the file has changed and cannot be read; the next call returns the earlier facts.
         """
         try:
             stat = os.stat(self._path)

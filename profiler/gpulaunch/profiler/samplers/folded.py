@@ -1,12 +1,12 @@
-"""Stacks that are counted, in bounded memory, and their file.
+"""Counts stacks in bounded memory, and reads and writes the folded-stacks file.
 
 A stack is a sequence of labels, `name (file:line)`, the outermost frame first. Equal stacks of one phase are one entry
 with a count. The file `stacks.folded` has one line for each, as flame graph programs read them:
 
     <phase>;<label>;<label>;... <count>
 
-Bounded: of each phase only the stacks seen most often are kept; what is dropped is counted in the one stack
-`(elsewhere)`, so that every sum stays true. A label is stored once, whatever number of stacks it is in.
+Bounded: of each phase only the most frequent stacks are kept; dropped ones are counted in the one stack `(elsewhere)`,
+so that every sum stays correct. A label is stored once, regardless of the number of stacks that it is in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME_CHARS: Final = 80
 _LABEL_CHARS: Final = 200
 _LARGEST_FILE_BYTES: Final = 64 << 20
 
-# What lies before the path of a module in its package, wherever that is installed.
+# The part of a path before the package, wherever that is installed.
 _INSTALLED: Final = re.compile(r".*/(?:site-packages|dist-packages|lib/python3\.\d+t?)/")
 _START: Final = "/gpulaunch/launcher/loop/"
 _TAPS: Final = "/gpulaunch/profiler/probe/"
@@ -57,7 +57,7 @@ class Folded:
         self._has_dropped = False
 
     def add(self, phase: str, labels: Sequence[str], count: int = 1) -> None:
-        """Count a stack, the outermost frame first. Labels are taken as they are: see `labels_of` and `parse_line`."""
+        """Count a stack, the outermost frame first. Labels are not checked: see `labels_of` and `parse_line`."""
         if self._has_dropped and len(self._ids) + len(labels) > self._max_labels:
             self._forget_unused()
         stack = array("I", (self._id(label) for label in labels)).tobytes()
@@ -68,7 +68,7 @@ class Folded:
             self._drop(counts)
 
     def samples(self) -> Mapping[str, int]:
-        """How many samples each phase has, in the order of STACK_PHASES."""
+        """Samples of each phase, in the order of STACK_PHASES."""
         return {phase: self._samples[phase] for phase in STACK_PHASES if phase in self._samples}
 
     def stacks(self, phase: str) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -78,7 +78,7 @@ class Folded:
             yield tuple(labels[number] for number in array("I", stack)), count
 
     def save(self, path: Path) -> None:
-        """Write all stacks for their owner only; readers find the old file or the new one. Raises OSError."""
+        """Write all stacks, readable by the owner only; readers see the old file or the new one. Raises OSError."""
         write_file(
             path,
             (
@@ -97,7 +97,7 @@ class Folded:
         return self._ids.setdefault(label, len(self._ids))
 
     def _drop(self, counts: dict[bytes, int]) -> None:
-        """Keep three quarters: to be called again only after a quarter more has come."""
+        """Keep three quarters, so that it runs again only after a quarter of new stacks."""
         by_count = sorted(counts, key=counts.__getitem__, reverse=True)
         elsewhere = array("I", (self._id(ELSEWHERE),)).tobytes()
         dropped = sum(counts.pop(stack) for stack in by_count[self._max_stacks * 3 // 4 :])
@@ -105,7 +105,7 @@ class Folded:
         self._has_dropped = True
 
     def _forget_unused(self) -> None:
-        """Number the labels anew, without those that are in no stack any more."""
+        """Renumber the labels, without those that are in no stack any more."""
         kept = {phase: dict(self.stacks(phase)) for phase in self._counts}
         self._ids = {}
         self._has_dropped = False
@@ -113,11 +113,11 @@ class Folded:
             counts = self._counts[phase] = {}
             for labels, count in stacks.items():
                 stack = array("I", map(self._id, labels)).tobytes()
-                counts[stack] = counts.get(stack, 0) + count  # what has no number any more is elsewhere, with others
+                counts[stack] = counts.get(stack, 0) + count  # stacks without a number are merged into "elsewhere"
 
 
 def load(path: Path, into: Folded) -> Folded:
-    """Add the stacks of a file to `into` and give it back; lines that are none are passed over. Raises OSError."""
+    """Add the stacks of a file to `into` and return it; invalid lines are skipped. Raises OSError."""
     with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
         if os.fstat(file.fileno()).st_size > _LARGEST_FILE_BYTES:
             raise OSError(errno.EFBIG, "too large to be a file of ours")
@@ -128,7 +128,7 @@ def load(path: Path, into: Folded) -> Folded:
 
 
 def parse_line(line: str) -> tuple[str, tuple[str, ...], int] | None:
-    """Read one line: phase, labels, count; None for what is none. Labels come out printable, whoever wrote them."""
+    """Parse one line: phase, labels, count; None if it is invalid. Labels are made printable."""
     body, _, count = line.rstrip("\n").rpartition(" ")
     phase, *labels = body.split(";")
     if phase not in STACK_PHASES or not labels or not (count.isascii() and count.isdigit() and len(count) < 16):
@@ -139,10 +139,10 @@ def parse_line(line: str) -> tuple[str, tuple[str, ...], int] | None:
 
 
 def labels_of(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """Turn a stack, deepest frame first, into labels, outermost first: what the user's program does.
+    """Convert a stack, deepest frame first, to labels, outermost first: what the user's program does.
 
-    Left out: what lies below the program (our start of the rank, runpy), and our taps, which only pass calls on. What a
-    tap calls of our own stays: it works for us, and that is to be seen.
+    Left out: frames below the program (our start of the rank, runpy), and our taps, which only forward calls. Our code
+    that a tap calls stays: it is our overhead and must be visible.
     """
     starts = [index for index, frame in enumerate(frames) if _START in frame.file]
     shown = frames[: starts[0]] if starts and starts[0] else frames
@@ -159,19 +159,19 @@ def labels_of(frames: Sequence[Frame]) -> tuple[str, ...]:
 
 
 def _shortened(labels: Sequence[str]) -> Iterable[str]:
-    """Leave out the middle of a deep recursion: both ends of it tell more."""
+    """Leave out the middle of a deep recursion: its ends are more informative."""
     if len(labels) <= _OUTER_FRAMES + _INNER_FRAMES:
         return labels
     return (*labels[:_OUTER_FRAMES], _LEFT_OUT, *labels[-_INNER_FRAMES:])
 
 
 def _place(file: str) -> str:
-    """Shorten a path to what tells files apart: from its package on, or with the directory that it is in."""
+    """Shorten a path to what distinguishes files: from the package on, or the file with its directory."""
     installed = _INSTALLED.match(file)
     return file[installed.end() :] if installed else "/".join(file.rsplit("/", 2)[-2:])
 
 
 def _clean(label: str) -> str:
-    """Make a label fit for a line of the file and for a page: names of functions and files may hold anything."""
+    """Make a label safe for a line of the file and for a page: names of functions and files may contain anything."""
     text = "".join(c if c.isprintable() else "?" for c in label[:_LABEL_CHARS])
     return text.replace(";", ",") or "?"

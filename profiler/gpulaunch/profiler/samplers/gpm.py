@@ -1,11 +1,11 @@
-"""What the inside of a GPU was busy with: GPM, the performance counters that NVML reads from Hopper on.
+"""Samples the utilisation of a GPU's units with GPM, the performance counters that NVML reads from Hopper on.
 
-A reading compares two samples of the counters, so the figures are averages between this reading and the one before.
-The samples must lie more than 100 ms apart (NVML's documentation of GPM: the counters are renewed that often), and
-below that byte rates are 0, which is indistinguishable from no traffic; so readings that come faster than that are not
-made. Where samples lie far apart, because NVML did not answer, nothing is told of the time between.
+A reading compares two samples of the counters, so the figures are averages between this reading and the previous one.
+The samples must be more than 100 ms apart (NVML's documentation of GPM: the counters are updated that often). Below
+that, byte rates are 0, which is indistinguishable from no traffic; so faster readings are skipped. If samples are far
+apart, because NVML did not answer, nothing is reported for the time between.
 
-GPM uses another part of the GPU than CUPTI and Nsight: it is in nobody's way (NVIDIA/DCGM#62).
+GPM uses another part of the GPU than CUPTI and Nsight, so it does not conflict with them (NVIDIA/DCGM#62).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 # NVML_GPM_METRIC_*: by number, because old bindings lack the names, and the numbers have never changed.
 RATIOS: Final = MappingProxyType(
     {
-        "sm_active": 2,  # of all SMs, those with work; utilisation is 1 as soon as one kernel runs on one of them
+        "sm_active": 2,  # share of SMs with work; utilisation is 1 as soon as one kernel runs on one of them
         "sm_occupancy": 3,  # of all warps that the SMs could hold
         "tensor_active": 5,
         "dram_active": 10,  # of the memory bandwidth
@@ -27,7 +27,7 @@ RATIOS: Final = MappingProxyType(
         "fp16_active": 13,
     }
 )
-"""Percentages as NVML gives them, ratios as we do; the pipes without tensor cores."""
+"""NVML gives percentages, we give ratios; the pipes are without tensor cores."""
 _RATES: Final = MappingProxyType(
     {"pcie_transmit": 20, "pcie_receive": 21, "nvlink_receive": 60, "nvlink_transmit": 61},
 )
@@ -42,7 +42,7 @@ class Gpm:
     """The counters of one GPU or of one MIG GPU instance."""
 
     def __init__(self, nvml: Any, sample: Callable[[Any], object], *, clock: Callable[[], float]) -> None:
-        """`sample`: has NVML take a sample of this GPU's counters into a buffer."""
+        """`sample`: makes NVML store a sample of this GPU's counters in a buffer."""
         self._nvml = nvml
         self._sample = sample
         self._clock = clock
@@ -54,7 +54,7 @@ class Gpm:
         self._moved: dict[str, float] = {}
 
     def open(self) -> None:
-        """Take the first sample. An error of NVML's is the reason why there is no GPM."""
+        """Take the first sample. An NVML error that is raised is the reason why there is no GPM."""
         nvml = self._nvml
         # With all metrics that the binding knows this is 19 KB (of version 13); the driver reads as many as are asked.
         self._request = nvml.c_nvmlGpmMetricsGet_t()
@@ -67,14 +67,14 @@ class Gpm:
         self._before_s = self._clock()
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Free the buffers."""
         for buffer in (self._before, self._after):
             if buffer is not None:
                 self._nvml.nvmlGpmSampleFree(buffer)
         self._before = self._after = None
 
     def read(self) -> None:
-        """Compare with the sample before, if that is old enough; an error of NVML's passes, and leaves no ratios."""
+        """Compare with the previous sample, if that is old enough; NVML errors propagate and leave no ratios."""
         now = self._clock()
         if now - self._before_s < _SHORTEST_S:
             return
@@ -89,7 +89,7 @@ class Gpm:
         for (name, _), metric in zip(_IDS, self._request.metrics, strict=False):
             value = float(metric.value)
             if metric.nvmlReturn or not math.isfinite(value) or value < 0:
-                continue  # a metric that this GPU has not
+                continue  # a metric that this GPU lacks
             if name in RATIOS:
                 self._ratios[name] = min(value / 100, 1.0)
             else:
@@ -97,10 +97,10 @@ class Gpm:
 
     @property
     def ratios(self) -> Mapping[str, float]:
-        """What each part was busy, 0 to 1, between the last two samples; a part that is not known is not in it."""
+        """Utilisation of each unit, 0 to 1, between the last two samples; unknown units are left out."""
         return dict(self._ratios)
 
     def moved_bytes(self, name: str) -> int | None:
-        """Give what has come and gone since `open`, by the rates (`pcie_receive`, `nvlink_transmit` ...)."""
+        """Return the bytes moved since `open`, summed from the rates (`pcie_receive`, `nvlink_transmit` ...)."""
         moved = self._moved.get(name)
         return None if moved is None else int(moved)

@@ -1,9 +1,9 @@
-"""What the driver holds against the GPUs of this node: Xid events, uncorrected ECC errors, what a GPU asks for (NVML).
+"""Samples GPU faults of this node with NVML: Xid events, uncorrected ECC errors, recommended recovery actions.
 
-Xids come as events: those from before the registration are never told, so the ones that were seen are kept in
-`gpu-health.json`, which the agent reads before it starts ranks again, and which the next sidecar takes them over from.
-Every call is guarded by itself: cards, drivers and bindings differ in what they can say, and a GPU that has fallen off
-the bus answers nothing.
+Xids are events: those before the registration are never delivered, so the ones seen are kept in `gpu-health.json`. The
+agent reads that file before it restarts ranks, and the next sidecar takes them over from it. Every call is guarded
+separately: cards, drivers and bindings differ in what they support, and a GPU that has fallen off the bus does not
+answer at all.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from gpulaunch.profiler.samplers import driver
 
 HEALTH_FILE: Final = "gpu-health.json"
 _VERSION: Final = 1
-_EVENTS_A_READING: Final = 64  # a GPU in trouble may report without end; the rest comes with the next reading
+_EVENTS_A_READING: Final = 64  # a faulty GPU may report without end; the rest is left to the next reading
 _STRANGE_XIDS: Final = 8
-"""How many numbers a GPU may have that `XIDS` does not: an event has 64 bits for it, and a driver in trouble any."""
+"""How many numbers outside `XIDS` are kept per GPU: an event has 64 bits for it, and a faulty driver sends any."""
 _BEYOND: Final = 0  # the number under which the rest is counted; no Xid has it
 _ACTION: Final = "NVML_GPU_RECOVERY_ACTION_"
 
 
 @dataclass(kw_only=True)
 class _Gpu:
-    """One GPU as NVML knows it, and what it has said so far."""
+    """One GPU in NVML, and its reports so far."""
 
     handle: Any
     index: int
@@ -40,13 +40,13 @@ class _Gpu:
     xids: Counter[int] = field(default_factory=Counter[int])
     ecc_uncorrected: int | None = None
     ecc_before: int | None = None
-    """What was counted when this run began: the driver counts since it was loaded."""
+    """The count when this run began: the driver counts since it was loaded."""
     recovery_action: str = "unknown"
     cannot: set[str] = field(default_factory=set[str])
-    """What it does not support, and is not asked again."""
+    """Calls that it does not support, which are not repeated."""
 
     def count(self, xid: int, times: int = 1) -> None:
-        """Count an Xid, by its number as long as it is known or one of few."""
+        """Count an Xid, by its number if that is known or one of the first few others."""
         strange = self.xids.keys() - XIDS - {_BEYOND}
         told_apart = xid in XIDS or xid in strange or len(strange) < _STRANGE_XIDS
         self.xids[xid if told_apart else _BEYOND] += times
@@ -62,7 +62,7 @@ class _Gpu:
 
 
 class GpuHealthSampler:
-    """Asks NVML about every GPU of the node and writes what it says to `gpu-health.json`."""
+    """Reads the health of every GPU of the node from NVML and writes it to `gpu-health.json`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class GpuHealthSampler:
         self._errors: list[str] = []
 
     def read(self, now: float) -> Reading[tuple[GpuHealth, ...]]:
-        """Give the health of every GPU; where there is no NVML, nothing and why. Never waits for an event."""
+        """Return the health of every GPU; without NVML, nothing and the reason. Never waits for an event."""
         if self._absent is None:
             self._absent = self._open()
         if self._absent:
@@ -103,7 +103,7 @@ class GpuHealthSampler:
         return Reading(values=values, errors=errors, late_s=self._clock() - now)
 
     def _open(self) -> str:
-        """Find the GPUs and have their Xids reported; give the reason if there is no NVML here."""
+        """Find the GPUs and register for their Xids; return the reason if there is no NVML here."""
         if why := driver.missing(self._root):
             return why
         self._nvml, num_gpus, why = driver.open_nvml(self._load)
@@ -132,17 +132,17 @@ class GpuHealthSampler:
         return ""
 
     def _take_events(self) -> None:
-        """Count the Xids that were reported since the last reading."""
+        """Count the Xids reported since the last reading."""
         if self._events is None:
             return
         for _ in range(_EVENTS_A_READING):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
             except Exception as error:
-                if not driver.is_code(self._nvml, error, "TIMEOUT"):  # which is how it says that there is none
+                if not driver.is_code(self._nvml, error, "TIMEOUT"):  # TIMEOUT means that there is none
                     self._errors.append(f"Xid events: {error}")
                 return
-            # By its handle: of a GPU that has fallen off the bus even the index can no longer be asked.
+            # By its handle: for a GPU that has fallen off the bus even the index can no longer be read.
             address = _address(event.device)
             for gpu in self._gpus:
                 if _address(gpu.handle) == address:
@@ -156,7 +156,7 @@ class GpuHealthSampler:
                 ask(gpu)
             except Exception as error:
                 if driver.is_final(self._nvml, error):
-                    gpu.cannot.add(what)  # told once: it will not learn it
+                    gpu.cannot.add(what)  # reported once: it is permanent
                 self._errors.append(f"GPU {gpu.index}: {what}: {error}")
 
     def _ask_ecc(self, gpu: _Gpu) -> None:
@@ -191,7 +191,7 @@ class GpuHealthSampler:
         write_file(self._path, [json.dumps({"version": _VERSION, "time_s": round(self._wall(), 3), "gpus": gpus})])
 
     def _take_over(self) -> None:
-        """Go on with what a sidecar before this one has seen; what is damaged is as good as not there."""
+        """Continue from the counts of an earlier sidecar; a damaged file is treated as missing."""
         try:
             document: Any = json.loads(read_file(self._path))
             known = {gpu["uuid"]: gpu for gpu in document["gpus"]} if document["version"] == _VERSION else {}
@@ -207,5 +207,5 @@ class GpuHealthSampler:
 
 
 def _address(handle: Any) -> int | None:
-    """What a device handle of NVML points to; two handles of one GPU are two objects with the same address."""
+    """The address in a device handle of NVML; two handles of one GPU are two objects with the same address."""
     return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,7 +1,7 @@
-"""All GPUs of the node: found, read aside, counted over restarts of the sidecar, and told with their age.
+"""Samples all GPUs of the node in a helper thread, with totals across sidecar restarts and the age of each reading.
 
-Two halves. `_Node` asks NVML; it runs in the helper's thread, where it may hang. `GpuSampler` stands in the sidecar's
-loop: it takes what `_Node` has read last and adds what needs the ledger, which is the loop's own.
+Two halves. `_Node` calls NVML; it runs in the helper's thread, where it may hang. `GpuSampler` runs in the sidecar's
+loop: it takes the last reading of `_Node` and adds what needs the ledger, which belongs to the loop.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.nvml import TOTALS, Card, Seen
 from gpulaunch.profiler.samplers.timeout_guard import Helper, TimeoutGuard
 
-_RARELY_S: Final = 10.0  # between looks at what changes slowly, and for MIG instances that have come or gone
-_STALE_S: Final = 10.0  # what was so long ago says nothing of now
+_RARELY_S: Final = 10.0  # between reads of slow-changing values, and checks for new or removed MIG instances
+_STALE_S: Final = 10.0  # older values are not current
 
 
 class GpuSampler:
-    """Reads every GPU and MIG instance of the node; where there is no driver it starts no thread and loads nothing."""
+    """Reads every GPU and MIG instance of the node; without a driver it starts no thread and loads nothing."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GpuSampler:
         self._node = TimeoutGuard(node, helper, what="NVML", nothing=nothing, patience_s=patience_s)
 
     def read(self, now: float) -> Reading[tuple[GpuState, ...]]:
-        """Give every GPU as it was last read: now, if NVML answers in time."""
+        """Return the last reading of every GPU: the current one, if NVML answers in time."""
         if self._absent:
             return Reading(values=(), absent=self._absent)
         reading = self._node.read(now)
@@ -73,7 +73,7 @@ def _by_direction(link: str, totals: dict[str, int]) -> dict[str, int]:
 
 
 def _lasting(state: GpuState) -> GpuState:
-    """Give what is true of a GPU however long ago it was read."""
+    """Return the part of a GPU's state that holds regardless of its age."""
     return GpuState(
         index=state.index,
         uuid=state.uuid,
@@ -92,7 +92,7 @@ def _lasting(state: GpuState) -> GpuState:
 
 
 class _Node:
-    """The GPUs as NVML counts them, each followed by its MIG instances. Every call may hang."""
+    """The GPUs in NVML's order, each followed by its MIG instances. Every call may hang."""
 
     def __init__(self, load: Callable[[], Any], clock: Callable[[], float], root: Path) -> None:
         self._load = load
@@ -131,7 +131,7 @@ class _Node:
         return Reading(values=tuple(values), errors=tuple(self._errors), late_s=self._clock() - now)
 
     def _look(self) -> None:
-        """Find the cards that could not be had before, and the instances that there are now."""
+        """Find cards that were not accessible before, and the current instances."""
         for index in range(self._num_gpus):
             try:
                 if index not in self._cards:
@@ -140,11 +140,11 @@ class _Node:
                 self._look_for_instances(self._cards[index], index)
                 if index not in self._numa_nodes:
                     self._numa_nodes[index] = self._numa_node(self._cards[index])
-            except Exception as error:  # a card in trouble does not hide the others
+            except Exception as error:  # a faulty card must not hide the others
                 self._errors.append(f"GPU {index}: {error}")
 
     def _numa_node(self, card: Card) -> int | None:
-        """Give the node of a card's slot; None where the card, or the machine, cannot say."""
+        """Return the NUMA node of a card's slot; None where the card or the machine does not report it."""
         try:
             slot = driver.text(self._nvml.nvmlDeviceGetPciInfo(card.handle).busId)
         except Exception as error:
@@ -159,10 +159,10 @@ class _Node:
         for handle in self._mig_handles(card):
             uuid = driver.text(self._nvml.nvmlDeviceGetUUID(handle))
             if uuid not in self._places:
-                with contextlib.suppress(self._nvml.NVMLError):  # it is known by its UUID then
+                with contextlib.suppress(self._nvml.NVMLError):  # then it is identified by its UUID
                     gpu_instance = int(self._nvml.nvmlDeviceGetGpuInstanceId(handle))
                     self._places[uuid] = gpu_instance, int(self._nvml.nvmlDeviceGetComputeInstanceId(handle))
-            # An instance that was made anew has another UUID, even where it has the place of one that is gone.
+            # A recreated instance has another UUID, even in the place of one that is gone.
             there[uuid] = known.get(uuid) or Card(self._nvml, handle, index=index, clock=self._clock, parent=card)
         self._instances[index] = there
         for uuid in known.keys() - there.keys():

@@ -1,4 +1,4 @@
-"""What all ranks of a node share: memory, cores, and how long tasks stood still for want of them."""
+"""Samples what all ranks of a node share: memory, cores, and how long tasks stalled for lack of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpulaunch.profiler.record import HostState, Reading
 from gpulaunch.profiler.samplers.cgroup import Cgroups
 
 PRESSURES: Final = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
-"""Resource and severity of every figure of /proc/pressure that means something. The file of the cpu has a line `full`,
-too, for the sake of old programs: it is always zero (Documentation/accounting/psi.rst)."""
+"""Resource and severity of every meaningful figure of /proc/pressure. The cpu file also has a line `full`, for the sake
+of old programs: it is always zero (Documentation/accounting/psi.rst)."""
 
 
 class HostSampler:
@@ -28,7 +28,7 @@ class HostSampler:
         self._told: set[str] = set()
 
     def read(self, now: float) -> Reading[HostState]:
-        """Give the node's shared figures; a part that cannot be read is None and named in the errors."""
+        """Return the node's shared figures; a part that cannot be read is None and named in the errors."""
         errors: list[str] = []
         size = used = None
         try:
@@ -58,7 +58,7 @@ class HostSampler:
         return Reading(values=state, errors=tuple(errors), late_s=self._clock() - now)
 
     def _read_pressure(self, errors: list[str]) -> dict[tuple[str, str], float]:
-        """Give what can be read. A kernel that does not count it never will, so its reason is given once."""
+        """Return what can be read. A kernel that does not count it never will, so the reason is reported once."""
         found: dict[tuple[str, str], float] = {}
         for resource in dict(PRESSURES):
             try:
@@ -73,7 +73,7 @@ class HostSampler:
 
 
 def parse_meminfo(text: bytes) -> dict[str, int]:
-    """Give the sizes of /proc/meminfo in bytes; lines of another form are left out."""
+    """Return the sizes of /proc/meminfo in bytes; lines of another form are left out."""
     sizes: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(b":")
@@ -84,21 +84,21 @@ def parse_meminfo(text: bytes) -> dict[str, int]:
 
 
 def page_cache_bytes(memory: dict[str, int]) -> int | None:
-    """Give what is cached of files on disks: the kernel's `Cached` has shared memory in it, which nothing can drop."""
+    """Return the cache of files on disk: the kernel's `Cached` includes shared memory, which cannot be reclaimed."""
     if "Cached" not in memory:
         return None
     return max(0, memory["Cached"] + memory.get("Buffers", 0) - memory.get("Shmem", 0))
 
 
 def swap_used_bytes(memory: dict[str, int]) -> int | None:
-    """Give what is swapped out; 0 on a node without swap."""
+    """Return the used swap; 0 on a node without swap."""
     if "SwapTotal" not in memory or "SwapFree" not in memory:
         return None
     return max(0, memory["SwapTotal"] - memory["SwapFree"])
 
 
 def parse_pressure(text: bytes) -> dict[str, float]:
-    """Give the seconds by severity of a file of /proc/pressure: `some avg10=.. avg60=.. avg300=.. total=<us>`."""
+    """Return the seconds by severity of a file of /proc/pressure: `some avg10=.. avg60=.. avg300=.. total=<us>`."""
     seconds: dict[str, float] = {}
     for line in text.splitlines():
         severity, *figures = line.split()[:5] or [b""]

@@ -1,9 +1,9 @@
-"""Totals that never go backwards, although the things that are counted come and go.
+"""Totals that never fall although their sources are replaced: the ledger.
 
-A rank's segment starts at zero with every attempt, and a dataloader worker takes its CPU time with it when it ends. So
-each total is an account: what the sources that are gone had reached, plus what each living source says now. The
-ledger is written beside the segments after every refresh; a sidecar that was killed picks it up, and its totals go on
-where they were.
+A rank's segment starts at zero with every attempt, and the CPU time of a dataloader worker is gone when it ends. So
+each total is an account: the final values of the sources that are gone, plus the current value of each live source. The
+ledger is written beside the segments after every refresh; after a kill the next sidecar loads it, and the totals
+continue.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class MonotonicTotals:
         self._accounts: dict[str, _Account] = {}
 
     def total(self, key: str, sources: Mapping[str, Sequence[int]], *, width: int) -> tuple[int, ...]:
-        """Give the totals of an account after hearing all its living sources.
+        """Return the totals of an account, given all its live sources.
 
         Args:
             key: the account.
-            sources: name of each living source and its counters. A name must never be used again for another thing: put
-                the attempt, or the start time of the process, into it.
+            sources: name of each live source and its counters. A name must never be reused for another source: put the
+                attempt, or the start time of the process, into it.
             width: how many counters the account has.
         """
         account = self._accounts.setdefault(key, _Account())
         for name in [name for name in account.living if name not in sources]:
             account.gone = _add(account.gone, account.living.pop(name))
         for name, counters in sources.items():
-            # The kernel's own CPU figures have been seen to step back by a tick; a counter must not.
+            # The kernel's CPU figures have been observed to fall by a tick; a counter must not.
             known = account.living.get(name, ())
             if len(known) == len(counters):  # nearly always, and this is done a hundred times a second
                 account.living[name] = tuple(map(max, known, counters))
@@ -58,12 +58,12 @@ class MonotonicTotals:
         return _add(total, (0,) * width)[:width]
 
     def save(self, path: Path) -> None:
-        """Write all accounts so that a reader finds the old ones or the new ones, never half of them."""
+        """Write all accounts atomically: a reader sees the old ones or the new ones."""
         accounts = {key: [account.gone, account.living] for key, account in self._accounts.items()}
         write_file(path, [json.dumps({"version": _VERSION, "accounts": accounts}, separators=(",", ":"))])
 
     def load(self, path: Path) -> bool:
-        """Take over the accounts of an earlier sidecar; False where there are none, or they are damaged."""
+        """Take over the accounts of an earlier sidecar; False if there are none, or they are damaged."""
         try:
             text = read_file(path)
         except OSError:

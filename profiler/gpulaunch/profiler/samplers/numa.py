@@ -1,4 +1,4 @@
-"""Which NUMA nodes a process may run on, and which one a GPU is attached to, from /proc and /sys."""
+"""Reads which NUMA nodes a process may run on, and which one a GPU is attached to, from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def nodes_of(pid: int, *, root: Path = Path("/")) -> frozenset[int]:
-    """Give the nodes that have a core on which the process may run; empty where the kernel does not say."""
+    """Return the nodes with a core on which the process may run; empty where the kernel does not report them."""
     try:
         allowed = _allowed((root / f"proc/{pid}/status").read_text("ascii", "replace"))
         nodes = root / "sys/devices/system/node"
@@ -22,7 +22,7 @@ def nodes_of(pid: int, *, root: Path = Path("/")) -> frozenset[int]:
 
 
 def gpu_node(pci_bus_id: str, *, root: Path = Path("/")) -> int | None:
-    """Give the node of a GPU's slot; None where the machine does not tell, or has one node only.
+    """Return the node of a GPU's slot; None where the machine does not report it, or has only one node.
 
     Args:
         pci_bus_id: as NVML writes it, `00000000:3B:00.0`, or as sysfs does, `0000:3b:00.0`.
@@ -38,7 +38,7 @@ def gpu_node(pci_bus_id: str, *, root: Path = Path("/")) -> int | None:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Read `0-2,4` as the kernel writes it. Raises ValueError for what is not one."""
+    """Parse a list such as `0-2,4`, as the kernel writes it. Raises ValueError if it is invalid."""
     cpus: set[int] = set()
     for part in text.split(","):
         if part.strip():

@@ -1,14 +1,14 @@
-"""What NVML says of one GPU: use, clocks, power, heat, throttling, links, memory errors, and its insides (GPM).
+"""Reads one GPU with NVML: utilisation, clocks, power, temperature, throttling, links, memory errors, and GPM.
 
-Most of it comes in two batches of fields, one of them asked rarely. `nvmlDeviceGetPcieThroughput` is not asked at all:
-it blocks for 20 ms, which it spends counting. Nor is anything mapped by process: in a container NVML's pids are the
-host's. A rank knows its GPU by UUID; so does everything here.
+Most of it comes in two batches of fields, one of them read rarely. `nvmlDeviceGetPcieThroughput` is not used: it blocks
+for 20 ms while it counts. Nothing is mapped by process either: in a container NVML's pids are the host's. Ranks and
+this module identify a GPU by its UUID.
 
-Fields are asked by number, because old bindings lack the names, and only those whose numbers have always meant the
+Fields are requested by number, because old bindings lack the names, and only those whose numbers have always meant the
 same. Those of NVML_FI_DEV_CLOCKS_EVENT_REASON_{SW_THERM,HW_THERM,HW_POWER_BRAKE}_SLOWDOWN have not: they are 251 to
-253 to driver 580.65 and 269 to 271 to the headers of CUDA 13, where the other side has power smoothing
-(NVIDIA/k8s-test-infra#691). Read by the wrong number they would be a reassuring 0. So those reasons are sampled
-instead: one that holds at a reading counts for the time since the reading before.
+253 in driver 580.65 and 269 to 271 in the headers of CUDA 13, where the other side has power smoothing
+(NVIDIA/k8s-test-infra#691). Read by the wrong number they would be a misleading 0. So those reasons are sampled
+instead: one that holds at a reading counts for the time since the previous reading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOTALS: Final = (
     *("energy_mj", "pcie_replays", "pcie_receive", "pcie_transmit", "nvlink_receive", "nvlink_transmit"),
     *THROTTLE_REASONS,  # in ns
 )
-"""What is counted from the beginning of the run on; all as integers."""
+"""The counters that start with the run; all integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ _REASON_BITS: Final = MappingProxyType(  # nvmlClocksEventReason...
 )
 _LONGEST_SAMPLE_S: Final = 10.0
 _LOST: Final = ("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND", "DRIVER_NOT_LOADED")
-_LOST_AGAIN_S: Final = 10.0  # a card that has fallen off the bus may take seconds to say so
+_LOST_AGAIN_S: Final = 10.0  # a card that has fallen off the bus may take seconds to report it
 # No card does more in a second: 10 kW, 4 TB over NVLink, two seconds of being throttled.
 _MOST_MJ_PER_S: Final = 1e7
 _MOST_NVLINK_PER_S: Final = 4e12
@@ -90,7 +90,7 @@ _MOST_NS_PER_S: Final = 2e9
 
 
 class Card:
-    """One GPU or MIG instance, and what it has said so far. Every call may hang."""
+    """One GPU or MIG instance, and its values so far. Every call may hang."""
 
     def __init__(
         self, nvml: Any, handle: Any, *, index: int, clock: Callable[[], float], parent: Card | None = None
@@ -116,9 +116,9 @@ class Card:
         self._sampled_s: float | None = None
 
     def read(self, *, rarely: bool) -> tuple[Seen, list[str]]:
-        """Ask for everything that it can say; `rarely`: also for what changes slowly, which the first reading must.
+        """Read everything that it supports; `rarely`: also slow-changing values, required in the first reading.
 
-        With it comes what failed: what this card cannot say at all in one line, once.
+        Also returns the errors: what this card does not support at all in one line, once.
         """
         now = self._clock()
         self._errors = []
@@ -139,7 +139,7 @@ class Card:
         return Seen(state=state, totals=dict(self._totals), at_s=now), self._errors
 
     def close(self) -> None:
-        """Give back what NVML holds for it."""
+        """Free its NVML resources."""
         if self._gpm is not None:
             gpm, self._gpm = self._gpm, None
             gpm.close()
@@ -155,7 +155,7 @@ class Card:
             ("clock", self._ask_clock),
             ("temperature", self._ask_temperature),
             ("PCIe link", self._ask_link),
-            ("GPM", self._ask_gpm),  # before the fields: it stands in for byte counters that cannot be followed
+            ("GPM", self._ask_gpm),  # before the fields: it replaces byte counters that cannot be followed
             ("fields", self._ask_fields),
             ("power", self._ask_power),
             ("throttle reasons", self._ask_reasons),
@@ -164,7 +164,7 @@ class Card:
     def _try(self, what: str, ask: Callable[[], dict[str, Any]], facts: dict[str, Any]) -> None:
         try:
             facts.update(ask())
-        except Exception as error:  # bindings and drivers that do not fit each other raise anything
+        except Exception as error:  # bindings and drivers that do not match raise anything
             if driver.is_code(self._nvml, error, *_LOST):
                 self._lost_until_s = self._clock() + _LOST_AGAIN_S
                 self._errors.append(f"{self._name}: {error}")
@@ -174,7 +174,7 @@ class Card:
                 self._errors.append(f"{self._name}: {what}: {error}")
 
     def _either(self, new: str, old: str, *args: Any) -> Any:
-        """Ask by the new name of a call, or by the old one if binding, driver or card do not know the new one."""
+        """Call by the new name, or by the old one if binding, driver or card do not support the new one."""
         try:
             return getattr(self._nvml, new)(self.handle, *args)
         except Exception as error:
@@ -263,7 +263,7 @@ class Card:
 
     def _count_nvlink(self, name: str, values: Mapping[str, int]) -> None:
         self._count(name, values, _MOST_NVLINK_PER_S, unit=1024)
-        if name in self._cannot and (moved := self._moved(name)):  # 0 would rather be a card without NVLink
+        if name in self._cannot and (moved := self._moved(name)):  # 0 more likely means a card without NVLink
             self._totals[name] = moved
 
     def _count_pcie(self, name: str, values: Mapping[str, int]) -> None:
@@ -297,7 +297,7 @@ class Card:
         return {"throttled_by": holds}
 
     def _values(self, fields: Mapping[str, _Field]) -> dict[str, int]:
-        """Ask for a batch of fields; give those that there are. What this card has not is not asked again."""
+        """Request a batch of fields; return the available ones. Fields that this card lacks are not requested again."""
         wanted = [name for name in fields if name not in self._cannot]
         if not wanted:
             return {}

@@ -1,7 +1,7 @@
-"""How the file of a line is told: one spelling in all findings, whoever has seen the line.
+"""Normalises file paths, so that a line has one spelling in all findings, whatever its source.
 
-A rank spells the paths that it tells itself (`probe.sites.path_of`). Stacks are taken from outside and have paths as
-Python has them: those are spelled here, to the same.
+A rank normalises the paths that it reports (`probe.sites.path_of`). Stacks sampled from outside have paths as in
+Python: this module converts them to the same form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 
 
 def shown_path(file: str, directory: str) -> str:
-    """Give a path relative to a program's working directory, or to where packages are installed."""
+    """Return a path relative to a program's working directory, or to where packages are installed."""
     for packages in () if file.startswith("<") else _PACKAGES:
         _, found, rest = file.rpartition(packages)
         if found and rest:
@@ -22,7 +22,7 @@ def shown_path(file: str, directory: str) -> str:
 
 
 def working_directory(pid: int, *, root: str = "/") -> str:
-    """Give the working directory of a process; empty if it may not be asked, is gone, or has none any more."""
+    """Return the working directory of a process; empty if it may not be read, or process or directory are gone."""
     try:
         directory = os.readlink(os.path.join(root, f"proc/{pid}/cwd"))
     except OSError:

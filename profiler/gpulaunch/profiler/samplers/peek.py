@@ -1,12 +1,11 @@
-"""The stack of a rank's main thread, read out of its memory by ourselves: the same rights as py-spy, a small part of
-its price.
+"""Reads the stack of a rank's main thread directly from its memory: the same permissions as py-spy, much less overhead.
 
-py-spy finds its way through the interpreter's symbols anew for each look, which is nearly all of what a look costs.
-Here the way is known (`pylayout`), for ranks that run the same interpreter as the sidecar; for any other process, and
-where something is not as expected, py-spy is asked.
+py-spy resolves the interpreter's symbols again for each sample, which is nearly all of a sample's CPU time. Here the
+offsets are known (`pylayout`), for ranks that run the same interpreter as the sidecar; for any other process, and if
+anything is unexpected, py-spy is used.
 
-The process runs on while it is read. Frames lie one behind the other and are read in one piece, and what a frame calls
-its code must be code; else the look is torn, and begun again.
+The process runs on while it is read. Frames are contiguous and are read in one piece, and the code pointer of a frame
+must point to a code object; otherwise the sample is torn, and is retried.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _CHECKS: Final = 50
 _PAUSE_S: Final = 0.002
 _MOST_THREADS: Final = 4096
 _MOST_FRAMES: Final = 2000
-"""More than Python lets a program recurse, unless it asks; deeper stacks end there."""
+"""More than Python's default recursion limit; deeper stacks are cut there."""
 _PIECE_BYTES: Final = 8192
 _LONGEST_TEXT: Final = 4096
 _LONGEST_TABLE: Final = 1 << 18
@@ -38,55 +37,55 @@ _SHIM: Final = "<shim>"  # in 3.12, the file of a frame with which C calls Pytho
 
 
 class StackSampler(Protocol):
-    """What can look into a process: we, py-spy, and some day Python's own sampler (3.15)."""
+    """A source of stack samples: this module, py-spy, and later Python's own sampler (3.15)."""
 
     @property
     def name(self) -> str:
-        """What it is called, for people."""
+        """Its name, for people."""
         ...
 
     def absent(self) -> str:
-        """Say why it can give nothing on this node, or ""."""
+        """Return why it cannot sample on this node, or ""."""
         ...
 
     def look(self, pid: int) -> Look:
-        """Look into one process, without stopping it. May block for some seconds at the most; never raises."""
+        """Sample one process, without stopping it. May block for a few seconds at most; never raises."""
         ...
 
 
 class _TornError(Exception):
-    """It changed while it was read, or is no Python of this build."""
+    """The stack changed while it was read, or the process is not a Python of this build."""
 
 
 class Peek:
-    """Reads stacks itself where it can, and asks another where not."""
+    """Reads stacks directly where possible, and uses another sampler otherwise."""
 
     def __init__(self, otherwise: StackSampler | None = None) -> None:
         self._otherwise: StackSampler = otherwise or PySpy()
         self._layout: Layout | None = None
         self._refused = ""
-        """Why we cannot do it ourselves."""
-        self._bases: dict[int, int] = {}  # pid -> where it has the interpreter's file mapped
+        """Why direct reading is not possible."""
+        self._bases: dict[int, int] = {}  # pid -> address of its mapping of the interpreter's file
         self._known: dict[tuple[int, ...], Frame | None] = {}
 
     @property
     def name(self) -> str:
-        """Who takes the stacks."""
+        """The sampler in use."""
         return "own reader" if self._layout is not None else self._otherwise.name
 
     def absent(self) -> str:
-        """Say why this can give nothing on this node, or ""."""
+        """Return why this cannot sample on this node, or ""."""
         if self._layout is None and not self._refused:
             try:
                 layout = find_layout()
                 self._check(layout)
                 self._layout = layout
-            except (LayoutError, RuntimeError) as error:  # the latter: no thread can be started
+            except (LayoutError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 self._refused = str(error)
         return "" if self._layout is not None else self._otherwise.absent()
 
     def look(self, pid: int) -> Look:
-        """Look into one process; never raises."""
+        """Sample one process; never raises."""
         failed = self.absent()
         if self._layout is not None:
             for _ in range(_TRIES):
@@ -105,9 +104,9 @@ class Peek:
         return self._otherwise.look(pid)
 
     def _check(self, layout: Layout) -> None:
-        """Read our own main thread and compare it with what Python says of it. Raises LayoutError if they differ.
+        """Read our own main thread and compare it with Python's view. Raises LayoutError if they differ.
 
-        From a thread that is made for it: if it is the main thread that wants to know, it stands still meanwhile.
+        Runs in a new thread, so that the main thread does not move meanwhile if it is the caller.
         """
         told: list[bool] = []
         checking = threading.Thread(target=lambda: told.append(self._reads_what_python_says(layout)), daemon=True)
@@ -129,7 +128,7 @@ class Peek:
         return False
 
     def _base_of(self, pid: int, layout: Layout) -> int:
-        """Where a process has our interpreter mapped; 0: nowhere."""
+        """Address at which a process has our interpreter mapped; 0: nowhere."""
         if len(self._bases) >= _MOST_KNOWN:
             self._bases.clear()
         if pid not in self._bases and (base := base_of(pid, layout.mapped)):
@@ -157,7 +156,7 @@ class Peek:
             pointer = _at(piece, at + layout.frame_previous)
 
     def _frame(self, pid: int, code: int, instruction: int, base: int, layout: Layout) -> Frame | None:
-        """One frame; None for those that only C has."""
+        """One frame; None for frames of C code only."""
         head = read_memory(pid, code, layout.code_start)
         if _at(head, layout.code_is) != base + layout.code_type:
             raise _TornError
@@ -188,7 +187,7 @@ def _main_thread(pid: int, base: int, layout: Layout) -> int:
 
 
 def _piece(pid: int, pointer: int, need: int) -> tuple[int, bytes]:
-    """Memory with a frame and with what lies below it, where its callers are; and where it begins."""
+    """The start address and the content of the memory with a frame and, below it, its callers."""
     begin = max(pointer - _PIECE_BYTES, 0)
     size = pointer - begin + need
     try:
@@ -196,7 +195,7 @@ def _piece(pid: int, pointer: int, need: int) -> tuple[int, bytes]:
         if len(piece) == size:
             return begin, piece
     except OSError:
-        pass  # what lies below is not mapped
+        pass  # the memory below is not mapped
     return pointer, read_memory(pid, pointer, need)
 
 
@@ -209,7 +208,7 @@ def _content(pid: int, address: int, layout: Layout) -> bytes:
 
 
 def _text(pid: int, address: int, layout: Layout) -> str:
-    """An ASCII string; any other is made differently, and is py-spy's to read."""
+    """An ASCII string; others have another layout, and are left to py-spy."""
     length = _word(pid, address + layout.str_length)
     if not 0 < length <= _LONGEST_TEXT:
         raise _TornError
@@ -230,7 +229,7 @@ def _at(memory: bytes, offset: int) -> int:
 
 def _as_python_says() -> tuple[Frame, ...]:
     """The stack of our own main thread."""
-    # As the documentation has it: "should be used for internal and specialized purposes only"; this is one.
+    # Documented as "should be used for internal and specialized purposes only"; this is one.
     frame: types.FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)  # pyright: ignore[reportPrivateUsage]
     frames: list[Frame] = []
     while frame is not None:

@@ -1,8 +1,8 @@
-"""Which phase of a step a stack was taken in: by the rank's segment, and by what is on the stack.
+"""Determines in which phase of a step a stack was sampled, from the rank's segment and the frames of the stack.
 
-The segment tells the region that the training thread was in just before the stack was taken and just after. Where it
-has passed no edge in between, that is sure; else only torch's own frames can tell, or nothing can. The same holds where
-not every step is observed: the others pass an edge after their batch and one at their end, and none between.
+The segment has the region of the training thread just before the sample and just after. If the thread passed no edge in
+between, the region is certain; otherwise only torch's own frames can decide it, if any can. The same holds where not
+every step is observed: the other steps have an edge after their batch and one at their end, and none between.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Region
 from gpulaunch.profiler.samplers.pyspy import Frame
 
 STARTUP: Final = "startup"
-"""Before the first edge of the training loop: imports, construction, the first look at the data."""
+"""Before the first edge of the training loop: imports, construction, first access to the data."""
 UNSETTLED: Final = "unsettled"
-"""The region changed while the stack was taken, and the stack itself does not tell."""
+"""The region changed while the stack was taken, and the stack itself does not decide it."""
 STACK_PHASES: Final = (STARTUP, *PHASES, UNSETTLED)
 
 _REGION_PHASES: Final = {
@@ -33,8 +33,8 @@ _REGION_PHASES: Final = {
 
 _OF_BARE_STEPS: Final = (Region.FORWARD, Region.OTHER)
 
-# What has no region of its own and happens within one, by the file and the name of a frame. The probe takes this time
-# out of the region's phase, too.
+# Activities without a region of their own, by file and name of a frame. The probe also subtracts their time from the
+# region's phase.
 _WITHIN: Final = (
     ("checkpoint", re.compile(r"/torch/serialization\.py |/torch/distributed/checkpoint/")),
     ("checkpoint", re.compile(r"/gpulaunch/checkpoint/_(saver|copies|store|state|votes)\.py ")),  # not its loop
@@ -52,13 +52,13 @@ _REGION_MARKS: Final = (
 
 
 def phase_of(frames: Sequence[Frame], before: int, after: int, *, every_step: bool = True) -> str:
-    """Name the phase that a stack, deepest frame first, was taken in.
+    """Return the phase in which a stack, deepest frame first, was taken.
 
     Args:
         frames: the stack.
         before: LAST_EDGE of the rank's segment just before it was taken.
-        after: the same just after. Equal: no edge was passed meanwhile.
-        every_step: whether all steps are observed, but for some that are compared with the others.
+        after: the same just after. If equal, no edge was passed meanwhile.
+        every_step: whether all steps are observed, except some for comparison.
     """
     if not before:
         return STARTUP
@@ -72,5 +72,5 @@ def phase_of(frames: Sequence[Frame], before: int, after: int, *, every_step: bo
 
 
 def _marked(places: Sequence[str], marks: Sequence[tuple[str, re.Pattern[str]]]) -> str:
-    """The phase of the deepest place that is marked, or ""."""
+    """The phase of the deepest place that matches a mark, or ""."""
     return next((phase for place in places for phase, mark in marks if mark.search(place)), "")

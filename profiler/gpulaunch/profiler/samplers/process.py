@@ -1,17 +1,17 @@
-"""Memory, CPU time and waiting of every rank and of the processes below it, from /proc.
+"""Samples memory, CPU time and run-queue waits of every rank and the processes below it, from /proc.
 
-Raw /proc, because this runs once a second beside training: `children` of all threads of a process costs about 40 us
-where a walk over every process of the node costs 10 ms, and `stat` plus `statm` cost 6 us. What costs more is done for
-the longest waiting first, within a budget of time per refresh:
+Raw /proc, because this runs once a second beside training: `children` of all threads of a process takes about 40 us
+where a walk over every process of the node takes 10 ms, and `stat` plus `statm` take 6 us. More expensive reads are
+done longest overdue first, within a time budget per refresh:
 
 - the threads of a process (a torch process has dozens): their time on a core and in the run queue, and the children
-  that others than its first thread have started;
+  started by threads other than the first;
 - the proportional set size (`smaps_rollup`: 5 ms on a process with torch in it, holding the lock that its page faults
   need), of each process at most every `pss_period_s`, and never more than `pss_share` of the time;
 - the batches in shared memory (all descriptors of a rank and its workers), of each rank at most every `shm_period_s`.
 
-A process is known by its pid and its start time, and once known it is followed until it is gone: the kernel documents
-that `children` may leave out a living child while others come and go, and an orphan leaves it for ever.
+A process is identified by its pid and its start time, and once known it is followed until it is gone: the kernel
+documents that `children` may omit a live child while others start and exit, and an orphan disappears from it for good.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _NEVER_S = float("-inf")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessStat:
-    """What /proc/PID/stat says that we use."""
+    """The fields of /proc/PID/stat that we use."""
 
     comm: str
     state: str
     user_ticks: int
     system_ticks: int
     start_ticks: int
-    """Start time since boot: with the pid it names a process for good."""
+    """Start time since boot: with the pid it identifies a process."""
 
 
 @dataclass(kw_only=True)
@@ -75,33 +75,33 @@ class _Process:
 
 @dataclass(kw_only=True)
 class _Rank:
-    """A rank and the processes that were found below it."""
+    """A rank and the processes found below it."""
 
     rank: int
     attempt: int = -1
     trainer_pid: int = -1
-    """In that attempt."""
+    """The rank's own process in that attempt."""
     hidden: bool = False
-    """It runs, and /proc does not show it."""
+    """It runs, but /proc does not show it."""
     known: dict[int, _Process] = field(default_factory=dict[int, _Process])
     inflight: dict[int, shm.Segment] | None = field(default_factory=dict[int, shm.Segment])
-    """Batches in shared memory, by inode, at the last look; None: they cannot be seen."""
+    """Batches in shared memory, by inode, at the last sample; None: they cannot be read."""
     shm_due_s: float = _NEVER_S
 
     @property
     def workers(self) -> list[_Process]:
-        """Its living dataloader workers."""
+        """Its live dataloader workers."""
         found = [process for process in self.known.values() if process.role is Role.WORKERS and process.living]
         return [process for process in found if process.stat.comm == DATALOADER_WORKER]
 
     @property
     def may_hold(self) -> bool:
-        """Whether there may be batches: what has no workers, and had none, has none."""
+        """Whether there may be batches: a rank that has and had no workers has none."""
         return self.inflight is None or bool(self.inflight or self.workers)
 
     @property
     def holders(self) -> list[int]:
-        """The pids of those that may hold a batch."""
+        """The pids of the processes that may hold a batch."""
         trainer = self.known.get(self.trainer_pid)
         return [p.pid for p in self.workers] + ([trainer.pid] if trainer is not None and trainer.living else [])
 
@@ -125,7 +125,7 @@ class ProcessSampler:
         shm_budget_s: float = 0.001,
         lives: Callable[[int], bool] | None = None,
     ) -> None:
-        """`lives`: says, without /proc, whether there is a process with this pid."""
+        """`lives`: returns, without /proc, whether a process with this pid exists."""
         self._group = group
         self._ledger = ledger
         self._proc = str(proc)
@@ -143,7 +143,7 @@ class ProcessSampler:
         self._lives = lives or _lives
 
     def read(self, now: float) -> Reading[tuple[RankProcesses, ...]]:
-        """Give the processes of every rank of the group; a rank with no process left keeps its CPU seconds."""
+        """Return the processes of every rank of the group; a rank with no process left keeps its CPU seconds."""
         errors: list[str] = []
         group = self._group()
         places = () if group is None else group.ranks
@@ -169,7 +169,7 @@ class ProcessSampler:
     def _find_out_about_waits(self) -> bool:
         try:
             text = self._read("self", "schedstat")
-        except OSError:  # a /proc that keeps it to itself: as good as none
+        except OSError:  # an unreadable /proc is treated as none
             text = None
         self._waits_counted = text is not None and parse_schedstat(text) is not None
         return self._waits_counted
@@ -177,12 +177,11 @@ class ProcessSampler:
     def _follow(self, rank: _Rank, attempt: int, root: int) -> None:
         known = rank.known
         if (rank.attempt, rank.trainer_pid) != (attempt, root) or rank.hidden:
-            # First sight of this attempt's process. Later the pid alone proves nothing: it may have been given to a
-            # stranger.
+            # First sample of this attempt's process. Later the pid alone proves nothing: it may have been reused.
             rank.attempt, rank.trainer_pid = attempt, root
             rank.inflight, rank.shm_due_s = {}, _NEVER_S
             known.pop(root, None)
-            rank.hidden = True  # unless it is seen now, or known to be gone: mount option hidepid, or another's /proc
+            rank.hidden = True  # unless it is found now, or known to be gone: mount option hidepid, or a foreign /proc
             if (stat := self._stat(root)) is not None:
                 known[root] = _Process(pid=root, role=Role.TRAINER, stat=stat)
             rank.hidden = stat is None and self._lives(root)
@@ -200,7 +199,7 @@ class ProcessSampler:
             process.rss_bytes, process.anonymous_bytes = (count * _PAGE_BYTES for count in pages)
 
     def _adopt(self, rank: _Rank, children: Iterable[int]) -> list[int]:
-        """Follow those that are new from now on; give their pids."""
+        """Follow the new ones from now on; return their pids."""
         adopted: list[int] = []
         for child in children:
             if child not in rank.known and (stat := self._stat(child)) is not None:
@@ -209,7 +208,7 @@ class ProcessSampler:
         return adopted
 
     def _look_at_threads(self, now: float) -> list[str]:
-        """Read the run queue of all threads, and the children that others than the first have started."""
+        """Read the run queue of all threads, and the children started by threads other than the first."""
         errors: list[str] = []
         due = [(process, rank) for rank in self._ranks.values() for process in rank.known.values() if process.living]
         due.sort(key=lambda item: item[0].threads.looked_s)
@@ -228,13 +227,13 @@ class ProcessSampler:
         return errors
 
     def _ask_pss(self, now: float) -> list[str]:
-        """Ask the processes that are due for their proportional set size.
+        """Read the proportional set size of the processes that are due.
 
-        Where that takes long (page tables in a virtual machine within another: 15 ms), they are asked less often.
+        Where that takes long (page tables in a nested virtual machine: 15 ms), it is done less often.
         """
         errors: list[str] = []
         began_s = self._clock()
-        latest_s = now if now >= self._pss_rests_until_s else _NEVER_S  # who was never asked does not wait
+        latest_s = now if now >= self._pss_rests_until_s else _NEVER_S  # never read: due at once
         processes = [process for rank in self._ranks.values() for process in rank.known.values()]
         due = [process for process in processes if process.pss_due_s <= latest_s]
         for process in self._within(self._pss_budget_s, sorted(due, key=lambda process: process.pss_due_s)):
@@ -244,7 +243,7 @@ class ProcessSampler:
             except OSError as error:
                 errors.append(f"proportional memory: {error.strerror}")
                 continue
-            # A zombie holds no memory. Any other process without this file, or a line of it: a kernel that cannot say.
+            # A zombie holds no memory. For any other process, a missing file or line means that the kernel lacks it.
             sizes = parse_meminfo(text or b"")  # the same format
             process.pss_bytes = sizes.get("Pss") if process.living else 0
             process.pss_anonymous_bytes = sizes.get("Pss_Anon") if process.living else 0
@@ -253,7 +252,7 @@ class ProcessSampler:
         return errors
 
     def _ask_shm(self, now: float) -> list[str]:
-        """Look for the batches of the ranks that are due."""
+        """Read the batches of the ranks that are due."""
         errors: list[str] = []
         due = [r for r in self._ranks.values() if r.shm_due_s <= now and r.may_hold]
         for rank in self._within(self._shm_budget_s, sorted(due, key=lambda rank: rank.shm_due_s)):
@@ -266,7 +265,7 @@ class ProcessSampler:
         return errors
 
     def _within(self, budget_s: float, items: Iterable[T]) -> Iterator[T]:
-        """Give one after another until this much time is spent on them."""
+        """Yield the items until this much time has passed."""
         started = self._clock()
         for item in items:
             if self._clock() - started >= budget_s:
@@ -314,12 +313,12 @@ class ProcessSampler:
             return []
 
     def _children(self, pid: int, tid: int) -> list[int]:
-        """Give the children that a thread of a process has started: they are listed under it, not the process."""
+        """Return the children started by a thread: they are listed under it, not under the process."""
         text = self._read(pid, f"task/{tid}/children")
         return [int(word) for word in (text or b"").split() if word.isdigit()]
 
     def _read(self, pid: int | str, name: str) -> bytes | None:
-        """Give the bytes of a file of a process, None if the process is gone (that is life, not an error)."""
+        """Return the bytes of a file of a process; None if the process is gone (which is not an error)."""
         try:
             fd = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)  # a file object makes more calls
             try:
@@ -334,18 +333,18 @@ class ProcessSampler:
 
 
 def _lives(pid: int) -> bool:
-    """Whether there is such a process: the kernel tells by signal 0, whatever /proc shows."""
+    """Whether the process exists: by signal 0, regardless of what /proc shows."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # another user's
     return True
 
 
 def parse_stat(text: bytes) -> ProcessStat | None:
-    """Read /proc/PID/stat, None for what is not one. The name may hold anything: it ends at the LAST bracket."""
+    """Parse /proc/PID/stat; None if invalid. The name may contain anything: it ends at the LAST bracket."""
     before, bracket, after = text.rpartition(b")")
     _, opening, comm = before.partition(b"(")
     fields = after.split()
@@ -365,24 +364,24 @@ def parse_stat(text: bytes) -> ProcessStat | None:
 
 
 def parse_resident_pages(text: bytes) -> int:
-    """Read the resident pages of /proc/PID/statm; 0 for what is not one (a zombie has none left)."""
+    """Parse the resident pages of /proc/PID/statm; 0 if invalid (a zombie has none left)."""
     return parse_statm(text)[0]
 
 
 def parse_statm(text: bytes) -> tuple[int, int]:
-    """Read /proc/PID/statm: resident pages, and how many of them are anonymous. The rest are files and shared memory.
+    """Parse /proc/PID/statm: resident pages, and how many of them are anonymous. The rest are files and shared memory.
 
-    For a process that shares its memory with the one that it was forked from, both count what they share.
+    A forked process and its parent both count the pages that they share.
     """
     fields = text.split()[:3]
     if len(fields) < 3 or not (fields[1].isdigit() and fields[2].isdigit()):
         return 0, 0
     resident, shared = int(fields[1]), int(fields[2])
-    return resident, max(0, resident - shared)  # they are counted one after another
+    return resident, max(0, resident - shared)  # the two are not counted at the same instant
 
 
 def _by_maker(rank: _Rank) -> dict[int, int] | None:
-    """Give the bytes of a rank's batches by the worker that made them; None if nobody could look, or has yet."""
+    """Return the bytes of a rank's batches by the worker that made them; None if unreadable, or not read yet."""
     if rank.inflight is None or (rank.may_hold and rank.shm_due_s == _NEVER_S):
         return None
     size_bytes: dict[int, int] = defaultdict(int)
@@ -392,7 +391,7 @@ def _by_maker(rank: _Rank) -> dict[int, int] | None:
 
 
 def _sum_known(sizes: Iterable[int | None]) -> int | None:
-    """Give the sum; None if one of them is not known."""
+    """Return the sum; None if one of them is not known."""
     total = 0
     for size in sizes:
         if size is None:

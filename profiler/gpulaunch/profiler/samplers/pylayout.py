@@ -1,9 +1,9 @@
-"""Where this Python keeps the frames of its threads: found out by looking at itself, and checked before it is believed.
+"""Finds the memory layout of this Python's thread frames by inspecting its own process; checked before use.
 
-CPython's structures change with every version and no header says how to read them from outside. But a thread that
-stands still can be looked at from both sides: `sys._current_frames` tells its frames, and in the memory of the process
-their addresses are found again, which gives the offset of each field that a reader needs. No table of versions has to
-be right for that. What is found holds for every process that runs the same file of the interpreter.
+CPython's structures change with every version and no header documents how to read them from outside. But a blocked
+thread can be inspected from both sides: `sys._current_frames` returns its frames, and searching the memory of the
+process for their addresses gives the offset of each field that a reader needs. This needs no table of versions. The
+result holds for every process that runs the same interpreter file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FRAME_BYTES: Final = 96
 _CODE_START_BYTES: Final = 512
 _TRIES: Final = 100
 _PAUSE_S: Final = 0.005
-_TAG: Final = 7  # since 3.14 the low bits of a reference in a frame say who owns it; objects are aligned to 16
+_TAG: Final = 7  # since 3.14 the low bits of a reference in a frame encode its ownership; objects are aligned to 16
 
 
 class LayoutError(Exception):
-    """This Python cannot be looked at like this; one line."""
+    """This Python cannot be inspected this way; the message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ class Layout:
     mapped: str
     """Device and inode of the file that the interpreter's state is mapped from, as in /proc/PID/maps."""
     runtime: int
-    """Of `_PyRuntime` from where that file is mapped."""
+    """Of `_PyRuntime`, from the start of that mapping."""
     code_type: int
-    """Of the type of code objects from there: what points to it is a code object."""
+    """Of the type of code objects, from there: an object that points to it is a code object."""
     none: int
-    """Of None from there: since 3.13, the code of a frame with which C calls Python."""
+    """Of None, from there: since 3.13, the code of a frame with which C calls Python."""
     interpreter: int
     """In the runtime, of the pointer to the main interpreter."""
     threads: int
@@ -93,7 +93,7 @@ def read_memory(pid: int, address: int, size: int) -> bytes:
     """Read memory of a process; less than `size` bytes if the rest is not mapped.
 
     Raises:
-        OSError: nothing could be read: no such process, no right to, no such address.
+        OSError: nothing could be read: no such process, no permission, no such address.
     """
     buffer = ctypes.create_string_buffer(size)
     here, there = _Extent(ctypes.addressof(buffer), size), _Extent(address, size)
@@ -105,7 +105,7 @@ def read_memory(pid: int, address: int, size: int) -> bytes:
 
 
 def base_of(pid: int, mapped: str) -> int:
-    """Where a process has a file mapped, by its device and inode; 0 if it has not. Raises OSError."""
+    """Address at which a process has a file mapped, by its device and inode; 0 if it has not. Raises OSError."""
     return min((start for start, _, file in _mappings(pid) if file == mapped), default=0)
 
 
@@ -121,7 +121,7 @@ def _mappings(pid: int) -> Iterator[tuple[int, int, str]]:
 
 
 def lines_of(table: bytes, first: int) -> Iterator[tuple[int, int | None]]:
-    """Read a code object's table of lines: (end of a range of instructions in bytes, its line).
+    """Decode a code object's line table: (end of a range of instructions in bytes, its line).
 
     The format is in CPython's Objects/locations.md (InternalDocs/code_objects.md from 3.14 on), the same since 3.11.
     """
@@ -146,14 +146,14 @@ def lines_of(table: bytes, first: int) -> Iterator[tuple[int, int | None]]:
         yield end, None if kind == 15 else line
 
 
-# -- looking at ourselves
+# -- inspecting ourselves
 
 
 def find_layout() -> Layout:
-    """Find the layout of this very Python; starts a thread for a moment.
+    """Find the layout of this Python; starts a thread for a moment.
 
     Raises:
-        LayoutError: this Python, or this system, is made differently.
+        LayoutError: this Python, or this system, has another structure.
     """
     if sys.implementation.name != "cpython" or struct.calcsize("P") != 8:
         raise LayoutError("not CPython on a machine of 64 bits")
@@ -162,7 +162,7 @@ def find_layout() -> Layout:
     parked = threading.Thread(target=_park, args=(release,), daemon=True)
     parked.start()
     try:
-        for left in reversed(range(_TRIES)):  # until it stands still
+        for left in reversed(range(_TRIES)):  # until the thread is blocked
             try:
                 return _look(sys._current_frames()[parked.ident or 0])  # pyright: ignore[reportPrivateUsage] (ours)
             except (LayoutError, OSError, AttributeError, ValueError, LookupError) as error:
@@ -180,7 +180,7 @@ def _park(release: threading.Lock) -> None:
 
 
 def _wait(release: threading.Lock) -> None:
-    release.acquire()  # a frame that waits in a function of C stands still
+    release.acquire()  # a frame that waits in a C function does not change
 
 
 def _look(inner: types.FrameType) -> Layout:
@@ -233,7 +233,7 @@ def _mapped_runtime() -> tuple[str, int, int]:
     """The file that the interpreter's state is mapped from, where it begins, and where what belongs to it ends."""
     runtime = _address("_PyRuntime")
     extents = list(_mappings(os.getpid()))
-    # What is zero at the start lies behind the file's last piece, in memory without a file.
+    # Zero-initialised data is behind the last piece of the file, in anonymous memory.
     own = max((each for each in extents if each[0] <= runtime and each[2] != "00:00 0"), key=lambda each: each[0])
     base = base_of(os.getpid(), own[2])
     return own[2], base, max(end for start, end, _ in extents if start <= runtime < end)
@@ -250,7 +250,7 @@ def _frame_of(frame: types.FrameType) -> tuple[int, int]:
 
 
 def _instruction(frame: types.FrameType, address: int) -> tuple[int, int]:
-    """The offset of the pointer to the instruction in a frame, and that of the first instruction in a code object."""
+    """The offset of the instruction pointer in a frame, and that of the first instruction in a code object."""
     for index, word in enumerate(_words(address, _FRAME_BYTES)):
         start = word - id(frame.f_code) - frame.f_lasti
         if 0 < start < frame.f_code.__sizeof__() and word != id(frame.f_code):
@@ -259,7 +259,7 @@ def _instruction(frame: types.FrameType, address: int) -> tuple[int, int]:
 
 
 def _way(thread: int, frame: int) -> tuple[int, ...]:
-    """The way from a thread to its innermost frame."""
+    """The chain of offsets from a thread to its innermost frame."""
     for index, word in enumerate(_words(thread, _THREAD_BYTES)):
         if word == frame:
             return (8 * index,)
@@ -298,6 +298,6 @@ def _address(name: str) -> int:
 
 
 def _call(name: str, *pointers: int) -> int:
-    function: Any = ctypes.pythonapi[name]  # not by attribute: that one is everybody's
+    function: Any = ctypes.pythonapi[name]  # not by attribute: that object is shared by the process
     function.restype = ctypes.c_void_p
     return int(function(*map(ctypes.c_void_p, pointers)) or 0)

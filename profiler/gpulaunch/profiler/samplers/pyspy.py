@@ -1,12 +1,12 @@
-"""What the threads of a Python process are doing, asked from outside with py-spy.
+"""Samples the stacks of a Python process from outside with py-spy.
 
 Always `--nonblocking`: py-spy reads the memory of the process while that runs (process_vm_readv) and does not stop it.
-So a look costs the process nothing, and now and then it is torn: the stack changed while it was read, py-spy finds
-nonsense and says so, and the look is lost.
+So a sample costs the process nothing. Occasionally it is torn: the stack changed while it was read, py-spy reports
+invalid data, and the sample is lost.
 
-It needs the right to ptrace: the same user, and not forbidden by Yama or a container (under Yama's mode 1 ranks permit
-it to the launcher and what that starts, see `launcher.loop.linux`). A look is dear for what it gives: most of it is
-py-spy reading the symbols of the interpreter, again for each process and each look. So every look comes with its price.
+It needs permission to ptrace: the same user, and not forbidden by Yama or a container (under Yama's mode 1 ranks permit
+it to the launcher and what that starts, see `launcher.loop.linux`). A sample is expensive: most of it is py-spy reading
+the symbols of the interpreter, again for each process and each sample. So every sample reports its CPU time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 
 _LONGEST_S: Final = 3.0
 _LARGEST_BYTES: Final = 4 << 20
-"""No stack is as large; a py-spy that writes more is not what we take it for."""
+"""No stack is that large; a program that writes more is not py-spy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,38 +46,38 @@ class Thread:
     idle: bool
     owns_gil: bool
     frames: tuple[Frame, ...]
-    """The deepest first."""
+    """The deepest frame first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What one look into one process gave."""
+    """The result of one stack sample of one process."""
 
     frames: tuple[Frame, ...] = ()
     """The stack of the main thread, the deepest frame first."""
     failed: str = ""
     """Why there is none; "" with no frames: the process has ended, or has no Python frame now."""
     cpu_s: float = 0.0
-    """What processes started for this look have used; the caller's own share is not in it."""
+    """CPU time of the processes started for this sample, without the caller's own."""
 
 
 class PySpy:
-    """Looks into processes with `py-spy dump`, one process of it for each look."""
+    """Samples processes with `py-spy dump`, one py-spy process per sample."""
 
     name = "py-spy"
 
     def __init__(self, binary: str | None = None, *, longest_s: float = _LONGEST_S) -> None:
-        """`binary`: None to look for it. `longest_s`: a py-spy that takes longer is killed."""
+        """`binary`: None to search for it. `longest_s`: py-spy is killed after this time."""
         self._binary = binary
         self._longest_s = longest_s
 
     def absent(self) -> str:
-        """Say why this can give nothing on this node, or ""."""
+        """Return why this cannot sample on this node, or ""."""
         self._binary = self._binary or find_pyspy()
         return "" if self._binary else "py-spy: it is not installed beside this Python, nor on PATH"
 
     def look(self, pid: int) -> Look:
-        """Look into one process; blocks for some milliseconds, at most for `longest_s`, and never raises."""
+        """Sample one process; blocks for some milliseconds, at most for `longest_s`, and never raises."""
         absent = self.absent()
         if absent or not self._binary:
             return Look(failed=absent)
@@ -89,13 +89,13 @@ class PySpy:
         threads = parse_pyspy(out) if code == 0 else ()
         if threads:
             return Look(frames=_main_of(threads, pid), cpu_s=cpu_s)
-        if not os.path.exists(f"/proc/{pid}"):  # it ended meanwhile: nobody's fault
+        if not os.path.exists(f"/proc/{pid}"):  # it ended meanwhile: not an error
             return Look(cpu_s=cpu_s)
         return Look(failed=f"py-spy: {reason_of(err) or 'it found no Python thread'}", cpu_s=cpu_s)
 
 
 def find_pyspy() -> str | None:
-    """Give the path of py-spy: beside this Python, else from PATH."""
+    """Return the path of py-spy: beside this Python, else from PATH."""
     for directory in (os.path.dirname(sys.executable), *os.get_exec_path()):
         path = os.path.join(directory, "py-spy")
         if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -104,7 +104,7 @@ def find_pyspy() -> str | None:
 
 
 def parse_pyspy(out: bytes) -> tuple[Thread, ...]:
-    """Read the output of `py-spy dump --json`; nothing for what is none."""
+    """Parse the output of `py-spy dump --json`; empty if it is invalid."""
     try:
         return tuple(
             Thread(
@@ -124,7 +124,7 @@ def parse_pyspy(out: bytes) -> tuple[Thread, ...]:
 
 
 def reason_of(err: bytes) -> str:
-    """Give py-spy's error in one line: the last cause of the chain, without the stack of its own that follows."""
+    """Return py-spy's error in one line: the last cause of the chain, without its own backtrace."""
     text = err.decode("utf-8", "replace").partition("Stack backtrace:")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Caused by")]
     if any("ermission" in line for line in lines):
@@ -133,15 +133,15 @@ def reason_of(err: bytes) -> str:
 
 
 def _main_of(threads: Sequence[Thread], pid: int) -> tuple[Frame, ...]:
-    """Give the stack of the main thread: by its number, or by its name where numbers are of another namespace."""
+    """Return the stack of the main thread: by its id, or by its name where ids are of another namespace."""
     named = [thread.frames for thread in threads if thread.name == "MainThread"]
     return next((thread.frames for thread in threads if thread.os_id == pid), named[0] if named else ())
 
 
 def _run(argv: tuple[str, ...], longest_s: float) -> tuple[int, bytes, bytes, float]:
-    """Run a command; give its exit code (negative for a signal), stdout, stderr and CPU seconds. Raises OSError.
+    """Run a command; return its exit code (negative for a signal), stdout, stderr and CPU seconds. Raises OSError.
 
-    By hand, because `subprocess` does not tell what this one child has used.
+    Without `subprocess`, because that does not report the CPU time of a single child.
     """
     until_s = time.monotonic() + longest_s
     out, out_end = os.pipe()
@@ -188,7 +188,7 @@ def _run(argv: tuple[str, ...], longest_s: float) -> tuple[int, bytes, bytes, fl
 
 
 def _read_all(fds: tuple[int, int], until_s: float) -> tuple[bytes, bytes] | None:
-    """Read both pipes to their ends; None if that takes too long, or gives too much."""
+    """Read both pipes to their ends; None if that takes too long, or returns too much."""
     got = {fd: bytearray() for fd in fds}
     left = set(fds)
     poll = select.poll()

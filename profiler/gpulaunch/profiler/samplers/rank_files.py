@@ -1,8 +1,7 @@
-"""The files that ranks write all the time, one of a kind for each rank, held open.
+"""Keeps the files that ranks write continuously open, one of a kind per rank.
 
-Files come and go with attempts, and with programs that follow each other in a rank; what they count goes on. So a file
-that was replaced is read a last time before the new one is opened: what was counted since the reading before is not
-lost.
+Files are replaced with each attempt, and by successive programs in a rank; totals continue. So a file that was replaced
+is read a last time before the new one is opened: counts since the previous reading are not lost.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ T = TypeVar("T")
 
 
 class _Reader(Protocol):
-    """A file that is held open."""
+    """A file that is kept open."""
 
     def replaced(self) -> bool:
         """Whether its path has another file now, or none."""
         ...
 
     def close(self) -> None:
-        """Let it go."""
+        """Close it."""
         ...
 
 
@@ -37,12 +36,12 @@ class RankFiles(Generic[R]):
         self._readers: dict[int, R] = {}
 
     def only(self, ranks: Collection[int]) -> None:
-        """Let go of the files of all ranks but these."""
+        """Close the files of all ranks except these."""
         for rank in self._readers.keys() - set(ranks):
             self._readers.pop(rank).close()
 
     def read(self, rank: int, look: Callable[[int, R], T]) -> T:
-        """Give what `look` makes of the rank and its file; before that it gets the file before, if there is a new one.
+        """Return the result of `look` for the rank's file; if it was replaced, `look` gets the old file first.
 
         Raises:
             OSError, ValueError: the file cannot be opened or read; the next call tries again.
@@ -60,5 +59,5 @@ class RankFiles(Generic[R]):
         return look(rank, reader)
 
     def close(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         self.only(())

@@ -1,6 +1,6 @@
-"""What the ranks have published: the group of the running attempt, and one shared-memory segment per rank.
+"""Samples the ranks of the current attempt: reads group.json and one shared-memory segment per rank.
 
-Segments are opened once and read in place; what they count goes on from attempt to attempt.
+Segments are opened once and read in place; their totals continue from attempt to attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME_CHARS = 64
 
 
 class GroupFile:
-    """The agent's description of the running attempt, read again when it has been replaced."""
+    """The agent's description of the current attempt, read again when it was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class GroupFile:
         """The newest group that could be read; None before the first attempt has started, and after the run."""
 
     def read(self) -> str | None:
-        """Look whether the group has changed; give the reason if it has and cannot be read (the old one stays)."""
+        """Check whether the group has changed; return the error if the new one cannot be read (the old one stays)."""
         try:
             stat = os.stat(self._path)
             if (seen := (stat.st_ino, stat.st_mtime_ns)) == self._seen:
@@ -74,7 +74,7 @@ class RankSampler:
         return self._file.group
 
     def read(self, now: float) -> Reading[tuple[TrainingState, ...]]:
-        """Give the training state of every rank; a rank that is not in the group any more is not in the values."""
+        """Return the training state of every rank in the current group."""
         errors = self._errors = []
         if (reason := self._file.read()) is not None:
             errors.append(reason)
@@ -89,12 +89,12 @@ class RankSampler:
                 values.append(self._segments.read(place.rank, self._state))
             except OSError as error:
                 errors.append(f"segment of rank {place.rank}: {error.strerror}")
-            except ValueError as error:  # SegmentError is one; so is a value that this version has no name for
+            except ValueError as error:  # SegmentError is one; so is an enum value unknown to this version
                 errors.append(f"segment of rank {place.rank}: {type(error).__name__}")
         return Reading(values=tuple(values), errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
-        """Let all segments go."""
+        """Close all segments."""
         self._segments.close()
 
     def _state(self, rank: int, reader: SegmentReader) -> TrainingState:
@@ -122,10 +122,10 @@ class RankSampler:
             return {}
 
     def _newest_checkpoint(self, rank: int, segment: SegmentSnapshot) -> tuple[int, int] | None:
-        """Give when the state of the rank's newest checkpoint was taken, and its step; None before the first.
+        """Return when the state of the rank's newest checkpoint was taken, and its step; None before the first.
 
-        The next attempt's segment knows nothing of it, and neither does the next sidecar; the ledger does. It keeps the
-        highest number that it was ever told: here the time is the higher part.
+        It is kept in the ledger, because the segment of the next attempt and the next sidecar start without it. The
+        ledger keeps the highest number that it ever got: here the time is the higher part.
         """
         told = segment.checkpoint_captured_ns << 64 | segment.checkpoint_step if segment.checkpoint_saves else 0
         (newest,) = self._ledger.total(f"{rank}/newest checkpoint", {"": (told,)}, width=1)
@@ -133,10 +133,10 @@ class RankSampler:
 
 
 def parse_group(text: bytes) -> AttemptGroup:
-    """Read group.json.
+    """Parse group.json.
 
     Raises:
-        ValueError: it is not one, or of another version.
+        ValueError: it is invalid, or of another version.
     """
     try:
         document: Any = json.loads(text)
@@ -166,7 +166,7 @@ def _index(value: object) -> int:
 
 
 def _word(value: object) -> str:
-    """Give a name fit for a label: a job's name is free text, and may have been made from a path."""
+    """Make a name safe for a label: a job's name is free text, and may be derived from a path."""
     if not isinstance(value, str):
         raise ValueError("damaged (not a text)")  # noqa: TRY004 - what is wrong is the document
     return re.sub(r"[^A-Za-z0-9._-]+", "_", value.rpartition("/")[2])[:_NAME_CHARS]

@@ -1,4 +1,4 @@
-"""How the run goes, as its agent says: where its time went, its restarts, its hangs (run.json beside the segments)."""
+"""Samples the agent's state of the run: goodput, restarts, hangs (run.json beside the segments)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 _VERSION: Final = 1
 _WAITING: Final = ("startup", "restart")
 _MOST_STALLED: Final = 1024
-_LONGEST_S: Final = 1e9  # thirty years; what is beyond is no time of a run
+_LONGEST_S: Final = 1e9  # thirty years; longer is not a valid time of a run
 
 
 class RunSampler:
-    """Reads run.json; without one, or with one that cannot be read, there is no state."""
+    """Reads run.json; if it is missing or cannot be read, there is no state."""
 
     def __init__(
         self, channel_dir: Path, ledger: MonotonicTotals, *, clock: Callable[[], float] = time.monotonic
@@ -29,7 +29,7 @@ class RunSampler:
         self._clock = clock
 
     def read(self, now: float) -> Reading[RunState | None]:
-        """Give the run's state; None before the agent has said anything."""
+        """Return the run's state; None before the agent has reported any."""
         try:
             said = parse_run(read_file(self._path))
         except FileNotFoundError:
@@ -41,11 +41,11 @@ class RunSampler:
         return Reading(values=self._never_falling(said), late_s=self._clock() - now)
 
     def _never_falling(self, said: RunState) -> RunState:
-        """Hold every count at the highest that was ever said.
+        """Keep every count at the highest value that was ever reported.
 
-        Steps count as productive until it is known that they must be done again; then the agent takes them back, and a
-        counter must not. It stands still instead, until what is done again has made up for it. Time that was told as
-        waiting for the first step, and was work, is not told again.
+        Steps count as productive until it is known that they must be repeated; then the agent subtracts them, but a
+        counter must not fall. It stays unchanged until the repeated steps have made up for it. Time that was reported
+        as waiting for the first step, but was work, is not reported again.
         """
         waited = self._highest("waiting", [said.goodput_ns[bucket] for bucket in _WAITING])
         again_ns = sum(waited) - sum(said.goodput_ns[bucket] for bucket in _WAITING)
@@ -66,10 +66,10 @@ class RunSampler:
 
 
 def parse_run(text: bytes) -> RunState:
-    """Read run.json. A bucket that is not there is 0, one that is unknown is left out; an unknown kind is "other".
+    """Parse run.json. A missing bucket is 0, an unknown one is left out; an unknown kind is "other".
 
     Raises:
-        ValueError: it is not one, or of another version.
+        ValueError: it is invalid, or of another version.
     """
     try:
         document: Any = json.loads(text)

@@ -1,7 +1,7 @@
-"""How long threads ran, and how long they were ready to run and had no core: /proc/PID/task/TID/schedstat.
+"""Reads how long threads ran, and how long they were ready but had no core, from /proc/PID/task/TID/schedstat.
 
-The file of the process itself speaks of its first thread only, and what waits may be any other: the one that runs the
-backward pass on a GPU, OpenMP's, the one that pins batches. So all threads of a process are read and added up.
+The file of the process itself covers its first thread only, but any other may wait: the one that runs the backward pass
+on a GPU, OpenMP's, the pin-memory thread. So all threads of a process are read and summed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadTimes:
-    """What the kernel says of one thread since it was started."""
+    """The kernel's figures of one thread since it was started."""
 
     ran_ns: int
     waited_ns: int
@@ -20,22 +20,22 @@ class ThreadTimes:
 
 @dataclass(kw_only=True)
 class RunQueue:
-    """The sum over the threads of one process; a thread that has ended stays in it, as it was last seen."""
+    """The sum over the threads of one process; a thread that has ended stays in it with its last values."""
 
     ran_ns: int = 0
     waited_ns: int = 0
     wanting: float | None = None
-    """How many threads ran or waited, on average between the last two looks; None before the second."""
+    """How many threads ran or waited, on average between the last two samples; None before the second."""
     looked_s: float = float("-inf")
     _threads: Mapping[int, ThreadTimes] = field(default_factory=dict[int, ThreadTimes])
 
     def look(self, threads: Mapping[int, ThreadTimes], now: float) -> None:
-        """Take in what all living threads say now."""
+        """Take the current figures of all live threads."""
         before_ns = self.ran_ns + self.waited_ns
         for tid, times in threads.items():
             known = self._threads.get(tid)
             if known is None or times.ran_ns < known.ran_ns or times.waited_ns < known.waited_ns:
-                known = ThreadTimes(ran_ns=0, waited_ns=0)  # a new thread, though its number may be an old one
+                known = ThreadTimes(ran_ns=0, waited_ns=0)  # a new thread, though its id may be reused
             self.ran_ns += times.ran_ns - known.ran_ns
             self.waited_ns += times.waited_ns - known.waited_ns
         if float("-inf") < self.looked_s < now:
@@ -45,7 +45,7 @@ class RunQueue:
 
 
 def parse_schedstat(text: bytes) -> ThreadTimes | None:
-    """Read a schedstat file: ns on a core, ns ready and waiting, number of turns. None for anything else."""
+    """Parse a schedstat file: ns on a core, ns ready and waiting, number of time slices. None if it is invalid."""
     words = text.split()
     if len(words) != 3 or not all(word.isdigit() for word in words):
         return None

@@ -1,14 +1,14 @@
-"""Shared memory that carries batches from dataloader workers to a rank, seen from outside.
+"""Finds the shared memory that carries batches from dataloader workers to a rank, from outside the processes.
 
-torch hands a tensor to another process in one of two ways (torch.multiprocessing.set_sharing_strategy):
+torch passes a tensor to another process in one of two ways (torch.multiprocessing.set_sharing_strategy):
 
-- `file_descriptor`, the default on Linux: a file in /dev/shm that is unlinked as soon as it is made, so that a listing
-  shows nothing. It lives as long as a descriptor of it does: one of the worker's until the rank has fetched the batch,
+- `file_descriptor`, the default on Linux: a file in /dev/shm that is unlinked right after creation, so that a listing
+  shows nothing. It exists as long as a descriptor of it does: one of the worker's until the rank has fetched the batch,
   then one of the rank's until the batch is freed. torch keeps it open beside the mapping (ALLOCATOR_MAPPED_KEEPFD in
   ATen/MapAllocator.h), so the descriptors name every segment; /proc/PID/maps would, too, but has thousands of lines.
-- `file_system`: a file that stays in the listing until it is freed, and that nobody has open.
+- `file_system`: a file that stays in the listing until it is freed, and that no process has open.
 
-In both the name tells who made it: torch_<pid>_<random>_<count>.
+In both the name contains the pid of its creator: torch_<pid>_<random>_<count>.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-# As a descriptor shows it (the kernel adds " (deleted)" to what is unlinked), or as it is listed.
+# As a descriptor shows it (the kernel adds " (deleted)" to unlinked files), or as it is listed.
 _NAME: Final = re.compile(r"(?:\A|/dev/shm/)torch_([0-9]{1,10})_[^/]*\Z")
-_MOST_DESCRIPTORS: Final = 4096  # 2 us each; a process that leaks them must not hold up the refresh
+_MOST_DESCRIPTORS: Final = 4096  # 2 us each; a process that leaks them must not delay the refresh
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A file of torch's in shared memory."""
+    """A shared-memory file of torch."""
 
     maker_pid: int
     size_bytes: int
 
 
 def held(proc: str, pid: int) -> dict[int, Segment]:
-    """Give the segments that a process has open, by inode (several processes may hold one); none if it is gone.
+    """Return the segments that a process has open, by inode (several processes may hold one); none if it is gone.
 
     Raises:
         OSError: its descriptors may not be read.
@@ -56,7 +56,7 @@ def held(proc: str, pid: int) -> dict[int, Segment]:
 
 
 def listed(directory: str) -> dict[int, Segment]:
-    """Give the segments in the listing of /dev/shm, whoever's they are, by inode.
+    """Return the segments in the listing of /dev/shm, of all processes, by inode.
 
     Raises:
         OSError: it may not be read.
@@ -72,24 +72,24 @@ def listed(directory: str) -> dict[int, Segment]:
                 except FileNotFoundError:  # freed meanwhile
                     continue
                 segments[stat.st_ino] = Segment(maker_pid=maker_pid, size_bytes=stat.st_size)
-    except FileNotFoundError:  # no shared memory on this node, which HostSampler tells
+    except FileNotFoundError:  # no shared memory on this node, which HostSampler reports
         pass
     return segments
 
 
 def batches(proc: str, directory: str, pids: Collection[int], *, trainer_pid: int) -> dict[int, Segment]:
-    """Give the segments that the workers of a rank made and that it has not freed, by inode.
+    """Return the segments that the workers of a rank made and that it has not freed, by inode.
 
-    What the rank made itself is no batch; what a worker made that has ended is one, while the rank has it open.
+    A segment made by the rank itself is not a batch; one made by an ended worker is, while the rank has it open.
 
     Args:
         proc: where /proc is.
         directory: where /dev/shm is.
-        pids: the living processes of the rank that may hold batches.
+        pids: the live processes of the rank that may hold batches.
         trainer_pid: the process of the rank itself.
 
     Raises:
-        OSError: what one of them has open, or the listing, may not be read.
+        OSError: the descriptors of one of them, or the listing, may not be read.
     """
     segments = {inode: segment for inode, segment in listed(directory).items() if segment.maker_pid in pids}
     for pid in pids:
@@ -98,6 +98,6 @@ def batches(proc: str, directory: str, pids: Collection[int], *, trainer_pid: in
 
 
 def maker(path: str) -> int | None:
-    """Give the pid in the path or the name of a segment; None for any other file."""
+    """Return the pid in the path or the name of a segment; None for any other file."""
     match = _NAME.search(path)
     return int(match[1]) if match else None

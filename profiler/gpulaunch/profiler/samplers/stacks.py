@@ -1,15 +1,15 @@
-"""Where ranks are in their programs: now and then the stack of one rank's main thread, counted by phase.
+"""The stack sampler: periodically samples the stack of each rank's main thread and counts stacks by phase.
 
-A thread of its own, because the process that is looked into may be in any state, and a look may take its time. It looks
-into one rank after the other, into each of them twice a second. But after each look it rests for as long as that look's
-price asks for, so all of it together - reading, or py-spy's CPU, and the writing of the file - stays below `BUDGET` of
-one core, on a slow machine and with 256 ranks alike. Rests vary, so that they do not keep step with the steps.
+It runs in its own thread, because the sampled process may be in any state, and a sample may take long. It samples one
+rank after the other, each of them twice a second. But after each sample it pauses in proportion to that sample's CPU
+time, so its total - reading, or py-spy's CPU, and the writing of the file - stays below `BUDGET` of one core, also on a
+slow machine or with 256 ranks. Pauses vary, so that they do not synchronise with the steps.
 
-The stacks are in `stacks.folded` of the run directory, which every sidecar of the run goes on with, and so does a later
+The stacks are in `stacks.folded` in the run directory, which every sidecar of the run continues, and so does a later
 run in the same directory.
 
-What is sampled is time, not CPU time: a thread that waits is seen waiting. The sampler is nicer than the ranks; on a
-machine without an idle core it gets its turn when they rest, and shows too much of that.
+Samples measure time, not CPU time: a waiting thread is sampled, too. The sampler has a higher nice value than the
+ranks; on a machine without an idle core it runs when they wait, and over-represents that.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from gpulaunch.profiler.samplers.phases import phase_of
 from gpulaunch.profiler.samplers.pyspy import Frame
 
 BUDGET: Final = 0.003
-"""Of one core, on the average: a third of what the whole sidecar may use."""
+"""Of one core, on average: a third of what the whole sidecar may use."""
 
 _SHORTEST_S: Final = 0.5
-"""Between two looks into the same rank."""
+"""Between two samples of the same rank."""
 _REFUSED_S: Final = 60.0
-"""The longest rest after looks that failed: somebody may install py-spy, or permit ptrace, while the job runs."""
+"""The longest pause after failed samples: py-spy may be installed, or ptrace permitted, while the job runs."""
 _REFUSALS: Final = 3
-"""So many failures in a row are no accident."""
+"""Failures in a row from which on the sampler counts as absent."""
 _SAVE_S: Final = 30.0
 _STUCK_S: Final = 10.0
 
 
 class Stacks:
-    """Takes stacks while it is read."""
+    """Samples stacks while it is being read."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Stacks:
         clock: Callable[[], float] = time.monotonic,
         goes_on: bool = True,
     ) -> None:
-        """`heard` is told of every stack, by the sampling thread: whose, phase, frames (deepest first). `goes_on`: what
-        is there already is of this run, and not of one before it in the directory."""
+        """`heard`: called by the sampling thread with rank, phase and frames (deepest first) of every stack.
+        `goes_on`: existing stacks are of this run, not of an earlier one in the directory."""
         self._goes_on = goes_on
         self._channel_dir = channel_dir
         self._group = group
@@ -70,7 +70,7 @@ class Stacks:
         self._clock = clock
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._lock = threading.Lock()  # around what follows: written by the thread, read by the sidecar's loop
+        self._lock = threading.Lock()  # guards the fields below: written by the thread, read by the sidecar's loop
         self._folded = Folded()
         self._path: Path | None = None
         self._errors: list[str] = []
@@ -78,17 +78,17 @@ class Stacks:
         self._reason = ""
         self._cpu_s = 0.0
         self._turn_began_s: float | None = None
-        # the thread's own
+        # used by the thread only
         self._turns = 0
         self._save_at_s = 0.0
         self._unsaved = False
 
     def read(self, now: float) -> Reading[StackState]:
-        """Give what was sampled so far; never waits for a look. The first reading with a group starts the sampling."""
+        """Return the samples so far; never waits for a sample. The first reading with a group starts the sampling."""
         absent = self._sampler.absent()
         if self._thread is None and not absent and self._group() is not None:
             thread = threading.Thread(target=self._run, name="stacks", daemon=True)
-            thread.start()  # raises where no more threads are to be had: at the next reading there may be
+            thread.start()  # raises if no more threads are available; retried at the next reading
             self._thread = thread
         with self._lock:
             errors, self._errors = self._errors, []
@@ -100,7 +100,7 @@ class Stacks:
         return Reading(values=state, absent=absent, errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
-        """Have the file written a last time; a look, or a file system, that hangs is left behind."""
+        """Have the file written a last time; does not wait for a hung sample or file system."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join(LOOK_ENDS_S)
@@ -119,7 +119,7 @@ class Stacks:
                 cost_s = self._turn()
                 if self._unsaved and self._clock() >= self._save_at_s:
                     self._save()
-            except Exception as error:  # a fault of ours: told, and tried again later
+            except Exception as error:  # a bug of ours: reported, and retried later
                 self._fail(f"stacks: {type(error).__name__}")
             before_s, used_s = used_s, time.thread_time()
             cost_s += used_s - before_s
@@ -138,7 +138,7 @@ class Stacks:
         self._save()
 
     def _open(self) -> None:
-        """Find the run directory, and go on with the stacks that are there, if they are of this run."""
+        """Find the run directory, and load its stacks if they are of this run."""
         try:
             document: Any = json.loads(read_file(self._channel_dir / "group.json"))
             path = Path(document["run_dir"]) / STACKS_FILE
@@ -151,14 +151,14 @@ class Stacks:
                 load(path, before)
         except FileNotFoundError:
             pass
-        except OSError as error:  # then it is not known what would be overwritten
+        except OSError as error:  # then it is unknown what would be overwritten
             self._fail(f"{STACKS_FILE}: {error.strerror}")
             return
         with self._lock:
             self._folded, self._path = before, path
 
     def _turn(self) -> float:
-        """Look into the rank whose turn it is; give the CPU seconds that other processes have used for it."""
+        """Sample the next rank; return the CPU seconds that other processes have used for it."""
         group = self._group()
         if group is None or not group.ranks:
             return 0.0
@@ -181,9 +181,9 @@ class Stacks:
         return look.cpu_s
 
     def _edge_of(self, place: RankPlace) -> tuple[int, bool]:
-        """The word LAST_EDGE of a rank's segment, and whether every step is observed; no edge, where it is not known.
+        """The word LAST_EDGE of a rank's segment, and whether every step is observed; no edge if it is not known.
 
-        Opened anew each time: nobody needs the segments of 256 ranks held open twice.
+        Opened each time, to avoid keeping the segments of 256 ranks open twice.
         """
         with (
             contextlib.suppress(OSError, ValueError),
@@ -196,7 +196,7 @@ class Stacks:
         with self._lock:
             self._refusals += 1
             self._reason = reason
-            if self._refusals <= _REFUSALS:  # from then on it is absent, and that is told once
+            if self._refusals <= _REFUSALS:  # beyond that it is absent, which is reported once
                 self._errors.append(reason)
 
     def _save(self) -> None:
@@ -214,18 +214,18 @@ class Stacks:
 def rest_s(
     cost_s: float, turn: int, *, num_ranks: int, refusals: int, shortest_s: float = _SHORTEST_S, budget: float = BUDGET
 ) -> float:
-    """How long to rest after a look that has cost so much CPU.
+    """How long to pause after a sample with this CPU time.
 
     Args:
-        cost_s: CPU seconds of the look.
+        cost_s: CPU seconds of the sample.
         turn: its number.
-        num_ranks: between how many ranks looks go round.
-        refusals: how many looks in a row have failed.
-        shortest_s: between two looks into the same rank, on the average.
-        budget: how much of a core all looks may use.
+        num_ranks: the number of ranks that take turns.
+        refusals: how many samples in a row have failed.
+        shortest_s: between two samples of the same rank, on average.
+        budget: how much of a core all samples may use.
     """
     shortest = shortest_s / max(1, num_ranks)
     if refusals >= _REFUSALS:
         shortest = min(_REFUSED_S, shortest_s * 2.0 ** min(refusals - _REFUSALS, 16))
-    # Between a half and three halves, evenly spread, by multiples of the golden ratio: chance without a generator.
+    # Between a half and three halves, evenly spread, by multiples of the golden ratio: needs no random generator.
     return max(shortest, cost_s / budget) * (0.5 + turn * 0.6180339887498949 % 1.0)

@@ -1,9 +1,9 @@
-"""Readings that may never come back, made aside: one thread, one call at a time, and nobody waits long for it.
+"""Runs readings that may hang in a helper thread: one call at a time, and callers wait only briefly.
 
-A driver in trouble keeps its caller in the kernel for minutes or for ever, where neither a signal nor a timeout of
-Python reaches it. A thread can be left there: ctypes gives the GIL away meanwhile, so everything else goes on. What
-cannot be had is a second thread in the same trouble each second, so while one call is out no other is made, whoever
-asks. The thread is a daemon: at its end the sidecar does not wait for the driver.
+A faulty driver keeps its caller in the kernel for minutes or forever, where neither a signal nor a Python timeout
+reaches it. A thread can be left there: ctypes releases the GIL meanwhile, so everything else runs on. But there must
+not be another hung thread each second, so while one call is pending no other is made, for any caller. The thread is a
+daemon: at its end the sidecar does not wait for the driver.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Final, Generic, TypeVar
 from gpulaunch.profiler.record import Reading, Sampler
 
 T = TypeVar("T")
-_PATIENCE_S: Final = 0.5  # what the other collectors may be held up by it, once
-_GIVEN_UP_S: Final = 10.0  # after this long it is not late any more, it is not there
+_PATIENCE_S: Final = 0.5  # how long it may delay the other collectors, once
+_GIVEN_UP_S: Final = 10.0  # after this long it counts as absent, not late
 _GOODBYE_S: Final = 0.5
 
 
 class _Call(Generic[T]):
-    """One call: its result, once it is back."""
+    """One call, and its result once it has returned."""
 
     def __init__(self, what: Callable[[], T], started_s: float) -> None:
         self.started_s = started_s
@@ -35,7 +35,7 @@ class _Call(Generic[T]):
     def make(self) -> None:
         try:
             self._result.append(self._what())
-        except BaseException as error:  # whatever it is, it is for the one who asked
+        except BaseException as error:  # whatever it is, it is raised in the caller
             self._error = error
         self._back.set()
 
@@ -49,7 +49,7 @@ class _Call(Generic[T]):
 
 
 class Helper:
-    """The thread; made at the first call, so a node without a driver has none."""
+    """The thread; started at the first call, so a node without a driver has none."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -58,12 +58,12 @@ class Helper:
         self._newest: _Call[Any] | None = None
 
     def start(self, what: Callable[[], T]) -> _Call[T] | None:
-        """Have it called; None while another call is out."""
+        """Call `what` in the thread; None while another call is pending."""
         if self.busy_s() is not None:
             return None
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="gpulaunch-nvml", daemon=True)
-            thread.start()  # a control group that has no thread left for us raises here; the next reading tries again
+            thread.start()  # raises if the control group's thread limit is reached; the next reading tries again
             self._thread = thread
         call = _Call(what, self.clock())
         self._newest = call
@@ -71,13 +71,13 @@ class Helper:
         return call
 
     def busy_s(self) -> float | None:
-        """Give for how long the call that is out has been; None if none is."""
+        """Return how long the pending call has been running; None if there is none."""
         if self._newest is None or self._newest.is_back():
             return None
         return self.clock() - self._newest.started_s
 
     def close(self) -> None:
-        """End the thread, or leave it where it is if it does not come back from there."""
+        """End the thread, or abandon it if its call does not return."""
         if self._thread is not None:
             self._calls.put(None)
             self._thread.join(_GOODBYE_S)
@@ -88,16 +88,16 @@ class Helper:
 
 
 class TimeoutGuard(Generic[T]):
-    """A sampler whose readings are made by the helper. What comes late is there at the next reading.
+    """A sampler whose readings are made by the helper. A late result is used at the next reading.
 
-    As long as nothing new has come the values are the old ones, and `late_s` says how old; after a while it counts as
-    absent.
+    Until there is a new result the values are the old ones, with their age in `late_s`; after a while the source counts
+    as absent.
     """
 
     def __init__(
         self, sampler: Sampler[T], helper: Helper, *, what: str, nothing: T, patience_s: float = _PATIENCE_S
     ) -> None:
-        """`what`: who is waited for, to be told. `nothing`: the values before the first have come."""
+        """`what`: name of the source, for messages. `nothing`: the values before the first result."""
         self._sampler = sampler
         self._helper = helper
         self._what = what
@@ -108,8 +108,8 @@ class TimeoutGuard(Generic[T]):
         self._newest_asked_s = 0.0
 
     def read(self, now: float) -> Reading[T]:
-        """Give the newest reading; wait a moment for a fresh one, if nothing is out that was waited for already."""
-        self._take(0.0)  # what came too late for the reading before
+        """Return the newest reading; wait briefly for a fresh one, unless the pending call was waited for already."""
+        self._take(0.0)  # a result too late for the previous reading
         if self._out is None:
             self._out = self._helper.start(lambda: self._sampler.read(self._helper.clock()))
             if self._out is not None and self._take(self._patience_s) and self._newest is not None:
@@ -125,7 +125,7 @@ class TimeoutGuard(Generic[T]):
         )
 
     def _take(self, within_s: float) -> bool:
-        """Take what has come back, if it has."""
+        """Take the result, if the call has returned."""
         call = self._out
         if call is None or not call.is_back(within_s):
             return False

@@ -1,4 +1,4 @@
-"""One rank's segment as a `TrainingState`: what only grows is counted over all attempts, gauges are as they are."""
+"""Converts a rank's segment to a `TrainingState`: counters are totals over all attempts, gauges are copied."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WIDTH: Final = (
 
 
 def counters(segment: SegmentSnapshot) -> tuple[int, ...]:
-    """Everything in a segment that only grows, in the order in which `training` takes it apart."""
+    """All counters of a segment, in the order in which `training` unpacks them."""
     return (
         *(getattr(segment, name) for name in _GROWS),
         *(segment.phase_ns[phase] for phase in layout.PHASES),
@@ -66,14 +66,14 @@ def training(
     facts: Mapping[str, Any],
     newest_checkpoint: tuple[int, int] | None,
 ) -> TrainingState:
-    """Put together what is known of a rank.
+    """Build the training state of a rank.
 
     Args:
         rank: its number.
         segment: its segment.
         totals: `counters` over all attempts.
         sites: the rows of its segment.
-        facts: what it says about its surroundings.
+        facts: its facts about its environment.
         newest_checkpoint: when the state of its newest checkpoint was taken, and its step.
     """
     rest = iter(totals)

@@ -1,6 +1,6 @@
-"""Where the time of each rank's dataloader workers goes, as they say themselves (`probe.worker`).
+"""Samples where the time of each rank's dataloader workers goes, as they report it (`probe.worker`).
 
-Workers come and go, and so do files, one for each attempt; the totals go on.
+Workers are restarted, and files are replaced with each attempt; the totals continue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WorkersSampler:
         self._files = RankFiles(lambda rank: WorkersReader(str(channel_dir / f"workers-{rank}.bin")))
 
     def read(self, now: float) -> Reading[tuple[LoaderWorkers, ...]]:
-        """Give the workers of every rank that has ever had one that was measured."""
+        """Return the workers of every rank that has ever had a measured one."""
         group = self._group()
         ranks = [] if group is None else [place.rank for place in group.ranks]
         self._files.only(ranks)
@@ -42,7 +42,7 @@ class WorkersSampler:
             try:
                 workers = self._files.read(rank, self._sum)
             except FileNotFoundError:
-                continue  # the agent could not make it; the rank's segment says that its workers are not measured
+                continue  # the agent could not create it; the rank's segment shows that its workers are not measured
             except OSError as error:
                 errors.append(f"workers of rank {rank}: {error.strerror}")
             except ValueError as error:
@@ -53,7 +53,7 @@ class WorkersSampler:
         return Reading(values=tuple(values), errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         self._files.close()
 
     def _sum(self, rank: int, reader: WorkersReader) -> LoaderWorkers:

@@ -1,1 +1,1 @@
-"""The rooms of the catalogue, one for each domain; `catalogue` joins them."""
+"""The rows of the catalogue, one module per domain; `catalogue` joins them."""

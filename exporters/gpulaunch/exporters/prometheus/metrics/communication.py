@@ -1,4 +1,4 @@
-"""What ranks wait for each other."""
+"""Metrics of communication: collectives, and how long ranks wait for each other."""
 
 from __future__ import annotations
 

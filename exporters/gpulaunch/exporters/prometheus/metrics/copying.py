@@ -1,4 +1,4 @@
-"""Copies between CPU and GPU, and waits for the GPU."""
+"""Metrics of copies between CPU and GPU, and of waits for the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs of the node, as their driver sees them."""
+"""Metrics of the node's GPUs, as reported by the driver."""
 
 from __future__ import annotations
 

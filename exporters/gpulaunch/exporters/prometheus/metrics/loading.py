@@ -1,4 +1,4 @@
-"""The dataloader of each rank, and its workers."""
+"""Metrics of the dataloader of each rank, and of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU memory of each rank, as torch allocates it."""
+"""Metrics of the GPU memory of each rank, as allocated by torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row of the catalogue is made of."""
+"""The types that make up a row of the metric catalogue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Kind(Enum):
-    """How the values of a metric behave."""
+    """The type of a metric."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -18,7 +18,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A label and the values it may have; no values: any, for an index or a description."""
+    """A label and its allowed values; none listed: any value, for an index or a description."""
 
     name: str
     values: frozenset[str] | None = None
@@ -37,7 +37,7 @@ class Metric:
 
 
 def one_of(name: str, *values: str) -> Label:
-    """Give a label with a closed set of values."""
+    """Return a label with a closed set of values."""
     return Label(name=name, values=frozenset(values))
 
 

@@ -1,4 +1,4 @@
-"""What all ranks of the node share."""
+"""Metrics of the node, shared by all its ranks."""
 
 from __future__ import annotations
 

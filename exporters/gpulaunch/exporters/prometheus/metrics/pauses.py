@@ -1,4 +1,4 @@
-"""What stops the training thread by itself."""
+"""Metrics of pauses of the training thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of each rank, as the kernel sees them."""
+"""Metrics of the processes of each rank, as reported by the kernel."""
 
 from __future__ import annotations
 

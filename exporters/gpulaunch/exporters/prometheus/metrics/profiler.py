@@ -1,4 +1,4 @@
-"""What measuring costs, how it goes, and what it finds."""
+"""Metrics of the profiler: its overhead, its health and its findings."""
 
 from __future__ import annotations
 

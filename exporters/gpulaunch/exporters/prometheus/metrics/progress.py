@@ -1,4 +1,4 @@
-"""Checkpoints, restarts, and where the time of the run goes."""
+"""Metrics of checkpoints, restarts, and where the time of the run goes."""
 
 from __future__ import annotations
 

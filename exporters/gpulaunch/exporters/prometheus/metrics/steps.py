@@ -1,4 +1,4 @@
-"""Who runs, and the steps of each rank."""
+"""Metrics of the run, its ranks and their steps."""
 
 from __future__ import annotations
 
