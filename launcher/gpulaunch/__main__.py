@@ -6,7 +6,7 @@ import sys
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        del sys.path[0]  # the current directory: a file of the user's there must not stand in for a module of ours
+        del sys.path[0]  # the current directory: a user file there must not shadow our modules
     from gpulaunch.launcher.cli.main import main
 
     sys.exit(main())

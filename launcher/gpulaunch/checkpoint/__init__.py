@@ -1,4 +1,4 @@
-"""Save while training, go on after anything: what a training program says in five lines, and nothing else.
+"""Checkpoints for a training program: save while training and resume after any interruption, in five lines of code.
 
     ckpt = Checkpoint(model=model, optimizer=optimizer, every=100)
     ckpt.resume()

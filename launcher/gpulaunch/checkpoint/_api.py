@@ -1,4 +1,4 @@
-"""`Checkpoint`: the training loop's side. What it does at a step boundary, and in which order things are set again."""
+"""`Checkpoint`: the interface for the training loop, its work at each step boundary, and the order of a restore."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from gpulaunch.profiler.probe import progress
 Batch = TypeVar("Batch")
 
 LAST_WAIT_S = 5.0
-"""How long a program that ends in the middle waits for a save that is under way; its peers may be gone."""
+"""How long a program that exits early waits for a save in progress; its peers may be gone."""
 LAST_SAVE_AGAIN_S = (1.0, 5.0)
-"""How long after a failure the save at the end of the loop is tried again."""
+"""How long after a failure the save at the end of the loop is retried."""
 LONG_WAIT_S = 1.0
-"""Waiting so long for storage is worth a word to the user."""
+"""A wait for storage of this length is reported to the user."""
 
 
 class Checkpoint:
-    """Saves the state of a training program every so many steps, and brings the program back there.
+    """Saves the state of a training program every `every` steps, and restores the program to it.
 
-    Every rank makes one, with the same arguments, and calls the same methods at the same steps.
+    Every rank creates one with the same arguments, and calls the same methods at the same steps.
     """
 
     def __init__(
@@ -65,22 +65,22 @@ class Checkpoint:
         per_rank: Mapping[str, Any] | None = None,
         weights_only: bool = True,
     ) -> None:
-        """Nothing happens yet: `resume` begins.
+        """Does nothing yet: `resume` begins.
 
         Args:
             model: as it is trained: wrapped in DDP or by `fully_shard`, compiled or not.
-            optimizer: one, or several; after `fully_shard`, as torch wants it.
+            optimizer: one, or several; after `fully_shard`, created as torch requires.
             scheduler: of the learning rate; one, or several.
-            every: save every so many steps. None: only on preemption, on request, and at the end.
-            keep: how many of the newest checkpoints stay; None: all.
-            keep_every: those of a step that is a multiple of this stay for good.
+            every: save interval in steps. None: only on preemption, on request, and at the end.
+            keep: number of newest checkpoints to keep; None: all.
+            keep_every: checkpoints of a step that is a multiple of this are kept permanently.
             dir: where to save. Default: $GPULAUNCH_CHECKPOINT_DIR, which gpulaunch sets; else checkpoints/<program>.
             extra: further objects with state_dict and load_state_dict that are the same on every rank (GradScaler, an
                 average of the weights), by name.
             per_rank: such objects, or torch generators, of which each rank has its own, by name. They are not restored
-                on another number of ranks.
-            weights_only: refuse a checkpoint that holds other than tensors, plain values and numpy's, since to load it
-                may run code; as of torch.load. What this run has saved itself is loaded in any case.
+                on a different number of ranks.
+            weights_only: reject a checkpoint that holds anything but tensors, plain values and numpy's, since loading
+                it may run code; as in torch.load. What this run has saved itself is always loaded.
         """
         for name, value, least in (("every", every, 1), ("keep", keep, 1), ("keep_every", keep_every, 1)):
             if value is not None and value < least:
@@ -101,7 +101,7 @@ class Checkpoint:
         self._weights_only = weights_only
         self._copies = Copies()
         self._notice = Notice(os.environ)
-        # Set by `resume`: they need the process group.
+        # Set by `resume`, since they need the process group.
         self._ranks: Ranks | None = None
         self._votes: Votes | None = None
         self._saver: Saver | None = None
@@ -110,7 +110,7 @@ class Checkpoint:
         self._position = Position()
         self._feed: Feed | None = None
         self._in_loop = False
-        self._rng: _rng.States | None = None  # to be set where the saved run stood; None: nothing to set
+        self._rng: _rng.States | None = None  # to set where the saved run was; None: nothing to set
         self._told_to_save_less = self._told_to_step = False
 
     @property
@@ -120,14 +120,14 @@ class Checkpoint:
 
     @property
     def steps_done(self) -> int:
-        """Steps that lie behind, those of earlier lives included."""
+        """Steps completed, including those of earlier runs."""
         return self._step
 
     def resume(self) -> int | None:
-        """Load the newest checkpoint, if there is one, and give its step. Every rank calls it, before the loop.
+        """Load the newest checkpoint, if any, and return its step. Every rank calls it, before the loop.
 
         Raises:
-            CheckpointError: there is one, but it is not of this program, or cannot be read.
+            CheckpointError: the checkpoint is not of this program, or cannot be read.
             DirectoryInUse: another live run saves in this directory.
         """
         if self._ranks is not None:
@@ -160,7 +160,7 @@ class Checkpoint:
         return loaded.step
 
     def epochs(self, count: int) -> Generator[int]:
-        """The epochs from the one that the run stands in, up to `count`. At the end the state is saved once more."""
+        """Yield the epochs from the present one up to `count`. At the end the state is saved once more."""
         self._need_resume("epochs()")
         with self._listening():
             while self._position.epoch < count:
@@ -174,14 +174,14 @@ class Checkpoint:
             self.finish()
 
     def batches(self, loader: Iterable[Batch], sampler: Any = None, *, replay: Replay = "index") -> Generator[Batch]:
-        """One epoch's batches, from the one on that the run stands at.
+        """Yield one epoch's batches, from the present position on.
 
-        Calls `set_epoch` of the loader's samplers, as DistributedSampler needs it.
+        Calls `set_epoch` of the loader's samplers, as DistributedSampler requires.
 
         Args:
-            loader: a DataLoader, or anything that can be iterated again and gives the same.
-            sampler: the sampler that decides on the order, where it is not the loader's own attribute.
-            replay: how the batches that the run has behind it are passed over. "index": without loading them. "load":
+            loader: a DataLoader, or anything that can be iterated again with the same result.
+            sampler: the sampler that determines the order, if it is not the loader's own attribute.
+            replay: how batches that were already trained on are skipped. "index": without loading them. "load":
                 they are loaded and discarded, for augmentations that draw random numbers in workers.
         """
         ranks = self._need_resume("batches()")
@@ -197,7 +197,7 @@ class Checkpoint:
         yield from self._feed
 
     def steps(self, count: int) -> Generator[int]:
-        """The steps from the next one up to `count`, counted from 1, for programs without a loader or epochs."""
+        """Yield the steps from the next one up to `count`, counted from 1, for programs without a loader or epochs."""
         self._need_resume("steps()")
         self._in_loop = True
         self._restore_rng()
@@ -210,13 +210,13 @@ class Checkpoint:
             self.finish()
 
     def step(self, *, save: bool = False) -> None:
-        """A training step is done: after `optimizer.step()`, last in the loop. Saves if it is time.
+        """Call after each training step: after `optimizer.step()`, last in the loop. Saves if it is time.
 
         Args:
             save: save now. The same on every rank.
 
         Raises:
-            Preempted: the job was told to end, and the state is saved.
+            Preempted: the job was asked to end, and the state is saved.
         """
         saver, votes = self._saver, self._votes
         if saver is None or votes is None:
@@ -232,11 +232,11 @@ class Checkpoint:
             self._save(saver)
 
     def finish(self) -> None:
-        """Save where the loop stands, and be back when that is done. Only for a loop that was left early, by `break`:
-        `epochs` and `steps` do it at their end. All ranks call it.
+        """Save the present state of the loop, and return when that is done. Only for a loop that was left early, by
+        `break`: `epochs` and `steps` do it at their end. All ranks call it.
 
         Raises:
-            CheckpointError: it could not be saved, nor when it was tried again: the end of the training is lost.
+            CheckpointError: the save failed, and so did its retry: the end of the training is lost.
         """
         saver, votes = self._saver, self._votes
         if saver is None or votes is None:
@@ -254,10 +254,10 @@ class Checkpoint:
                 break
         raise CheckpointError(f"step {self._step}, the last, is not saved in {self.directory}: {saver.problem}")
 
-    # -- parts
+    # -- internal steps
 
     def _check_stepped(self, before: int) -> None:
-        """Say it once if an epoch had batches and not one step: then nothing is saved, and nobody would notice."""
+        """Warn once if an epoch had batches but no step: then nothing is saved, which would go unnoticed."""
         if self._feed is None or self._step > before or self._told_to_step:
             return
         self._told_to_step = True
@@ -266,7 +266,7 @@ class Checkpoint:
 
     @contextmanager
     def _listening(self) -> Generator[None]:
-        """Where there is a next step boundary to wait for, a SIGTERM waits for it; nowhere else."""
+        """Defer a SIGTERM to the next step boundary while there is one to wait for; not elsewhere."""
         self._notice.listen()
         try:
             yield
@@ -279,8 +279,8 @@ class Checkpoint:
         return self._ranks
 
     def _claim_and_choose(self, saver: Saver) -> tuple[str, str]:
-        """On rank 0: take the directory over, then see what is in it, as no other run can add to it any more: (the
-        checkpoint to load, "" or why the directory cannot be had)."""
+        """On rank 0: take over the directory, then look for checkpoints, since no other run can add any now: (the
+        checkpoint to load, "" or why the directory is unavailable)."""
         try:
             self._store.claim()
         except (InUseError, StaleError) as err:
@@ -290,22 +290,22 @@ class Checkpoint:
         return _loading.choose(os.environ, self._store), ""
 
     def _restore_rng(self) -> None:
-        """Set the random numbers to where the saved run stood, once."""
+        """Restore the random number generators to the saved run's, once."""
         if self._rng is not None:
             _rng.restore(self._rng)
             self._rng = None
 
     def _mark(self) -> tuple[int, bool]:
-        """What tells the states of one run apart."""
+        """The values that distinguish the states of one run."""
         return self._step, self._position.rng is None and self._feed is None
 
     def _save(self, saver: Saver, *, wait: bool = False) -> None:
-        """Copy the state and have it saved behind us; with `wait`, be back when that is over."""
+        """Copy the state and save it in the background; with `wait`, return when that is done."""
         began_ns = monotonic_ns()
         progress.checkpoint_began()
         try:
-            # A due save waits for the one before it, rather than to be left out: whether that is over differs from rank
-            # to rank, and to agree on it would take a vote; and storage that cannot keep up shows as a stall.
+            # A due save waits for the previous one instead of being skipped: whether that is done differs from rank to
+            # rank, and agreement would need a vote; and storage that cannot keep up shows as a stall.
             saver.wait()
             waited_s = (monotonic_ns() - began_ns) / 1e9
             if not saver.stale and saver.saved != self._mark():
@@ -342,7 +342,7 @@ class Checkpoint:
         )
 
     def _preempted(self, saver: Saver) -> Preempted:
-        """How to end, after the last save was tried."""
+        """The exception to end with, after the last save was tried."""
         ranks = self._need_resume("step()")
         if saver.saved == self._mark():
             if ranks.first:
@@ -357,7 +357,7 @@ class Checkpoint:
 
 
 def default_directory(environ: Mapping[str, str]) -> str:
-    """Where a program saves that does not say where."""
+    """The checkpoint directory of a program that does not name one."""
     program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     return environ.get("GPULAUNCH_CHECKPOINT_DIR") or os.path.join("checkpoints", program or "program")
 

@@ -1,8 +1,7 @@
-"""The copy of the state that a save writes from while training goes on: what the training thread pays for.
+"""Copies the state so that a save can write it while training continues: the cost that the training thread pays.
 
-The memory of the copy is kept from save to save: fresh memory would cost more than the copy. With CUDA it is pinned,
-and the copies run on a stream of their own; what the program launches afterwards waits for them on the GPU, not on the
-host.
+The copy's memory is reused from save to save: fresh memory would cost more than the copy. With CUDA it is pinned, and
+the copies run on a stream of their own; kernels launched afterwards wait for them on the GPU, not on the host.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gpulaunch.checkpoint._messages import CheckpointError, first_line
 
 
 class Copies:
-    """Memory for one copy of the state. Of use again once the save that was made from it is over."""
+    """Memory for one copy of the state. Reusable once the save from it is done."""
 
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
@@ -33,7 +32,7 @@ class Copies:
             return self._take_from_gpu(live)
 
     def wait(self) -> None:
-        """Wait until the copies are complete: for the thread that saves."""
+        """Wait until the copies are complete. Called in the saving thread."""
         if self._done is not None:
             self._done.synchronize()
 
@@ -61,7 +60,7 @@ class Copies:
 
 
 def _sharded_like(value: DTensor, local: torch.Tensor) -> DTensor:
-    """`local` on the CPU as this rank's shard, as `value` is sharded, whatever device the mesh is of.
+    """`local` on the CPU as this rank's shard, sharded like `value`, whatever the mesh's device.
 
     from_local would move a CPU tensor to the mesh's device, but leaves a meta tensor; torch's own staging replaces the
     local tensor in the same way.
@@ -80,7 +79,7 @@ def _sharded_like(value: DTensor, local: torch.Tensor) -> DTensor:
 
 
 def snapshot(value: Any, name: str) -> Any:
-    """A copy of small values that shares nothing with them; tensors are copied to the CPU."""
+    """A copy of small values that shares no memory with them; tensors are copied to the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -92,7 +91,7 @@ def snapshot(value: Any, name: str) -> Any:
 
 
 def plain(value: Any, name: str) -> Any:
-    """A copy of what is neither tensor nor container."""
+    """A copy of a value that is neither tensor nor container."""
     try:
         return copy.deepcopy(value)
     except Exception as err:

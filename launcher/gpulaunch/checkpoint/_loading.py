@@ -1,4 +1,4 @@
-"""What is gone on from: found by rank 0, told to all, and read by each."""
+"""Loads the checkpoint to resume from: chosen by rank 0, broadcast to all, and read by each."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _ANEW = "name another with --resume, or begin anew: --resume never, or another -
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What was gone on from."""
+    """What was loaded."""
 
     path: str
     step: int
     world_size: int
     own: Mapping[str, Any]
-    """This rank's file; on another number of ranks the file of one of the ranks of then."""
+    """This rank's file; on a different number of ranks, the file of one of the former ranks."""
 
 
 def choose(environ: Mapping[str, str], store: Store) -> str:
-    """The checkpoint to go on from, "" for none: what the launcher names, else the newest complete one. On rank 0."""
+    """The checkpoint to resume from, "" for none: named by the launcher, else the newest complete one. On rank 0."""
     named = environ.get("GPULAUNCH_RESUME_FROM")
-    if named is not None:  # the launcher has verified it, whole; empty: it was told to begin anew
+    if named is not None:  # the launcher has verified it completely; empty: start from the beginning
         return os.path.abspath(named) if named and "://" not in named else named
     for saved in store.complete():
         try:
@@ -56,11 +56,11 @@ def load(path: str, subject: Subject, ranks: Ranks, *, weights_only: bool, run: 
         path: of the checkpoint.
         subject: the program's objects.
         ranks: all of this program.
-        weights_only: whether to refuse what is not plain, unless `run`, this one, has saved it itself.
-        run: $GPULAUNCH_RUN_ID, or what stands for it.
+        weights_only: whether to reject values that are not plain, unless `run`, this one, has saved them itself.
+        run: $GPULAUNCH_RUN_ID, or its substitute.
 
     Raises:
-        CheckpointError: it is not one of ours, cannot be read, or is the state of another program.
+        CheckpointError: it is not a gpulaunch checkpoint, cannot be read, or is the state of another program.
     """
     manifest = _manifest(path)
 

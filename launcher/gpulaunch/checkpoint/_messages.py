@@ -1,4 +1,4 @@
-"""What is raised to the program, and what is said to its user. Standard library only."""
+"""Exceptions raised to the program, and messages to its user. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import sys
 
 REQUEUE = 75
-"""EX_TEMPFAIL: there is a checkpoint, run this again."""
+"""EX_TEMPFAIL: there is a checkpoint, run again."""
 IN_USE = 69
-"""EX_UNAVAILABLE: it passes; as `gpulaunch` itself ends where its job directory is locked."""
+"""EX_UNAVAILABLE: temporary; `gpulaunch` exits with it if its job directory is locked."""
 ENDED_BY_SIGTERM = 143
 
 
@@ -17,7 +17,7 @@ class CheckpointError(RuntimeError):
 
 
 class DirectoryInUse(CheckpointError, SystemExit):  # noqa: N818 - an end, as Preempted is
-    """Another live run saves in the directory. Not caught it ends the program with code 69."""
+    """Another live run saves in the directory. If not caught, it ends the program with exit code 69."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -25,20 +25,20 @@ class DirectoryInUse(CheckpointError, SystemExit):  # noqa: N818 - an end, as Pr
 
 
 class Preempted(SystemExit):
-    """The job was told to end. Code 75: there is a checkpoint to go on from; 143: there is none."""
+    """The job was asked to end. Code 75: there is a checkpoint to resume from; 143: there is none."""
 
 
 def say(text: str) -> None:
-    """One line to the user, on stderr."""
+    """Print one line to the user, on stderr."""
     if sys.stderr is not None:
         sys.stderr.write(f"[gpulaunch] {text}\n")
         sys.stderr.flush()
 
 
 def why(error: BaseException, directory: str = "") -> str:
-    """The cause of a failed save in a few words: what the system said, wherever in the chain of exceptions it stands.
+    """The cause of a failed save in a few words: the system's error, anywhere in the chain of exceptions.
 
-    torch's own writer reports a short write as a complaint about positions; then a full disk is named by looking.
+    torch's own writer reports a short write as an error about positions; then a full disk is detected by looking.
     """
     seen: BaseException | None = error
     while seen is not None:

@@ -1,11 +1,11 @@
 """Which live run owns a checkpoint directory.
 
-`.owner` says who claimed it last: run, attempt, process, host. Its holder keeps it locked (flock) for as long as its
-process lives, so a lock never outlives a run, and a crash needs no cleanup. A new owner renames a file of its own over
-it: so a newer attempt of the same run need not wait for a rank of an older one that was stopped and still lives.
+`.owner` records the last claim: run, attempt, process, host. The owner keeps it locked (flock) for as long as its
+process lives, so a lock never outlives a run, and a crash needs no cleanup. A new owner renames its own file over it:
+so a newer attempt of the same run need not wait for a stopped rank of an older one that is still alive.
 
-The lock belongs to the open file, which a forked child (a dataloader worker, which may outlive the run) inherits: it is
-closed there. Standard library only.
+The lock belongs to the open file, which a forked child (a dataloader worker, which may outlive the run) inherits: the
+child closes it. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ OWNER = ".owner"
 _CAP_BYTES = 64 << 10
 _LIFE = os.urandom(4).hex()
 _CANNOT_LOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL)
-"""What file systems without locks answer: Lustre mounted without `flock`, NFS without lockd; EBADF: NFS, read-only."""
+"""Errors of file systems without locks: Lustre mounted without `flock`, NFS without lockd; EBADF: NFS, read-only."""
 
 _held: dict[str, int] = {}  # path -> descriptor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A run, and the process of it that saves."""
+    """A run, and its process that saves."""
 
     run: str
-    """Of a job: $GPULAUNCH_RUN_ID; else unique to the process."""
+    """Under a job: $GPULAUNCH_RUN_ID; else unique to the process."""
     attempt: int
     program: str
     pid: int
@@ -49,8 +49,8 @@ class Owner:
         return "".join(letter if letter.isprintable() else "?" for letter in text)
 
     def may_follow(self, other: Owner) -> bool:
-        """Whether this one may take over from `other` while that one lives: a newer attempt of one run, or the same
-        process, which makes another `Checkpoint`."""
+        """Whether this one may take over from a live `other`: a newer attempt of one run, or the same process, which
+        makes another `Checkpoint`."""
         if self.run != other.run:
             return False
         return self.attempt > other.attempt or (self.pid, self.host) == (other.pid, other.host)
@@ -72,7 +72,7 @@ class InUseError(Exception):
 
 
 def this_run(environ: Mapping[str, str]) -> Owner:
-    """What this process is known by."""
+    """The identity of this process."""
     return Owner(
         run=environ.get("GPULAUNCH_RUN_ID") or f"{_LIFE}-{os.getpid()}",
         attempt=int(environ.get("GPULAUNCH_ATTEMPT") or 0),
@@ -84,7 +84,7 @@ def this_run(environ: Mapping[str, str]) -> Owner:
 
 
 def last(directory: str) -> Owner | None:
-    """Who claimed the directory last, alive or not; None: unknown. Raises OSError other than that there is none."""
+    """The last claim of the directory, alive or not; None: unknown. Raises OSError unless the file is missing."""
     try:
         with open(os.path.join(directory, OWNER), "rb") as file:
             document = json.loads(file.read(_CAP_BYTES))
@@ -103,14 +103,14 @@ def last(directory: str) -> Owner | None:
 
 
 def is_live(directory: str) -> bool:
-    """Whether the owner lives: it holds its lock. Where locks are impossible this cannot be known: False."""
+    """Whether the owner is alive: it holds its lock. Unknown if locks are impossible: False."""
     path = os.path.join(directory, OWNER)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except PermissionError:  # a colleague's: a read-only descriptor will do, but for NFS
+    except PermissionError:  # another user's: a read-only descriptor is enough, except on NFS
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as err:
-        if err.errno not in (errno.ENOENT, errno.ELOOP):  # ELOOP: a link, which no owner makes
+        if err.errno not in (errno.ENOENT, errno.ELOOP):  # ELOOP: a symbolic link, which no owner makes
             raise
         return False
     try:
@@ -120,7 +120,7 @@ def is_live(directory: str) -> bool:
 
 
 def take(directory: str, owner: Owner) -> None:
-    """Become the owner, for the life of this process. Held under the directory's own lock. Raises OSError."""
+    """Become the owner, for the life of this process. Call it with the directory's own lock held. Raises OSError."""
     path = os.path.join(directory, OWNER)
     new = f"{path}.new"
     with contextlib.suppress(FileNotFoundError):
@@ -139,7 +139,7 @@ def take(directory: str, owner: Owner) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file, without waiting; False: another has it. True as well where nothing can be locked."""
+    """Lock an open file without waiting; False: another process holds the lock. True if locks are impossible."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -151,14 +151,14 @@ def lock(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Unlock and close, though a child that was forked meanwhile may have the same open file."""
+    """Unlock and close, though a child forked meanwhile may have the same open file."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _forget() -> None:
-    """In a forked child: the lock is its parent's, and must end with that one."""
+    """In a forked child: release the descriptor; the lock is its parent's, and must end with the parent."""
     for descriptor in _held.values():
         os.close(descriptor)
     _held.clear()

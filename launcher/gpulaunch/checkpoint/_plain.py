@@ -1,8 +1,8 @@
-"""Checkpoints read as data: tensors, plain values and numpy's, and nothing that would run code.
+"""Loads checkpoints as data: tensors, plain values and numpy's, and nothing that would run code.
 
-A user who can write a checkpoint directory could otherwise run code as the user who resumes from it. Objects of other
-classes, in what an `extra` saves, are loaded where this very run has saved them, or where the program asks for it. The
-run's id in a manifest can be forged: the file must be this user's, too.
+Otherwise a user who can write to a checkpoint directory could run code as the user who resumes from it. Objects of
+other classes, in what an `extra` saves, are loaded only if this very run has saved them, or if the program asks for it.
+The run's id in a manifest can be forged: the file must belong to this user, too.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _NAMES = {
     ("collections", "OrderedDict"),
     ("builtins", "set"),
 }
-"""Beside its own classes, what torch 2.6 to 2.14 put into `.metadata`."""
+"""Beside its own classes, those that torch 2.6 to 2.14 put into `.metadata`."""
 
 
 Trust = Callable[[BinaryIO], bool]
-"""Whether objects of any class are loaded from an open file."""
+"""Whether objects of any class may be loaded from an open file."""
 
 
 def is_mine(file: BinaryIO) -> bool:
-    """Whether an open file is this user's, and not for every user to write."""
+    """Whether an open file belongs to this user, and is not writable by every user."""
     about = os.fstat(file.fileno())
     return about.st_uid == os.geteuid() and not about.st_mode & stat.S_IWOTH
 
 
 def load(path: str, *, trusts: Trust = lambda _: False) -> dict[str, Any]:
-    """Load a file of torch.save; where `trusts` it: objects of any class, as its maker has pickled them.
+    """Load a file of torch.save; if `trusts` accepts it: objects of any class, as pickled.
 
     Raises:
         CheckpointError: it holds other than plain values, and is not trusted; the text names what.
         OSError, RuntimeError, EOFError, pickle.UnpicklingError: it cannot be read.
     """
-    known = set(torch.serialization.get_safe_globals())  # the program's own, which are not to be taken from it
+    known = set(torch.serialization.get_safe_globals())  # the program's own, which must stay registered
     safe = torch.serialization.safe_globals([name for name in _numpy() if name not in known])
     with safe, open(path, "rb") as file:
         try:
@@ -65,7 +65,7 @@ def load(path: str, *, trusts: Trust = lambda _: False) -> dict[str, Any]:
 
 
 class Reader(FileSystemReader):  # type: ignore[misc] # untyped in torch
-    """torch's reader of tensors, which would unpickle whatever `.metadata` names."""
+    """torch's reader of tensors, which would unpickle anything that `.metadata` names."""
 
     def __init__(self, directory: str, *, trusts: Trust) -> None:
         super().__init__(directory)
@@ -73,7 +73,7 @@ class Reader(FileSystemReader):  # type: ignore[misc] # untyped in torch
         self._trusts = trusts
 
     def read_metadata(self, *_args: Any, **_options: Any) -> dcp.Metadata:
-        """As torch's own, of classes of torch.distributed.checkpoint only."""
+        """Like torch's own, but only classes of torch.distributed.checkpoint."""
         path = os.path.join(self._directory, _METADATA)
         with open(path, "rb") as file:
             metadata: dcp.Metadata = pickle.load(file) if self._trusts(file) else _Unpickler(file, path).load()  # noqa: S301
@@ -88,7 +88,7 @@ class _Unpickler(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """Only what a description of tensors is made of."""
+        """Allow only the classes of a tensor description."""
         if "." not in name:
             if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
                 return getattr(torch, name)
@@ -110,7 +110,7 @@ def _refused(path: str, name: str) -> CheckpointError:
 
 
 def _numpy() -> Sequence[Any]:
-    """numpy's scalars and arrays, which are data, if the program has numpy."""
+    """numpy's scalars and arrays, which are plain data, if the program uses numpy."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         try:

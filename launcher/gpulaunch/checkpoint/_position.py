@@ -1,9 +1,9 @@
-"""Where in the data a rank stands, and how a loader is brought there again.
+"""A rank's position in the data, and how a loader is brought back to it.
 
-What an epoch's order depends on is taken when its iterator is made: that is where RandomSampler and DataLoader draw
-their seeds. To go on, the same is set again, the iterator is made again, and the batches that were trained on are
-skipped by index, so that none of them is loaded. A worker's own random numbers (augmentations) depend on the batches
-it has loaded, so for them `replay="load"` loads and discards instead.
+What determines an epoch's order is recorded when its iterator is made: that is when RandomSampler and DataLoader draw
+their seeds. To resume, the same state is restored, the iterator is made again, and the batches that were trained on are
+skipped by index, so that none of them is loaded. A worker's own random numbers (augmentations) depend on the batches it
+has loaded, so for them `replay="load"` loads and discards instead.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Replay = Literal["index", "load"]
 
 @dataclass(kw_only=True)
 class Position:
-    """Where a rank stands in an epoch. Plain values and tensors only."""
+    """A rank's position in an epoch. Plain values and tensors only."""
 
     epoch: int = 0
     world_size: int = 1
     start: int = 0
-    """Units (samples; whole batches where a batch has no fixed size) that all ranks together had behind them when the
+    """Units (samples; whole batches if a batch has no fixed size) that all ranks together had completed when the
     world size last changed within this epoch."""
     batches: int = 0
     """Batches of this rank since then."""
@@ -38,17 +38,17 @@ class Position:
     reused: bool = False
     """Whether the loader's persistent workers had served an epoch before."""
     rng: _rng.States | None = None
-    """As the epoch's iterator was made. None: between two epochs."""
+    """The random states when the epoch's iterator was made. None: between two epochs."""
     generators: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    """States, then, of the generators that the loader and its samplers have for themselves."""
+    """States, at that time, of the generators that belong to the loader and its samplers."""
     loader: Any = None
-    """The loader's own state, for one that can save itself (torchdata's StatefulDataLoader)."""
+    """The loader's own state, if it can save itself (torchdata's StatefulDataLoader)."""
 
     def on(self, world_size: int, batch_units: int) -> Position:
-        """The same place for other ranks or batches: after the samples that all ranks together have behind them."""
+        """The same position for other ranks or batches: after the samples that all ranks together have completed."""
         if (world_size, batch_units) == (self.world_size, self.batch_units) or self.rng is None:
             return replace(self, world_size=world_size, batch_units=batch_units)
-        skipped = self.start // self.world_size * self.world_size  # what each rank really had skipped
+        skipped = self.start // self.world_size * self.world_size  # what each rank had really skipped
         return Position(
             epoch=self.epoch,
             world_size=world_size,
@@ -74,21 +74,21 @@ class Feed:
                 each.set_epoch(position.epoch)
 
     def position(self) -> Position:
-        """Where the training loop stands. Asked at step boundaries."""
+        """The training loop's position. Called at step boundaries."""
         return replace(self._at, loader=self._loader.state_dict() if self._is_stateful else None)
 
     def next_epoch(self) -> Position:
-        """Where the training loop stands when it is through with this epoch."""
+        """The training loop's position after this epoch."""
         reused = self._at.reused or _has_served(self._loader)
         return Position(epoch=self._at.epoch + 1, world_size=self._at.world_size, reused=reused)
 
     def open(self, replay: Replay) -> None:
-        """Make the loader's iterator, with everything drawn that it draws for the order of the epoch."""
+        """Make the loader's iterator; it draws everything that it draws for the order of the epoch."""
         self._iterator = self._begin() if self._at.rng is None else self._again(replay)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches from the position on, each counted when it is handed out."""
-        # Held here only: it goes with the loop, as a plain loop's does, and then torch ends its workers in good order.
+        """The batches from the position on, each counted when it is returned."""
+        # Referenced only here: it is freed with the loop, as in a plain loop, and torch then ends its workers in order.
         iterator, self._iterator = self._iterator, iter(())
         for batch in iterator:
             self._at.batches += 1
@@ -114,7 +114,7 @@ class Feed:
         if self._is_stateful and self._at.loader is not None:
             self._loader.load_state_dict(self._at.loader)
             return self._new_iterator()
-        behind = self._at.start // self._at.world_size  # units that this rank does not see
+        behind = self._at.start // self._at.world_size  # units that this rank skips
         if self._is_stateful or not self._is_indexed or replay == "load":
             iterator = self._new_iterator()
             for _ in islice(iterator, behind // self._units() + self._at.batches):
@@ -128,14 +128,14 @@ class Feed:
         return self._skipping(self._at.batches)
 
     def _skipping(self, count: int | None) -> Iterator[Any]:
-        """The loader's iterator, made as ever, but without its first `count` batches (None: without any)."""
+        """The loader's normal iterator, but without its first `count` batches (None: without any)."""
         if _has_served(self._loader):
             holder, name = self._loader._iterator, "_index_sampler"
         else:
             holder, name = self._loader, "batch_sampler" if self._loader.batch_sampler is not None else "sampler"
         inner = getattr(holder, name)
         skipping = _Skipping(inner, count)
-        # DataLoader forbids its users to set this: they would expect more to follow from it than its next iterator.
+        # DataLoader forbids users to set this: they would expect it to affect more than its next iterator.
         object.__setattr__(holder, name, skipping)
         try:
             iterator = self._new_iterator()
@@ -145,9 +145,9 @@ class Feed:
         return iterator
 
     def _serve_once(self) -> None:
-        """Make a first iterator, for nothing: only then a loader with persistent workers draws a seed for them.
+        """Make and discard a first iterator: only then a loader with persistent workers draws a seed for them.
 
-        The run that is gone on with had drawn it in an earlier epoch.
+        The resumed run had drawn it in an earlier epoch.
         """
         before, own = _rng.capture(), [generator.get_state() for generator in self._generators]
         self._skipping(None)
@@ -174,7 +174,7 @@ class Feed:
 
 
 class _Skipping:
-    """A sampler without its first `count` items, once; after that it is the sampler. None: empty, once."""
+    """A sampler without its first `count` items, once; after that the plain sampler. None: empty, once."""
 
     def __init__(self, inner: Any, count: int | None) -> None:
         self.inner = inner
@@ -186,10 +186,10 @@ class _Skipping:
         return self._latest
 
     def prime(self) -> None:
-        """Have the seed drawn that a sampler draws with its first item.
+        """Draw the seed that a sampler draws with its first item.
 
-        A loader with workers has asked for that item by now. One without would ask when the random numbers of the next
-        training step are set.
+        A loader with workers has requested that item by now. One without would do so after the random state of the next
+        training step has been set.
         """
         if self._latest is not None:
             self._latest.prime()
@@ -202,7 +202,7 @@ class _Skipping:
 
 
 class _Items(Iterator[Any]):
-    """One pass over a `_Skipping`. It begins with the first item: a loader makes two passes, and takes the second."""
+    """One pass over a `_Skipping`. It begins with the first item: a loader makes two passes, and uses the second."""
 
     def __init__(self, owner: _Skipping) -> None:
         self._owner = owner
@@ -220,7 +220,7 @@ class _Items(Iterator[Any]):
 
 
 def check_loader(loader: object) -> None:
-    """Raise for what cannot be gone through again."""
+    """Raise for a loader that cannot be iterated again."""
     if isinstance(loader, Iterator):
         raise CheckpointError(
             "batches() was given an iterator, which cannot be begun again; give it the loader itself, not iter(loader)"
@@ -233,13 +233,13 @@ def _has_served(loader: Any) -> bool:
 
 
 def _samplers(loader: Any, sampler: Any) -> list[Any]:
-    """Everything that may decide on the order, each once."""
+    """Everything that may determine the order, each once."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     candidates = (sampler, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return list({id(each): each for each in candidates if each is not None}.values())
 
 
 def _generators(loader: Any, sampler: Any) -> list[torch.Generator]:
-    """torch generators that are the loader's or a sampler's own, each once."""
+    """torch generators that belong to the loader or a sampler, each once."""
     found = (getattr(each, "generator", None) for each in (loader, *_samplers(loader, sampler)))
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())

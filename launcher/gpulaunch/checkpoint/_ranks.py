@@ -1,7 +1,7 @@
-"""The ranks of this job, as a save sees them: two process groups of its own, on gloo.
+"""The ranks of this job for saves: two separate gloo process groups.
 
-Never the program's own group: a save talks from a thread of its own, and collectives of two threads on one group meet
-in another order on every rank. Votes are the training thread's, so they have a second group, for the same reason.
+Never the program's own group: a save communicates from its own thread, and collectives of two threads on one group
+match in another order on every rank. Votes are made by the training thread, so they have a second group.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-_SAVE_TIMEOUT = timedelta(hours=24)  # a rank that writes to slow storage is not dead; a dead one breaks its connection
+_SAVE_TIMEOUT = timedelta(hours=24)  # a rank that writes to slow storage is alive; a dead one breaks its connection
 
 
 class Vote(Protocol):
-    """A reduction under way."""
+    """A reduction in progress."""
 
     def result(self) -> list[int]:
-        """Wait for it, and give it."""
+        """Wait for the reduction and return its result."""
         ...
 
 
 class Ranks:
-    """Which rank this is, of how many. Made collectively, once; alone where there is no process group."""
+    """This rank's number and the number of ranks. Created collectively, once; a single rank without a process group."""
 
     def __init__(self) -> None:
         self.together = dist.is_available() and dist.is_initialized()
         self.rank: int = dist.get_rank() if self.together else 0
         self.size: int = dist.get_world_size() if self.together else 1
         self.group: Any = None
-        """Of the thread that saves, and of `resume`, which comes before any save."""
+        """Used by the saving thread, and by `resume`, which comes before any save."""
         self._votes: Any = None
         if self.together:
             self.group = _new_group("gpulaunch.checkpoint", timeout=_SAVE_TIMEOUT)
@@ -65,15 +65,15 @@ class Ranks:
         return result
 
     def vote(self, values: Sequence[int]) -> Vote:
-        """Begin to find the greatest of each value over all ranks; does not wait."""
+        """Begin a maximum reduction of each value over all ranks; does not wait."""
         return _Vote(torch.tensor(values, dtype=torch.int64), self._votes)
 
 
 def _new_group(name: str, **options: Any) -> Any:
     """A gloo group of all ranks that lives as long as the process.
 
-    Whoever drops the last reference to one waits, with the GIL, for threads that may be waiting for the GIL: they let
-    go of the tensors of what was done last. A rank would hang at its end, with everything done.
+    Dropping the last reference to one waits, with the GIL, for threads that may be waiting for the GIL: they release
+    the tensors of the last operation. A rank would hang at its end, with all work done.
     """
     group: Any = dist.new_group(backend="gloo", group_desc=name, **options)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

@@ -1,6 +1,6 @@
 """The random number generators of this process: Python's, numpy's if it is loaded, torch's, and every accelerator's.
 
-Taking them costs no synchronisation: torch keeps the state of a GPU's generator on the host.
+Reading them needs no synchronisation: torch keeps the state of a GPU's generator on the host.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 States = dict[str, Any]
-"""Plain values and tensors: a rank's file can be read without running code in it."""
+"""Plain values and tensors: a rank's file can be loaded without running code in it."""
 
 
 def capture() -> States:
-    """All states as of now."""
+    """Return all states as of now."""
     states: States = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    numpy_random = sys.modules.get("numpy.random")  # numpy itself loads it late
+    numpy_random = sys.modules.get("numpy.random")  # numpy loads this submodule late
     if numpy_random is not None:
         name, keys, *rest = numpy_random.get_state()
         states["numpy"] = (name, keys.tolist(), *rest)
@@ -30,12 +30,12 @@ def capture() -> States:
 
 
 def restore(states: States) -> None:
-    """Set what `capture` took. What was not loaded then, or is not there now, is left alone."""
+    """Restore the states of `capture`. Generators not loaded then, or missing now, are unchanged."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(states["torch"])
     if "numpy" in states:
-        import numpy as np  # the program had it loaded, so it is installed
+        import numpy as np  # the program had loaded it, so it is installed
 
         name, keys, *rest = states["numpy"]
         np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
@@ -46,7 +46,7 @@ def restore(states: States) -> None:
 
 
 def reseed(*what: object) -> None:
-    """Begin new streams that depend on `what` only: for ranks that the saved run did not have."""
+    """Begin new streams that depend only on `what`: for ranks that the saved run did not have."""
     seed = int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "little") >> 1
     random.seed(seed)
     torch.manual_seed(seed)  # every accelerator's too

@@ -1,8 +1,8 @@
-"""One save at a time, behind the training: written by every rank, committed by rank 0 when all have succeeded.
+"""Saves in the background, one at a time: written by every rank, committed by rank 0 when all have succeeded.
 
-`torch.distributed.checkpoint.async_save` is not used: on torch 2.6 its copy is none where tensors are on the CPU or
-sharded, it takes a new thread and new memory each time, and whoever calls it too early has two saves at once. The
-planner, the file format and the writer below it are; they run in the thread below, over a process group of their own.
+`torch.distributed.checkpoint.async_save` is not used: on torch 2.6 it does not copy tensors on the CPU or sharded ones,
+it uses a new thread and new memory each time, and a call that comes too early makes two saves at once. The planner, the
+file format and the writer below it are used; they run in the thread below, over a process group of their own.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ UNREACHABLE = "unreachable"
 
 
 def rank_file(rank: int) -> str:
-    """The name of the file with what one rank has for itself."""
+    """The name of one rank's own file."""
     return f"gpulaunch-rank-{rank:05d}.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What one rank saves: a copy, and when it was taken."""
+    """What one rank saves: a copy, and when it was captured."""
 
     step: int
     over: bool
-    """Whether it stands between two epochs: one of the same step, but within the epoch, is another state."""
+    """Whether it was taken between two epochs: one of the same step within the epoch is a different state."""
     captured_ns: int
     tensors: Mapping[str, torch.Tensor]
     shared: Mapping[str, Any]
@@ -55,7 +55,7 @@ class Snapshot:
 
 
 class Saver:
-    """Saves snapshots. All ranks call `start` for the same steps."""
+    """Saves snapshots. All ranks call `start` at the same steps."""
 
     def __init__(self, store: Store, ranks: Ranks, keep: Keep) -> None:
         self._store = store
@@ -64,25 +64,25 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._told: set[str] = set()
         self.spare: str | None = None
-        """A checkpoint that is never deleted: the one that this run goes on from."""
+        """A checkpoint that is never deleted: the one that this run was resumed from."""
         self.problem = ""
-        """Why the last save came to nothing."""
+        """Why the last save failed."""
         self.saved: tuple[int, bool] | None = None
-        """(step, over) of the checkpoint that was committed last."""
+        """(step, over) of the last committed checkpoint."""
 
     @property
     def stale(self) -> bool:
-        """Whether a newer run has taken the directory over: nothing is saved any more."""
+        """Whether a newer run has taken over the directory: nothing is saved any more."""
         return self.problem.startswith(TAKEN_OVER)
 
     def start(self, snapshot: Snapshot) -> None:
-        """Save behind the training thread. A save that is under way is waited for first."""
+        """Save in the background. Waits first for a save in progress."""
         self.wait()
         self._thread = threading.Thread(target=self._save, args=(snapshot,), name="gpulaunch-checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until no save is under way."""
+        """Wait until no save is in progress."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -91,7 +91,7 @@ class Saver:
     def _save(self, snapshot: Snapshot) -> None:
         try:
             size_bytes, problem = self._attempt_to(snapshot)
-        except Exception:  # of the collectives between the ranks; whoever has ended is reported elsewhere
+        except Exception:  # of the collectives between the ranks; a rank that has ended is reported elsewhere
             size_bytes, problem = 0, UNREACHABLE
         if problem:
             self.failed(snapshot.step, problem)
@@ -104,7 +104,7 @@ class Saver:
             )
 
     def _attempt_to(self, snapshot: Snapshot) -> tuple[int, str]:
-        """(bytes of this rank, "" or why nothing was committed); the same outcome on every rank."""
+        """(bytes of this rank, "" or why the commit failed); the same outcome on every rank."""
         path, problem = self._ranks.broadcast(self._begin(snapshot.step) if self._ranks.first else ("", ""))
         if problem:
             return 0, problem
@@ -113,7 +113,7 @@ class Saver:
             snapshot.ready()
             self._write_tensors(snapshot, path)
             files = self._write_rest(snapshot, path)
-        except CheckpointException as err:  # torch's own, of one rank or several, told to all
+        except CheckpointException as err:  # torch's own, of one rank or several, sent to all
             rank, (cause, _) = min(err.failures.items())
             problem = self._blame(rank, why(cause, path))
         except Exception as err:
@@ -144,7 +144,7 @@ class Saver:
         )
 
     def _write_rest(self, snapshot: Snapshot, path: str) -> list[ManifestFile]:
-        """Write this rank's other files, and give all that it has written."""
+        """Write this rank's other files; return all that it has written."""
         parts = {rank_file(self._ranks.rank): snapshot.own}
         if self._ranks.first:
             parts[SHARED_FILE] = snapshot.shared
@@ -162,13 +162,13 @@ class Saver:
         ]
 
     def _look_at(self, path: str) -> None:
-        """Say at the first save, and not at a later resume, that a file is not made of plain values."""
+        """Report at the first save, not at a later resume, that a file is not made of plain values."""
         try:
             _plain.load(path)
         except CheckpointError as err:
             if self._ranks.first:
                 say(f"{err}; this run's own restarts go on from it as it is")
-        except Exception:  # noqa: S110 # what is wrong with it shows when it is read back
+        except Exception:  # noqa: S110 # errors in it show when it is read back
             pass
 
     def _commit(self, path: str, reports: list[tuple[int, str, list[ManifestFile]]]) -> str:
@@ -201,7 +201,7 @@ class Saver:
         return f"rank {rank}: {text}" if self._ranks.size > 1 else text
 
     def failed(self, step: int, problem: str) -> None:
-        """Count it, and say it: once for each cause until a save succeeds again."""
+        """Count the failure and report it: once for each cause until a save succeeds again."""
         progress.checkpoint_failed()
         self.problem = problem
         if not self._ranks.first or problem in self._told:
@@ -217,6 +217,6 @@ class Saver:
 
 
 def quiet() -> None:
-    """torch warns when it saves or loads without a process group, which a program may well do; 2.6 also of itself."""
+    """Silence torch's warnings when saving or loading without a process group, which is valid; 2.6 also of itself."""
     warnings.filterwarnings("ignore", message="torch.distributed is .*unavailable or uninitialized")
     warnings.filterwarnings("ignore", message="TypedStorage is deprecated", module=r"torch\.distributed\.checkpoint")

@@ -1,9 +1,9 @@
-"""What is saved of the program's objects, and how it gets back into them.
+"""Extracts the state of the program's objects to save, and restores it.
 
 A state dict is split: its tensors go, under one flat name each, to torch.distributed.checkpoint, which writes each
-once and reads what a rank needs of it, on any number of ranks; what is left, the skeleton, is one small file. So a
-state is put together again as it was saved, whatever the fresh object holds: an optimizer that has not stepped yet has
-no moments, and is not stepped for the sake of having some.
+once and reads what a rank needs of it, on any number of ranks; the rest, the skeleton, is one small file. So a state is
+rebuilt as it was saved, whatever the fresh object contains: an optimizer that has not stepped yet has no moments, and
+is not stepped just to create some.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Subject:
     model: nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     shared: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Name -> object with state_dict and load_state_dict; every rank's is the same, or made of DTensors."""
+    """Name -> object with state_dict and load_state_dict; the same on every rank, or made of DTensors."""
     own: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Name -> such an object, or a torch.Generator; every rank has its own."""
 
-    # -- out of the objects
+    # -- reading from the objects
 
     def take(self) -> tuple[Skeleton, Tensors]:
-        """What all ranks share. The tensors are the live ones: copy them before training goes on."""
+        """The state that all ranks share. The tensors are the live ones: copy them before training continues."""
         tensors: Tensors = {}
         skeleton = {"model": split(get_model_state_dict(self.model), "model", tensors)}
         if self.optimizers:
@@ -56,15 +56,15 @@ class Subject:
         return skeleton, tensors
 
     def take_own(self) -> dict[str, Any]:
-        """What this rank has for itself, as live values."""
+        """This rank's own state, as live values."""
         return {
             name: thing.get_state() if isinstance(thing, torch.Generator) else thing.state_dict()
             for name, thing in self.own.items()
         }
 
     def buffers(self, tensors: Tensors) -> Tensors:
-        """The plain buffers among `take`'s tensors. DDP gives each rank its own between two forwards, as batch norm's
-        statistics are."""
+        """The plain buffers among `take`'s tensors. Between two forwards DDP leaves each rank its own, such as batch
+        norm's statistics."""
         parameters = {p.data_ptr() for p in self.model.parameters() if not isinstance(p, DTensor)}
         return {
             name: value
@@ -72,13 +72,13 @@ class Subject:
             if name.startswith("model.") and not isinstance(value, DTensor) and value.data_ptr() not in parameters
         }
 
-    # -- into the objects
+    # -- writing to the objects
 
     def room_for(self, skeleton: Skeleton) -> Tensors:
-        """Tensors to load into, for every one that the skeleton names. The model's are its own, filled in place.
+        """Return tensors to load into, for every one that the skeleton names. The model's are its own, filled in place.
 
         Raises:
-            CheckpointError: the state is not one of these objects; the text names the first differences.
+            CheckpointError: the state does not match these objects; the text names the first differences.
         """
         model: Tensors = {}
         split(get_model_state_dict(self.model), "model", model)
@@ -101,12 +101,12 @@ class Subject:
         return room
 
     def put(self, skeleton: Skeleton, tensors: Tensors) -> None:
-        """Give every object its state: `room_for`'s tensors, filled."""
+        """Restore every object's state from `room_for`'s filled tensors."""
         set_model_state_dict(self.model, join(skeleton["model"], tensors))
         if self.optimizers:
             state = join(skeleton["optimizer"], tensors)
             for fqn in self._parameters():
-                state["state"].setdefault(fqn, {})  # it had no gradient yet; torch wants to find each
+                state["state"].setdefault(fqn, {})  # it had no gradient yet; torch requires an entry for each
             with _without_stepping(self.optimizers):
                 set_optimizer_state_dict(self.model, self.optimizers, state)
             for optimizer in self.optimizers:
@@ -116,7 +116,7 @@ class Subject:
             thing.load_state_dict(join(skeleton[f"shared {name}"], tensors))
 
     def put_own(self, states: Mapping[str, Any]) -> None:
-        """Give the objects of this rank alone their states."""
+        """Restore the states of this rank's own objects."""
         for name, thing in self.own.items():
             if name not in states:
                 raise CheckpointError(f"the checkpoint has no state of {name!r}, which this program saves")
@@ -126,7 +126,7 @@ class Subject:
                 thing.load_state_dict(states[name])
 
     def put_buffers(self, saved: Tensors) -> None:
-        """Give the model this rank's own buffers."""
+        """Restore the model's buffers of this rank."""
         live: Tensors = {}
         split(get_model_state_dict(self.model), "model", live)
         with torch.no_grad():
@@ -152,7 +152,7 @@ class Subject:
 
 
 def split(value: Any, name: str, tensors: Tensors) -> Skeleton:
-    """Take the tensors out of `value` into `tensors`, and give the rest, with a mark in place of each."""
+    """Move the tensors of `value` into `tensors`; return the rest, with a mark in place of each."""
     if isinstance(value, torch.Tensor):
         while name in tensors:
             name += "'"
@@ -192,7 +192,7 @@ def _leaves(skeleton: Skeleton) -> dict[str, dict[str, Any]]:
 
 
 def _empty(leaf: dict[str, Any], like: torch.Tensor | None) -> torch.Tensor:
-    """Room for one tensor: sharded as `like` if that is sharded and of the same shape, else whole and on the CPU."""
+    """An empty tensor: sharded as `like` if that is sharded and of the same shape, else whole and on the CPU."""
     if isinstance(like, DTensor) and list(like.shape) == leaf["shape"]:
         return torch.empty_like(like, dtype=leaf["dtype"], requires_grad=False)
     return torch.empty(leaf["shape"], dtype=leaf["dtype"])
@@ -215,9 +215,9 @@ def _compare(what: str, saved: dict[str, dict[str, Any]], live: Tensors) -> None
 
 @contextlib.contextmanager
 def _without_stepping(optimizers: Sequence[torch.optim.Optimizer]) -> Generator[None]:
-    """Keep torch from stepping an optimizer that has no state, to give it some: a profiler would count that step.
+    """Keep torch from stepping an optimizer without state just to create it: a profiler would count that step.
 
-    torch leaves alone an optimizer whose parameters have gradients (`_init_optim_state`).
+    torch does not do so for an optimizer whose parameters have gradients (`_init_optim_state`).
     """
     lent: list[torch.Tensor] = []
     for optimizer in optimizers:

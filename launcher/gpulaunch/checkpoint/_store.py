@@ -1,18 +1,18 @@
-"""The checkpoint directory: who may write it, how a save becomes a checkpoint, which ones are kept.
+"""The checkpoint directory: its owner, how a save becomes a checkpoint, which checkpoints are kept.
 
-    step-000000000120/            a checkpoint: complete, because it was renamed to this when it was
-    .saving-000000000240-g7/      a save under way, of generation 7
-    .replaced-000000000120/       what `step-...120` was while another takes its place
-    .deleting-000000000120-g7/    on its way out
+    step-000000000120/            a checkpoint: complete, because it was renamed to this only then
+    .saving-000000000240-g7/      a save in progress, of generation 7
+    .replaced-000000000120/       the former `step-...120` while another takes its place
+    .deleting-000000000120-g7/    being deleted
     .generation                   the newest generation that was claimed
     .lock                         held (flock) to claim, to commit, and to choose what is deleted
-    .owner                        who claimed it last; locked while that run lives, see _owner.py
+    .owner                        the last claim; locked while that run lives, see _owner.py
 
-A generation is one life of the program. It is claimed by reading the number and writing the next one, under the lock;
-a save is renamed into place under the same lock, and only while the number is still ours. So a process that was held
-up, and goes on when a newer one has claimed, can commit nothing; nor can it claim, for a newer attempt of its own run
-stands in `.owner` for good, and another run is refused while the owner lives. Where a file system has no locks
-(Lustre mounted without `flock`), the numbers alone tell a run that it was taken over. Standard library only; one rank
+A generation is one run of the program. It is claimed by reading the number and writing the next one, under the lock; a
+save is renamed into place under the same lock, and only while the number is still ours. So a suspended process that
+continues after a newer one has claimed can commit nothing; nor can it claim, since a newer attempt of its own run is
+recorded in `.owner` permanently, and another run is refused while the owner lives. If a file system has no locks
+(Lustre mounted without `flock`), only the numbers tell a run that it was taken over. Standard library only; one rank
 calls it.
 """
 
@@ -33,11 +33,11 @@ from gpulaunch.launcher.checkpoint.damaged import Damaged
 from gpulaunch.launcher.checkpoint.manifest import Manifest, read, write
 
 LOCK_WAIT_S = 30.0
-"""The lock is held for a few renames; who holds it for longer has been stopped."""
+"""The lock is held for a few renames; a process that holds it longer has been stopped."""
 OWNER_WAIT_S = 10.0
-"""How long a live owner is waited for: ranks of a job that was ended, and started again at once, may still be dying."""
+"""How long to wait for a live owner: ranks of a job that was ended and restarted at once may still be dying."""
 LOST_HOST_WAIT_S = 100.0
-"""The same where the owner is of another host: one that is lost keeps its NFS locks until its lease ends, which is
+"""The same if the owner is on another host: a lost host keeps its NFS locks until its lease ends, which is
 90 s (Linux, fs/nfsd/nfs4state.c: `nn->nfsd4_lease = 90`)."""
 
 _STEP = re.compile(r"step-(\d{12,})$")
@@ -46,7 +46,7 @@ _REPLACED = re.compile(r"\.replaced-(\d{12,})$")
 
 
 class StaleError(Exception):
-    """A newer generation has claimed the directory: this one may write nothing any more. The text names its owner."""
+    """A newer generation has claimed the directory: this one may no longer write. The text names its owner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +60,12 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Which checkpoints stay."""
+    """Which checkpoints are kept."""
 
     newest: int | None
-    """So many of the newest; None: all."""
+    """This many of the newest; None: all."""
     every: int | None
-    """And those of a step that is a multiple of this."""
+    """Also those of a step that is a multiple of this."""
 
 
 class Store:
@@ -78,10 +78,10 @@ class Store:
         """Ours; None: not claimed yet."""
 
     def claim(self) -> int:
-        """Become the owner and the newest generation, and clear away what older ones have left half done.
+        """Become the owner and the newest generation, and remove what older ones have left unfinished.
 
         Raises:
-            InUseError: another run owns it, and lives.
+            InUseError: another live run owns it.
             StaleError: a newer attempt of this run has claimed it.
             OSError: the directory cannot be written.
         """
@@ -114,13 +114,13 @@ class Store:
         return generation
 
     def _become_owner(self) -> int:
-        """Take the next number, which is given, with the lock held."""
+        """Take and return the next number, with the lock held."""
         _owner.take(self.directory, self.owner)
         generation = self._newest_generation() + 1
         new = self._path(".generation.new")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)
-        with open(new, "x", encoding="ascii") as file:  # a link that another user left there is not followed
+        with open(new, "x", encoding="ascii") as file:  # a symbolic link left there by another user is not followed
             file.write(f"{generation}\n")
             file.flush()
             os.fsync(file.fileno())
@@ -133,28 +133,28 @@ class Store:
         return generation
 
     def begin(self, step: int) -> str:
-        """Make the directory that a save of `step` is written into."""
+        """Make the directory for a save of `step`."""
         path = self._path(f".saving-{step:012d}-g{self.generation}")
         shutil.rmtree(path, ignore_errors=True)
         os.mkdir(path)
         return path
 
     def abandon(self, path: str) -> None:
-        """Remove a save that came to nothing."""
+        """Remove a failed save."""
         shutil.rmtree(path, ignore_errors=True)
 
     def commit(self, path: str, manifest: Manifest, keep: Keep, spare: str | None) -> None:
-        """Make a complete checkpoint of what was written to `path`, then delete the ones that are not kept.
+        """Make a complete checkpoint of what was written to `path`, then delete those that are not kept.
 
         Args:
-            path: what `begin` gave; all its files are on the disk.
+            path: from `begin`; all its files are on disk.
             manifest: names all its files.
-            keep: which checkpoints stay.
-            spare: one that stays in any case: the one that this run was resumed from.
+            keep: which checkpoints are kept.
+            spare: one that is always kept: the one that this run was resumed from.
 
         Raises:
             StaleError: a newer generation has claimed the directory.
-            OSError: the manifest cannot be written, or the directory not renamed.
+            OSError: the manifest cannot be written, or the directory cannot be renamed.
         """
         write(path, manifest)
         final = self._path(f"step-{manifest.step:012d}")
@@ -179,7 +179,7 @@ class Store:
     def complete(self) -> list[Saved]:
         """All checkpoints that have a manifest, newest first: by generation, then by step."""
         found: list[Saved] = []
-        with contextlib.suppress(OSError):  # not there, or not ours to read: then there is none
+        with contextlib.suppress(OSError):  # missing, or not readable: then there is none
             for name in os.listdir(self.directory):
                 if _STEP.match(name):
                     with contextlib.suppress(Damaged):
@@ -202,19 +202,19 @@ class Store:
         except FileNotFoundError:
             pass
         except ValueError:
-            pass  # damaged: what was committed still tells how far it was
+            pass  # damaged: what was committed still shows the progress
         return max((saved.generation for saved in self.complete()), default=0)
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
         path = self._path(".lock")
-        if os.path.islink(path):  # of a directory copied as links: locks are of one directory
+        if os.path.islink(path):  # in a directory copied as symbolic links: locks belong to one directory
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             deadline_s = monotonic() + LOCK_WAIT_S
-            while True:  # flock knows no timeout, and whoever holds it may have been stopped
+            while True:  # flock has no timeout, and the holder may have been stopped
                 if _owner.lock(descriptor):
                     break
                 if monotonic() > deadline_s:
@@ -222,13 +222,13 @@ class Store:
                 sleep(0.02)
             yield
         finally:
-            # A dataloader worker that was forked meanwhile has the descriptor, too: closed here only, it would stay
+            # A dataloader worker forked meanwhile has the descriptor, too: if it were only closed here, it would stay
             # locked for as long as that worker lives.
             _owner.unlock(descriptor)
 
 
 def obsolete(saved: Iterable[Saved], keep: Keep, spared: set[str | None]) -> list[Saved]:
-    """Those of `saved` (newest first) that go."""
+    """Those of `saved` (newest first) to delete."""
     if keep.newest is None:
         return []
     return [
@@ -239,7 +239,7 @@ def obsolete(saved: Iterable[Saved], keep: Keep, spared: set[str | None]) -> lis
 
 
 def sync_file(path: str) -> None:
-    """Have a file's bytes on the disk."""
+    """Flush a file's content to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -248,5 +248,5 @@ def sync_file(path: str) -> None:
 
 
 def _sync(directory: str) -> None:
-    """Have a directory's entries on the disk."""
+    """Flush a directory's entries to disk."""
     sync_file(directory)

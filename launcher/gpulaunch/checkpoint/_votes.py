@@ -1,9 +1,9 @@
-"""At which step all ranks save or end together, found without stalling a step.
+"""Finds the step at which all ranks save or end together, without stalling a step.
 
-A notice reaches the ranks at different moments, and they must act at the same step. So they vote: a reduction that is
-launched at one step boundary and read at a later one, when it has long been done. Where the result is read, every rank
-acts on it at once. How many steps lie between is part of the vote, so that about two votes are made in a second: each
-rank proposes what its own steps took, the greatest wins.
+A notice reaches the ranks at different times, and they must act at the same step. So they vote: a reduction that is
+launched at one step boundary and read at a later one, when it has long completed. Every rank acts on the result at the
+step where it is read. The number of steps between is part of the vote, so that there are about two votes per second:
+each rank proposes a number based on its own step time, and the greatest wins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_STEPS = 10_000
 
 
 class Votes:
-    """Asked at every step boundary; all ranks get the same answers at the same steps."""
+    """Called at every step boundary; all ranks get the same answers at the same steps."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Votes:
         launch: Callable[[Sequence[int]], Vote] | None,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        """`launch` begins the reduction (greatest of each); None: this rank is alone and need not ask."""
+        """`launch` begins the reduction (maximum of each); None: a single rank need not vote."""
         self._notice = notice
         self._launch = launch
         self._now = now
@@ -52,7 +52,7 @@ class Votes:
         if end:
             return True, bool(save)
         if save:
-            self._asked_to_save()  # a request that came after this rank's vote is answered by this save, too
+            self._asked_to_save()  # this save also answers a request that came after this rank's vote
         step_s = (self._now() - self._launched_s) / self._distance
         proposal = int(min(INTERVAL_S / max(step_s, 1e-9), 2 * distance, MOST_STEPS))
         self._distance = distance
@@ -60,7 +60,7 @@ class Votes:
         return False, bool(save)
 
     def close(self) -> None:
-        """Let the vote that is under way come to its end. Every rank has launched it."""
+        """Wait for the vote in progress. Every rank has launched it."""
         if self._vote is not None:
             self._vote.result()
             self._vote = None
@@ -72,6 +72,6 @@ class Votes:
         self._steps_left = self._distance
 
     def _asked_to_save(self) -> bool:
-        """Whether a save was asked for since this was last asked: how often does not matter."""
+        """Whether a save was requested since the last call: how often does not matter."""
         before, self._requests = self._requests, self._notice.save_requests
         return self._requests > before

@@ -1,3 +1,3 @@
-"""Faces of other launchers over gpulaunch's engine."""
+"""Interfaces of other launchers on top of gpulaunch's engine."""
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The agent of a library call, in a process of its own: `python -P -m gpulaunch.compat._agent SOCKET CALLER`.
+"""Runs the agent of a library call in a process of its own: `python -P -m gpulaunch.compat._agent SOCKET CALLER`.
 
-The caller may have threads, CUDA, children and signal handlers; an agent wants none of them. It gets the job over the
-socket as JSON, runs it as the command line would, and answers over the same socket with how the job ended:
+The caller may have threads, CUDA, children and signal handlers; an agent needs none of them. It receives the job over
+the socket as JSON, runs it as the command line would, and sends back over the same socket how the job ended:
 
     request   {"version": 1, "options": destination -> value, "call_dir", "argv", "main"}
     answer    {"version": 1, "refused": str, "broken": str, "code", "error", "ranks": [...],
                "failures": [{"rank", "local_rank", "pid", "exitcode", "error_file", "wall_time_s"}]}
 
-The first of the failures is the first cause. It dies with its caller, gently: the caller's death comes as a SIGTERM.
+The first failure is the first cause. The agent ends gently with its caller: the caller's death arrives as a SIGTERM.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ VERSION = 1
 
 
 def main() -> None:
-    """Serve one request and end."""
+    """Serve one request and exit."""
     fd, caller_pid = map(int, sys.argv[1:3])
     os.set_inheritable(fd, False)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that called may have blocked some
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the calling thread may have blocked some
     linux.die_with_parent(caller_pid, signal.SIGTERM)
     with socket.socket(fileno=fd) as sock:
         request = json.loads(read_all(sock))
         sys.argv = request["argv"]
         try:
             answer = _serve(request)
-        except KeyboardInterrupt:  # before the loop took over the signals
+        except KeyboardInterrupt:  # before the loop handles the signals
             answer = {"code": 128 + signal.SIGINT}
         finally:
-            # The caller removes it, but for one that is gone.
+            # The caller removes it, unless it is dead.
             if request["call_dir"] and os.getppid() != caller_pid:
                 shutil.rmtree(request["call_dir"], ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """Everything until the other end stops writing."""
+    """Read until the other end stops writing."""
     pieces: list[bytes] = []
     while piece := sock.recv(65536):
         pieces.append(piece)
@@ -83,7 +83,7 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_called(spec: JobSpec, request: dict[str, Any]) -> JobSpec:
-    """The job with what no command line can say."""
+    """The job with settings that no command line can express."""
     from gpulaunch.launcher.job.imports import imports_of
 
     origins = {

@@ -1,11 +1,11 @@
-"""A function call on its way from the caller of `elastic_launch` to the ranks, and the return values on their way back.
+"""Passes a function call from the caller of `elastic_launch` to the ranks, and the return values back.
 
-This is the one place where gpulaunch pickles: a function, its arguments and what it returns can be anything. The bytes
-come from the caller's own process and its own ranks, lie in a directory that the caller made for this one call (mode
-0700, files 0600, removed when the call has ended), and are read by nobody else. The engine between the two ends
-carries the directory's name and never opens a file in it.
+This is the only place where gpulaunch pickles: a function, its arguments and its return value can be anything. The data
+comes from the caller's own process and its own ranks, is stored in a directory that the caller made for this one call
+(mode 0700, files 0600, removed when the call has ended), and is read by no other process. The engine between the two
+ends passes on the directory's name and never opens a file in it.
 
-What a rank sees is what a child of `multiprocessing` with "spawn" sees: the caller's sys.path, sys.argv and directory,
+A rank sees what a child of `multiprocessing` with "spawn" sees: the caller's sys.path, sys.argv and directory,
 and functions of the caller's main file, which is imported as `__mp_main__`.
 
 Runs inside ranks too: standard library only, nothing happens at import.
@@ -24,15 +24,15 @@ _VALUE = "value-{rank}.pickle"
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What to call a callable in a message; some have no name of their own."""
+    """The name of a callable for a message; some have no name of their own."""
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def pack(call_dir: str, function: Callable[..., Any], args: Sequence[Any]) -> None:
     """Write the call, in the caller.
 
-    Values travel as copies, not as multiprocessing's shared handles: those can be taken up once, and each rank of each
-    attempt needs the call again.
+    Values are sent as copies, not as multiprocessing's shared handles: those can be opened only once, and each rank of
+    each attempt needs the call again.
 
     Raises:
         TypeError: it cannot be sent; the message names the function and says what to do.
@@ -42,7 +42,7 @@ def pack(call_dir: str, function: Callable[..., Any], args: Sequence[Any]) -> No
 
     try:
         call = pickle.dumps((function, tuple(args)))
-    except Exception as err:  # the user's objects may raise anything here
+    except Exception as err:  # pickling the user's objects may raise anything
         raise TypeError(
             f"cannot send {name_of(function)} and its arguments to the ranks: {err}; "
             "it must be a function at the top level of a module, and its arguments must be picklable"
@@ -53,18 +53,18 @@ def pack(call_dir: str, function: Callable[..., Any], args: Sequence[Any]) -> No
             f"cannot send {name_of(function)} to the ranks: it, or one of its arguments, is defined in an interactive "
             "session, which the ranks cannot import; move it to a file and import it from there"
         )
-    # A plain key: multiprocessing refuses to pickle its own type of it anywhere but to its own children.
+    # A plain key: multiprocessing refuses to pickle its own key type except for its own children.
     preparation["authkey"] = bytes(preparation["authkey"])
     _write(os.path.join(call_dir, _CALL), pickle.dumps(preparation) + call)
 
 
 def load(call_dir: str, *, local_rank: int) -> Callable[[], Any]:
-    """Read the call, in a rank: the process becomes like the caller's first, as a spawned child would."""
+    """Read the call, in a rank: first the process takes over the caller's settings, as a spawned child would."""
     from multiprocessing import process, spawn
 
     this: Any = process.current_process()
     with open(os.path.join(call_dir, _CALL), "rb") as file:
-        this._inheriting = True  # a main file without its guard, which would launch again from here, is told so
+        this._inheriting = True  # so that a main file without its guard, which would launch again here, gets an error
         try:
             spawn.prepare(pickle.load(file))  # noqa: S301 (the caller's own data; see above)
             function, args = pickle.load(file)  # noqa: S301
@@ -74,7 +74,7 @@ def load(call_dir: str, *, local_rank: int) -> Callable[[], Any]:
 
 
 def keep(call_dir: str, rank: int, value: Any) -> None:
-    """Write what the function returned, in a rank; whole or not at all."""
+    """Write the function's return value, in a rank, atomically."""
     try:
         data = pickle.dumps(value)
     except Exception as err:
@@ -86,7 +86,7 @@ def keep(call_dir: str, rank: int, value: Any) -> None:
 
 
 def value(call_dir: str, rank: int) -> Any:
-    """What a rank returned, in the caller; None if it ended well without returning, as by sys.exit()."""
+    """Return a rank's return value, in the caller; None if it ended well without returning, as by sys.exit()."""
     try:
         with open(os.path.join(call_dir, _VALUE.format(rank=rank)), "rb") as file:
             return pickle.load(file)  # noqa: S301 (from the caller's own rank; see above)
@@ -100,13 +100,13 @@ def _has_main(preparation: dict[str, Any]) -> bool:
 
 
 def _names_main(call: bytes) -> bool:
-    import pickletools  # only in callers without a main file
+    import pickletools  # only for callers without a main file
 
     return any(argument == "__main__" for _, argument, _ in pickletools.genops(call))
 
 
 def _fill(arg: Any, local_rank: int) -> Any:
-    """torchrun's macro works in a function's arguments, too."""
+    """torchrun's macro also works in a function's arguments."""
     if not isinstance(arg, str) or "$" not in arg:
         return arg
     from string import Template

@@ -1,4 +1,4 @@
-"""torch's LaunchConfig, field by field, and what it means in our options."""
+"""torch's LaunchConfig, field by field, and its mapping to gpulaunch's options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """What torch's DefaultLogsSpecs says, as the command line would say it."""
+    """The content of torch's DefaultLogsSpecs, in the form of the command line."""
 
     log_dir: str | None = None
     redirects: str = "0"
@@ -64,10 +64,10 @@ class LaunchConfig:
 
 
 def options_of(config: LaunchConfig) -> dict[str, Any]:
-    """The options by destination, all of torchrun's named, so that no PET_ variable is read a second time.
+    """The options by destination, with all of torchrun's, so that no PET_ variable is read a second time.
 
     Raises:
-        ValueError: the configuration says something that has no meaning here.
+        ValueError: the configuration contains a setting that has no meaning here.
     """
     logs = _log_settings(config.logs_specs)
     numa = getattr(config.numa_options, "affinity_mode", None)
@@ -93,11 +93,11 @@ def options_of(config: LaunchConfig) -> dict[str, Any]:
         "virtual_local_rank": config.virtual_local_rank,
         "numa_binding": None if numa is None else str(getattr(numa, "value", numa)),
     }
-    # torch's default is "spawn", so a "spawn" here is no wish. In torch it says that a function must not inherit the
-    # caller's state, and it never does. Only a variable of its own asks for ranks that are not forked.
+    # torch's default is "spawn", so a "spawn" here is no request. In torch it means that a function must not inherit
+    # the caller's state, which it never does here. Only a separate variable requests ranks that are not forked.
     if "PET_START_METHOD" not in os.environ:
         options["start_method"] = "auto"
-    # A caller that counts on max_restarts attempts gets them, also where they look like repetitions.
+    # A caller that relies on max_restarts attempts gets them, even if they look like repetitions.
     if "GPULAUNCH_NO_PROGRESS_LIMIT" not in os.environ:
         options["no_progress_limit"] = 0
     return options
@@ -107,7 +107,7 @@ def _rendezvous(config: LaunchConfig) -> dict[str, Any]:
     several = config.max_nodes > 1
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
     if not several and backend != "static":
-        backend, endpoint = "c10d", ""  # nobody to meet: whichever it is, it is not asked
+        backend, endpoint = "c10d", ""  # there are no other nodes, so the backend is not used
     node_rank = config.rdzv_configs.get("rank", None if several else 0)
     if backend == "static" and node_rank is None:
         raise ValueError('rdzv_configs has no "rank": each of several nodes needs its own, from 0 (--node-rank)')
@@ -126,7 +126,7 @@ def _rendezvous(config: LaunchConfig) -> dict[str, Any]:
 
 
 def _log_settings(logs_specs: object) -> LogSettings:
-    """Read torch's own DefaultLogsSpecs, without importing torch: whoever holds one has done so."""
+    """Read torch's own DefaultLogsSpecs without importing torch: a caller that has one has imported torch."""
     if logs_specs is None:
         return LogSettings()
     if isinstance(logs_specs, LogSettings):
@@ -148,7 +148,7 @@ def _log_settings(logs_specs: object) -> LogSettings:
 
 
 def _std_text(streams: int | Mapping[int, int]) -> str:
-    """`3`, or `0:3,1:1`, as -r and -t take it."""
+    """`3`, or `0:3,1:1`, in the form of -r and -t."""
     if isinstance(streams, Mapping):
         return ",".join(f"{rank}:{int(std)}" for rank, std in streams.items()) or "0"
     return str(int(streams))

@@ -1,4 +1,4 @@
-"""elastic_launch on gpulaunch's engine, the caller's side: start an agent, wait for it, tell what happened."""
+"""elastic_launch on gpulaunch's engine, the caller's side: starts an agent, waits for it, returns the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpulaunch.compat._agent import VERSION, read_all
 from gpulaunch.compat._config import LaunchConfig, options_of
 
 _COPY_S = 2.0
-"""For the rest of what was printed, once the agent has ended."""
+"""Time to read the rest of the output, once the agent has ended."""
 
 Entrypoint = Callable[..., Any] | str
 
@@ -31,8 +31,8 @@ Entrypoint = Callable[..., Any] | str
 class elastic_launch:  # noqa: N801 (torch's name)
     """Run a function or a command on all ranks of this node: `elastic_launch(config, train)(arg)`.
 
-    Gives {global rank: return value} of this node's ranks (None each for a command). Raises torch's ChildFailedError
-    when ranks fail, its SignalException when a signal ended the job, and ValueError for a job that cannot be.
+    Returns {global rank: return value} of this node's ranks (None each for a command). Raises torch's ChildFailedError
+    when ranks fail, its SignalException when a signal ended the job, and ValueError for an invalid job.
     """
 
     def __init__(self, config: LaunchConfig, entrypoint: Entrypoint | None, health_check_server: object = None) -> None:
@@ -45,7 +45,7 @@ class elastic_launch:  # noqa: N801 (torch's name)
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:
-    """Run a script from within this interpreter, as `--run-path` has each rank do."""
+    """Run a script within this interpreter, as `--run-path` does in each rank."""
     import runpy
 
     sys.argv = [training_script, *training_script_args]
@@ -92,7 +92,7 @@ def _call_dir(entrypoint: Entrypoint) -> Generator[str]:
 
 
 def _program(entrypoint: Entrypoint, args: Sequence[Any]) -> dict[str, Any]:
-    """What to run, as options. `python -u [-m] PROGRAM` is known for what it is, and so starts as fast as any."""
+    """What to run, as options. `python -u [-m] PROGRAM` is recognised, and so starts as fast as a script."""
     words = [str(arg) for arg in args]
     if entrypoint is run_script_path:
         return _command(words[0], words[1:], run_path=True)
@@ -139,7 +139,7 @@ def _entrypoint_name(entrypoint: Entrypoint, args: Sequence[Any]) -> str:
 
 
 def _ask_agent(request: dict[str, Any], signal_names: Sequence[str]) -> dict[str, Any]:
-    """Have an agent run the job; see `_agent` for what is said. Returns, or raises, only when the agent has ended."""
+    """Have an agent run the job; see `_agent` for the messages. Returns, or raises, only when the agent has ended."""
     ours, theirs = socket.socketpair()
     with ours, contextlib.ExitStack() as copies:
         with theirs, contextlib.ExitStack() as pipes:
@@ -149,12 +149,12 @@ def _ask_agent(request: dict[str, Any], signal_names: Sequence[str]) -> dict[str
                 pass_fds=[theirs.fileno()],
                 stdout=teed[0],
                 stderr=teed[1],
-                # A session of its own: Ctrl-C comes to the caller, and from there once.
+                # A session of its own: Ctrl-C reaches the caller, which forwards it once.
                 start_new_session=True,
             )
         try:
             with _forwarded(agent, signal_names) as received:
-                with contextlib.suppress(OSError):  # it is gone, as the end of the stream will tell
+                with contextlib.suppress(OSError):  # it has exited, as the end of the stream will show
                     ours.sendall(json.dumps(request).encode())
                     ours.shutdown(socket.SHUT_WR)
                 said = read_all(ours)
@@ -175,7 +175,7 @@ def _teed(tee: str, fd: int, pipes: contextlib.ExitStack, copies: contextlib.Exi
     """A pipe into the caller's `sys.stdout` or `sys.stderr`, or None where the agent may write to `fd` itself.
 
     torch copies teed lines to these objects, which in a notebook or a test are not the descriptors. `pipes` closes the
-    agent's end, `copies` sees the rest of the output out.
+    agent's end, `copies` reads the rest of the output.
     """
     stream: Any = sys.stdout if fd == 1 else sys.stderr
     streams = [part.rpartition(":")[2] for part in tee.split(",")]
@@ -188,7 +188,7 @@ def _teed(tee: str, fd: int, pipes: contextlib.ExitStack, copies: contextlib.Exi
     pipes.callback(os.close, write_fd)
     copy = threading.Thread(target=_copy, args=(read_fd, stream), name=f"gpulaunch-tee-{fd}", daemon=True)
     copy.start()
-    # A process that the ranks left running may hold it for as long as it likes.
+    # A process that the ranks left running may hold it for any length of time.
     copies.callback(copy.join, _COPY_S)
     return write_fd
 
@@ -197,13 +197,13 @@ def _copy(fd: int, stream: Any) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with os.fdopen(fd, "rb", buffering=0) as pipe:
         while data := pipe.read(1 << 16):
-            with contextlib.suppress(Exception):  # the caller's own object: the ranks must not wait for it in vain
+            with contextlib.suppress(Exception):  # the caller's own object may raise: keep reading, or the ranks block
                 stream.write(decoder.decode(data))
                 stream.flush()
 
 
 def _end(agent: subprocess.Popen[bytes], signum: int) -> None:
-    """Ask the agent to end and see it out; it takes no longer than its grace, and a second interruption ends that."""
+    """Ask the agent to end and wait for it, at most for its grace; a second interruption cuts the wait short."""
     while agent.returncode is None:
         try:
             agent.send_signal(signum)
@@ -214,7 +214,7 @@ def _end(agent: subprocess.Popen[bytes], signum: int) -> None:
 
 @contextlib.contextmanager
 def _forwarded(agent: subprocess.Popen[bytes], signal_names: Sequence[str]) -> Generator[list[int]]:
-    """Pass on the signals that would end this process, and collect them. The caller's own handlers stay as they are."""
+    """Forward the signals that would end this process, and collect them. The caller's own handlers stay."""
     received: list[int] = []
 
     def forward(signum: int, _: FrameType | None) -> None:
@@ -223,7 +223,7 @@ def _forwarded(agent: subprocess.Popen[bytes], signal_names: Sequence[str]) -> G
 
     ours: list[signal.Signals] = []
     try:
-        if threading.current_thread() is threading.main_thread():  # only there Python can set handlers
+        if threading.current_thread() is threading.main_thread():  # Python can set handlers only there
             known = signal.Signals.__members__
             for signum in (known[name.strip()] for name in signal_names if name.strip() in known):
                 if signal.getsignal(signum) is signal.SIG_DFL and signum not in (signal.SIGKILL, signal.SIGSTOP):
@@ -235,11 +235,11 @@ def _forwarded(agent: subprocess.Popen[bytes], signal_names: Sequence[str]) -> G
             signal.signal(signum, signal.SIG_DFL)
 
 
-# -- the end
+# -- the result
 
 
 def _raise_for(answer: dict[str, Any], name: str) -> None:
-    """Raise what torch would raise for a job that ended like this; nothing for a good end."""
+    """Raise what torch would raise for a job that ended like this; nothing for a success."""
     if answer.get("refused"):
         raise ValueError(answer["refused"])
     if answer.get("broken"):
@@ -266,12 +266,12 @@ def _child_failed(failures: Sequence[dict[str, Any]], name: str) -> Exception:
         facts = {key: each[key] for key in ("local_rank", "pid", "exitcode")}
         try:
             failure = ProcessFailure(**facts, error_file=each["error_file"])
-        except Exception:  # torch cannot read the error file that the program wrote
+        except Exception:  # torch cannot parse the error file that the program wrote
             failure = ProcessFailure(**facts, error_file="")
         if failure.error_file != each["error_file"]:
             failure.timestamp = int(each["wall_time_s"])
         found[each["rank"]] = failure
-    # torch takes the lowest timestamp, of whole seconds, for the first cause: the agent knows better.
+    # torch takes the lowest timestamp, in whole seconds, for the first cause: the agent's order is exact.
     first = found[failures[0]["rank"]]
     first.timestamp = min(failure.timestamp for failure in found.values())
     error: Exception = ChildFailedError(name, found)

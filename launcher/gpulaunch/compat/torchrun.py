@@ -1,4 +1,4 @@
-"""torchrun as a library, on gpulaunch's engine: what `torch.distributed.run` and `torch.distributed.launcher` offer.
+"""torchrun as a library, on gpulaunch's engine: the API of `torch.distributed.run` and `torch.distributed.launcher`.
 
 For programs that build a torchrun command line in Python and run it (accelerate, torchtune and others):
 
@@ -9,10 +9,10 @@ For programs that build a torchrun command line in Python and run it (accelerate
 
     torchrun.elastic_launch(torchrun.LaunchConfig(1, 1, 2, rdzv_backend="c10d"), train)(lr)  # {rank: return value}
 
-The engine runs in a process of its own: threads, CUDA, children and signal handlers of the caller do not matter to it,
+The engine runs in a process of its own: threads, CUDA, children and signal handlers of the caller do not affect it,
 and it ends with the caller. gpulaunch's own options come from the environment (GPULAUNCH_JOB_DIR and so on).
 
-torch is imported by `config_from_args` and to raise torch's own exceptions, and not before.
+torch is imported only by `config_from_args` and to raise torch's own exceptions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CHOICES = {
     "start_method": ("spawn", "fork", "forkserver"),
     "numa_binding": ("node", "socket", "exclusive", "core-complex"),
 }
-# As a plain argparse user has them, so that argparse's own messages and spellings (1e3, inf) hold.
+# Like a plain argparse user's, so that argparse's own messages and notations (1e3, inf) apply.
 _TYPES: dict[Converter, Converter] = {text: str, integer: int, number: float}
 
 
@@ -83,7 +83,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 class _PrintCompletion(argparse.Action):
-    """As torch 2.14 has it: print the script for a shell, and end."""
+    """As in torch 2.14: print the script for a shell, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, shell: Any, _option: Any = None) -> None:
         from gpulaunch.launcher.cli.completion import completion
@@ -116,7 +116,7 @@ def _default(option: Option) -> Any:
 
 
 def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]]:
-    """What a namespace means: a configuration, the entrypoint and its arguments, as torch's function of that name.
+    """Convert a namespace to a configuration, the entrypoint and its arguments, as torch's function of that name.
 
     The configuration holds torch's own DefaultLogsSpecs and NumaOptions, so it imports torch.
     """
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the job that a namespace of `parse_args` describes, as torchrun does.
 
     Raises torch's ChildFailedError when ranks fail, its SignalException when a signal ended the job, and ValueError for
-    a job that cannot be.
+    an invalid job.
     """
     single = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
     if args.standalone or (single and parse_min_max_nnodes(args.nnodes)[1] == 1):
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """torchrun itself. Below another launcher, which names an error file, its own failure is recorded there."""
+    """torchrun itself. Under another launcher, which names an error file, its own failure is recorded there."""
     if os.environ.get("TORCHELASTIC_ERROR_FILE"):
         from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -213,7 +213,7 @@ def _read(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]
 
 
 def _entrypoint(args: argparse.Namespace) -> tuple[Entrypoint, list[str]]:
-    # `use_env` is of torch.distributed.launch, which gives each rank its number as an argument.
+    # `use_env` is from torch.distributed.launch, which gives each rank its number as an argument.
     local_rank = [] if getattr(args, "use_env", True) else ["--local-rank=${local_rank}"]
     rest = [*local_rank, *args.training_script_args]
     if args.run_path:

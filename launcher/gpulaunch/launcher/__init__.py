@@ -1,3 +1,3 @@
-"""Who runs, when, and again: the agent, its loop, and what it decides."""
+"""Runs and restarts jobs: the agent, its loop, and their policies."""
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""The state table, and the agent that carries out what it decides."""
+"""The state table and the agent that executes its actions."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agent: turns what the loop reports into events, asks `state.step`, and does what it says. It decides nothing."""
+"""The agent: turns the loop's reports into events, calls `state.step`, and executes the actions. It decides nothing."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from gpulaunch.profiler.channel.control import ControlWriter
 from gpulaunch.profiler.channel.ending import SIDECAR_ENDS_S
 
 _HELPERS_S = 1.0
-"""How long all helpers but the sidecar may take to end by themselves at the end of the job."""
+"""How long all helpers but the sidecar together may take to exit by themselves at the end of the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How the job ended: the exit code, and what was to blame, if anything was."""
+    """How the job ended: the exit code, and what was to blame, if anything."""
 
     code: int
     blame: Blame | None
     error: str
-    """Why it could not be started or went on no longer, where no rank is to blame."""
+    """Why it could not be started or continued, where no rank is to blame."""
     stopped_by: str
     """The name of the signal that ended it, or ""."""
 
@@ -74,7 +74,7 @@ class Agent:
 
         `report(blame, attempt, restarting, why)` writes and shows a failure; `spawn_because`: why not to fork, or "";
         `gpus`: the cards that the ranks may see; `began_s`: when the launcher was called, by the loop's clock;
-        `control`: the segment in which the ranks read what is asked of them.
+        `control`: the segment from which the ranks read the agent's requests.
         """
         self._context = context
         self._loop = context.loop
@@ -101,7 +101,7 @@ class Agent:
         self._resumable = False
         self._node_lost = False
         self._saved = False
-        """A rank has said by its code that it has saved."""
+        """Whether a rank's exit code says that it has saved."""
         self._state, self._first = state.first(
             restarts=self._spec.max_restarts,
             grace_s=self._spec.grace_s,
@@ -154,15 +154,15 @@ class Agent:
 
     @property
     def num_restarts(self) -> int:
-        """How often the ranks were started again."""
+        """How often the ranks were restarted."""
         return self._state.attempt
 
     def start_server(self) -> None:
-        """Start the fork server, before anything else: `import torch` is what everything waits for."""
+        """Start the fork server before anything else: everything waits for `import torch`."""
         self._starter.start_server()
 
     def run(self) -> Ended:
-        """Turn the loop until the job has ended."""
+        """Run the loop until the job has ended."""
         self._loop.watch_pid(self._orphan_reaper.pid, self._orphan_reaper_lost)
         self._do(self._first)
         self._status_writer.begin()
@@ -175,7 +175,7 @@ class Agent:
         )
 
     def close(self) -> None:
-        """End everything this agent started, whatever state it was in; bounded in time."""
+        """End everything this agent started, in any state, in bounded time."""
         helpers = self._helpers()
         if self._timers is not None:
             self._timers.close()
@@ -188,8 +188,8 @@ class Agent:
         if self._sidecar is not None:
             self._sidecar.close()
             end_s += self._sidecar.end_s
-        # The helpers were asked to go; whoever is still here after a moment is killed, as any leftover. The sidecar has
-        # something to write first, and its `pid` goes with it.
+        # The helpers were asked to exit. After a moment those still running are killed like any leftover process. The
+        # sidecar still has something to write; it has exited when its `pid` is None.
         self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
         self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, end_s)
         if self._outcome is events.Outcome.SUCCESS:  # nothing is left, or it is left on purpose
@@ -218,7 +218,7 @@ class Agent:
 
     def _happened(self, event: events.Event) -> None:
         if isinstance(event, events.Signalled) and self._state.phase is events.Phase.DONE:
-            self._recovery.cancel()  # nothing runs any more: whoever signals does not want to wait for the last look
+            self._recovery.cancel()  # no rank runs any more: do not delay the exit with the last search
             self._finished(None)
             return
         before = self._state.phase
@@ -282,7 +282,7 @@ class Agent:
             stopped=end.stopped,
         )
         ok = end.code == 0
-        # A job manager may signal every process of the job: the ranks' end is then seen before our own signal.
+        # A job manager may signal every process of the job: the ranks' exit is then seen before our own signal.
         notice = end.signal is not None and signal_name(end.signal) in self._spec.preempt_signals
         echo = not ok and (notice or classify(end) is Kind.PEER)
         self._happened(events.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
@@ -341,7 +341,7 @@ class Agent:
             self._rendezvous.join(attempt, offers)
 
     def _finish(self) -> None:
-        """Leave the loop, but look first from where the job could go on another time."""
+        """Leave the loop, but first look for the checkpoint that the job could be resumed from."""
         self._recovery.look_again(self._finished, ok=self._outcome is events.Outcome.SUCCESS)
 
     def _finished(self, newest: Checkpoint | None) -> None:
@@ -424,7 +424,7 @@ class Agent:
         self._group.clear(self._helpers() | {self._orphan_reaper.pid}, how)
 
     def _helpers(self) -> frozenset[int]:
-        """Fork server, sidecar, and who looks for checkpoints: as far as they run."""
+        """Pids of the fork server, the sidecar and the checkpoint search, those that run."""
         pids = {self._starter.pid, self._sidecar.pid if self._sidecar else None}
         return frozenset(pid for pid in pids if pid is not None) | self._recovery.pids | self._hangs.pids
 
@@ -440,7 +440,7 @@ class Agent:
         self._console.say(cleanup.sentence(pids, LeftoverPolicy(self._spec.leftovers)))
 
     def _cleared(self) -> events.Cleared:
-        """Who is to blame for the attempt that is over, and whether there is to be another."""
+        """Who is to blame for the finished attempt, and whether there will be another."""
         outcome = self._state.outcome
         if outcome not in (events.Outcome.FAILURE, events.Outcome.PEER_FAILURE):
             self._blame = self._decision = None
@@ -452,7 +452,7 @@ class Agent:
         self.goodput.failed(*(self._hangs.times_s or (min(cause_s, seen_s), seen_s)))
         if self._state.final and not self._state.preempted:
             return events.Cleared(again=False)
-        # Only echoes here, and other nodes: the cause is one of theirs, and charged there.
+        # Only echoes here, and other nodes: the cause is on one of them and is counted there.
         echo = self._blame is not None and self._blame.kind is Kind.PEER and self._spec.nnodes > 1
         elsewhere = echo or outcome is events.Outcome.PEER_FAILURE
         self._decision = self._recovery.judge(self._blame, elsewhere=elsewhere)
@@ -461,7 +461,7 @@ class Agent:
         return events.Cleared(again=self._decision.again, pause_s=self._decision.wait_s)
 
     def _who_is_to_blame(self) -> Blame | None:
-        """Nobody, if all ended because they were told to, by a person or for another node: nothing failed here."""
+        """None if all ranks ended because they were asked to, by a person or for another node: nothing failed here."""
         ends = self._group.ends if self._group is not None else []
         failed = [end for end in ends if end.code != 0]
         return blame(ends) if any(not end.stopped for end in failed) else None
@@ -471,7 +471,7 @@ class Agent:
         self._rendezvous.tell(ok=action.ok, final=action.final, why=why, preempted=action.preempted)
 
     def _what_ended_it(self) -> str:
-        """What the other nodes are told of the end of this attempt, as one line."""
+        """One line for the other nodes: what ended this attempt."""
         if self._state.signum:
             return f"told to end by {signal_name(self._state.signum)}"
         ends = self._group.ends if self._group is not None else []
@@ -489,12 +489,12 @@ class Agent:
         self._report(self._blame, attempt, restarting, self._decision.why if self._decision is not None else "")
 
     def _forget_attempt(self) -> None:
-        """What ends the job from here on is not that one's failure."""
+        """Detach that attempt's failure: what ends the job from here on is not caused by it."""
         self._group = self._blame = self._decision = None
         self._error = self._peer_error = ""
 
     def _was_stopped(self) -> bool:
-        """Whether a signal ended the job; where a rank had failed by then, its code would have the last word."""
+        """Whether a signal ended the job; if a rank had failed before, that rank's exit code takes precedence."""
         stopped = self._outcome is events.Outcome.SIGNAL
         return stopped or (self._state.preempted and self._exit_code() in (REQUEUE, 128 + self._state.signum))
 
@@ -513,7 +513,7 @@ class Agent:
 
 
 def _last_word(newest: Checkpoint | None, code: int) -> str:
-    """What the exit code of a preempted job means."""
+    """The message that explains the exit code of a preempted job."""
     if code != REQUEUE:
         return f"exit code {code}: no checkpoint to go on from was seen; --checkpoint-dir says where they are"
     where = f" from {newest.path}" if newest is not None else ""
@@ -523,4 +523,4 @@ def _last_word(newest: Checkpoint | None, code: int) -> str:
 _NO_WORLD = World(
     attempt=0, nnodes=1, node_rank=0, first_rank=0, world_size=0, master_addr="", master_port=0, store_fd=None
 )
-"""For clearing up when no attempt was ever started."""
+"""For cleanup when no attempt was ever started."""

@@ -1,9 +1,9 @@
-"""What ranks leave behind: the store, and processes that outlive their rank, however they detached themselves.
+"""Ends what ranks leave behind: the store, and processes that outlive their rank, however they detached themselves.
 
-The agent is the subreaper of all of them: by now each is a child of this process, or a descendant of one. Where it had
-children when it began, or is PID 1, not every child is one of them: a service that was started before `exec gpulaunch`,
-or what that starts, is re-parented to the agent, too. There the ranks' are those in a rank's session and those that
-bear the run's mark.
+The agent is the subreaper of all of them: by now each is a child or a descendant of this process. If the agent had
+children when it began, or is PID 1, not every child belongs to a rank: a service started before `exec gpulaunch`, and
+its descendants, are re-parented to the agent, too. Then the ranks' processes are those in a rank's session and those
+that carry the run's mark.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gpulaunch.launcher.loop.orphan_reaper import comes_last
 from gpulaunch.profiler.redact import redact_words
 
 GENTLE_S = 2.0
-"""How long what outlives its rank may take to end by itself after a run that went well."""
+"""How long processes that outlive their rank may take to exit by themselves after a successful run."""
 CLEAR_S = 5.0
-"""How long killed leftovers are waited for before the job goes on without them."""
+"""How long to wait for killed leftovers before the job continues without them."""
 SETTLE_S = 0.5
-"""How long what ends with its rank (a resource tracker, a worker) may take, before it is said to be left running."""
+"""How long processes that exit with their rank (a resource tracker, a worker) may take before they are reported."""
 _NAMED = 3
 _NAME_CHARS = 60
 
 
 class LeftoverPolicy(Enum):
-    """What is done with what outlives its rank."""
+    """What to do with processes that outlive their rank."""
 
     KILL = "kill"
     END = "end"
@@ -40,7 +40,7 @@ class LeftoverPolicy(Enum):
 
 
 class Cleanup:
-    """Clears up after one attempt, once; asked again, less gently."""
+    """Clears up after one attempt, once; a second request is less gentle."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class Cleanup:
         store_pid: int | None,
         told: Callable[[list[int]], None],
     ) -> None:
-        """Look among this process's children.
+        """Search among this process's children.
 
         Args:
-            loop: Tells of their ends.
-            run_id: The mark in the environment of all that the ranks start.
-            sessions: Those of the ranks.
-            foreign: Whether this process may have children that are none of theirs.
-            store_pid: The store of the attempt; `store_ended` tells that it is gone.
-            told: Called once with what is waited for, left or ended, at a good end.
+            loop: Reports their exits.
+            run_id: The mark in the environment of every process that the ranks start.
+            sessions: The sessions of the ranks.
+            foreign: Whether this process may have children that do not belong to a rank.
+            store_pid: The store of the attempt; `store_ended` reports its exit.
+            told: Called once after a successful run with what is waited for, left running, or ended.
         """
         self._loop = loop
         self._run_id = run_id
@@ -74,7 +74,7 @@ class Cleanup:
         self._done: Callable[[list[int]], None] | None = None
 
     def clear(self, keep: frozenset[int], how: LeftoverPolicy, *, done: Callable[[list[int]], None]) -> None:
-        """Do so with all but `keep`; then `done`, with the pids that the kernel does not let go."""
+        """Clear up everything except `keep`; then call `done` with the pids that could not be ended."""
         loop = self._loop
         self._keep = keep
         self._how = how
@@ -93,7 +93,7 @@ class Cleanup:
             loop.call_at(self._began_s + after_s, lambda: self._check(due=True))
 
     def store_ended(self) -> None:
-        """The store is gone."""
+        """The store has exited."""
         self._store_pid = None
         self._check()
 
@@ -107,7 +107,7 @@ class Cleanup:
         ]
 
     def _signal_all(self, signum: int) -> None:
-        """Signal what is left; what cleans up after others and then ends by itself, only when it is late."""
+        """Signal the remaining processes; those that clean up after others and then exit, only when they are late."""
         late = self._loop.now() - self._began_s >= GENTLE_S
         for pid in self._left():
             for one in (pid, *linux.descendants_of(pid)):
@@ -129,7 +129,7 @@ class Cleanup:
                 return
         elif (left or self._store_pid is not None) and for_s < GENTLE_S + CLEAR_S:
             if left and (self._how is LeftoverPolicy.KILL or for_s >= GENTLE_S):
-                # The orphans of the orphans just killed have become ours meanwhile.
+                # The orphans of the orphans just killed have been re-parented to us meanwhile.
                 self._signal_all(signal.SIGKILL)
             return
         done, self._done = self._done, None
@@ -139,12 +139,12 @@ class Cleanup:
 
 
 def is_of_ranks(pid: int, sessions: Collection[int], run_id: str) -> bool:
-    """Whether a process is in a session of the ranks or bears the run's mark."""
+    """Whether a process is in a session of the ranks or carries the run's mark."""
     return linux.session_of(pid) in sessions or linux.is_of_run(pid, run_id)
 
 
 def sentence(pids: Sequence[int], how: LeftoverPolicy) -> str:
-    """What is said of processes that outlive their ranks after a good end."""
+    """The message about processes that outlive their ranks after a successful run."""
     named = [f"pid {pid} ({_command(pid)})" for pid in pids[:_NAMED]]
     more = [f"{len(pids) - _NAMED} more"] if len(pids) > _NAMED else []
     which = ", ".join([*named, *more])
@@ -161,4 +161,4 @@ def _command(pid: int) -> str:
 
 
 def _nothing(pids: list[int]) -> None:
-    """It has been told."""
+    """Already reported."""

@@ -1,4 +1,4 @@
-"""The values of the agent's decisions: the state, the events that change it, the actions that follow.
+"""The values of the agent's decisions: the state, the events that change it, the resulting actions.
 
 `state.py` says which follows from which.
 """
@@ -24,7 +24,7 @@ class Phase(Enum):
 
 
 class Outcome(Enum):
-    """How an attempt, and at last the job, ended."""
+    """How an attempt, and finally the job, ended."""
 
     OPEN = "open"
     SUCCESS = "success"
@@ -33,11 +33,11 @@ class Outcome(Enum):
     PEER_FAILURE = "peer failure"
     """A rank of another node failed."""
     SIGNAL = "signal"
-    """The launcher, or that of another node, was told to end."""
+    """This launcher, or that of another node, was asked to end."""
 
 
 class Deadline(Enum):
-    """The waits that are bounded."""
+    """The bounded waits."""
 
     SETTLE = "settle"
     GRACE = "grace"
@@ -47,7 +47,7 @@ class Deadline(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """All that decisions depend on."""
+    """Everything that decisions depend on."""
 
     phase: Phase
     attempt: int = 0
@@ -59,11 +59,11 @@ class State:
     """Local ranks that have not ended."""
     outcome: Outcome = Outcome.OPEN
     final: bool = False
-    """No restart after this, whatever is left of the budget."""
+    """No restart after this, whatever remains of the budget."""
     signum: int = 0
-    """The first signal the launcher was sent, 0 for none."""
+    """The first signal sent to the launcher, 0 for none."""
     preempted: bool = False
-    """It means: save, and end to be run again."""
+    """The signal means: save, then end; the job will be run again."""
     told: bool = False
     """The other nodes know that this attempt failed here."""
 
@@ -73,7 +73,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """Every node is there; this one may start."""
+    """Every node has joined; this one may start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class StartFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnded:
-    """A rank ended and was reaped; `echo`: it failed as ranks do when another one dies."""
+    """A rank ended and was reaped; `echo`: it failed the way ranks do when another rank dies."""
 
     local_rank: int
     ok: bool
@@ -102,12 +102,12 @@ class RankEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreLost:
-    """The ranks' store ended under them: whoever asks it next would wait for ever."""
+    """The ranks' store ended while they ran: the next request to it would block forever."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hung:
-    """The ranks make no progress, and will make none; `final`: the user wants no restart after that."""
+    """The ranks make no progress and will make none; `final`: the user wants no restart after that."""
 
     final: bool = False
 
@@ -121,17 +121,17 @@ class PeerFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerPreempted:
-    """Another node was told to save and end."""
+    """Another node was asked to save and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeersDone:
-    """The ranks of every node have ended well."""
+    """The ranks of every node have ended successfully."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signalled:
-    """The launcher was sent a signal that means the end; `preempted`: after a save, and to be run again."""
+    """The launcher received a signal to end; `preempted`: save first, the job will be run again."""
 
     signum: int
     preempted: bool = False
@@ -139,14 +139,14 @@ class Signalled:
 
 @dataclass(frozen=True, kw_only=True)
 class Expired:
-    """A wait has reached its bound."""
+    """A wait has reached its deadline."""
 
     deadline: Deadline
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cleared:
-    """Nothing of the attempt is left; what the restart policy says of a failure: `again`, and after how long."""
+    """Nothing of the attempt is left; `again`: the restart policy allows another attempt, after this pause."""
 
     again: bool = True
     pause_s: float = 0.0
@@ -178,7 +178,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Tell the ranks to save at their next step and to end; they have so long for it."""
+    """Tell the ranks to save at their next step and to end, within this time."""
 
     signum: int
     within_s: float
@@ -193,12 +193,12 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """End every live rank at once."""
+    """Kill every live rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Expire this deadline after so many seconds; the one armed before is forgotten."""
+    """Set a deadline this many seconds from now; it replaces the one armed before."""
 
     deadline: Deadline
     after_s: float
@@ -211,14 +211,14 @@ class Disarm:
 
 @dataclass(frozen=True, kw_only=True)
 class Clear:
-    """End what the ranks left behind; `gently`: with a moment to end by itself."""
+    """End what the ranks left behind; `gently`: give it a moment to end by itself."""
 
     gently: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class TellPeers:
-    """Tell the other nodes how it went here."""
+    """Tell the other nodes how this attempt ended here."""
 
     ok: bool
     final: bool
@@ -227,7 +227,7 @@ class TellPeers:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write and show what went wrong; `restarting`: in one line, because the job goes on."""
+    """Write and show what went wrong; `restarting`: in one line, because the job continues."""
 
     restarting: bool
 

@@ -1,4 +1,4 @@
-"""The end of one rank: what the kernel says, what it left behind, and what can be seen from outside."""
+"""Collects how one rank ended: what the kernel reports, what the rank left behind, and what is visible from outside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def end_of(
     ok = exit_.code == 0
     words = LastWords(error=None, fault=None, evidence=()) if ok else read_last_words(directory)
     if deaf and exit_.code and words.error is None:
-        stopped = False  # a signal without a handler ends nobody with a code: it has ended by itself
+        stopped = False  # a signal without a handler cannot cause an exit code: the rank exited by itself
     outside = () if stopped or ok else _evidence_from_outside(context, local_rank, exit_)
     return RankEnd(
         rank=rank,
@@ -57,7 +57,7 @@ def end_of(
 
 
 def _evidence_from_outside(context: RunContext, local_rank: int, exit_: Exit) -> tuple[str, ...]:
-    # A dataloader worker may be what the kernel killed: then its rank ends by an exception.
+    # The kernel may have killed a dataloader worker: its rank then ends with an exception.
     facts = (
         context.oom.evidence(exit_.pid),
         shm_evidence() if exit_.signal == signal.SIGBUS else None,
@@ -68,7 +68,7 @@ def _evidence_from_outside(context: RunContext, local_rank: int, exit_: Exit) ->
 
 
 def _card_fault(context: RunContext, local_rank: int) -> str:
-    """What the sidecar has heard of this rank's card."""
+    """What the sidecar has reported of this rank's card."""
     cards, segments = context.spec.cards, context.segments
     if local_rank >= len(cards) or segments is None:
         return ""

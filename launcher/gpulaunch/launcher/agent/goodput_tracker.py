@@ -1,6 +1,6 @@
-"""Goodput of a run: where its time went and how often it was restarted, kept while it runs and told at the end.
+"""Goodput of a run: where its time went and how often it was restarted, kept while it runs and reported at the end.
 
-Told to the sidecar through `run.json` among the shared segments, once a second and at every change.
+Reported to the sidecar through `run.json` among the shared segments, once a second and at every change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ADVICE = ": name the directory of the program's checkpoints with --checkpoint-d
 
 
 class GoodputTracker:
-    """One run's."""
+    """Tracks one run."""
 
     def __init__(self, context: RunContext, *, began_s: float) -> None:
         """`began_s`: when the launcher was called, by the loop's clock."""
@@ -28,34 +28,34 @@ class GoodputTracker:
         self._ledger.run_started(began_s)
         self._attempt = 0
         self._open = False
-        """An attempt has begun, and is not over."""
+        """An attempt has begun and is not over."""
         self._first_step_ns = self._stall_ns = 0
         spec = context.spec
         self._is_told = bool((spec.resume_arg or spec.checkpoint_dirs) and spec.resume != "never")
-        """Where the program's checkpoints are: what is not found there, the program does not go on from."""
+        """Where the program's checkpoints are: the program does not resume from anything outside of these."""
         self._lost_is_unknown = False
-        """This was told."""
+        """Whether this was reported."""
         self._unsettled = False
-        """It is not known yet what the present attempt, to which no checkpoint was given, goes on from."""
+        """The present attempt was given no checkpoint, and it is not known yet what it resumed from."""
         self._captured: tuple[int, float] | None = None
-        """Step of the newest checkpoint that a rank told of, and when its state was captured."""
+        """Step of the newest checkpoint that a rank reported, and when its state was captured."""
         self._left: tuple[int, float] | None = None
-        """The same, as the attempt before has left it."""
+        """The same, as of the end of the previous attempt."""
         self.restarts: dict[str, int] = {}
-        """How often, by kind of the first cause."""
+        """Number of restarts, by kind of the first cause."""
         self.hang_suspicions = 0
         self.hangs = 0
         self.stall: dict[str, Any] | None = None
-        """What is told of ranks that stand still, as long as they do."""
+        """The stall reported for the ranks, as long as it lasts."""
         self.resumed_step: int | None = None
         self.checkpoint_step: int | None = None
-        """Of the newest checkpoint that is known of; a program may save others by itself."""
+        """Step of the newest known checkpoint; a program may save others by itself."""
         self.preempted = False
 
     # -- what happens
 
     def attempt_began(self, attempt: int, resumed: Checkpoint | None) -> None:
-        """Its processes are asked for; it goes on from `resumed`."""
+        """The attempt's processes are requested; it resumes from `resumed`."""
         self._attempt = attempt
         self._first_step_ns = self._stall_ns = 0
         self.resumed_step = resumed.step if resumed is not None else None
@@ -70,13 +70,13 @@ class GoodputTracker:
         self.write()
 
     def attempt_started(self) -> None:
-        """Its ranks run."""
+        """The attempt's ranks run."""
         self._ledger.attempt_started(self._loop.now())
         if self._context.segments is None:
             self._settle([])
 
     def looked(self, segments: Iterable[SegmentSnapshot]) -> None:
-        """Take what the ranks' segments tell."""
+        """Read the ranks' segments."""
         segments = [segment for segment in segments if segment.attempt == self._attempt]
         firsts = [segment.first_step_start_ns for segment in segments]
         if firsts and all(firsts):
@@ -99,15 +99,15 @@ class GoodputTracker:
             self._settle(segments)
 
     def failed(self, cause_s: float, seen_s: float) -> None:
-        """The attempt failed, and nothing of it is left."""
+        """The attempt failed, and all of its processes have ended."""
         if self._open:
             self._ledger.failed(cause_s, seen_s)
             self._cleared()
 
     def stopped(self, signalled_s: float | None) -> None:
-        """The attempt is over, nothing of it is left, and nothing failed; `signalled_s`: when it was asked to end.
+        """The attempt is over, its processes have ended, nothing failed; `signalled_s`: when it was asked to end.
 
-        What follows a checkpoint that was made because of that is the end, and nobody's work.
+        Time after a checkpoint that was made for that request counts as the end, not as work.
         """
         at_s = self._loop.now()
         captured_s = self.captured_s
@@ -116,14 +116,14 @@ class GoodputTracker:
             self._cleared()
 
     def _settle(self, segments: Iterable[SegmentSnapshot]) -> None:
-        """An attempt that was given no checkpoint has begun its work: do its ranks say what they go on from?"""
+        """An attempt without a given checkpoint has begun to work: see whether its ranks say what they resumed from."""
         if not self._unsettled:
             return
         self._unsettled = False
         step = max((segment.resumed_step for segment in segments if segment.listens), default=None)
         if step is None and not self._is_told:
             self._ledger.resumed_unseen()
-        elif not step or self._left is None:  # from nothing, or from what was there before this run
+        elif not step or self._left is None:  # from nothing, or from a checkpoint older than this run
             self._ledger.resumed(None)
         elif self._left[0] == step:
             self._ledger.resumed(self._left[1])
@@ -132,14 +132,14 @@ class GoodputTracker:
         self._tell_what_is_known()
 
     def _tell_what_is_known(self) -> None:
-        """For who looks at the run while it goes on."""
+        """Update the values for readers while the run goes on."""
         unknown = self.seconds()["lost_work"] is None
         if unknown != self._lost_is_unknown:
             self._lost_is_unknown = unknown
             self._context.rundir.event(f"lost_work_{'unknown' if unknown else 'known'}", attempt=self._attempt)
 
     def restarted(self, kind: str) -> None:
-        """There is to be another attempt; `kind`: of the first cause."""
+        """There will be another attempt; `kind`: of the first cause."""
         self.restarts[kind] = self.restarts.get(kind, 0) + 1
 
     def _cleared(self) -> None:
@@ -147,7 +147,7 @@ class GoodputTracker:
         self._ledger.cleared(self._loop.now())
 
     def ended(self, *, ok: bool, newest: Checkpoint | None, all_done: bool = False) -> None:
-        """The run is over; `newest` is what it could go on from; `all_done`: its work is, however it ended."""
+        """The run is over; it could resume from `newest`; `all_done`: its work is complete, however it ended."""
         if ok:
             self._settle([])
         saved_s = None
@@ -161,11 +161,11 @@ class GoodputTracker:
 
     @property
     def captured_s(self) -> float:
-        """When the state in the newest checkpoint was taken that a rank told of; 0.0: none did."""
+        """When the state in the newest checkpoint that a rank reported was captured; 0.0: no report."""
         return self._captured[1] if self._captured is not None else 0.0
 
     def seconds(self) -> dict[str, float | None]:
-        """Seconds by bucket; None: not known."""
+        """Seconds by bucket; None: unknown."""
         return self._ledger.seconds(self._loop.now())
 
     def _counted(self) -> dict[str, float]:
@@ -183,7 +183,7 @@ class GoodputTracker:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The content of run.json, but for the frame."""
+        """The content of run.json without the frame."""
         return {
             "goodput_seconds": self.seconds(),
             "restarts": self.restarts,
@@ -196,7 +196,7 @@ class GoodputTracker:
         }
 
     def write(self) -> None:
-        """Tell the sidecar now. It knows of numbers only, and counters do not fall: of lost work, what is known."""
+        """Tell the sidecar now. It takes only numbers, and counters must not fall: of lost work, what is known."""
         if self._context.segments is not None:
             run_id = self._context.base_env["GPULAUNCH_RUN_ID"]
             told = self.as_json()
@@ -205,21 +205,22 @@ class GoodputTracker:
             self._context.segments.write_run({"version": 1, "run_id": run_id, "attempt": self._attempt, **told})
 
     def _know_of(self, step: int | None) -> None:
-        """There is a checkpoint of this step."""
+        """A checkpoint of this step exists."""
         if step is not None:
             self.checkpoint_step = max(self.checkpoint_step or 0, step)
 
     def _captured_s(self, checkpoint: Checkpoint) -> float:
-        """When its state was captured, by the loop's clock: by the rank that did, else from the files' wall clock."""
+        """When its state was captured, by the loop's clock: reported by its rank, else the files' wall-clock time."""
         if self._captured is not None and self._captured[0] == checkpoint.step:
             return self._captured[1]
         return self._loop.now() - max(0.0, time.time() - checkpoint.saved_s)
 
 
 def _stall_ns(segment: SegmentSnapshot) -> int:
-    """How long a rank stood still for saves, whoever saved.
+    """How long a rank was blocked by saves, by any library.
 
-    What `gpulaunch.checkpoint` tells is in the phase, too, once the step has ended that it lies in; the phase has what
-    others do, and lacks what was not observed and what comes after the last step. So it is the larger, never the sum.
+    The time that `gpulaunch.checkpoint` reports is also in the phase once the step that contains it has ended. The
+    phase includes other libraries, but lacks what was not observed and what follows the last step. So: the larger,
+    never the sum.
     """
     return max(segment.checkpoint_stall_ns_total, segment.phase_ns["checkpoint"])

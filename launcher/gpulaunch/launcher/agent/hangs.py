@@ -15,7 +15,7 @@ from gpulaunch.launcher.policy.goodput import duration
 
 
 def _limits(spec: JobSpec) -> Limits:
-    """With a short timeout of the user's the looks begin early enough to be sure by then, and it is told before."""
+    """With a short user timeout the checks begin early enough to be sure by then, and the stall is reported before."""
     usual = Limits()
     return Limits(
         timeout_s=spec.hang_timeout_s,
@@ -25,12 +25,12 @@ def _limits(spec: JobSpec) -> Limits:
 
 
 class Hangs:
-    """Watches one attempt after another."""
+    """Watches the attempts one after another."""
 
     def __init__(
         self, context: RunContext, *, goodput: GoodputTracker, say: Callable[[str], None], on_hang: Callable[[], None]
     ) -> None:
-        """`on_hang`: the ranks hang, and the user wants something done about it."""
+        """`on_hang`: the ranks hang, and the user wants an action for it."""
         self._context = context
         self._goodput = goodput
         self._say = say
@@ -41,15 +41,15 @@ class Hangs:
         self.times_s: tuple[float, float] | None = None
         """Of the attempt that hung: when its ranks last moved, and when that was judged to be a hang."""
         self.finished = False
-        """It hung in its teardown, with all of its work done."""
+        """It hung in its teardown, after all of its work was done."""
 
     @property
     def pids(self) -> frozenset[int]:
-        """The helper that looks into the ranks, while there is one."""
+        """The helper that inspects the ranks, while it runs."""
         return self._watch.helper_pids() if self._watch is not None else frozenset()
 
     def begin(self, group: RankGroup, attempt: int) -> None:
-        """The ranks of an attempt run."""
+        """The ranks of an attempt are running."""
         spec, context = self._context.spec, self._context
         self.stop()
         if spec.hang_timeout_s <= 0:
@@ -73,7 +73,7 @@ class Hangs:
         self._watch.start()
 
     def ended(self, rank: int) -> None:
-        """A rank has ended: it is not waited for."""
+        """A rank has ended: no longer wait for it."""
         if self._watch is not None:
             self._watch.ended(rank)
 
@@ -85,7 +85,7 @@ class Hangs:
             self._goodput.stall = None
 
     def _late(self, verdict: Verdict) -> None:
-        """Tell of a standstill: it may be over in a moment."""
+        """Report a stall: it may be over in a moment."""
         first = self._goodput.stall is None
         self._goodput.hang_suspicions += first
         self._tell_the_page(verdict)
@@ -109,11 +109,11 @@ class Hangs:
         return f"acts in {duration(verdict.due_in_s)}; {verdict.due_by or 'the GIL is held without using the CPU'}"
 
     def _over(self, ranks: Sequence[int], after_s: float) -> None:
-        """Take it back."""
+        """Report that the stall is over."""
         self._goodput.stall = None
         self._goodput.write()
         self._context.rundir.event("hang_over", ranks=ranks, after_s=round(after_s, 1))
-        if ranks:  # else those told of have ended as they were
+        if ranks:  # otherwise the reported ranks have ended in that state
             mark_over(self._path, after_s)
             who, move = (f"rank {ranks[0]}", "moves") if len(ranks) == 1 else (f"ranks {spans(ranks)}", "move")
             self._say(f"{who} {move} again after {duration(after_s)}")
@@ -132,16 +132,16 @@ class Hangs:
             return
         ranks = verdict.odd or tuple(map(self._group.rank_of, self._group.live))
         last_s, now_s = self._last_moved_s(ranks), self._context.loop.now()
-        # A program that has finished has lost nothing: what follows is its end, not the time to notice a failure. It is
-        # not started again, which might do all of its work anew. But what stands behind that point (a last save, an
-        # upload) has perhaps not run, so it is no success either.
+        # A program that has finished has lost nothing: what follows is its end, not failure detection time. It is
+        # not started again, which might do all of its work anew. But code after that point (a last save, an
+        # upload) may not have run, so it is no success either.
         self.finished = verdict.rule == "teardown"
         self.times_s = (last_s, last_s if self.finished else now_s)
         self._group.mark_hung(ranks, verdict.sentence)
         self._on_hang()
 
     def _tell_the_page(self, verdict: Verdict) -> None:
-        """What segment, metrics and `top` show until it is over."""
+        """Update what segment, metrics and `top` show until it is over."""
         now_s = self._context.loop.now()
         self._goodput.stall = {
             "ranks": list(verdict.odd) or sorted(rank for group in verdict.groups for rank in group.ranks),

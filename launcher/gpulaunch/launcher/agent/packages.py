@@ -1,4 +1,4 @@
-"""What the fork server should import, and the memory of packages that must not be imported before a fork."""
+"""What the fork server should import, and the record of packages that must not be imported before a fork."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gpulaunch.launcher.loop.files import write_json
 _MAX_SCRIPTS = 500
 _MAX_CUSTOMIZE_BYTES = 1 << 20
 
-# What nsys, ncu and compute-sanitizer give to the processes that they trace. nsys traces none between fork and exec
-# unless --trace-fork-before-exec is true (docs.nvidia.com/nsight-systems/UserGuide).
+# Variables that nsys, ncu and compute-sanitizer set in the processes they trace. nsys traces nothing between fork and
+# exec unless --trace-fork-before-exec is true (docs.nvidia.com/nsight-systems/UserGuide).
 _FOLLOW_EXEC = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
 _FOLLOW_EXEC_PRELOADED = re.compile(
     r"(?:^|[/: ])(?:nsight-|nsys|libTreeLauncher|libInterceptorInjection|libsanitizer-)"
@@ -28,7 +28,7 @@ _OF_A_RANK = re.compile(rb"RANK\b|SLURM_(?:PROC|LOCAL|NODE)ID")
 
 
 def reading_of(spec: JobSpec) -> Reading:
-    """What must be known of the program before ranks are forked for it: from its text, and from earlier runs of it."""
+    """What must be known of the program before ranks are forked for it: from its source, and from earlier runs."""
     kind, target = spec.program.kind, spec.program.target
     found = read_script(target) if kind in ("script", "run_path") else Reading()
     if kind == "module":
@@ -43,7 +43,7 @@ def reading_of(spec: JobSpec) -> Reading:
 
 
 def _of_this_process(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> str:
-    """Why no rank of any program can be forked from a process that was started like this one, or ""."""
+    """Why no rank of any program can be forked from a process started like this one, or ""."""
     if any(name in environ for name in _FOLLOW_EXEC) or _FOLLOW_EXEC_PRELOADED.search(environ.get("LD_PRELOAD", "")):
         return "a tool of NVIDIA's follows the ranks (Nsight or compute-sanitizer), and sees only those that exec"
     for name in ("sitecustomize", "usercustomize"):
@@ -59,10 +59,10 @@ def _memory_path() -> str:
 
 
 def _key(package: str) -> str:
-    """A package of one environment, as it is now: an upgrade makes a new key and so a new trial."""
+    """Key for a package of one environment as it is now: an upgrade gives a new key and so a new trial."""
     for directory in sys.path:
         path = os.path.join(directory, *package.split("."))
-        # Not whatever has that name: the command's own directory is on the path, and holds a script `transformers`.
+        # Not just any file of that name: the command's own directory is on the path and has a script `transformers`.
         for file in (f"{path}/__init__.py", f"{path}.py", f"{path}/"):
             with contextlib.suppress(OSError):
                 return f"{path}@{os.stat(file).st_mtime_ns}"
@@ -70,31 +70,31 @@ def _key(package: str) -> str:
 
 
 def recall(spec: JobSpec, packages: Iterable[str]) -> dict[str, str]:
-    """Package -> why it was refused in an earlier run, for those of `packages` that were."""
+    """Map each package in `packages` that an earlier run refused to the reason."""
     memory, of_script = _read("refused"), _of_script(spec)
     known = {package: memory.get(_key(package)) or of_script.get(package) for package in packages}
     return {package: why for package, why in known.items() if why}
 
 
 def remember(refused: Mapping[str, str]) -> None:
-    """Keep what was refused now for the next runs; a home directory that cannot be written costs a trial each time."""
+    """Store what was refused for later runs; if the home directory is not writable, each run costs another trial."""
     _keep("refused", {_key(package): why for package, why in refused.items()})
 
 
 def remember_script(spec: JobSpec, packages: Iterable[str], why: str) -> None:
-    """Keep that ranks of this script, as it is now, had to start again because these packages had been imported."""
+    """Store that ranks of this script, in its present version, had to restart because these packages were imported."""
     _keep("scripts", {f"{package} {_script(spec)}": why for package in packages})
 
 
 def _of_script(spec: JobSpec) -> dict[str, str]:
-    """Package -> why ranks of this script had to start again because of it in an earlier run."""
+    """Package -> why ranks of this script had to restart because of it in an earlier run."""
     script = _script(spec)
     found = ((*key.partition(" "), why) for key, why in _read("scripts").items())
     return {package: why for package, _, of, why in found if of == script}
 
 
 def _script(spec: JobSpec) -> str:
-    """A program's file, as it is now: a changed one is tried anew."""
+    """Key for a program's file in its present version: a changed file is tried again."""
     path = spec.program.target
     if spec.program.kind == "module":
         path = [*files_of_module(path), path][-1]

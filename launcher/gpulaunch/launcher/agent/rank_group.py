@@ -1,4 +1,4 @@
-"""One attempt's processes: the store and the ranks, from their start until nothing of them is left."""
+"""One attempt's processes: the store and the ranks, from their start until all have ended."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from gpulaunch.launcher.rendezvous.base import World
 
 @dataclass(frozen=True, kw_only=True)
 class GroupEvents:
-    """What a group calls back."""
+    """Callbacks of a group."""
 
     started: Callable[[frozenset[int]], None]
-    """The local ranks that run now."""
+    """The local ranks that now run."""
     start_failed: Callable[[frozenset[int], str, bool], None]
-    """Those that run although others could not be started, why, and whether trying again would be in vain."""
+    """The ranks that run although others could not be started, why, and whether a retry is pointless."""
     rank_ended: Callable[[int, RankEnd, Exit], None]
     """One local rank has ended."""
     cleared: Callable[[list[int]], None]
-    """Once after `clear()`: nothing is left but these pids, which the kernel does not let go."""
+    """Called once after `clear()`: only these pids, which could not be ended, are left."""
     started_again: Callable[[dict[str, Any]], None]
-    """A forked rank starts again as a plain interpreter, or cannot any more (see loop.restart_plain): rank, packages,
+    """A forked rank restarts as a plain interpreter, or no longer can (see loop.restart_plain): rank, packages,
     why, and written (bytes) and threads, or too_late (why)."""
     store_lost: Callable[[Exit], None]
-    """The store ended, and nobody had asked it to."""
+    """The store ended without having been asked to."""
     left_running: Callable[[list[int]], None]
-    """These processes, which the ranks left behind at a good end, still run: to be waited for, left, or ended now."""
+    """These processes, left behind by the ranks after a successful end, still run: waited for, left, or ended now."""
 
 
 class RankGroup:
@@ -60,11 +60,11 @@ class RankGroup:
         resume_args: Sequence[str] = (),
         visible_devices: Sequence[str] = (),
     ) -> None:
-        """`agent_store`: the store is started here, beside the ranks; else rank 0 is left to host it.
+        """`agent_store`: the store is started here, beside the ranks; else rank 0 hosts it.
 
-        `resume_from`: the checkpoint to go on from, "" for none whatever there is, None where there is none known;
-        `resume_args`: what the program is told of it.
-        `visible_devices`: the cards, where they are not those that the job would see anyway.
+        `resume_from`: the checkpoint to resume from, "" to start without any, None if none is known;
+        `resume_args`: the program's arguments for it.
+        `visible_devices`: the cards, if they differ from those that the job would see anyway.
         """
         self._resume_from = resume_from
         self._resume_args = list(resume_args)
@@ -77,14 +77,14 @@ class RankGroup:
         self.live: dict[int, int] = {}  # local rank -> pid
         self.ends: list[RankEnd] = []
         self.asked = False
-        """Its ranks were asked for: whoever asks again is late."""
+        """The ranks were already requested: a second request is ignored."""
         self._sessions: set[int] = set()  # every rank leads one
         self._dirs: dict[int, str] = {}
         self.store_pid: int | None = None
         self._stopping = False
-        self._deaf: set[int] = set()  # pids of ranks that had no handler for the signal that asked them to end
+        self._deaf: set[int] = set()  # pids of ranks without a handler for the signal that asked them to end
         self._told_fd = -1
-        self._hung: dict[int, str] = {}  # rank -> why it is held to hang
+        self._hung: dict[int, str] = {}  # rank -> why it is considered hung
         self._hung_s: float | None = None
         self._leftovers: Cleanup | None = None
         self._over = False
@@ -103,7 +103,7 @@ class RankGroup:
         return self.store_pid is None and self._leftovers is None and self._store() is not None
 
     def when_cleared(self, callback: Callable[[list[int]], None]) -> None:
-        """Call this instead when cleared."""
+        """Call `callback` when cleared, instead of the previous one."""
         self._on_cleared = callback
 
     # -- starting
@@ -143,15 +143,15 @@ class RankGroup:
                 os.close(fd)
 
     def _hear_of_rank(self) -> None:
-        """A rank starts again, or the last holder of the pipe is gone."""
+        """A rank restarts, or the last holder of the pipe has exited."""
         try:
-            lines = os.read(self._told_fd, 65536)  # each was written at once, and is short
+            lines = os.read(self._told_fd, 65536)  # each message is one write and short
         except BlockingIOError:
             return
         if not lines:
             self._hear_no_more()
         for line in lines.splitlines():
-            # A program may write to any descriptor that it finds.
+            # The program may write to any descriptor that it finds.
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 self._events.started_again(json.loads(line))
 
@@ -162,10 +162,10 @@ class RankGroup:
             self._told_fd = -1
 
     def adopt(self, started: Started) -> None:
-        """The fork server has answered: its children are ours now.
+        """The fork server has answered: its children are now children of the agent.
 
-        Where the attempt was given up and cleared before the answer, they have been ended, reaped and forgotten, or are
-        found by the agent's last clearing.
+        If the attempt was given up and cleared before the answer, they have been ended and reaped, or the agent's last
+        clearing finds them.
         """
         if self._over:
             return
@@ -175,7 +175,7 @@ class RankGroup:
             self._watch_rank(local_rank, pid)
         ranks = frozenset(self.live)
         if self._stopping:
-            self.kill()  # they were given up while they were on their way
+            self.kill()  # the attempt was given up while they were being started
         elif started.error:
             self._events.start_failed(ranks, f"cannot start all ranks: {started.error}", False)
         elif started.pids:
@@ -201,7 +201,7 @@ class RankGroup:
                         stdout_fd=out,
                         stderr_fd=err,
                         affinity=self._cpus(local_rank),
-                        # A shell cannot trap what was ignored when it started.
+                        # A shell cannot trap a signal that was ignored when it started.
                         deaf_to=() if spec.program.kind == "exec" else child.NOTICES,
                         tracer_pid=self._tracer_pid(),
                     )
@@ -210,19 +210,19 @@ class RankGroup:
                     os.close(err)
                 self._watch_rank(local_rank, pid)
         except OSError as err:
-            # A command that is not there will not be there for the next attempt.
+            # A command that does not exist will not exist for the next attempt.
             self._events.start_failed(frozenset(self.live), str(err.strerror or err), err.errno in (2, 8, 13))
             return
         self._events.started(frozenset(self.live))
 
     def start_store(self, server: ForkServer) -> None:
-        """For spawned ranks: they wait in the listening socket's queue until the store answers."""
+        """Start the store for spawned ranks: they wait in the listening socket's queue until it answers."""
         store = self._store()
         if store is not None and self.awaits_store:
             server.fork([], store=store)
 
     def _tracer_pid(self) -> int:
-        """Who may read the ranks' stacks: the agent, for the sidecar and the helper that looks into a hang."""
+        """The process that may read the ranks' stacks: the agent, for the sidecar and the hang helper."""
         return os.getpid() if self._context.spec.profile else 0
 
     def _prepare(self) -> None:
@@ -272,7 +272,7 @@ class RankGroup:
             use_agent_store=self.agent_store,
         )
         rank = str(self.rank_of(local_rank))
-        # The nodes may run different numbers of ranks: what they agreed on wins over this node's arithmetic.
+        # Nodes may run different numbers of ranks: the agreed values take precedence over this node's arithmetic.
         env.update(RANK=rank, ROLE_RANK=rank, WORLD_SIZE=str(world.world_size), ROLE_WORLD_SIZE=str(world.world_size))
         env["GPULAUNCH_RUN_DIR"] = context.rundir.path
         env["GPULAUNCH_CONTROL"] = context.control_path
@@ -304,7 +304,7 @@ class RankGroup:
         }
 
     def _title(self, local_rank: int) -> list[str]:
-        """The command line that `python` would have had."""
+        """The command line that `python` would have."""
         return [*plan.rank_argv(self._context.spec, local_rank), *self._resume_args]
 
     def _command(self, local_rank: int) -> list[str]:
@@ -330,7 +330,7 @@ class RankGroup:
         self._context.loop.watch_pid(pid, self._store_ended)
 
     def describe(self) -> dict[str, Any]:
-        """Who runs: the content of group.json."""
+        """The running processes: the content of group.json."""
         world = self._world
         return {
             "version": 1,
@@ -368,12 +368,12 @@ class RankGroup:
         self._events.rank_ended(local_rank, end, exit_)
 
     def mark_hung(self, ranks: Iterable[int], why: str) -> None:
-        """These ranks are held to hang: however they end now, that was the cause."""
+        """These ranks are considered hung: that is the cause however they end now."""
         self._hung |= dict.fromkeys(ranks, why)
         self._hung_s = self._context.loop.now()
 
     def timer_expired(self, pid: int, signum: int, scope: str) -> str:
-        """Send a process of the ranks the signal that it asked for; a sentence of it, or "" where it is not theirs."""
+        """Send a rank's process the signal that it asked for; return a message, or "" if it is not a rank's process."""
         if not is_of_ranks(pid, self._sessions, self._run_id):
             return ""
         rank = next((self.rank_of(local_rank) for local_rank, each in self.live.items() if each == pid), None)
@@ -387,11 +387,11 @@ class RankGroup:
 
     @property
     def hang(self) -> str:
-        """Why ranks are held to hang; "" where none is."""
+        """Why ranks are considered hung; "" if none is."""
         return next(iter(self._hung.values()), "")
 
     def look(self) -> None:
-        """Note what must be known of a rank before it dies: the cgroup that it is in."""
+        """Record what must be known of a rank before it dies: its cgroup."""
         for pid in self.live.values():
             self._context.oom.watch(pid)
 
@@ -405,8 +405,8 @@ class RankGroup:
     def stop(self, signum: int) -> None:
         """Ask every live rank to end, once: the rank and what it started, but not its dataloader workers.
 
-        torchrun signals the whole process group; a worker that dies of SIGTERM makes its rank fail in the middle of
-        the step that it wanted to finish, and shell wrappers need the group, so: all of it but the workers.
+        torchrun signals the whole process group. But a worker that dies of SIGTERM makes its rank fail in the middle of
+        the step that it wanted to finish. Shell wrappers need the group, so all of it is signalled except the workers.
         """
         self._stopping = True
         self._deaf |= {pid for pid in self.live.values() if not linux.catches(pid, signum)}
@@ -415,10 +415,10 @@ class RankGroup:
                 os.kill(pid, signum)
 
     def stop_gently(self, signum: int, *, told: bool) -> None:
-        """Pass on a notice after which the ranks are to save and end by themselves.
+        """Pass on a notice after which the ranks should save and end by themselves.
 
-        SIGUSR1 and SIGUSR2 go only to processes that catch them. `told`: a rank reads the control segment; where none
-        does, and no rank catches the signal either, the ranks are asked to end as torchrun would ask them.
+        SIGUSR1 and SIGUSR2 go only to processes that catch them. `told`: a rank reads the control segment; if none
+        does, and no rank catches the signal either, the ranks are asked to end as torchrun would.
         """
         ranks_hear = any(linux.catches(pid, signum) for pid in self.live.values())
         if signum in child.NOTICES and (told or ranks_hear):
@@ -428,14 +428,14 @@ class RankGroup:
             self.stop(signal.SIGTERM if signum in child.NOTICES else signum)
 
     def pass_on(self, signum: int) -> None:
-        """Pass on a signal that does not mean the end, to the processes that catch it."""
+        """Pass on a signal that does not mean the end, to the processes with a handler for it."""
         for pid in self._members():
             if linux.catches(pid, signum):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signum)
 
     def _members(self) -> list[int]:
-        """The ranks and what they started in their process groups, but no dataloader workers."""
+        """The ranks and what they started in their process groups, without dataloader workers."""
         leaders = set(self.live.values())
         return [
             pid
@@ -444,17 +444,17 @@ class RankGroup:
         ]
 
     def kill(self) -> None:
-        """End every live rank and its process group at once."""
+        """Kill every live rank and its process group."""
         self._stopping = True
         leaders = set(self.live.values())
-        # The ranks first: what they would still start dies with them or is a leftover.
+        # The ranks first: what they might still start dies with them or is a leftover.
         for pid in (*leaders, *(pid for pid in linux.all_pids() if linux.group_of(pid) in leaders)):
             if pid in leaders or not comes_last(pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
     def clear(self, keep: frozenset[int], how: LeftoverPolicy) -> None:
-        """Do so with what the ranks left behind, and end the store; `keep`: the agent's own helpers."""
+        """Clear up what the ranks left behind, and end the store; `keep`: the agent's own helpers."""
         self._stopping = True
         if self._leftovers is None:
             self._leftovers = Cleanup(

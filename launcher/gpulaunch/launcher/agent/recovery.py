@@ -1,6 +1,6 @@
-"""Between two attempts: whether there is another, on which cards, and from which checkpoint it goes on.
+"""Between two attempts: whether there is another, on which cards, and from which checkpoint it resumes.
 
-It gathers what the rooms that decide need (policy, checkpoint, gpus), asks them, and tells the user what they said.
+Collects the input for the packages that decide (policy, checkpoint, gpus), calls them, and reports to the user.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gpulaunch.launcher.policy import restart
 from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _OFFERS = 4
-"""How many checkpoints a node of several offers to the others: the newest may still be invisible to one of them."""
+"""How many checkpoints a node of a multi-node job offers: the newest may still be invisible to one of the others."""
 _SEARCHES = 3
-"""How often storage that does not answer is searched before a restart is given up; it never begins from nothing."""
+"""How often unresponsive storage is searched before a restart is given up; it never restarts from nothing."""
 _VERIFY_S = 86_400.0
 _MEMORY_BOUND_S = 30.0
-"""How long the memory of dead ranks may take to be given back before the next attempt is started all the same."""
+"""How long to wait for dead ranks' GPU memory to be freed before the next attempt is started anyway."""
 _BASELINE_BOUND_S = 5.0
 _LAST_LOOK_S, _LAST_READ_S = 5.0, 3.0
-"""At the end nobody waits long: a job manager has set a limit of its own. What was verified before is remembered."""
+"""Short at the end: a job manager has its own limit. Earlier verification results are reused."""
 _WALL_SLACK_S = 1.0
-"""Files may carry a time that is a clock tick older than the moment in which they were made."""
+"""File times may be one clock tick older than the moment at which the file was made."""
 _ELSEWHERE = (
     "; one elsewhere, from which it goes on by itself, is not seen here: name its directory with --checkpoint-dir"
 )
@@ -40,7 +40,7 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """What the ranks of an attempt are told of the checkpoint to go on from."""
+    """What the ranks of an attempt are given about the checkpoint to resume from."""
 
     path: str | None = None
     """None: none is known; "": none is wanted."""
@@ -48,7 +48,7 @@ class Resume:
 
 
 class Recovery:
-    """What one run has learnt from its attempts."""
+    """What a run has learnt from its attempts."""
 
     def __init__(self, context: RunContext, *, gpus: tuple[Gpu, ...], say: Callable[[str], None]) -> None:
         """`gpus`: the cards that the ranks may see, in their order."""
@@ -74,25 +74,25 @@ class Recovery:
         self._named: Checkpoint | None = None  # of --resume PATH
         self._complained: set[tuple[str, str]] = set()
         self._damaged: dict[str, float] = {}
-        """Path -> when it was saved, of what was gone on from before it was read, and turned out to be damaged."""
+        """Path -> save time of a checkpoint that was resumed from unverified and then turned out to be damaged."""
         self._searches = 0
         self._began_s = 0.0
         self._run_began_wall_s = time.time() - _WALL_SLACK_S
         self._steps: int | None = None
         self._own_resumed_step: int | None = None
         self.resumed: Checkpoint | None = None
-        """What the present attempt goes on from."""
+        """What the present attempt resumes from."""
         self.visible_devices: tuple[str, ...] = ()
-        """Which cards the next attempt sees, and in which order; () for those it would see anyway."""
+        """Which cards the next attempt sees, in order; () for those it would see anyway."""
 
     @property
     def pids(self) -> frozenset[int]:
-        """The helpers at work."""
+        """The running helpers."""
         return frozenset(pid for pid in (self._finder.pid, self._verifier.pid, self._memory.pid) if pid is not None)
 
     @property
     def resumed_step(self) -> int | None:
-        """The step that the present attempt began with, where it is known."""
+        """The step that the present attempt began with, if known."""
         if self._own_resumed_step is not None:
             return self._own_resumed_step
         return self.resumed.step if self.resumed is not None else None
@@ -106,7 +106,7 @@ class Recovery:
         self._dead_pids.clear()
 
     def rank_ended(self, pid: int, segment: SegmentSnapshot | None) -> None:
-        """One of them has ended, and this is how far it came."""
+        """A rank has ended; `segment` shows how far it got."""
         self._dead_pids.add(pid)
         if segment is None:
             return
@@ -116,7 +116,7 @@ class Recovery:
             self._own_resumed_step = max(self._own_resumed_step or 0, segment.resumed_step)
 
     def judge(self, verdict: Blame | None, *, elsewhere: bool) -> restart.Decision:
-        """Ask the policy about the attempt that has just ended; `elsewhere`: it was another node that failed."""
+        """Ask the policy about the attempt that has just ended; `elsewhere`: another node failed."""
         now_s = self._loop.now()
         step = None if self._steps is None else self._steps + (self.resumed_step or 0)
         failure = restart.Failure(
@@ -134,9 +134,9 @@ class Recovery:
     # -- what comes next
 
     def prepare(self, attempt: int, ready: Callable[[tuple[str, ...]], None], refused: Callable[[str], None]) -> None:
-        """See that the cards are free, look for checkpoints, and give the keys of the best ones to `ready`.
+        """Check that the cards are free, look for checkpoints, and pass the keys of the best ones to `ready`.
 
-        `refused`: the one that the user has named cannot be used, and why.
+        `refused`: called with the reason if the one that the user named cannot be used.
         """
         waits = {"checkpoints", "cards"}
         offers: list[str] = []
@@ -177,7 +177,7 @@ class Recovery:
             )
 
     def choose(self, key: str, *, node_rank: int = 0, nnodes: int = 1) -> Resume:
-        """All nodes have agreed on this one of the checkpoints offered ("" for none)."""
+        """All nodes have agreed on this checkpoint among those offered ("" for none)."""
         if self._spec.resume == "never":
             return Resume(path="")
         self.resumed = self._offered.get(key)
@@ -207,8 +207,8 @@ class Recovery:
         return Resume(path=one.path, args=tuple(args))
 
     def look_again(self, done: Callable[[Checkpoint | None], None], *, ok: bool) -> None:
-        """At the end: give the checkpoint from which the job could go on another time; after a good end (`ok`) the
-        newest in the directories that were named, for the summary."""
+        """At the end: pass the checkpoint that the job could be resumed from to `done`; after a successful end (`ok`)
+        the newest in the named directories, for the summary."""
 
         def found(search: Search) -> None:
             if not ok:
@@ -222,14 +222,14 @@ class Recovery:
             self._finder.start(ask, found)
 
     def cancel(self) -> None:
-        """Nobody waits for an answer any more."""
+        """Drop pending requests: their answer is no longer needed."""
         self._finder.cancel()
         self._verifier.cancel()
         self._memory.cancel()
 
     def _verify(self, one: Checkpoint, share: tuple[int, int]) -> None:
-        """Read all of what the ranks go on from, behind them: there was no time before, or, on several nodes, it was
-        not known which one it would be. Each node reads its share of the files."""
+        """Read everything the ranks resume from, in the background: there was no time before, or, on several nodes, the
+        choice was not known. Each node reads its share of the files."""
         if self._spec.nnodes == 1:
             self._say(
                 f"{shown(one.path)} is whole by its names, sizes and manifest; there was no time to read all of it "
@@ -265,7 +265,7 @@ class Recovery:
             pattern=self._spec.checkpoint_pattern,
             limit=limit,
             memory=os.path.join(self._context.rundir.path, "verified.json"),
-            # Several nodes first agree on one, and then read that one alone.
+            # Several nodes first agree on one, then read only that one.
             content_s=self._spec.resume_search_s if self._spec.nnodes == 1 else 0,
             identify=self._spec.nnodes > 1,
             damaged=tuple(self._damaged.items()),
@@ -273,8 +273,8 @@ class Recovery:
         )
 
     def _has_no_directory(self) -> bool:
-        """Whether nothing can be found, as the default directory is not there yet. One that was named may be a mount
-        that is late."""
+        """Whether nothing can be found because the default directory does not exist yet. A named one may be a mount
+        that appears late."""
         if self._spec.checkpoint_dirs:
             return False
         try:
@@ -284,11 +284,11 @@ class Recovery:
         return False
 
     def _usable(self, search: Search, attempt: int) -> tuple[Checkpoint, ...]:
-        """After `--resume PATH`, what this run has saved since; before it has, PATH again."""
+        """After `--resume PATH`: what this run has saved since, or PATH again if nothing."""
         if self._spec.resume != "auto" and attempt == 0:
             self._named = next(iter(search.found), None)
         if search.error and not search.found and self.resumed is not None and self.resumed.path not in self._damaged:
-            return (self.resumed,)  # it was there a moment ago: better than the beginning
+            return (self.resumed,)  # it existed a moment ago: better than starting over
         return search.found or ((self._named,) if self._named is not None else ())
 
     def _tell_of(self, search: Search) -> None:
@@ -305,7 +305,7 @@ class Recovery:
         return "cards"
 
     def _cards_free(self, complaint: str) -> str:
-        """The wait for the cards is over; see whether a rank has to leave its own."""
+        """The wait for the cards is over; see whether a rank has to move to another card."""
         if complaint:
             self._say(complaint)
         if self._gpus and self._context.segments is not None:

@@ -1,4 +1,4 @@
-"""What all attempts of a run share."""
+"""Values shared by all attempts of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpulaunch.launcher.loop.loop import Loop
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What all attempts of a run share."""
+    """Values shared by all attempts of a run."""
 
     loop: Loop
     spec: JobSpec
@@ -24,13 +24,13 @@ class RunContext:
     segments: Segments | None
     base_env: Mapping[str, str]
     use_agent_store: bool
-    """Where torch is, to host the store with."""
+    """Path of torch, to host the store with."""
     foreign_children: bool
-    """This process had children before it became a launcher, or is PID 1: not every child is ours to end."""
+    """This process had children before it became a launcher, or is PID 1: not every child may be ended."""
     oom: OomWatch
     control_path: str
-    """The segment in which ranks read what is asked of them."""
+    """The segment from which ranks read the agent's requests."""
     timer_file: str
-    """The pipe of `torch.distributed.elastic.timer`; "" where it is not asked for."""
+    """The pipe of `torch.distributed.elastic.timer`; "" if not enabled."""
     checkpoint_dirs: tuple[str, ...]
     """Absolute paths or URLs; `gpulaunch.checkpoint` saves in the first."""

@@ -1,4 +1,4 @@
-"""The run directory: where an attempt's files go. Nothing in it is ever overwritten; no secret is in what we write."""
+"""The run directory: an attempt's files. Nothing in it is ever overwritten; no secret is in what we write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.redact import redact_all
 
 _PRUNED = 10
-"""How often a directory is made again that was removed before it was locked."""
+"""How often a directory that was removed before it was locked is made again."""
 
 
 class RunDirError(Exception):
@@ -33,7 +33,7 @@ class RunDir:
     def __init__(
         self, path: str, lock: int, *, torchrun_log_dir: str | None, fallback_from: str = "", ours: bool = False
     ) -> None:
-        """Made by `open_run_dir`. `lock`: as `_lock` gives it. `torchrun_log_dir`: <log-dir>/<run id>_<random>, when
+        """Called by `open_run_dir`. `lock`: from `_lock`. `torchrun_log_dir`: <log-dir>/<run id>_<random>, when
         --log-dir was given. `ours`: the directory was made for this run."""
         self.path = path
         self._ours = ours
@@ -53,7 +53,7 @@ class RunDir:
         return path
 
     def streams_dir(self, attempt: int) -> str:
-        """Where files for the streams of all ranks of an attempt go; with --log-dir as torchrun has it."""
+        """Where files for the streams of all ranks of an attempt go; with --log-dir, in torchrun's layout."""
         if self._log_dir is None:
             return self.attempt_dir(attempt)
         return os.path.join(self._log_dir, f"attempt_{attempt}")
@@ -63,11 +63,11 @@ class RunDir:
         return self._first_attempt + attempt
 
     def rank_path(self, attempt: int, rank: int) -> str:
-        """Where one rank's files of one attempt are found."""
+        """The directory of one rank's files of one attempt."""
         return os.path.join(self.attempt_dir(attempt), f"rank-{rank}")
 
     def rank_dir(self, attempt: int, rank: int, local_rank: int) -> str:
-        """Make the directory of one rank of one attempt; with --log-dir it lies where torchrun would put it."""
+        """Make the directory of one rank of one attempt; with --log-dir, where torchrun would put it."""
         path = self.rank_path(attempt, rank)
         if self._log_dir is None:
             os.makedirs(path, mode=0o700)
@@ -78,13 +78,13 @@ class RunDir:
         return real
 
     def write_json(self, name: str, content: Any) -> str:
-        """Write `<run dir>/<name>` whole or not at all; return its path."""
+        """Write `<run dir>/<name>` atomically; return its path."""
         path = os.path.join(self.path, name)
         write_json(path, redact_all(content))
         return path
 
     def amend_json(self, name: str, change: Callable[[Any], Any]) -> None:
-        """Replace `<run dir>/<name>` by what `change` makes of it; it stays where it cannot be read or written."""
+        """Replace `<run dir>/<name>` by the result of `change`; unchanged if it cannot be read or written."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             with open(os.path.join(self.path, name), encoding="utf-8") as file:
                 document = json.load(file)
@@ -101,11 +101,11 @@ class RunDir:
             os.write(self._events, line.encode() + b"\n")
 
     def close(self) -> None:
-        """Close events.jsonl, and let the directory go; of a start that was refused nothing is left of it."""
+        """Close events.jsonl and unlock the directory; a refused start leaves nothing of it."""
         if self._events is not None:
             os.close(self._events)
             self._events = None
-        with contextlib.suppress(OSError):  # there is something in it
+        with contextlib.suppress(OSError):  # it is not empty
             os.rmdir(os.path.join(self.path, "attempts"))
             if self._ours:
                 os.rmdir(self.path)
@@ -116,15 +116,15 @@ def open_run_dir(spec: JobSpec) -> RunDir:
     """Make the run directory that `spec` names, or the default one.
 
     Raises RunDirError where the user named a directory that cannot be used. The default, below the current directory,
-    falls back to the temporary directory: torchrun runs in a read-only directory too.
+    falls back to the temporary directory: torchrun also runs in a read-only directory.
     """
     log_dir = None
-    if spec.log_dir is not None and spec.log_dir != os.devnull:  # torchrun's way to say: no log files of yours
+    if spec.log_dir is not None and spec.log_dir != os.devnull:  # torchrun's way to say: no log files
         log_dir = os.path.abspath(os.path.join(spec.log_dir, f"{spec.run_id}_{os.urandom(4).hex()}"))
         _make(log_dir, "--log-dir")
     if spec.job_dir is not None:
         path = os.path.abspath(spec.job_dir)
-        if spec.node_rank:  # all nodes of a job may name one directory, on a file system that they share
+        if spec.node_rank:  # all nodes of a job may name one directory on a shared file system
             path = os.path.join(path, f"node-{spec.node_rank}")
         return RunDir(path, _hold(path, "--job-dir"), torchrun_log_dir=log_dir)
     if log_dir is not None:
@@ -143,7 +143,7 @@ def open_run_dir(spec: JobSpec) -> RunDir:
 
 
 def _fresh(path: str) -> str:
-    """Make a directory that did not exist: two jobs of one second get different ones."""
+    """Make a directory that did not exist: two jobs started in the same second get different ones."""
     for number in range(1000):
         candidate = path if number == 0 else f"{path}-{number}"
         try:
@@ -155,7 +155,7 @@ def _fresh(path: str) -> str:
 
 
 def _make(path: str, flag: str) -> os.stat_result:
-    """Make sure a directory the user named is there and can be written; what stat says of a file of mode 0600 in it."""
+    """Ensure that a directory the user named exists and is writable; return stat of a file of mode 0600 made in it."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         probe = os.path.join(path, f".gpulaunch-{os.getpid()}")
@@ -169,13 +169,13 @@ def _make(path: str, flag: str) -> os.stat_result:
 
 
 def _hold(path: str, flag: str) -> int:
-    """Make and lock a directory the user named, and see that it can be trusted."""
+    """Make and lock a directory the user named, and check that it can be trusted."""
     for _ in range(_PRUNED):
         made = _make(path, flag)
-        with contextlib.suppress(FileNotFoundError):  # `gpulaunch runs prune` has removed it just now
+        with contextlib.suppress(FileNotFoundError):  # `gpulaunch runs prune` has just removed it
             lock = _lock(path)
             held = os.fstat(lock)
-            # A file system may count no links of directories at all.
+            # Some file systems count no links of directories.
             if held.st_nlink or (os.path.exists(path) and os.path.samefile(lock, path)):
                 break
             os.close(lock)
@@ -206,13 +206,13 @@ def distrust(found: os.stat_result, *, made: os.stat_result, groups: Collection[
     """Why a run directory cannot be trusted, as one phrase; "" where it can.
 
     Args:
-        found: what stat says of the directory.
-        made: and of a file of mode 0600 that this process has just made there: on NFS that maps all users to one, it is
-            not this process's; CIFS, FUSE and WSL may show other modes than were given, which say nothing then.
-        groups: those that this process is in: Kubernetes' fsGroup is, and it may write the volume.
+        found: stat of the directory.
+        made: stat of a file of mode 0600 that this process has just made there. NFS may map all users to one, so its
+            owner may be another user; CIFS, FUSE and WSL may show other modes than requested, which mean nothing then.
+        groups: those that this process is in: Kubernetes' fsGroup is one of them and may write the volume.
         mounted: whether it is the root of a file system: a volume of Kubernetes belongs to root and has mode 0777.
 
-    Groups may write, as with a umask of 002 on most clusters; but none that could make root trust it.
+    Groups may write, as with the umask of 002 on most clusters, except foreign groups where this process is root.
     """
     if found.st_uid not in (made.st_uid, 0):
         return f"belongs to another user (uid {found.st_uid})"

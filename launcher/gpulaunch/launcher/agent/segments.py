@@ -15,14 +15,14 @@ from gpulaunch.profiler.channel import segment, segment_writer, workers
 
 _PREFIX = "gpulaunch"
 _MADE_WITHIN_S = 60.0
-"""A directory without a lock is being made; one that is older was left by a launcher that was killed over it."""
+"""A directory without a lock is being made; an older one was left by a launcher that was killed meanwhile."""
 
 
 def directory_of(
     run_id: str,
     root: str = "/dev/shm",  # noqa: S108 (tmpfs, private directory)
 ) -> str:
-    """Where the segments of a run are."""
+    """The directory of a run's segments."""
     return os.path.join(root, f"{_PREFIX}-{os.getuid()}-{run_id}")
 
 
@@ -38,12 +38,12 @@ class Segments:
     ) -> None:
         """Make the directory and remove those of agents that were killed. Raises OSError."""
         self._run_dir = run_dir
-        self._readers: dict[int, segment.SegmentReader] = {}  # several look at every segment each second
+        self._readers: dict[int, segment.SegmentReader] = {}  # several callers read every segment each second
         self.directory = directory_of(run_id, root)
         _remove_abandoned(root)
         os.mkdir(self.directory, 0o700)
-        # The lock goes with the process, whatever ends it: a directory with one that nobody holds is nobody's. So it is
-        # held before it has its name.
+        # The lock ends with the process, whatever ends it: a directory whose lock is free is abandoned. So it is locked
+        # before it gets its name.
         draft, lock = (os.path.join(self.directory, name) for name in ("lock.draft", "lock"))
         self._lock = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -51,13 +51,13 @@ class Segments:
 
     def prepare(self, ranks: Iterable[tuple[int, int]], attempt: int) -> None:
         """Make fresh segments for (rank, local rank) pairs, all reserved. Raises OSError, ENOSPC included."""
-        self._close_readers()  # they see the segments that are replaced now
+        self._close_readers()  # they map the segments that are replaced now
         for rank, local_rank in ranks:
-            # Sockets of the attempt before; see profiler.probe.tempdir.
+            # Sockets of the previous attempt; see profiler.probe.tempdir.
             shutil.rmtree(os.path.join(self.directory, f"mp-{rank}"), ignore_errors=True)
             segment_writer.create(self.path_of(rank), rank=rank, local_rank=local_rank, attempt=attempt)
             workers.create(os.path.join(self.directory, f"workers-{rank}.bin"))
-            with contextlib.suppress(FileNotFoundError):  # what a rank of the attempt before said
+            with contextlib.suppress(FileNotFoundError):  # what a rank of the previous attempt wrote
                 os.unlink(os.path.join(self.directory, f"facts-{rank}.json"))
 
     def path_of(self, rank: int) -> str:
@@ -65,19 +65,19 @@ class Segments:
         return os.path.join(self.directory, f"rank-{rank}.bin")
 
     def announce(self, group: dict[str, Any]) -> None:
-        """Tell the sidecar who runs."""
+        """Tell the sidecar which processes run."""
         self._write("group.json", {**group, "run_dir": self._run_dir})
 
     def write_run(self, run: dict[str, Any]) -> None:
-        """Tell the sidecar how the run goes."""
+        """Tell the sidecar the state of the run."""
         self._write("run.json", run)
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # observing fails open: no room for this file is no reason to stop a job
+        with contextlib.suppress(OSError):  # observing fails open: no space for this file is no reason to stop a job
             write_json(os.path.join(self.directory, name), content)
 
     def read(self, rank: int) -> segment.SegmentSnapshot | None:
-        """What a rank's segment says, or None if it cannot be read."""
+        """A snapshot of a rank's segment, or None if it cannot be read."""
         try:
             reader = self._readers.get(rank)
             if reader is None:

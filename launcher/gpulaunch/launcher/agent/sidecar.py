@@ -1,4 +1,4 @@
-"""The agent's end of the sidecar: its socket, its process, and its restarts. Its death never touches training."""
+"""The agent's side of the sidecar: its socket, its process, and its restarts. Its death never affects training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bind_metrics(host: str, port: int | None) -> socket.socket:
     for candidate in candidates:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # Not SO_REUSEADDR for a searched port: two launchers at once must get two ports; for a port that the
+            # No SO_REUSEADDR for a searched port: two launchers started at once must get two ports; for a port that the
             # user named, a past run's connections in TIME_WAIT must not matter.
             if port is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,7 +48,7 @@ def bind_metrics(host: str, port: int | None) -> socket.socket:
 
 
 def url_of(sock: socket.socket, scheme: str = "http") -> str:
-    """Where the metrics are, as a person would type it."""
+    """URL of the metrics, as a person would type it."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 (shown, not bound)
         host = socket.gethostname()
@@ -69,7 +69,7 @@ class SidecarProcess:
         sinks: Sequence[str] = (),
         end_s: float = 0.0,
     ) -> None:
-        """`sinks`: more arguments of the sidecar's; `end_s`: how much longer it may take to end for them."""
+        """`sinks`: additional sidecar arguments; `end_s`: how much longer it may take to exit because of them."""
         self._outlets = sinks
         self.end_s = end_s
         self._loop = loop
@@ -87,12 +87,12 @@ class SidecarProcess:
         self.max_rss_bytes = 0
 
     def start(self) -> None:
-        """Start it. A sidecar that cannot be started is said; the job goes on without metrics."""
+        """Start it. If that fails, the failure is reported and the job continues without metrics."""
         argv = [sys.executable, "-P", "-c", _ENTRY, "--channel-dir", self._channel_dir]
         argv += ["--listen-fd", str(self._sock.fileno()), "--parent-pid", str(os.getpid())]
         argv += self._outlets
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        # Told to end while it is still being loaded, it first does what it is there for.
+        # Asked to end while it is still loading, it first does its final work.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         try:
             self.pid = child.start(
@@ -109,7 +109,7 @@ class SidecarProcess:
 
     def _ended(self, pid: int, exit_: Exit) -> None:
         self.max_rss_bytes = max(self.max_rss_bytes, exit_.max_rss_bytes)
-        if pid != self.pid:  # it was dead already when it was to be asked to end, and has its successor
+        if pid != self.pid:  # it had died before it could be asked to end, and has a successor
             return
         self.pid = None
         if self._closing:
@@ -122,13 +122,13 @@ class SidecarProcess:
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
     def close(self) -> None:
-        """Ask it to end; `pid` becomes None when it has. Where one has just died, the next does what is due at the end:
-        takes the announcement away, writes and pushes the last values."""
+        """Ask it to end; `pid` becomes None when it has. If one has just died, its successor does the final work:
+        removes the announcement, writes and pushes the last values."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
         if (self.pid is not None or self._timer is not None) and not self._lives():
-            with contextlib.suppress(OSError):  # no more descriptors, say: the rest of the end must not wait for that
+            with contextlib.suppress(OSError):  # e.g. out of descriptors: the shutdown must not wait
                 self.start()
         self._sock.close()
         if self.pid is not None:
@@ -136,7 +136,7 @@ class SidecarProcess:
                 os.kill(self.pid, signal.SIGTERM)
 
     def _lives(self) -> bool:
-        """Whether it has not ended, heard of or not."""
+        """Whether it is still running, reported or not."""
         if self.pid is None:
             return False
         try:
@@ -145,11 +145,11 @@ class SidecarProcess:
             return False
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill it."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """The default callback."""

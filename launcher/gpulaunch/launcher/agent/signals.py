@@ -1,4 +1,4 @@
-"""What a signal to the launcher means: the end, the end after a save, or a save and nothing else."""
+"""What a signal to the launcher means: end, end after a save, or a save only."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpulaunch.launcher.loop import child
 from gpulaunch.profiler.channel.control import ControlWriter
 
 _ONE_NOTICE_S = 5.0
-"""Within so long the same kind of signal is the same notice: at the time limit Slurm sends SIGTERM twice."""
+"""Signals of one kind within this time are one notice: at the time limit Slurm sends SIGTERM twice."""
 
 
 class Signals:
-    """Hears them from the construction on."""
+    """Handles signals from its construction on."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Signals:
         listening: Callable[[], bool],
         happened: Callable[[events.Event], None],
     ) -> None:
-        """`control`: the segment in which ranks read what is asked of them; `listening`: whether a rank reads it."""
+        """`control`: the segment from which ranks read requests; `listening`: whether a rank reads it."""
         self._context = context
         self._spec = context.spec
         self._loop = context.loop
@@ -41,16 +41,16 @@ class Signals:
         self._listening = listening
         self._happened = happened
         self.first_s: float | None = None
-        """When the first one came that means the end."""
+        """When the first signal to end arrived."""
         self._save_asked_s = 0.0
         for name in (*self._spec.signals, *self._spec.preempt_signals):
             self._loop.on_signal(signal.Signals[name], self._end)
         for name in self._spec.notify_signals:
             self._loop.on_signal(signal.Signals[name], self._save)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, child.NOTICES)  # held since the first line of main
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, child.NOTICES)  # blocked since the first line of main
 
     def notice(self, action: events.Notice) -> None:
-        """Tell the ranks, in their segment, to save and to end."""
+        """Tell the ranks, through their segment, to save and to end."""
         self._control.preempt(action.signum, round((self._loop.now() + action.within_s) * 1e9))
 
     def stop(self, signum: int) -> None:
@@ -61,13 +61,13 @@ class Signals:
         if self._state().preempted:
             group.stop_gently(signum, told=self._listening())
         else:
-            self._control.leave(True)  # before the signal: who has it looks here
+            self._control.leave(True)  # before the signal: its handlers read this
             group.stop(signum)
 
     def attempt_began(self, captured_s: float) -> None:
-        """Nobody is to make place any more, and a save is asked for again only if none was made since.
+        """No request to leave is pending any more; a save is requested again only if none was made since.
 
-        `captured_s`: when the state in the newest checkpoint was taken that a rank told of; 0.0: none did.
+        `captured_s`: when the state in the newest checkpoint that a rank reported was captured; 0.0: no report.
         """
         self._control.leave(False)
         if captured_s > self._save_asked_s:
@@ -75,13 +75,13 @@ class Signals:
 
     def _end(self, signum: int) -> None:
         name, state, now_s = signal_name(signum), self._state(), self._loop.now()
-        if state.phase is events.Phase.DONE:  # there are no ranks to be asked
+        if state.phase is events.Phase.DONE:  # there are no ranks to ask
             self._happened(events.Signalled(signum=signum))
             return
         preempted = name in self._spec.preempt_signals
         before_s, self.first_s = self.first_s, now_s if self.first_s is None else self.first_s
         if preempted and state.preempted and (before_s is None or now_s - before_s < _ONE_NOTICE_S):
-            # A job manager that says it twice, or to two nodes of which the other was faster, means one notice.
+            # A job manager that signals twice, or two nodes of which the other was faster, means one notice.
             self._context.rundir.event("signalled", signal=name, preempted=True, again=True)
             return
         if state.signum:
@@ -94,7 +94,7 @@ class Signals:
         self._happened(events.Signalled(signum=signum, preempted=preempted))
 
     def _save(self, signum: int) -> None:
-        """No matter of state: whatever runs may save, and goes on."""
+        """Independent of the state: the running ranks may save, and continue."""
         self._say(f"{signal_name(signum)}: the ranks are asked to save at their next step and to go on")
         self._context.rundir.event("save_requested", signal=signal_name(signum))
         self._save_asked_s = self._loop.now()

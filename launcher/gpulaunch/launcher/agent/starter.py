@@ -1,6 +1,6 @@
-"""How the ranks of an attempt are started: forked from a server that has torch loaded, or spawned where that cannot be.
+"""How an attempt's ranks are started: forked from a server that has torch loaded, or spawned where that is impossible.
 
-Keeps the fork server: the next attempt starts from the same one, and a dead one is replaced while it is still needed.
+Keeps the fork server: the next attempt uses the same one, and a dead one is replaced while it is still needed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpulaunch.launcher.job.job_json import with_preloaded
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 
 _MAX_LOST_SERVERS = 3
-"""After so many fork servers that died before they were ready, ranks are spawned."""
+"""After this many fork servers that died before they were ready, ranks are spawned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StarterEvents:
-    """What a starter calls back."""
+    """Callbacks of a starter."""
 
     start_failed: Callable[[frozenset[int], str], None]
     """The local ranks that run although the others cannot be started, and why."""
@@ -32,7 +32,7 @@ class StarterEvents:
 
 
 class Starter:
-    """Starts one attempt after another."""
+    """Starts the attempts one after another."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Starter:
         events: StarterEvents,
         on_pid: Callable[[], None],
     ) -> None:
-        """`spawn_because`: why the ranks are not to be forked, or ""; `on_pid`: the fork server is another process."""
+        """`spawn_because`: why the ranks are not to be forked, or ""; `on_pid`: the fork server's pid has changed."""
         self._context = context
         self._spec = context.spec
         self._say = say
@@ -54,21 +54,21 @@ class Starter:
         self._on_pid = on_pid
         self._server: ForkServer | None = None
         self._lost_servers = 0
-        self._refused: dict[str, str] = {}  # in this job, because ranks had to start again
+        self._refused: dict[str, str] = {}  # in this job, because ranks had to restart
         self._outdated = False  # the fork server has imported one of them
         self._known: dict[str, str] = {}  # what the fork server was told not to import
         self._group: RankGroup | None = None
         self._over = False
-        self._not_noted: Ready | None = None  # what job.json does not say yet
+        self._not_noted: Ready | None = None  # not written to job.json yet
         self.agent_store = context.use_agent_store
 
     @property
     def pid(self) -> int | None:
-        """The fork server's, if there is one."""
+        """The fork server's pid, if it runs."""
         return self._server.pid if self._server is not None else None
 
     def start_server(self) -> None:
-        """Start the fork server: first of all, because `import torch` is what everything waits for."""
+        """Start the fork server first: everything waits for `import torch`."""
         self._server = ForkServer(
             loop=self._context.loop, on_ready=self._ready, on_started=self._started, on_lost=self._lost
         )
@@ -83,7 +83,7 @@ class Starter:
         try:
             self._server.start(
                 base,
-                dynamo=forking and self._reading.trains,  # nearly half of the time that the imports take
+                dynamo=forking and self._reading.trains,  # nearly half of the import time
                 packages=names,
                 refused=self._known,
                 environment=fixed if forking else {},
@@ -99,7 +99,7 @@ class Starter:
         self._group = group
         self._over = False
         if self._outdated and self._server is not None and not self._spawn_because:
-            self._server.close()  # this attempt gets one without the packages that ranks could not share
+            self._server.close()  # this attempt gets one without the packages that ranks cannot share
             self._server = None
         self._outdated = False
         if self._server is None and (self.agent_store or not self._spawn_because):
@@ -107,16 +107,16 @@ class Starter:
         self._start_what_can_be()
 
     def let_go(self) -> None:
-        """The attempt is being cleared: nothing more is started for it."""
+        """The attempt is being cleared: start nothing more for it."""
         self._over = True
 
     def started_again(self, told: dict[str, Any]) -> None:
-        """A forked rank starts again as a plain interpreter, or should and cannot, for packages it cannot share."""
+        """A forked rank restarts as a plain interpreter, or should but cannot, because of packages it cannot share."""
         self._context.rundir.event("rank_kept_preloaded" if "too_late" in told else "rank_started_again", **told)
         concerned, why = list(told["packages"]), str(told["why"])
         names = [name for name in concerned if name in ("torch", *self._reading.packages)]
         if self._spawn_because or (names and all(name in self._refused for name in names)):
-            return  # another rank has said so
+            return  # another rank has reported it
         packages.remember_script(self._spec, names, why)
         self._refused.update(dict.fromkeys(names, why))
         if "torch" in names or not names:
@@ -138,7 +138,7 @@ class Starter:
         )
 
     def close(self) -> None:
-        """Ask the fork server to end; one that still imports does not listen, and is not waited for."""
+        """Ask the fork server to end; while it still imports, it does not read the request, and is not waited for."""
         if self._server is not None:
             self._server.close()
             if self._server.ready is None:
@@ -176,7 +176,7 @@ class Starter:
         self._note_preloaded()
 
     def _note_preloaded(self) -> None:
-        """Say in job.json what the fork server has imported: once the ranks are told of, which must not wait for it."""
+        """Write to job.json what the fork server imported: after announcing the ranks, which must not wait for it."""
         ready, self._not_noted = self._not_noted, None
         if ready is None:
             return
@@ -186,7 +186,7 @@ class Starter:
         )
 
     def _lost(self) -> None:
-        """The fork server is gone. Ranks that run and have their store need it no more; others get a new one."""
+        """The fork server has exited. Ranks that run and have their store no longer need it; others get a new one."""
         self._server = None
         group = self._group
         self._context.rundir.event("fork_server_lost", running=bool(group and group.live))

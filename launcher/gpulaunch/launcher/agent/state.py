@@ -1,16 +1,16 @@
 """What the agent does next: one pure table, (phase, event) -> (state, actions).
 
-No clock, no process, no file: time arrives as an event (`Expired`), deeds leave as actions. What restart policy and
-hang detection have found arrives as events, too (`Cleared`, `Hung`).
+No clock, no process, no file: time arrives as an event (`Expired`), effects leave as actions. What restart policy and
+hang detection have found also arrives as events (`Cleared`, `Hung`).
 
     JOINING   the nodes agree on the attempt (one node: at once)
     STARTING  store and ranks are being started
     RUNNING   ranks train
-    SETTLING  a rank failed in a way that looks like the echo of another's death; that other is waited for, briefly
-    STOPPING  the ranks still alive were told to end; at the end of the grace budget they are killed
-    WAITING   all is well here; other nodes are still at work, and may need this node's store
+    SETTLING  a rank failed in a way that looks like an echo of another's death; wait for that other one, briefly
+    STOPPING  the live ranks were told to end; at the end of the grace budget they are killed
+    WAITING   this node has finished; other nodes still work, and may need this node's store
     CLEARING  no rank is left; the store and what ranks left behind are being ended
-    PAUSING   nothing of the attempt is left; the next one waits, because the last ones came to nothing
+    PAUSING   nothing of the attempt is left; the next one is delayed because the last ones made no progress
     DONE      the outcome is known
 """
 
@@ -53,17 +53,17 @@ from gpulaunch.launcher.agent.events import (
 )
 
 SETTLE_S = 1.0
-"""How long the cause of an echo is waited for. A peer's death is seen by the kernel before its echo is, so the cause
-is late only by what separates two processes ending: milliseconds, here with a wide margin."""
+"""How long to wait for the cause of an echo. The kernel sees a peer's death before its echo, so the cause is late
+only by the time between two process exits: milliseconds, here with a wide margin."""
 UNKILLABLE_S = 10.0
-"""How long after SIGKILL a process may take: in uninterruptible sleep it may never end, and the agent must."""
+"""How long a process may take after SIGKILL: in uninterruptible sleep it may never end, and the agent must."""
 
 SIGTERM = 15
 Result = tuple[State, tuple[Action, ...]]
 
 
 def first(*, restarts: int, grace_s: float, failure_grace_s: float = 1.0) -> Result:
-    """The beginning of a job. A failure's grace is never longer than the other."""
+    """The beginning of a job. A failure's grace is never longer than the general one."""
     begun = State(
         phase=Phase.JOINING,
         restarts_left=restarts,
@@ -74,7 +74,7 @@ def first(*, restarts: int, grace_s: float, failure_grace_s: float = 1.0) -> Res
 
 
 def step(state: State, event: Event) -> Result:
-    """What follows from `event` in `state`. Every pair has an answer."""
+    """The state and actions that follow from `event` in `state`. Every pair has an answer."""
     return TABLE[state.phase, type(event)](state, event)
 
 
@@ -82,7 +82,7 @@ def step(state: State, event: Event) -> Result:
 
 
 def _ignored(state: State, event: Event) -> Result:
-    """It changes nothing any more (or not yet)."""
+    """The event changes nothing any more (or not yet)."""
     return state, ()
 
 
@@ -96,7 +96,7 @@ def _run(state: State, event: Event) -> Result:
 
 
 def _stop_what_started(state: State, event: Event) -> Result:
-    """The launcher was told to end, or a peer failed, while the ranks were being started."""
+    """The launcher was asked to end, or a peer failed, while the ranks were being started."""
     assert isinstance(event, Started), "table: Started"
     return _stopping(replace(state, live=event.ranks), state.signum or SIGTERM)
 
@@ -108,7 +108,7 @@ def _start_failed(state: State, event: Event) -> Result:
 
 
 def _rank_ended(state: State, event: Event) -> Result:
-    """While all were at work: a good end is waited on, a failure ends the attempt, an echo is looked behind."""
+    """While the ranks work: wait for the rest after a success, end the attempt on a failure, find an echo's cause."""
     assert isinstance(event, RankEnded), "table: RankEnded"
     left = replace(state, live=state.live - {event.local_rank})
     if event.ok:
@@ -138,12 +138,12 @@ def _store_lost(state: State, event: Event) -> Result:
 
 
 def _store_lost_starting(state: State, event: Event) -> Result:
-    """The ranks on their way are told when they are there."""
+    """The ranks being started are told when they run."""
     return replace(state, outcome=_worse(state, Outcome.FAILURE)), ()
 
 
 def _hung(state: State, event: Event) -> Result:
-    """Whoever waits in a collective does not hear a signal: the grace is a failure's."""
+    """A rank that waits in a collective does not handle a signal: use a failure's grace."""
     assert isinstance(event, Hung), "table: Hung"
     failed = replace(state, outcome=_worse(state, Outcome.FAILURE), final=state.final or event.final)
     return _stopping(failed, SIGTERM)
@@ -156,20 +156,20 @@ def _peer_failed(state: State, event: Event) -> Result:
 
 
 def _peer_failed_late(state: State, event: Event) -> Result:
-    """What is under way here, a start or an end, goes on; only whether there will be another attempt changes."""
+    """What is under way here, a start or an end, continues; only whether there will be another attempt changes."""
     assert isinstance(event, PeerFailed), "table: PeerFailed"
     outcome = _worse(state, Outcome.PEER_FAILURE)
     return replace(state, outcome=outcome, final=state.final or event.final), ()
 
 
 def _peer_failed_waiting(state: State, event: Event) -> Result:
-    """All was well here, but the others need us again, or the job is given up."""
+    """This node had finished, but the others need it again, or the job is given up."""
     assert isinstance(event, PeerFailed), "table: PeerFailed"
     return _clearing(replace(state, outcome=Outcome.PEER_FAILURE, final=state.final or event.final))
 
 
 def _peer_preempted(state: State, event: Event) -> Result:
-    """The ranks of all nodes save together: here as there, under the same budget."""
+    """The ranks of all nodes save together, under the same budget."""
     return _stopping(_told_by_peer(state), SIGTERM)
 
 
@@ -194,14 +194,14 @@ def _signalled(state: State, event: Event) -> Result:
 
 
 def _signalled_starting(state: State, event: Event) -> Result:
-    """No rank has begun, and some may be on their way: what there is is ended at once."""
+    """No rank has begun, and some may be starting: end at once what exists."""
     assert isinstance(event, Signalled), "table: Signalled"
     after, actions = _clearing(_told(state, event))
     return after, (Kill(), *actions)
 
 
 def _signalled_stopping(state: State, event: Event) -> Result:
-    """A second signal ends the job now. A first one, on top of a failure, only forbids the restart."""
+    """A second signal ends the job now. A first one, after a failure, only forbids the restart."""
     assert isinstance(event, Signalled), "table: Signalled"
     if state.signum:
         return state, (Kill(), Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S))
@@ -268,7 +268,7 @@ def _worse(state: State, outcome: Outcome) -> Outcome:
 
 
 def _stopping(state: State, signum: int) -> Result:
-    """Tell the ranks still alive to end, under the one grace budget; with none alive the attempt is over."""
+    """Tell the live ranks to end, under the one grace budget; if none is live, the attempt is over."""
     if not state.live:
         return _clearing(state)
     known, tell = _tell(state)
@@ -284,7 +284,7 @@ def _clearing(state: State) -> Result:
 
 
 def _tell(state: State) -> Result:
-    """Tell the other nodes, once and at once, what ended the attempt here: their ranks wait for ours."""
+    """Tell the other nodes, once and immediately, what ended the attempt here: their ranks wait for ours."""
     if state.told or state.outcome not in (Outcome.FAILURE, Outcome.SIGNAL):
         return state, ()
     told = TellPeers(ok=False, final=not _again(state), preempted=state.preempted)
@@ -292,12 +292,12 @@ def _tell(state: State) -> Result:
 
 
 def _told(state: State, event: Signalled) -> State:
-    """The launcher was told to end. A rank that died of the same signal a moment earlier is no failure."""
+    """The launcher was asked to end. A rank that died of the same signal a moment earlier is no failure."""
     return replace(state, signum=event.signum, outcome=Outcome.SIGNAL, final=True, preempted=event.preempted)
 
 
 def _told_by_peer(state: State) -> State:
-    """Another node was told to save and end, and the others know of it."""
+    """Another node was asked to save and end, and the others know it."""
     return replace(state, outcome=Outcome.SIGNAL, signum=SIGTERM, final=True, preempted=True, told=True)
 
 
@@ -310,7 +310,7 @@ def _again(state: State) -> bool:
 
 
 def _join_over(state: State, event: Event) -> Result:
-    """Nothing runs yet: a signal or a peer's giving up ends the job here."""
+    """Nothing runs yet: a signal, or a peer that gives up, ends the job here."""
     if isinstance(event, Signalled):
         return _clearing(_told(state, event))
     return _clearing(replace(state, outcome=Outcome.PEER_FAILURE, final=True))

@@ -1,4 +1,4 @@
-"""What the agent tells while ranks run: who they are, how the run goes, and a line of progress now and then."""
+"""What the agent publishes while ranks run: their processes, the run's state, and now and then a progress line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StatusWriter:
         self._began_s = self._loop.now()
 
     def begin(self) -> None:
-        """Tell from now on."""
+        """Start publishing."""
         self._show_progress_at(0)
         self._tick()
 
@@ -53,11 +53,11 @@ class StatusWriter:
         return {rank: segment for rank, segment in read.items() if segment is not None}
 
     def listening(self) -> bool:
-        """Whether a rank uses `gpulaunch.checkpoint`: it ends by itself when it is told to."""
+        """Whether a rank uses `gpulaunch.checkpoint`: it then ends by itself when asked to."""
         return any(segment.listens for segment in self.segments().values())
 
     def publish(self) -> None:
-        """Write down who runs."""
+        """Write down which processes run."""
         group, context = self._group(), self._context
         if group is None or not group.live:
             return
@@ -79,7 +79,7 @@ class StatusWriter:
             )
 
     def _tick(self) -> None:
-        """What nobody tells: how far the ranks are, and where the kernel would count their being killed."""
+        """Poll what no event reports: the ranks' progress, and the cgroup whose counter would show an OOM kill."""
         group = self._group()
         if group is not None:
             group.look()

@@ -12,9 +12,9 @@ from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _ALWAYS = ("data_wait", "forward", "backward", "optimizer", "other")
 _LEAST = 0.005
-"""The share of a rank's steps from which on another phase has a column too."""
+"""The share of a rank's steps from which on another phase gets its own column."""
 _QUIET_S = 10.0
-"""Where no rank has passed an edge for so long, and for two steps, what it did before is not what it does."""
+"""If no rank has passed a step edge for this long, and for two steps, the previous rate no longer applies."""
 _MIB = 1 << 20
 
 
@@ -23,16 +23,16 @@ class RankTotals:
     """One rank's sums over the attempts of a run."""
 
     seen: bool = False
-    """Whether a probe was in it, in one attempt at least: else nothing is known of steps."""
+    """Whether a probe was active in at least one attempt: otherwise nothing is known of steps."""
     steps: int = 0
     samples: int = 0
     untimed_steps: int = 0
-    """Of them, those that a rank had made when it was killed and had not told the times of yet."""
+    """Of them, those that a killed rank had made without having published their times."""
     step_ns: int = 0
     phase_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     max_rss_bytes: int = 0
     has_workers: bool | None = None
-    """Whether it had dataloader workers, which `max_rss_bytes` lacks; None: not known."""
+    """Whether it had dataloader workers, which `max_rss_bytes` does not include; None: unknown."""
     gpu_peak_bytes: int = 0
 
     def add(self, segment: SegmentSnapshot | None, max_rss_bytes: int) -> None:
@@ -82,7 +82,7 @@ def progress(segments: Mapping[int, SegmentSnapshot], elapsed_s: float, now_s: f
 
 
 def as_json(totals: Mapping[int, RankTotals], **more: Any) -> dict[str, Any]:
-    """The content of summary.json; what is not known is null."""
+    """The content of summary.json; unknown values are null."""
     ranks = {str(rank): _of_rank(one) for rank, one in sorted(totals.items())}
     return {"version": 1, **more, "samples_per_second": samples_per_second(totals.values()) or None, "ranks": ranks}
 
@@ -110,7 +110,7 @@ def as_text(
 ) -> list[str]:
     """The lines shown at the end of a run.
 
-    `stopped_by`: the signal that ended it, or ""; `profiled`: False where nobody looked for steps, as was asked.
+    `stopped_by`: the signal that ended it, or ""; `profiled`: False if step profiling was disabled.
     """
     lines: list[str] = []
     stepping = {rank: one for rank, one in sorted(totals.items()) if one.steps}
@@ -138,7 +138,7 @@ def as_text(
 
 
 def _table(stepping: Mapping[int, RankTotals]) -> list[str]:
-    """Where the step time went, a row a rank; ranks in the middle of a long list are left out."""
+    """Where the step time went, one row per rank; ranks in the middle of a long list are left out."""
     phases = [
         phase for phase in PHASES if phase in _ALWAYS or any(_share(one, phase) >= _LEAST for one in stepping.values())
     ]

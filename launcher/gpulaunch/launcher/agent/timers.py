@@ -1,12 +1,12 @@
-"""The server of `torch.distributed.elastic.timer`: a rank says how long a block may take, and is killed past that.
+"""The server of `torch.distributed.elastic.timer`: a rank declares how long a block may take and is killed past that.
 
-`TORCHELASTIC_ENABLE_FILE_TIMER=1` switches it on, `TORCHELASTIC_TIMER_FILE` names the pipe, as with torchrun. What
-arrives is that of torch's own client (elastic/timer/file_based_local_timer.py, version 1), one JSON object a line:
+`TORCHELASTIC_ENABLE_FILE_TIMER=1` enables it, `TORCHELASTIC_TIMER_FILE` names the pipe, as with torchrun. The messages
+are those of torch's own client (elastic/timer/file_based_local_timer.py, version 1), one JSON object a line:
 
     {"version": 1, "pid": int, "scope_id": str, "expiration_time": Unix time in s, "signal": int}
 
-A negative time releases the scope; a signal that is not above 0 means that nothing is to be done. torch's server kills
-itself after the rank; here the rank's end is a failure as any other.
+A negative time releases the scope; with a signal not above 0 nothing is done. torch's server kills
+itself after the rank; here the rank's end is a failure like any other.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from gpulaunch.launcher.loop.loop import Loop, Timer
 ENABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE = "TORCHELASTIC_TIMER_FILE"
 HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
-"""torch's own server for it does nothing (elastic/agent/server/health_check_server.py): it is for sites to replace."""
+"""torch's own server for it does nothing (elastic/agent/server/health_check_server.py): sites replace it."""
 _READ_BYTES = 64 * 1024
 _MAX_READS = 64
-"""A pipe of Linux holds 1 MiB at most, unless that was raised."""
+"""A Linux pipe holds 1 MiB at most, unless the limit was raised."""
 _LONGEST_BYTES = 4096
-"""PIPE_BUF of Linux: the client writes no longer line."""
+"""PIPE_BUF of Linux: the client writes no longer lines."""
 _MAX_TIMERS = 100_000
 _FURTHEST_S = 1e9
 """From now: 30 years; epoll waits for no longer than a C int of milliseconds anyway."""
 
 
 def pipe_of(environ: Mapping[str, str], directory: str) -> str:
-    """Where the pipe is to be, by torch's variables, else in `directory`; "" where timers are not asked for."""
+    """Path of the pipe, by torch's variables, else in `directory`; "" if timers are not enabled."""
     return environ.get(FILE, os.path.join(directory, "timers")) if environ.get(ENABLE) == "1" else ""
 
 
@@ -45,7 +45,7 @@ class FileTimers:
     """The timers of all ranks of this node."""
 
     def __init__(self, loop: Loop, path: str, expired: Callable[[int, int, str], None]) -> None:
-        """Make the pipe. `expired` is given the pid, the signal that its client chose, and the scope.
+        """Make the pipe. `expired` gets the pid, the signal that its client chose, and the scope.
 
         Raises:
             UsageError: it cannot be made.
@@ -61,14 +61,14 @@ class FileTimers:
                     raise UsageError(f"{FILE}: {path} is there, and is no named pipe; name another")
                 os.unlink(path)  # of a launcher that was killed
             os.mkfifo(path, 0o600)
-            # For writing, too: with no writer at all it would be readable at its end, again and again.
+            # Opened for writing, too: without a writer it would always be readable (end of file).
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as err:
             raise UsageError(f"{FILE}: cannot make the pipe {path}: {err.strerror}; name another") from err
         loop.watch_read(self._fd, self._read)
 
     def clear(self) -> None:
-        """Forget all timers, and what is in the pipe: the kernel may give a new rank the pid of a dead one."""
+        """Forget all timers and the pipe's content: the kernel may give a new rank the pid of a dead one."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -90,7 +90,7 @@ class FileTimers:
             *lines, rest = (self._rest + os.read(self._fd, _READ_BYTES)).split(b"\n")
             self._rest = rest[-_LONGEST_BYTES:]
             for line in lines:
-                # What is none of torch's lines says nothing.
+                # Lines that are not torch's are ignored.
                 with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                     self._hear(json.loads(line))
 

@@ -1,3 +1,3 @@
-"""Faults on purpose: what can be done to a run from outside, to see it recover. Nothing of this is in the ranks."""
+"""Fault injection: faults made on a run from outside, to test its recovery. None of this code runs in the ranks."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Damage a checkpoint as crashes and disks do: cut a file short, flip one bit, lose a file."""
+"""Damages a checkpoint as crashes and disks do: truncates a file, flips one bit, or removes a file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ABOUT = frozenset({"gpulaunch-manifest.json"})
 
 
 def damage(path: str, how: str, rng: random.Random) -> str:
-    """Damage the checkpoint at `path` (a file, or a directory of files); say in one phrase what was done.
+    """Damage the checkpoint at `path` (a file, or a directory of files); return one phrase about it.
 
     Raises:
-        RunError: there is nothing to damage, or it may not be written.
+        RunError: there is nothing to damage, or it is not writable.
     """
     try:
         victim = _victim(path, rng)
@@ -39,7 +39,7 @@ def damage(path: str, how: str, rng: random.Random) -> str:
 
 
 def _victim(path: str, rng: random.Random) -> str:
-    """The file to damage: one of those that hold data, larger ones more likely, as a disk would have it."""
+    """The file to damage: one with data, larger ones more likely, as on a real disk."""
     if os.path.isfile(path):
         return path
     files = sorted(

@@ -1,4 +1,4 @@
-"""The faults, as values; and choosing one at random, the same one for the same seed. No process, no clock, no file."""
+"""Faults as values, and a random choice, repeatable for the same seed. No process, no clock, no file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Verb(Enum):
-    """What is done; the value is its name on the command line."""
+    """The kind of fault; the value is its name on the command line."""
 
     KILL_RANK = "kill-rank"
     HANG_RANK = "hang-rank"
@@ -29,28 +29,28 @@ DAMAGES = ("truncate", "flip", "remove")
 DEADLY = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 """The signals that a random kill-rank chooses from."""
 RANDOM = tuple(verb for verb in Verb if verb is not Verb.KILL_AGENT)
-"""What `random` chooses from unless it is told: everything that a job is meant to survive."""
+"""What `random` chooses from by default: everything that a job is meant to survive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault to make."""
+    """One fault to inject."""
 
     verb: Verb
     rank: int = 0
-    """The global rank that it befalls, for those of a rank."""
+    """The global rank, for faults of a rank."""
     signum: int = signal.SIGKILL
-    """What kill-rank sends."""
+    """The signal of kill-rank."""
     factor: float = 4.0
-    """How many times slower slow-rank makes a rank."""
+    """The factor by which slow-rank slows a rank."""
     for_s: float = 30.0
-    """For how long it does."""
+    """The duration of that."""
     how: str = DAMAGES[0]
-    """What corrupt-checkpoint does to the checkpoint."""
+    """The damage of corrupt-checkpoint."""
 
 
 def choose(rng: random.Random, verbs: Sequence[Verb], ranks: Sequence[int], *, for_s: float = 30.0) -> Fault:
-    """Choose a fault. The draws are the same whatever comes out, so the n-th choice depends on the seed only."""
+    """Choose a fault. The number of draws is always the same, so the n-th choice depends only on the seed."""
     verb = rng.choice(list(verbs))
     rank = rng.choice(sorted(ranks))
     signum = rng.choice(DEADLY)

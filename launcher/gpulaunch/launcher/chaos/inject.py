@@ -1,7 +1,7 @@
-"""Make one fault, from outside, and say what was done.
+"""Injects one fault from outside, and describes it.
 
-A stopped rank must not stay stopped when the fault is meant to pass, so `slow` takes the signals that would end this
-process as news that it waits for, and undoes what it did before it ends.
+A rank must not stay stopped when the fault is meant to pass, so `slow` blocks and polls the signals that would end this
+process, and undoes its work before it exits.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ _HELPER = {
     Verb.KILL_AGENT: AGENT,
 }
 _PERIOD_S = 0.1
-"""One turn of stopping and going on: short beside a step that a person would call slow."""
+"""One cycle of stop and continue: short beside a noticeably slow step."""
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """One fault that was made."""
+    """One injected fault."""
 
     fault: Fault
     pid: int | None
     attempt: int
     what: str
-    """What was done to whom, as a phrase."""
+    """What was done, and to which process, as a phrase."""
     interrupted_by: int = 0
-    """The signal that ended this process's work before its time, or 0."""
+    """The signal that ended this process's work early, or 0."""
 
 
 def inject(fault: Fault, group: RunProcesses, rng: random.Random) -> Done:
-    """Make `fault` on the run that `group` describes; where it leaves something open, `rng` decides.
+    """Inject `fault` into the run that `group` describes; unspecified details are chosen by `rng`.
 
     Raises:
-        RunError: it cannot be made, and nothing was done.
+        RunError: it is impossible, and nothing was done.
     """
     if fault.verb is Verb.CORRUPT_CHECKPOINT:
         return _done(fault, group, None, _corrupt(fault, group, rng))
@@ -102,12 +102,12 @@ def _kill_loader(fault: Fault, group: RunProcesses, rank: int, rng: random.Rando
 
 
 def _starve(process: Process) -> str:
-    """Let a process have no more address space than it has, so that it fails where it next asks the kernel for some."""
+    """Limit a process's address space to its present size, so that its next allocation from the kernel fails."""
     try:
         with open(f"/proc/{process.pid}/statm", "rb") as statm:
             size = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)
-        # The hard limit stays: it could not be taken back.
+        # Keep the hard limit: it could not be raised again.
         resource.prlimit(process.pid, resource.RLIMIT_AS, (size, hard))
     except OSError as err:
         raise RunError(f"cannot limit process {process.pid}: {err.strerror}") from None
@@ -115,12 +115,12 @@ def _starve(process: Process) -> str:
 
 
 def slow(process: Process, *, factor: float, for_s: float) -> int:
-    """Stop and continue a process by turns for `for_s` seconds, so that it takes `factor` times as long.
+    """Stop and continue a process in turns for `for_s` seconds, so that it takes `factor` times as long.
 
-    Returns early when the process ends. The answer is the signal that this process was told to end by meanwhile, or 0;
-    whatever happens, the process goes on at the end.
+    Returns early when the process exits. Returns the signal that asked this process to end meanwhile, or 0; in every
+    case the process is running at the end.
     """
-    process.send(signal.SIGCONT)  # it may be signalled, or this says why not
+    process.send(signal.SIGCONT)  # checks that it may be signalled, or raises
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     until_s = time.monotonic() + for_s
     try:
@@ -130,7 +130,7 @@ def slow(process: Process, *, factor: float, for_s: float) -> int:
                 if told := linux.wait_for_signal(_ENDING, min(_PERIOD_S, left_s) * share):
                     return told
     except RunError:
-        return 0  # it has ended
+        return 0  # it has exited
     finally:
         with contextlib.suppress(RunError):
             process.send(signal.SIGCONT)

@@ -1,8 +1,8 @@
-"""A zip archive as torch.save writes it, checked record by record: end, central directory, local headers, CRCs.
+"""Checks a zip archive as torch.save writes it, record by record: end, central directory, local headers, CRCs.
 
-Not `zipfile`: that one searches for the end of an archive, forgives what does not fit and takes the last entry of a
-name, while here everything must be where the format says it is; and an archive may be a window of a larger file, as in
-the shards of torch.distributed.checkpoint. Read in chunks; whatever the bytes are, nothing but Damaged is raised.
+Not `zipfile`: that one searches for the end of an archive, tolerates inconsistencies and takes the last entry of a
+name, while here everything must be where the format says; and an archive may be a window of a larger file, as in the
+shards of torch.distributed.checkpoint. Read in chunks; for any input, only Damaged is raised.
 
 PKWARE's APPNOTE.TXT 6.3.10: sections 4.3.7 (local header), 4.3.12 (central directory), 4.3.14 to 4.3.16 (ends).
 """
@@ -23,7 +23,7 @@ _CENTRAL_MAGIC = b"PK\x01\x02"
 _END64_MAGIC = b"PK\x06\x06"
 _LOCATOR_MAGIC = b"PK\x06\x07"
 
-_LOCAL = struct.Struct("<4s2xHH8x8xHH")  # flags, method, length of the name, of the extra field
+_LOCAL = struct.Struct("<4s2xHH8x8xHH")  # flags, method, length of the name, length of the extra field
 _CENTRAL = struct.Struct("<4s4xHH4xLLLHHH8xL")
 _END = struct.Struct("<4sHHHHLLH")
 _END64 = struct.Struct("<4sQ4xLLQQQQ")
@@ -37,7 +37,7 @@ _STORED, _DEFLATED = 0, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file of the archive; `start` is where its bytes begin in the file that holds the archive."""
+    """One file of the archive; `start` is the offset of its data in the file that holds the archive."""
 
     name: str
     method: int
@@ -49,7 +49,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class _Ending:
-    """What the end records say; `at` is where the central directory must have ended."""
+    """The content of the end records; `at` is where the central directory must have ended."""
 
     at: int
     count: int
@@ -72,7 +72,7 @@ def members(file: BinaryIO, start: int, length: int) -> list[Member]:
     taken_to = 0
     for member in sorted(_entries(central), key=lambda one: one.start):
         data_at = _data_start(file, start, member)
-        # Header and data of a member lie between those of its neighbours, and before the central directory.
+        # Header and data of a member must lie between those of its neighbours, and before the central directory.
         if member.start < taken_to or data_at + member.stored_bytes > ending.offset:
             raise Damaged(f"member {member.name} ({member.stored_bytes} bytes) does not fit where it should lie")
         taken_to = data_at + member.stored_bytes
@@ -96,7 +96,7 @@ def members(file: BinaryIO, start: int, length: int) -> list[Member]:
 def check_data(file: BinaryIO, found: list[Member]) -> None:
     """Compare every member's bytes with its CRC. Raises Damaged.
 
-    torch.serialization.set_crc32_options(False) leaves every CRC zero: such an archive has nothing to compare with.
+    With torch.serialization.set_crc32_options(False) every CRC is zero: there is nothing to compare with.
     """
     if all(member.crc == 0 for member in found):
         return
@@ -112,14 +112,14 @@ def check_data(file: BinaryIO, found: list[Member]) -> None:
 
 
 def content(file: BinaryIO, member: Member, cap_bytes: int) -> bytes:
-    """Give a small member's bytes. Raises Damaged."""
+    """Return a small member's data. Raises Damaged."""
     if member.size_bytes > cap_bytes:
         raise Damaged(f"member {member.name} has {member.size_bytes} bytes")
     return b"".join(_data(file, member))
 
 
 def _data(file: BinaryIO, member: Member) -> Iterator[bytes]:
-    """The member's bytes in chunks, never more than its size and one chunk."""
+    """Yield the member's data in chunks, never more than its size and one chunk."""
     file.seek(member.start)
     left = member.stored_bytes
     inflate = zlib.decompressobj(-15) if member.method == _DEFLATED else None
@@ -218,7 +218,7 @@ def _wide(extra: bytes, name: str, wanted: list[bool]) -> list[int | None]:
 
 
 def _data_start(file: BinaryIO, start: int, member: Member) -> int:
-    """Read the local header, which must agree with the central one; where the data begins, relative to the archive."""
+    """Read the local header, which must match the central one; return where the data begins, relative to `start`."""
     header = _read(file, start + member.start, _LOCAL.size, f"the header of member {member.name}")
     magic, flags, method, name_bytes, extra_bytes = _LOCAL.unpack(header)
     name = _read(file, start + member.start + _LOCAL.size, name_bytes, f"the header of member {member.name}")
@@ -231,7 +231,7 @@ def _read(file: BinaryIO, at: int, size_bytes: int, what: str) -> bytes:
     try:
         file.seek(at)
         data = file.read(size_bytes)
-    except (OverflowError, ValueError):  # an offset beyond what a file can have
+    except (OverflowError, ValueError):  # an offset larger than any file can be
         raise Damaged(f"{what} lies outside") from None
     if len(data) != size_bytes:
         raise Damaged(f"{what} is cut off")

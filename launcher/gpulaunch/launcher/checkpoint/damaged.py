@@ -1,4 +1,4 @@
-"""What every check of this room says, in a module of its own: the agent needs the word and none of the checks."""
+"""The exceptions of all checks of this package, in a separate module: the agent needs them but none of the checks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ _WHY_CAP = 300
 
 
 class Damaged(Exception):  # noqa: N818 - a finding about a file, not a fault
-    """Why a checkpoint, or a part of one, is not complete: one phrase.
+    """Why a checkpoint, or a part of one, is not complete, as one phrase.
 
-    It may quote names from a damaged file: what cannot be printed in a line of a terminal is replaced.
+    It may quote names from a damaged file: characters that do not print in one terminal line are replaced.
     """
 
     def __init__(self, why: str) -> None:
@@ -16,4 +16,4 @@ class Damaged(Exception):  # noqa: N818 - a finding about a file, not a fault
 
 
 class OutOfTimeError(Exception):
-    """The time for reading what files hold is over."""
+    """The time for reading file contents is over."""

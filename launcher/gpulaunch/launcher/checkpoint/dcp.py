@@ -1,8 +1,8 @@
 """Directories of torch.distributed.checkpoint: `.metadata` and the `__r_i.distcp` files it names.
 
-`.metadata` is a pickle of torch.distributed.checkpoint.metadata.Metadata; it is read as data. Its `storage_data` says
-of every item in which file it lies, from where, and how long it is. Items are small archives of torch.save one after
-another, so each has its own CRCs. Where a save without collectives left `__r.metadata` for every rank, all are read.
+`.metadata` is a pickle of torch.distributed.checkpoint.metadata.Metadata; it is read as data. Its `storage_data` gives
+the file, offset and length of every item. Items are small archives of torch.save one after
+another, so each has its own CRCs. If a save without collectives left `__r.metadata` for every rank, all are read.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def check(files: Files, directory: str) -> None:
     else:
         descriptions = [names[f"__{rank}.metadata"] for rank in ranks]
     shards = [
-        # The listing has what is needed: one question less for each shard to a storage that is far away.
+        # The listing has all that is needed: this saves one request per shard to remote storage.
         (names[name] if name in names else files.entry(files.inside(directory, name, said_by=said.name)), items)
         for said in descriptions
         for name, items in sorted(_shards(files, said).items())
     ]
     kinds = [kind for found in in_parallel(lambda shard: _check_shard(files, *shard), shards) for kind in found]
-    # With torch.save every item is an archive, with another serialization none is. One that is none among others that
-    # are was lost, and so were zeros: what a crash leaves of blocks that had not reached the disk.
+    # With torch.save every item is an archive, with another serialization none is. An item that is none among archives
+    # was lost, and so were zeros: a crash leaves these in blocks that had not reached the disk.
     mixed = any(kind == _ARCHIVE for kind, _ in kinds)
     for kind, where in kinds:
         if kind == _ZEROS or (kind == _OTHER and mixed):
@@ -61,7 +61,7 @@ def check(files: Files, directory: str) -> None:
 
 
 def _shards(files: Files, description: Entry) -> dict[str, list[Item]]:
-    """Which items lie in which file, by the pickle's own words."""
+    """The items of each file, according to the pickle."""
     label = files.label(description.path)
     data = files.content(description.path, _METADATA_CAP_BYTES)
     try:
@@ -83,13 +83,13 @@ def _shards(files: Files, description: Entry) -> dict[str, list[Item]]:
 
 
 def _check_shard(files: Files, entry: Entry, items: list[Item]) -> list[tuple[str, str]]:
-    """Verify one file; of what kind each of its items is, and where. Raises Damaged."""
+    """Verify one file; return the kind of each of its items, and where. Raises Damaged."""
     label = files.label(entry.path)
     needed = max(offset + length for offset, length, _ in items)
     if entry.size_bytes < needed:
         raise Damaged(f"{label} has {entry.size_bytes} of {needed} bytes")
     items = sorted(set(items))
-    fact = f"dcp {zlib.crc32(repr(items).encode()):08x}"  # the same file under another .metadata is read again
+    fact = f"dcp {zlib.crc32(repr(items).encode()):08x}"  # the same file is read again under another .metadata
     known = files.knows(entry, fact)
     kinds: list[tuple[str, str]] = []
     with files.opened(entry) as file:

@@ -1,8 +1,8 @@
 """DeepSpeed's checkpoints: `latest` names a tag (`global_step100/`) with the states of every rank.
 
-DeepSpeed writes `latest` after every rank has finished, so what is newer than the tag it names was never finished;
-older tags are what remains when that one is damaged. What is named as the checkpoint is the directory of the tag:
-DeepSpeed's load_checkpoint takes the directory above it and the tag.
+DeepSpeed writes `latest` after every rank has finished, so a tag newer than the one it names was never finished; older
+tags are the fallback if that one is damaged. The checkpoint's path is the directory of the tag: DeepSpeed's
+load_checkpoint takes the directory above it and the tag.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_one(names: Collection[str]) -> bool:
 
 
 def check(files: Files, directory: str) -> int | None:
-    """Verify a tag that `latest` does not contradict; its step. Raises Damaged."""
+    """Verify a tag that `latest` does not contradict; return its step. Raises Damaged."""
     above, _, tag = directory.rpartition("/")
     latest = files.look(join(above, LATEST)) if directory else None
     if latest is not None and not latest.is_dir:
@@ -43,9 +43,9 @@ def check(files: Files, directory: str) -> int | None:
 
 
 def check_not_after(files: Files, directory: str, named: str, tracker: str, changed_s: float) -> None:
-    """Refuse what is newer than the checkpoint that a tracker file names: its save was not finished. Raises Damaged.
+    """Reject a checkpoint newer than the one that a tracker file names: its save was not finished. Raises Damaged.
 
-    Newer by step; where the names tell none, by time: written after the tracker was.
+    Newer by step; if the names contain none, by time: written after the tracker was.
     """
     tag = directory.rpartition("/")[2]
     own, named_step = step_of(tag), step_of(named)
@@ -74,7 +74,7 @@ def check_tag(files: Files, directory: str) -> None:
     slices = {int(found[2]) for found in (*models.values(), *optimizers.values())}
     for kind, row in (("model", models), ("optim", optimizers)):
         cells = {(int(found[1]), int(found[2])) for found in row.values() if found[1] is not None}
-        # ZeRO splits over the data parallel ranks; without its word for how many, the highest one that is there.
+        # ZeRO splits over the data parallel ranks; if it does not say how many, use the highest one present.
         columns = (ranks or 1 + max(rank for rank, _ in cells)) if cells else 0
         wanted = {(rank, part) for rank in range(columns) for part in range(1 + max(slices))}
         if missing := sorted(wanted - cells):

@@ -1,4 +1,4 @@
-"""The files of one checkpoint under examination: reading them, what was seen of them, what need not be read again."""
+"""The files of one checkpoint being verified: reads them, records results, skips what need not be read again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_IN_DIRECTORY = 100_000
 JSON_CAP_BYTES = 256 << 20
 MAX_THREADS = 8
 MAX_THREADS_BEHIND = 2
-"""Of a process that reads while the ranks train."""
+"""Limit for a process that reads while the ranks train."""
 
 
 class _Timed:
-    """A file that is read until a moment; what the checks use of the interface."""
+    """A file with a read deadline; only the part of the interface that the checks use."""
 
     def __init__(self, file: BinaryIO, until_s: float) -> None:
         self._file = file
@@ -43,9 +43,9 @@ Outcome = TypeVar("Outcome")
 
 
 def in_parallel(work: Callable[[Work], Outcome], things: Iterable[Work]) -> list[Outcome]:
-    """`work` for each of `things`, by as many threads as there are cores, at most MAX_THREADS: hashes, CRCs and reads
-    of a mebibyte let go of the GIL. The first exception, in the order of `things`, is raised, and what was not begun is
-    not.
+    """Call `work` for each of `things`, in as many threads as there are cores, at most MAX_THREADS: hashes, CRCs and
+    reads of a mebibyte release the GIL. Raises the first exception, in the order of `things`; calls that had not begun
+    are skipped.
     """
     workers = min(len(os.sched_getaffinity(0)), MAX_THREADS)
     with ThreadPoolExecutor(workers) as pool:
@@ -57,7 +57,7 @@ def in_parallel(work: Callable[[Work], Outcome], things: Iterable[Work]) -> list
 
 
 class Files:
-    """What the checks of every format read through. Whatever the storage refuses becomes Damaged."""
+    """The reader for the checks of every format. Every storage error becomes Damaged."""
 
     def __init__(
         self,
@@ -69,40 +69,40 @@ class Files:
         share: tuple[int, int] = (0, 1),
     ) -> None:
         """`base`: the checkpoint's own path, which its parts are named relative to. `until_s`: when (monotonic) to stop
-        reading what files hold, with OutOfTimeError; -inf: only their structure is read, and the rest is believed.
-        `share`: (which, of how many) share of the parts is read, by their names; the rest is believed. A checkpoint
-        that is one file is read in every share: the ranks of every node load it anyway."""
+        reading file contents, with OutOfTimeError; -inf: only the structure is read, the rest is assumed correct.
+        `share`: (which, of how many) share of the parts is read, by their names; the rest is assumed correct. A
+        checkpoint of one file is read in every share: the ranks of every node load it anyway."""
         self._until_s = until_s
         self._share = share
         self._source = source
         self._memory = memory
         self._base = base
         self.all_read = True
-        """Whether nothing was believed."""
+        """Whether everything was read, nothing assumed."""
         self.seen: dict[str, Entry] = {}
         """Every file that belongs to the checkpoint."""
 
     def label(self, path: str) -> str:
-        """Name a part as the user finds it in the checkpoint; the checkpoint itself by its last name."""
+        """Name a part as the user finds it in the checkpoint; the checkpoint itself by its last path component."""
         inside = path.removeprefix(f"{self._base}/") if self._base else path
         return inside if path != self._base else path.rpartition("/")[2] or "it"
 
     def look(self, path: str) -> Entry | None:
-        """Look at a file that may be missing."""
+        """Stat a file that may be missing."""
         try:
             return self._source.entry(path)
         except OSError as err:
             raise Damaged(f"{self.label(path)} cannot be read: {reason(err)}") from None
 
     def entry(self, path: str) -> Entry:
-        """Look at a file that must be there."""
+        """Stat a file that must exist."""
         found = self.look(path)
         if found is None or found.is_dir:
             raise Damaged(f"{self.label(path)} is missing")
         return found
 
     def listing(self, path: str) -> dict[str, Entry]:
-        """Look into a directory."""
+        """List a directory."""
         try:
             return {entry.name: entry for entry in self._source.listing(path, MAX_IN_DIRECTORY)}
         except OSError as err:
@@ -134,7 +134,7 @@ class Files:
         return json_object(self.content(path, JSON_CAP_BYTES), self.label(path))
 
     def knows(self, entry: Entry, fact: str) -> bool:
-        """Whether this was established earlier of the unchanged file."""
+        """Whether this fact was established earlier and the file is unchanged."""
         self.seen[entry.path] = entry
         known = self._memory.knows(self._source.where(entry.path), entry, fact)
         if not known and self._is_believed(entry):
@@ -154,7 +154,7 @@ class Files:
         return self._until_s == -math.inf or is_another_share
 
     def inside(self, directory: str, name: str, *, said_by: str) -> str:
-        """Join a name that a file of the checkpoint gave; a name that leads out of the directory is refused."""
+        """Join a name read from a file of the checkpoint; a name that leads out of the directory is rejected."""
         if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
             raise Damaged(f"{said_by} names the file {name[:80]!r}")
         return join(directory, name)
@@ -172,5 +172,5 @@ def json_object(data: bytes, name: str) -> dict[str, Any]:
 
 
 def reason(err: OSError) -> str:
-    """Say what the storage said, in its shortest form."""
+    """The storage's error message in its shortest form."""
     return os.strerror(err.errno) if err.errno else str(err.args[-1] if err.args else type(err).__name__)

@@ -1,11 +1,11 @@
-"""The newest complete checkpoint under given directories, by reading files only: never torch, never unpickle.
+"""Finds the newest complete checkpoint under given directories, by reading files only: never torch, never unpickle.
 
-Which one is the newest: within one series (one directory and one family of formats, or everything that one user's
-pattern matches but for the step) the higher step; between series the later time. A checkpoint counts as saved no
-earlier than those of lower steps in its series, so copying files does not reorder them. Bare weights (safetensors, a
-`pytorch_model.bin`) come after everything else: a model that was exported at the end has no optimizer to go on with.
+Which is the newest: within one series (one directory and one family of formats, or all that a user's pattern matches
+except the step) the higher step; between series the later time. A checkpoint counts as saved no earlier than those of
+lower steps in its series, so copying files does not reorder them. Bare weights (safetensors, a `pytorch_model.bin`)
+come last: a model that was exported at the end has no optimizer state to resume with.
 
-Candidates are verified from the newest on, until enough are complete. What was refused is said, with the reason.
+Candidates are verified from the newest on, until enough are complete. Rejected ones are reported with the reason.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ class Checkpoint:
     """gpulaunch, dcp, torch, safetensors, trainer, accelerate, lightning, deepspeed, megatron, or pattern."""
     step: int | None
     saved_s: float
-    """Wall clock; 0.0 where the storage does not say."""
+    """Wall clock; 0.0 if the storage does not report it."""
     size_bytes: int
     key: str
-    """Its name relative to the directory that was searched ("." for that itself), the same on every node."""
+    """Its path relative to the searched directory ("." for the directory itself), the same on every node."""
     identity: str = ""
     """With `identify`: what else must be the same on every node for it to be the same checkpoint."""
     verified: bool = True
-    """False: its structure is whole, names, sizes and manifest; there was no time to read all that it holds."""
+    """False: its structure is whole, names, sizes and manifest; there was no time to read all of its content."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """What was not taken, and why: one phrase."""
+    """A rejected candidate, and why: one phrase."""
 
     path: str
     format: str
-    """Empty for a directory that could not be read."""
+    """Empty for an unreadable directory."""
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What a search found."""
+    """The result of a search."""
 
     found: tuple[Checkpoint, ...] = ()
     """Complete ones, newest first."""
     skipped: tuple[Skipped, ...] = ()
-    """Those newer than the last one found that are not complete; directories that could not be read, or in which
-    nothing fits the pattern, if it fits nothing at all."""
+    """Incomplete ones newer than the last one found; directories that could not be read, or in which nothing matches
+    the pattern, if it matches nothing at all."""
     error: str = ""
-    """Why a place could not be searched at all, one line; empty when all could."""
+    """Why a location could not be searched at all, one line; empty when all could."""
 
 
 def find(
@@ -80,12 +80,12 @@ def find(
 ) -> Search:
     """Search directories or URLs for the `limit` newest complete checkpoints. Never raises.
 
-    `pattern`: a glob relative to each directory, with one optional `{step}`; only what it matches is a candidate.
-    `memory`: a JSON file that remembers what was verified in full, so that an unchanged file is not read again.
-    `since_s`: only what was saved at this wall-clock time or later; where the storage does not say when, nothing is.
-    `content_s`: for how long to read what files hold; after that, only their structure counts. 0: from the beginning.
-    `identify`: say for each what tells it from others of its name.
-    `damaged`: paths that were found to be damaged, and when what lay there was saved: passed over in silence.
+    `pattern`: a glob relative to each directory, with one optional `{step}`; only its matches are candidates.
+    `memory`: a JSON file of earlier full verifications, so that an unchanged file is not read again.
+    `since_s`: only what was saved at this wall-clock time or later; nothing, if the storage does not report times.
+    `content_s`: for how long to read file contents; after that, only the structure counts. 0: from the beginning.
+    `identify`: give for each the identity that distinguishes it from others of its name.
+    `damaged`: paths known to be damaged, and the save time of what lay there: skipped silently.
     """
     until_s = monotonic() + content_s if content_s > 0 else -math.inf
     from gpulaunch.launcher.checkpoint import names, source
@@ -143,12 +143,12 @@ def examine(
     identify: bool = False,
     share: tuple[int, int] = (0, 1),
 ) -> Checkpoint:
-    """Verify one named checkpoint, a file or a directory, as `find` does. Raises Damaged, also for what is not there.
+    """Verify one named checkpoint, a file or a directory, as `find` does. Raises Damaged, also if it does not exist.
 
     `share`: (which, of how many) share of its files to read, see `Files`.
 
     A directory in which `latest` or Megatron's tracker names a checkpoint is verified as that one. Any other directory
-    that is none itself stands for the newest complete one in it.
+    that is no checkpoint itself means the newest complete one in it.
     """
     from gpulaunch.launcher.checkpoint import formats, names, scan, source
     from gpulaunch.launcher.checkpoint.files import reason
@@ -195,7 +195,7 @@ def examine(
 
 
 def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Put candidates in the order that the module describes."""
+    """Sort candidates as the module's docstring describes."""
     series: dict[tuple[str, str], list[Candidate]] = {}
     for one in candidates:
         alone = one.entry.path if one.number is None else ""
@@ -211,14 +211,14 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _step_of(candidate: Candidate) -> int | None:
-    """The number in its name, unless that counts epochs."""
+    """The number in its name, unless it is an epoch."""
     return None if candidate.series.endswith(":epoch") else candidate.number
 
 
 def _verified(
     candidate: Candidate, memory: Memory, until_s: float, *, identify: bool, share: tuple[int, int] = (0, 1)
 ) -> Checkpoint:
-    """Verify it, from `until_s` (monotonic; -inf: at once) on by its structure only. Raises Damaged."""
+    """Verify it, after `until_s` (monotonic; -inf: at once) only its structure. Raises Damaged."""
     from gpulaunch.launcher.checkpoint import formats
     from gpulaunch.launcher.checkpoint.files import Files
 

@@ -1,8 +1,8 @@
-"""The agent's way to a checkpoint: the search runs aside, in a forked child, and its answer arrives on the loop.
+"""The agent's checkpoint search: runs in a forked child, and its result arrives on the loop.
 
-A search reads for as long as the checkpoint is large, imports what the agent must not (zlib, hashlib, pickletools,
-fsspec with its threads), and a network file system may hold it for ever. A search over a directory of ten small
-checkpoints was seen to take 6 ms from `start` to the answer, most of it the imports.
+A search takes longer the larger the checkpoint, imports what the agent must not (zlib, hashlib, pickletools, fsspec
+with its threads), and may block forever on a network file system. A search over a directory of ten small checkpoints
+was measured at 6 ms from `start` to the answer, most of it the imports.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ COMM = "gpulaunch-find"
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What to search for, as `find` and `examine` take it."""
+    """What to search for: the arguments of `find` and `examine`."""
 
     where: tuple[str, ...] = ()
     named: str | None = None
-    """One named checkpoint to examine, instead of a search: found, or the only one skipped."""
+    """One named checkpoint to examine, instead of a search: found, or the only skipped one."""
     pattern: str | None = None
     limit: int = 1
     memory: str | None = None
     since_s: float | None = None
     content_s: float = 600.0
-    """For how long to read what files hold; after that only their structure counts. 0: from the beginning."""
+    """For how long to read file contents; after that only the structure counts. 0: from the beginning."""
     identify: bool = False
     damaged: tuple[tuple[str, float], ...] = ()
-    """(path, when it was saved) of those known to be damaged."""
+    """(path, save time) of those known to be damaged."""
     share: tuple[int, int] = (0, 1)
     """With `named`: (which, of how many) share of its files to read."""
     is_behind: bool = False
     """Whether it runs while the ranks train: niced, with few threads."""
     timeout_s: float | None = None
-    """When to end the search, whatever it does. None: some time after `content_s`."""
+    """When to end the search unconditionally. None: some time after `content_s`."""
 
 
 _STRUCTURE_S = 120.0
-"""How long it may take beyond that to look at names, sizes and manifests; then the storage is taken to be gone."""
+"""Additional time to read names, sizes and manifests; after that the storage counts as unreachable."""
 
 
 class Finder:
@@ -57,11 +57,11 @@ class Finder:
 
     @property
     def pid(self) -> int | None:
-        """The child, while there is one."""
+        """The child's pid, while it runs."""
         return self._aside.pid
 
     def start(self, ask: Ask, done: Callable[[Search], None]) -> None:
-        """Search; `done` is called once, from the loop, unless cancelled. A search under way is cancelled."""
+        """Search; `done` is called once, from the loop, unless cancelled. A running search is cancelled."""
         timeout_s = ask.content_s + _STRUCTURE_S if ask.timeout_s is None else ask.timeout_s
         try:
             self._aside.ask(
@@ -74,12 +74,12 @@ class Finder:
             self._loop.call_at(self._loop.now(), lambda: done(failed))
 
     def cancel(self) -> None:
-        """End the search, if one is under way; its `done` is never called."""
+        """End the search, if one is running; its `done` is never called."""
         self._aside.cancel()
 
 
 def _understood(answer: bytes | None, why: str, timeout_s: float) -> Search:
-    """Read the child's answer; without one, say why."""
+    """Parse the child's answer; without one, say why."""
     if why == "late":
         return Search(
             error=f"the search for a checkpoint was ended after {timeout_s:.0f} s: is the storage slow or gone? "
@@ -110,5 +110,5 @@ def _search(ask: Ask) -> Search:
         return find.find(ask.where, damaged=dict(ask.damaged), **wanted, **common)
     except Damaged as why:
         return Search(skipped=(Skipped(path=ask.named or "", format="", why=str(why)),))
-    except Exception as err:  # whatever it is, the agent hears of it
+    except Exception as err:  # report any error to the agent
         return Search(error=f"the search for a checkpoint failed: {type(err).__name__}: {err}"[:500])

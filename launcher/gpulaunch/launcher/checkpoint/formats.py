@@ -1,4 +1,4 @@
-"""The families of formats: by which names each is recognised, and who verifies it."""
+"""The families of formats: the names that identify each, and the function that verifies it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from gpulaunch.launcher.checkpoint.files import Files
 from gpulaunch.launcher.checkpoint.source import Entry, Source, join
 
 ANY = "pattern"
-"""What a user's pattern names and no family recognises: whatever can be verified in it must be whole."""
+"""Matched by a user's pattern but of no known family: everything in it that can be verified must be whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a complete checkpoint says of itself; None where it does not."""
+    """What a complete checkpoint says of itself; None if it does not."""
 
     step: int | None
     saved_s: float | None = None
 
 
 def of_directory(name: str, inside: Collection[str], above: Collection[str]) -> str | None:
-    """Recognise a directory by its name, the names in it and those beside it; None: it may hold checkpoints.
+    """Identify a directory by its name, the names in it and those beside it; None: it may contain checkpoints.
 
-    In this order: who writes more of a checkpoint comes before whose format it uses.
+    Order: the library that writes more of a checkpoint comes before the one whose format it uses.
     """
     if ours.is_one(name, inside):
         return "gpulaunch"
@@ -55,14 +55,14 @@ def of_directory(name: str, inside: Collection[str], above: Collection[str]) -> 
 
 
 def holds_index(inside: Collection[str]) -> bool:
-    """Whether a model lies here as an index and its shards; checkpoints may lie here as well."""
+    """Whether a model is stored here as an index and its shards; checkpoints may be here as well."""
     return any(name.endswith(tensors.INDEX_SUFFIXES) for name in inside)
 
 
 def of_container(source: Source, entry: Entry) -> tuple[str | None, Entry]:
     """For a directory of no family: the checkpoint that DeepSpeed's or Megatron's tracker in it names.
 
-    (None, the directory itself) where there is no tracker. Raises OSError, and Damaged for one that names nothing.
+    (None, the directory itself) if there is no tracker. Raises OSError, and Damaged if the tracker names nothing.
     """
     for tracker, family in ((deepspeed.LATEST, "deepspeed"), (megatron.TRACKER, "megatron")):
         path = join(entry.path, tracker)
@@ -81,7 +81,7 @@ def of_container(source: Source, entry: Entry) -> tuple[str | None, Entry]:
 
 
 def verify(files: Files, entry: Entry, family: str) -> Verdict:
-    """Read a checkpoint of this family. Raises Damaged where it is not complete."""
+    """Verify a checkpoint of this family. Raises Damaged if it is not complete."""
     path = entry.path
     match family:
         case "gpulaunch":
@@ -118,11 +118,11 @@ _SAMPLE_BYTES = 1 << 16
 
 
 def identity(files: Files, entry: Entry, family: str, step: int | None) -> str:
-    """What tells a checkpoint from another of its name, on another node: text without `|` and `:`.
+    """Identity of a checkpoint among those of its name, on any node: text without `|` and `:`.
 
-    Ours: its manifest, which has every file's SHA-256. Else the step, by its name or its own words: where each node
-    keeps its part on a disk of its own, the files differ. Without one: the sizes, and the beginning and the end of each
-    file (torch.save's archives have every CRC at the end). Call it after `verify`. Raises Damaged.
+    Ours: its manifest, which has every file's SHA-256. Else the step, by its name or its content: if each node keeps
+    its part on its own disk, the files differ. Without a step: the sizes, and the beginning and the end of each file
+    (torch.save's archives have every CRC at the end). Call it after `verify`. Raises Damaged.
     """
     from hashlib import sha256
 

@@ -1,8 +1,8 @@
 """Checkpoints of the transformers Trainer (`checkpoint-N/`) and of accelerate's `save_state`.
 
 Trainer writes the model, then optimizer, scheduler and RNG states, and `trainer_state.json` last. A run with
-`save_only_model` writes no optimizer on purpose, which its `training_args.bin` says; then its checkpoints are taken as
-they are, because nothing better will come. In any other, a missing optimizer is a missing part.
+`save_only_model` writes no optimizer on purpose, recorded in its `training_args.bin`; its checkpoints are accepted,
+because there are no better ones. In any other run, a missing optimizer is a missing part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RNG = r"rng_state_(\d+)\.pth"
 def is_trainer(name: str, names: Collection[str]) -> bool:
     """Whether a directory is a Trainer's, finished or not.
 
-    The output directory itself is none: at the end of training scripts save the model and `trainer_state.json` there.
+    The output directory itself is not: at the end of training, scripts save the model and `trainer_state.json` there.
     """
     if _TRAINER.fullmatch(name):
         return STATE in names or (not is_accelerate(names) and _any(_WEIGHTS, names))
@@ -49,7 +49,7 @@ def is_accelerate(names: Collection[str]) -> bool:
 
 
 def check_trainer(files: Files, directory: str) -> int:
-    """Verify the state and every part; the step. Raises Damaged."""
+    """Verify the state and every part; return the step. Raises Damaged."""
     names = files.listing(directory)
     if STATE not in names:
         raise Damaged(f"{STATE} is missing: the save was not finished")
@@ -76,7 +76,7 @@ def check_accelerate(files: Files, directory: str) -> None:
 
 
 def _check_parts(files: Files, directory: str, names: dict[str, Entry]) -> None:
-    # What custom hooks save instead of a model (a diffusion model's `unet/`) has names of its own.
+    # Custom hooks save other directories instead of a model (a diffusion model's `unet/`).
     if not _any(_WEIGHTS, names) and not any(entry.is_dir for entry in names.values()):
         raise Damaged("it has no model")
     parts.check_all(files, directory)

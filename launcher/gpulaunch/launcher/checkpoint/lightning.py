@@ -1,8 +1,8 @@
 """Lightning's checkpoints: a `.ckpt` file of torch.save, or a directory where a strategy saves in shards.
 
 FSDP and model parallel strategies write a directory of torch.distributed.checkpoint with `meta.pt` beside it, the
-DeepSpeed strategy a directory with the tag `checkpoint`. The step is the one that Lightning wrote inside, which also
-`last.ckpt` has; the name tells it where that cannot be read.
+DeepSpeed strategy a directory with the tag `checkpoint`. The step is the one that Lightning stored inside, which also
+`last.ckpt` has; the one in the name if that cannot be read.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def is_one(name: str, names: Collection[str]) -> bool:
 
 
 def check_file(files: Files, entry: Entry) -> int | None:
-    """Verify a `.ckpt` file; its step. Raises Damaged."""
+    """Verify a `.ckpt` file; return its step. Raises Damaged."""
     torchfile.check(files, entry)
     return _step(files, entry, "global_step")
 
 
 def check_directory(files: Files, directory: str) -> int | None:
-    """Verify a sharded checkpoint; its step. Raises Damaged."""
+    """Verify a sharded checkpoint; return its step. Raises Damaged."""
     names = files.listing(directory)
     if _TAG in names and names[_TAG].is_dir:
         if deepspeed.LATEST not in names:

@@ -1,7 +1,7 @@
 """The manifest of our own checkpoints: every file of the directory with its size and SHA-256.
 
-`gpulaunch.checkpoint` writes it last, so a directory that has one was written to its end; `verify` tells whether it
-still is what was written. Standard library only: the program that saves and the search that reads both use it.
+`gpulaunch.checkpoint` writes it last, so a directory that has one was written completely; `verify` checks that it is
+unchanged. Standard library only: the program that saves and the search that reads both use it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ManifestFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What was saved: by whom (run, attempt, generation, world size), when (wall clock), and every file but itself."""
+    """What was saved: by which job (run, attempt, generation, world size), when (wall clock), and every other file."""
 
     run: str = ""
     """$GPULAUNCH_RUN_ID of the job; empty in those of earlier versions."""
@@ -42,7 +42,7 @@ class Manifest:
 
 
 def read(directory: str) -> Manifest:
-    """Read the manifest of a checkpoint. Raises Damaged where there is none that makes sense."""
+    """Read the manifest of a checkpoint. Raises Damaged if there is no valid one."""
     try:
         with open(os.path.join(directory, MANIFEST), "rb") as file:
             data = file.read(_READ_CAP_BYTES + 1)
@@ -54,7 +54,7 @@ def read(directory: str) -> Manifest:
 
 
 def parse(data: bytes) -> Manifest:
-    """Understand the bytes of a manifest. Raises Damaged."""
+    """Parse the bytes of a manifest. Raises Damaged."""
     if len(data) > _READ_CAP_BYTES:
         raise Damaged(f"{MANIFEST} is larger than {_READ_CAP_BYTES >> 20} MiB")
     try:
@@ -80,7 +80,7 @@ def parse(data: bytes) -> Manifest:
 
 
 def write(directory: str, manifest: Manifest) -> None:
-    """Write the manifest, and have it and the directory's entries on the disk before returning. Raises OSError."""
+    """Write the manifest, and sync it and the directory's entries to disk before returning. Raises OSError."""
     document = {"version": VERSION, **asdict(manifest)}
     descriptor = os.open(os.path.join(directory, MANIFEST), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     with os.fdopen(descriptor, "wb") as file:
@@ -103,7 +103,7 @@ def digest(path: str) -> str:
 
 
 def verify(directory: str) -> None:
-    """Read every file that the manifest names. Raises Damaged for the first that is not what was written."""
+    """Read every file that the manifest names. Raises Damaged for the first that differs."""
     from gpulaunch.launcher.checkpoint.files import in_parallel
 
     def check(entry: ManifestFile) -> None:
@@ -136,14 +136,14 @@ def _file(entry: Any) -> ManifestFile:
     name, sha256 = entry["name"], entry["sha256"]
     if not isinstance(name, str) or not isinstance(sha256, str):
         raise TypeError("a file's name and sha256 are texts")
-    # A manifest names what lies beside it: never a path that leads out.
+    # A manifest names files in its directory: never a path that leads out.
     if name.startswith("/") or "\0" in name or ".." in name.split("/"):
         raise ValueError(f"file name {name!r}")
     return ManifestFile(name=name, size_bytes=_integer(entry["size_bytes"]), sha256=sha256)
 
 
 def _time(value: Any) -> float:
-    if not isinstance(value, (int, float)) or not 0 <= value < 1e15:  # also turns nan and inf away
+    if not isinstance(value, (int, float)) or not 0 <= value < 1e15:  # also rejects nan and inf
         raise TypeError(f"{value!r} is not a time")
     return float(value)
 

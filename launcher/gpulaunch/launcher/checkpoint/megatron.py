@@ -2,9 +2,8 @@
 
 Two layouts: a file for each model parallel rank (`mp_rank_00_001/model_optim_rng.pt`, with a distributed optimizer
 also `distrib_optim.pt`), and a directory of torch.distributed.checkpoint with `metadata.json` beside it. Megatron
-writes the tracker after every rank has finished, so a later iteration was not finished. What is named as the
-checkpoint is the directory of the iteration: Megatron takes the directory above it (`--load`) and the number
-(`--ckpt-step`).
+writes the tracker after every rank has finished, so a later iteration was not finished. The checkpoint's path is the
+directory of the iteration: Megatron takes the directory above it (`--load`) and the number (`--ckpt-step`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def is_one(name: str, names: Collection[str], above: Collection[str]) -> bool:
 
 
 def directory_of(named: str) -> str:
-    """The directory that the content of a tracker means."""
+    """The directory that a tracker's content refers to."""
     return f"iter_{int(named):07d}" if named.isdigit() and len(named) <= 18 else named
 
 
@@ -75,7 +74,7 @@ def _check_ranks(files: Files, directory: str, names: dict[str, Entry]) -> None:
         if _RANK_FILE not in inside:
             raise Damaged(f"{name}/{_RANK_FILE} is missing")
         has_optimizer = _OPTIMIZER_FILE in inside
-        # With experts some ranks have no optimizer of their own; otherwise all have one, or none has.
+        # With experts some ranks have no optimizer of their own; otherwise all have one, or none does.
         if any(ranks) and has_optimizer != split_optimizer and not sizes[2]:
             raise Damaged(f"{_OPTIMIZER_FILE} is missing for some ranks")
         split_optimizer = has_optimizer

@@ -1,10 +1,10 @@
-"""What was already verified in full, so that a restart does not read terabytes again, and a search that was ended early
-goes on where it stood: the memory is written as files become known, not only at the end.
+"""Records what was verified in full, so that a restart does not read terabytes again and an interrupted search
+continues: the memory is written as files become known, not only at the end.
 
-A file is known by its whole path and by a mark that changes with its content (size, times, inode, or what a remote
-storage says of it); what was established about it is a short text, so a file that must now be something else, such as
-another SHA-256, is read again. Data that rots on the disk without changing its times is not noticed a second time:
-whoever wants that read again removes the memory file.
+A file is identified by its full path and by a mark that changes with its content (size, times, inode, or the remote
+storage's own); what was established about it is a short text, so a file that must now be something else, such as
+another SHA-256, is read again. Bit rot that does not change a file's times is not detected a second time: to have
+such a file read again, remove the memory file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from gpulaunch.launcher.checkpoint.source import Entry
 
 SETTLED_S = 2.0
-"""A file written within this time may be written again without its times changing (coarse clocks): not remembered."""
+"""A file written within this time may change again without a change of its times (coarse clocks): not remembered."""
 
 SAVE_EVERY_S = 5.0
 _CAP_BYTES = 64 << 20
@@ -27,17 +27,17 @@ _CAP_FILES = 100_000
 
 
 class Memory:
-    """The memory file; None as its path remembers nothing. A damaged one is as good as none. Never raises."""
+    """The memory file; with None as its path nothing is remembered. A damaged one is ignored. Never raises."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._known = _load(path) if path else {}
         self._fresh: dict[str, tuple[str, str]] = {}
-        self._lock = threading.Lock()  # files are read by several threads
+        self._lock = threading.Lock()  # several threads read files
         self._saved_s = time.monotonic()
 
     def knows(self, where: str, entry: Entry, fact: str) -> bool:
-        """Whether this was established of the file as it is now."""
+        """Whether this was established of the file in its present state."""
         known = bool(entry.mark) and self._known.get(where) == (entry.mark, fact)
         if known:
             with self._lock:
@@ -54,7 +54,7 @@ class Memory:
                     self._saved_s = time.monotonic()
 
     def save(self) -> None:
-        """Write the file, atomically; first what this search saw, then what earlier ones did, bounded."""
+        """Write the file atomically; first what this search saw, then what earlier ones did, bounded in size."""
         if not self._path or not (self._fresh.items() - self._known.items()):
             return
         kept = {**self._fresh, **{where: known for where, known in self._known.items() if where not in self._fresh}}

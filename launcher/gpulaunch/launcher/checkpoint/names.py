@@ -1,4 +1,4 @@
-"""What names say: which step a checkpoint is of, what is still being written, what is only a part, a user's pattern."""
+"""Interprets names: a checkpoint's step, what is still being written, what is only a part, and a user's pattern."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_STEPS = frozenset({"rank", "shard", "part", "version", "fold", "of", "seed"
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")
 _UNFINISHED_BEGINNINGS = (".", "tmp-", "tmp_")
 
-# What lies beside the weights in a checkpoint directory; never a checkpoint of its own.
+# Files beside the weights in a checkpoint directory; never a checkpoint themselves.
 _PARTS = re.compile(
     r"(optim|scheduler|lr_scheduler|rng_state|random_states|training_args|scaler|sampler|dl_state|custom_checkpoint|"
     r"trainer_state|meta\.pt).*|.*rank[-_=]?\d+.*|.*-\d{5}-of-\d{5}\..*|.*(optim|model)_states\.pt",
@@ -30,7 +30,7 @@ def is_unfinished(name: str) -> bool:
 
 
 def format_of_file(name: str) -> str | None:
-    """The family of formats that a file of this name, lying by itself, can be a checkpoint of."""
+    """The family of formats for which a file of this name, on its own, can be a checkpoint."""
     if is_unfinished(name) or _PARTS.fullmatch(name):
         return None
     if name.endswith(".ckpt"):
@@ -41,7 +41,7 @@ def format_of_file(name: str) -> str | None:
 
 
 def step_of(name: str) -> int | None:
-    """The step that a name tells: step_20, epoch=1-step=20.ckpt, checkpoint-500, iter_0000100, model_20.pt, 20."""
+    """The step in a name: step_20, epoch=1-step=20.ckpt, checkpoint-500, iter_0000100, model_20.pt, 20."""
     stem = _SUFFIX.sub("", name)
     steps = _STEP.findall(stem)
     if steps:
@@ -53,7 +53,7 @@ def step_of(name: str) -> int | None:
 
 
 def epoch_of(name: str) -> int | None:
-    """The epoch that a name tells."""
+    """The epoch in a name."""
     found = _EPOCH.findall(_SUFFIX.sub("", name))
     return int(found[-1][:18]) if found else None
 
@@ -68,7 +68,7 @@ class Pattern:
         self.depth = len(parts)
 
     def match(self, path: str) -> tuple[bool, int | None, str]:
-        """Whether the whole path fits, the step it tells, and the path without the step: what it is a series of."""
+        """Whether the whole path matches, its step, and the path without the step, which identifies the series."""
         parts = path.split("/")
         if len(parts) != self.depth:
             return False, None, ""
@@ -83,7 +83,7 @@ class Pattern:
         return True, step, "/".join(parts)
 
     def leads_to(self, directory: str) -> bool:
-        """Whether something below this directory can fit."""
+        """Whether something below this directory can match."""
         parts = directory.split("/") if directory else []
         return len(parts) < self.depth and all(
             expression.fullmatch(part) for part, expression in zip(parts, self._parts, strict=False)
@@ -91,7 +91,7 @@ class Pattern:
 
 
 def check_pattern(text: str) -> str | None:
-    """Say why a text cannot be a pattern; None when it can."""
+    """Say why a text is not a valid pattern; None if it is."""
     if text.count("{step}") > 1:
         return f"{text!r} has {{step}} more than once"
     rest = text.replace("{step}", "")

@@ -16,15 +16,15 @@ _CAP_BYTES = 256 << 20
 
 
 def is_one(name: str, names: Iterable[str]) -> bool:
-    """Whether a directory is one of ours: by its manifest, or by a name that only ours have, should that be lost."""
+    """Whether a directory is one of ours: by its manifest, or, if that is lost, by a name that only ours have."""
     return MANIFEST in names or _NAME.fullmatch(name) is not None
 
 
 def age(source: Source, directory: str) -> int:
     """A number that grows with generation, then with step: the newer, the greater.
 
-    After `--resume` of an older checkpoint, the higher steps beside it are an abandoned branch. What has no readable
-    manifest counts as the newest, so that it is refused in words and not passed over in silence.
+    After `--resume` of an older checkpoint, the higher steps beside it are an abandoned branch. One without a readable
+    manifest counts as the newest, so that its rejection is reported instead of passed over silently.
     """
     try:
         with source.open(join(directory, MANIFEST)) as file:

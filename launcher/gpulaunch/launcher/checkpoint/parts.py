@@ -1,4 +1,4 @@
-"""Directories made of several files of known kinds: every one of them must be whole."""
+"""Verifies directories made of several files of known kinds: every file must be whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.(safetensors|bin)")
 
 
 def check_all(files: Files, directory: str, *, depth: int = 2) -> int:
-    """Verify whatever in a directory can be verified; how many things that were. Raises Damaged."""
+    """Verify everything in a directory that can be verified; return how many things that were. Raises Damaged."""
     checked = 0
     entries = files.listing(directory)
     for name, entry in entries.items():

@@ -1,7 +1,7 @@
-"""A pickle read as data: its opcodes are followed with `pickletools`, and nothing is imported, called or created.
+"""Reads a pickle as data: follows its opcodes with `pickletools`; nothing is imported, called or created.
 
-What a pickle would have built becomes plain values: numbers, texts, lists, tuples, and `Thing` for everything that
-would have been an object. A pickle that would run code when loaded is, here, a `Thing` with a name.
+The values become plain ones: numbers, texts, lists, tuples, and `Thing` for everything that would have been an object.
+A pickle that would run code when loaded is, here, a `Thing` with a name.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _FREE = 200_000
 _BYTES_PER_TUPLE = 4
 _BYTES_PER_MEMO = 4
 _MOST_STACKED = 1 << 20
-"""What may be built of a pickle, in proportion to what was read of it: so many for free, and then one tuple to 4 bytes
-(another object counts as two) and one memo entry to 4. A `.metadata` of 100,000 shards (14 MB, torch 2.13) has one to
-5.9 bytes, and one memo entry to 8.9; where nothing is capped, one byte is enough for an object. Picklers stack 1000
-values before they put them away."""
+"""Limit of what may be built from a pickle, in proportion to the bytes read: this many for free, then one tuple per 4
+bytes (another object counts as two) and one memo entry per 4. A `.metadata` of 100,000 shards (14 MB, torch 2.13) has
+one per 5.9 bytes, and one memo entry per 8.9; without a cap, one byte is enough for an object. Picklers stack 1000
+values before they store them."""
 
 
 class Thing:
-    """What would have been an object: the name it was made by, what it was given, and what was put into it."""
+    """A would-be object: the name it was made by, its arguments, and what was put into it."""
 
     __slots__ = ("args", "flat", "items", "name", "state")
 
@@ -36,7 +36,7 @@ class Thing:
         self.state: Any = None
         self.items: list[Any] | None = None  # most have none, and an empty list takes as much memory as all of this
         self.flat: list[Any] | None = None
-        """Keys and values in turn."""
+        """Alternating keys and values."""
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
@@ -45,7 +45,7 @@ class Thing:
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def set_items(self, values: list[Any]) -> None:
-        """Put keys and values into a dict."""
+        """Set keys and values of a dict."""
         if len(values) % 2:
             raise IndexError
         if self.flat is None:
@@ -54,14 +54,14 @@ class Thing:
             self.flat.extend(values)
 
     def get(self, key: str) -> Any:
-        """Give what a dict, or the attributes of an object, has under a key; None when it has nothing."""
+        """Return the value of a key of a dict, or of an attribute of an object; None if missing."""
         flat = (self.state.flat if isinstance(self.state, Thing) and not self.flat else self.flat) or []
         names = range(len(flat) - 2, -1, -2)
         return next((flat[at + 1] for at in names if type(flat[at]) is str and flat[at] == key), None)
 
 
 class Pickle:
-    """One pickle that was read: its value, and the persistent ids it mentions, which is how torch names storages."""
+    """The result of reading a pickle: its value, and the persistent ids in it, by which torch names storages."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -69,10 +69,10 @@ class Pickle:
 
 
 def read(data: bytes | BinaryIO) -> Pickle:
-    """Read one pickle from its beginning to its STOP. Raises Damaged for whatever is not one."""
+    """Read one pickle from its beginning to its STOP. Raises Damaged if it is not one."""
     machine = _Machine()
     collecting = gc.isenabled()
-    gc.disable()  # it would look through the growing millions of values again and again: most of the time it took
+    gc.disable()  # it would scan the growing millions of values again and again, which took most of the time
     try:
         for opcode, argument, at in pickletools.genops(data):
             _STEPS.get(opcode.name, _Machine.push)(machine, argument)
@@ -80,7 +80,7 @@ def read(data: bytes | BinaryIO) -> Pickle:
             machine.check_size(at or 0)
     except (OSError, OutOfTimeError, Damaged):
         raise
-    except Exception as err:  # a byte string has many ways not to be a pickle, and pickletools many to say so
+    except Exception as err:  # invalid bytes make pickletools raise many kinds of exceptions
         raise Damaged(f"not a whole pickle ({type(err).__name__})") from None
     finally:
         if collecting:
@@ -95,12 +95,12 @@ class _Machine:
         self.result = Pickle()
         self._stack: list[Any] = []
         self.built = 0
-        """What was made so far, counted in tuples."""
+        """What was built so far, counted in tuples."""
         self._memo: list[Any] = []
-        self._far: dict[int, Any] = {}  # memo entries that are not numbered one after another
+        self._far: dict[int, Any] = {}  # memo entries that are not numbered consecutively
 
     def check_size(self, read_bytes: int) -> None:
-        """Raise Damaged if more was made than any pickle of that size needs."""
+        """Raise Damaged if more was built than any pickle of that size needs."""
         memo = len(self._memo) + len(self._far)
         if (
             self.built > _FREE + read_bytes // _BYTES_PER_TUPLE
@@ -114,7 +114,7 @@ class _Machine:
         self._stack.append(value)
 
     def nothing(self, _: Any) -> None:
-        """What tells the reader of bytes something."""
+        """Opcodes without an effect on values."""
 
     def stop(self, _: Any) -> None:
         self.result.value = self._stack.pop()
@@ -209,7 +209,7 @@ class _Machine:
         self._stack.append(Thing("buffer"))
 
     def take(self, count: int) -> list[Any]:
-        """Take the topmost values, in the order in which they were pushed."""
+        """Pop the topmost values, in the order in which they were pushed."""
         values = self._stack[-count:]
         if len(values) != count:
             raise IndexError
@@ -282,4 +282,4 @@ _BUILT = {
     **dict.fromkeys(("INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "PERSID", "BINPERSID", "NEXT_BUFFER"), 2),
     **dict.fromkeys(("EXT1", "EXT2", "EXT4"), 2),
 }
-"""What each opcode makes, counted in tuples."""
+"""What each opcode builds, counted in tuples."""

@@ -1,4 +1,4 @@
-"""How an unmodified script is told where to go on from: `--resume-arg`, a template or the name of a preset."""
+"""How an unmodified script is given the checkpoint to resume from: `--resume-arg`, a template or a preset's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PRESETS = {
     "transformers": "--resume_from_checkpoint {path}",
     # Lightning: `ckpt_path` of fit/validate/test, which LightningCLI offers for every subcommand
     "lightning": "--ckpt_path {path}",
-    # Megatron-LM: --load is the directory above, --ckpt-step the iteration, so that its tracker file is not asked
+    # Megatron-LM: --load is the directory above, --ckpt-step the iteration, so that its tracker file is not used
     "megatron": "--load {dir} --ckpt-step {step}",
 }
 
@@ -24,7 +24,7 @@ _LIKE_A_FIELD = re.compile(r"\{([A-Za-z_]*)\}")
 def resume_args(template: str, path: str) -> list[str]:
     """Make the arguments that name this checkpoint: split as a shell would, then filled in, so that no path is split.
 
-    Raises ValueError, one line for the user, where the template asks for a step and the name has none.
+    Raises ValueError, one line for the user, if the template needs a step and the name has none.
     """
     import shlex
 
@@ -42,7 +42,7 @@ def resume_args(template: str, path: str) -> list[str]:
 
 
 def check_template(text: str) -> str | None:
-    """Say why a text cannot be a template; None when it can."""
+    """Say why a text is not a valid template; None if it is."""
     import shlex
 
     if text in PRESETS:

@@ -1,7 +1,7 @@
-"""Which files and directories below a root may be checkpoints: by names alone, and never more of them than bounded.
+"""Finds candidates for checkpoints below a root: by names alone, and bounded in number.
 
 A directory that some family recognises is one candidate, and nothing in it is another. Hidden directories, names of
-what is still being written, links to directories, and the `attempts` of a job directory are not looked into.
+unfinished files, links to directories, and the `attempts` of a job directory are skipped.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from gpulaunch.launcher.checkpoint.files import reason
 from gpulaunch.launcher.checkpoint.source import Entry, Source
 
 MAX_DEPTH = 4
-"""Directories below the root that are looked into: lightning_logs/version_0/checkpoints/last.ckpt needs three."""
+"""Depth of the search below the root: lightning_logs/version_0/checkpoints/last.ckpt needs three."""
 MAX_ENTRIES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Something that may be a checkpoint, before anything in it was read."""
+    """A possible checkpoint, before anything in it was read."""
 
     source: Source
     entry: Entry
     family: str
     number: int | None
-    """The step or, with none, the epoch that its name tells: what it is ordered by within its series."""
+    """The step or, without one, the epoch in its name: its order within its series."""
     series: str
-    """Candidates of one series are of one run, and count the same thing."""
+    """Candidates of one series belong to one run, and count the same thing."""
     saved_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scan:
-    """What lies below one root: candidates, and (path, why) of what could not be looked at."""
+    """The result for one root: candidates, and (path, why) of what could not be read."""
 
     candidates: list[Candidate]
     unread: list[tuple[str, str]]
     unfit: list[str]
-    """Paths below the root that the pattern does not fit, and that may be checkpoints by their names."""
+    """Paths below the root that do not match the pattern, but may be checkpoints by their names."""
 
 
 def scan(source: Source, pattern: names.Pattern | None = None) -> Scan:
-    """Look through a root, breadth first. Never raises for what the storage refuses."""
+    """Scan a root, breadth first. Never raises for storage errors."""
     found = Scan(candidates=[], unread=[], unfit=[])
     waiting = deque([(Entry(path="", is_dir=True, size_bytes=0, changed_s=0.0, mark=""), 0, frozenset[str]())])
     left = MAX_ENTRIES
@@ -52,7 +52,7 @@ def scan(source: Source, pattern: names.Pattern | None = None) -> Scan:
         try:
             inside = source.listing(directory.path, left)
         except FileNotFoundError:
-            continue  # a root that does not exist yet, or a directory that went meanwhile
+            continue  # a root that does not exist yet, or a directory removed meanwhile
         except OSError as err:
             found.unread.append((source.where(directory.path), f"cannot be read: {reason(err)}"))
             continue
@@ -80,7 +80,7 @@ def family_of(source: Source, entry: Entry, above: frozenset[str]) -> tuple[str 
 def _look(
     source: Source, directory: Entry, inside: list[Entry], above: frozenset[str], candidates: list[Candidate]
 ) -> list[Entry]:
-    """Find what a directory is or directly holds; the directories to look into next."""
+    """Add what a directory is or directly contains; return the directories to scan next."""
     present = {entry.name for entry in inside}
     family = formats.of_directory(_name(source, directory), present, above)
     if family is not None:
@@ -99,7 +99,7 @@ def _look(
 
 
 def _match(source: Source, inside: list[Entry], pattern: names.Pattern, found: Scan) -> list[Entry]:
-    """Find what fits the pattern; the directories in which more may."""
+    """Add what matches the pattern; return the directories in which more may."""
     down: list[Entry] = []
     for entry in inside:
         if names.is_unfinished(entry.name):
@@ -109,7 +109,7 @@ def _match(source: Source, inside: list[Entry], pattern: names.Pattern, found: S
             try:
                 family, saved_s = family_of(source, entry, frozenset(one.name for one in inside))
             except OSError:
-                family, saved_s = None, entry.changed_s  # whoever verifies it will say why
+                family, saved_s = None, entry.changed_s  # verification will say why
             number = names.step_of(entry.name) if step is None else step
             found.candidates.append(
                 Candidate(

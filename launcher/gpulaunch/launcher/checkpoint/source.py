@@ -1,7 +1,7 @@
-"""Where checkpoints lie: a local directory, or remote storage through fsspec. Both answer the same four questions.
+"""Where checkpoints are stored: a local directory, or remote storage through fsspec, with one interface.
 
-Every path is relative to the root that was named, with `/` between its parts and "" for the root itself, so the name
-of a checkpoint is the same on every node, wherever the root is mounted.
+Every path is relative to the root that was named, with `/` between its parts and "" for the root itself, so a
+checkpoint has the same name on every node, wherever the root is mounted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 
 class Unusable(Exception):  # noqa: N818 - why a place cannot be searched at all, said to the user as it is
-    """Why a place cannot be searched at all: one sentence with what to do."""
+    """Why a location cannot be searched at all: one sentence with what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Entry:
     is_dir: bool
     size_bytes: int
     changed_s: float
-    """When its content was last written, by the storage's clock; 0.0 where the storage does not say."""
+    """When its content was last written, by the storage's clock; 0.0 if the storage does not report it."""
     mark: str
-    """Changes whenever the content may have changed; empty where the storage gives nothing to tell it by."""
+    """Changes whenever the content may have changed; empty if the storage provides no such value."""
 
     @property
     def name(self) -> str:
@@ -37,20 +37,20 @@ class Entry:
 
 
 class Source(Protocol):
-    """A root and what lies below it. Every method raises OSError, and nothing else, for what the storage refuses."""
+    """A root and what lies below it. Every method raises OSError, and nothing else, for storage errors."""
 
     root: str
 
     def where(self, path: str) -> str:
-        """Give the full path or URL, as a user would name it."""
+        """Return the full path or URL, as a user would write it."""
         ...
 
     def entry(self, path: str) -> Entry | None:
-        """Look at one file or directory; None when it is not there."""
+        """Stat one file or directory; None if it does not exist."""
         ...
 
     def listing(self, path: str, at_most: int) -> list[Entry]:
-        """Look at what lies directly in a directory, in order of name, at most so many; links to directories not."""
+        """List a directory, in order of name, at most this many entries; without links to directories."""
         ...
 
     def open(self, path: str) -> BinaryIO:
@@ -80,11 +80,11 @@ class Local:
         self.root = os.path.abspath(root)
 
     def where(self, path: str) -> str:
-        """Give the absolute path."""
+        """Return the absolute path."""
         return os.path.join(self.root, path) if path else self.root
 
     def entry(self, path: str) -> Entry | None:
-        """Look, following links."""
+        """Stat, following links."""
         try:
             found = os.stat(self.where(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -94,7 +94,7 @@ class Local:
         return _local_entry(path, found)
 
     def listing(self, path: str, at_most: int) -> list[Entry]:
-        """Look at what lies there; what is neither file nor directory, or gone meanwhile, is left out."""
+        """List; without entries that are neither file nor directory, or that were removed meanwhile."""
         found: list[Entry] = []
         with os.scandir(self.where(path)) as entries:
             for one in entries:
@@ -103,7 +103,7 @@ class Local:
                 except OSError:
                     continue
                 is_dir = stat.S_ISDIR(status.st_mode)
-                # A link to a directory could lead in circles, and its target is found where it lies.
+                # A link to a directory could form a cycle, and its target is found at its own place.
                 if is_dir and one.is_symlink():
                     continue
                 if is_dir or stat.S_ISREG(status.st_mode):
@@ -113,7 +113,7 @@ class Local:
         return sorted(found, key=lambda entry: entry.path)
 
     def open(self, path: str) -> BinaryIO:
-        """Open a regular file; anything else is refused without waiting for it."""
+        """Open a regular file; anything else is rejected without blocking."""
         descriptor = os.open(self.where(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -131,7 +131,7 @@ def _local_entry(path: str, found: os.stat_result) -> Entry:
     )
 
 
-# What storages say about a file that changes with its content: S3, GCS, Azure, and fsspec's own two.
+# The attributes of a file that change with its content: S3, GCS, Azure, and fsspec's own two.
 _MARKS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "version_id", "LastModified", "last_modified", "updated")
 _MARKS_OF_FSSPEC = ("mtime", "created", "ino")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "timeModified", "created")
@@ -152,25 +152,25 @@ class Remote:
             self._fs.invalidate_cache()
         except ImportError as err:
             raise Unusable(f"{root} cannot be reached: fsspec lacks the package for {protocol}:// ({err})") from None
-        except Exception as err:  # a protocol that nobody knows, credentials, a malformed URL
+        except Exception as err:  # an unknown protocol, credentials, a malformed URL
             raise Unusable(f"{root} cannot be reached: {_words(err)}") from None
         self._base = self._base.rstrip("/")
 
     def where(self, path: str) -> str:
-        """Give the URL."""
+        """Return the URL."""
         return f"{self.root}/{path}" if path else self.root
 
     def entry(self, path: str) -> Entry | None:
-        """Ask the storage."""
+        """Query the storage."""
         try:
             return _remote_entry(path, self._fs.info(self._inside(path)))
         except FileNotFoundError:
             return None
-        except Exception as err:  # each storage has its own
+        except Exception as err:  # each storage has its own exceptions
             raise OSError(0, _words(err)) from None
 
     def listing(self, path: str, at_most: int) -> list[Entry]:
-        """Ask the storage."""
+        """Query the storage."""
         try:
             answers: list[dict[str, Any]] = self._fs.ls(self._inside(path), detail=True)
         except Exception as err:
@@ -196,7 +196,7 @@ class Remote:
 
 
 class _Translated:
-    """A remote file whose every failure is an OSError; no more of the interface than the checks use."""
+    """A remote file whose every error is an OSError; only the part of the interface that the checks use."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -239,7 +239,7 @@ def _remote_entry(path: str, answer: dict[str, Any]) -> Entry:
 
 
 def _seconds(time: Any) -> float:
-    """Understand a number, a datetime or ISO text, which is what storages give."""
+    """Parse a number, a datetime or ISO text, which is what storages return."""
     from datetime import UTC, datetime
 
     if isinstance(time, str):
@@ -253,5 +253,5 @@ def _seconds(time: Any) -> float:
 
 
 def _words(err: BaseException) -> str:
-    """One line of an exception of any storage."""
+    """One line for an exception of any storage."""
     return (f"{type(err).__name__}: {err}" if str(err) else type(err).__name__).splitlines()[0][:200]

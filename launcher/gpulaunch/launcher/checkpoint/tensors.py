@@ -1,7 +1,7 @@
-"""safetensors files, and the index of a model that was saved in several.
+"""Verifies safetensors files, and the index of a model that was saved in several.
 
-The format has no checksum: the header must describe exactly the bytes that follow it, to the last one, so a file that
-was cut off or half written is found, and a flipped bit inside a tensor is not.
+The format has no checksum: the header must describe exactly the bytes that follow it, to the last one, so a truncated
+or half written file is detected, and a flipped bit inside a tensor is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpulaunch.launcher.checkpoint.damaged import Damaged
 from gpulaunch.launcher.checkpoint.files import Files, json_object
 from gpulaunch.launcher.checkpoint.source import Entry, join
 
-_HEADER_CAP_BYTES = 100_000_000  # as the reference implementation has it
+_HEADER_CAP_BYTES = 100_000_000  # as in the reference implementation
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -45,7 +45,7 @@ def check(files: Files, entry: Entry) -> None:
 
 
 def _span(name: str, tensor: Any, label: str) -> tuple[int, int]:
-    """Where a tensor lies, which must fit its type and shape."""
+    """The extent of a tensor, which must match its type and shape."""
     try:
         first, last = tensor["data_offsets"]
         elements, bits = math.prod(tensor["shape"]), _BITS.get(tensor["dtype"])

@@ -1,8 +1,8 @@
-"""Files that torch.save wrote: zip archives since torch 1.6, and the stream of pickles and storages before.
+"""Verifies files of torch.save: zip archives since torch 1.6, and the stream of pickles and storages before.
 
-A zip archive carries a CRC for each member, so any change is found. The older format has no checksum: its pickles are
-followed as data and must name exactly the storages that fill the file to its last byte, so a file that was cut off is
-found, and a flipped bit inside a tensor is not. The still older tar format (torch before 0.2) is not accepted.
+A zip archive has a CRC for each member, so any change is detected. The older format has no checksum: its pickles are
+followed as data and must name exactly the storages that fill the file to its last byte, so a truncated file is
+detected, and a flipped bit inside a tensor is not. The still older tar format (torch before 0.2) is not accepted.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def _check(file: BinaryIO, size_bytes: int, *, any_archive: bool, known: bool) -
 
 
 def summary(files: Files, entry: Entry) -> Thing:
-    """Give the object that a torch.save zip holds, as data: what its top dict says of steps and sizes.
+    """Return the object in a torch.save zip as data: what its top-level dict says of steps and sizes.
 
-    An empty one where it cannot be had: it tells more of a checkpoint than its names do, never whether it is whole.
+    An empty one if unavailable: it adds to what the names tell, and never decides whether the checkpoint is whole.
     """
     try:
         with files.opened(entry) as file:
@@ -74,12 +74,12 @@ def summary(files: Files, entry: Entry) -> Thing:
 
 
 _PROGRESS = ("step", "global_step", "steps", "iteration", "iter_num", "iter", "it")
-"""What programs call how far they are, by which two files of one name are told apart. An epoch does not: there may be
+"""The keys that programs use for their progress, which distinguish two files of one name. Not an epoch: there may be
 several saves in one."""
 
 
 def progress(files: Files, entry: Entry) -> str:
-    """Give how far the program was that wrote a file of torch.save, as the top of its dict says; "" if it does not."""
+    """Return the progress of the program that wrote a torch.save file, from the top-level dict; "" if not there."""
     said = summary(files, entry)
     named = ((str(key).lower(), value) for key, value in said.pairs if isinstance(key, str))
     known = {key: value for key, value in named if key in _PROGRESS and integer(value) is not None}
@@ -87,7 +87,7 @@ def progress(files: Files, entry: Entry) -> str:
 
 
 def integer(value: Any) -> int | None:
-    """Give a count from a summary; None for anything else."""
+    """Return a count from a summary; None for anything else."""
     return value if type(value) is int and 0 <= value < 1 << 63 else None
 
 
@@ -135,7 +135,7 @@ def _storage(identity: Any) -> tuple[str, int]:
 
 
 class _Window:
-    """A file that gives no more than it has, whatever length a pickle claims: `read(2**60)` must not reserve that."""
+    """A file that returns no more than it has, whatever length a pickle claims: `read(2**60)` must not reserve that."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file = file
@@ -152,7 +152,7 @@ class _Window:
         return data
 
     def readline(self) -> bytes:
-        """A line of the text opcodes, which are short: names and numbers."""
+        """A line of the text opcodes; these are short: names and numbers."""
         self._file.seek(self._at)
         data = self._file.read(max(0, min(4096, self._size_bytes - self._at)))
         line = data[: data.find(b"\n") + 1]

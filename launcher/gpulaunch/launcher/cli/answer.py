@@ -9,13 +9,13 @@ from gpulaunch.launcher.job.options import UsageError
 
 
 def answer(text: str) -> None:
-    """Write `text` to stdout now. A reader that went away has had enough: that is no error.
+    """Write `text` to stdout now. A reader that has closed the pipe is no error.
 
-    Names of files, functions and runs are in it, and may hold anything: what a terminal would obey, or its encoding
-    does not have, is shown in another way.
+    The text contains names of files, functions and runs, which may hold any character: terminal controls, and
+    characters that the encoding lacks, are escaped.
 
     Raises:
-        UsageError: stdout takes nothing, as on a full disk.
+        UsageError: stdout cannot be written, as on a full disk.
     """
     from gpulaunch.launcher.failure.redact import inert
 
@@ -30,7 +30,7 @@ def answer(text: str) -> None:
 
 
 def drop() -> None:
-    """Let go of what stdout does not take: what is still buffered would fail once more when the interpreter ends."""
+    """Drop what stdout did not take: buffered data would fail once more at interpreter exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

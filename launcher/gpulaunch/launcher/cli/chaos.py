@@ -50,14 +50,14 @@ Exit code 0 when a fault was made, 1 when none could be, 2 for wrong words.
 """
 _ANY = "any"
 _ALIVE_S = 60.0
-"""How long a rank is waited for that is not there, because the job starts or restarts just now."""
+"""How long to wait for a missing rank: the job may be starting or restarting."""
 _LOOK_S = 0.05
 _LONGEST_MS = (1 << 31) - 1
-"""What poll(2) takes: 24 days."""
+"""The maximum of poll(2): 24 days."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Make the faults asked for, one line for each, and give the exit code."""
+    """Inject the requested faults, one line for each, and return the exit code."""
     if not argv or wants_help(argv):
         answer(_HELP)
         return 0
@@ -118,7 +118,7 @@ class _Chaos:
 
     def _make(self, agent: int, doing: Doing) -> Done:
         options = self._options
-        # Drawn from a generator of its own: what one fault leaves to chance must not change the next one's choice.
+        # Drawn from a separate generator: the random details of one fault must not change the choice of the next.
         rng = random.Random(self._rng.random())  # noqa: S311
         group = self._group(agent, lambda group: bool(group.ranks))
         if options.verb is None:
@@ -155,7 +155,7 @@ class _Chaos:
 
 
 def _ended(agent: int, within_s: float) -> bool:
-    """Wait so long; whether the agent has ended."""
+    """Wait this long; return whether the agent has ended."""
     poller = select.poll()
     poller.register(agent, select.POLLIN)
     return bool(poller.poll(min(within_s * 1000, _LONGEST_MS)))
@@ -181,14 +181,14 @@ def _record(run_dir: str, done: Done, seed: int) -> None:
     )
 
 
-# -- the words
+# -- the arguments
 
 FAULTS = (*(verb.value for verb in Verb), "random")
 """The first word: what to do."""
 
 
 def words(*, ranks: bool) -> VerbParser:
-    """What a fault may be told; `ranks`: it is made to one."""
+    """The parser of a fault's arguments; `ranks`: the fault is for one rank."""
     parser = VerbParser("chaos")
     if ranks:
         parser.add_argument("rank", type=_rank)

@@ -24,7 +24,7 @@ _SHM = "/dev/shm"  # noqa: S108 - the tmpfs itself, by its fixed name
 
 
 class Status(Enum):
-    """How a finding bears on jobs: none, some loss, or they will not run."""
+    """The severity of a finding for jobs: none, some loss, or they will not run."""
 
     OK = "ok"
     WARN = "warn"
@@ -83,7 +83,7 @@ def versions() -> Iterator[Finding]:
 
 
 def _torch(version: str) -> Finding:
-    """One that is too old fails; one that was not tested is told of, and is no fault."""
+    """A version that is too old fails; an untested one is reported, but is no failure."""
     number = re.match(r"(\d+)\.(\d+)", version)
     known = number is not None and number[0] in TESTED_TORCH
     value = f"{version} ({'' if known else 'not '}one of those tested: {', '.join(TESTED_TORCH)})"
@@ -152,7 +152,7 @@ def cores_and_memory(place: HostInfo) -> Iterator[Finding]:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """The tmpfs of the profiler's pages and of everything that dataloader workers hand over."""
+    """The tmpfs of the profiler's segments and of everything that dataloader workers pass on."""
     name = _SHM
     try:
         stat = os.statvfs(_SHM)
@@ -175,7 +175,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Resource limits that training runs into."""
+    """Resource limits that affect training."""
     import resource
 
     def text(limit: int) -> str:
@@ -209,7 +209,7 @@ def limits() -> Iterator[Finding]:
 
 
 def run_directory() -> Iterator[Finding]:
-    """The default run directory is made in the current one."""
+    """The default run directory is created in the current directory."""
     import tempfile
 
     here = os.getcwd()
@@ -232,7 +232,7 @@ def run_directory() -> Iterator[Finding]:
 
 
 def kernel() -> Iterator[Finding]:
-    """The calls that the launcher is built on."""
+    """The system calls that the launcher needs."""
     import ctypes
 
     value = os.uname().release
@@ -261,7 +261,7 @@ _PTRACE_SCOPES = {"0": "any process of the user", "1": "descendants only", "2": 
 
 
 def tracing(root: str = "/") -> Iterator[Finding]:
-    """Stacks are read from outside: who may do that is Yama's and the capability's to say."""
+    """Stacks are read from outside: Yama and CAP_SYS_PTRACE decide which processes may do that."""
     fields = (line.partition(":") for line in _read(os.path.join(root, "proc/self/status")).splitlines())
     status = {name: value.strip() for name, _, value in fields}
     capable = int(status.get("CapEff", "0"), 16) >> _CAP_SYS_PTRACE & 1
@@ -325,7 +325,7 @@ def _is_free(host: str, port: int) -> bool:
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        # As our own servers bind: connections of the last run in TIME_WAIT do not count.
+        # Bind as our servers do: connections of the last run in TIME_WAIT do not count.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -339,7 +339,7 @@ _DNS_SLOW_S = 0.5
 
 
 def names() -> Iterator[Finding]:
-    """localhost must mean this machine; the hostname should resolve, and fast: gloo asks for it."""
+    """localhost must mean this machine; the hostname should resolve, and fast: gloo looks it up."""
     addresses, took_s = resolve("localhost", _DNS_TIMEOUT_S)
     loopback = all(each.startswith("127.") or each == "::1" for each in addresses)
     value = f"localhost is {', '.join(addresses)} ({took_s * 1e3:.0f} ms)"
@@ -372,7 +372,7 @@ def resolve(name: str, timeout_s: float) -> tuple[list[str], float]:
         with contextlib.suppress(OSError):  # does not resolve: the list stays empty
             addresses.extend({str(info[4][0]): None for info in socket.getaddrinfo(name, None)})
 
-    # getaddrinfo cannot be interrupted; a daemon thread is left to itself when it takes too long.
+    # getaddrinfo cannot be interrupted; a daemon thread that takes too long is abandoned.
     thread = threading.Thread(target=ask, name="resolve", daemon=True)
     begin = time.monotonic()
     thread.start()
@@ -385,7 +385,7 @@ def _read(path: str) -> str:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read().strip()
     except OSError:
-        return ""  # not there on this kernel
+        return ""  # missing on this kernel
 
 
 def checks(environ: Mapping[str, str], place: HostInfo) -> dict[str, Callable[[], Iterable[Finding]]]:

@@ -21,7 +21,7 @@ _OF_A_JOB: Final[Mapping[Collector, str]] = {
     Collector.COLLECTIVES: "what ranks say of their collectives",
     Collector.STORE: "telemetry.sqlite of the run directory",
 }
-"""What there is nothing of without a job."""
+"""Metrics that do not exist without a job."""
 _TRACES_FROM = (2, 7)
 """As `profiler.probe.kineto.TORCH_FLOOR`."""
 _RANK: Final = "import torch\nfrom gpulaunch.profiler.probe.inject import arm\narm()"
@@ -29,7 +29,7 @@ _IMPORT_S: Final = 120.0
 
 
 def collectors() -> Iterator[Finding]:
-    """One refresh of the sidecar, without ranks: what cannot be read here is named, with the reason."""
+    """Refresh the sidecar once, without ranks: everything unreadable here is reported, with the reason."""
     from gpulaunch.profiler.daemon.sidecar import Sidecar
 
     with tempfile.TemporaryDirectory(prefix="gpulaunch-doctor-") as directory:
@@ -53,14 +53,14 @@ def collectors() -> Iterator[Finding]:
 
 
 def hooks() -> Iterator[Finding]:
-    """What the probe finds its place for in this torch, by arming it in a process as it would be in a rank."""
+    """Report which hooks the probe finds in this torch, by arming it in a process as in a rank."""
     from gpulaunch.profiler.channel import segment, segment_writer, workers
     from gpulaunch.profiler.channel.layout import Hook
 
     try:
         metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return  # that is told already
+        return  # already reported
     with tempfile.TemporaryDirectory(prefix="gpulaunch-doctor-") as directory:
         path = os.path.join(directory, "rank-0.bin")
         segment_writer.create(path, rank=0, local_rank=0, attempt=0)
@@ -86,7 +86,7 @@ def hooks() -> Iterator[Finding]:
         return
     for hook in Hook:
         if hook in (Hook.GPU_MEMORY_FRACTION, Hook.EVERY_STEP):
-            continue  # an option, and what of the steps is observed: neither has a place in torch
+            continue  # an option, and observation of steps: neither hooks into torch
         name = f"probe {(hook.name or '').lower()}"
         if hook in seen.hooks_unavailable:
             advice = "what it measures will be missing; a torch newer than this version knows?"
@@ -98,11 +98,11 @@ def hooks() -> Iterator[Finding]:
 
 
 def traces() -> Iterator[Finding]:
-    """`gpulaunch trace` needs a client that torch brings along."""
+    """`gpulaunch trace` needs a client that is part of torch."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return  # that is told already
+        return  # already reported
     major, minor, *_ = (*version.split("."), "0")
     if (int(major), int(minor)) >= _TRACES_FROM:
         yield Finding(name="traces", status=Status.OK, value=f"torch {version}")

@@ -37,7 +37,7 @@ _LARGEST_BYTES = 32 << 20
 
 
 def words() -> VerbParser:
-    """What it may be told, for the reader and for completion in shells."""
+    """The argument parser, also used for shell completion."""
     parser = VerbParser("compare")
     parser.add_argument("runs", nargs="*")
     parser.add_argument("--json", action="store_true")
@@ -83,12 +83,12 @@ def compare_runs(run_a: str, run_b: str) -> Comparison:
 
 
 def _job(run_dir: str) -> Mapping[str, Any]:
-    """job.json; nothing of it where it cannot be read (the view's notes say so)."""
+    """job.json; empty if it cannot be read (the view's notes say so)."""
     from gpulaunch.exporters.store.bounded import sound
 
     path = os.path.join(run_dir, "job.json")
     try:
-        if not os.path.isfile(path):  # a pipe of that name would never end
+        if not os.path.isfile(path):  # reading a pipe of that name would block forever
             return {}
         with open(path, "rb") as file:
             content: object = sound(json.loads(file.read(_LARGEST_BYTES)))

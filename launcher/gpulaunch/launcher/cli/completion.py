@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def completion(shell: str) -> str:
-    """The script for one shell. Raises UsageError where shtab is not installed."""
+    """The script for one shell. Raises UsageError if shtab is not installed."""
     if shell not in SHELLS:
         raise UsageError(
             f"--print-completion: {shell!r} is not one of {', '.join(SHELLS)}{did_you_mean(shell, SHELLS)}"
@@ -25,7 +25,7 @@ def completion(shell: str) -> str:
 
 
 def _parser(shtab: object) -> argparse.ArgumentParser:
-    """All options and verbs as one plain parser: what is read by it does not matter, only what there is."""
+    """All options and verbs as one plain parser: used only for its list of them, not to parse."""
     parser = argparse.ArgumentParser(prog="gpulaunch", add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="say what there is")
     parser.add_argument("--version", action="store_true", help="versions of gpulaunch, Python and torch")
@@ -53,7 +53,7 @@ def _parser(shtab: object) -> argparse.ArgumentParser:
 
 
 def _complete(action: argparse.Action, metavar: str, shtab: object) -> None:
-    """Have the shell complete names of files or directories, where these are meant."""
+    """Let the shell complete names of files or directories, where an option takes them."""
     kind = {"DIR": "DIRECTORY", "DIRS": "DIRECTORY", "FILE": "FILE"}.get(metavar)
     if kind is not None and action.nargs != 0 and not action.choices:
         action.complete = getattr(shtab, kind)  # type: ignore[attr-defined]

@@ -25,14 +25,14 @@ Exit code 0 unless something is `fail`, then 1. Nothing is changed and nothing i
 
 
 def words() -> VerbParser:
-    """What it may be told, for the reader and for completion in shells."""
+    """The argument parser, also used for shell completion."""
     parser = VerbParser("doctor")
     parser.add_argument("--json", action="store_true")
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
-    """Make all checks, print them, and give the exit code."""
+    """Run all checks, print the results, and return the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def examine() -> list[Finding]:
-    """All findings; a check that itself breaks is one of them, and never the end of the others."""
+    """All findings; a check that fails itself is one of them, and does not stop the others."""
     findings: list[Finding] = []
     with told_while("looking at this machine") as doing:
         every = {**checks(os.environ, look(os.environ)), "collectors": collectors, "probe": hooks, "traces": traces}
@@ -51,7 +51,7 @@ def examine() -> list[Finding]:
             doing(f"looking at {name}", number / len(every))
             try:
                 findings.extend(check())
-            except Exception as err:  # a machine strange enough to break a check is what a doctor is for
+            except Exception as err:  # detecting machines strange enough to break a check is a doctor's purpose
                 value, advice = f"{type(err).__name__}: {err}", "this check could not be made; please report it"
                 findings.append(Finding(name=name, status=Status.WARN, value=value, advice=advice))
     return findings
@@ -71,7 +71,7 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """The same for machines."""
+    """The same as JSON."""
     import json
 
     checks = [

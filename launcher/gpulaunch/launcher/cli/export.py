@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Export the run that the arguments name, and give the exit code."""
+    """Export the run that the arguments name, and return the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     extent = Extent(Path(run_dir), every_s=options.every)
     to_stdout = options.out == "-"
     try:
-        # Rows that go by on a terminal tell enough.
+        # Rows that scroll on a terminal are progress enough.
         seen_s = threading.TIMEOUT_MAX if to_stdout and sys.stdout.isatty() else PATIENCE_S
         with told_while("reading the run", patience_s=seen_s) as doing:
             rows = counted(rows_of(Path(run_dir), step_s=options.every, notes=notes), doing, share_of=extent.share_of)
@@ -80,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 class Extent:
-    """How far a row is in all rows of its run: about, since they are not counted before they are written."""
+    """The position of a row among all rows of its run: approximate, since they are not counted in advance."""
 
     def __init__(self, run_dir: Path, *, every_s: float) -> None:
         self._run_dir = run_dir
@@ -88,10 +88,10 @@ class Extent:
         self._spans: dict[int, tuple[float, float]] | None = None
 
     def share_of(self, row: Row) -> float | None:
-        """How many of all are written with this one; None: it is none of those that most are of."""
+        """The share of all rows written up to this one; None: it is of a kind that few rows are of."""
         if row.kind != "sample":
             return None
-        if self._spans is None:  # most exports have too few rows for anybody to ask
+        if self._spans is None:  # most exports have too few rows to need it
             self._spans = self._read()
         if row.node not in self._spans:
             return None
@@ -100,7 +100,7 @@ class Extent:
         return (list(self._spans).index(row.node) + older) / len(self._spans)
 
     def _read(self) -> dict[int, tuple[float, float]]:
-        """Beginning and end of what each node has, in the order of the rows."""
+        """The beginning and end of each node's data, in the order of the rows."""
         from gpulaunch.exporters.store.locations import files_of
         from gpulaunch.exporters.store.reading import TelemetryReader, UnreadableError
 
@@ -127,7 +127,7 @@ def _num_looks(age_s: float, every_s: float) -> float:
 
 
 def counted(rows: Iterable[T], doing: Doing, *, share_of: Callable[[T], float | None] = lambda _: None) -> Iterator[T]:
-    """Give the rows, and let `doing` say how many there were, and how much that is."""
+    """Yield the rows, and let `doing` show how many there were, and their share."""
     for number, row in enumerate(rows, 1):
         yield row
         if not number % 1000:
@@ -135,12 +135,12 @@ def counted(rows: Iterable[T], doing: Doing, *, share_of: Callable[[T], float | 
 
 
 def _to_file(rows: Iterator[Row], out: str, kind: str) -> int:
-    """Write them whole or not at all; without a row nothing is written. Raises OSError."""
+    """Write them atomically; without a row nothing is written. Raises OSError."""
     from gpulaunch.exporters.files.jsonl import write_jsonl
     from gpulaunch.exporters.files.parquet import write_parquet
     from gpulaunch.profiler.files import replacing
 
-    if os.path.exists(out) and not os.path.isfile(out):  # /dev/null would not be the same afterwards
+    if os.path.exists(out) and not os.path.isfile(out):  # /dev/null must not be replaced
         raise OSError(errno.EINVAL, "it is there, and no file")
     first = next(rows, None)
     if first is None:
@@ -159,7 +159,7 @@ def _to_stdout(rows: Iterable[Row]) -> int:
     try:
         count = write_jsonl(rows, sys.stdout)
         sys.stdout.flush()
-    except BrokenPipeError:  # a reader that went away has had enough
+    except BrokenPipeError:  # the reader has closed the pipe
         drop()
         return 1
     except OSError:
@@ -169,7 +169,7 @@ def _to_stdout(rows: Iterable[Row]) -> int:
 
 
 def words() -> VerbParser:
-    """What it may be told, for the reader and for completion in shells."""
+    """The argument parser, also used for shell completion."""
     parser = VerbParser("export")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--out", required=True)

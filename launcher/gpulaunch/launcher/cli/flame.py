@@ -41,7 +41,7 @@ _WHOLE = "all"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Draw what the arguments name, say where it is, and give the exit code."""
+    """Draw what the arguments name, print the path, and return the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
@@ -67,10 +67,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def read_all(run_dir: Path) -> Folded:
-    """The stacks of a run; those of a job of several nodes have a directory each.
+    """The stacks of a run; a job of several nodes has a directory for each node.
 
     Raises:
-        UsageError: a file of them cannot be read.
+        UsageError: one of the files cannot be read.
     """
     stacks = Folded()
     for file in (run_dir / STACKS_FILE, *sorted(run_dir.glob(f"node-*/{STACKS_FILE}"))):
@@ -101,7 +101,7 @@ def write_all(stacks: Folded, into: Path, *, name: str) -> None:
 
 
 def table(stacks: Folded) -> str:
-    """One line for each phase: how many samples, which share, and where most of them were."""
+    """One line for each phase: number of samples, share, and the most frequent place."""
     samples = stacks.samples()
     total = sum(samples.values())
     lines = ["phase       samples  share  most often in"]
@@ -112,7 +112,7 @@ def table(stacks: Folded) -> str:
 
 
 def _most_often(stacks: Folded, phase: str) -> tuple[int, str]:
-    """The deepest frame that most stacks of a phase have."""
+    """The most frequent deepest frame in the stacks of a phase."""
     deepest: dict[str, int] = {}
     for labels, count in stacks.stacks(phase):
         deepest[labels[-1]] = deepest.get(labels[-1], 0) + count
@@ -120,7 +120,7 @@ def _most_often(stacks: Folded, phase: str) -> tuple[int, str]:
 
 
 def words() -> VerbParser:
-    """What it may be told, for the reader and for completion in shells."""
+    """The argument parser, also used for shell completion."""
     parser = VerbParser("flame")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--out")

@@ -18,10 +18,10 @@ _MODULES = {verb: f"gpulaunch.launcher.cli.{verb}" for verb in VERBS} | {"_sidec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own) and give the exit code."""
+    """Run the command line `argv` (default: the process's own) and return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     _open_closed_stdio()
-    # A job manager's notice may come before anybody can hear it: it is held until the agent does.
+    # A job manager's notice may arrive before it can be handled: it stays blocked until the agent handles it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGUSR2))
     try:
         return _dispatch(argv)
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_stdio() -> None:
-    """Put /dev/null where the caller closed stdin, stdout or stderr: else the next file opened gets its number."""
+    """Open /dev/null where the caller closed stdin, stdout or stderr: else the next opened file gets its number."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -56,7 +56,7 @@ def _complain(line: str) -> None:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    # A verb is the first word and wins over a file of that name, which runs as ./doctor.
+    # A verb is the first word and takes precedence over a file of that name, which runs as ./doctor.
     if argv and argv[0] in _MODULES:
         from importlib import import_module
 
@@ -66,7 +66,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     from gpulaunch.launcher.job.parse import parse
 
     try:
-        given = parse(argv)  # before looking at the machine: --help and typing mistakes need not wait for NVML
+        given = parse(argv)  # before detecting the machine: --help and typing mistakes need not wait for NVML
     except SystemExit:  # argparse has answered --help or --version, into the buffer
         answer("")
         return 0

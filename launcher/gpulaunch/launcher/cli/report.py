@@ -41,7 +41,7 @@ Exit code 0 whether something was found or not, 2 for wrong words.
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the report of a run, or write it, and give the exit code."""
+    """Print or write the report of a run, and return the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def words() -> VerbParser:
-    """What it may be told, for the reader and for completion in shells."""
+    """The argument parser, also used for shell completion."""
     words = VerbParser("report")
     words.add_argument("run", nargs="*")
     how = words.add_mutually_exclusive_group()
@@ -93,7 +93,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = words()
     given = parser.read(argv)
     if given.html and given.html != "-" and not given.html.endswith((".html", ".htm")):
-        # `report --html RUN` reads well, and means what it says.
+        # Accept `report --html RUN`: its meaning is clear.
         if given.run:
             raise UsageError(f"report: --html {given.html}: name a file that ends in .html")
         given.run, given.html = [given.html], ""
@@ -119,7 +119,7 @@ def as_markdown(run_dir: str) -> str:
 
 
 def _standing(run_dir: str) -> str:
-    """How the run went, in a sentence; "" where that is not known."""
+    """The result of the run, in a sentence; "" if unknown."""
     from gpulaunch.exporters.report.content import standing
     from gpulaunch.exporters.view.load import load_run
     from gpulaunch.exporters.view.model import Status
@@ -140,9 +140,9 @@ def _document(run_dir: str) -> Document:
 
 
 def collect(run_dir: Path) -> dict[str, Any]:
-    """Give everything that was found in a run, the largest loss first. A job of several nodes has a directory each.
+    """Return all findings of a run, the largest loss first. A job of several nodes has a directory for each.
 
-    What only an earlier run in the same directory had says so (`earlier`).
+    Data of an earlier run in the same directory is marked (`earlier`).
     """
     from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
     from gpulaunch.exporters.view.files import read_files
@@ -173,7 +173,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
 
 
 def whole(run_dir: str) -> dict[str, Any]:
-    """What `collect` gives and, as `view`, everything that is known of the run; without secrets, as a page is."""
+    """The result of `collect` and, as `view`, everything known of the run; without secrets, as a page is."""
     from gpulaunch.exporters.view.as_json import to_json
     from gpulaunch.exporters.view.load import load_run
     from gpulaunch.profiler.redact import redact_all
@@ -182,12 +182,12 @@ def whole(run_dir: str) -> dict[str, Any]:
 
 
 def headlines(run_dir: str, most: int = 3, *, since_s: float = 0.0) -> list[str]:
-    """What stood in the end, a line each, the largest loss first; empty where nothing did, or where nobody watched.
+    """The final findings, a line each, the largest loss first; empty if there were none, or without a profiler.
 
     Args:
         run_dir: the run directory.
-        most: so many lines at most, and one that there are more.
-        since_s: what stood before (Unix time) is another run's.
+        most: maximum number of lines, plus one that there are more.
+        since_s: findings before this Unix time belong to another run.
     """
     every = collect(Path(run_dir))["findings"]
     findings = [found for found in every if found["active"] and found["last_seen_s"] >= since_s]
@@ -205,13 +205,13 @@ def as_json(report: Mapping[str, Any]) -> str:
 
 
 def as_text(report: Mapping[str, Any], standing: str = "") -> str:
-    """The report for people: how the run went, in a sentence, and a finding in three lines."""
+    """The report for people: the result of the run in a sentence, and each finding in three lines."""
     from gpulaunch.exporters.view.findings import nobody_watched
 
     notes = [f"note: {note}" for note in report["notes"]]
     if not report["watched"] and not notes:
         found = nobody_watched(profiled=report["profiled"])
-    elif notes and not report["findings"]:  # then nothing found would be more than is known
+    elif notes and not report["findings"]:  # otherwise "nothing found" would claim more than is known
         found = "what was found is not known (--md tells what telemetry.sqlite has of it)"
     else:
         found = _counted([found for found in report["findings"] if not found["earlier"]])
@@ -228,9 +228,9 @@ def as_text(report: Mapping[str, Any], standing: str = "") -> str:
 
 
 def _printable(line: str) -> str:
-    """A line as it is, but for what does not print: it could harm a terminal, or pass for a line of its own.
+    """Escape what is not printable in a line: it could harm a terminal, or look like a separate line.
 
-    Paths and names of functions are the program's, and it may have made them of anything.
+    Paths and function names come from the program and may contain any character.
     """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 

@@ -23,16 +23,16 @@ PAGE_FILE = "report.html"
 """In the run directory."""
 
 _LONGEST_S = 8
-"""How long it may take; it then takes back what it has written of the page."""
+"""How long it may take; it then removes what it has written of the page."""
 _WAITED_S = _LONGEST_S + 2.0
-"""How long the end of a job may be held up by its report."""
+"""How long the report may delay the end of a job."""
 _NICE = 10
 # `-P`: the user's directory must not shadow what is imported.
 _ENTRY = "import sys; from gpulaunch.launcher.cli.report_page import run; sys.exit(run(sys.argv[1:]))"
 
 
 def begin(run_dir: str) -> int | None:
-    """Start the process, and return at once with its pid; None: it cannot be started, and there is no report."""
+    """Start the process, and return its pid at once; None: it cannot be started, and there is no report."""
     argv = [sys.executable, "-P", "-c", _ENTRY, os.path.abspath(run_dir), str(os.getpid())]
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
     try:
@@ -42,9 +42,9 @@ def begin(run_dir: str) -> int | None:
 
 
 def wait(pid: int) -> bool:
-    """Wait until the process has ended, or end it when its time is over; whether it has written the page.
+    """Wait until the process has ended, or kill it at its deadline; return whether it has written the page.
 
-    Somebody who looks on is told what is waited for.
+    On a terminal, the wait is shown.
     """
     pidfd = os.pidfd_open(pid)
     try:
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
         from gpulaunch.launcher.loop.files import write_text
 
         write_text(os.path.join(run_dir, PAGE_FILE), as_page(run_dir, static=True))
-    except Exception:  # nobody listens: no report, then
+    except Exception:  # no caller to report to: there is no report then
         return 1
     return 0
 

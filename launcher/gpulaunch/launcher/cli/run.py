@@ -45,18 +45,18 @@ from gpulaunch.profiler.kernel import kernel
 
 _FILES_PER_RANK = 6
 _FILES_BESIDE = 40
-"""What the agent holds open: for each rank two pipes, two files, a pidfd and a moment's other ends, and its own."""
+"""The agent's descriptors: for each rank two pipes, two files, a pidfd and some temporary ones, and its own."""
 _OF_A_RANK = (
     *("GPULAUNCH_CHANNEL_DIR", "GPULAUNCH_RUN_DIR", "GPULAUNCH_GPU_MEMORY_FRACTION", "GPULAUNCH_CONTROL"),
     *("GPULAUNCH_CHECKPOINT_DIR", "GPULAUNCH_RESUME_FROM", "GPULAUNCH_ATTEMPT", "GPULAUNCH_TRACER_PID"),
 )
-"""What a launcher around this one has told its rank, and ours must not hear."""
+"""Variables that an outer launcher has set for its rank, and that ours must not inherit."""
 _FLUSH_S = 24 * 3600.0
-"""How long the reader of our output may take for the rest of it, once everything has ended: somebody may be paging."""
+"""How long the reader of our output may take for the rest once everything has ended: it may be a pager."""
 
 
 def run(request: Request, place: HostInfo, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
-    """Run the job; return the exit code. `told` hears how it ended, for a caller who wants more than the code."""
+    """Run the job; return the exit code. `told` is called with how it ended, if a caller needs more than the code."""
     spec = request.spec
     sinks = checked(spec)
     foreign_children = os.getpid() == 1 or bool(linux.children_of(os.getpid()))
@@ -82,7 +82,7 @@ def run(request: Request, place: HostInfo, *, told: Callable[[RunDir, Agent, End
 
 
 def checked(spec: JobSpec) -> SinkOptions:
-    """Say what can be said against a job before anything starts. Raises UsageError."""
+    """Check a job before anything starts. Raises UsageError."""
     complaint = check_template(spec.resume_arg) if spec.resume_arg is not None else None
     if complaint:
         raise UsageError(f"--resume-arg: {complaint}")
@@ -122,7 +122,7 @@ def _open(spec: JobSpec) -> RunDir:
 
 
 class _Job:
-    """The pieces of one run, in the order in which they are needed and undone."""
+    """The parts of one run, in the order in which they are created and closed."""
 
     def __init__(
         self,
@@ -227,11 +227,11 @@ class _Job:
             hub.close(keep_held=self._ended_well)
             if self._ended:
                 self._conclude(console)
-            # Nothing is left that a signal would have to end but this process, which may wait for its reader, and one
-            # that ends with it.
+            # Only this process, which may wait for its reader, and one that ends with it are left for a signal
+            # to end.
             for name in {*spec.signals, *spec.preempt_signals}:
                 signal.signal(signal.Signals[name], signal.SIG_DFL)
-            for name in spec.notify_signals:  # there is nothing left to save, and that is no reason to die
+            for name in spec.notify_signals:  # nothing is left to save, so the signal must not end this process
                 signal.signal(signal.Signals[name], signal.SIG_IGN)
             writing = report_page.begin(rundir.path) if self._worth_a_report else None
             console.flush(_FLUSH_S)
@@ -248,10 +248,10 @@ class _Job:
             rundir.close()
 
     def _base_env(self) -> dict[str, str]:
-        """What every process of the job is started with: the user's environment, the job file's, and our mark."""
+        """The environment of every process of the job: the user's, the job file's, and the run's mark."""
         spec = self._spec
         env = {**os.environ, **spec.env}
-        # Of a launcher around this one: its segments and its timers are not ours.
+        # From an outer launcher: its segments and timers are not ours.
         if "GPULAUNCH_CONTROL" in env:
             env.pop(timers.FILE, None)
         for name in _OF_A_RANK:
@@ -275,7 +275,7 @@ class _Job:
             return None
 
     def _control(self, segments: Segments | None) -> str:
-        """Make the page by which ranks are told to save: beside their own, or, without any, in the run directory."""
+        """Make the segment by which ranks are told to save: beside theirs or, without any, in the run directory."""
         path = os.path.join(segments.directory if segments is not None else self._rundir.path, "control.bin")
         try:
             control.create(path)
@@ -399,14 +399,14 @@ class _Job:
         )
         for line in [*lines, agent.goodput.line()]:
             console.say(line)
-        # One for the whole job, and none where nothing was made that it could tell of.
+        # One for the whole job, and none if nothing was created that it could report.
         self._worth_a_report = self._spec.node_rank == 0 and any(one.steps for one in agent.totals.values())
         self._ended, self._ended_well = True, ended.code == 0
 
     def _conclude(self, console: Console) -> None:
-        """What is known once the sidecar has written the last of it, too."""
+        """Report what is known only after the sidecar has written its last data."""
         lines = self._found(self._started_wall_s)
-        # A failure is the last thing to be read. Without one the report is told of when it is written.
+        # A failure is the last output. Without one, the report is announced once it is written.
         if self._worth_a_report and self._page:
             lines.append(self._where_the_report_is())
         for line in [*lines, *self._page.splitlines()]:
@@ -422,18 +422,18 @@ class _Job:
                 return []
         except OSError:
             return []
-        from gpulaunch.launcher.cli.report import headlines  # at the end, and only where there is something to tell
+        from gpulaunch.launcher.cli.report import headlines  # at the end, and only if there is something to report
 
         return headlines(self._rundir.path, since_s=since_s)
 
 
 def _absolute(path: str) -> str:
-    """A directory as the ranks may need it, whatever directory they go to; a URL as it is."""
+    """A directory as the ranks need it, independent of their current directory; a URL unchanged."""
     return path if "://" in path else os.path.abspath(path)
 
 
 def _spawn_because(spec: JobSpec, reading: Reading, *, has_torch: bool) -> str:
-    """Why the ranks are not to be forked, or ""."""
+    """Why the ranks should not be forked, or ""."""
     if spec.program.kind == "exec":
         return "the program is not run by Python"
     if spec.start_method == "spawn":

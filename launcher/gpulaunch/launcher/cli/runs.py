@@ -38,7 +38,7 @@ Exit code 0, 1 when something could not be removed, 2 for wrong words.
 
 
 def words() -> VerbParser:
-    """What it may be told, for the reader and for completion in shells."""
+    """The argument parser, also used for shell completion."""
     parser = VerbParser("runs")
     parser.add_argument("dir", nargs="*")
     parser.add_argument("--json", action="store_true")
@@ -50,7 +50,7 @@ def words() -> VerbParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """List or remove, and give the exit code."""
+    """List or remove runs, and return the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0

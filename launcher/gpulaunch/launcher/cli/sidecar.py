@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
         listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
         return _usage(f"--listen-fd {options.listen_fd}: {error.strerror}; pass a listening TCP socket")
-    os.set_inheritable(options.listen_fd, False)  # py-spy is started beside it, and has no business with it
+    os.set_inheritable(options.listen_fd, False)  # py-spy, which is started beside it, must not inherit it
     with listener:
         if not listening or listener.family not in (socket.AF_INET, socket.AF_INET6):
             return _usage(f"--listen-fd {options.listen_fd}: not listening for TCP; call listen() on it first")
@@ -47,14 +47,14 @@ def run(argv: Sequence[str]) -> int:
 def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)  # a key pressed or a terminal closed is the agent's business
-    # SIGKILL: there is nothing to say goodbye to, and it works when a read from /proc hangs. What must survive is in
-    # the ledger.
+        signal.signal(signum, signal.SIG_IGN)  # Ctrl-C and a closed terminal are handled by the agent
+    # SIGKILL: no cleanup is needed, and it works when a read from /proc hangs. Everything that must survive is in the
+    # ledger.
     if not linux.bind_to_parent(options.parent_pid, signal.SIGKILL):
         return 1
     _settle()
 
-    # Late, because this is most of the start-up time and the rules above should hold as soon as possible.
+    # Late, because this is most of the startup time and the rules above should apply as soon as possible.
     from gpulaunch.exporters.files.findings_writer import FindingsWriter
     from gpulaunch.exporters.prometheus.pages import routes
     from gpulaunch.exporters.prometheus.render import Board
@@ -108,7 +108,7 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
 
 
 def _settle() -> None:
-    """Step back behind the ranks, be known by name in `ps` and `top`, and be ready for many of them."""
+    """Lower the priority below the ranks, set the name for `ps` and `top`, and prepare for many ranks."""
     with contextlib.suppress(OSError):  # a hardened container may forbid it; then we run as we are
         if os.getpriority(os.PRIO_PROCESS, 0) < NICE:
             os.setpriority(os.PRIO_PROCESS, 0, NICE)

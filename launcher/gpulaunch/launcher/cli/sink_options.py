@@ -9,23 +9,23 @@ from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.job.spec import JobSpec
 
 _TO_LOAD_S = 0.5
-"""What sends the last values is loaded at the end, and only then."""
+"""The client that sends the last values is loaded at the end, and only then."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """What the options say of them."""
+    """The result of the options."""
 
     arguments: tuple[str, ...]
-    """Of the sidecar."""
+    """Arguments of the sidecar."""
     end_s: float
-    """How much longer its end may take for them."""
+    """How much longer its end may take because of them."""
     scheme: str
     """http, or https."""
 
 
 def sink_options(spec: JobSpec) -> SinkOptions:
-    """Check the options and put them together; loads what checks them, and nothing where none is given.
+    """Check and combine the options; imports the checks only if an option is given.
 
     Raises UsageError.
     """

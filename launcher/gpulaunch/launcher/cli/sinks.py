@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Sinks:
-    """What the sidecar's options ask for; nothing is imported for what they do not."""
+    """The sinks that the sidecar's options request; nothing is imported for others."""
 
     def __init__(
         self, options: argparse.Namespace, listener: socket.socket, *, version: str, scheme: str = "http"
     ) -> None:
-        """`scheme`: how the page at `listener` is asked for, http or https."""
+        """`scheme`: of the page at `listener`, http or https."""
         self._run: str = options.run_label
         self._push_url: str = options.push_url
         self._version = version
@@ -42,12 +42,12 @@ class Sinks:
             self._sender = Sender(options.otlp_url, node=self._node, version=version, run=self._run, on_fault=_say)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         if self._sender is not None:
             self._sender.start()
 
     def publish(self, state: NodeState) -> None:
-        """Tell them the newest state; nothing before the run has begun."""
+        """Pass on the newest state; nothing before the run has begun."""
         if state.group is None:
             return
         self._state = state
@@ -61,7 +61,7 @@ class Sinks:
             self._sender.publish(state)
 
     def close(self) -> None:
-        """Take the announcement away, send and push what is newest; a few seconds at most."""
+        """Remove the announcement, send and push the newest values; takes a few seconds at most."""
         if self._announced is not None:
             self._announced.close()
         if self._sender is not None:

@@ -36,13 +36,13 @@ The screen needs pip install 'gpulaunch[top]'; --once and --json do not.
 Exit code 0, 2 for wrong words or where the screen cannot be shown.
 """
 _NARROWEST = 80
-"""What is printed once is at least so wide."""
+"""Minimum width of output that is printed once."""
 _QUIET_S = 30.0
-"""A rank without a step for so long may be disturbed by a signal, where its stack cannot be read otherwise."""
+"""A rank without a step for this long may be interrupted by a signal, if its stack is not readable otherwise."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Show the run that the arguments name, and give the exit code."""
+    """Show the run that the arguments name, and return the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
@@ -99,7 +99,7 @@ def _show(run_dir: Path) -> None:
         raise app.fault
 
 
-# -- what keys ask of a running job
+# -- key commands for a running job
 
 
 def _trace(run_dir: Path, rank: int | None) -> Task:
@@ -129,7 +129,7 @@ class Dump:
         self._quiet_s = quiet_s
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Take them and say them, the main thread first and of each the innermost frame first."""
+        """Take the stacks and show them, the main thread first and of each the innermost frame first."""
         try:
             stacks = self._take()
         except RunError as err:
@@ -161,11 +161,11 @@ class Dump:
             return take([target])[self._rank]
 
     def stop(self) -> None:
-        """It ends by itself, within seconds."""
+        """Do nothing: it ends by itself, within seconds."""
 
 
 def words() -> VerbParser:
-    """What it may be told, for the reader and for completion in shells."""
+    """The argument parser, also used for shell completion."""
     parser = VerbParser("top")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--once", action="store_true")

@@ -47,11 +47,11 @@ are shown. Exit code 0 when all traces are there, 1 when some are not, 2 for wro
 """
 _STEPS = 5
 _BETWEEN_S = 600.0
-"""From one trace to the next: each costs the job time, and a little memory that it does not get back."""
+"""Interval between two traces: each costs the job time, and a little memory that is not freed."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Make the traces asked for, tell what they cost, and give the exit code."""
+    """Make the requested traces, report their cost, and return the exit code."""
     if wants_help(argv):
         answer(_HELP)
         return 0
@@ -103,7 +103,7 @@ def _trace(options: argparse.Namespace, run_dir: str, group: RunProcesses, ranks
         raise RunError(f"{err.strerror}: {err.filename or _channel_dir(group)}") from None
     finally:
         if options.out is None:
-            with contextlib.suppress(OSError):  # it is empty where nothing has come of it
+            with contextlib.suppress(OSError):  # it is empty if no trace was made
                 os.rmdir(directory)
     wanted = options.steps if options.duration is None else None
     answer("".join(f"{line}\n" for line in told(results, num_steps=wanted)))
@@ -112,7 +112,7 @@ def _trace(options: argparse.Namespace, run_dir: str, group: RunProcesses, ranks
     return results
 
 
-# -- who, and where
+# -- ranks and directories
 
 
 def _group(run_dir: str) -> RunProcesses:
@@ -160,7 +160,7 @@ def _directory(out: str | None, run_dir: str, ranks: Sequence[Rank]) -> str:
 
 @contextlib.contextmanager
 def _one_at_a_time(run_dir: str, *, again: bool) -> Generator[Any]:
-    """Hold the run's right to a trace, and give what to call when one was made. One at a time, and not too often."""
+    """Hold the run's trace lock; yield a function to call when a trace was made. One at a time, and not too often."""
     directory = os.path.join(run_dir, "traces")
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -184,18 +184,18 @@ def _one_at_a_time(run_dir: str, *, again: bool) -> Generator[Any]:
 
 
 def _record(run_dir: str, directory: str, results: Sequence[TraceResult], what: Sequence[str]) -> None:
-    """Write down what was made: beside the traces, and in the run's own history. A full disk costs the record only."""
+    """Record what was made: beside the traces, and in the run's own history. A full disk costs only the record."""
     content = {"version": 1, "time_s": time.time(), "what": list(what), "ranks": [asdict(each) for each in results]}
     with contextlib.suppress(OSError):
         write_json(os.path.join(directory, "trace.json"), content)
     note(run_dir, "trace", what=content["what"], ranks=content["ranks"])
 
 
-# -- the words
+# -- the arguments
 
 
 def words() -> VerbParser:
-    """What it may be told, for the reader and for completion in shells."""
+    """The argument parser, also used for shell completion."""
     parser = VerbParser("trace")
     parser.add_argument("run", nargs="*")
     parser.add_argument("--steps", type=count, default=None)

@@ -10,14 +10,14 @@ from gpulaunch.launcher.loop.files import shown
 from gpulaunch.profiler.daemon.window import Speed
 
 _KEPT_BYTES: Final = 64 << 20
-"""Allocators keep less than this of anything; a rank holds more than before if it is more than this..."""
+"""Allocators keep less than this; a rank counts as holding more than before above this..."""
 _KEPT_SHARE: Final = 0.10
 """...and more than this share of what it held."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rss:
-    """Resident memory of a rank's own process; the middle one is the most that was seen."""
+    """Resident memory of a rank's own process; the middle value is the maximum observed."""
 
     before_bytes: int
     during_bytes: int
@@ -26,7 +26,7 @@ class Rss:
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """What was copied in one direction in the window: all of it, and what the probe saw of it."""
+    """Copies in one direction in the window: the total, and the part that the probe saw."""
 
     traced_bytes: int
     ledger_bytes: int
@@ -34,32 +34,32 @@ class Copied:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceResult:
-    """What became of the trace of one rank."""
+    """The result of the trace of one rank."""
 
     rank: int
     pid: int
     path: str
-    """Where it is; "" where there is none."""
+    """Its path; "" if there is none."""
     trouble: str
     """Why there is none."""
     size_bytes: int
     num_events: int | None
-    """None: it was too large to be counted."""
+    """None: it was too large to count."""
     first_step: int | None
     num_steps: int
-    """Steps that lie in the trace as a whole."""
+    """Steps completely inside the trace."""
     before: Speed | None
     during: Speed | None
     after: Speed | None
     back: bool | None
-    """Whether the rank is as fast as before; None: that cannot be told."""
+    """Whether the rank is as fast as before; None: unknown."""
     rss: Rss | None
     copied: Mapping[str, Copied]
     """By direction; of those in which the GPU copied."""
 
 
 def told(results: Sequence[TraceResult], *, num_steps: int | None) -> list[str]:
-    """Tell what became of the traces, in lines for people. `num_steps`: how many were asked for."""
+    """Describe the results in lines for people. `num_steps`: how many steps were requested."""
     return [line for each in results for line in _lines(each, num_steps)]
 
 
@@ -106,7 +106,7 @@ def _speed(speed: Speed | None) -> str:
 
 
 def time_of(seconds: float) -> str:
-    """A time as a person would say it."""
+    """A time in readable units."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds / 60:.0f} min"

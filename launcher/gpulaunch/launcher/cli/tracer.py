@@ -28,43 +28,43 @@ from gpulaunch.profiler.daemon.window import Span, Window, is_back, speed_of, wi
 
 _LOOK_S = 0.1
 _BEGUN_NS = 2_000_000_000
-"""Kineto makes the file before the window begins; after this long behind its end there will be none."""
+"""Kineto creates the file before the window begins; this long after its end there will be none."""
 _STILL_NS = 60_000_000_000
-"""How long a trace may not grow, while it is written, before it is given up."""
+"""How long a trace being written may stop growing before it is given up."""
 _SETTLE_NS = 30_000_000_000
-"""How long a rank may take to get back to its speed."""
+"""How long a rank may take to return to its speed."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
 class Rank:
-    """One rank: its process, held, and its segment; and how far its trace is."""
+    """One rank: its process, held by pidfd, its segment, and the state of its trace."""
 
     number: int
     process: Process
     segment: SegmentReader
     last_step: int = -1
-    """When all this began."""
+    """When the tracing began."""
     before: dict[int, Span] = field(default_factory=dict[int, Span])
-    """By number: steps that were over when it might have got its order."""
+    """By number: steps that had ended when the rank might have received its order."""
     during: dict[int, Span] = field(default_factory=dict[int, Span])
-    """By number: steps of which some part lies in the window."""
+    """By number: steps that overlap the window."""
     rss_bytes: list[int] = field(default_factory=list[int])
     ordered: bool = False
     busy: bool = False
-    """It asked, but something else is being traced in it."""
+    """It asked, but another trace is active in it."""
     ended: bool = False
     moved_ns: int = 0
     """When its trace was last seen to grow."""
     copied: list[Counter[str]] = field(default_factory=list[Counter[str]])
-    """What the probe has seen of its copies, in bytes by direction: when the window began, and when it ended."""
+    """Bytes copied, by direction, as seen by the probe: at the start and the end of the window."""
     contents: Contents | None = None
     whole: bool = False
     trouble: str = ""
 
     @property
     def open(self) -> bool:
-        """Its trace may still come."""
+        """Its trace may still arrive."""
         return not self.trouble and not self.whole
 
     def steps(self) -> list[StepEvent]:
@@ -72,20 +72,20 @@ class Rank:
         return recent_from(self.segment)
 
     def note_steps(self, of_all: Window) -> None:
-        """Remember those of its last steps that are of interest."""
+        """Record those of its last steps that are relevant."""
         steps = [Span(event.step, event.start_ns, event.duration_ns) for event in self.steps()]
         self.before.update((span.step, span) for span in of_all.before(steps))
         self.during.update((span.step, span) for span in of_all.touched(steps))
 
     def note_copies(self) -> None:
-        """Remember what the probe has seen of its copies."""
+        """Record the copies that the probe has seen."""
         copied: Counter[str] = Counter()
         for (direction, _), copies in self.segment.read().copies.items():
             copied[direction] += copies.size_bytes
         self.copied.append(copied)
 
     def note_rss(self) -> None:
-        """Remember how much memory it holds now."""
+        """Record its present memory."""
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.process.pid}/statm", "rb") as statm:
             self.rss_bytes.append(int(statm.read().split()[1]) * _PAGE_BYTES)
 
@@ -110,7 +110,7 @@ class Tracer:
         Args:
             duration_s: how long the window is.
             step_s: how long a step of the slowest rank takes.
-            tell: called with the window once it is known; what it gives is told from then on what is being done.
+            tell: called with the window once it is known; its result then shows the progress.
         """
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
@@ -124,7 +124,7 @@ class Tracer:
         with self._apart() as parts:
             self._files = {rank.number: Watched(parts, rank.number) for rank in self._ranks}
             try:
-                # The ranks get a path through this link: its letters are ours, whatever the directory is called.
+                # The ranks get a path through this link: its characters are safe, whatever the directory's name.
                 _remove(link)
                 os.symlink(self._directory, link)
                 self._order(of_all, os.path.join(link, os.path.basename(parts)))
@@ -132,19 +132,19 @@ class Tracer:
                 self._collect(of_all, doing)
             finally:
                 _remove(link)
-                _remove(tracing.socket_path(self._channel_dir))  # where Ctrl-C came between its making and its `with`
+                _remove(tracing.socket_path(self._channel_dir))  # if Ctrl-C came between its creation and its `with`
         return self._settle(of_all, doing)
 
     @contextlib.contextmanager
     def _apart(self) -> Generator[str]:
-        """Make a directory for what is not whole yet, in the one that the traces go to; what stays in it is no trace.
+        """Make a directory for unfinished files inside that of the traces; a file left in it is no trace.
 
-        Its name is new, so that no older trace can be in it, and none that was interrupted and is written only now. And
-        it is closed to others: a trace shows paths and shapes, and the umask of a rank is not ours.
+        Its name is new, so it contains no older trace, and none that was interrupted and is written only now. Other
+        users cannot read it: a trace shows paths and shapes, and a rank's umask is not ours.
         """
         parts = tempfile.mkdtemp(prefix=".part-", dir=self._directory)
         try:
-            for rank in self._ranks[:1]:  # all are of one user, which is not root's own where root traces them
+            for rank in self._ranks[:1]:  # all belong to one user, who is not root even if root traces them
                 with contextlib.suppress(OSError):
                     os.chown(parts, os.stat(f"/proc/{rank.process.pid}").st_uid, -1)
             yield parts
@@ -152,10 +152,10 @@ class Tracer:
             shutil.rmtree(parts, ignore_errors=True)
 
     def _order(self, of_all: Window, parts: str) -> None:
-        """Give all ranks the order; those that do not come for it in time have no trace.
+        """Give all ranks the order; ranks that do not fetch it in time have no trace.
 
-        The socket is there no longer than that: an answer that comes late, because this process has something else to
-        do, would be taken for the answer to a later question.
+        The socket exists no longer than that: a late answer, because this process was busy, would be taken for the
+        answer to a later question.
         """
         texts = {rank.number: self._text(rank, of_all, parts) for rank in self._ranks}
 
@@ -190,7 +190,7 @@ class Tracer:
         )
 
     def _record(self, of_all: Window, doing: Doing) -> None:
-        """Wait until the window is over, and note what the ranks do in it."""
+        """Wait until the window is over, and record what the ranks do in it."""
         for edge_ns in (of_all.start_ns, of_all.end_ns):
             while (now_ns := monotonic_ns()) < edge_ns and any(rank.open for rank in self._ranks):
                 if now_ns >= of_all.start_ns:
@@ -209,7 +209,7 @@ class Tracer:
         return f"recording, {count} step{'' if count == 1 else 's'}"
 
     def _collect(self, of_all: Window, doing: Doing) -> None:
-        """Wait until all traces are written, and take them."""
+        """Wait until all traces are written, and collect them."""
         while any(rank.open for rank in self._ranks):
             there = sum(rank.whole for rank in self._ranks)
             coming = sum(rank.open for rank in self._ranks)
@@ -223,7 +223,7 @@ class Tracer:
                     rank.trouble = f"its trace cannot be read: {error.strerror}"
 
     def _take(self, rank: Rank, of_all: Window) -> None:
-        """Look at the trace of a rank: whether it is whole, or there will be none."""
+        """Check a rank's trace: whether it is complete, or will never be."""
         file, now_ns = self._files[rank.number], monotonic_ns()
         before = file.path, file.size_bytes
         if file.look() and self._named(rank, file.path):
@@ -239,10 +239,10 @@ class Tracer:
             )
 
     def _named(self, rank: Rank, path: str) -> bool:
-        """Give a trace its name, if it is one."""
+        """Rename a file to its final name if it is a complete trace."""
         try:
             rank.contents = contents_of(path)
-        except TraceFileError:  # it may be between two of its writes
+        except TraceFileError:  # it may be between two writes
             return False
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -254,7 +254,7 @@ class Tracer:
         return True
 
     def _settle(self, of_all: Window, doing: Doing) -> list[TraceResult]:
-        """Wait until the ranks are as fast as before, or do not get there; say what became of each."""
+        """Wait until the ranks are as fast as before, or the deadline; return the result of each."""
         written_ns = monotonic_ns()
         until_ns = written_ns + _SETTLE_NS
         doing(f"waiting until ranks are as fast as before, {_SETTLE_NS / 1e9:.0f} s at most")
@@ -297,7 +297,7 @@ class Tracer:
         )
 
     def _wait(self, until_s: float = _LOOK_S) -> None:
-        """Wait a moment, and no longer than so many seconds; or until a rank asks or ends."""
+        """Wait at most this long, until a rank asks or ends."""
         for fd, _ in self._poller.poll(min(_LOOK_S, until_s) * 1000):
             rank = self._by_fd.get(fd)
             if rank is not None:
@@ -311,12 +311,12 @@ class Tracer:
 
 
 def file_name(rank: int) -> str:
-    """What the trace of a rank is called."""
+    """The file name of a rank's trace."""
     return f"rank-{rank}.json"
 
 
 def _why_not(rank: Rank) -> str:
-    """Why a rank has not come for its order."""
+    """Why a rank has not fetched its order."""
     if rank.busy:
         return "its own program is being profiled"
     if max((event.step for event in rank.steps()), default=-1) == rank.last_step:

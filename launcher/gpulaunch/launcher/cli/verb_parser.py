@@ -13,12 +13,12 @@ _LONGEST_S = 1e9
 
 
 def wants_help(argv: Sequence[str]) -> bool:
-    """Whether these words ask for the help, wherever they do."""
+    """Whether any of these words asks for help."""
     return "help" in argv[:1] or "-h" in argv or "--help" in argv
 
 
 class VerbParser(argparse.ArgumentParser):
-    """The words of one verb."""
+    """The argument parser of one verb."""
 
     def __init__(self, verb: str) -> None:
         super().__init__(prog=f"gpulaunch {verb}", add_help=False, allow_abbrev=False)
@@ -38,7 +38,7 @@ class VerbParser(argparse.ArgumentParser):
         return given
 
     def one_run(self, runs: Sequence[str]) -> None:
-        """Raise UsageError where more than one run is named: the verb tells of one."""
+        """Raise UsageError if more than one run is named: the verb takes one."""
         if len(runs) > 1:
             raise UsageError(f"{self._verb}: one run at a time, not {len(runs)}: {' '.join(runs)}")
 

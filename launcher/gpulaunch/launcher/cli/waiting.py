@@ -12,15 +12,15 @@ import time
 from collections.abc import Generator
 
 PATIENCE_S = 2.0
-"""What takes longer is told, on a terminal."""
+"""Longer waits are shown on a terminal."""
 _AGAIN_S = 0.5
 _COLUMNS = 80
-"""Where the terminal does not say how wide it is."""
+"""Used if the terminal does not report its width."""
 _BAR_CELLS = 20
 
 
 class Doing:
-    """What is being done, and how much of it is. Called, it is something else from then on."""
+    """The current activity, and the part of it that is done. Call it to change the activity."""
 
     def __init__(self, what: str, *, lasts_s: float | None = None) -> None:
         self._began_s = time.monotonic()
@@ -31,13 +31,13 @@ class Doing:
 
         Args:
             what: a few words, in ASCII.
-            share: how much of it is done, from 0 to 1; None: that is not known.
-            lasts_s: how long it takes from now on, where that is what is known.
+            share: the part that is done, from 0 to 1; None: unknown.
+            lasts_s: how long it takes from now on, if only that is known.
         """
-        self._told = what, share, lasts_s, time.monotonic()  # at once: another thread reads it
+        self._told = what, share, lasts_s, time.monotonic()  # in one assignment: another thread reads it
 
     def line(self) -> str:
-        """What stands on the terminal."""
+        """The line on the terminal."""
         what, share, lasts_s, since_s = self._told
         now_s = time.monotonic()
         if lasts_s:
@@ -47,7 +47,7 @@ class Doing:
 
 
 def bar(share: float) -> str:
-    """A share of something as a bar, always of one length."""
+    """A share as a bar of constant length."""
     share = min(1.0, max(0.0, share))
     full = int(share * _BAR_CELLS)
     return f"[{'#' * full:-<{_BAR_CELLS}}] {int(100 * share):3} %"
@@ -57,17 +57,16 @@ def bar(share: float) -> str:
 def told_while(
     what: str, *, lasts_s: float | None = None, patience_s: float = PATIENCE_S, again_s: float = _AGAIN_S
 ) -> Generator[Doing]:
-    """Say what is being done, and for how long already, once that takes longer than `patience_s`.
+    """Show the current activity and its duration, once it takes longer than `patience_s`.
 
-    On a terminal only, on stderr, in one line that is gone afterwards. The block is given the function that says what
-    is being done from then on. Nothing waits for the terminal, and a signal to this process is heard where it would be
-    without this.
+    Only on a terminal, on stderr, in one line that is erased afterwards. The block gets the function that changes the
+    activity. Nothing waits for the terminal, and signals to this process are handled where they would be without this.
 
     Args:
         what: as of `Doing`.
         lasts_s: as of `Doing`.
-        patience_s: how long nothing is said.
-        again_s: how long the same stands there.
+        patience_s: how long nothing is shown.
+        again_s: the interval between updates.
     """
     doing = Doing(what, lasts_s=lasts_s)
     if sys.stderr is None or not sys.stderr.isatty():
@@ -76,8 +75,8 @@ def told_while(
     done = threading.Event()
     thread = threading.Thread(target=_tell, args=(doing, done, patience_s, again_s), daemon=True)
     try:
-        # The thread takes over what is blocked here. Whoever blocks signals in the block waits for them: they must not
-        # come to a thread that has them open, and end the process.
+        # The thread inherits the signals blocked here. A caller that blocks signals in the block waits for them: they
+        # must not be delivered to a thread that has them unblocked, and end the process.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             thread.start()
@@ -93,7 +92,7 @@ def told_while(
 def _tell(doing: Doing, done: threading.Event, patience_s: float, again_s: float) -> None:
     if done.wait(patience_s):
         return
-    with contextlib.suppress(OSError, ValueError):  # the terminal has gone: nobody looks on any more
+    with contextlib.suppress(OSError, ValueError):  # the terminal is gone
         terminal = _again(sys.stderr.fileno())
         try:
             width = (os.get_terminal_size(terminal).columns or _COLUMNS) - 1
@@ -107,7 +106,7 @@ def _tell(doing: Doing, done: threading.Event, patience_s: float, again_s: float
 
 
 def _again(fd: int) -> int:
-    """A terminal, opened once more so that no write to it waits: one that is stopped (Ctrl-S) may be so for long."""
+    """A terminal, reopened so that no write to it blocks: one stopped by Ctrl-S may do so for long."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:  # it is another user's, as after `su`
@@ -115,7 +114,7 @@ def _again(fd: int) -> int:
 
 
 def _write(terminal: int, text: str) -> None:
-    """Write what is gone soon; if there is no room, nobody misses it."""
+    """Write temporary text; if there is no room, it is dropped."""
     room = select.poll()
     room.register(terminal, select.POLLOUT)
     with contextlib.suppress(BlockingIOError):

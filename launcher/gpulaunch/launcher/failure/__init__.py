@@ -1,3 +1,3 @@
-"""What a failed rank said, which one failed first, and how to say so."""
+"""Analyses a failed attempt: what each rank reported, which one failed first, and the report for the user."""
 
 from __future__ import annotations

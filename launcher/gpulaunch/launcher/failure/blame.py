@@ -1,12 +1,12 @@
-"""Which rank failed first? Of many deaths within milliseconds, one is the cause and the rest are echoes.
+"""Finds the rank that failed first: of many deaths within milliseconds, one is the cause and the rest are echoes.
 
-The order of deaths alone does not tell: a rank that raises needs longer to end than its peers need to notice, and it
-may hang in its clean-up until the launcher stops it. So the kind of the end decides first, and time only among equals:
+The order of deaths alone does not tell: a rank that raises needs longer to exit than its peers need to notice, and it
+may hang in its cleanup until the launcher stops it. So the kind of exit decides first, and time only between equals:
 
     a failure of its own, or a hang          by the time of its exception, of the verdict "hung", or of its death
-    preempted: it has saved and ended        then nobody failed, and whoever lost it as a peer is an echo
+    preempted: it has saved and exited       then no rank failed, and ranks that lost it as a peer are echoes
     a failure of its own, then a lost peer   only if there is none of the kinds above
-    an exit with success, too early          only before the first echo
+    an early exit with success               only before the first echo
     a lost peer (echo)                       then the origin is outside this node, or left no trace
     stopped by the launcher                  never, while there is another
 """
@@ -27,7 +27,7 @@ _OWN, _PREEMPTED, _DOUBTFUL, _LEFT, _ECHO, _STOPPED, _FINISHED = range(7)
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """The verdict over one attempt on one node."""
+    """The verdict on one attempt on one node."""
 
     first: RankEnd
     kind: Kind
@@ -66,10 +66,10 @@ def blame(ends: Sequence[RankEnd]) -> Blame:
 
 
 def exit_code(first: RankEnd) -> int:
-    """Give the launcher's exit code: the first cause's own, 128+n for a signal, and never 0.
+    """Return the launcher's exit code: the first cause's own, 128+n for a signal, and never 0.
 
-    A rank that had raised and was stopped by the launcher before it could end by itself would have ended with 1. One
-    that hung has no code of its own, since the signal was the launcher's: it gives what timeout(1) gives.
+    A rank that had raised but was stopped by the launcher before it could exit would have exited with 1. A hung rank
+    has no code of its own, since the signal was the launcher's: use the code of timeout(1).
     """
     if first.hang:
         return 1 if raised_before(first, first.hung_s) else _TIMED_OUT
@@ -80,20 +80,20 @@ def exit_code(first: RankEnd) -> int:
 
 
 def failed_at_s(end: RankEnd) -> float:
-    """Give the time of the failure: of the exception or the verdict "hung" where that is known, else of the death."""
+    """Return the time of the failure: of the exception or the verdict "hung" if known, else of the death."""
     known_s = [end.at_s, end.hung_s, end.error.at_monotonic_s if end.error else None]
     return min(when_s for when_s in known_s if when_s is not None)
 
 
 def _failed_before_the_stop(ends: Sequence[RankEnd]) -> list[RankEnd]:
-    """Take back "stopped" from a rank whose exception is older than every death.
+    """Undo "stopped" for a rank whose exception is older than every death.
 
     The launcher stops ranks only after a death or a hang. A rank that had raised by then, and was stopped while it
     waited for its threads or for its process group, failed by itself.
     """
     since_s = [end.hung_s if end.hang else end.at_s for end in ends if not end.stopped and (end.hang or end.code != 0)]
     known_s = [when_s for when_s in since_s if when_s is not None]
-    if not known_s:  # nobody died: a person stopped the job
+    if not known_s:  # no rank died: a person stopped the job
         return list(ends)
     return [replace(end, stopped=False) if end.stopped and raised_before(end, min(known_s)) else end for end in ends]
 
@@ -107,9 +107,9 @@ class _Judged:
 
 
 def _judge(ends: Sequence[RankEnd]) -> list[_Judged]:
-    """Put every end on its tier."""
+    """Assign every end to its tier."""
     kinds = [classify(end) for end in ends]
-    if all(end.stopped or end.code == 0 for end in ends):  # what they said, they said because they were told to end
+    if all(end.stopped or end.code == 0 for end in ends):  # their errors are due to the request to end
         kinds = [Kind.STOPPED if kind is Kind.PEER else kind for kind in kinds]
     echoes_s = [failed_at_s(end) for end, kind in zip(ends, kinds, strict=True) if kind is Kind.PEER]
     judged: list[_Judged] = []
@@ -122,7 +122,7 @@ def _judge(ends: Sequence[RankEnd]) -> list[_Judged]:
         elif kind is Kind.PEER:
             tier = _ECHO
         elif kind is Kind.EARLY_EXIT_0:
-            # Its sockets close before its end is seen: the first echo may be a little older than what it echoes.
+            # Its sockets close before its exit is seen: the first echo may be slightly older than its cause.
             tier = _FINISHED if echoes_s and at_s > min(echoes_s) + _LEAVING_S else _LEFT
         else:
             tier = _DOUBTFUL if mentions_peer(end) else _OWN

@@ -1,9 +1,9 @@
-"""What kind of end was it? A table of rules, first match wins, and one sentence of advice for each kind.
+"""Classifies how a rank ended: a table of rules, first match wins, and one sentence of advice for each kind.
 
-The distinction that matters most is between a cause and an echo. When one rank dies, all the others lose a connection
-and die of that a moment later: their errors are true, loud and useless. Kind.PEER is the echo. Its rules ask for words
-that only the communication libraries say: a plain `ConnectionResetError` is no echo (a dead DataLoader worker or a
-failed download gives one too), and a gloo error about sizes that differ is a bug of the program.
+The most important distinction is between a cause and an echo. When one rank dies, all the others lose a connection and
+die of that a moment later: their errors are true, numerous and useless. Kind.PEER is the echo. Its rules match only
+messages of the communication libraries: a plain `ConnectionResetError` is no echo (a dead DataLoader worker or a failed
+download raises one too), and a gloo error about sizes that differ is a bug of the program.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kind(Enum):
     CHECKPOINT_IN_USE = "checkpoint_in_use"
     STOPPED = "stopped"
     NODE_LOSS = "node_loss"
-    """Never of a rank's end: a node that is gone says nothing, its peers miss it."""
+    """Never of a rank's end: a lost node reports nothing, its peers detect the loss."""
 
 
 ADVICE: dict[Kind, str] = {
@@ -88,15 +88,15 @@ ADVICE: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of the table: every condition that is given must hold."""
+    """One row of the table: every given condition must hold."""
 
     kind: Kind
     says: str = ""
-    """A pattern for one line of the exception's text; for a rank that left no exception, of its last lines."""
+    """A pattern for one line of the exception's text; without an exception, of the rank's last lines."""
     evidence: str = ""
     """A pattern for one sentence of evidence."""
     signals: frozenset[int] = frozenset()
-    """The rank was ended by one of these."""
+    """The rank was ended by one of these signals."""
     has_error: bool = False
     hung: bool = False
     stopped: bool = False
@@ -108,13 +108,13 @@ _NATIVE = _ABORTS | {signal.SIGSEGV, signal.SIGBUS}
 _ANY_SIGNAL = frozenset(range(1, signal.NSIG))
 _LOADER = r"DataLoader worker \(pid"
 
-# Said by a pipe or socket when the process behind it is gone: never the beginning of a story. DataLoader reports a dead
-# worker in the middle of one of these, so they stand first in its chain.
+# Raised by a pipe or socket when its peer process is gone: never the first cause. DataLoader reports a dead worker in
+# the middle of one of these, so they come first in its chain.
 _GONE = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|_?queue\.Empty)\b")
 
-# Xid numbers that programs cause do not count, see job.host_info.PROGRAM_XIDS.
+# Xid numbers caused by programs do not count, see job.host_info.PROGRAM_XIDS.
 _CARD = rf"\bECC\b|\bXid (?!(?:{'|'.join(map(str, sorted(PROGRAM_XIDS)))})\b)"
-# What a program, or NCCL's watchdog, says when the card under it fails.
+# Messages of a program, or of NCCL's watchdog, when its card fails.
 _CARD_FAILED = (
     r"\b(CUDA|HIP) error: |(CUBLAS|CUDNN)_STATUS_[A-Z]|[Uu]nhandled cuda error"
     r"|Watchdog caught collective operation timeout|NCCL operations have failed or timed out"
@@ -127,10 +127,10 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.STOPPED, stopped=True),
     Rule(Kind.EARLY_EXIT_0, code=0),
     Rule(Kind.CHECKPOINT_IN_USE, r"^(gpulaunch\.checkpoint[\w.]*\.)?DirectoryInUse\b", has_error=True),
-    # What it said. The order matters where one text holds the words of two rules.
+    # By message. The order matters if one text matches two rules.
     Rule(Kind.SHM_FULL, r"workers are out of shared memory|unable to (allocate|open|resize) shared memory"),
     Rule(Kind.HOST_OOM, _LOADER + r".* killed by signal: Killed", evidence=r"\bOOM killer\b"),
-    Rule(Kind.PEER, _LOADER + r".* killed by signal: Terminated"),  # the worker heard the end of the job first
+    Rule(Kind.PEER, _LOADER + r".* killed by signal: Terminated"),  # the worker received the end of the job first
     Rule(Kind.LOADER_WORKER, _LOADER),
     Rule(Kind.GPU_HARDWARE, r"[Uu]ncorrectable ECC error|\bNVML_ERROR_GPU_IS_LOST\b|[Ff]allen off the bus"),
     Rule(Kind.GPU_OOM, r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( error:)? out of memory|Cuda failure.*out of memory"),
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.INTERRUPT, r"^KeyboardInterrupt\b"),
     Rule(Kind.EXIT_CODE, r"^SystemExit\b"),
     Rule(Kind.EXCEPTION, has_error=True),
-    # It said nothing, and a signal ended it.
+    # No message, and a signal ended it.
     Rule(Kind.HOST_OOM, evidence=r"\bOOM killer struck\b", signals=frozenset({signal.SIGKILL})),
     Rule(Kind.GPU_HARDWARE, evidence=_CARD, signals=_NATIVE),
     Rule(Kind.SHM_FULL, evidence=rf"{SHM}\b", signals=frozenset({signal.SIGBUS})),
@@ -163,9 +163,9 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.ABORT, signals=_ABORTS),
     Rule(Kind.INTERRUPT, signals=frozenset({signal.SIGINT})),
     Rule(Kind.SIGNAL, signals=_ANY_SIGNAL),
-    # A program that nobody armed (not Python, or in an interpreter of its own) may still have printed a traceback.
+    # A program without our hooks (not Python, or in an interpreter of its own) may still have printed a traceback.
     Rule(Kind.EXCEPTION, r"^Traceback \(most recent call last\):"),
-    # A shell tells of its child's SIGKILL by this code.
+    # A shell reports its child's SIGKILL by this code.
     Rule(Kind.HOST_OOM, evidence=r"\bOOM killer\b", code=128 + signal.SIGKILL),
     Rule(Kind.EXIT_CODE),
 )
@@ -174,11 +174,11 @@ RULES: tuple[Rule, ...] = (
 def classify(end: RankEnd) -> Kind:
     """Name the kind of `end`.
 
-    Of a chain of exceptions the oldest decides whether it is an echo: whatever a program makes of a lost peer, the peer
-    was lost first. If it is none, the newest one with a kind of its own decides (out of memory in an `except` block).
+    In a chain of exceptions the oldest decides whether it is an echo: whatever a program raises after a lost peer, the
+    peer was lost first. If it is none, the newest one with its own kind decides (out of memory in an `except` block).
     """
     if end.hang and raised_before(end, end.hung_s):
-        own = classify(replace(end, hang=""))  # it hung in its clean-up
+        own = classify(replace(end, hang=""))  # it hung in its cleanup
         if own is not Kind.PEER:
             return own
     if end.stopped and end.error is not None and classify(replace(end, stopped=False)) is Kind.PEER:
@@ -192,7 +192,7 @@ def classify(end: RankEnd) -> Kind:
 
 
 def raised_before(end: RankEnd, when_s: float | None) -> bool:
-    """Tell whether its exception is older than a moment of the monotonic clock; not where either is unknown."""
+    """Whether its exception is older than a moment of the monotonic clock; False if either is unknown."""
     error = end.error
     return (
         when_s is not None and error is not None and error.at_monotonic_s is not None and error.at_monotonic_s < when_s
@@ -200,9 +200,9 @@ def raised_before(end: RankEnd, when_s: float | None) -> bool:
 
 
 def _lost_a_loader_worker(end: RankEnd) -> bool:
-    """Tell whether the training process was fetching a batch from a worker that was gone before it was missed.
+    """Whether the training process was fetching a batch from a worker whose death was not yet detected.
 
-    A batch is handed over through a socket of the worker's: where the worker dies just then, that breaks first.
+    A batch is passed through a socket of the worker's: if the worker dies at that moment, the socket breaks first.
     """
     error = end.error
     return (
@@ -214,9 +214,9 @@ def _lost_a_loader_worker(end: RankEnd) -> bool:
 
 
 def mentions_peer(end: RankEnd) -> bool:
-    """Tell whether an echo stands further down the chain, though the oldest exception is none.
+    """Whether an echo is further down the chain, though the oldest exception is none.
 
-    Two histories look like this: a ValueError whose clean-up then lost its peers (a cause), and a harmless handled
+    Two cases look like this: a ValueError whose cleanup then lost its peers (a cause), and a harmless handled
     KeyError before a lost peer (an echo). The rank alone cannot tell; `blame` compares it with the others.
     """
     kinds = _kinds(end)
@@ -224,17 +224,17 @@ def mentions_peer(end: RankEnd) -> bool:
 
 
 def root_exception(traceback: str) -> str:
-    """Give the text of the oldest exception of a printed chain: `ValueError: x`, its further lines included."""
+    """Return the text of the oldest exception of a printed chain: `ValueError: x`, with its further lines."""
     return next(iter(_chain(traceback)), "")
 
 
 def _kinds(end: RankEnd) -> list[Kind]:
-    """Name the kind of each exception of the chain, oldest first; one kind where there is no chain."""
+    """Return the kind of each exception of the chain, oldest first; one kind if there is no chain."""
     if end.error is not None:
         texts = _chain(end.error.traceback) or [end.error.headline]
-    elif end.signal in (None, signal.SIGABRT):  # at an abort the C++ runtime prints what was thrown
+    elif end.signal in (None, signal.SIGABRT):  # on abort the C++ runtime prints the exception
         texts = ["\n".join(end.tail)]
-    else:  # what it printed before a signal came has nothing to do with the signal
+    else:  # output before a signal has nothing to do with the signal
         texts = [""]
     return [next(rule.kind for rule in RULES if _fits(rule, end, text)) for text in texts]
 

@@ -1,4 +1,4 @@
-"""How a rank ended, as the kernel and the rank's own files tell it, and the words for it."""
+"""How a rank ended, according to the kernel and the rank's own files, and the text for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpulaunch.launcher.failure.errors import RankError
 
 SHM = "/dev/shm"  # noqa: S108 - a mount point to look at, not a place for temporary files
 
-# What the common ones mean to somebody who trains a model; the rest have their name only.
+# What the common ones mean to a person who trains a model; the rest only have their name.
 _MEANINGS = {
     "SIGABRT": "aborted by the C library or a C++ runtime: an assertion or an uncaught C++ exception",
     "SIGBUS": f"touched memory that has no page behind it: {SHM} full, or a mapped file cut short",
@@ -41,7 +41,7 @@ class RankEnd:
     wall_time_s: float
     """The same by the wall clock: for people and files."""
     stopped: bool
-    """It ended after the launcher had told it to."""
+    """It ended after the launcher had asked it to."""
     error: RankError | None
     tail: tuple[str, ...]
     """The last lines of its stderr, or of its stdout when stderr is empty."""
@@ -50,13 +50,13 @@ class RankEnd:
     evidence: tuple[str, ...]
     """One sentence for each fact from outside the rank, such as a counter of the kernel's OOM killer."""
     hang: str = ""
-    """Why the launcher judged that this rank held up the others, in one sentence; such an end is not `stopped`."""
+    """Why the launcher judged that this rank blocked the others, in one sentence; such an end is not `stopped`."""
     hung_s: float | None = None
-    """When it judged so, monotonic: what other ranks raised later, they raised because they were told to end."""
+    """When it judged so, monotonic: later exceptions of other ranks are due to the request to end."""
 
 
 def signal_name(signum: int) -> str:
-    """Give `SIGKILL` for 9; a real-time or unknown signal keeps its number."""
+    """Return `SIGKILL` for 9; a real-time or unknown signal keeps its number."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -64,14 +64,14 @@ def signal_name(signum: int) -> str:
 
 
 def how(end: RankEnd) -> str:
-    """Say in one phrase how the process ended: `was killed by SIGKILL (9)` or `exited with code 3`."""
+    """Return one phrase about how the process ended: `was killed by SIGKILL (9)` or `exited with code 3`."""
     if end.signal is not None:
         return f"was killed by {signal_name(end.signal)} ({end.signal})"
     return "ended, nobody knows how" if end.code is None else f"exited with code {end.code}"
 
 
 def meaning(end: RankEnd) -> str:
-    """Say what the signal means, or which one a code above 128 stands for in a shell; empty when nothing is known."""
+    """Return what the signal means, or the signal that a code above 128 means in a shell; "" if unknown."""
     if end.signal is not None:
         return _MEANINGS.get(signal_name(end.signal), "")
     if end.code is not None and 128 < end.code < 128 + signal.NSIG:

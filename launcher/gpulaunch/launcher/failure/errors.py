@@ -1,7 +1,7 @@
-"""Read what a rank wrote about its own end, whoever wrote it: our `inside.py`, torch's `@record`, the user's handler.
+"""Reads a rank's error file, by any writer: our `inside.py`, torch's `@record`, the user's handler.
 
-The file is data from outside: it may be missing, half written, huge, not JSON, not even a file. Reading it never raises
-and never reads more than `READ_CAP_BYTES`.
+The file is untrusted: it may be missing, half written, huge, not JSON, not even a file. Reading it never raises and
+never reads more than `READ_CAP_BYTES`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 READ_CAP_BYTES = 4 << 20
 TEXT_CAP = 65_536
-"""Characters kept of a message and of a traceback; `inside.py` writes no longer ones."""
+"""Characters kept of a message and of a traceback; those written by `inside.py` are not longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
-    """The exception that ended a rank, in the rank's own words."""
+    """The exception that ended a rank, as the rank reported it."""
 
     type: str
-    """Name of the exception's class, without its module; empty when the writer did not say."""
+    """Name of the exception's class, without its module; empty if the writer did not say."""
     message: str
     """Its text, without the class name in front."""
     traceback: str
@@ -29,16 +29,16 @@ class RankError:
     at_monotonic_s: float | None
     """When it was raised through the top of the program, on this host's monotonic clock; torch does not write it."""
     at_wall_s: float
-    """The same by the wall clock; 0.0 when the writer did not say."""
+    """The same by the wall clock; 0.0 if the writer did not say."""
 
     @property
     def headline(self) -> str:
-        """Give `ValueError: x`, as the last line of a traceback has it."""
+        """Return `ValueError: x`, like the last line of a traceback."""
         return f"{self.type}: {self.message}" if self.type and self.message else self.type or self.message
 
 
 def examine(path: str) -> tuple[RankError | None, str | None]:
-    """Read an error file of any torch style; where it exists but makes no sense, say so in one line. Never raises."""
+    """Read an error file of any torch style; if it exists but is invalid, say so in one line. Never raises."""
     name = os.path.basename(path)
     data = read_bounded(path, READ_CAP_BYTES + 1)
     if data is None:
@@ -54,7 +54,7 @@ def examine(path: str) -> tuple[RankError | None, str | None]:
 
 
 def load_json(data: bytes) -> object:
-    """Parse JSON from outside; None when it is none."""
+    """Parse JSON from outside; None if it is invalid."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):  # ValueError: also bad UTF-8 and integers of a million digits
@@ -62,7 +62,7 @@ def load_json(data: bytes) -> object:
 
 
 def read_bounded(path: str, limit_bytes: int) -> bytes | None:
-    """Read the first bytes of a regular file; None when there is no such file. Never blocks, never raises."""
+    """Read the first bytes of a regular file; None if there is no such file. Never blocks, never raises."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: opening a FIFO must not wait
     except (OSError, ValueError):  # ValueError: a NUL in the path
@@ -79,7 +79,7 @@ def read_bounded(path: str, limit_bytes: int) -> bytes | None:
 
 
 def _parse(data: bytes) -> RankError | None:
-    """Understand both of torch's layouts: `message` as an object with `extraInfo`, and as a plain string."""
+    """Parse both of torch's layouts: `message` as an object with `extraInfo`, and as a plain string."""
     document = load_json(data)
     if not isinstance(document, dict):
         return None
@@ -104,7 +104,7 @@ def _parse(data: bytes) -> RankError | None:
 
 
 def _split(message: str, kind: str) -> tuple[str, str]:
-    """Split `ValueError: x`; without our `type` beside it, only what looks like the name of a class counts as one."""
+    """Split `ValueError: x`; without our `type` beside it, the prefix counts only if it looks like a class name."""
     head, colon, text = message.partition(": ")
     if kind:
         return kind, text if colon and head == kind else message.removeprefix(f"{kind}:")
@@ -125,7 +125,7 @@ def _number(value: object) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if abs(number) < 1e20 else None  # also turns nan and inf away
+    return number if abs(number) < 1e20 else None  # also rejects nan and inf
 
 
 def _beginning(data: bytes) -> str:

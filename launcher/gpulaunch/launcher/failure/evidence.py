@@ -1,6 +1,6 @@
-"""Facts beside the rank's own words: the kernel's OOM killer, the room in /dev/shm, the files next to error.json.
+"""Collects facts from outside a rank: the kernel's OOM killer, free space in /dev/shm, the files next to error.json.
 
-Each fact is one sentence. The rule table in `classify.py` looks for words of them: `OOM killer struck`, `/dev/shm`,
+Each fact is one sentence. The rule table in `classify.py` matches text in them: `OOM killer struck`, `/dev/shm`,
 `Xid`, `ECC`.
 """
 
@@ -14,12 +14,12 @@ from gpulaunch.launcher.failure.errors import RankError, examine, read_bounded
 from gpulaunch.launcher.failure.kernel_log import KernelLog, victims
 from gpulaunch.launcher.loop import linux
 
-FAULT_FILE = "fault.log"  # as in `inside.py`, which the agent does not import: it is made for the rank
+FAULT_FILE = "fault.log"  # as in `inside.py`, which the agent does not import: it is for the rank
 EXIT_FILE = "exit.json"
 THREAD_ERROR_FILE = "thread-error.json"
 
 _FAULT_CAP_BYTES = 65_536
-_SHM_SMALL_BYTES = 64 << 20  # what a container runtime gives when nobody asks for more
+_SHM_SMALL_BYTES = 64 << 20  # a container runtime's default
 _SHM_FULL_SHARE = 0.95
 
 
@@ -33,7 +33,7 @@ class LastWords:
 
 
 def read_last_words(rank_dir: str) -> LastWords:
-    """Read everything that a dead rank left in `<job dir>/attempts/<k>/rank-<r>`. Never raises."""
+    """Read all files that a dead rank left in `<job dir>/attempts/<k>/rank-<r>`. Never raises."""
     error, complaint = examine(os.path.join(rank_dir, "error.json"))
     if error is None and complaint is None:
         error, complaint = examine(os.path.join(rank_dir, EXIT_FILE))
@@ -46,13 +46,13 @@ def read_last_words(rank_dir: str) -> LastWords:
 
 
 class OomWatch:
-    """Tell whether the kernel's OOM killer struck a rank: `start()` before an attempt, `evidence(pid)` after a death.
+    """Detects whether the OOM killer killed a rank: `start()` before an attempt, `evidence(pid)` after a death.
 
-    The kernel log names the victims, where it may be read. Else the counters speak: of the rank's own cgroup where
-    `watch(pid)` could see it, of the agent's otherwise (v2 `memory.events`, v1 `memory.oom_control`; a kill for the
-    limit of a cgroup further up counts here, too, because the victim's cgroup counts it); where that has no counter
-    (the root cgroup of v2), the counter of the whole host. The kernel counts before it sends SIGKILL, so at the time
-    of the death the counter is already up. One kill explains one death.
+    The kernel log names the victims, if it is readable. Otherwise counters are used: of the rank's own cgroup if
+    `watch(pid)` could read it, else of the agent's (v2 `memory.events`, v1 `memory.oom_control`; a kill for the limit
+    of a parent cgroup also counts here, because the victim's cgroup counts it); if that has no counter (the root cgroup
+    of v2), the counter of the whole host. The kernel counts before it sends SIGKILL, so at the time of the death the
+    counter is already up. One kill explains one death.
     """
 
     def __init__(self, root: str = "/", log: KernelLog | None = None) -> None:
@@ -63,24 +63,24 @@ class OomWatch:
         self._before: dict[str, int] = {}  # by file
 
     def start(self) -> None:
-        """Remember the counter and where the log stands; an attempt begins."""
+        """Record the counter and the position in the log; an attempt begins."""
         self.log.start()
         self._before.clear()
         self._of_rank.clear()
         self._own = self._find("self")
 
     def watch(self, pid: int) -> None:
-        """Note the cgroup of a live rank, which may be a deeper one than the agent's. May be called again and again."""
+        """Record the cgroup of a live rank, which may be deeper than the agent's. May be called repeatedly."""
         if linux.state_of(pid) not in ("Z", "X"):  # version 1 says "/" of a dead process
             path = self._find(str(pid))
             if path and not path.endswith("vmstat"):
                 self._of_rank[pid] = path
 
     def evidence(self, pid: int | None = None) -> str | None:
-        """Say that the OOM killer struck since `start()`; None for not at all, or where nothing can be known.
+        """Report that the OOM killer killed a process since `start()`; None if it did not, or if that is unknown.
 
         Args:
-            pid: the rank that died; without it the log, which speaks of pids, is not asked.
+            pid: the rank that died; without it the log, which is by pid, is not used.
         """
         path = self._of_rank.get(pid, self._own) if pid is not None else self._own
         before, count = self._before.get(path, 0), (_counter(path) if path else None) or 0
@@ -103,7 +103,7 @@ class OomWatch:
         return f"the kernel's OOM killer struck {where}: oom_kill {before} -> {count})"
 
     def _find(self, process: str) -> str:
-        """The file with the counter that holds for a process, noted as it stands when seen for the first time."""
+        """The file with the counter that applies to a process; its value is recorded when first seen."""
         for path in self._candidates(process):
             count = _counter(path)
             if count is not None:
@@ -140,7 +140,7 @@ def _limit(counter: str) -> str:
 
 
 def shm_evidence(root: str = "/") -> str | None:
-    """Say that /dev/shm is full or small: why a rank may have died of SIGBUS. None where there is plenty."""
+    """Report that /dev/shm is full or small: a reason for SIGBUS. None if there is plenty of space."""
     try:
         room = os.statvfs(os.path.join(root, SHM.lstrip("/")))
     except OSError:
@@ -150,7 +150,7 @@ def shm_evidence(root: str = "/") -> str | None:
 
 
 def shm_sentence(total_bytes: int, free_bytes: int) -> str | None:
-    """Judge the room in /dev/shm. The dead rank's share is free again by now, so a small one is evidence as well."""
+    """Judge the space in /dev/shm. The dead rank's share is already freed, so a small total is evidence as well."""
     used_share = 1 - free_bytes / total_bytes if total_bytes else 0.0
     if total_bytes > _SHM_SMALL_BYTES and used_share < _SHM_FULL_SHARE:
         return None

@@ -1,12 +1,12 @@
-"""Inside a rank: write down the exception that ends it, in torch's `error.json`; the user's script needs no decorator.
+"""Inside a rank: writes the exception that ends it to torch's `error.json`; the user's script needs no decorator.
 
 Standard library only. Nothing here may raise into the user's program, and nothing here changes what the user sees:
-the traceback on stderr is still printed by whoever would have printed it.
+the traceback on stderr is still printed by the code that would have printed it.
 
 Files, all beside `error_file` in the rank's own directory:
 
-    error.json         the exception that ends the rank; where torch's `@record` has written it already, that stays
-    exit.json          the same for a `sys.exit` with a status or a text: `@record` leaves no error.json then
+    error.json         the exception that ends the rank; an existing one by torch's `@record` stays
+    exit.json          the same for a `sys.exit` with a status or a text: `@record` then leaves no error.json
     thread-error.json  the first exception that ended a thread: that does not end a rank, so it is evidence only
     fault.log          the Python stacks at a SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT (faulthandler)
     stacks.log         the Python stacks at each STACKS_SIGNAL, which the launcher sends to a rank that seems hung
@@ -32,7 +32,7 @@ THREAD_ERROR_FILE = "thread-error.json"
 FAULT_FILE = "fault.log"
 STACKS_FILE = "stacks.log"
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""A signal that nothing else is known to use; programs have their own plans for SIGUSR1 and SIGUSR2."""
+"""A signal without any other known user; programs use SIGUSR1 and SIGUSR2 themselves."""
 
 # Characters. An escaped one has at most 12 bytes, so a file stays under 1 MB and the agent can read it whole.
 _MESSAGE_CAP = 8_192
@@ -42,20 +42,20 @@ _OUR_FRAMES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 _RUNPY_FRAMES = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 
 _armed_pid: int | None = None
-_fault_fd = _stacks_fd = -1  # faulthandler keeps the number, not the file: it must stay open as long as the process
+_fault_fd = _stacks_fd = -1  # faulthandler keeps the number, not the file: keep it open as long as the process
 _spare_fd = (
     -1
-)  # given back just before the last words, so that a rank that died of "Too many open files" can still speak
+)  # closed just before the last words, so that a rank that died of "Too many open files" can still write them
 
 
 def arm(error_file: str) -> None:
     """Chain the exception hooks and start the fault log; call in the process that will be the rank, after its fork.
 
     Never raises. The user's own later `sys.excepthook` or `faulthandler.enable()` replaces ours, as it would replace
-    Python's; the runner that catches the ending exception itself calls `last_words`, so nothing is lost by that.
+    Python's; the runner that catches the final exception itself calls `last_words`, so nothing is lost by that.
     """
     global _armed_pid, _spare_fd
-    if not error_file:  # torchrun's own way to say "no error files": --log-dir /dev/null
+    if not error_file:  # torchrun's way to say "no error files": --log-dir /dev/null
         return
     try:
         _armed_pid = os.getpid()
@@ -65,15 +65,15 @@ def arm(error_file: str) -> None:
         _chain_hooks(error_file)
         _start_fault_log(os.path.dirname(error_file))
         _start_stacks_log(os.path.dirname(error_file))
-    except Exception:  # observing fails open: the program must run, armed or not
+    except Exception:  # observing fails open: the program must run in any case
         return
 
 
 def last_words(exc: BaseException, error_file: str) -> None:
     """Write `exc`, the exception that ends this rank, to `error_file`; the first writer wins. Never raises.
 
-    A `SystemExit` goes to EXIT_FILE beside it; with status 0 it is a normal end and leaves no file. A process that the
-    armed rank forked (a dataloader worker, a helper of the user) has no say: the file belongs to the rank.
+    A `SystemExit` goes to EXIT_FILE beside it; with status 0 it is a normal end and leaves no file. A process forked by
+    the rank (a dataloader worker, a helper of the user) writes nothing: the file belongs to the rank.
     """
     if not isinstance(exc, SystemExit):
         _write_words(exc, error_file)
@@ -82,7 +82,7 @@ def last_words(exc: BaseException, error_file: str) -> None:
 
 
 def exit_status(exc: BaseException) -> int:
-    """Give the status that Python itself would exit with after `exc`; 130 for a KeyboardInterrupt, as a shell shows."""
+    """Return the status that Python itself would exit with after `exc`; 130 for a KeyboardInterrupt, as in a shell."""
     if isinstance(exc, KeyboardInterrupt):
         return 130
     if not isinstance(exc, SystemExit):
@@ -95,7 +95,7 @@ def exit_status(exc: BaseException) -> int:
 
 
 def user_traceback(exc: BaseException) -> TracebackType | None:
-    """Give the traceback of `exc` from the first frame of the user's program on, as `python script.py` shows it."""
+    """Return the traceback of `exc` from the first frame of the user's program on, as `python script.py` shows it."""
     frame = exc.__traceback__
     while frame is not None and _is_ours(frame.tb_frame.f_code.co_filename):
         frame = frame.tb_next
@@ -127,14 +127,14 @@ def _chain_hooks(error_file: str) -> None:
 
 def _start_fault_log(directory: str) -> None:
     global _fault_fd
-    if faulthandler.is_enabled():  # the user's own, by PYTHONFAULTHANDLER or -X: its stack comes out on stderr
+    if faulthandler.is_enabled():  # the user's own, by PYTHONFAULTHANDLER or -X: its stacks go to stderr
         return
     _fault_fd = _open_log(directory, FAULT_FILE)
     faulthandler.enable(file=_fault_fd, all_threads=True)
 
 
 def _start_stacks_log(directory: str) -> None:
-    """Let the launcher ask for the stacks: faulthandler's handler is C, and works while the GIL is held."""
+    """Let the launcher request the stacks: faulthandler's handler is C, and works while the GIL is held."""
     global _stacks_fd
     if _stacks_fd < 0:
         _stacks_fd = _open_log(directory, STACKS_FILE)
@@ -164,7 +164,7 @@ def _write_words(exc: BaseException, path: str, thread: str = "") -> None:
 
 
 def _without_sigchld() -> Any:
-    """Take SIGCHLD's handler out for a moment; the handler, or None where there was none to take out.
+    """Remove SIGCHLD's handler temporarily; return it, or None if there was none to remove.
 
     torch's raises, between any two instructions of the main thread, when a dataloader worker has died: just when a
     rank fails because of that, it would cut off the traceback or the whole file.
@@ -182,7 +182,7 @@ def _without_sigchld() -> Any:
 
 
 def _give_back_spare_fd() -> None:
-    """Close it, unless the program has closed all descriptors and the number is a file of its own by now."""
+    """Close it, unless the program has closed all descriptors and the number now belongs to its own file."""
     global _spare_fd
     fd, _spare_fd = _spare_fd, -1
     with contextlib.suppress(OSError):
@@ -211,7 +211,7 @@ def _words(exc: BaseException, thread: str) -> dict[str, object]:
 def _text(exc: BaseException) -> str:
     try:
         return str(exc)
-    except Exception:  # a __str__ of the user's that raises; Python prints the same words
+    except Exception:  # a user's __str__ that raises; Python prints the same text
         return "<exception str() failed>"
 
 
@@ -225,7 +225,7 @@ def _callstack(exc: BaseException) -> str:
 
 
 def _cap(text: str, limit: int) -> str:
-    """Keep the two ends of a text that is too long: a traceback says where at its start and what at its end."""
+    """Keep both ends of a text that is too long: a traceback says where at its start and what at its end."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -233,14 +233,14 @@ def _cap(text: str, limit: int) -> str:
 
 
 def _write_once(path: str, data: bytes) -> None:
-    """Write `path` whole or not at all, and never over an existing file."""
+    """Write `path` atomically, and never over an existing file."""
     part = f"{path}.{os.getpid()}-{threading.get_ident()}"
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
         try:
-            os.link(part, path)  # unlike rename, link fails where the name is taken
+            os.link(part, path)  # unlike rename, link fails if the name exists
         except FileExistsError:
             return
         except OSError:  # a file system without hard links

@@ -1,8 +1,8 @@
-"""The kernel's own log since an attempt began: whom the OOM killer killed, and what the NVIDIA driver reported.
+"""Reads the kernel log since an attempt began: victims of the OOM killer, and reports of the NVIDIA driver.
 
 /dev/kmsg gives one record a read, `priority,sequence,microseconds,flags;text`. Reading it needs CAP_SYSLOG where
 kernel.dmesg_restrict is set, which is nearly everywhere; without it, or inside a container that does not show it,
-nothing is known and nothing is said.
+nothing is known and nothing is reported.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Victim:
     """A process that the kernel's OOM killer killed."""
 
     pid: int
-    """As the host numbers it."""
+    """In the host's pid namespace."""
     comm: str
     said: str
-    """The kernel's words: `Memory cgroup out of memory: Killed process 812 (python)`."""
+    """The kernel's message: `Memory cgroup out of memory: Killed process 812 (python)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class Xid:
     card: str
     """Its PCI address: `0000:3b:00`."""
     pid: int | None
-    """The process it struck, as the host numbers it, where the driver knows."""
+    """The affected process, in the host's pid namespace, if the driver knows it."""
     said: str
-    """The driver's words after number and process."""
+    """The driver's message after number and process."""
 
 
 class KernelLog:
@@ -63,36 +63,36 @@ class KernelLog:
         self._text = ""
 
     def start(self) -> None:
-        """Forget what was said before: an attempt begins."""
+        """Skip earlier records: an attempt begins."""
         self._text = ""
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._fd, 0, os.SEEK_END)
-        except OSError:  # not ours to read
+        except OSError:  # not permitted
             self._fd = -1
 
     @property
     def readable(self) -> bool:
-        """Whether anything can be known from here."""
+        """Whether the log can be read."""
         return self._fd >= 0
 
     @property
     def numbers_are_ours(self) -> bool:
-        """Whether the pids in it are the ones this process sees: not so inside a container."""
+        """Whether its pids are in this process's pid namespace: not so inside a container."""
         try:
             return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
         except OSError:
             return False
 
     def text(self) -> str:
-        """Everything said since `start()` that is of use here."""
+        """All relevant records since `start()`."""
         for _ in range(_MAX_READS if self._fd >= 0 else 0):
             try:
                 record = os.read(self._fd, _RECORD_BYTES)
-            except BrokenPipeError:  # the kernel overwrote what was not read in time; the next read goes on after it
+            except BrokenPipeError:  # the kernel overwrote what was not read in time; the next read continues after it
                 continue
-            except OSError:  # EAGAIN: that was all
+            except OSError:  # EAGAIN: no more records
                 break
             if not record:
                 break
@@ -101,19 +101,19 @@ class KernelLog:
         return self._text
 
     def close(self) -> None:
-        """Let the log go."""
+        """Close the log."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def victims(text: str) -> tuple[Victim, ...]:
-    """Whom the OOM killer killed, oldest first."""
+    """The processes that the OOM killer killed, oldest first."""
     return tuple(Victim(pid=int(found[1]), comm=found[2], said=found[0]) for found in _KILLED.finditer(text))
 
 
 def xids(text: str) -> tuple[Xid, ...]:
-    """What the NVIDIA driver reported, oldest first."""
+    """The errors that the NVIDIA driver reported, oldest first."""
     found: list[Xid] = []
     for line in _XID.finditer(text):
         rest = line[3] or ""
@@ -125,7 +125,7 @@ def xids(text: str) -> tuple[Xid, ...]:
 
 
 def xid_evidence(reported: Sequence[Xid]) -> str | None:
-    """Say in one sentence which cards are at fault; None where only programs were."""
+    """Say in one sentence which cards are at fault; None if only programs were."""
     faults = dict.fromkeys(
         f"Xid {one.number} of GPU {one.card}" + (f" ({one.said})" if one.said else "")
         for one in reported

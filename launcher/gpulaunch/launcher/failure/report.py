@@ -1,8 +1,8 @@
-"""Say what happened: on the console for people, in failure.json for machines, and to a launcher above us.
+"""Reports a failure: on the console for people, in failure.json for machines, and to a launcher above this one.
 
 The console text keeps the lines that log scrapers know from torchrun (`train.py FAILED`, `Root Cause (first observed
-failure):`, `rank      : 3 (local_rank: 3)`, `exitcode  : -9 (pid: 123) (SIGKILL)`). It is written to be read from its
-end: the last lines are the first cause, why it is the one, what to do, and where the whole report is.
+failure):`, `rank      : 3 (local_rank: 3)`, `exitcode  : -9 (pid: 123) (SIGKILL)`). It is meant to be read from its
+end: the last lines are the first cause, the reason for choosing it, what to do, and the path of the full report.
 
 failure.json, version 1:
 
@@ -51,14 +51,14 @@ _ECHO_PHRASES = (
     "timeout",
 )
 
-# Frames of the machinery between the interpreter and the user's program: torch's @record and this package.
+# Frames between the interpreter and the user's program: torch's @record and this package.
 _MACHINERY = re.compile(
     r'\s*File ".*(?:torch/distributed/elastic/multiprocessing/errors/__init__|gpulaunch/launcher/.*)\.py"'
 )
 
 
 def render(blame: Blame, *, script: str, report_path: str, started_s: float, attempt: int = 0) -> str:
-    """Give the console text of a failed attempt, safe for a terminal, without a newline at its end.
+    """Return the console text of a failed attempt, safe for a terminal, without a final newline.
 
     Args:
         blame: the verdict.
@@ -101,7 +101,7 @@ def render(blame: Blame, *, script: str, report_path: str, started_s: float, att
 
 
 def headline(blame: Blame) -> str:
-    """Give the first cause in one line, safe for a terminal: for an attempt after which the job goes on."""
+    """Return the first cause in one line, safe for a terminal: for an attempt after which the job continues."""
     return inert(redact(_headline(blame.first, blame.kind)))
 
 
@@ -116,7 +116,7 @@ def write_report(
     attempt: int = 0,
     torch_version: str | None = None,
 ) -> str | None:
-    """Write failure.json, whole or not at all; the answer is why it could not be written, None when it was."""
+    """Write failure.json atomically; return why it could not be written, None on success."""
     parts = {end.rank: part for part, ends in (("echo", blame.echoes), ("also", blame.also)) for end in ends}
     parts[blame.first.rank] = "first"
     document = {
@@ -145,11 +145,11 @@ def tell_parent(first: RankEnd, error_file: str, parent_file: str) -> str | None
 
     This is what torch's agent does for a launcher above it, which sets TORCHELASTIC_ERROR_FILE in the agent's own
     environment. A rank that left no error file (a signal) is described in the same layout. As in torch, the code of a
-    signal is negative, and an old-style error file (`message` a string) is copied as it is. A rank that had raised and
-    was stopped before it could end by itself has the code 1, as the launcher then has.
+    signal is negative, and an old-style error file (`message` a string) is copied unchanged. A rank that had raised and
+    was stopped before it could exit has the code 1, like the launcher in that case.
 
     Returns:
-        Why it could not be written; None when it was.
+        Why it could not be written; None on success.
     """
     document = load_json(read_bounded(error_file, READ_CAP_BYTES) or b"")
     if not isinstance(document, dict) or "message" not in document:
@@ -162,7 +162,7 @@ def tell_parent(first: RankEnd, error_file: str, parent_file: str) -> str | None
 
 
 def _others(blame: Blame) -> Iterator[str]:
-    """Give one line for each group of the ranks that are not the first cause."""
+    """Yield one line for each group of the ranks that are not the first cause."""
     stopped = [end for end in blame.ends if end.stopped and end is not blame.first]
     groups: dict[str, list[int]] = {}
     for end in blame.also:
@@ -191,7 +191,7 @@ def _headline(end: RankEnd, kind: Kind) -> str:
 
 
 def _what(end: RankEnd, kind: Kind) -> str:
-    """Say in one line what happened to a rank: its exception, else how the process ended and what that means."""
+    """Return in one line what happened to a rank: its exception, else how the process ended and what that means."""
     if kind is Kind.PREEMPTED:
         return f"saved and ended, as it was asked to: {how(end)}"
     what = how(end)
@@ -230,7 +230,7 @@ def _traceback(end: RankEnd) -> Iterator[str]:
 
 
 def _user_frames(lines: Iterable[str]) -> Iterator[str]:
-    """Leave out the frames of the machinery: their `File` line and the source and marker lines below it."""
+    """Drop the frames of the machinery: their `File` line and the source and marker lines below it."""
     leaving_out = False
     for line in lines:
         if _MACHINERY.match(line):
@@ -242,9 +242,9 @@ def _user_frames(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _tail(end: RankEnd) -> Iterator[str]:
-    """Give the rank's last lines, without those that only repeat the traceback."""
+    """Yield the rank's last lines, without those that only repeat the traceback."""
     told = {line.strip() for line in end.error.traceback.splitlines()} if end.error else set[str]()
-    # torch's own excepthook puts the rank in front of every line of a traceback.
+    # torch's own excepthook prefixes every line of a traceback with the rank.
     lines = [line for line in end.tail if line.strip() and _RANK_PREFIX.sub("", line).strip() not in told]
     if lines:
         yield "  last lines:"
@@ -252,7 +252,7 @@ def _tail(end: RankEnd) -> Iterator[str]:
 
 
 def _fault(end: RankEnd) -> Iterator[str]:
-    """Give the stack of the thread that the signal hit, from faulthandler's dump of all threads."""
+    """Yield the stack of the thread that the signal hit, from faulthandler's dump of all threads."""
     if not end.fault or end.signal is None:
         return
     lines = end.fault.splitlines()
@@ -264,7 +264,7 @@ def _fault(end: RankEnd) -> Iterator[str]:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Give `rank 3` or `ranks 0-2,4-7`."""
+    """Return `rank 3` or `ranks 0-2,4-7`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

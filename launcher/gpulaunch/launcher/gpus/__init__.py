@@ -1,3 +1,3 @@
-"""GPUs between two attempts: memory that must be given back, and cards that should not be used again."""
+"""GPUs between two attempts: memory that must be freed, and cards that should not be used again."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which cards should not be used again, and where their ranks go instead. Pure, but for reading one small file.
+"""Decides which cards should not be used again, and where their ranks go instead. Pure, except for reading one file.
 
-The sidecar writes what NVML told it of each card to `gpu-health.json`; the agent asks here before it starts the next
-attempt. A rank whose card is at fault goes to a card that this job may use and no rank does; without one it stays.
+The sidecar writes NVML's data on each card to `gpu-health.json`; the agent reads it before it starts the next attempt.
+A rank on a faulty card goes to a card that this job may use and no rank does; without one it stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpulaunch.launcher.job.host_info import PROGRAM_XIDS, Gpu
 HEALTH_FILE = "gpu-health.json"
 _CAP_BYTES = 1 << 20
 
-# The words of NVIDIA's Xid catalogue for the ones that are met most.
+# NVIDIA's Xid catalogue texts for the most frequent ones.
 _XID_WORDS = {
     48: "double-bit ECC error",
     63: "row remapping recorded",
@@ -34,7 +34,7 @@ _XID_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """What NVML told of one card since this run began."""
+    """NVML's data on one card since this run began."""
 
     index: int
     uuid: str
@@ -42,12 +42,12 @@ class Health:
     ecc_uncorrected: int
     """Errors since this run began."""
     recovery_action: str
-    """What NVML asks for: `none`, `gpu_reset`, `node_reboot` ..."""
+    """The action that NVML recommends: `none`, `gpu_reset`, `node_reboot` ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A rank whose card is at fault, and where it goes."""
+    """A rank whose card is faulty, and where it goes."""
 
     local_rank: int
     card: Gpu
@@ -63,11 +63,11 @@ class Placement:
 
     moves: tuple[Move, ...]
     visible: tuple[str, ...]
-    """CUDA_VISIBLE_DEVICES of the next attempt as UUIDs, which no CUDA_DEVICE_ORDER can misread; () to leave it."""
+    """CUDA_VISIBLE_DEVICES of the next attempt as UUIDs, independent of CUDA_DEVICE_ORDER; () to leave it unchanged."""
 
 
 def read(channel_dir: str) -> tuple[Health, ...]:
-    """What the sidecar wrote, or () where it wrote nothing: then every card is taken to be well."""
+    """What the sidecar wrote, or () if it wrote nothing: then every card is assumed to be healthy."""
     try:
         with open(os.path.join(channel_dir, HEALTH_FILE), encoding="utf-8", errors="replace") as file:
             return parse(file.read(_CAP_BYTES))
@@ -76,7 +76,7 @@ def read(channel_dir: str) -> tuple[Health, ...]:
 
 
 def parse(text: str) -> tuple[Health, ...]:
-    """Read the file's text; of nonsense, and of another version, only what can be trusted."""
+    """Parse the file's text; from invalid input, or another version, only what can be trusted."""
     try:
         found: Any = json.loads(text)
         cards = found["gpus"] if found["version"] == 1 else []
@@ -101,7 +101,7 @@ def _card(each: Mapping[str, Any]) -> tuple[Health, ...]:
 
 
 def fault(card: Health) -> str:
-    """One sentence about a card that should not be used again, or "" for one that may be."""
+    """One sentence about a card that should not be used again, or "" for a usable one."""
     said: list[str] = []
     for xid in dict.fromkeys(xid for xid in card.xids if xid not in PROGRAM_XIDS):
         words = _XID_WORDS.get(xid)
@@ -114,15 +114,15 @@ def fault(card: Health) -> str:
 
 
 def place(cards: Sequence[Gpu], num_ranks: int, health: Sequence[Health], *, busy: Collection[str] = ()) -> Placement:
-    """Say which local ranks must move.
+    """Decide which local ranks must move.
 
     Args:
-        cards: what this node's ranks may see, in the order of CUDA_VISIBLE_DEVICES; local rank i uses the i-th.
+        cards: those that this node's ranks may see, in the order of CUDA_VISIBLE_DEVICES; local rank i uses the i-th.
         num_ranks: ranks on this node.
-        health: as `read` gives it.
-        busy: UUIDs of cards that somebody uses, as `memory.busy` tells: another user, or a rank that has two.
+        health: from `read`.
+        busy: UUIDs of cards in use, from `memory.busy`: by another user, or by a rank that has two.
     """
-    # By index, which a MIG instance shares with its card: a fault is the whole card's.
+    # By index, which a MIG instance shares with its card: a fault affects the whole card.
     faults = {card.index: text for card in health if (text := fault(card))}
     used = list(cards[:num_ranks])
     free = [card for card in cards[num_ranks:] if card.index not in faults and card.uuid not in busy]
@@ -134,13 +134,13 @@ def place(cards: Sequence[Gpu], num_ranks: int, health: Sequence[Health], *, bus
             used[local_rank] = to or card
     if not any(move.to for move in moves):
         return Placement(moves=tuple(moves), visible=())
-    # A card at fault is left out altogether: one that has fallen off the bus can fail cuInit for every process.
+    # A faulty card is left out completely: one that has fallen off the bus can fail cuInit for every process.
     others = [card for card in cards[num_ranks:] if card.uuid in busy]
     return Placement(moves=tuple(moves), visible=tuple(card.uuid for card in [*used, *free, *others]))
 
 
 def sentence(move: Move) -> str:
-    """What to tell the user about a move, or about one that was not possible."""
+    """The message to the user about a move, or about one that was not possible."""
     if move.to is None:
         return f"{move.evidence}; no other card is free, so local rank {move.local_rank} is started on it again"
     return f"{move.evidence}; local rank {move.local_rank} goes on with GPU {move.to.index} ({move.to.uuid})"

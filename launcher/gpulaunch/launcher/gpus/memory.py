@@ -1,10 +1,10 @@
-"""Wait, bounded, until the memory of dead ranks is given back: the next attempt must not find its cards full.
+"""Waits, bounded, until the memory of dead ranks is freed: the next attempt must not find its cards full.
 
 The driver frees a process's memory when its last thread has left the kernel, which can be seconds after the death
-was reported. Memory that stays belongs to somebody: a process that outlived its rank, or another user's.
+was reported. Memory that stays belongs to a live process: one that outlived its rank, or another user's.
 
-NVML is asked in a short-lived child: its calls wait for the driver, for seconds just when a process is being torn down
-there, and the agent's loop must not. What the child says is one text; if it says nothing in time, it is killed.
+NVML is called in a short-lived child: its calls block on the driver, for seconds exactly when a process is being torn
+down there, and the agent's loop must not block. The child's answer is one text; without one in time, it is killed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpulaunch.launcher.loop.forked_call import ForkedCall
 from gpulaunch.launcher.loop.loop import Loop
 
 TOLERANCE_BYTES = 512 << 20
-"""A card counts as given back at its baseline plus this: a display, a monitor, other users' small change."""
+"""A card counts as freed at its baseline plus this: a display, a monitor, small use by others."""
 
 _POLL_S = (0.02, 0.5)
-"""Between two readings: at first, and, doubled each time, at most. Nothing tells when the driver has freed memory."""
+"""Interval between two readings: the first, and, doubled each time, the maximum. The driver has no notification."""
 _ANSWER_S = 1.0
-"""After the bound, for the child's last words; then the driver is what holds it up."""
+"""Time after the bound for the child to report; then the driver is blocking it."""
 _COMM = "gpulaunch-gpus"
-_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # linux/proc_ns.h PROC_PID_INIT_INO; NVML counts processes as this one does
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # linux/proc_ns.h PROC_PID_INIT_INO; NVML then counts pids as this process does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class Holder:
 
     pid: int
     used_bytes: int | None
-    """None where NVML does not know."""
+    """None if NVML does not know."""
     command: str
-    """As /proc has it; "" when it is gone."""
+    """From /proc; "" if the process is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One card at one moment."""
+    """One card at one time."""
 
     index: int
     uuid: str
@@ -53,17 +53,17 @@ class Reading:
 
 
 def busy(used: Mapping[str, int]) -> frozenset[str]:
-    """The UUIDs of the cards, as `measure` gives them, that somebody uses."""
+    """The UUIDs of the cards, given by `measure`, that are in use."""
     return frozenset(uuid for uuid, used_bytes in used.items() if used_bytes > TOLERANCE_BYTES)
 
 
 def kept(readings: Iterable[Reading], baseline: Mapping[str, int]) -> list[Reading]:
-    """The cards whose memory has not been given back. One without a baseline is taken to have been empty."""
+    """The cards whose memory has not been freed. One without a baseline is assumed to have been empty."""
     return [card for card in readings if card.used_bytes > baseline.get(card.uuid, 0) + TOLERANCE_BYTES]
 
 
 def complaint(held: Sequence[Reading], baseline: Mapping[str, int], dead: frozenset[int], waited_s: float) -> str:
-    """What to tell the user when the wait is over and these cards are still held; "" for none."""
+    """The message to the user when the wait is over and these cards are still in use; "" for none."""
     return "; ".join(
         f"GPU {card.index} still has {_gib(card.used_bytes - baseline.get(card.uuid, 0))} of memory in use "
         f"{waited_s:.0f} s after the ranks ended: {_who(card, dead)}"
@@ -73,7 +73,7 @@ def complaint(held: Sequence[Reading], baseline: Mapping[str, int], dead: frozen
 
 def _who(card: Reading, dead: frozenset[int]) -> str:
     if not card.holders:
-        # Also in a container, where NVML tells the host's process numbers and they would name strangers.
+        # Also in a container, where NVML gives the host's pids, which would name unrelated processes.
         return "no process that can be seen from here holds it; look with nvidia-smi on the host"
     largest = max(card.holders, key=lambda holder: holder.used_bytes or 0)
     size = "" if largest.used_bytes is None else f" with {_gib(largest.used_bytes)}"
@@ -87,10 +87,10 @@ def _gib(size_bytes: int) -> str:
 
 
 class MemoryWait:
-    """What the agent uses. One question at a time; `pid` is the child's while it is asked."""
+    """The agent's interface. One request at a time; `pid` is the child's while it runs."""
 
     def __init__(self, loop: Loop, *, control_device: str = "/dev/nvidiactl") -> None:
-        """`control_device`: what exists where there is an NVIDIA driver; a test has its own."""
+        """`control_device`: exists if there is an NVIDIA driver; tests use another."""
         self._loop = loop
         self._control_device = control_device
         self._aside = ForkedCall(loop, comm=_COMM)
@@ -98,11 +98,11 @@ class MemoryWait:
 
     @property
     def pid(self) -> int | None:
-        """The child, while there is one."""
+        """The child's pid, while it runs."""
         return self._aside.pid
 
     def measure(self, cards: Sequence[Gpu], bound_s: float, done: Callable[[dict[str, int]], None]) -> None:
-        """Give what each card has in use now, by UUID, for a baseline; {} without NVML, or past the bound."""
+        """Pass the memory in use on each card, by UUID, to `done`, as a baseline; {} without NVML or past the bound."""
 
         def used() -> str:
             return "\n".join(f"{card.uuid} {card.used_bytes}" for card in _read(cards))
@@ -121,7 +121,7 @@ class MemoryWait:
         bound_s: float,
         done: Callable[[str], None],
     ) -> None:
-        """Call `done("")` when the cards are given back, or, at the bound, with the sentence for the user."""
+        """Call `done("")` when the cards' memory is freed, or, at the bound, with a message for the user."""
         dead = frozenset(dead_pids)
 
         def heard(text: str | None) -> None:
@@ -133,7 +133,7 @@ class MemoryWait:
         self._ask(cards, lambda: _wait(cards, dead, baseline, bound_s), bound_s, heard)
 
     def cancel(self) -> None:
-        """Ask no longer; `done` will not be called."""
+        """Cancel; `done` will not be called."""
         self._asked += 1
         self._aside.cancel()
 
@@ -178,7 +178,7 @@ def _wait(cards: Sequence[Gpu], dead: frozenset[int], baseline: Mapping[str, int
 
 
 def _read(cards: Sequence[Gpu]) -> list[Reading]:
-    """Read the cards that answer; one that is lost has no memory to wait for."""
+    """Read the cards that respond; a lost card has no memory to wait for."""
     import pynvml
 
     names_processes = os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
@@ -187,7 +187,7 @@ def _read(cards: Sequence[Gpu]) -> list[Reading]:
     try:
         for card in cards:
             with contextlib.suppress(pynvml.NVMLError):
-                handle = pynvml.nvmlDeviceGetHandleByUUID(card.uuid)  # of a MIG instance, too
+                handle = pynvml.nvmlDeviceGetHandleByUUID(card.uuid)  # also of a MIG instance
                 used_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
                 holders: tuple[Holder, ...] = ()
                 if names_processes:

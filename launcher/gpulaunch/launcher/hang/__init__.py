@@ -1,3 +1,3 @@
-"""Is a rank hung, and where: learnt allowances, then stacks, then one verdict."""
+"""Decides whether a rank hangs, and where: learnt allowances, then stacks, then one verdict."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one rank is doing, from its samples. Pure; the table is in `judge`."""
+"""Classifies what one rank is doing, from its samples. Pure; the table is in `judge`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpulaunch.launcher.hang.values import Category, Frame, Limits, Sample, Stan
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY_CORES = 0.05
-"""More than what watchdogs, pollers and loggers of an idle rank need; less than any work does."""
+"""More CPU time than watchdogs, pollers and loggers of an idle rank need; less than any work does."""
 _SPIN_CORES = 0.5
 _BUSY_BYTES_PER_S = 65536
 
@@ -29,24 +29,24 @@ class Activity:
     where: str = ""
     frames: tuple[Frame, ...] = ()
     for_s: float = 0.0
-    """For how long the samples have shown it without a break."""
+    """How long the samples have shown it without interruption."""
     enough_s: float = 0.0
-    """For how long they must, to be sure."""
+    """How long they must show it to be certain."""
     call: str = ""
-    """The collective in which it waits; "": none, or it makes a process group, or waits for its GPU."""
+    """The collective in which it waits; "": none, or it creates a process group, or waits for its GPU."""
     told_after_s: float = 0.0
-    """How long it may be quiet until it is told of."""
+    """How long it may be quiet before it is reported."""
     stood_s: float = 0.0
-    """For how long it has stood still as far as is known: quiet, and at no work in any sample."""
+    """How long it is known to have stood still: quiet, and not working in any sample."""
     proof_in_s: float = math.inf
-    """It is proof in so long, if nothing changes until then."""
+    """It counts as proof after this time, if nothing changes until then."""
     may_work: bool = False
-    """It is taken to wait for its GPU, but what else is on that line would look the same."""
+    """It probably waits for its GPU, but other calls on that line would look the same."""
     only_device: bool = False
-    """It waits for its GPU, and in no collective."""
+    """It waits for its GPU, but not in a collective."""
     leaving: bool = False
     candidate: bool = False
-    """A later sample may turn it into something definite: look again soon."""
+    """A later sample may give a definite result: sample again soon."""
 
     @property
     def rank(self) -> int:
@@ -55,9 +55,9 @@ class Activity:
 
 
 def following(before: Sample | None, sample: Sample, standing: Standing, limits: Limits) -> Sample:
-    """Put a new sample behind those before it: it knows when the rank was last seen to move or to work.
+    """Add a new sample to the previous ones: it records when the rank was last seen to move or to work.
 
-    Before the first one it is not known, and does not count as rest, but for the time until looks begin.
+    Before the first sample this is unknown, and only the time until sampling begins counts as rest.
     """
     if before is None:
         return replace(sample, moved_s=None if standing.quiet_s < 2 * limits.floor_s else sample.at_s)
@@ -65,9 +65,9 @@ def following(before: Sample | None, sample: Sample, standing: Standing, limits:
 
 
 def activity_of(standing: Standing, samples: Sequence[Sample], limits: Limits) -> Activity:
-    """Put one rank into its category; `samples` oldest first."""
+    """Assign one rank to its category; `samples` oldest first."""
     last = samples[-1] if samples else Sample(at_s=0.0, state="")
-    stood_s = 0.0  # nothing is known with less than two samples
+    stood_s = 0.0  # nothing is known with fewer than two samples
     if len(samples) > 1:
         stood_s = standing.quiet_s if last.moved_s is None else min(standing.quiet_s, last.at_s - last.moved_s)
     found = partial(Activity, standing=standing, frames=last.frames, where=_where(last.frames), stood_s=stood_s)
@@ -96,7 +96,7 @@ def activity_of(standing: Standing, samples: Sequence[Sample], limits: Limits) -
 
 
 def _by_stack(standing: Standing, samples: Sequence[Sample], limits: Limits, found: partial[Activity]) -> Activity:
-    """The rest of the table: what needs stacks and CPU time."""
+    """The rest of the table: the cases that need stacks and CPU time."""
     last = samples[-1] if samples else Sample(at_s=0.0, state="")
     place = _place(last) if last.frames else ""
     holding = last.gil_thread != 0 and last.state != "D"
@@ -138,12 +138,12 @@ def _holds(standing: Standing, last: Sample) -> str:
 
 
 def _patience(standing: Standing) -> int:
-    """Starting is slow in ways of its own: drivers wake up with the GIL held, a store is still being started."""
+    """Startup is slow in its own ways: drivers wake up with the GIL held, a store is still being started."""
     return 1 if standing.begun else 2
 
 
 def _unbroken(samples: Sequence[Sample], still: Callable[[Sample, Sample], bool], limits: Limits) -> float:
-    """For how long, up to the last sample, every two neighbouring samples show the same."""
+    """How long, up to the last sample, each pair of neighbouring samples satisfies `still`."""
     longest_pause_s = 3 * limits.again_s + limits.sample_s
     first = len(samples) - 1
     while first > 0:
@@ -155,9 +155,9 @@ def _unbroken(samples: Sequence[Sample], still: Callable[[Sample, Sample], bool]
 
 
 def _stands_still(before: Sample, after: Sample) -> bool:
-    """It rests, alone or in a collective: what it may do for a minute and for ever.
+    """It rests, alone or in a collective: a state that may last a minute or forever.
 
-    A collective that moves data is slow, and not stuck.
+    A collective that moves data is slow, not stuck.
     """
     waits = stacks.waits_in(after.frames) or (after.gpu and stacks.certainly_waits_for_device(after.frames))
     if waits and _still_waiting(before, after):
@@ -179,7 +179,7 @@ def _bytes_per_s(before: Sample, after: Sample) -> float:
 
 
 def _still_idle(before: Sample, after: Sample) -> bool:
-    """The rank and everything below it rests, in the same place."""
+    """The rank and all of its descendants rest, in the same place."""
     if after.state == "R" or _moved(before, after):
         return False
     moves = _bytes_per_s(before, after) >= _BUSY_BYTES_PER_S
@@ -187,7 +187,7 @@ def _still_idle(before: Sample, after: Sample) -> bool:
 
 
 def _still_spinning(before: Sample, after: Sample) -> bool:
-    """The main thread alone uses a core, in the same place: with a GPU, this is how CUDA waits."""
+    """Only the main thread uses a core, in the same place: with a GPU, this is how CUDA waits."""
     if _moved(before, after):
         return False
     main = _cores(before.main_ticks, after.main_ticks, before, after)
@@ -196,7 +196,7 @@ def _still_spinning(before: Sample, after: Sample) -> bool:
 
 
 def _still_waiting(before: Sample, after: Sample) -> bool:
-    """The process (not its children: a logger of its own may do what it likes) rests, or spins for its GPU."""
+    """The process (without its children, such as the user's logger) rests, or spins for its GPU."""
     if after.state == "D" or _moved(before, after):
         return False
     own = _cores(before.own_ticks, after.own_ticks, before, after)

@@ -1,4 +1,4 @@
-"""What was told of a standstill: once, then whenever its length has doubled, and taken back when ranks move. Pure."""
+"""Decides when a stall is reported: once, each time its length has doubled, and when ranks move again. Pure."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from gpulaunch.launcher.hang.values import Verdict
 
 
 class Announcer:
-    """At most one standstill at a time; what comes to it meanwhile is told with it the next time."""
+    """At most one stall at a time; what is added meanwhile is part of the next report."""
 
     def __init__(self) -> None:
         self.from_s = 0.0
-        """Told, or told again, from this quiet time on."""
+        """Report, or report again, from this quiet time on."""
         self._moved_s: dict[int, float] = {}
 
     def is_due(self, verdict: Verdict) -> bool:
-        """Whether to say it now."""
+        """Whether to report it now."""
         return verdict.tells and verdict.quiet_s >= self.from_s
 
     def again_s(self, verdict: Verdict) -> float:
-        """When to look again: not after it is due the next time."""
+        """When to look again: no later than the next report is due."""
         left_s = self.from_s - verdict.quiet_s
         return min(verdict.again_s, left_s) if left_s > 0 else verdict.again_s
 
     def told(self, verdict: Verdict, moved_s: Callable[[int], float | None]) -> None:
-        """It was said; `moved_s`: when a rank last moved on, None if it has ended."""
+        """It was reported; `moved_s`: when a rank last moved on, None if it has ended."""
         ranks = verdict.odd or tuple(rank for group in verdict.groups for rank in group.ranks)
         self.from_s = 2 * verdict.quiet_s
         self._moved_s = {rank: known for rank in ranks if (known := moved_s(rank)) is not None}
 
     def over(self, moved_s: Callable[[int], float | None]) -> tuple[tuple[int, ...], float] | None:
-        """Take it back: which ranks have moved on since, and after how long; None: some of those told of has not.
+        """The stall is over: which ranks have moved on, and after how long; None: some reported rank has not.
 
-        Ranks that have ended are not among them.
+        Ranks that have ended are not included.
         """
         now_s = {rank: moved_s(rank) for rank in self._moved_s}
         if not self.from_s or any(now_s[rank] == before_s for rank, before_s in self._moved_s.items()):

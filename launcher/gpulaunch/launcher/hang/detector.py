@@ -1,6 +1,6 @@
-"""Hang detection in the agent: a timer that looks at the ranks, and the helper process while one is suspected.
+"""Hang detection in the agent: a timer that checks the ranks, and a helper process while one is suspected.
 
-On the agent's loop nothing waits: reading the segments is microseconds, everything else happens in the helper.
+Nothing blocks the agent's loop: reading the segments takes microseconds, everything else happens in the helper.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _TICK_S = 1.0
 _MOVES_S = 2.0
-"""A rank that has passed an edge so lately is not stopped: nobody asks /proc."""
+"""A rank that has passed an edge this recently is not stopped: /proc is not read."""
 _LOOK_S = 15.0
-"""How long the helper may take for one answer, beside its own waiting."""
+"""How long the helper may take for one answer, in addition to its own waiting."""
 _AFTER_TROUBLE_S = 10.0
 _PIPE_BYTES = 16384
-"""A quarter of what a pipe holds: the first message and a request fit."""
+"""A quarter of a pipe's capacity: the first message and a request fit."""
 _ALL_EDGES = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
 _ENTRY = "import sys; from gpulaunch.launcher.cli.stacks import run; sys.exit(run())"
 
@@ -41,16 +41,16 @@ class HangDetector:
 
     Args:
         loop: the agent's.
-        limits: the numbers; `timeout_s` and `first_step_s` are the user's.
+        limits: the thresholds; `timeout_s` and `first_step_s` are the user's.
         ranks: rank -> pid of this node's ranks.
-        read: gives a rank's segment, None where it has none: such a rank is judged by definite evidence only.
+        read: returns a rank's segment, None if it has none: such a rank is judged by definite evidence only.
         rank_dir: where a rank's own files are.
-        on_late: called with a verdict that only tells, and again whenever the standstill has lasted twice as long.
-        on_over: called when the ranks told of have moved again or ended, with those that moved, and after how long.
+        on_late: called with a verdict that only reports, and again whenever the stall has lasted twice as long.
+        on_over: called when the reported ranks have moved again or ended, with those that moved, and after how long.
         on_hang: called with a verdict that acts, once until all ranks move again.
         path: where the evidence of a hang is written (`.../attempts/<k>/hang.json`).
-        store_pid: gives the process of the ranks' store, None where a rank hosts it.
-        whole: these ranks are all ranks of the job, so that there is nobody else whom they could be waiting for.
+        store_pid: returns the process of the ranks' store, None if a rank hosts it.
+        whole: these are all ranks of the job, so they cannot be waiting for any other.
     """
 
     def __init__(
@@ -88,21 +88,21 @@ class HangDetector:
         self._judged = False
         self._look_at_s = 0.0
         self.trouble = ""
-        """Why no helper could look, or ""; for the record."""
+        """Why no helper could run, or ""; for the record."""
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._timer = self._loop.call_at(self._loop.now() + _TICK_S, self._tick)
 
     def stop(self) -> None:
-        """Watch no more; the helper is killed."""
+        """Stop watching; the helper is killed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._end_helper()
 
     def ended(self, rank: int) -> None:
-        """A rank's process has ended: nothing waits for it to move. It may have moved since the last second."""
+        """A rank's process has ended: do not wait for it to move. It may have moved since the last second."""
         if self._telling.from_s:
             self._follow()
         self._ranks.pop(rank, None)
@@ -110,7 +110,7 @@ class HangDetector:
             self._follow()
 
     def helper_pids(self) -> frozenset[int]:
-        """The helper, while there is one: not a leftover of the ranks."""
+        """The helper, while it runs: not a leftover of the ranks."""
         return frozenset() if self._helper is None else frozenset({self._helper.pid})
 
     # -- the timer
@@ -126,12 +126,12 @@ class HangDetector:
         if not self._standings:
             return
         if self._late - before:
-            self._look_at_s = 0.0  # what was said before is of another time
+            self._look_at_s = 0.0  # the previous result is outdated
         if not self._judged and now_s >= self._look_at_s and (self._helper is None or not self._helper.busy):
             self._ask()
 
     def _follow(self) -> None:
-        """Look at the segments, and take back what is over."""
+        """Read the segments, and withdraw reports that are over."""
         now_s = self._loop.now()
         self._standings = self._watch.tick(now_s, [self._look(rank, pid, now_s) for rank, pid in self._ranks.items()])
         if not self._standings:
@@ -143,7 +143,7 @@ class HangDetector:
 
     def _look(self, rank: int, pid: int, now_s: float) -> Look:
         segment = self._read(rank)
-        # A probe that has taken its edges out of service (a fault of ours) tells nothing of the rank any more.
+        # A probe that has disabled its edges (a fault of ours) says nothing about the rank any more.
         if segment is None or not segment.armed or segment.hooks_unavailable & _ALL_EDGES == _ALL_EDGES:
             return Look(rank=rank, pid=pid, state=linux.state_of(pid))
         edge_s = segment.last_edge_ns / 1e9
@@ -189,7 +189,7 @@ class HangDetector:
         self._take(verdict)
 
     def _failed(self, why: str) -> None:
-        """No look was possible: what the clock alone tells is told."""
+        """No look was possible: report only what follows from the clock."""
         from gpulaunch.launcher.hang.judge import judge
 
         self.trouble = why
@@ -218,7 +218,7 @@ class HangDetector:
 
 
 def mark_over(path: str, after_s: float) -> None:
-    """Say in a `hang.json` that was only told of, that the ranks have moved again; what is not there stays so."""
+    """Note in a `hang.json` that was only reported that the ranks have moved again; a missing file stays missing."""
     with contextlib.suppress(OSError, ValueError):
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -258,7 +258,7 @@ class _Helper:
 
     @property
     def busy(self) -> bool:
-        """It has a request to answer."""
+        """A request is pending."""
         return self._deadline is not None
 
     def ask(self, request: Mapping[str, Any], *, within_s: float) -> None:
@@ -269,14 +269,14 @@ class _Helper:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         data = json.dumps(message).encode("ascii") + b"\n"
-        if len(data) > _PIPE_BYTES:  # hundreds of ranks
+        if len(data) > _PIPE_BYTES:  # with hundreds of ranks
             fcntl.fcntl(self._to, fcntl.F_SETPIPE_SZ, len(data) + _PIPE_BYTES)
-        # It has read all before this one; what does not fit is trouble, not something to wait for.
+        # It has read all earlier requests; if this one does not fit, that is an error, not something to wait for.
         if os.write(self._to, data) != len(data):
             raise OSError(0, "it does not read what it is asked")
 
     def _ended(self, _: Exit) -> None:
-        self._gone = True  # reaped, so its number may be another's soon; its pipe tells the rest
+        self._gone = True  # reaped, so its number may be reused; its pipe reports the rest
 
     def _hear(self) -> None:
         try:
@@ -302,7 +302,7 @@ class _Helper:
             self._on_answer(answer)
 
     def end(self) -> None:
-        """Kill it and what it has started (py-spy)."""
+        """Kill it and its child (py-spy)."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

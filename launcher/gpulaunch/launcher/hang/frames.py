@@ -1,6 +1,6 @@
-"""What a stack says: whether it waits for other ranks, whether it may take long, and the line to show to its owner.
+"""Interprets a stack: whether it waits for other ranks, whether it may take long, and the user's line to show.
 
-Told from names only, so it is an opinion: it chooses words, and when they are said. What is done rests on more.
+Based on names only, so it is a heuristic: it affects wording and time of a report. Actions rest on more.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Sequence
 
 from gpulaunch.launcher.hang.values import Frame
 
-# Where torch.distributed waits for the other ranks. Not all of it: `checkpoint` writes files, `rpc` serves,
+# Where torch.distributed waits for other ranks. Not all of it: `checkpoint` writes files, `rpc` serves,
 # `elastic` is another launcher.
 _COLLECTIVE = re.compile(
     r"/torch/(distributed/(?!checkpoint/|rpc/|elastic/|launcher/|debug/|run\.py)|nn/parallel/distributed\.py)"
 )
 # DistributedDataParallel waits for its all-reduce inside the autograd engine, where there are no Python frames.
 _BACKWARD = ("/torch/autograd/", {"_engine_run_backward", "backward"})
-# Our taps let calls of torch's pass: whoever is in one is in the call.
+# Our taps pass calls through to torch: a stack inside a tap is inside that call.
 _TAP = re.compile(r"/gpulaunch/profiler/probe/(?P<room>\w+)\.py$")
 _WORK_WAIT = Frame("Work.wait", "<C++>/torch/distributed/", 0)
-"""What a stack would have on top if C++ had frames: of the calls with a tap in `collectives`, this one is in C++."""
-# These wait for whom the program says, processes outside of the job included, and for a store.
+"""What a stack would have on top if C++ had frames: the calls with a tap in `collectives` that are in C++."""
+# These wait for peers that the program chooses, including processes outside of the job, and for a store.
 _SET_UP = frozenset({"init_process_group", "new_group", "split_group", "init_device_mesh", "rendezvous"})
 _WRAPPERS = frozenset({"wrapper", "decorate_context", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner"})
 
-# Programs call by such words what may take minutes between two steps; `train_and_evaluate` is the whole program.
+# Names that programs use for work that may take minutes between two steps; `train_and_evaluate` is the whole program.
 _PAUSES = frozenset(
     {
         *("val", "valid", "validate", "validation", "eval", "evaluate", "evaluation", "test", "predict", "generate"),
@@ -47,19 +47,19 @@ _LEAVING = "/gpulaunch/launcher/loop/rank_end.py"
 _DEVICE_CALLS = frozenset(
     {
         *("item", "cpu", "cuda", "to", "numpy", "tolist", "synchronize", "nonzero", "copy_", "wait"),
-        *("float", "int", "bool", "print"),  # of a tensor on a GPU; of anything else they take no time
+        *("float", "int", "bool", "print"),  # of a tensor on a GPU; otherwise they take no time
     }
 )
 
 _NOT_USERS = re.compile(
     r"^<|/site-packages/|/dist-packages/|/lib/python3[^/]*/|/gpulaunch/(launcher|profiler|exporters)/"
 )
-# Python's own, torch's and ours: in a thread that is in these only, the program does nothing.
+# Frames of Python, torch and gpulaunch: a thread with only these does no work of the program.
 _NOT_PROGRAMS = re.compile(
     r"^<frozen |/(site|dist)-packages/(torch|gpulaunch)/|/gpulaunch/(launcher|profiler|exporters)/"
     r"|/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)"
 )
-# Between these and the fetch nothing but polling happens: being in another line of it is no progress.
+# Between these and the fetch only polling happens: a different line among them is no progress.
 _POLLING = re.compile(r"/torch/utils/data/dataloader\.py$")
 
 _LINE_CAP = 60
@@ -68,9 +68,9 @@ _SOURCE_S = 1.0
 
 
 def without_taps(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Give the stack as it would be without the profiler; what it does itself stays.
+    """Return the stack as it would be without the profiler; the profiler's own work stays.
 
-    Who waits for other ranks in C++, called by the program itself, is seen by the tap alone: that is told.
+    A wait for other ranks in C++ that the program called directly is visible only by the tap: that is kept as the call.
     """
     kept = tuple(frame for frame in frames if not _tap_of(frame))
     waits = bool(frames) and _tap_of(frames[0]) == "collectives" and not (kept and _COLLECTIVE.search(kept[0].file))
@@ -78,13 +78,13 @@ def without_taps(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def _tap_of(frame: Frame) -> str:
-    """The room of the probe that a tap is of; "": it is none."""
+    """The probe module that a tap belongs to; "" if it is none."""
     found = _TAP.search(frame.file) if _short(frame).startswith("tapped") else None
     return found["room"] if found else ""
 
 
 def waits_in(frames: Sequence[Frame]) -> str:
-    """Give the name of the call in which this stack waits for other ranks, or ""."""
+    """Return the name of the call in which this stack waits for other ranks, or ""."""
     if not frames:
         return ""
     top = frames[0]
@@ -98,12 +98,12 @@ def waits_in(frames: Sequence[Frame]) -> str:
 
 
 def is_set_up(frames: Sequence[Frame]) -> bool:
-    """Whether the stack is making a process group."""
+    """Whether the stack is creating a process group."""
     return any(_short(frame) in _SET_UP and _COLLECTIVE.search(frame.file) for frame in frames)
 
 
 def waits_for_device(frames: Sequence[Frame]) -> str:
-    """Give the name of the call with which this stack waits for its GPU, or ""."""
+    """Return the name of the call with which this stack waits for its GPU, or ""."""
     if not frames:
         return ""
     if "/torch/cuda/" in frames[0].file and _short(frames[0]) in _DEVICE_CALLS:
@@ -112,21 +112,21 @@ def waits_for_device(frames: Sequence[Frame]) -> str:
 
 
 def certainly_waits_for_device(frames: Sequence[Frame]) -> bool:
-    """Whether it can be nothing else: no other call is on the line, which would look the same from outside."""
+    """Whether that is certain: no other call is on the line, which would look the same from outside."""
     if not waits_for_device(frames):
         return False
     return "/torch/cuda/" in frames[0].file or _DEVICE_CALLS.issuperset(calls_at(frames[0]))
 
 
 def is_prompt(frames: Sequence[Frame]) -> bool:
-    """Whether a person may be at a debugger's or a shell's prompt in it."""
+    """Whether the stack may be at the prompt of a debugger or shell."""
     return any(_PROMPT_FILES.search(frame.file) for frame in frames)
 
 
 def is_pause(frames: Sequence[Frame]) -> bool:
-    """Whether the stack goes through something that may rightly take minutes.
+    """Whether the stack goes through something that may legitimately take minutes.
 
-    Names count outside of a dataloader only: what a dataset calls `sample` is no pause.
+    Names count only outside of a dataloader: a dataset's function `sample` is no pause.
     """
     if any(_PAUSE_FILES.search(frame.file) for frame in frames):
         return True
@@ -143,23 +143,23 @@ def is_leaving(frames: Sequence[Frame]) -> bool:
 
 
 def is_users(frame: Frame) -> bool:
-    """Whether a frame is of the user's own files, and not of Python, of a package or of ours."""
+    """Whether a frame is in the user's own files, not in Python, a package or gpulaunch."""
     return _NOT_USERS.search(frame.file) is None
 
 
 def is_programs(frame: Frame) -> bool:
-    """Whether a frame is of the program or of a package that it uses, and not of Python, torch or ours."""
+    """Whether a frame is in the program or a package that it uses, not in Python, torch or gpulaunch."""
     return _NOT_PROGRAMS.search(frame.file) is None
 
 
 def comparable(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Give the part of a stack that changes only when there is progress."""
+    """Return the part of a stack that changes only with progress."""
     polling = [index for index, frame in enumerate(frames) if _POLLING.search(frame.file)]
     return tuple(frames[polling[-1] :] if polling else frames)
 
 
 def user_frame(frames: Sequence[Frame]) -> tuple[Frame | None, str]:
-    """Give the deepest frame of the user's own, and the function that it called, if there is a frame of that."""
+    """Return the deepest frame of the user's code, and the function that it called, if that has a frame."""
     for index, frame in enumerate(frames):
         if is_users(frame):
             deeper = [_short(one) for one in reversed(frames[:index]) if _short(one) not in _WRAPPERS]
@@ -168,7 +168,7 @@ def user_frame(frames: Sequence[Frame]) -> tuple[Frame | None, str]:
 
 
 def describe(frames: Sequence[Frame]) -> str:
-    """Say where a stack is, in the words of its owner: `train.py:88 open()`."""
+    """Say where a stack is, in the user's terms: `train.py:88 open()`."""
     frame, called = user_frame(frames)
     if frame is None:
         if not frames:
@@ -185,7 +185,7 @@ def describe(frames: Sequence[Frame]) -> str:
 
 @functools.lru_cache(maxsize=256)
 def calls_at(frame: Frame) -> tuple[str, ...]:
-    """Give the names of what is called on the line of a frame, from its source; a C function has no frame to tell."""
+    """Return the names called on the line of a frame, from its source; a C function has no frame."""
     import ast
 
     try:
@@ -204,7 +204,7 @@ def calls_at(frame: Frame) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _source(path: str) -> str:
-    """The text of a Python file, "" where it cannot be had at once: it may lie on what the rank hangs on."""
+    """The text of a Python file, "" if not available at once: it may lie on the storage that the rank hangs on."""
     import threading
 
     read: list[str] = []
@@ -233,5 +233,5 @@ def _place(frame: Frame) -> str:
 
 
 def _short(frame: Frame) -> str:
-    """The name without its class or enclosing function: py-spy gives qualified names, faulthandler plain ones."""
+    """The name without class or enclosing function: py-spy gives qualified names, faulthandler plain ones."""
     return frame.name.rpartition(".")[2]

@@ -1,8 +1,7 @@
-"""One suspicion, seen from the helper process: look at every rank, look again, judge, and write down the evidence.
+"""The helper process for one suspicion: samples every rank, samples again, judges, and writes the evidence.
 
-The helper lives from the first doubt until the ranks move again or are acted on; what it remembers of earlier
-looks is how "has not moved for 20 s" is known and not guessed. It reads one request a line and answers each with one
-line, both JSON:
+The helper runs from the first suspicion until the ranks move again or are acted on; its earlier samples are the
+evidence for "has not moved for 20 s". It reads one request per line and answers each with one line, both JSON:
 
     first    {"limits": {...}, "whole": true, "path": "/.../hang.json"}
     request  {"standings": [...], "dirs": {"0": "/.../rank-0", ...}, "store_pid": 4711, "tell_from_s": 60.0}
@@ -46,7 +45,7 @@ _MAX_WORKERS = 8
 
 
 class Session:
-    """The looks of one suspicion."""
+    """The samples of one suspicion."""
 
     def __init__(self, limits: Limits, *, whole: bool, path: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self._limits = limits
@@ -67,18 +66,18 @@ class Session:
     ) -> Verdict:
         """Take two samples of every rank and judge all that is known.
 
-        What acts is written down, and what is to be told: a standstill that has lasted for `tell_from_s`.
+        Writes down the verdicts that act, and those to report: a stall that has lasted for `tell_from_s`.
         """
         began_s = time.monotonic()
         for rank in self._samples.keys() - {standing.rank for standing in standings}:
             del self._samples[rank]
         for standing in standings:
             kept = self._samples.setdefault(standing.rank, deque(maxlen=_REMEMBERED))
-            while kept and kept[0].at_s < began_s - standing.quiet_s:  # it has moved since: those mean nothing now
+            while kept and kept[0].at_s < began_s - standing.quiet_s:  # it has moved since: those are outdated
                 kept.popleft()
         self._sample(standings, dirs)
         self._sleep(self._limits.sample_s)
-        # A signal disturbs the rank, so one in each look is all.
+        # A signal disturbs the rank, so at most one per look.
         self._sample([one for one in standings if self._stacks[one.rank].source != "faulthandler"], dirs)
         self._recorded = self._ask_recorders(standings)
         recorders = server.together(self._recorded, self._samples)
@@ -137,7 +136,7 @@ class Session:
         )
 
     def _is_closed(self, standings: Sequence[Standing], store_pid: int | None) -> bool:
-        """Whether no rank is connected to a process outside of the job; asked only where all wait for each other."""
+        """Whether no rank is connected to a process outside of the job; checked only if all wait for each other."""
         if not all(waits_in(self._samples[one.rank][-1].frames) for one in standings):
             return False
         pids = [one.pid for one in standings]
@@ -148,7 +147,7 @@ class Session:
         return {one.rank: answer for one, answer in zip(standings, answers, strict=True) if answer is not None}
 
     def _sources(self, standings: Sequence[Standing]) -> list[str]:
-        """Say where the stacks came from, and why no better source was open."""
+        """Say where the stacks came from, and why no better source was available."""
         sources: dict[tuple[str, tuple[str, ...]], list[int]] = {}
         for standing in standings:
             taken = self._stacks[standing.rank]
@@ -165,7 +164,7 @@ class Session:
         return [said] if said else []
 
     def _write(self, verdict: Mapping[str, Any], standings: Sequence[Standing]) -> None:
-        """Write the whole evidence, whole or not at all; a verdict stands without it."""
+        """Write all evidence atomically; the verdict is valid without it."""
         ranks: list[dict[str, Any]] = []
         all_waits = stacks.at_once(lambda standing: server.waits_of(standing.pid), standings)
         for standing, waits in zip(standings, all_waits, strict=True):
@@ -199,11 +198,11 @@ class Session:
 
 
 def _busy_worker(pids: Sequence[int]) -> tuple[int, tuple[Frame, ...]]:
-    """Give the first loader worker that is in the middle of a fetch, and its stack inside of that."""
+    """Return the first loader worker that is in the middle of a fetch, and its stack inside of that."""
     taken = stacks.take_workers(sorted(pids)[:_MAX_WORKERS])
     for pid, one in sorted(taken.items()):
         names = [frame.name for frame in one.main]
-        # A forked worker still has the frames of the program that forked it below.
+        # A forked worker's stack still has the frames of the program that forked it at its bottom.
         inner = one.main[: names.index(_WORKER_LOOP)] if _WORKER_LOOP in names else ()
         if any(frame.file.endswith(_FETCH) for frame in inner):
             return pid, inner
@@ -211,7 +210,7 @@ def _busy_worker(pids: Sequence[int]) -> tuple[int, tuple[Frame, ...]]:
 
 
 def _numbers(sample: Sample) -> dict[str, Any]:
-    """A sample without its stacks: those of the last one are told in full."""
+    """A sample without its stacks: those of the last sample are given in full."""
     return {name: value for name, value in vars(sample).items() if not name.endswith("frames")}
 
 
@@ -230,7 +229,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
                 standings, dirs, tell_from_s=request["tell_from_s"], store_pid=request.get("store_pid")
             )
             answer: dict[str, Any] = {"verdict": to_json(verdict)}
-        except Exception as error:  # the agent counts it, and judges by the clock alone
+        except Exception as error:  # the agent counts it and judges by the clock alone
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

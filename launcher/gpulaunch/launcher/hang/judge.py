@@ -1,9 +1,9 @@
-"""From stacks and CPU time to what is told, and whether something is done. Pure.
+"""Turns stacks and CPU time into a verdict: what to report, and whether to act. Pure.
 
 Each rank gets the first category that fits:
 
-    gone      its process has ended                                          counts no more
-    traced    a debugger is attached, or it is at a prompt (pdb, IPython)    nothing is told or done meanwhile
+    gone      its process has ended                                          ignored from then on
+    traced    a debugger is attached, or it is at a prompt (pdb, IPython)    no report and no action meanwhile
     stopped   state T for stopped_s                                          proof
     held      the GIL is held in one place by a thread that sleeps or        proof, unless another rank is alive
               waits for another thread (not for a file, pipe or socket),
@@ -12,7 +12,7 @@ Each rank gets the first category that fits:
     waiting   in a collective, in DDP's backward, or for its GPU; same stack, and its process is idle or, with a GPU,
               spins in the main thread alone
     alive     CPU time of its process tree advances, data is read or written, or its stack changes
-    resting   none of these: sleep, socket, poll, lock, file; or no stack could be had, and its CPU time stands still
+    resting   none of these: sleep, socket, poll, lock, file; or no stack was available, and its CPU time stands still
 
 and the job the first verdict:
 
@@ -20,29 +20,29 @@ and the job the first verdict:
     stopped   any rank is stopped                                                           acts: that rank
     held      any rank holds the GIL so, and none is alive (`teardown`: it had destroyed    acts: that rank
               its process group)
-    deadlock  every rank of the job waits in collectives that can never match (below)       acts: the odd ones out
+    deadlock  every rank of the job waits in collectives that can never match (below)       acts: the ranks that differ
     timeout   no rank is alive, and one has stood still for timeout_s (first_step_s before  acts: that rank
               the end of its first step)
-    late      a resting or alive rank is beyond its allowance; or all wait, and one is      tells: that rank
+    late      a resting or alive rank is beyond its allowance; or all wait, and one is      reports: that rank
     none of these                                                                           nothing
 
 (held and deadlock take twice as long before the end of the first step.)
 
-Allowances are for telling only: learnt, 30 to 60 s as long as nothing took longer; 120 s for what is named validate,
-save, compile ..., for what is at work, in a save, and before the end of the first step. They never change what is done.
-A rank that works is never acted on, and neither is any other while it works: a program may validate, tokenize or
-download on one rank for hours. (If the others wait for it in a collective, that has a timeout of its own.)
-Before any edge time means nothing: it may be no training program. With a rank waiting in a collective it is told, not
-acted on: an inference server is idle like that. Neither is a rank that waits for its GPU alone, which may compute for
-as long, unless another waits in a collective; where the line has other calls, too, it counts as work. The time
-counts from when a rank was last seen to move or to work; where no look was possible, nothing is known and none is
-acted on.
+Allowances are for reporting only: learnt, 30 to 60 s as long as nothing took longer; 120 s for functions named
+validate, save, compile ..., for ranks that work, in a save, and before the end of the first step. They never change
+actions. A rank that works is never acted on, and neither is any other while it works: a program may validate,
+tokenize or download on one rank for hours. (If the others wait for it in a collective, that has a timeout of its own.)
+Before the first edge time means nothing: it may not be a training program. If a rank waits in a collective then, it is
+reported, not acted on: an idle inference server looks the same. The same holds for a rank that waits for its GPU alone,
+which may compute for as long, unless another waits in a collective; if the line has other calls, too, it counts as
+work. The time counts from when a rank was last seen to move or to work; if no look was possible, nothing is known and
+there is no action.
 
-When do collectives never match? All ranks of the job are on this machine, each is in a collective, idle in one place
-for deadlock_s, and no other thread of the program or its packages is there that could be what they wait for. If they
-were in the same one, it would have completed: there is no network between them. But a program may have made a group
-with processes outside of the job. So none of them has a TCP connection to any process but the other ranks and their
-store (`sockets`; gloo connects the members of a group when it is made), and one more thing must be seen:
+When can collectives never match? All ranks of the job are on this machine, each is in a collective, idle in one place
+for deadlock_s, and no other thread of the program or its packages could be what they wait for. If they were in the
+same collective, it would have completed: there is no network between them. But a program may have made a group with
+processes outside of the job. So none of them may have a TCP connection to any process but the other ranks and their
+store (`sockets`; gloo connects the members of a group when it is made), and one of these must hold:
 
     the flight recorders differ: one has begun fewer collectives of a group, or another one under the same number; or
     there is no such record, and the ranks are in different calls or on different lines; or
@@ -50,10 +50,10 @@ store (`sockets`; gloo connects the members of a group when it is made), and one
 
 Two operations under one number are proof whatever they are connected to.
 
-Ranks that reach the same collective from different lines match, go on, and are not seen here; if they are, and
-recorders say that it is the same one, it is slow. With a GPU, where the call returns before the work is done and ranks
-may wait for long computation, only recorders that show two operations under one number are proof. On several nodes an
-agent sees its own ranks only: there is no proof, and the node of the rank that is waited for names it.
+Ranks that reach the same collective from different lines match, continue, and do not appear here; if they do, and the
+recorders show the same collective, it is slow. With a GPU, the call returns before the work is done and
+ranks may wait for long computation, so only recorders that show two operations under one number are proof. On several
+nodes an agent sees only its own ranks: there is no proof, and the node of the rank that is waited for names it.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ def judge(
     closed: bool = False,
     recorders: Recorders = _NONE,
 ) -> Verdict:
-    """Give the verdict over all live ranks of this node.
+    """Return the verdict over all live ranks of this node.
 
     Args:
         standings: one for each live rank.
         samples: by rank, oldest first; a rank without any is judged by its standing alone.
         limits: the numbers of the table above.
         whole: these are all ranks of the job.
-        closed: they are connected to each other and to their store only.
-        recorders: what torch's flight recorders say of all ranks.
+        closed: they are connected only to each other and to their store.
+        recorders: the data of torch's flight recorders on all ranks.
     """
     found = [activity_of(standing, samples.get(standing.rank, ()), limits) for standing in standings]
     live = [one for one in found if one.category is not Category.GONE]
@@ -136,9 +136,9 @@ def _is_judged(one: Activity, *, anybody_waits: bool) -> bool:
 
 
 def _due(live: Sequence[Activity], judged: Sequence[Activity]) -> list[Activity]:
-    """The ranks whose time runs, where none works. Those that wait only where all do: else it is for another.
+    """The ranks whose time runs, if none works. Waiting ranks count only if all wait: else they wait for another.
 
-    One that has trained and left its process group may serve what it has learnt, or wait for an evaluation, for ever.
+    A rank that has left its process group after training may serve the model, or wait for an evaluation, forever.
     """
     all_wait = all(one.category is Category.WAITING for one in live) and not all(one.only_device for one in live)
     training = [
@@ -150,7 +150,7 @@ def _due(live: Sequence[Activity], judged: Sequence[Activity]) -> list[Activity]
 
 
 def _left_s(one: Activity, limits: Limits) -> float:
-    """How long it may stand still yet."""
+    """How much longer it may stand still."""
     return (limits.timeout_s if one.standing.begun else limits.first_step_s) - one.stood_s
 
 
@@ -160,7 +160,7 @@ def _never_match(
     closed: bool,
     recorders: Recorders,
 ) -> bool:
-    """Whether ranks that all wait, wait for ever; see above."""
+    """Whether ranks that all wait will wait forever; see above."""
     last = [samples[one.rank][-1] for one in waiting if samples.get(one.rank)]
     if len(last) < len(waiting) or any(sample.assisted for sample in last):
         return False
@@ -180,7 +180,7 @@ def _sure(one: Activity, samples: Mapping[int, Sequence[Sample]]) -> bool:
 
 
 def _out_of_line(waiting: Sequence[Activity], recorders: Recorders) -> list[Activity]:
-    """Of ranks that all wait, those that are behind the others; else those in a smaller group than the largest."""
+    """If all ranks wait: those behind the others, else those outside the largest group."""
     late = [one for one in waiting if one.rank in (recorders.behind or recorders.clashing)]
     if late and len(late) < len(waiting):
         return late
@@ -193,7 +193,7 @@ def _out_of_line(waiting: Sequence[Activity], recorders: Recorders) -> list[Acti
     return [one for group in groups.values() if len(group) < sizes[0] for one in group]
 
 
-# -- words
+# -- messages
 
 
 def _verdict(
@@ -205,7 +205,7 @@ def _verdict(
     acts: bool = False,
     due_in_s: float | None = None,
 ) -> Verdict:
-    """Say it in words; `told`: whom it is about, none: nothing is told."""
+    """Build the verdict with its messages; `told`: the reported ranks, none: no report."""
     all_wait = all(one.category is Category.WAITING for one in found)
     odd = frozenset[int]() if all_wait and len(told) == len(found) else frozenset(one.rank for one in told)
     deadlock = all_wait or rule == "deadlock"
@@ -225,7 +225,7 @@ def _verdict(
 
 
 def _again_s(found: Sequence[Activity], limits: Limits, due_in_s: float | None) -> float:
-    """When to look again: soon where something is to be confirmed, else when it may be time to tell or to act."""
+    """When to look again: soon if there is something to confirm, else when a report or action may be due."""
     quiet_s = max((one.standing.quiet_s for one in found), default=0.0)
     candidate = any(one.candidate for one in found)
     until_s = [limits.again_s if candidate else min(limits.rest_s, max(limits.floor_s, quiet_s / 2))]
@@ -235,7 +235,7 @@ def _again_s(found: Sequence[Activity], limits: Limits, due_in_s: float | None) 
 
 
 def _groups(found: Sequence[Activity], odd: frozenset[int], *, with_places: bool) -> tuple[RankCluster, ...]:
-    """Ranks that do the same in the same place: first those that the others wait for, then those that wait."""
+    """Group ranks that do the same in the same place: first those that the others wait for, then those that wait."""
     members: dict[tuple[bool, Category, str], list[Activity]] = {}
     for one in sorted(found, key=lambda one: one.rank):
         what = f"{one.what} ({one.where})" if with_places and one.where else one.what
@@ -253,7 +253,7 @@ def _groups(found: Sequence[Activity], odd: frozenset[int], *, with_places: bool
 
 
 def _phrase(group: RankCluster, awaited: str) -> str:
-    """`awaited`: "for it " where it is known which rank those that wait are waiting for."""
+    """`awaited`: "for it " if it is known which rank the waiting ones wait for."""
     verb, _, rest = group.what.partition(" ")
     if group.category is Category.WAITING:
         rest = f"{awaited}{rest}"

@@ -1,7 +1,7 @@
-"""What /proc says of one rank and of the processes below it: states, CPU time, bytes, a debugger, a GPU.
+"""Reads from /proc one rank and its descendants: states, CPU time, bytes, a debugger, a GPU.
 
-Read by the helper process, and only while a rank is suspected. A process that goes away in the middle of the reading
-counts with what it had said until then.
+Used by the helper process, and only while a rank is suspected. A process that exits during the reading counts with the
+values read until then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpulaunch.launcher.loop import linux
 _MAX_PROCESSES = 256
 """A rank with more children than this is busy anyway."""
 _GPU_DEVICES = tuple(f"/dev/{name}" for name in ("nvidia", "kfd", "dri/", "accel", "davinci", "neuron", "dxg"))
-"""NVIDIA, AMD, Intel, Gaudi and TPU, Ascend, Trainium, a GPU in WSL."""
+"""Device files: NVIDIA, AMD, Intel, Gaudi and TPU, Ascend, Trainium, a GPU in WSL."""
 
 # futex, futex_wait (455 everywhere), nanosleep, clock_nanosleep, pause, rt_sigsuspend: arch/x86/entry/syscalls/
 # syscall_64.tbl, include/uapi/asm-generic/unistd.h.
@@ -26,7 +26,7 @@ _WITHIN = {"x86_64": {202, 455, 35, 230, 34, 130}, "aarch64": {98, 455, 101, 115
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One rank, now."""
+    """The present values of one rank."""
 
     state: str
     """State letter of the main thread; "" when the process is gone."""
@@ -41,11 +41,11 @@ class Reading:
 
 
 def read(pid: int, socket_bytes: Mapping[str, int]) -> Reading:
-    """Look at the process tree of one rank.
+    """Read the process tree of one rank.
 
     Args:
         pid: the rank's process.
-        socket_bytes: what `sockets.bytes_by_socket` says now.
+        socket_bytes: the present result of `sockets.bytes_by_socket`.
     """
     own = _stat(f"/proc/{pid}/stat")
     if own is None:
@@ -57,7 +57,7 @@ def read(pid: int, socket_bytes: Mapping[str, int]) -> Reading:
     for one in below:
         stat = _stat(f"/proc/{one}/stat")
         tree_ticks += sum(stat[1:]) if stat else 0
-    io_bytes = sum(_io_bytes(f"/proc/{one}/io") for one in (pid, *below))  # a copy by rsync is the rank's work
+    io_bytes = sum(_io_bytes(f"/proc/{one}/io") for one in (pid, *below))  # e.g. a copy by rsync is the rank's work
     inodes = {inode for one in (pid, *below) for inode in _sockets(one)}
     io_bytes += sum(socket_bytes.get(inode, 0) for inode in inodes)
     return Reading(
@@ -73,14 +73,14 @@ def read(pid: int, socket_bytes: Mapping[str, int]) -> Reading:
 
 
 def waits_within(pid: int, thread: int) -> bool:
-    """Whether a thread sleeps, or waits for another thread: not for a file, a pipe or a socket, which may yet answer.
+    """Whether a thread sleeps or waits for another thread: not for a file, pipe or socket, which may still answer.
 
-    False where that may not be seen.
+    False if that may not be read.
     """
     try:
         with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as syscall:
             return int(syscall.read().split()[0]) in _WITHIN
-    except (OSError, IndexError, ValueError):  # "running" is no number
+    except (OSError, IndexError, ValueError):  # "running" instead of a number
         return False
 
 
@@ -95,7 +95,7 @@ def _stat(path: str) -> tuple[str, int, int] | None:
 
 
 def _io_bytes(path: str) -> int:
-    """Bytes read and written by calls, and by page faults; 0 where that may not be read."""
+    """Bytes read and written by calls, and by page faults; 0 if that may not be read."""
     try:
         with open(path, "rb") as io:
             values = dict(line.split(b": ", 1) for line in io.read().splitlines())
@@ -111,7 +111,7 @@ def _sockets(pid: int) -> set[str]:
 
 
 def _has_gpu(pid: int) -> bool:
-    """Whether it has one open; True where that may not be seen, which proves less."""
+    """Whether it has one open; True if that may not be read, which proves less."""
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -120,7 +120,7 @@ def _has_gpu(pid: int) -> bool:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
             return any(device in line for line in maps for device in _GPU_DEVICES)
     except OSError as error:
-        return not isinstance(error, (FileNotFoundError, ProcessLookupError))  # those: it has ended
+        return not isinstance(error, (FileNotFoundError, ProcessLookupError))  # in these cases it has exited
 
 
 def _traced(pid: int) -> bool:

@@ -1,6 +1,6 @@
-"""torch's worker server: a unix socket per process, where the program runs one, and what it tells of collectives.
+"""Client of torch's worker server: a unix socket per process, if the program runs one, with data about collectives.
 
-A C++ thread answers, without the GIL for the flight recorder and the wait counters: it works on a hung rank. Started
+A C++ thread answers, for the flight recorder and the wait counters without the GIL: it works on a hung rank. Started
 by `torch.distributed.elastic.control_plane.worker_main`, at TORCH_WORKER_SERVER_SOCKET of the rank's environment.
 """
 
@@ -37,7 +37,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def socket_of(pid: int) -> str:
-    """Give the path of a rank's worker server. Raises OSError with the reason where it runs none."""
+    """Return the path of a rank's worker server. Raises OSError with the reason if it runs none."""
     with open(f"/proc/{pid}/environ", "rb") as environ:
         entries = environ.read().split(b"\0")
     prefix = f"{SOCKET_VARIABLE}=".encode()
@@ -83,7 +83,7 @@ class Recorded:
 
 
 def recorded_by(pid: int) -> Recorded | None:
-    """Ask a rank's flight recorder; None where there is none or it is empty."""
+    """Query a rank's flight recorder; None if it has none or it is empty."""
     try:
         return parse_recorder(ask(socket_of(pid), "fr_trace_json"))
     except (OSError, ValueError):
@@ -91,7 +91,7 @@ def recorded_by(pid: int) -> Recorded | None:
 
 
 def parse_recorder(text: bytes) -> Recorded | None:
-    """Read a flight recorder's JSON; None where no collective is in it. Raises ValueError."""
+    """Parse a flight recorder's JSON; None if it has no collective. Raises ValueError."""
     enqueued: dict[str, int] = {}
     calls: dict[str, str] = {}
     newest = ""
@@ -107,7 +107,7 @@ def parse_recorder(text: bytes) -> Recorded | None:
 
 
 def together(all_recorded: Mapping[int, Recorded], ranks: Iterable[int]) -> Recorders:
-    """Compare what the recorders of all these ranks say, as far as they have one."""
+    """Compare the recorders of all these ranks that have one."""
     late: set[int] = set()
     clashing: set[int] = set()
     for group in {group for one in all_recorded.values() for group in one.enqueued}:
@@ -124,7 +124,7 @@ def together(all_recorded: Mapping[int, Recorded], ranks: Iterable[int]) -> Reco
 
 
 def summary(all_recorded: Mapping[int, Recorded]) -> str:
-    """Say who is behind: `flight recorder: rank 3 is at collective 41 (gloo:all_reduce), the others at 42`."""
+    """Say which rank is behind: `flight recorder: rank 3 is at collective 41 (gloo:all_reduce), the others at 42`."""
     late = together(all_recorded, ()).behind
     if not late:
         last = {one.last for one in all_recorded.values()}
@@ -143,7 +143,7 @@ def summary(all_recorded: Mapping[int, Recorded]) -> str:
 
 
 def waits_of(pid: int) -> dict[str, Any]:
-    """Give those of a rank's wait counters that are active right now."""
+    """Return those of a rank's wait counters that are active now."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         counters = json.loads(ask(socket_of(pid), "wait_counter_values"))
         return {name: one for name, one in counters.items() if one.get("active_count")}

@@ -1,4 +1,4 @@
-"""The TCP connections of processes: to whom, which is how gloo's groups are known, and how many bytes they moved."""
+"""TCP connections of processes: their peers, which shows gloo's groups, and how many bytes they moved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 _CONNECTED = frozenset({"01", "02", "03"})
 """ESTABLISHED, SYN_SENT, SYN_RECV; include/net/tcp_states.h."""
 _MAPPED = "0000000000000000FFFF0000"
-"""An IPv4 address in /proc/net/tcp6 begins so."""
+"""The prefix of an IPv4 address in /proc/net/tcp6."""
 
 # sock_diag(7), linux/inet_diag.h: the request for all sockets of a family, and what precedes an answer's attributes.
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
@@ -25,7 +25,7 @@ _BYTES = struct.Struct("=120xQQ")
 
 
 def among_themselves(pids: Collection[int]) -> bool:
-    """Whether each TCP connection of these processes is to one of them; False where that cannot be seen."""
+    """Whether each TCP connection of these processes is to one of them; False if that cannot be seen."""
     try:
         mine = {inode for pid in pids for inode in sockets_of(pid)}
         ends: dict[tuple[str, str], str] = {}
@@ -37,7 +37,7 @@ def among_themselves(pids: Collection[int]) -> bool:
 
 
 def bytes_by_socket() -> dict[str, int]:
-    """Bytes sent and received by each TCP socket of this network namespace, by inode; empty where that cannot be seen.
+    """Bytes sent and received by each TCP socket of this network namespace, by inode; empty if that cannot be read.
 
     `recv` and `send` are not in /proc/PID/io, which counts `read` and `write` alone.
     """
@@ -57,7 +57,7 @@ def bytes_by_socket() -> dict[str, int]:
 
 
 def _add_answers(data: bytes, found: dict[str, int]) -> bool:
-    """Take up one datagram of answers; whether there are more."""
+    """Add one datagram of answers; return whether there are more."""
     while data:
         size, kind, *_ = _HEADER.unpack_from(data)
         if kind != _SOCK_DIAG_BY_FAMILY:  # the last, or an error
@@ -74,7 +74,7 @@ def _add_answers(data: bytes, found: dict[str, int]) -> bool:
 
 
 def sockets_of(pid: int) -> set[str]:
-    """The inodes of its sockets. Raises OSError where they may not be seen."""
+    """The inodes of its sockets. Raises OSError if they may not be read."""
     found: set[str] = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:

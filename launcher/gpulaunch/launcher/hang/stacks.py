@@ -1,16 +1,16 @@
-"""Stacks of ranks, from the best source that is open: py-spy, torch's worker server, faulthandler.
+"""Stacks of ranks, from the best available source: py-spy, torch's worker server, faulthandler.
 
-    py-spy         reads the rank's memory from outside; --nonblocking, so that the rank is not paused for it and one
-                   that is stopped can be read too (the blocking way fails there). It alone tells who holds the GIL.
+    py-spy         reads the rank's memory from outside; --nonblocking, so that the rank is not paused and a stopped one
+                   can be read too (blocking mode fails there). It alone tells which thread holds the GIL.
                    Needs the right to ptrace: same user, and not forbidden by Yama or a container.
-    worker server  a C++ thread of torch that answers on a unix socket, where the program runs one
+    worker server  a C++ thread of torch that answers on a unix socket, if the program runs one
                    (torch.distributed.elastic.control_plane); for a stack it needs the GIL.
     faulthandler   a signal for which `failure.inside` has registered it; works while the GIL is held, but makes
                    sleeping system calls of the rank return early, so it comes last. Sent only to a rank that catches
                    it: it would end any other.
 
-Every refusal is kept in words: the report says why no better source was open. Only pids that the caller names are
-touched, and nothing is ever sent SIGCONT.
+The reason of every refusal is kept: the report says why no better source was available. Only pids that the caller names
+are touched, and nothing is ever sent SIGCONT.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from gpulaunch.launcher.hang.values import Frame
 from gpulaunch.launcher.loop import linux
 from gpulaunch.profiler.samplers import pyspy
 
-STACKS_FILE = "stacks.log"  # these two as in failure/inside.py, which is made for the rank
+STACKS_FILE = "stacks.log"  # these two as in failure/inside.py, which is for the rank
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 
 _PYSPY_S = 4.0
 _FAULTHANDLER_S = 1.5
 _QUIET_S = 0.1
-"""A dump has no end mark: it is taken for whole when nothing has followed for so long."""
+"""A dump has no end mark: it counts as complete when nothing has followed for this long."""
 _AT_ONCE = 16
 _THREADS = 64
 _STACK_CAP_BYTES = 1 << 20
@@ -48,19 +48,19 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One rank to look into."""
+    """One rank to inspect."""
 
     rank: int
     pid: int
     rank_dir: str
     stopped: bool = False
     may_signal: bool = True
-    """It is quiet for long enough to be disturbed a little."""
+    """It has been quiet long enough to be disturbed a little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thread:
-    """One thread of Python."""
+    """One Python thread."""
 
     name: str
     os_id: int
@@ -72,14 +72,14 @@ class Thread:
 
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """What one process was doing, and who said so."""
+    """What one process was doing, and the source."""
 
     threads: tuple[Thread, ...] = ()
     main: tuple[Frame, ...] = ()
     """The stack of the main thread, deepest frame first."""
     source: str = ""
     refused: tuple[str, ...] = ()
-    """Why the better sources were not open."""
+    """Why the better sources were not available."""
 
 
 def take(targets: Sequence[Target]) -> dict[int, Stacks]:
@@ -97,7 +97,7 @@ def take_workers(pids: Sequence[int]) -> dict[int, Stacks]:
 
 
 def at_once(ask: Callable[[T], R], whom: Sequence[T]) -> list[R]:
-    """Ask all of them side by side: one that does not answer costs its own time and not the others'."""
+    """Query all of them in parallel: one that does not answer costs its own time, not the others'."""
     if not whom:
         return []
     from concurrent.futures import ThreadPoolExecutor
@@ -128,7 +128,7 @@ def _other(target: Target, refused: tuple[str, ...]) -> Stacks:
 
 
 def _pyspy(pids: Sequence[int]) -> tuple[dict[int, Stacks], dict[int, str]]:
-    """Stacks by pid; and for the others, why there are none."""
+    """Stacks by pid; for the other pids, the reason there are none."""
     binary = pyspy.find_pyspy()
     if binary is None:
         return {}, dict.fromkeys(pids, "py-spy: it is not installed beside this Python, nor on PATH")
@@ -165,7 +165,7 @@ def _run_all(binary: str, pids: Iterable[int]) -> Iterable[tuple[int, int, bytes
 
 
 def parse_pyspy(out: bytes) -> tuple[Thread, ...]:
-    """Read the output of `py-spy dump --json`; nothing for what is none."""
+    """Parse the output of `py-spy dump --json`; empty if it is not that."""
     return tuple(
         Thread(
             name=thread.name,
@@ -213,7 +213,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)'
 
 
 def parse_faulthandler(text: str) -> tuple[Thread, ...]:
-    """Read what faulthandler writes for all threads; it does not tell which of them holds the GIL, or rests."""
+    """Parse faulthandler's output for all threads; it does not tell which of them holds the GIL, or rests."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         head = _THREAD.match(line)

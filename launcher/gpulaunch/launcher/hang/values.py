@@ -1,4 +1,4 @@
-"""What the watch, the collector and the judge say to each other; all of it survives a trip through JSON."""
+"""Values exchanged by the watch, the collector and the judge; all of them survive a round trip through JSON."""
 
 from __future__ import annotations
 
@@ -10,69 +10,69 @@ from typing import Any
 from gpulaunch.profiler.channel.layout import Region
 
 TOLD, ACTED, OVER = "told", "acted", "over"
-"""The field `state` of `hang.json`: only told of; taken for a hang; told of, and the ranks moved again."""
+"""The field `state` of `hang.json`: reported only; judged a hang; reported, and the ranks moved again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Every number of hang detection."""
+    """Every threshold of hang detection."""
 
     timeout_s: float = 600.0
-    """A rank that has stood still for so long is acted on: --hang-timeout. NCCL's watchdog takes 10 minutes, too
+    """A rank that has stood still for this long is acted on: --hang-timeout. NCCL's watchdog also takes 10 minutes
     (`torch.distributed.constants.default_pg_nccl_timeout`)."""
     first_step_s: float = 3600.0
     """The same until the first step has ended (compilation, the first epoch's data): --first-step-timeout."""
     floor_s: float = 10.0
-    """No rank is looked at before, however short the learnt intervals are."""
+    """No rank is inspected before this, however short the learnt intervals are."""
     told_s: float = 30.0
-    """No rank is told of before."""
+    """No rank is reported before this."""
     told_at_most_s: float = 60.0
-    """Told after so long at the latest, unless the program has been seen to take longer there and go on by itself."""
+    """Latest time of a report, unless the program has been seen to take longer there and continue by itself."""
     told_patiently_s: float = 120.0
     """The same for what often takes minutes: by its name, at work, in a save, before the first step, or as learnt."""
     safety: float = 5.0
-    """An allowance is so many times the longest interval seen (nvidia-resiliency-ext takes the same factor)."""
+    """An allowance is this factor times the longest interval seen (nvidia-resiliency-ext uses the same factor)."""
     stopped_s: float = 3.0
-    """Stopped by a signal for so long: meant, and not a debugger that comes and goes."""
+    """Stopped by a signal for this long: on purpose, not by a debugger that attaches and detaches."""
     deadlock_s: float = 8.0
-    """All ranks seen waiting for each other for so long, with nothing moving."""
+    """All ranks seen waiting for each other for this long, with nothing moving."""
     held_s: float = 120.0
-    """The GIL seen held without use for so long: C code that holds it may wait for a slow file system or service."""
+    """The GIL held without use for this long: C code that holds it may wait for a slow file system or service."""
     sample_s: float = 1.0
     """Between the two samples of a look: a clock tick of CPU time is 10 ms, so this resolves 1 % of a core."""
     again_s: float = 4.0
-    """Between two looks while there is something to confirm."""
+    """Interval between two looks while there is something to confirm."""
     rest_s: float = 60.0
-    """The longest pause between looks at a rank that is quiet and has a reason to be."""
+    """The longest interval between looks at a rank that is quiet for a known reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How one rank stands, by its segment and the watch: everything that is known without looking into it."""
+    """The state of one rank by its segment and the watch: everything known without inspecting it."""
 
     rank: int
     pid: int
     region: Region
     steps: int
     armed: bool
-    """Its probe reports; a rank without one is never judged by time."""
+    """Its probe reports; a rank without a probe is never judged by time."""
     begun: bool
     """Its first step has ended."""
     saving: bool
     """Inside a save of `gpulaunch.checkpoint`."""
     quiet_s: float
-    """Since its training thread last moved on."""
+    """Time since its training thread last moved on."""
     allowed_s: float
-    """How long it may until it is told of: learnt."""
+    """Its learnt allowance until it is reported."""
     stopped_s: float
-    """For how long it has been in state T; 0: it is not."""
+    """How long it has been in state T; 0: it is not."""
     left_group: bool = False
     """It has destroyed its process group, and passed no edge since."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One Python frame, as py-spy and faulthandler both tell it."""
+    """One Python frame, as both py-spy and faulthandler give it."""
 
     name: str
     file: str
@@ -81,7 +81,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One look into one rank."""
+    """One sample of one rank."""
 
     at_s: float
     state: str
@@ -93,9 +93,9 @@ class Sample:
     tree_ticks: int = 0
     """CPU time of the main thread, of the process, and of the process with all its descendants, dead ones included."""
     io_bytes: int = 0
-    """What the process and its loader workers have read and written."""
+    """Bytes that the process and its loader workers have read and written."""
     gil_thread: int = 0
-    """The thread that holds the GIL and sleeps, or waits for another thread; 0: none does, or that cannot be told."""
+    """The thread that holds the GIL and sleeps or waits for another thread; 0: none, or unknown."""
     gil_frames: tuple[Frame, ...] = ()
     worker_pid: int = 0
     worker_frames: tuple[Frame, ...] = ()
@@ -107,7 +107,7 @@ class Sample:
     assisted: bool = False
     """Another thread is in the program's own code: it may be what the main thread waits for."""
     moved_s: float | None = None
-    """When it was last seen to move or to work, in this and all samples before; None: it never was."""
+    """When it was last seen to move or to work, in this and all earlier samples; None: never."""
 
 
 class Category(Enum):
@@ -124,12 +124,12 @@ class Category(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Recorders:
-    """What torch's flight recorders say of all ranks together; each rank's own is in `server`."""
+    """The combined data of torch's flight recorders on all ranks; each rank's own is in `server`."""
 
     behind: tuple[int, ...] = ()
     """Ranks that have begun fewer collectives of a process group than others in it."""
     clashing: tuple[int, ...] = ()
-    """Ranks whose newest collective of a group has the number of others' newest, and is another operation."""
+    """Ranks whose newest collective of a group has the same number as the others' but is another operation."""
     agree: bool = False
     """The newest collective of all ranks is the same one."""
 
@@ -147,12 +147,12 @@ class RankCluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What to tell, and whether to act."""
+    """What to report, and whether to act."""
 
     tells: bool
-    """Some rank has not moved for longer than is usual."""
+    """Some rank has not moved for longer than usual."""
     acts: bool
-    """It is proven that they hang, or its time is over. Then it tells, too."""
+    """A hang is proven, or the rank's time is over. Then it reports, too."""
     rule: str
     """Which line of the table in `judge` decided."""
     sentence: str
@@ -160,17 +160,17 @@ class Verdict:
     """The ranks that the others wait for; empty where all are in the same place."""
     groups: tuple[RankCluster, ...] = ()
     quiet_s: float = 0.0
-    """For how long the ranks told of have not moved; of several, the longest."""
+    """How long the reported ranks have not moved; of several, the longest."""
     due_in_s: float | None = None
-    """Acts in so long, if nothing moves until then; None: not as long as it is like this."""
+    """Acts after this time, if nothing moves until then; None: not in the present state."""
     due_by: str = ""
-    """The option that says so."""
+    """The option that sets this time."""
     again_s: float = 0.0
     """When to look again, if it does not act."""
     notes: tuple[str, ...] = ()
-    """Where the stacks came from and why no better way was open; what torch's flight recorder says."""
+    """Where the stacks came from and why no better source was available; the data of torch's flight recorder."""
     path: str = ""
-    """The file with the whole evidence."""
+    """The file with all evidence."""
 
 
 def spans(ranks: Sequence[int]) -> str:
@@ -185,7 +185,7 @@ def spans(ranks: Sequence[int]) -> str:
 
 
 def to_json(value: Standing | Sample | RankCluster | Verdict | Limits) -> dict[str, Any]:
-    """As a dict that json can write."""
+    """Convert to a dict that json can write."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, Enum):

@@ -1,13 +1,13 @@
-"""When to look closer: every rank's quiet time against its allowance, once a second. Pure; the caller brings the time.
+"""Decides when to inspect ranks: their quiet time against their allowance, once a second. Pure; the caller has a clock.
 
-    rank                                             looked at after     told of after
+    rank                                             inspected after     reported after
     stopped by a signal (state T)                    stopped_s           the same
     without a probe, or whose probe has given up     never               never
     before its first step has ended, or in a save    floor               told_patiently_s
     any other                                        floor               learnt: safety x longest, 30 .. 60 s
 
-To look costs a few milliseconds of a helper process and the rank nothing, so it begins at the floor. What is told, and
-whether something is done about it, is decided by `judge`, which has seen the stacks.
+An inspection costs a few milliseconds of a helper process and the rank nothing, so it begins at the floor. `judge`,
+which has seen the stacks, decides what is reported and whether to act.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gpulaunch.launcher.hang.values import Limits, Standing
 from gpulaunch.profiler.channel.layout import Region
 
 _GAP_S = 5.0
-"""The caller comes once a second; after a longer gap it was stopped or starved itself, and perhaps all the rest too."""
+"""The caller comes once a second; after a longer gap it was stopped or starved, and perhaps everything else too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What can be seen of one live rank without disturbing it."""
+    """What is visible of one live rank without disturbing it."""
 
     rank: int
     pid: int
     state: str
-    """State letter; "" where nobody looked because the rank moves."""
+    """State letter; "" if it was not read because the rank moves."""
     armed: bool = False
     region: Region = Region.NONE
     edge_s: float = 0.0
@@ -53,11 +53,11 @@ class _Rank:
     """When it last moved on."""
     stopped_since_s: float | None = None
     was_stopped: bool = False
-    """Since it last moved: then how long it took is not normal."""
+    """Stopped since it last moved: then its duration is not normal."""
 
 
 class Watch:
-    """Remembers when each rank last moved, learns, and says who is quiet for too long."""
+    """Remembers when each rank last moved, learns, and reports which have been quiet for too long."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -66,7 +66,7 @@ class Watch:
         self._last_s: float | None = None
 
     def tick(self, now_s: float, looks: Sequence[Look]) -> tuple[Standing, ...]:
-        """Take one look at every live rank, and give how all of them stand if one is worth a closer look."""
+        """Process one look at every live rank; return the standing of all if one needs a closer look."""
         last_s, self._last_s = self._last_s, now_s
         for look in looks:
             self._follow(now_s, now_s if last_s is None else last_s, look)
@@ -81,7 +81,7 @@ class Watch:
         return known.moved_s if known is not None else None
 
     def _follow(self, now_s: float, last_s: float, look: Look) -> None:
-        """Bring what is remembered of a rank up to date; `last_s` is when it was looked at before this."""
+        """Update what is remembered of a rank; `last_s` is the time of the previous look."""
         gap = now_s - last_s > _GAP_S
         seen = (look.pid, look.armed, look.edge_s, look.steps, look.begun, look.saving)
         known = self._ranks.get(look.rank)
@@ -89,7 +89,7 @@ class Watch:
             moved_s = max(look.edge_s, look.armed_s) if look.armed else now_s
             known = self._ranks[look.rank] = _Rank(seen=seen, region=look.region, begun=look.begun, moved_s=moved_s)
         elif seen != known.seen:
-            # It moved on by itself, so what it took until the last look at least is normal.
+            # It moved on by itself, so at least the time until the last look is normal.
             if known.begun and known.region is not Region.NONE and not known.was_stopped:
                 self._learner.learn(known.region, last_s - known.moved_s)
             known.moved_s = look.edge_s if look.edge_s > known.moved_s else now_s

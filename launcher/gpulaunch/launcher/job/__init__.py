@@ -1,3 +1,3 @@
-"""What is to be run: options, job file, environment, and where each value came from."""
+"""The resolved job: options, job file, environment, and the source of each value."""
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ _DEVICES = (
     *("kfd", "dri/renderD*", "accel/accel*", "accel[0-9]*", "hl[0-9]*", "davinci[0-9]*", "neuron[0-9]*", "dxg"),
     *("cambricon_dev*", "mtgpu*", "mxcd*", "iluvatar*", "biren*", "rbln*"),
 )
-"""AMD; Intel, AMD; Gaudi and TPU; Ascend; Trainium; a GPU in WSL; Cambricon, Moore Threads, MetaX, Iluvatar, Biren,
-Rebellions."""
+"""Device files: AMD; Intel, AMD; Gaudi and TPU; Ascend; Trainium; a GPU in WSL; Cambricon, Moore Threads, MetaX,
+Iluvatar, Biren, Rebellions."""
 _TIMEOUT_S = 120.0
 _CANNOT = "torch cannot count the accelerators here ({why}); give a number"
 _COUNT = """
@@ -25,14 +25,14 @@ print(device.device_count() if device.is_available() else 0)
 def count(kind: str, environ: Mapping[str, str], root: str = "/") -> int:
     """How many accelerators of a kind (gpu, xpu, or auto for any) torchrun would start a rank for; 0: torch sees none.
 
-    Where there is a device file of one, torch is imported in a process of its own, which takes seconds.
+    If a device file exists, torch is imported in a separate process, which takes seconds.
 
     Raises:
-        ValueError: torch is there, and cannot be asked.
+        ValueError: torch is installed, but the query failed.
     """
     if not any(glob.glob(os.path.join(root, "dev", name)) for name in _DEVICES):
         return 0
-    import subprocess  # not for every job
+    import subprocess  # not needed for every job
 
     try:
         counted = subprocess.run(

@@ -1,6 +1,6 @@
 """The limits of our control group, version 1 and 2: CPU quota and memory.
 
-A limit anywhere above us binds us too, so every directory from ours up to the mount is read and the tightest counts.
+A limit of any parent group applies too, so every directory from ours up to the mount is read and the tightest counts.
 Inside a container without a cgroup namespace the path in /proc/self/cgroup does not exist below the mount; the walk
 upwards then ends at the mount itself, which is the container's own group.
 """
@@ -22,13 +22,13 @@ def cpu_quota(root: str) -> float | None:
             quota, _, period = _read(directory, "cpu.max").partition(" ")
         else:
             quota, period = _read(directory, "cpu.cfs_quota_us"), _read(directory, "cpu.cfs_period_us")
-        if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # else `max`, -1, or no such file
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # otherwise `max`, -1, or no such file
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
 def memory_limit_bytes(root: str) -> tuple[int | None, str]:
-    """The memory limit of our cgroup and where it stands, or None with the reason."""
+    """The memory limit of our cgroup and its source, or None with the reason."""
     limits: list[tuple[int, str]] = []
     for version, directory in _directories(root, "memory"):
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
@@ -39,7 +39,7 @@ def memory_limit_bytes(root: str) -> tuple[int | None, str]:
 
 
 def _directories(root: str, controller: str) -> Iterator[tuple[int, str]]:
-    """(version, directory) of each cgroup that holds us for this controller, from ours to the mount."""
+    """(version, directory) of each cgroup that contains us for this controller, from ours to the mount."""
     own: dict[int, str] = {}
     for line in _read(root, "proc/self/cgroup").splitlines():
         hierarchy, controllers, path = line.split(":", 2)
@@ -69,4 +69,4 @@ def _read(directory: str, name: str) -> str:
         with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
             return file.read().strip()
     except OSError:
-        return ""  # not there: no limit of this kind
+        return ""  # not found: no limit of this kind

@@ -1,4 +1,4 @@
-"""The text of --dry-run: what was found, what would be done, and where each value came from. No secret is in it."""
+"""The text of --dry-run: what was found, what would be done, and the source of each value. It contains no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where we are: cores, GPUs, memory limit and what launched us, each with the reason.
+"""Detects the host: cores, GPUs, memory limit and what launched us, each with the reason.
 
 Files are read under a root that tests replace. Nothing is decided here: the environment of Slurm and Kubernetes is
 reported, and only PET_ variables (read by `load`, as torchrun reads them) shape the job.
@@ -18,8 +18,8 @@ _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFFA
 
 
 PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors that programs cause, after which the card is well: what NVIDIA's k8s-device-plugin leaves out of its health
-checks (internal/rm/health.go, "Application errors: the GPU should still be healthy")."""
+"""Errors caused by programs, after which the card is healthy: those that NVIDIA's k8s-device-plugin excludes from its
+health checks (internal/rm/health.go, "Application errors: the GPU should still be healthy")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class HostInfo:
-    """What this machine offers, and why we think so."""
+    """What this machine offers, with the reasons."""
 
     cores: int
     """Cores to plan with: the affinity mask, capped by the cgroup's CPU quota."""
     cores_why: str
     gpus: tuple[Gpu, ...]
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, in its order."""
     gpus_why: str
     launched_by: str
     hostname: str
@@ -101,7 +101,7 @@ def _cores(root: str) -> tuple[int, str]:
         online = allowed
     quota = cpu_quota(root)
     if quota is not None and quota < allowed:
-        # Rounded down: a thread more than the quota pays for is throttled together with all others.
+        # Rounded down: one thread more than the quota gets throttled together with all others.
         return max(1, int(quota)), f"{max(1, int(quota))} of {online}: cgroup quota {quota:.1f}"
     if allowed < online:
         return allowed, f"{allowed} of {online}: affinity mask"
@@ -124,7 +124,7 @@ def _gpus(environ: Mapping[str, str], root: str) -> tuple[tuple[Gpu, ...], str]:
 
 
 def select(gpus: Sequence[Gpu], visible: str) -> tuple[Gpu, ...]:
-    """The GPUs that a CUDA_VISIBLE_DEVICES value leaves: CUDA stops at the first entry that names no GPU."""
+    """The GPUs that a CUDA_VISIBLE_DEVICES value selects: CUDA stops at the first entry that names no GPU."""
     kept: list[Gpu] = []
     for entry in visible.split(","):
         gpu = find(gpus, entry.strip())
@@ -152,7 +152,7 @@ def _nvml_gpus() -> tuple[Gpu, ...]:
 
 
 def _nvml_gpu(index: int) -> list[Gpu]:
-    """The card, or with MIG switched on its instances: CUDA can use those only."""
+    """The card, or its instances if MIG is enabled: CUDA can use only those."""
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -186,10 +186,10 @@ def _text(value: bytes | str) -> str:
 
 
 def slurm_tasks(environ: Mapping[str, str]) -> int:
-    """How many tasks of one `srun` run what this process runs; 1 where there is no such step.
+    """How many tasks of one `srun` run the same command as this process; 1 if there is no such step.
 
-    Of the tasks of `srun --pty` one has the terminal, and a shell in each of the others has nothing to read and ends.
-    What a rank starts has inherited its launcher's variables.
+    With `srun --pty` one task has the terminal; a shell in each of the others has nothing to read and ends. Children of
+    a rank inherit its launcher's variables.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", ""))
     if not _in_slurm_step(environ) or not tasks.isdecimal():

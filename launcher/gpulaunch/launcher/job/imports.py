@@ -1,8 +1,8 @@
-"""What a script does before it trains, as far as starting it from a warm process must know: read from its syntax tree.
+"""Reads from a script's syntax tree what matters for starting it from a warm process: what it does before it trains.
 
-Nothing is run. The fork server has imported torch by the time the script begins, so three things must be looked for:
-which packages it imports (they can be loaded once for all ranks), what it puts into the environment before it imports
-torch (torch reads some of it while it is imported), and whether it has modules of its own that go by a known name.
+Nothing is run. The fork server has imported torch by the time the script begins, so three things are extracted: the
+packages it imports (they can be loaded once for all ranks), what it puts into the environment before it imports torch
+(torch reads some of it at import time), and whether it has modules of its own with a well-known name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ast
 
-# Already loaded by the fork server, or not a package of anybody else's.
+# Already loaded by the fork server, or not a third-party package.
 _OURS = "gpulaunch.checkpoint"
 _NOT_WORTH_NAMING = frozenset({"torch", "gpulaunch", "__future__", "__main__"})
-# Read while torch, or a library it loads, is imported; what is read later can be set later.
+# Read while torch, or a library it loads, is imported; variables read later can be set later.
 _READ_AT_IMPORT = ("TORCH", "PYTORCH", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "NPY_", "KINETO_")
 _READ_LATER = ("TORCH_NCCL_", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST", "TORCHELASTIC_")
-# What the fork server holds and cannot let go for one program: a module of the user's of this name wins by spawning.
+# Loaded by the fork server and not removable for one program: if the user has a module of this name, ranks are spawned.
 _HELD = ("torch", "numpy")
-# By which a program gets at code that its own text does not name.
+# Functions by which a program runs code that its own source does not name.
 _RUNS_TEXT = frozenset({"__import__", "compile", "eval", "exec"})
 _IMPORTS_OTHERS = frozenset({"code", "imp", "importlib", "pickle", "pkgutil", "runpy", "zipimport"})
 
@@ -35,33 +35,33 @@ class Reading:
     """What was found in a script."""
 
     packages: tuple[str, ...] = ()
-    """Third-party packages that can be imported ahead, in the order of their statements."""
+    """Third-party packages that can be preloaded, in the order of their statements."""
     environment: dict[str, str] = field(default_factory=dict[str, str])
-    """What it sets, to fixed texts, before its first third-party import."""
+    """Variables that it sets, to constant texts, before its first third-party import."""
     defaults: frozenset[str] = frozenset()
-    """Of these, what it sets only where it is not set already."""
+    """Of these, those that it sets only if they are not set already."""
     before_torch: tuple[str, ...] = ()
     """Of the packages, those that it imports before torch."""
     trains: bool = True
-    """Whether it may come to use torch. False: all that it imports, anywhere in it, is Python's own."""
+    """Whether it may use torch. False: all its imports, anywhere in it, are of the standard library."""
     obstacle: str = ""
-    """Why the ranks cannot start from a process that has imported torch already, or ""."""
+    """Why the ranks cannot start from a process that has already imported torch, or ""."""
 
 
 def read_script(path: str) -> Reading:
-    """Read a script; one that cannot be read or parsed, or is no regular file, gives nothing: the ranks will tell."""
+    """Read a script; one that cannot be read or parsed, or is no regular file, gives nothing: its ranks will fail."""
     return _read([path], os.path.dirname(os.path.realpath(path)), "beside the script")
 
 
 def read_module(name: str) -> Reading:
-    """Read what `python -m NAME` runs: the packages that the module is in, then the module."""
+    """Read what `python -m NAME` runs: the parent packages of the module, then the module."""
     if _is_third_party(name.partition(".")[0], os.getcwd()):
         return Reading(packages=(name.partition(".")[0],), before_torch=(name.partition(".")[0],))
     return _read(files_of_module(name), os.getcwd(), "in the current directory")
 
 
 def files_of_module(name: str) -> list[str]:
-    """The files that `python -m NAME` executes, in order, by a search along the path that imports nothing."""
+    """The files that `python -m NAME` executes, in order, by a path search that imports nothing."""
     *packages, last = name.split(".")
     for directory in (os.getcwd(), *sys.path):
         files: list[str] = []
@@ -77,7 +77,7 @@ def files_of_module(name: str) -> list[str]:
 
 
 def _read(paths: list[str], directory: str, where: str) -> Reading:
-    """Read the files that are executed one after the other; `directory`: the first in which imports are looked for."""
+    """Read the files that are executed in order; `directory`: the first place where imports are searched."""
     import ast  # only when a job is being prepared
 
     reader = _Reader(directory)
@@ -85,14 +85,14 @@ def _read(paths: list[str], directory: str, where: str) -> Reading:
     try:
         for path in paths:
             if not stat.S_ISREG(os.stat(path).st_mode):
-                return Reading()  # a pipe: who reads it takes it from the ranks
+                return Reading()  # a pipe: reading it would take the data from the ranks
             with open(path, "rb") as file:
                 tree = ast.parse(file.read(), path)
             for statement in tree.body:
                 reader.read(statement)
             trains = trains or _may_import_others(tree)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return Reading()  # the parser gives up with the last two on sources that are deeply nested
+        return Reading()  # the parser raises the last two for deeply nested sources
     own = [name for name in _HELD if _in(reader.directory, name)]
     if own:
         reader.obstacle = f"there is a module {own[0]} {where}"
@@ -107,12 +107,12 @@ def _read(paths: list[str], directory: str, where: str) -> Reading:
 
 
 def imports_of(path: str) -> list[str]:
-    """The packages of `read_script`."""
+    """The packages that `read_script` finds."""
     return list(read_script(path).packages)
 
 
 def _may_import_others(tree: ast.Module) -> bool:
-    """Whether anything in it, run when it may be, imports what is not of the standard library, or code made of text."""
+    """Whether any of its code, whenever run, imports from outside the standard library, or executes generated code."""
     import ast
 
     for node in ast.walk(tree):
@@ -131,7 +131,7 @@ def _may_import_others(tree: ast.Module) -> bool:
 
 
 class _Reader:
-    """Goes through the statements that run when the script is loaded, in order."""
+    """Visits the statements that run when the script is loaded, in order."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -141,11 +141,11 @@ class _Reader:
         self.defaults: set[str] = set()
         self.before_torch: list[str] = []
         self._torch = False
-        self._imported = False  # something of a third party: torch among others
-        self._changed = False  # sys.path, or the environment after an import: what comes later is the ranks' business
+        self._imported = False  # something third-party, perhaps torch
+        self._changed = False  # sys.path, or the environment after an import: later imports are left to the ranks
 
     def read(self, statement: ast.stmt, *, certain: bool = True, imports: bool = True) -> None:
-        """Read one statement; `certain`: it runs in any case, once; `imports`: what it imports is imported."""
+        """Read one statement; `certain`: it runs unconditionally, once; `imports`: its imports take effect."""
         import ast
 
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -169,7 +169,7 @@ class _Reader:
         if name in sys.stdlib_module_names or name.startswith("_") or name == "gpulaunch":
             return
         third_party = name in _NOT_WORTH_NAMING or name == _OURS or _is_third_party(name, self.directory)
-        # A module of the user's own may import torch.
+        # A user's module may import torch.
         self._imported = True
         if third_party and wanted and not self._changed and name not in _NOT_WORTH_NAMING:
             self.packages.append(name)
@@ -206,7 +206,7 @@ def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _to_preload(module: str) -> str:
-    """The package that a module is of; of our own, the part that brings the most of torch with it."""
+    """The package of a module; for gpulaunch, the part that imports most of torch."""
     return _OURS if module.startswith(_OURS) else module.partition(".")[0]
 
 
@@ -230,7 +230,7 @@ def _inside(statement: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def _environment_changes(statement: ast.stmt) -> Iterator[tuple[str, str | None]]:
-    """Each variable that a statement sets, with its value if that is a fixed text; "" where the name is not fixed."""
+    """Each variable that a statement sets, with its value if that is a constant text; "" for a name not constant."""
     import ast
 
     def is_environ(node: ast.expr) -> bool:
@@ -265,21 +265,21 @@ def _environment_changes(statement: ast.stmt) -> Iterator[tuple[str, str | None]
 
 
 def _is_default(statement: ast.stmt) -> bool:
-    """Whether it sets what is not set yet."""
+    """Whether it sets only what is not set yet."""
     import ast
 
     return any(isinstance(node, ast.Attribute) and node.attr == "setdefault" for node in ast.walk(statement))
 
 
 def _is_third_party(name: str, directory: str) -> bool:
-    """Installed in a site directory, and not hidden by a module of the user's own."""
+    """Whether it is installed in a site directory, and not shadowed by a module of the user's."""
     from importlib.machinery import PathFinder
 
-    # What the program would find first: beside the script, then where PYTHONPATH points.
+    # What the program would find first: beside the script, then on PYTHONPATH.
     if _in(directory, name) or any(_in(path, name) for path in sys.path if path and not _is_python_own(path)):
         return False
     try:
-        # A plain path search over the site directories: nothing is imported, and sys.path[0] cannot interfere.
+        # A plain path search over the site directories: nothing is imported, and sys.path[0] does not interfere.
         spec = PathFinder.find_spec(name, [path for path in sys.path if _is_site(path)])
     except (ImportError, ValueError):
         return False
@@ -287,7 +287,7 @@ def _is_third_party(name: str, directory: str) -> bool:
 
 
 def _in(directory: str, name: str) -> bool:
-    """Whether a directory holds a module or package of this name."""
+    """Whether a directory contains a module or package of this name."""
     base = os.path.join(directory, name)
     return os.path.isfile(f"{base}.py") or os.path.isfile(os.path.join(base, "__init__.py"))
 
@@ -297,5 +297,5 @@ def _is_site(path: str) -> bool:
 
 
 def _is_python_own(path: str) -> bool:
-    """Site directories, and what Python itself put on its path."""
+    """Whether it is a site directory, or a path that Python itself added."""
     return _is_site(path) or path.startswith((sys.base_prefix, sys.prefix))

@@ -1,4 +1,4 @@
-"""job.json: the resolved job, where each value came from, and what it ran on, without secrets."""
+"""Builds job.json: the resolved job, the source of each value, and the host, without secrets."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def job_document(
     spawn_because: str = "",
     path: Iterable[str] | None = None,
 ) -> dict[str, object]:
-    """What is written into the run directory when the job begins.
+    """The content written to the run directory when the job begins.
 
     Args:
         spec: the job.
-        packages: what the program imports: their versions are noted beside torch's.
-        refused: of these, what earlier runs found not fit to be imported before the fork, and why; what this one finds
-            is added by `with_preloaded`.
+        packages: what the program imports: their versions are recorded beside torch's.
+        refused: of these, those that earlier runs found unfit for import before the fork, and why; `with_preloaded`
+            adds the findings of this run.
         spawn_because: why the ranks are not forked, or "".
-        path: where packages are looked for, if not along sys.path.
+        path: where packages are searched, if not along sys.path.
     """
     packages = list(packages)
     document = dataclasses.asdict(spec)
@@ -59,10 +59,10 @@ def with_preloaded(
     """The document of a job whose fork server is ready.
 
     Args:
-        document: what `job_document` made, or what was read of it.
+        document: the result of `job_document`, or what was read back of it.
         loaded: what the fork server has imported.
-        refused: what it found not fit for that, and why.
-        spawn_because: why the ranks are not forked all the same, or "".
+        refused: what it found unfit for that, and why.
+        spawn_because: why the ranks are nevertheless not forked, or "".
     """
     planned = dict(document["preloading"])
     planned["packages"] = [] if spawn_because else list(loaded)
@@ -72,9 +72,9 @@ def with_preloaded(
 
 
 def _versions(packages: Iterable[str], path: Iterable[str]) -> dict[str, str]:
-    """Name -> version of what is installed of these, of Python, the kernel and the GPU driver.
+    """Name -> installed version of these, of Python, the kernel and the GPU driver.
 
-    By the names of the directories that pip makes: importlib.metadata would bring `email` into the agent for good.
+    From the names of the directories that pip makes: importlib.metadata would load `email` into the agent permanently.
     """
     wanted = {_normal(name): name for name in packages}
     found = {"python": sys.version.split()[0], "kernel": os.uname().release}
@@ -92,5 +92,5 @@ def _versions(packages: Iterable[str], path: Iterable[str]) -> dict[str, str]:
 
 
 def _normal(name: str) -> str:
-    """A package's name as https://packaging.python.org/specifications/name-normalization compares it."""
+    """A package's name, normalized by https://packaging.python.org/specifications/name-normalization."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,4 +1,4 @@
-"""The job file: TOML, typed by the option table. Every complaint is one line that names the file and the key."""
+"""Reads the job file: TOML, typed by the option table. Every error is one line that names the file and the key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAUNCHERS_OWN = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """What a job file says; values are written as the command line would write them."""
+    """The content of a job file; values are written as on the command line."""
 
     path: str = ""
     script: str | None = None
@@ -103,7 +103,7 @@ def _env(path: str, env: object) -> dict[str, str]:
 
 
 def _as_text(path: str, key: str, option: Option, value: object) -> str | bool:
-    """The value as the command line would write it, if its type is one that the option takes."""
+    """The value as the command line would have it, if its type is one that the option accepts."""
     if isinstance(value, bool):
         if "boolean" in option.toml:
             return value
@@ -119,11 +119,11 @@ def _as_text(path: str, key: str, option: Option, value: object) -> str | bool:
     elif isinstance(value, list) and "list" in option.toml:
         items: list[object] = value
         if all(isinstance(item, str) or (isinstance(item, int) and not isinstance(item, bool)) for item in items):
-            # Words may hold commas only where the command line can write them (`,,`).
+            # Items may contain commas only if the command line can express them (`,,`).
             doubled = option.dest.startswith("duplicate_")
             return ",".join(str(item).replace(",", ",,") if doubled else str(item) for item in items)
         raise _wrong_type(path, key, "a list of strings or integers", value)
-    # An integer is a number too: one word is enough for both.
+    # An integer is a number too: one of the two names is enough.
     kinds = [kind for kind in option.toml if kind != "integer" or "number" not in option.toml]
     raise _wrong_type(path, key, " or ".join(_KINDS[kind] for kind in kinds), value)
 

@@ -1,6 +1,6 @@
-"""From the command line, the environment and the job file to one checked job, and where each value came from.
+"""Merges command line, environment and job file into one checked job, with the source of each value.
 
-Job file < environment < command line. Every check that can be made before anything starts is made here, and each
+Job file < environment < command line. Every check that is possible before anything starts is made here, and each
 failure is one line that says what, why and what to do.
 """
 
@@ -25,14 +25,14 @@ def load(argv: Sequence[str], environ: Mapping[str, str], place: HostInfo) -> Re
     """Read, merge and check everything.
 
     Raises:
-        UsageError: something cannot be done; `str()` is the line for the user.
+        UsageError: something is impossible; `str()` is the line for the user.
         SystemExit: --help or --version was answered.
     """
     return resolve(parse(argv), environ, place)
 
 
 def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: HostInfo) -> Request:
-    """`load` for a command line that `parse` has read already (so that --help need not look at the machine)."""
+    """`load` for a command line that `parse` has already read (so that --help need not look at the machine)."""
     settings = Settings(given, environ)
     environ = {**environ, **settings.file.env}  # what a rank inherits
     program = _program(settings, environ)
@@ -119,7 +119,7 @@ _TOPOLOGY = ("nnodes", "node-rank", "standalone", "rdzv-backend", "rdzv-endpoint
 
 
 def _one_job(settings: Settings, environ: Mapping[str, str], nproc: int) -> None:
-    """Refuse to be one of several launchers that know nothing of each other: each would train a world of its own."""
+    """Refuse to be one of several launchers that do not know each other: each would train a world of its own."""
     tasks = slurm_tasks(environ)
     if tasks == 1 or any(settings.origins[name] != "default" for name in _TOPOLOGY):
         return
@@ -139,7 +139,7 @@ class Settings:
         self.merged: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self._given = given
-        # Inside a rank of another launcher this is what that one told its rank, and no option of ours.
+        # Inside a rank of another launcher this is what that launcher set for its rank, not an option for us.
         told = {"GPULAUNCH_CHECKPOINT_DIR"} if "GPULAUNCH_CONTROL" in environ else set[str]()
         self._environ = {name: value for name, value in environ.items() if name not in told}
         path = given.get("config") or environ.get("GPULAUNCH_CONFIG")
@@ -152,21 +152,21 @@ class Settings:
         return self.merged[name]
 
     def label(self, name: str) -> str:
-        """How to name the option in a complaint: as its source spells it."""
+        """The name of the option for an error message, spelled as in its source."""
         origin = self.origins[name]
         if origin.startswith("environment "):
             return origin.removeprefix("environment ")
         return f"{origin}: {name}" if self.file.path and origin == self.file.path else f"--{name}"
 
     def read(self, name: str, convert: Callable[[Any], T]) -> T:
-        """The value, converted; a complaint gets the option's name in front."""
+        """The value, converted; an error message is prefixed with the option's name."""
         try:
             return convert(self.merged[name])
         except UsageError as err:
             raise UsageError(f"{self.label(name)}: {err}") from None
 
     def settle(self, name: str, value: T, origin: str) -> T:
-        """Note a value that nobody gave as such, and where it came from."""
+        """Record a value that was not given as such, and its source."""
         self.merged[name], self.origins[name] = value, origin
         return value
 
@@ -198,7 +198,7 @@ def _convert(option: Option, label: str, value: str | bool) -> object:
         if isinstance(value, bool):
             return value
         try:
-            return bool(int(value))  # as torchrun: any number but zero is yes
+            return bool(int(value))  # as torchrun: any number but zero is true
         except ValueError:
             raise UsageError(f"{label}: expected 0 or 1, got {value!r}") from None
     try:
@@ -229,7 +229,7 @@ def _program(settings: Settings, environ: Mapping[str, str]) -> Program:
 
 
 def _require_file(path: str) -> None:
-    # A name with a macro is another file in each rank: the ranks will tell.
+    # A name with a macro is a different file in each rank: the ranks will report errors.
     if "$" in path or os.path.exists(path):
         return
     directory, name = os.path.split(path)
@@ -273,7 +273,7 @@ def _gpus(
     """--gpus as CUDA_VISIBLE_DEVICES entries, all that the ranks may see, and those of them that NVML knows."""
     inherited_text = environ.get("CUDA_VISIBLE_DEVICES")
     inherited = None if inherited_text is None else tuple(each.strip() for each in inherited_text.split(","))
-    # The place has applied our own variable; the job file may have another one for the ranks.
+    # HostInfo has applied the launcher's own variable; the job file may set another one for the ranks.
     in_file = settings.file.env.get("CUDA_VISIBLE_DEVICES")
     seen = place.gpus if in_file is None else select(place.gpus, in_file)
     if settings["gpus"] is None:
@@ -326,7 +326,7 @@ def _grace_s(settings: Settings, environ: Mapping[str, str]) -> float:
 
 
 def _line_prefix(settings: Settings, environ: Mapping[str, str]) -> str:
-    """The option before torch's own variable; an empty one of either says nothing, as in torchrun."""
+    """The option takes precedence over torch's own variable; an empty one of either is ignored, as in torchrun."""
     if settings["log-line-prefix-template"]:
         return str(settings["log-line-prefix-template"])
     name = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -336,7 +336,7 @@ def _line_prefix(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def _preempt_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, ...]:
-    """By default, of SIGTERM and SIGUSR1 the ones that the user has not taken out of --signals-to-handle."""
+    """By default, those of SIGTERM and SIGUSR1 that the user has not removed from --signals-to-handle."""
     names = settings.read("preempt-signals", values.signal_names)
     if settings.origins["preempt-signals"] != "default":
         return names
@@ -344,7 +344,7 @@ def _preempt_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str,
 
 
 def _notify_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, ...]:
-    """By default SIGUSR2, unless the user has said that it means the end."""
+    """By default SIGUSR2, unless the user has made it end the job."""
     names = settings.read("notify-signals", values.signal_names)
     ends = {*signals, *_preempt_signals(settings, signals)}
     if settings.origins["notify-signals"] == "default":
@@ -356,7 +356,7 @@ def _notify_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, 
 
 
 def _omp_num_threads(settings: Settings, environ: Mapping[str, str], place: HostInfo, nproc: int) -> int | None:
-    """Cores // ranks, where torchrun says 1: the ranks share the machine and leave none of it idle."""
+    """Cores // ranks, while torchrun uses 1: the ranks share the machine and leave none of it idle."""
     if "OMP_NUM_THREADS" in environ:
         origin = settings.file.path if "OMP_NUM_THREADS" in settings.file.env else "environment OMP_NUM_THREADS"
         settings.settle("OMP_NUM_THREADS", environ["OMP_NUM_THREADS"], origin)

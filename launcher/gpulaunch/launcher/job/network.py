@@ -1,4 +1,4 @@
-"""Who is node 0, on which port, and under which run id: torchrun's rules for static and single-node rendezvous."""
+"""Determines node 0, its port and the run id by torchrun's rules for static and single-node rendezvous."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Topology:
 
 
 def rendezvous(settings: Settings) -> Topology:
-    """Decide the topology as torchrun does; refuse what is not there yet instead of running something smaller.
+    """Decide the topology as torchrun does; reject what is not supported yet instead of running something smaller.
 
     One node without a port of its own gets a free port, the address localhost and a fresh run id. A port (or an
     endpoint for `static`) makes it static: that address, that port, the given run id.
@@ -118,7 +118,7 @@ def metrics_address(text: str) -> tuple[str, int | None]:
 
 
 def _endpoint(text: str) -> tuple[str, int | None]:
-    """torchrun takes an IPv6 endpoint without brackets too: what follows the last colon is the port."""
+    """torchrun also takes an IPv6 endpoint without brackets: what follows the last colon is the port."""
     host, _, port = text.strip().rpartition(":")
     return split_address(f"[{host}]:{port}" if ":" in host and not host.startswith("[") else text)
 

@@ -1,6 +1,6 @@
 """The CPUs near each rank's GPU: the four modes of --numa-binding, read from /sys, without numactl and torch.
 
-Like torch, rank r is taken to use GPU r of those it sees, and only CPUs of our affinity mask count.
+Like torch, rank r is assumed to use GPU r of those it sees, and only CPUs of our affinity mask count.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def cpu_sets(mode: str, pci_bus_ids: Sequence[str], *, allowed: Cpus, root: str 
 
     Args:
         mode: node, socket, exclusive or core-complex.
-        pci_bus_ids: of every GPU that the job sees, as sysfs writes them.
+        pci_bus_ids: of every GPU that the job sees, in sysfs notation.
         allowed: the affinity mask.
-        root: where /sys is found.
+        root: the parent directory of /sys.
 
     Raises:
-        NumaError: a set would be empty, or /sys does not tell.
+        NumaError: a set would be empty, or /sys lacks the data.
     """
     sysfs = _Sysfs(root, allowed)
     try:
@@ -47,7 +47,7 @@ def cpu_sets(mode: str, pci_bus_ids: Sequence[str], *, allowed: Cpus, root: str 
 
 
 class _Sysfs:
-    """The few facts of /sys that the modes need."""
+    """The facts of /sys that the modes need."""
 
     def __init__(self, root: str, allowed: Cpus) -> None:
         self._sys = os.path.join(root, "sys")
@@ -71,11 +71,11 @@ class _Sysfs:
         return int(self._read(f"devices/system/cpu/cpu{cpu}/topology/physical_package_id"))
 
     def core_of(self, cpu: int) -> int:
-        """The lowest CPU of the physical core stands for it."""
+        """The physical core of a CPU, represented by its lowest CPU."""
         return min(parse_cpu_list(self._read(f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")))
 
     def cache_of(self, cpu: int) -> int:
-        """The lowest CPU that shares this CPU's last-level data cache stands for the cache."""
+        """The last-level data cache of a CPU, represented by the lowest CPU that shares it."""
         directory = f"devices/system/cpu/cpu{cpu}/cache"
         caches = [
             (int(self._read(f"{directory}/{entry}/level")), f"{directory}/{entry}/shared_cpu_list")

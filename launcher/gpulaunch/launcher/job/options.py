@@ -1,10 +1,10 @@
-"""Every option, once: the table from which the parser, the environment names, the job file's keys and types,
-the help text and the suggestions for misspelt names are made.
+"""The table of all options, from which are made: the parser, the environment names, the job file's keys and types, the
+help text and the suggestions for misspelt names.
 
 torchrun's options keep torchrun's spelling (dash and underscore), defaults, value types and PET_ variables. Ours follow
-the same form with GPULAUNCH_ variables. A value is written the same way wherever it comes from: the command line and
-the environment give text, the job file gives a typed value that is written out as that text first; then one converter
-per option reads it. So no source can mean something another cannot.
+the same form with GPULAUNCH_ variables. A value has the same form in every source: the command line and the environment
+give text, the job file gives a typed value that is first converted to that text; then one converter per option reads
+it. So no source can express something another cannot.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 VERBS = ("chaos", "compare", "doctor", "export", "flame", "report", "runs", "top", "trace")
-"""Words that say what else to do than to run a program, as the first of all."""
+"""Subcommands: as the first word they select another action than running a program."""
 
 
 class UsageError(Exception):
-    """The user asked for something that cannot be done; `str()` is the one line to print."""
+    """The user asked for something impossible; `str()` is the one line to print."""
 
     exit_code = 2
 
 
 class TryLaterError(UsageError):
-    """What the job needs is in use by another process, and will be free: the same command may succeed later."""
+    """The job needs something that another process uses for now: the same command may succeed later."""
 
     exit_code = 69
     """EX_UNAVAILABLE of sysexits.h."""
@@ -33,12 +33,12 @@ Converter = Callable[[str], object]
 
 
 def text(value: str) -> str:
-    """The value as it is."""
+    """The value unchanged."""
     return value
 
 
 def integer(value: str) -> int:
-    """A whole number, in any spelling that Python's int() takes, as in torchrun."""
+    """A whole number, in any notation that Python's int() accepts, as in torchrun."""
     try:
         return int(value)
     except ValueError:
@@ -57,12 +57,12 @@ def number(value: str) -> float:
 
 
 def words(value: str) -> list[str]:
-    """Comma separated words; `,,` is a comma inside a word, as in torchrun's --duplicate-stdout-filters."""
+    """Comma-separated items; `,,` is a comma inside an item, as in torchrun's --duplicate-stdout-filters."""
     return [word.replace("\0", ",") for word in value.replace(",,", "\0").split(",")]
 
 
 def choice(*allowed: str) -> Converter:
-    """A converter that takes one of these words only."""
+    """A converter that accepts only one of these words."""
 
     def convert(value: str) -> str:
         if value not in allowed:
@@ -83,7 +83,7 @@ NUMBERS = ("string", "integer", "list")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option: how it is spelt in each place, what it takes, and what it means."""
+    """One option: its spelling in each source, its value, and its meaning."""
 
     name: str
     """Long name without the dashes, in dash spelling; also the job file's key."""
@@ -118,17 +118,17 @@ class Option:
 
     @property
     def torchrun_strings(self) -> tuple[str, ...]:
-        """The option strings that torchrun has too; its abbreviations must keep their meaning."""
+        """The option strings that torchrun also has; its abbreviations must keep their meaning."""
         return () if self.ours else tuple(f"--{n}" for n in dict.fromkeys((self.name, self.dest)))
 
     @property
     def option_strings(self) -> tuple[str, ...]:
-        """What may be typed, longest-lived spelling first."""
+        """The accepted strings, preferred spelling first."""
         return (*((f"-{self.short}",) if self.short else ()), *(f"--{n}" for n in self.names))
 
     @property
     def environment(self) -> tuple[str, ...]:
-        """Names of the environment variables that set it; another name of a torchrun option is ours."""
+        """Names of the environment variables that set it; a name that torchrun lacks gets our prefix."""
         first = f"{'GPULAUNCH' if self.ours else 'PET'}_{self.dest.upper()}"
         return (first, *(f"GPULAUNCH_{n.replace('-', '_').upper()}" for n in self.also))
 
@@ -147,7 +147,7 @@ RENDEZVOUS = "Rendezvous (as in torchrun)"
 SECTIONS = (RANKS, PROGRAM, JOB, DEVICES, OUTPUT, FAILURE, CHECKPOINTS, HANGS, START, METRICS, RENDEZVOUS)
 
 PROFILE_BUDGET = 0.5
-"""In percent; what the probe takes where nothing else is said (`profiler.probe.price`)."""
+"""In percent; the probe's default (`profiler.probe.price`)."""
 
 # fmt: off
 OPTIONS: tuple[Option, ...] = (

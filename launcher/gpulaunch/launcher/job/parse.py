@@ -1,4 +1,4 @@
-"""The command line, read with argparse as torchrun reads it, and the help text.
+"""Parses the command line with argparse as torchrun does, and makes the help text.
 
 argparse does the reading, so that abbreviations, `-r3`, `--redirects=3`, negative numbers and "everything after the
 program belongs to the program" are torchrun's own on every Python version. What differs: an error is one line with a
@@ -25,10 +25,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **words: Any) -> None:
         super().__init__(**words)
         self.ambiguous: dict[str, list[str]] = {}
-        """Words that are short for several options, and for which: no fault in the arguments of a program."""
+        """Ambiguous abbreviations, and the options they match: no error among the arguments of a program."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse has to say as one line that starts with the option's own name."""
+        """Raise argparse's message as one line that starts with the option's own name."""
         if message.startswith("argument "):
             names, _, what = message.removeprefix("argument ").partition(": ")
             longest = next((n for n in names.split("/") if n.startswith("--")), names)
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         return help_text()
 
     def _get_option_tuples(self, option_string: str) -> Any:
-        # Called by argparse for a word that is no exact option: each candidate is a tuple whose first two items are
+        # argparse calls this for a word that is no exact option: each candidate is a tuple whose first two items are
         # the action and the full option string (later Python versions append to it).
         found: list[Any] = super()._get_option_tuples(option_string)
         torchruns = [each for each in found if each[1] in _TORCHRUN]
@@ -49,8 +49,8 @@ class Parser(argparse.ArgumentParser):
         for candidates in (of_2_13, torchruns, found):
             if candidates and len({each[0].dest for each in candidates}) == 1:
                 return candidates[:1]
-        # argparse would give up here, and has not asked yet whether the word stands after the program and is the
-        # program's own. As an unknown one it goes to whom it belongs.
+        # argparse would fail here before checking whether the word is after the program and belongs to it. As an
+        # unknown option it is passed on correctly.
         if found:
             self.ambiguous[option_string] = list({each[0].dest: each[1] for each in reversed(found)}.values())[::-1]
         return []
@@ -63,9 +63,9 @@ class _Version(argparse.Action):
 
 
 def build_parser() -> Parser:
-    """A parser whose namespace holds only what was given, so that each value's origin stays known.
+    """A parser whose namespace contains only what was given, so that each value's source is known.
 
-    Call `set_defaults` on it to have it fill in the rest, as a plain argparse user would.
+    Call `set_defaults` on it to fill in the rest, as with a plain argparse parser.
     """
     parser = Parser(prog="gpulaunch", add_help=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("-h", "--help", action="help")
@@ -76,7 +76,7 @@ def build_parser() -> Parser:
             parser.add_argument(*option.option_strings, dest=option.dest, action="store_const", const=True)
         else:
             parser.add_argument(*option.option_strings, dest=option.dest, type=_argparse_type(option))
-    # argparse thinks both are required; they are not, because a job file may name the script.
+    # argparse considers both required; they are not, because a job file may name the script.
     parser.add_argument("training_script").required = False
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER).required = False
     return parser
@@ -93,9 +93,9 @@ def _argparse_type(option: Option) -> Any:
 
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:
-    """What the command line gives, by destination; `training_script` is absent if it names none.
+    """The command line's values, by destination; `training_script` is absent if it names none.
 
-    `print_completion` is given alone: it is a question, as --help.
+    `print_completion` is returned alone: it is a query, like --help.
 
     Raises:
         UsageError: the line cannot be read.
@@ -105,7 +105,7 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
     given, unknown = parser.parse_known_args(list(argv))
     if "print_completion" in given:
         return {"print_completion": given.print_completion}
-    # argparse takes a word with a space in it for the program, if it knows no such option.
+    # argparse takes a word with a space in it for the program if it is no known option.
     for word in (*unknown[:1], getattr(given, "training_script", "")):
         if could_be := parser.ambiguous.get(word):
             name = word.partition("=")[0]
@@ -178,7 +178,7 @@ def help_text() -> str:
 
 
 def _default(option: Option) -> str:
-    """The default, where it says something and the help does not tell it in words."""
+    """The default, if it is informative and the help text does not already state it."""
     if option.is_flag or option.default in (None, "", ()) or "default" in option.help:
         return ""
     value = f"{option.default:g}" if isinstance(option.default, float) else option.default
@@ -191,7 +191,7 @@ def _dashed(option: Option) -> list[str]:
 
 def _two_columns(left: str, right: str, *, column: int = 34, width: int = 118) -> list[str]:
     lines = [left.ljust(column)] if len(left) < column - 1 else [left, " " * column]
-    for word in right.replace("(default: ", "(default:\0").split(" "):  # the two stay on one line
+    for word in right.replace("(default: ", "(default:\0").split(" "):  # keep the two on one line
         if len(lines[-1]) + 1 + len(word) > width:
             lines.append(" " * column)
         lines[-1] += word if len(lines[-1]) == column else f" {word}"

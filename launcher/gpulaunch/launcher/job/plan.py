@@ -1,4 +1,4 @@
-"""From the job to what each rank gets: command line, environment, what of it is shown. Pure."""
+"""Computes each rank's command line, environment, and console visibility from the job. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rank_environment(
     """All variables that the launcher sets in one rank, on top of its own environment.
 
     They are torchrun's, name by name and value by value (a worker cannot tell the difference), over the [env] table.
-    Every node is taken to run the same number of ranks.
+    Assumes that every node runs the same number of ranks.
     """
     world_size = str(spec.nnodes * spec.nproc)
     rank = str(spec.node_rank * spec.nproc + local_rank)
@@ -68,7 +68,7 @@ def rank_argv(spec: JobSpec, local_rank: int) -> list[str]:
     """The whole command line of one rank, as torchrun would start it."""
     program = spec.program
     args = rank_args(spec, local_rank)
-    if program.kind == "exec":  # the command's own name is no argument: torchrun leaves it as it is
+    if program.kind == "exec":  # the command's own name is no argument: torchrun leaves it unchanged
         return [program.target, *args]
     module = ["-m"] if program.kind == "module" else []
     return [program.python, "-u", *module, _fill(program.target, local_rank=local_rank), *args]
@@ -84,7 +84,7 @@ def shown(spec: JobSpec, local_rank: int, stream: Std) -> bool:
 
 
 def prints_alone(spec: JobSpec, local_rank: int) -> bool:
-    """Whether nothing of any other rank of this node goes to the console."""
+    """Whether the console shows nothing of any other rank of this node."""
     others = (each for each in range(spec.nproc) if each != local_rank)
     return not any(shown(spec, each, stream) for each in others for stream in (Std.OUT, Std.ERR))
 

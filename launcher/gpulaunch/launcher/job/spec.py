@@ -1,6 +1,6 @@
-"""What is to be run: the resolved job, as one frozen value that everything after `load` reads.
+"""The resolved job: one frozen value that everything after `load` reads.
 
-Nothing here decides or reads the outside: `load.py` fills it in, `plan.py` makes command lines and environments of it.
+Nothing here decides or reads the outside: `load.py` fills it in, `plan.py` derives command lines and environments.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ METRICS_HOST = "127.0.0.1"
 """Where metrics are served unless the user names another address: this machine only."""
 
 METRICS_PORT_BASE = 9464
-"""First port tried for metrics; 9464 is the port that OpenTelemetry's Prometheus exporter made customary."""
+"""First port tried for metrics; 9464 is the usual port of OpenTelemetry's Prometheus exporter."""
 
 STATIC_MASTER_PORT = 29500
-"""MASTER_PORT of a multi-node job whose user named none, as in torchrun."""
+"""MASTER_PORT of a multi-node job without a port of the user's, as in torchrun."""
 
 LINE_PREFIX = "[${role_name}${local_rank}]:"
 """What torchrun writes in front of a teed line; TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE replaces it."""
@@ -37,17 +37,17 @@ class Std(IntFlag):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The user's program: what kind of thing it is, what to run, and with which arguments."""
+    """The user's program: its kind, what to run, and with which arguments."""
 
     kind: Literal["script", "module", "run_path", "exec", "function"]
     """script: `python FILE`; module: `python -m NAME`; run_path: runpy.run_path(FILE); exec: a command, no Python;
-    function: a call that a library user sends to the ranks (gpulaunch.compat), never from the command line."""
+    function: a call that a library user sends to the ranks (gpulaunch.compat), never on the command line."""
     target: str
     args: tuple[str, ...]
     python: str
     """The interpreter of the ranks: PYTHON_EXEC, or the one that runs gpulaunch."""
     call_dir: str = ""
-    """function: the caller's private directory with the call, where the ranks leave their return values."""
+    """function: the caller's private directory with the call, where the ranks write their return values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +71,15 @@ class JobSpec:
     grace_s: float
     """Time between asking the ranks to stop and killing them."""
     failure_grace_s: float
-    """The same after a failure, when what the others still do is lost anyway."""
+    """The same after a failure, when the other ranks' further work is lost anyway."""
     signals: tuple[str, ...]
     """Names of the signals that the agent handles and forwards."""
     preempt_signals: tuple[str, ...]
-    """Those after which the ranks save and end, to be run again; not all of them need be in `signals`."""
+    """Signals after which the ranks save and end, to be run again; not all of them need be in `signals`."""
     notify_signals: tuple[str, ...]
-    """Those after which the ranks save and go on."""
+    """Signals after which the ranks save and continue."""
     restart_rate: tuple[int, float] | None
-    """So many restarts within so many seconds; None: only `max_restarts` counts."""
+    """This many restarts within this many seconds; None: only `max_restarts` counts."""
     restart_backoff_s: float
     no_progress_limit: int | None
     """Failures in a row without progress after which the job is given up; 0: any number."""
@@ -91,10 +91,10 @@ class JobSpec:
     checkpoint_pattern: str | None
     leftovers: Literal["leave", "wait", "end"]
     resume_search_s: float
-    """For how long checkpoints are read for damage before an attempt starts."""
+    """How long checkpoints are read for damage before an attempt starts."""
     on_hang: Literal["restart", "stop", "report"]
     hang_timeout_s: float
-    """0: hangs are not looked for."""
+    """0: no hang detection."""
     first_step_timeout_s: float
     monitor_interval_s: float
     """Kept for callers that read it back: the agent waits for the kernel and never polls."""
@@ -117,7 +117,7 @@ class JobSpec:
     visible_devices: tuple[str, ...] | None = None
     """What the ranks of this node may see: `gpus`, else the inherited CUDA_VISIBLE_DEVICES, else None (all)."""
     cards: tuple[Gpu, ...]
-    """The GPUs that the ranks of this node may see, in their order, as far as NVML knows them."""
+    """The GPUs that the ranks of this node may see, in their order, as far as NVML reports them."""
     gpu_memory_fraction: float | None
     virtual_local_rank: bool
     numa_binding: str | None
@@ -130,22 +130,22 @@ class JobSpec:
 
     profile: bool
     profile_budget_percent: float = PROFILE_BUDGET
-    """Of a step's time: what being observed may cost a rank; 0: whatever it does."""
+    """The part of a step's time that observing may cost a rank; 0: no limit."""
     metrics_host: str
     metrics_port: int | None
     metrics_web_config: str
-    """File that says how the endpoint is protected; "": it is not."""
+    """File that says how the endpoint is protected; "": unprotected."""
     metrics_run: str
-    """What the user calls the run on all its nodes (--rdzv-id); "" if nothing was said."""
+    """The user's name for the run on all its nodes (--rdzv-id); "" if not given."""
     metrics_sd: str
     metrics_push: str
     metrics_otlp: str
-    """None: the first free one from METRICS_PORT_BASE upwards; 0: whichever the kernel gives."""
+    """None: the first free one from METRICS_PORT_BASE upwards; 0: chosen by the kernel."""
 
     omp_num_threads: int | None
     """None: leave OMP_NUM_THREADS alone (the user set it, or there is one rank)."""
     nccl_async_error_handling: str = "1"
-    """TORCH_NCCL_ASYNC_ERROR_HANDLING: what the user set, else 1."""
+    """TORCH_NCCL_ASYNC_ERROR_HANDLING: the user's value, else 1."""
 
     event_log_handler: str
     logs_specs: str | None
@@ -161,7 +161,7 @@ class JobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the command line asked for: a job, and whether only to describe it."""
+    """The result of the command line: a job, and whether only to describe it."""
 
     spec: JobSpec
     dry_run: bool

@@ -1,4 +1,4 @@
-"""Values that need the number of ranks, or the rest of the job, to make sense; each complaint is a `UsageError`."""
+"""Converts values that depend on the number of ranks or the rest of the job; each error is a `UsageError`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def if_given(check: Callable[[N], N]) -> Callable[[N | None], N | None]:
 
 
 def fraction(value: float | None) -> float | None:
-    """More than nothing and at most everything."""
+    """Check: greater than 0 and at most 1."""
     if value is not None and not 0 < value <= 1:
         raise UsageError(f"must be more than 0 and at most 1, got {value}")
     return value
 
 
 def percent(value: float) -> float:
-    """From nothing to everything."""
+    """Check: from 0 to 100."""
     if not 0 <= value <= 100:
         raise UsageError(f"must be from 0 to 100, got {value:g}")
     return value
@@ -145,7 +145,7 @@ def rate(text: str | None) -> tuple[int, float] | None:
 
 
 def not_empty(text: str) -> str:
-    """Anything but nothing."""
+    """Check: not empty."""
     if not text.strip():
         raise UsageError("must not be empty")
     return text
@@ -175,7 +175,7 @@ def logs_specs(name: str | None) -> str | None:
 def gpu_entries(text: str, inherited: Sequence[str] | None, gpus: Sequence[Gpu]) -> dict[str, Gpu]:
     """`0,2` or UUIDs -> entries for CUDA_VISIBLE_DEVICES, with the GPU that each names.
 
-    An index counts the GPUs that are visible already: under CUDA_VISIBLE_DEVICES=4,5,6,7 the GPU 0 is card 4, as in
+    An index counts the GPUs that are already visible: under CUDA_VISIBLE_DEVICES=4,5,6,7 the GPU 0 is card 4, as in
     torch's own numbering.
     """
     chosen: dict[str, Gpu] = {}
@@ -185,7 +185,7 @@ def gpu_entries(text: str, inherited: Sequence[str] | None, gpus: Sequence[Gpu])
             if int(entry) >= len(gpus):
                 raise UsageError(f"GPU {entry} does not exist: {len(gpus)} visible, numbered from 0")
             gpu = gpus[int(entry)]
-            # CUDA cannot name one MIG instance of several by an index.
+            # CUDA cannot address one of several MIG instances by an index.
             own = gpu.uuid if gpu.uuid.startswith("MIG-") else str(gpu.index)
             entry = own if inherited is None else inherited[int(entry)]
         elif not entry.startswith(("GPU-", "MIG-")):

@@ -1,4 +1,4 @@
-"""Read what the ranks say: a pipe for each stream, on the agent's loop."""
+"""Reads the ranks' output: a pipe for each stream, on the agent's loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpulaunch.launcher.logs.lines import PROGRESS_BYTES, TAIL_LINES, LineSplitt
 from gpulaunch.launcher.logs.terminal import default_prefix
 from gpulaunch.launcher.loop.loop import Loop, Timer
 
-_READ_BYTES = 64 * 1024  # what a pipe holds by default, pipe(7)
+_READ_BYTES = 64 * 1024  # a pipe's default capacity, pipe(7)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -33,22 +33,22 @@ class _Capture:
     show: bool
     prefix: bytes
     raw: bool
-    """The rank prints alone: what it writes is shown as it is."""
+    """No other rank's output is shown: it is passed on unchanged."""
     terminal: bool
     """The rank has a terminal of its own, not a pipe."""
     filtered: FilteredFile | None
     splitter: LineSplitter = field(default_factory=LineSplitter)
     tail: Tail = field(default_factory=Tail)
     passed_bytes: int = 0
-    """So much of the unfinished line has been shown."""
+    """Bytes of the unfinished line already shown."""
     num_blocks: int = 0
-    """Of whole lines, so far."""
+    """Number of whole lines so far."""
     seen_blocks: int = 0
-    """So many had there been when the timer last looked: whether the unfinished line is the same one."""
+    """Number of whole lines at the last timer tick: tells whether the unfinished line is the same one."""
     seen_bytes: int = 0
-    """So long was the unfinished line when the timer last looked."""
+    """Length of the unfinished line at the last timer tick."""
     timer: Timer | None = None
-    """Off a terminal: when the unfinished line is passed on."""
+    """If not on a terminal: when the unfinished line is passed on."""
     finished: bool = False
 
     def stop_timer(self) -> None:
@@ -58,7 +58,7 @@ class _Capture:
 
 
 class LogHub:
-    """Every stream of every rank: to its own file whole, to the console by line, and the last lines in memory."""
+    """Every stream of every rank: complete in its own file, by line on the console, and the last lines in memory."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class LogHub:
         stdout_filters: Sequence[str] = (),
         stderr_filters: Sequence[str] = (),
     ) -> None:
-        """Read for this console.
+        """Write to this console.
 
         Args:
-            loop: Says when a pipe has something.
+            loop: Calls back when a pipe is readable.
             console: Gets the lines of the streams that are opened with `show`.
-            stdout_filters: Lines with any of these words go to `filtered_stdout.log` too.
+            stdout_filters: Lines with any of these words are also written to `filtered_stdout.log`.
             stderr_filters: Likewise to `filtered_stderr.log`.
         """
         self._loop = loop
         self._console = console
-        self._captures: dict[tuple[int, Std], _Capture] = {}  # the newest of each, ended ones too: for their tails
-        self._reading: dict[int, _Capture] = {}  # by descriptor; leftovers of earlier attempts too
+        self._captures: dict[tuple[int, Std], _Capture] = {}  # the newest of each, also ended ones: for their tails
+        self._reading: dict[int, _Capture] = {}  # by descriptor; also leftovers of earlier attempts
         self._paused = False
         self._num_shown = 0
         self._changed: dict[Std, set[_Capture]] = {Std.OUT: set(), Std.ERR: set()}
@@ -101,20 +101,20 @@ class LogHub:
         alone: bool = False,
         filter_dir: str = "",
     ) -> int:
-        """Make the pipe of one stream; give its write end, which the caller closes once the rank has it.
+        """Make the pipe of one stream; return its write end, which the caller closes once the rank has it.
 
-        What a rank prints `alone`, without a prefix, passes as it is. Where the console is a terminal it gets a
-        terminal, as it would have without a launcher.
+        Output of a rank that prints `alone`, without a prefix, is passed on unchanged. If the console is a terminal,
+        the rank gets a terminal, as it would without a launcher.
 
         Args:
-            rank: The global rank; opening the same again starts a new attempt.
-            local_rank: What the default prefix names.
+            rank: The global rank; opening the same rank again starts a new attempt.
+            local_rank: Used in the default prefix.
             stream: OUT or ERR.
             path: The stream's file; its directory exists, the file must not.
             show: Whether the console shows the stream.
-            prefix: Stands before each line; empty for the default one.
+            prefix: Written before each line; empty for the default one.
             alone: Whether no other rank of this node is shown.
-            filter_dir: The directory of the filters' files, which exists; "": the filters do not look at the stream.
+            filter_dir: The directory of the filters' files, which exists; "": the stream is not filtered.
 
         Raises:
             OSError: The file or the pipe cannot be made.
@@ -130,7 +130,7 @@ class LogHub:
         except OSError:
             file.close()
             raise
-        os.set_blocking(read_fd, False)  # this end only: each has a description of its own
+        os.set_blocking(read_fd, False)  # this end only: each has its own file description
         capture = _Capture(
             local_rank=local_rank,
             stream=stream,
@@ -151,14 +151,14 @@ class LogHub:
         return write_fd
 
     def tail(self, rank: int, stream: Std, lines: int = TAIL_LINES) -> list[str]:
-        """The last lines of a stream, at most TAIL_LINES, as plain text; from memory, whatever became of the file."""
+        """The last lines of a stream, at most TAIL_LINES, as plain text; from memory, independent of the file."""
         capture = self._captures.get((rank, stream))
         return capture.tail.read(lines, capture.splitter.state) if capture is not None else []
 
     def finish(self, rank: int) -> None:
-        """The rank is dead: show all it said, its last unfinished line too, without waiting for other holders.
+        """The rank is dead: show all its output, including its last unfinished line, without waiting for other writers.
 
-        A process it left behind may hold the pipe still; what that says goes on being read as before.
+        A process it left behind may still hold the pipe; that process's output is read as before.
         """
         for capture in self._of_rank(rank):
             self._drain(capture)
@@ -168,7 +168,7 @@ class LogHub:
         self._console.settle()
 
     def close(self, *, keep_held: bool = False) -> None:
-        """Read what there is and close all; `keep_held`: but the pipes that a process still holds, for `hand_over`."""
+        """Read the rest and close all; `keep_held`: except the pipes that a process still holds, for `hand_over`."""
         for capture in list(self._reading.values()):
             self._drain(capture)
             if capture.fd in self._reading and keep_held:
@@ -184,7 +184,7 @@ class LogHub:
         self._console.settle()
 
     def hand_over(self) -> None:
-        """After `close`, and after the console has written all: have a process of its own read the pipes still held."""
+        """After `close`, and after the console has written all: start a process that reads the pipes still held."""
         for capture in self._reading.values():
             del capture.splitter.held[: capture.passed_bytes]
         held = [
@@ -199,7 +199,7 @@ class LogHub:
             for capture in self._reading.values()
         ]
         if held:
-            with contextlib.suppress(OSError):  # no process, no memory: what the pipes still say is lost
+            with contextlib.suppress(OSError):  # no process, no memory: further output of these pipes is lost
                 forward(held)
         for capture in self._reading.values():
             os.close(capture.fd)
@@ -215,19 +215,19 @@ class LogHub:
         self._read(capture)
 
     def _drain(self, capture: _Capture) -> None:
-        """Read what is in the pipe now; not more, since a writer that still lives could go on for ever."""
+        """Read what is in the pipe now; no more, since a live writer could go on forever."""
         if self._reading.get(capture.fd) is capture:
             left_bytes = _READ_BYTES if capture.terminal else fcntl.fcntl(capture.fd, fcntl.F_GETPIPE_SZ)
             while left_bytes > 0 and (num_bytes := self._read(capture)):
                 left_bytes -= num_bytes
 
     def _read(self, capture: _Capture) -> int:
-        """Read once; give the number of bytes, 0 when there is nothing or the stream has ended."""
+        """Read once; return the number of bytes, 0 if there are none or the stream has ended."""
         try:
             data = os.read(capture.fd, _READ_BYTES)
         except BlockingIOError:
             return 0
-        except OSError:  # EIO: the last holder of a terminal has closed it
+        except OSError:  # EIO: the last holder of the terminal has closed it
             data = b""
         if not data:
             self._end(capture)
@@ -256,7 +256,7 @@ class LogHub:
         capture.num_blocks += 1
 
     def _excess(self, capture: _Capture, piece: bytes) -> None:
-        """The beginning of a line that is too long to be held."""
+        """Handle the beginning of a line that is too long to buffer."""
         self._duplicate(capture, piece)
         if capture.show and not capture.raw and len(piece) > capture.passed_bytes and not self._draws(capture):
             fresh = piece[capture.passed_bytes :]
@@ -276,7 +276,7 @@ class LogHub:
             self._console.hide_live(capture.stream, capture.local_rank)
 
     def _filter(self, stream: Std, directory: str) -> FilteredFile | None:
-        """The stream's filter in the directory of an attempt; that of the attempt before is over."""
+        """The stream's filter in the directory of an attempt; closes that of the previous attempt."""
         if not directory or not self._words[stream]:
             return None
         known = self._filters.get(stream)
@@ -295,7 +295,7 @@ class LogHub:
                 pty.set_window_size(capture.fd, self._console.window_size())
 
     def _end(self, capture: _Capture) -> None:
-        """Nobody holds the write end any longer."""
+        """No process holds the write end any longer."""
         self._finish_line(capture)
         self._loop.unwatch_read(capture.fd)
         del self._reading[capture.fd]
@@ -307,15 +307,15 @@ class LogHub:
         return (self._captures[key] for key in ((rank, Std.OUT), (rank, Std.ERR)) if key in self._captures)
 
     def _count_ranks(self) -> None:
-        """Tell the console how many ranks can still say a line together."""
+        """Tell the console how many ranks can still write a common line."""
         shown = {each.local_rank for each in self._reading.values() if each.show and not each.finished}
         self._num_shown = len(shown)
         self._console.expect_ranks(self._num_shown)
 
-    # -- pressure
+    # -- backpressure
 
     def _pause(self) -> None:
-        """Read no shown stream until the console has caught up: the ranks then wait in write(2)."""
+        """Read no shown stream until the console has caught up: the ranks then block in write(2)."""
         self._paused = True
         for capture in self._reading.values():
             if capture.show:
@@ -334,7 +334,7 @@ class LogHub:
         return self._console.is_terminal(capture.stream)
 
     def _follow_unfinished(self, capture: _Capture) -> None:
-        """Have an unfinished line shown before long, if it is still there by then."""
+        """Schedule that an unfinished line is shown soon, if it is still unfinished then."""
         stream = capture.stream
         if not self._draws(capture):
             if capture.splitter.held and capture.timer is None:
@@ -349,7 +349,7 @@ class LogHub:
             self._progress_timers[stream] = self._loop.call_at(when_s, partial(self._draw, stream))
 
     def _draw(self, stream: Std) -> None:
-        """Draw the unfinished line of the lowest rank whose has changed since the last time."""
+        """Draw the unfinished line of the lowest rank whose line has changed since the last time."""
         del self._progress_timers[stream]
         changed = sorted(self._changed[stream], key=lambda each: each.local_rank)
         self._changed[stream].clear()
@@ -365,7 +365,7 @@ class LogHub:
         capture.timer = self._loop.call_at(when_s, partial(self._pass_on, capture))
 
     def _pass_on(self, capture: _Capture) -> None:
-        """Show what there is of an unfinished line, unless it is a long one that is just being written."""
+        """Show the present part of an unfinished line, unless it is a long one that is just being written."""
         held, capture.timer = capture.splitter.held, None
         if len(held) <= capture.passed_bytes:
             return
@@ -378,10 +378,10 @@ class LogHub:
         self._console.part(capture.stream, capture.local_rank, capture.prefix, bytes(held[capture.passed_bytes :]))
         capture.passed_bytes = len(held)
 
-    # -- trouble
+    # -- errors
 
     def _file_failed(self, path: str, err: OSError) -> None:
-        """Say it once for each kind of trouble: a full disk is full for every rank."""
+        """Report each kind of error once: a full disk is full for every rank."""
         errno = err.errno or 0
         if errno not in self._told:
             self._told.add(errno)

@@ -1,12 +1,12 @@
-"""The one console: every shown line of every rank, whole, prefixed, in a bounded queue that nobody waits for.
+"""The shared console: every shown line of every rank, whole, prefixed, in a bounded queue that never blocks.
 
 Ranks' stdout goes to our stdout, their stderr to ours. When both are the same file (a terminal, `2>&1 | less`) they
 share one sink, so that no line can be cut by another.
 
-Off a terminal, bytes pass as they are, each line after its prefix; an unfinished line is passed on after a moment, and
-ended where another rank speaks before it goes on. On a terminal prefixes have colours, lines are made harmless, equal
+Off a terminal, bytes pass unchanged, each line after its prefix; an unfinished line is passed on after a moment, and
+ended if another rank writes before it continues. On a terminal prefixes have colours, lines are made harmless, equal
 lines of several ranks are folded, and the unfinished line of one rank (a progress bar) is drawn in place under the
-others. The bytes of a rank that prints alone pass as they are (`raw`); on a terminal it has a terminal of its own.
+others. The output of a rank that prints alone passes unchanged (`raw`); on a terminal it has a terminal of its own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from gpulaunch.profiler.redact import redact
 
 CONGESTED_BYTES = 4 * 1024 * 1024
 DRAINED_BYTES = CONGESTED_BYTES // 2
-# An updating line moves four times a second. Off a terminal, what stands in an unfinished line is passed on after a
-# moment; progress bars of several ranks, which would cut each other into lines, every few seconds.
+# An updating line is redrawn four times a second. Off a terminal, the content of an unfinished line is passed on after
+# a moment; progress bars of several ranks, which would break each other into lines, every few seconds.
 LIVE_PERIOD_S = 0.25
 PART_PERIOD_S = 0.2
 PROGRESS_PERIOD_S = 5.0
@@ -38,7 +38,7 @@ _OWN_PREFIX = b"[gpulaunch] "
 
 
 class Console:
-    """Where ranks and launcher speak. Never blocks but in `flush`, never raises for what the reader does."""
+    """The output of ranks and launcher. Never blocks except in `flush`, never raises for what the reader does."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Console:
         """Take over two descriptors, unchanged; they stay the caller's.
 
         Args:
-            loop: Says when they can be written.
+            loop: Calls back when they are writable.
             stdout_fd: Where ranks' stdout goes.
             stderr_fd: Where ranks' stderr and the launcher's own lines go.
             color: Coloured prefixes; None: on a terminal, unless NO_COLOR is set or TERM is dumb.
@@ -80,7 +80,7 @@ class Console:
     # -- lines
 
     def say(self, text: str) -> None:
-        """Write lines of the launcher's own to stderr, behind all that was said there, at once if there is room."""
+        """Write lines of the launcher's own to stderr, after all earlier stderr output, at once if there is room."""
         block = redact(text).encode("utf-8", "backslashreplace").rstrip(b"\n") + b"\n"
         self._stderr.say(block)
 
@@ -89,16 +89,16 @@ class Console:
         self.block(stream, local_rank, prefix, payload + b"\n")
 
     def block(self, stream: Std, local_rank: int, prefix: bytes, block: bytes) -> None:
-        """Write a block of whole lines, each ended by a newline: the fast way."""
+        """Write a block of whole lines, each ended by a newline: the fast path."""
         self._outs[stream].block((stream, local_rank), local_rank, prefix, block)
 
     def part(self, stream: Std, local_rank: int, prefix: bytes, data: bytes) -> None:
-        """Write a piece of one rank's line that has no end yet; off a terminal only."""
+        """Write a piece of one rank's unfinished line; off a terminal only."""
         out = self._outs[stream]
         out.write((stream, local_rank), out.label(local_rank, prefix), data)
 
     def raw(self, stream: Std, data: bytes) -> None:
-        """Write the bytes of the only rank that prints, as they are."""
+        """Write the bytes of the only rank that prints, unchanged."""
         self._outs[stream].write("raw", b"", data)
 
     def is_terminal(self, stream: Std) -> bool:
@@ -106,36 +106,36 @@ class Console:
         return self._outs[stream].tty
 
     def window_size(self) -> bytes:
-        """The terminal's `struct winsize`, as TIOCSWINSZ takes it."""
+        """The terminal's `struct winsize`, in the form of TIOCSWINSZ."""
         for fd in self._terminals:
             with contextlib.suppress(OSError):
                 return fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8))
         return bytes(8)
 
     def expect_ranks(self, num_ranks: int) -> None:
-        """Say how many ranks write here: a line that all of them have said need not wait for more."""
+        """Set how many ranks write here: a line that all of them have written need not wait longer."""
         for out in self._distinct():
             out.expect_ranks(num_ranks)
 
     def settle(self) -> None:
-        """Fold no further: hand the lines that wait for other ranks to the sinks."""
+        """Stop folding: hand the lines that wait for other ranks to the sinks."""
         for out in self._distinct():
             out.settle()
 
     # -- unfinished lines
 
     def show_live(self, stream: Std, local_rank: int, prefix: bytes, state: bytes) -> bool:
-        """Draw an unfinished line in place, instead of the one there; False where nothing can be drawn."""
+        """Draw an unfinished line in place of the previous one; False if nothing can be drawn."""
         return self._outs[stream].show_live((stream, local_rank), local_rank, prefix, state)
 
     def hide_live(self, stream: Std, local_rank: int) -> None:
-        """Take back this rank's unfinished line, if it is the one drawn."""
+        """Erase this rank's unfinished line, if it is the one drawn."""
         self._outs[stream].hide_live((stream, local_rank))
 
-    # -- pressure
+    # -- backpressure
 
     def congested(self) -> bool:
-        """True when more waits for our readers than should: bring no more until `when_drained` calls."""
+        """True when too much waits for the readers: write no more until `when_drained` calls back."""
         waiting_bytes = sum(out.sink.waiting_bytes for out in self._distinct())
         self._congested = waiting_bytes > (DRAINED_BYTES if self._congested else CONGESTED_BYTES)
         return self._congested
@@ -145,7 +145,7 @@ class Console:
         self._when_drained = callback
 
     def flush(self, timeout_s: float) -> None:
-        """Write what waits, for at most so long, and leave the terminal clean. Blocks: at the end of the run only."""
+        """Write what waits, for at most this long, and leave the terminal clean. Blocks: at the end of the run only."""
         self.settle()
         deadline_s = time.monotonic() + timeout_s
         for out in self._distinct():
@@ -153,7 +153,7 @@ class Console:
             out.sink.flush(deadline_s)
 
     def close(self) -> None:
-        """Drop what still waits and let go of the descriptors."""
+        """Drop what still waits and release the descriptors."""
         for out in self._distinct():
             out.close()
 
@@ -171,7 +171,7 @@ class Console:
 
 
 class _Out:
-    """One sink with what is shown on it."""
+    """One sink and the state of its output."""
 
     def __init__(self, loop: Loop, sink: Sink, *, tty: bool, color: bool, fold: bool) -> None:
         self.sink = sink
@@ -185,7 +185,7 @@ class _Out:
         self._drawn = b""
         self._drawn_by: object = None
         self._open: object = None
-        """Whose unfinished line stands at the end of what was written."""
+        """The owner of the unfinished line at the end of the output."""
 
     def say(self, block: bytes) -> None:
         self.settle()
@@ -208,7 +208,7 @@ class _Out:
         self._leave(window.ready(now_s))
 
     def write(self, owner: object, label: bytes, data: bytes) -> None:
-        """Write text of one owner, ended or not: it goes on in its own unfinished line, and ends another's."""
+        """Write text of one owner, ended or not: it continues its own unfinished line, and ends another owner's."""
         start = b"" if self._open == owner else label
         self._put(start + data[:-1].replace(b"\n", b"\n" + label) + data[-1:], owner)
         self._open = None if data.endswith(b"\n") else owner
@@ -231,7 +231,7 @@ class _Out:
         return True
 
     def hide_live(self, owner: object) -> None:
-        """Take back the drawn line of this owner; None: of any."""
+        """Erase the drawn line of this owner; None: of any."""
         if self._drawn and owner in (None, self._drawn_by):
             self._drawn = b""
             self.sink.put(ERASE)
@@ -255,7 +255,7 @@ class _Out:
         return label
 
     def _leave(self, folds: list[Fold]) -> None:
-        """Write lines that have left the window, and wake up for the next."""
+        """Write lines that have left the window, and set a timer for the next."""
         if folds:
             self._put(b"".join([b"%b%b\n" % (self._folded_label(fold.ranks), fold.line) for fold in folds]))
         deadline_s = self._window.deadline_s if self._window is not None else None
@@ -286,4 +286,4 @@ def _same_file(one_fd: int, other_fd: int) -> bool:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """The default callback."""

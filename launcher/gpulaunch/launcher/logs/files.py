@@ -1,4 +1,4 @@
-"""The files on disk: what a rank said, byte for byte, and the lines that a filter chose."""
+"""Log files: a rank's output, byte for byte, and the lines selected by a filter."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 
 
 class LogFile:
-    """A file that takes bytes and never raises: a failure is told once, and what was lost is noted when it works again.
+    """A file that never raises on write: a failure is reported once, and the loss is noted when writing works again.
 
-    A write to a disk can wait for the disk; nothing here can help that, and the page cache makes it rare.
+    A write may wait for the disk; that cannot be avoided here, and the page cache makes it rare.
     """
 
     def __init__(self, path: str, *, on_trouble: Callable[[str, OSError], None], append: bool = False) -> None:
         """Create the file for this user only.
 
         Args:
-            path: Where; its directory exists. `/dev/null` keeps nothing.
+            path: The file; its directory exists. `/dev/null` keeps nothing.
             on_trouble: Called with the path and the error when writing starts to fail.
-            append: Go on in a file that is there. Otherwise such a file raises FileExistsError: nothing is overwritten.
+            append: Append to an existing file. Otherwise that raises FileExistsError: nothing is overwritten.
         """
         self._path = path
         self._on_trouble = on_trouble
@@ -28,7 +28,7 @@ class LogFile:
         self._fd = None if path == os.devnull else os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o600)
 
     def write(self, data: bytes) -> None:
-        """Write all of it, or say that it is lost."""
+        """Write all of it, or report that it is lost."""
         if self._fd is None:
             return
         try:
@@ -45,7 +45,7 @@ class LogFile:
 
     @property
     def fd(self) -> int | None:
-        """Its descriptor; None where nothing is kept."""
+        """Its descriptor; None if nothing is kept."""
         return self._fd
 
     def close(self) -> None:
@@ -70,9 +70,9 @@ class FilteredFile:
         self._words = [os.fsencode(word) for word in words]
 
     def write(self, prefix: bytes, block: bytes) -> None:
-        """Write the chosen lines of a block of whole lines."""
+        """Write the selected lines of a block of whole lines."""
         if any(word in block for word in self._words):
-            # At carriage returns too, as torch's own reader of the streams.
+            # Also at carriage returns, as torch's own reader of the streams.
             chosen = [prefix + line + b"\n" for line in block.splitlines() if any(word in line for word in self._words)]
             self._file.write(b"".join(chosen))
 

@@ -1,9 +1,9 @@
-"""Fold the same line from several ranks into one: pure, told the time.
+"""Folds equal lines of several ranks into one: pure, the time is an argument.
 
-Lines wait in groups, in the order of their first arrival. A rank's next line may only join a group behind the one its
-last line went to, so reading the groups in order gives every rank its own lines in its own order; and each line of
-each rank is in exactly one group, so folding neither loses nor invents any. Groups leave from the front: when their
-time is up, when every rank has joined, or when too much is waiting.
+Lines wait in groups, in the order of their first arrival. A rank's next line may only join a group behind that of its
+last line, so reading the groups in order gives every rank its own lines in its own order; and each line of each rank is
+in exactly one group, so folding neither loses nor invents any. Groups leave from the front: when their time is up, when
+every rank has joined, or when too much is waiting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_WAITING_LINES = 4096
 
 
 class Fold(NamedTuple):
-    """One line and the local ranks that said it, lowest first."""
+    """One line and the local ranks that wrote it, lowest first."""
 
     line: bytes
     ranks: tuple[int, ...]
@@ -34,20 +34,20 @@ class _Group:
 
 
 class FoldWindow:
-    """The lines that wait for other ranks to say the same."""
+    """The lines that wait for other ranks to write the same."""
 
     def __init__(self, *, window_s: float = WINDOW_S, num_ranks: int = 0) -> None:
         self.num_ranks = num_ranks
-        """A line that so many ranks have said waits no longer; 0 when nobody knows."""
+        """Number of ranks after which a line waits no longer; 0 if unknown."""
         self._window_s = window_s
         self._groups: deque[_Group] = deque()
-        self._first = 0  # the number of the group in front; groups are numbered as they come
+        self._first = 0  # the number of the group in front; groups are numbered on arrival
         self._by_line: dict[bytes, list[int]] = {}  # the numbers of the waiting groups with this line, ascending
-        self._last_of: dict[int, int] = {}  # the number of the group that has the rank's last line
+        self._last_of: dict[int, int] = {}  # the number of the group with the rank's last line
         self._waiting_bytes = 0
 
     def add(self, now_s: float, rank: int, line: bytes) -> None:
-        """Let a line wait; take what is ready afterwards."""
+        """Add a line; call `ready` afterwards."""
         groups_alike = self._by_line.setdefault(line, [])
         at = bisect_right(groups_alike, self._last_of.get(rank, -1))
         if at < len(groups_alike):
@@ -61,7 +61,7 @@ class FoldWindow:
         self._last_of[rank] = number
 
     def ready(self, now_s: float) -> list[Fold]:
-        """Take the lines that wait no longer."""
+        """Remove and return the lines that wait no longer."""
         folds: list[Fold] = []
         crowded = self._waiting_bytes > MAX_WAITING_BYTES or len(self._groups) > MAX_WAITING_LINES
         while self._groups:
@@ -74,7 +74,7 @@ class FoldWindow:
         return folds
 
     def flush(self) -> list[Fold]:
-        """Take all lines."""
+        """Remove and return all lines."""
         return [self._leave() for _ in range(len(self._groups))]
 
     def _leave(self) -> Fold:

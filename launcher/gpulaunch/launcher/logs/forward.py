@@ -1,8 +1,8 @@
-"""Goes on reading what processes left running print, once the launcher itself has ended.
+"""Keeps reading the output of processes left running after the launcher itself has ended.
 
 Under torchrun such a process has the launcher's own stdout; here it has a pipe to the agent, and if that were not read
-its next line would kill it (SIGPIPE). So a small process reads on, writes the rank's files and the console as before,
-and ends with the last of the writers.
+its next line would kill it (SIGPIPE). So a small process keeps reading, writes the rank's files and the console as
+before, and exits with the last of the writers.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Held:
     file_fd: int | None
     """The rank's own file."""
     show_fd: int | None
-    """Where the console shows the stream; None: it does not."""
+    """The descriptor on which the console shows the stream; None if it does not."""
     prefix: bytes
     raw: bool
-    """Shown as it comes."""
+    """Shown unchanged."""
     splitter: LineSplitter
 
 
 def forward(held: Sequence[Held]) -> int:
-    """Start the process; its pid. The caller closes its own descriptors.
+    """Start the process; return its pid. The caller closes its own descriptors.
 
     Raises:
         OSError: it cannot be started.
@@ -56,7 +56,7 @@ def forward(held: Sequence[Held]) -> int:
 
 def _forward(held: Sequence[Held]) -> NoReturn:
     try:
-        os.setsid()  # Ctrl-C and the end of the terminal are not for it, as not for what it serves
+        os.setsid()  # keep it from Ctrl-C and the terminal's hangup, like the processes it serves
         linux.set_comm(FORWARD_COMM)
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
@@ -82,7 +82,7 @@ def _pass_on(held: dict[int, Held]) -> None:
             one = held[fd]
             try:
                 data = os.read(fd, _READ_BYTES)
-            except OSError:  # EIO: the last holder of a terminal has closed it
+            except OSError:  # EIO: the last holder of the terminal has closed it
                 data = b""
             _write(one.file_fd, data)
             if one.raw:
@@ -97,7 +97,7 @@ def _pass_on(held: dict[int, Held]) -> None:
 
 
 def _write(fd: int | None, data: bytes) -> None:
-    """Write all of it, however long that takes; what the disk or the reader refuses is lost."""
+    """Write all of it, however long that takes; data that the disk or the reader rejects is lost."""
     with contextlib.suppress(OSError):
         while fd is not None and data:
             try:

@@ -1,7 +1,7 @@
-"""From a stream of bytes to lines: pure, and the same however the stream was cut into chunks.
+"""Splits a stream of bytes into lines: pure, and independent of how the stream was cut into chunks.
 
-Bytes stay as they are; `\\n` ends a line. Where only one state of a line can be shown (a terminal that several ranks
-share, the end of a report), `last_state` says which: what stands behind the last `\\r`, as a progress bar means it.
+Bytes stay unchanged; `\\n` ends a line. Where only one state of a line can be shown (a terminal that several ranks
+share, the end of a report), `last_state` returns it: the text after the last `\\r`, as a progress bar intends.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections import deque
 from gpulaunch.launcher.logs.terminal import plain
 
 LONGEST_BYTES = 16 * 1024 * 1024
-"""So much of a line is held until its end, so that no other rank's output comes between."""
+"""Up to this much of a line is held until its end, so that no other rank's output comes between."""
 PROGRESS_BYTES = 64 * 1024
-"""The same for a line with carriage returns in it, which may go on for as long as the run."""
+"""The same for a line with carriage returns, which may grow for as long as the run."""
 
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 2048
 
 
 class LineSplitter:
-    """Holds one unfinished line; gives out whole lines."""
+    """Holds one unfinished line; returns whole lines."""
 
     __slots__ = ("held", "progress")
 
     def __init__(self) -> None:
         self.held = bytearray()
-        """The unfinished line as far as it has come."""
+        """The unfinished line so far."""
         self.progress = False
-        """It has carriage returns in it: a progress bar."""
+        """It has carriage returns: a progress bar."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes of the stream; give the lines they finish as one block, ended by a newline."""
+        """Take the next bytes of the stream; return the lines they complete as one block, ended by a newline."""
         end = data.rfind(b"\n") + 1
         if not end:
             self.held += data
@@ -43,7 +43,7 @@ class LineSplitter:
         return block
 
     def excess(self) -> bytes:
-        """Take out what is too long to be held: whole states of a progress bar, or all of a line without an end."""
+        """Remove and return what is too long to hold: whole states of a progress bar, or all of an unfinished line."""
         if len(self.held) <= (PROGRESS_BYTES if self.progress else LONGEST_BYTES):
             return b""
         end = self.held.rfind(b"\r") + 1 or len(self.held)
@@ -53,18 +53,18 @@ class LineSplitter:
 
     @property
     def state(self) -> bytes:
-        """The unfinished line as it stands."""
+        """The unfinished line so far."""
         return last_state(bytes(self.held[-PROGRESS_BYTES:]))
 
     def finish(self) -> bytes:
-        """The unfinished line, not ended, or nothing; the stream may still go on afterwards."""
+        """The unfinished line, not ended, or nothing; the stream may still continue afterwards."""
         rest = bytes(self.held)
         self.held, self.progress = bytearray(), False
         return rest
 
 
 def last_state(line: bytes) -> bytes:
-    """What a terminal shows of a line with carriage returns in it, if each state covers the one before."""
+    """What a terminal shows of a line with carriage returns, if each state covers the one before."""
     line = line.rstrip(b"\r")
     return line[line.rfind(b"\r") + 1 :]
 

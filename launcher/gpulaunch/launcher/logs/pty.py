@@ -1,4 +1,4 @@
-"""A terminal for the one rank that prints to ours."""
+"""Opens a terminal for the one rank that prints to ours."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import termios
 
 
 def open_terminal(window_size: bytes) -> tuple[int, int] | None:
-    """Our end and the rank's end of a new terminal; None where the system has none left.
+    """Our end and the rank's end of a new terminal; None if the system has none left.
 
-    It hands on what is written as it is: our own terminal makes `\\r\\n` of `\\n`, and files keep `\\n`.
+    It passes on output unchanged: our own terminal makes `\\r\\n` of `\\n`, and files keep `\\n`.
     """
     try:
-        ours, theirs = os.openpty()  # not the controlling terminal of anyone: O_NOCTTY
+        ours, theirs = os.openpty()  # not the controlling terminal of any process: O_NOCTTY
     except OSError:
         return None
     modes = termios.tcgetattr(theirs)
@@ -26,6 +26,6 @@ def open_terminal(window_size: bytes) -> tuple[int, int] | None:
 
 
 def set_window_size(fd: int, window_size: bytes) -> None:
-    """Take over the size of another terminal, a `struct winsize`."""
+    """Set the size from another terminal's `struct winsize`."""
     with contextlib.suppress(OSError):
         fcntl.ioctl(fd, termios.TIOCSWINSZ, window_size)

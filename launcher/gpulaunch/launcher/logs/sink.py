@@ -1,11 +1,11 @@
-"""Write to a descriptor somebody else reads, and never wait for him.
+"""Writes to a descriptor that another process reads, without ever waiting for the reader.
 
 Setting O_NONBLOCK on an inherited stdout would set it for the user's shell too: the flag belongs to the open file
 description (open(2)), which both share. So:
 
 - OWN: for a terminal or a pipe, a description of our own, opened through /proc/self/fd, is non-blocking.
 - SHARED: where that is refused (another user's terminal after `su`) and for sockets, at most PIPE_BUF bytes are written
-  each time the kernel says that there is room: a pipe that is ready for writing has room for that much (pipe(7)).
+  each time the kernel reports room: a pipe that is ready for writing has room for that much (pipe(7)).
 - DIRECT: regular files and plain devices such as /dev/null, which epoll refuses and which do not make writers wait.
 """
 
@@ -32,7 +32,7 @@ class _Way(Enum):
 
 
 class Sink:
-    """A queue of bytes before a descriptor. When the descriptor fails, `why_off` says how, and all else is dropped."""
+    """A queue of bytes before a descriptor. If the descriptor fails, `why_off` says how, and new data is dropped."""
 
     def __init__(self, loop: Loop, fd: int, *, on_drain: Callable[[], None], on_off: Callable[[OSError], None]) -> None:
         self.waiting_bytes = 0
@@ -61,7 +61,7 @@ class Sink:
             self._loop.watch_write(self._fd, self.push)
 
     def push(self) -> None:
-        """Write what the kernel takes now."""
+        """Write as much as the kernel takes now."""
         if self._queue and (self._way is not _Way.SHARED or self._writable(0.0)):
             self._write()
         if not self._queue:
@@ -79,7 +79,7 @@ class Sink:
             self._unwatch()
 
     def close(self) -> None:
-        """Drop what waits and leave the descriptor to its owner."""
+        """Drop what waits and release the descriptor."""
         self._drop()
         if self._way is _Way.OWN:
             os.close(self._fd)
@@ -105,7 +105,7 @@ class Sink:
         except BlockingIOError:
             written = 0
         except OSError as err:
-            # EPIPE: the reader has gone; EIO: the terminal has. Both for good. A full disk: see the message.
+            # EPIPE: the reader has gone; EIO: the terminal has. Both are permanent. A full disk: see the message.
             self.why_off = err
             self._drop()
             self._on_off(err)

@@ -1,8 +1,8 @@
-"""What may reach a terminal, and how a prefix looks there: pure.
+"""Makes output safe for a terminal, and formats prefixes for it: pure.
 
-A rank's output is not to be trusted with a terminal: an escape sequence can set the title, move the cursor over other
-ranks' lines or switch the character set. On a terminal only colours (SGR, ECMA-48 8.3.117) and tabs pass; any other
-control character is written out as text, as a C string would have it.
+A rank's output must not control the terminal: an escape sequence can set the title, move the cursor over other ranks'
+lines or switch the character set. On a terminal only colours (SGR, ECMA-48 8.3.117) and tabs pass; any other control
+character is written as text, as in a C string.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 RESET = b"\x1b[0m"
-# Carriage return, then EL (erase to the end of the line): takes back an updating line.
+# Carriage return, then EL (erase to the end of the line): erases an updating line.
 ERASE = b"\r\x1b[K"
 # DECAWM off and on: the terminal cuts an updating line at its right edge, so it stays one row high and can be erased.
 _NO_WRAP, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
@@ -23,17 +23,17 @@ _PALETTE = (36, 32, 33, 35, 34, 96, 92, 95)
 _BOLD = 1
 
 _SGR = re.compile(rb"\x1b\[[0-9;:]*m")
-# The controls of ASCII but for tab and newline, then C1 controls as UTF-8 has them (a terminal obeys those too).
+# The ASCII controls except tab and newline, then C1 controls in UTF-8 (a terminal obeys those too).
 _CONTROL = re.compile(rb"\x1b\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 
 def wants_color(environ: Mapping[str, str], *, is_tty: bool) -> bool:
-    """Colours are for a terminal that knows them, unless the user said no (https://no-color.org)."""
+    """Colours are for a terminal that supports them, unless the user disabled them (https://no-color.org)."""
     return is_tty and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def inert(block: bytes) -> bytes:
-    """A block of lines that cannot harm a terminal; each line that leaves a colour on ends with a reset."""
+    """A block of lines made harmless for a terminal; each line that leaves a colour on ends with a reset."""
     try:
         block.decode()
     except UnicodeDecodeError:
@@ -65,7 +65,7 @@ def plain(line: bytes) -> str:
 
 
 def ranks_label(ranks: Iterable[int]) -> str:
-    """The ranks as a reader says them: `0-3,6`."""
+    """Ranks as ranges: `0-3,6`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -76,7 +76,7 @@ def ranks_label(ranks: Iterable[int]) -> str:
 
 
 def default_prefix(ranks: Iterable[int]) -> bytes:
-    """What stands before a line when the user asked for nothing else: `[3] `."""
+    """The default text before a line: `[3] `."""
     return f"[{ranks_label(ranks)}] ".encode()
 
 
@@ -86,7 +86,7 @@ def rank_colored(prefix: bytes, local_rank: int) -> bytes:
 
 
 def bold(prefix: bytes) -> bytes:
-    """The prefix of lines that are no single rank's."""
+    """The prefix of lines that belong to no single rank."""
     return b"\x1b[%dm%b%b" % (_BOLD, prefix, RESET)
 
 

@@ -1,3 +1,3 @@
-"""Where waiting happens, and how processes are started."""
+"""The event loop, and how processes are started."""
 
 from __future__ import annotations

@@ -16,15 +16,16 @@ from gpulaunch.launcher.loop import linux
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """A job manager that gives notice may send it to every process of the job (Slurm's --signal without B: does), and
-whoever does not handle these dies of them. They are the agent's to hear; its helpers and ranks start deaf to them."""
+processes without a handler die of it. The agent handles these signals; its helpers and ranks start with them
+ignored."""
 
 _users_open_files: tuple[int, int] | None = None
 
 
 def allow_many_files() -> int:
-    """Raise this process's own limit of open files as far as it goes; what is started keeps the user's. The new limit.
+    """Raise this process's limit of open files to the maximum; child processes keep the user's. Return the new limit.
 
-    The agent holds a handful of descriptors for each rank, and the customary soft limit is 1024.
+    The agent holds several descriptors for each rank, and the usual soft limit is 1024.
     """
     global _users_open_files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -133,7 +134,7 @@ def _become(
 
 
 def _close_all_but(kept: set[int]) -> None:
-    """Close what the launcher's caller had left open for it, as subprocess does: it is not the ranks'."""
+    """Close what the launcher's caller had left open, as subprocess does: ranks must not inherit it."""
     first = 0
     for fd in sorted(kept):
         if first < fd:  # an empty range reaches close_range(2) with -1 as its end, which means all (CPython 3.11)

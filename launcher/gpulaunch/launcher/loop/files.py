@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and their names for people."""
+"""Writes files atomically, and shows their names to users."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gpulaunch.profiler.files import replacing
 
 
 def write_json(path: str, content: Any) -> None:
-    """Write a value for its owner only, whole or not at all. Raises OSError."""
+    """Write a value as JSON, atomically, readable by its owner only. Raises OSError."""
     write_text(path, json.dumps(content, indent=1, default=_plain) + "\n")
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a text for its owner only, whole or not at all; several processes may. Raises OSError."""
+    """Write a text atomically, readable by its owner only; safe with several writers. Raises OSError."""
     with replacing(path, suffix=f".{os.getpid()}") as file:
         file.write(text.encode())
 
 
 def shown(path: str) -> str:
-    """A path or URL as a person would type it here; names of files may hold anything."""
+    """A path or URL as a person would type it here; file names may contain any character."""
     if "://" not in path:
         with contextlib.suppress(OSError):  # the current directory may be gone
             relative = os.path.relpath(path)

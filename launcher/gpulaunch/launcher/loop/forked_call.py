@@ -1,8 +1,8 @@
-"""A function called in a forked child, so that nothing it waits for holds up the loop.
+"""Calls a function in a forked child, so that nothing it waits for blocks the loop.
 
-A file system or a driver may not answer for minutes. The child is a fork without exec, so it starts in a millisecond
-and has what it needs in memory. It has nothing of the agent's: no descriptor but its pipe, no signal handler, no
-cleanup at its end. It dies with the agent, and after its time.
+A file system or a driver may not respond for minutes. The child is a fork without exec, so it starts in a millisecond
+and has what it needs in memory. It keeps nothing of the agent's: no descriptor but its pipe, no signal handler, no
+cleanup at exit. It dies with the agent, or at its deadline.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _ANSWER_CAP_BYTES = 64 << 20
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 Answered = Callable[[bytes | None, str], None]
-"""Called once with the answer, or with None and why there is none: `late`, or how the child ended."""
+"""Called once with the answer, or with None and the reason: `late`, or how the child ended."""
 
 
 class ForkedCall:
-    """One question at a time."""
+    """One call at a time."""
 
     def __init__(self, loop: Loop, *, comm: str) -> None:
         """`comm`: the child's name, as ps shows it (15 bytes)."""
         self._loop = loop
         self._comm = comm
         self.pid: int | None = None
-        """The child, while there is one."""
+        """The child's pid, while it runs."""
         self._done: Answered | None = None
         self._read = -1
         self._answer = bytearray()
         self._timer: Timer | None = None
 
     def ask(self, question: Callable[[], bytes], within_s: float, done: Answered) -> None:
-        """Answer in a child; a question under way is cancelled. The question must not raise: its end is the child's.
+        """Run the question in a child; cancels a running one. The question must not raise: that ends the child.
 
         Raises:
             OSError: no child can be started.
@@ -66,7 +66,7 @@ class ForkedCall:
         self._timer = self._loop.call_at(self._loop.now() + within_s, self._on_late)
 
     def cancel(self) -> None:
-        """End the child, if there is one; `done` is never called."""
+        """Kill the child, if one runs; `done` is never called."""
         self._done = None
         self._kill()
         self.pid = None
@@ -87,7 +87,7 @@ class ForkedCall:
             self._close()
 
     def _on_late(self) -> None:
-        """Not waited for any longer: a child that is stuck in the kernel outlives even SIGKILL."""
+        """Stop waiting: a child that is stuck in the kernel outlives even SIGKILL."""
         done = self._done
         self.cancel()
         if done is not None:
@@ -95,11 +95,11 @@ class ForkedCall:
 
     def _on_exit(self, exit_: Exit) -> None:
         if exit_.pid != self.pid:
-            return  # one that was given up
+            return  # a cancelled one
         while self._read >= 0:  # what it wrote before it ended; its end of the pipe is closed, so this does not wait
             self._on_readable()
         done, answer = self._done, bytes(self._answer)
-        self.pid = None  # reaped: its number may be another's soon
+        self.pid = None  # reaped: the kernel may reuse its number
         self.cancel()
         if done is None:
             return
@@ -121,7 +121,7 @@ class ForkedCall:
 
 
 def _answer_and_exit(question: Callable[[], bytes], write: int, agent_pid: int, comm: str) -> NoReturn:
-    """What the child does. Signals are blocked; nothing of the agent's may run here, and nothing returns."""
+    """The child's main function. Signals are blocked; no code of the agent may run here, and nothing returns."""
     code = 1
     try:
         linux.die_with_parent(agent_pid)
@@ -130,10 +130,10 @@ def _answer_and_exit(question: Callable[[], bytes], write: int, agent_pid: int, 
         for signum in signal.valid_signals():
             if callable(signal.getsignal(signum)):
                 signal.signal(signum, signal.SIG_DFL)
-        for signum in _IGNORED:  # the agent's business, which ends this process when it is not wanted
+        for signum in _IGNORED:  # meant for the agent, which kills this process when it is no longer needed
             signal.signal(signum, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.dup2(write, 3, inheritable=False)  # first: where the agent's own were closed, the pipe may be one of 0..2
+        os.dup2(write, 3, inheritable=False)  # first: if the agent's own were closed, the pipe may be one of 0..2
         null = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(null, fd)
@@ -148,7 +148,7 @@ def _answer_and_exit(question: Callable[[], bytes], write: int, agent_pid: int, 
 
 
 def _forget_agents_objects() -> None:
-    """Never collect what the agent had made: its destructors would close descriptors that are this process's now."""
+    """Never collect the agent's objects: their destructors would close descriptors that now belong to this process."""
     import gc
 
     gc.freeze()

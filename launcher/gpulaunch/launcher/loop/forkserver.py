@@ -1,4 +1,4 @@
-"""The agent's end of the fork server: start it, hear what it preloaded, have it fork an attempt's ranks."""
+"""The agent's side of the fork server: starts it, reads what it preloaded, has it fork an attempt's ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CMDLINE_BYTES = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """What the fork server said of itself after preloading."""
+    """What the fork server reported after preloading."""
 
     pid: int
     torch: bool
@@ -32,7 +32,7 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The processes of an attempt, in the order asked for; `error` says why some are missing."""
+    """The processes of an attempt, in the order requested; `error` says why some are missing."""
 
     pids: tuple[int, ...]
     store_pid: int | None
@@ -50,12 +50,12 @@ class ForkedRank:
     stdout_fd: int
     stderr_fd: int
     tell_fd: int
-    """A pipe for one line of JSON: that it starts again as a program of its own, and why (restart_plain.py)."""
+    """A pipe for one line of JSON: that the rank restarts as a plain interpreter, and why (restart_plain.py)."""
 
 
 @dataclass
 class ForkServer:
-    """One fork server process. Callbacks: `on_ready` once, `on_started` per request, `on_lost` when it is gone."""
+    """One fork server process. Callbacks: `on_ready` once, `on_started` per request, `on_lost` when it has exited."""
 
     loop: Loop
     on_ready: Callable[[Ready], None]
@@ -79,13 +79,13 @@ class ForkServer:
         """Start it; it begins to import at once. Raises OSError if the interpreter cannot be executed.
 
         Args:
-            env: its environment, and what the ranks' start from.
+            env: its environment, from which the ranks' environments are made.
             dynamo: import what DistributedDataParallel imports, too.
             packages: third-party packages to try.
             refused: of those, the ones that an earlier run found unsafe, and why.
             environment: what the program sets before it imports torch; in force during the imports only.
             before_torch: of the packages, those that the program imports before torch.
-            of_a_rank: variables that every rank has, but `env` has not, or with another value.
+            of_a_rank: variables that every rank has, but that are missing or different in `env`.
         """
         from gpulaunch.launcher.loop import forkserver_main
 
@@ -99,7 +99,7 @@ class ForkServer:
             raise
         finally:
             theirs.close()
-        # Not in its arguments, which everybody can read: the environment may hold secrets.
+        # Not in its arguments, which every user can read: the environment may hold secrets.
         send(
             ours,
             {
@@ -116,7 +116,7 @@ class ForkServer:
         self.loop.watch_read(ours.fileno(), self._hear)
 
     def fork(self, ranks: Sequence[ForkedRank], *, store: tuple[str, int, int] | None, tracer_pid: int = 0) -> None:
-        """Ask for an attempt: its store (host, port, listening descriptor), then its ranks. `on_started` answers.
+        """Request an attempt: its store (host, port, listening descriptor), then its ranks. `on_started` answers.
 
         `tracer_pid`: as in `child.start`, for the ranks.
         """
@@ -148,7 +148,7 @@ class ForkServer:
             self._lose()
 
     def close(self) -> None:
-        """Let it go; it ends when its socket closes."""
+        """Release it; it exits when its socket closes."""
         if self._sock is not None:
             self.loop.unwatch_read(self._sock.fileno())
             self._sock.close()
@@ -179,7 +179,7 @@ class ForkServer:
             )
 
     def _lose(self) -> None:
-        # End of the stream, and not the end of a process, is the sign: after a trial import another process of the
-        # same stream has taken over (forkserver_main), and the first one's end means nothing.
+        # The end of the stream, not the exit of a process, means that it is lost: after a trial import another process
+        # serves the same stream (forkserver_main), and the exit of the first one means nothing.
         self.close()
         self.on_lost()

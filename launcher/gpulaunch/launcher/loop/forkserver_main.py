@@ -1,17 +1,17 @@
 """The fork server: imports torch once, then forks ranks from that warm image. `python -u forkserver_main.py <fd>`.
 
-It never touches CUDA, has one thread, and imports only the standard library itself. What it says and hears on its
-socket (inherited, one stream, each message a 4-byte length and JSON, descriptors by SCM_RIGHTS):
+It never touches CUDA, has one thread, and itself imports only the standard library. The messages on its socket
+(inherited, one stream, each message a 4-byte length and JSON, descriptors by SCM_RIGHTS):
 
     (setup)  agent -> it   what to import
     ready    it -> agent   what was preloaded, what was left to the ranks and why, this process's pid
     start    agent -> it   one message with the ranks of an attempt, then the descriptors of all, in order
     started  it -> agent   the pid of every rank, in order, and of the store
 
-Ranks must be children of the agent, so that it can wait for them and they can die with it: the fork server forks a
+Ranks must be children of the agent, so that it can wait for them and they die with it: the fork server forks a
 middle process, which forks all ranks of the attempt and ends; its orphans go to the nearest subreaper, the agent.
 
-What is imported before, and how it is made sure that ranks can share it, is in `preload.py`.
+What is preloaded, and the checks that ranks can share it, are in `preload.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 _HEADER = struct.Struct("<I")
 _MAX_FDS = 200  # SCM_MAX_FD is 253; see unix(7)
-FDS_PER_RANK = 3  # stdout, stderr, and where it says that it starts again
+FDS_PER_RANK = 3  # stdout, stderr, and the pipe that reports its restart
 
 _preload_finder: Any = None  # a PreloadFinder, once everything has been imported
 _in_force: dict[str, str] = {}  # what the program is expected to set before its imports
@@ -48,7 +48,7 @@ def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = N
 
 
 def _answer(sock: socket.socket, message: dict[str, Any]) -> None:
-    """Send to the agent; without one there is nothing left to do here."""
+    """Send to the agent; exit if the agent is gone."""
     try:
         send(sock, message)
     except OSError:
@@ -90,7 +90,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes | None:
 
 
 def _start(request: dict[str, Any], fds: list[int], sock: socket.socket) -> None:
-    """Fork the store and the ranks of one attempt through one middle process, and tell their pids."""
+    """Fork the store and the ranks of one attempt through one middle process, and report their pids."""
     go_read, go_write = os.pipe()
     pids_read, pids_write = os.pipe()
     middle = os.fork()
@@ -105,7 +105,7 @@ def _start(request: dict[str, Any], fds: list[int], sock: socket.socket) -> None
     os.waitpid(middle, 0)
     pids = json.loads(told) if told else {"error": "the middle process died before it could tell the pids"}
     _answer(sock, {"op": "started", **pids})
-    # Only now are the ranks the agent's children, which knows them before they begin.
+    # Only now are the ranks children of the agent, which learns their pids before they begin.
     os.close(go_write)
 
 
@@ -118,7 +118,7 @@ def _middle(
     pids_read: int,
     pids_write: int,
 ) -> NoReturn:
-    """Fork every rank, tell their pids, end: the ranks become the agent's."""
+    """Fork every rank, report their pids, and exit: the ranks become children of the agent."""
     os.close(go_write)
     os.close(pids_read)
     told: dict[str, Any] = {"store": None, "pids": []}
@@ -145,12 +145,12 @@ def _middle(
 
 
 def _run_child(work: Any, close: list[int], go_read: int, request: dict[str, Any]) -> NoReturn:
-    """The beginning of every forked child: nobody else's descriptors, its own session, bound to the agent."""
+    """The start of every forked child: close other ranks' descriptors, make a session, bind it to the agent."""
     try:
         for fd in close:
             os.close(fd)
         os.setsid()
-        os.read(go_read, 1)  # end of file: the middle process has been waited for, so we are the agent's
+        os.read(go_read, 1)  # end of file: the middle process has been reaped, so the agent is now the parent
         os.close(go_read)
         _die_with(request["agent_pid"])
         if not request["sigint_ignored"]:
@@ -181,7 +181,7 @@ def _rank(rank: dict[str, Any], fds: list[int], request: dict[str, Any]) -> NoRe
         linux.allow_ptrace_by(request["tracer_pid"])
     linux.set_comm(request["comm"])
     linux.set_cmdline(rank["title"])
-    with contextlib.suppress(Exception):  # Python 3.11 leaves it that of the fork server
+    with contextlib.suppress(Exception):  # Python 3.11 keeps the fork server's id
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     _reseed()
     _renew_autograd()
@@ -198,7 +198,7 @@ def _rank(rank: dict[str, Any], fds: list[int], request: dict[str, Any]) -> NoRe
 
 
 def _reseed() -> None:
-    """Give the rank entropy of its own, as a program started by itself has; Python's `random` does it after a fork."""
+    """Reseed from system entropy, as a program started by itself has; Python's `random` does it after a fork."""
     from gpulaunch.launcher.loop import import_state
 
     import_state.renew()
@@ -206,16 +206,16 @@ def _reseed() -> None:
         with contextlib.suppress(Exception):
             _preload_finder.module("numpy.random").seed()
         with contextlib.suppress(Exception):
-            # torch seeds its CPU generator from the system when it is loaded (CUDA's has a constant).
+            # torch seeds its CPU generator from the system at load time (CUDA's has a constant seed).
             _preload_finder.module("torch").default_generator.seed()
 
 
 def _renew_autograd() -> None:
-    """Have torch make its autograd engine anew, while there is one thread.
+    """Have torch recreate its autograd engine while there is one thread.
 
-    In a forked process the first backward does so, and of several threads that begin at once one may find the engine of
-    another half made: SIGSEGV in Engine::add_thread_pool_task in 9 of 1,400 children, with this in none of 1,000 (torch
-    2.13, torch/csrc/autograd/python_engine.cpp). Asking the engine anything is enough; it starts no thread.
+    In a forked process the first backward does so, and if several threads begin at once, one may find another's engine
+    half made: SIGSEGV in Engine::add_thread_pool_task in 9 of 1,400 children, with this in none of 1,000 (torch 2.13,
+    torch/csrc/autograd/python_engine.cpp). Any query to the engine is enough; it starts no thread.
     """
     if _preload_finder is not None:
         with contextlib.suppress(Exception):
@@ -223,10 +223,10 @@ def _renew_autograd() -> None:
 
 
 def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
-    """Serve one attempt's TCPStore on the socket the agent bound, until the agent ends this process."""
+    """Serve one attempt's TCPStore on the socket that the agent bound, until the agent kills this process."""
     from gpulaunch.launcher.loop import linux
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a job manager may send it to all; the ranks still have to save
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a job manager may send it to all; the ranks need the store to save
     linux.set_comm("gpulaunch-store")
     linux.set_cmdline(["gpulaunch: store"])
     distributed = importlib.import_module("torch.distributed")
@@ -236,7 +236,7 @@ def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
     except NotImplementedError:
         # Up to torch 2.6 the libuv server cannot take over a socket; the older server speaks the same protocol.
         server = distributed.TCPStore(store["host"], store["port"], use_libuv=False, **options)
-    while server.port:  # and so keep it
+    while server.port:  # which also keeps it alive
         signal.pause()
     os._exit(0)
 
@@ -251,11 +251,11 @@ def _die_with(agent_pid: int) -> None:
 
 
 def serve(sock: socket.socket) -> None:
-    """Hear what to preload, do so, say so, then start attempts until the agent closes the socket.
+    """Read what to preload, do so, report it, then start attempts until the agent closes the socket.
 
     The first message: agent_pid, dynamo (bool), packages (list), refused (package -> why, from earlier runs),
     environment (what the program sets before it imports torch), before_torch (packages that it imports
-    first), of_a_rank (variables that ranks have and this process has not).
+    first), of_a_rank (variables that ranks have and this process does not).
     """
     global _preload_finder
     from gpulaunch.launcher.loop import import_state, linux, preload
@@ -268,9 +268,9 @@ def serve(sock: socket.socket) -> None:
     _die_with(setup["agent_pid"])
     comm = linux.comm_of(os.getpid())
     linux.set_comm("gpulaunch-fork")
-    # Ctrl-C in the terminal is the agent's business; the ranks get back what this process was started with.
+    # The agent handles Ctrl-C in the terminal; the ranks get back what this process was started with.
     sigint_ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) == signal.SIG_IGN
-    gc.disable()  # nothing that an import makes is garbage; looking for it is a tenth of the time of importing torch
+    gc.disable()  # imports make no garbage; the collector takes a tenth of the time of importing torch
     sockets_before = preload.open_sockets()
     loaded: list[str] = []
     refused: dict[str, str] = dict(setup["refused"])
@@ -296,12 +296,12 @@ def serve(sock: socket.socket) -> None:
     said = printed.end()
     if "tempfile" in sys.modules:
         sys.modules["tempfile"].__dict__["tempdir"] = (
-            None  # where temporary files go, the program may still say: TMPDIR
+            None  # where temporary files go is still the program's choice: TMPDIR
         )
     _preload_finder = PreloadFinder(watch.packages)
     _preload_finder.fill(_AT_START)
-    # What lives now is shared with the ranks: keep the collector from writing to its pages. Not collected before: that
-    # takes 0.2 s of everybody's start and finds next to nothing among modules.
+    # Live objects are shared with the ranks: keep the collector from writing to their pages. No collection before: it
+    # adds 0.2 s to every start and finds next to nothing among modules.
     gc.freeze()
     gc.enable()
     mine = preload.take_finalizers()
@@ -329,7 +329,7 @@ def serve(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    """Entry: the one argument is the socket's number, padded with spaces: room for the ranks' command lines."""
+    """Entry point: the one argument is the socket's number, padded with spaces: room for the ranks' command lines."""
     fd = int(sys.argv[1])
     if not sys.flags.safe_path:
         del sys.path[0]

@@ -1,7 +1,7 @@
-"""What an import made that only the process that made it should have: generators, uuids, locks, its pid, the time.
+"""Finds per-process state that an import created: generators, uuids, locks, its pid, the time.
 
-The fork server looks for it after each import of a package; a rank that was forked gives the generators that were
-seeded by the system a seed of its own. Standard library only.
+The fork server checks for it after each import of a package; a forked rank reseeds the generators that were seeded
+from the system. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from typing import Any
 _by_system: dict[int, tuple[weakref.ref[random.Random], Any]] = {}  # id -> generator, its state when it was seeded
 _by_process: dict[int, weakref.ref[random.Random]] = {}  # seeded with the pid, or the time
 _uuids: list[tuple[dict[str, Any], str]] = []  # globals of modules, and the name of one that is a uuid
-# Where one of these is at hand, it was drawn while the module was imported if its text says so.
+# If one of these exists, it counts as drawn during the module's import if the module's source says so.
 _NAME = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
 _DRAWS = (b"uuid1(", b"uuid4(")
 _PART_OF_NAME = re.compile(r"(?=.*[0-9])[0-9a-f]{6,31}")
 _DATES = ("%Y%m%d", "%Y-%m-%d", "%Y_%m_%d", "%b%d_%H")
 _LONGEST_NAME = 200
-# It writes the time of its import into C sources that it generates, and nowhere else; scipy and scikit-learn import it.
+# It writes its import time into C sources that it generates, and nowhere else; scipy and scikit-learn import it.
 _TIME_OF_NO_MATTER = frozenset({"numpy.f2py.rules"})
 _OF_NUMPY = ("Generator", "RandomState", "BitGenerator")
 
 
 @contextlib.contextmanager
 def watching() -> Generator[None]:
-    """Note what every `random.Random` is seeded with."""
+    """Record what every `random.Random` is seeded with."""
     plain = random.Random.seed
 
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
         plain(self, a, version)
         _by_system.pop(id(self), None)
         maker = sys._getframe(2).f_globals.get("__name__")  # pyright: ignore[reportPrivateUsage]
-        if isinstance(self, random.SystemRandom) or maker == "tempfile":  # which sees for itself that it was forked
+        if isinstance(self, random.SystemRandom) or maker == "tempfile":  # detects the fork by itself
             return
         if a is None:
             _by_system[id(self)] = weakref.ref(self), self.getstate()
@@ -67,7 +67,7 @@ def _alive(held: Mapping[int, tuple[weakref.ref[random.Random], Any]]) -> Iterat
 
 
 def renew() -> None:
-    """In a rank: generators that the system had seeded get a seed of their own, uuids of modules are drawn anew."""
+    """In a rank: reseed generators that were seeded from the system, and redraw the uuids of modules."""
     for generator, _ in _alive(_by_system):
         if generator is not None:
             generator.seed()
@@ -90,7 +90,7 @@ class Before:
 
 
 def _temporary_names() -> Any:
-    """Where tempfile is in its sequence of names, which begins with the first file or directory."""
+    """tempfile's position in its sequence of names, which begins with the first file or directory."""
     names = vars(tempfile)["_name_sequence"]
     return None if names is None else names.rng.getstate()
 
@@ -105,7 +105,7 @@ def _states() -> dict[str, Any]:
 
 
 def _settings() -> dict[str, Any]:
-    """What is the process's and not a module's: a rank that never imports the package would have it too."""
+    """Settings of the process, not of a module: a rank that never imports the package would get them too."""
     root = logging.getLogger()
     found: dict[str, Any] = {
         "the root logger": (root.level, [*map(id, root.handlers)]),
@@ -128,7 +128,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _open_for_writing() -> set[str]:
-    """Files and pipes: what is buffered for them is written by nobody, or by each rank."""
+    """Files and pipes: what is buffered for them is written never, or by each rank."""
     found: set[str] = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError, ValueError):
@@ -140,7 +140,7 @@ def _open_for_writing() -> set[str]:
 
 
 def for_one_process(before: Before) -> str:
-    """What the import since `before` has made for this process alone, or "". `gc.freeze()` came before it."""
+    """Why the import since `before` made state for this process alone, or "". Needs `gc.freeze()` before the import."""
     settings = _settings()
     for what, value in before.settings.items():
         if settings.get(what) != value:
@@ -151,7 +151,7 @@ def for_one_process(before: Before) -> str:
     if any(states.get(name) != state for name, state in before.states.items()):
         return "it seeds, or draws from, a random generator of all while it is imported"
     new = {key: held for key, held in _by_system.items() if key not in before.generators}
-    # One that has not been drawn from is given a seed in each rank, which makes it as good as new.
+    # One that has not been drawn from is reseeded in each rank, which makes it as good as new.
     if any(generator is not None and generator.getstate() != state for generator, state in _alive(new)):
         return "it draws at random while it is imported"
     if any(key not in before.generators and reference() is not None for key, reference in _by_process.items()):
@@ -177,7 +177,7 @@ def _among(objects: list[Any], since_s: float, clock_s: float) -> str:
 
 
 def _named(kind: type) -> str:
-    """What an object of this type is, of the kinds that are made anew for each process."""
+    """The name of an object type, for the kinds that are recreated for each process."""
     for base in kind.__mro__:
         where, name = str(base.__module__), str(base.__qualname__)
         if where.startswith("numpy.random") and name in _OF_NUMPY:
@@ -190,7 +190,7 @@ def _named(kind: type) -> str:
 
 
 def _has_a_fixed_seed(thing: Any) -> bool:
-    """numpy's SeedSequence draws 128 bits where it is given nothing; a seed in a source text is shorter."""
+    """numpy's SeedSequence draws 128 bits by default; a seed written in source code is shorter."""
     try:
         entropy = getattr(thing, "bit_generator", thing).seed_seq.entropy
         return isinstance(entropy, int) and entropy < 1 << 64 and type(thing).__name__ != "RandomState"
@@ -201,9 +201,9 @@ def _has_a_fixed_seed(thing: Any) -> bool:
 def _in_namespace(
     names: dict[str, Any], module: ModuleType | None, times_s: tuple[float, float], clocks_s: tuple[float, float]
 ) -> str:
-    """A pid, a time or a name drawn at random among the globals of a module or the attributes of a class.
+    """Find a pid, a time or a random name among the globals of a module or the attributes of a class.
 
-    `times_s`, `clocks_s`: from when to when the import was, by time.time() and by time.monotonic().
+    `times_s`, `clocks_s`: start and end of the import, by time.time() and by time.monotonic().
     """
     if module is not None and module.__name__ in _TIME_OF_NO_MATTER:
         return ""
@@ -243,13 +243,13 @@ def _in_namespace(
 
 @functools.lru_cache(1)
 def _dates(at_s: int) -> list[str]:
-    """A day as names have it, here and in UTC; of an import over midnight the new one."""
+    """A date as names spell it, local and UTC; the new date if the import ran over midnight."""
     return [time.strftime(date, to(at_s)) for date in _DATES for to in (time.localtime, time.gmtime)]
 
 
 def _source(module: ModuleType | None) -> bytes:
     path = str(getattr(module, "__file__", "") or "")
-    if path.endswith(".py") and module is not None and module.__name__ != "uuid":  # whose own are constants
+    if path.endswith(".py") and module is not None and module.__name__ != "uuid":  # uuid's own are constants
         with contextlib.suppress(OSError), open(path, "rb") as file:
             return file.read()
     return b""

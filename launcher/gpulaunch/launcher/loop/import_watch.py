@@ -1,4 +1,4 @@
-"""What an import asks for and changes, watched in the fork server: variables, packages, the environment."""
+"""Watches in the fork server what an import reads and changes: variables, packages, the environment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpulaunch.launcher.loop.preload_finder import Package, package_of, set_warn
 
 
 class _Watched(type(os.environ)):  # type: ignore[misc]
-    """os.environ that tells which names are asked for, and by which package."""
+    """os.environ that records which names are read, and by which package."""
 
     watch: Watch  # of the import in progress: there is one os.environ
 
     def __getitem__(self, key: str) -> str:
         caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-        if caller.f_code.co_name != "__iter__":  # of items() and values(), where __iter__ below has told all
+        if caller.f_code.co_name != "__iter__":  # of items() and values(), where __iter__ below has reported all
             _Watched.watch.asks(caller, key)
         value: str = super().__getitem__(key)
         return value
@@ -37,12 +37,12 @@ class _Watched(type(os.environ)):  # type: ignore[misc]
 
 
 class Watch:
-    """Everything seen of the packages imported so far."""
+    """Everything observed of the packages imported so far."""
 
     def __init__(self) -> None:
         self.packages: dict[str, Package] = {}
         self.asked: set[str] = set()
-        """What the import in progress has asked for, of whatever package."""
+        """What the import in progress has read, for any package."""
         self._torch_before: bool | None = None
 
     def package(self, name: str) -> Package:
@@ -52,7 +52,7 @@ class Watch:
         return self.packages[name]
 
     def asks(self, frame: FrameType | None, variable: str | None) -> None:
-        """A frame asks for a variable, or, with None, for all of them."""
+        """A frame reads a variable, or all of them (None)."""
         if variable is not None:
             self.asked.add(variable)
         while frame is not None:
@@ -67,9 +67,9 @@ class Watch:
 
     @contextlib.contextmanager
     def importing(self, name: str, *, keeps: bool) -> Generator[None]:
-        """Watch the import of one package; what it does to the environment and the filters of warnings is undone.
+        """Watch the import of one package; its changes to the environment and the warning filters are undone.
 
-        `keeps`: done again when the package is handed out.
+        `keeps`: they are applied again when the package is handed out.
         """
         before, filters_before = dict(os.environ), list(warnings.filters)
         self._torch_before = None if name == "torch" else "torch" in sys.modules

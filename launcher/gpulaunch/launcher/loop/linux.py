@@ -1,4 +1,4 @@
-"""The few Linux calls that Python's standard library lacks, by ctypes, and questions put to /proc.
+"""Linux calls that Python's standard library lacks, by ctypes, and queries of /proc.
 
 Standard library only: the agent, the fork server and the ranks all use it.
 """
@@ -33,7 +33,7 @@ def become_subreaper() -> None:
 
 
 LOADER_WORKER = "pt_data_worker"
-"""What dataloader workers call themselves, as `comm_of` gives it (torch/utils/data/_utils/worker.py)."""
+"""The name that dataloader workers set, as `comm_of` returns it (torch/utils/data/_utils/worker.py)."""
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
@@ -58,10 +58,10 @@ def default_action(signum: int) -> None:
 
 
 def wait_for_signal(signums: Set[int], wait_s: float) -> int:
-    """Wait at most so long for one of these signals, which the caller has blocked; give its number, or 0.
+    """Wait up to this long for one of these signals, which the caller has blocked; return its number, or 0.
 
-    A wait that is interrupted, by a debugger that attaches for instance, and whose time is then over, gives what lay in
-    memory instead of None (Modules/signalmodule.c of CPython 3.11 to 3.14).
+    If the wait is interrupted, for instance by a debugger that attaches, and the time is then over, CPython returns
+    uninitialized memory instead of None (Modules/signalmodule.c of CPython 3.11 to 3.14).
     """
     heard = signal.sigtimedwait(signums, wait_s)
     return heard.si_signo if heard is not None and heard.si_signo in signums else 0
@@ -73,9 +73,9 @@ def set_comm(name: str) -> None:
 
 
 def allow_ptrace_by(pid: int) -> None:
-    """Under Yama's mode 1 only an ancestor may ptrace; let `pid` and its descendants do it too. Elsewhere: nothing.
+    """Under Yama's mode 1 only an ancestor may ptrace; also allow `pid` and its descendants. Otherwise no effect.
 
-    An exec leaves it in force (security/yama/yama_lsm.c, task_is_descendant).
+    It stays in force over an exec (security/yama/yama_lsm.c, task_is_descendant).
     """
     _prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid))
 
@@ -83,8 +83,8 @@ def allow_ptrace_by(pid: int) -> None:
 def set_cmdline(argv: list[str]) -> None:
     """Write `argv` over this process's own argument area, so that ps and `pkill -f` see the script that runs.
 
-    Only as many bytes as the area has are written (the fork server is started with a padded one). The environment
-    that follows it in memory is left alone: it carries the mark by which leftovers are found.
+    At most as many bytes as the area has are written (the fork server is started with a padded one). The environment
+    that follows it in memory is left alone: it holds the run's mark by which leftovers are found.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat", "rb") as stat:
@@ -182,7 +182,7 @@ def state_of(pid: int) -> str:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process is gone, or past the point in its end where the kernel takes its memory away."""
+    """Whether a process is gone, or exiting and past the point where the kernel releases its memory."""
     flags, vsize_bytes = _stat_field(pid, _FLAGS), _stat_field(pid, _VSIZE)
     return flags is None or (not vsize_bytes and not flags & _PF_KTHREAD)
 
@@ -213,13 +213,13 @@ _PF_KTHREAD = 0x00200000
 _EXEC_MS = 50
 
 RUNS_VARIABLE = "GPULAUNCH_RUNS"
-"""Names, separated by colons, the run that a process belongs to and those around it: a launcher can run in a rank."""
+"""Names, separated by colons, the process's run and those around it: a launcher can run inside a rank."""
 
 
 def _environ_of(pid: int) -> bytes:
     """The environment that a process was started with; b"" when it cannot be read.
 
-    In the middle of an exec there is none yet, for milliseconds; that is waited for.
+    In the middle of an exec there is none for milliseconds; this waits for it.
     """
     environ = b""
     with contextlib.suppress(OSError):

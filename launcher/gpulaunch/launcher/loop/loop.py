@@ -4,7 +4,7 @@ Everything the agent learns arrives here as a callback: a descriptor became read
 deadline passed. Nothing polls. Callbacks run one after another on the only thread, so they must not block.
 
 Why SIGCHLD as well as pidfds: the agent is a child subreaper, so processes that it never started (the orphans of its
-ranks) become its children when their parents die, and somebody has to reap them. A pidfd tells which process ended;
+ranks) become its children when their parents die and must be reaped. A pidfd tells which process ended;
 SIGCHLD tells that some process did.
 """
 
@@ -23,7 +23,7 @@ from types import FrameType
 
 _READ = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _WRITE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
-# Exits of processes nobody has claimed yet: a rank can die before the fork server's answer names it.
+# Exits of processes without a callback yet: a rank can die before the fork server's answer names it.
 _MAX_UNCLAIMED = 4096
 
 
@@ -40,7 +40,7 @@ class Exit:
 
 
 class Timer:
-    """One deadline; `cancel()` makes it silent."""
+    """One deadline; `cancel()` disarms it."""
 
     __slots__ = ("callback",)
 
@@ -48,7 +48,7 @@ class Timer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Never call back; harmless after it has."""
+        """Never call back; harmless after it has fired."""
         self.callback = None
 
 
@@ -73,7 +73,7 @@ class Loop:
         self.on_signal(signal.SIGCHLD, lambda _: self._reap_any())
 
     def now(self) -> float:
-        """Monotonic seconds; the only clock decisions are made by."""
+        """Monotonic seconds; the only clock used for decisions."""
         return time.monotonic()
 
     # -- descriptors
@@ -143,11 +143,11 @@ class Loop:
         self.watch_read(pidfd, lambda: self._reap(pid))
 
     def on_orphan(self, callback: Callable[[Exit], None]) -> None:
-        """Call back when a child nobody watches has ended: an adopted one, or a rank not yet announced."""
+        """Call back when a child without a callback has ended: an adopted one, or a rank not yet announced."""
         self._on_orphan = callback
 
     def forget_unclaimed(self) -> None:
-        """Drop the exits nobody claimed: call it when no start is under way."""
+        """Drop the exits without a callback: call it when no start is under way."""
         self._unclaimed.clear()
 
     def _reap(self, pid: int) -> None:
@@ -202,7 +202,7 @@ class Loop:
 
     def _drain_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            # Each byte is a signal number; many at once are told once each, in order, SIGCHLD only once.
+            # Each byte is a signal number; repeated signals are each reported, in order, SIGCHLD only once.
             for signum in dict.fromkeys(os.read(self._wake_read, 4096)):
                 callback = self._signals.get(signum)
                 if callback is not None:
@@ -211,13 +211,13 @@ class Loop:
     # -- turning
 
     def run(self) -> None:
-        """Turn until `stop()`."""
+        """Run until `stop()`."""
         self._running = True
         while self._running:
             self.turn()
 
     def stop(self) -> None:
-        """Leave `run()` after the present callback."""
+        """Return from `run()` after the current callback."""
         self._running = False
 
     def turn(self, at_most_s: float | None = None) -> None:
@@ -228,7 +228,7 @@ class Loop:
         except InterruptedError:
             ready = []
         for fd, mask in ready:
-            # A callback may have unwatched what this same poll reported.
+            # A callback may have unwatched a descriptor that this same poll reported.
             reader = self._readers.get(fd)
             if reader is not None and mask & _READ:
                 reader()
@@ -250,7 +250,7 @@ class Loop:
         return max(0.0, self._timers[0][0] - self.now())
 
     def close(self) -> None:
-        """Give back signal handling and close what the loop opened. Children are not touched."""
+        """Restore signal handling and close what the loop opened. Children are not touched."""
         signal.set_wakeup_fd(self._old_wakeup)
         for signum, old in self._old_handlers.items():
             signal.signal(signum, old if callable(old) or isinstance(old, int) else signal.SIG_DFL)
@@ -262,4 +262,4 @@ class Loop:
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:
-    """The Python-level handler: the wakeup descriptor has already told the loop."""
+    """The Python-level handler: the wakeup descriptor has already notified the loop."""

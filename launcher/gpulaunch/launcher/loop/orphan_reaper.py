@@ -1,14 +1,14 @@
-"""The orphan reaper: a small process that outlives the agent, to end what a killed agent leaves behind.
+"""The orphan reaper: a small process that outlives the agent and ends what a killed agent leaves behind.
 
-Ranks die with the agent by PR_SET_PDEATHSIG, but their own children (dataloader workers, helpers that started a
-session of their own) do not. While the agent lives, it is their subreaper and ends them itself. When it is killed, the
-pipe it held to the orphan reaper closes; the reaper ends what the ranks left, and removes the run's shared memory. It
-does nothing else; the agent dismisses it with one byte.
+Ranks die with the agent by PR_SET_PDEATHSIG, but their own children (dataloader workers, helpers with their own
+session) do not. While the agent lives, it is their subreaper and ends them itself. When it is killed, its pipe to the
+orphan reaper closes; the reaper ends what the ranks left, and removes the run's shared memory. It does nothing else;
+the agent dismisses it with one byte.
 
-What the ranks left is what bears the run's mark in its environment and descends from the agent. The mark alone is no
-proof: sbatch, at and systemd-run hand a rank's environment to a process of their own. Descent can still be seen: what
-the agent's death orphaned has the same new parent as the reaper, and the rest is below that. Where systemd adopts
-orphans, what it starts itself is in another cgroup. In doubt a process is left alone.
+A leftover of the ranks carries the run's mark in its environment and descends from the agent. The mark alone is no
+proof: sbatch, at and systemd-run pass a rank's environment to processes of their own. Descent remains visible: the
+processes that the agent's death orphaned have the same new parent as the reaper, and the rest is below them. Where
+systemd adopts orphans, what it starts itself is in another cgroup. In doubt a process is left alone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gpulaunch.launcher.loop import linux
 KEEPER_COMM = "gpulaunch-keep"
 _DISMISS_S = 1.0
 _INNER_S = 2.0
-"""How long what cleans up after the others may take for that."""
-_MAX_ROUNDS = 50  # a fork bomb is not ours to win against
+"""How long processes that clean up after others may take for that."""
+_MAX_ROUNDS = 50  # a fork bomb cannot be won against
 _REPARENTED_S = 10.0
 _LOOK_AGAIN_S = 0.01
 
 
 class OrphanReaper:
-    """The agent's end of it. It starts the process as a child of the agent."""
+    """The agent's side of it. It starts the process as a child of the agent."""
 
     def __init__(self, mark: str, directories: list[str]) -> None:
         """`mark`: the run id that every process of the run carries in its environment; `directories`: removed."""
@@ -44,7 +44,7 @@ class OrphanReaper:
         self.start()
 
     def start(self) -> None:
-        """Start the process; again, when somebody has killed it."""
+        """Start the process; also again, if it was killed."""
         if self._write >= 0:
             os.close(self._write)
         read, self._write = os.pipe2(os.O_CLOEXEC)
@@ -55,7 +55,7 @@ class OrphanReaper:
         os.close(read)
 
     def dismiss(self) -> None:
-        """The agent has cleaned up itself: the orphan reaper may go."""
+        """The agent has cleaned up itself: let the orphan reaper exit."""
         with contextlib.suppress(OSError):
             os.write(self._write, b"d")
         os.close(self._write)
@@ -75,7 +75,7 @@ def _reap(read: int, mark: str, directories: list[str], agent_pid: int) -> NoRet
         linux.set_comm(KEEPER_COMM)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, signal.SIG_IGN)
-        # Whoever waits for the end of the launcher's output must not wait for the orphan reaper.
+        # Readers that wait for the end of the launcher's output must not wait for the orphan reaper.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
             os.dup2(null, fd)
@@ -91,14 +91,14 @@ def _reap(read: int, mark: str, directories: list[str], agent_pid: int) -> NoRet
 
 
 def _await_adoption(agent_pid: int) -> None:
-    """The kernel closes the descriptors of a dying process before it gives its children to another."""
+    """Wait: the kernel closes the descriptors of a dying process before it re-parents its children."""
     until_s = time.monotonic() + _REPARENTED_S
     while os.getppid() == agent_pid and time.monotonic() < until_s:
         time.sleep(0.001)
 
 
 def comes_last(pid: int) -> bool:
-    """Whether a process cleans up when the others have ended, and then ends by itself.
+    """Whether a process cleans up after the others have ended, and then exits by itself.
 
     The orphan reaper of a launcher that ran inside a rank does the same as this one, for its own run.
     """
@@ -106,9 +106,9 @@ def comes_last(pid: int) -> bool:
 
 
 def sweep(mark: str) -> None:
-    """Kill what bears the run's mark and descends from the ranks, again until none is found.
+    """Kill what carries the run's mark and descends from the ranks, repeatedly until none is found.
 
-    The caller has become an orphan by the death that made orphans of them.
+    The caller was orphaned by the same death as those processes.
     """
     for _ in range(_MAX_ROUNDS):
         found, unclear = leftovers(mark)
@@ -124,8 +124,8 @@ def sweep(mark: str) -> None:
 
 
 def leftovers(mark: str) -> tuple[list[int], list[int]]:
-    """The processes that bear the mark and descend from this one's former parent; and those of which it cannot be told
-    yet, because their parent is just ending."""
+    """The processes that carry the mark and descend from this one's former parent; and those for which this is not yet
+    known, because their parent is just exiting."""
     cgroup, adopter = linux.cgroup_of("self"), os.getppid()
     marked = {pid for pid in linux.all_pids() if pid != os.getpid() and linux.is_of_run(pid, mark)}
     marked = {pid for pid in marked if linux.state_of(pid) not in ("Z", "X", "") and linux.cgroup_of(pid) == cgroup}
@@ -145,7 +145,7 @@ def leftovers(mark: str) -> tuple[list[int], list[int]]:
 
 
 def _kill_and_wait(pid: int, mark: str, *, patience_s: float) -> None:
-    """Give a process `patience_s` to end, kill it, and see it end."""
+    """Give a process `patience_s` to end, kill it, and wait for its end."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -158,6 +158,6 @@ def _kill_and_wait(pid: int, mark: str, *, patience_s: float) -> None:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             poller.poll(1_000)
     except OSError:
-        pass  # it ended by itself
+        pass  # it exited by itself
     finally:
         os.close(pidfd)

@@ -1,7 +1,7 @@
-"""What the fork server imports before it forks, and whether its children can live with it. Standard library only.
+"""What the fork server imports before it forks, and the checks that make it safe. Standard library only.
 
 Third-party packages are imported in a fork of the fork server first ("trial"): if they pass the checks, the trial
-BECOMES the fork server and the untouched one ends; if not, the trial ends and nothing has happened.
+BECOMES the fork server and the old one exits; if not, the trial exits without any effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpulaunch.launcher.loop import import_state, linux
 from gpulaunch.launcher.loop.import_watch import Watch
 from gpulaunch.launcher.loop.preload_finder import PreloadFinder
 
-# A package that reads one of these while it is imported has made itself one rank's, for all: lightning does.
+# A package that reads one of these at import time would fix one rank's value for all: lightning does.
 PER_RANK_VARIABLES = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "MASTER_PORT"),
@@ -33,30 +33,30 @@ _PRINTED_BYTES = 1 << 20
 
 
 class Printed:
-    """What imports print: it is the ranks' to show, each of which would have printed it itself.
+    """Captures the output of imports: the ranks show it, since each of them would have printed it.
 
-    Here it would stand on the console once, as if it were the launcher's, and twice where ranks import for themselves.
+    Otherwise it would appear once, as if from the launcher, and twice where ranks import for themselves.
     """
 
     def __init__(self) -> None:
-        """Have stdout and stderr kept from now on."""
+        """Capture stdout and stderr from now on."""
         self._real = [os.dup(fd) for fd in (1, 2)]
         self._kept = [os.memfd_create(f"gpulaunch-printed-{fd}") for fd in (1, 2)]
         for fd, kept in zip((1, 2), self._kept, strict=True):
             os.dup2(kept, fd)
 
     def sizes(self) -> list[int]:
-        """How much there is of each."""
+        """The number of bytes captured of each."""
         return [os.fstat(kept).st_size for kept in self._kept]
 
     def forget_since(self, sizes: list[int]) -> None:
-        """Drop what has come since: what printed it is left to the ranks."""
+        """Drop what was captured since: the package that printed it is left to the ranks."""
         for kept, size in zip(self._kept, sizes, strict=True):
             os.ftruncate(kept, size)
             os.lseek(kept, size, os.SEEK_SET)
 
     def end(self) -> tuple[bytes, bytes]:
-        """Give stdout and stderr back; what was printed to each."""
+        """Restore stdout and stderr; return what was printed to each."""
         out, err = (os.pread(kept, _PRINTED_BYTES, 0) for kept in self._kept)
         for fd, real, kept in zip((1, 2), self._real, self._kept, strict=True):
             os.dup2(real, fd)
@@ -66,7 +66,7 @@ class Printed:
 
 
 def open_sockets() -> set[str]:
-    """The sockets this process holds, by the kernel's names for them."""
+    """The sockets that this process holds, by the kernel's names."""
     return {link for link in _open_links() if link.startswith("socket:")}
 
 
@@ -83,7 +83,7 @@ def _num_threads() -> int:
 
 
 def unsafe_to_fork(sockets_before: set[str], asked: Set[str]) -> str:
-    """Why children of this process could not train, or "": the checks after an import that asked for variables."""
+    """Why children of this process could not train, or "": the checks after an import that read variables."""
     if any(link.startswith("/dev/nvidia") for link in _open_links()):
         return "it opened the GPU driver, which a forked child cannot use"
     opened = open_sockets() - sockets_before
@@ -105,11 +105,11 @@ def unsafe_to_fork(sockets_before: set[str], asked: Set[str]) -> str:
 
 @contextlib.contextmanager
 def _set_num_threads_noted(torch: Any, calls: list[Any]) -> Generator[None]:
-    """Enter calls of torch.set_num_threads in `calls`.
+    """Record calls of torch.set_num_threads in `calls`.
 
-    It makes a thread pool (caffe2/utils/threadpool/pthreadpool-cpp.cc), which the first to ask for it in a forked child
-    replaces, without a lock: of several threads that autograd starts at once, one may find none ("Invalid thread
-    pool!", pytorch/pytorch#178535). No fork server that has made one forks a rank.
+    It makes a thread pool (caffe2/utils/threadpool/pthreadpool-cpp.cc), which the first thread to use it in a forked
+    child replaces, without a lock: of several threads that autograd starts at once, one may find none ("Invalid thread
+    pool!", pytorch/pytorch#178535). A fork server that has made one forks no rank.
     """
     plain = getattr(torch, "set_num_threads", None)
     if plain is None:
@@ -128,21 +128,21 @@ def _set_num_threads_noted(torch: Any, calls: list[Any]) -> Generator[None]:
 
 
 def _import_all(names: list[str], tell: int, watch: Watch, before_torch: Set[str], of_a_rank: Set[str]) -> bool:
-    """Import each, telling on the pipe `tell` which one is next and, if one must not be shared, why. All may be?
+    """Import each, writing to the pipe `tell` which one is next and why one must not be shared. True if all may be.
 
-    A package that cannot be imported is the ranks' business: the program's own traceback tells it better.
+    A package that cannot be imported is left to the ranks: the program's own traceback explains it better.
     """
     sockets_before = open_sockets()
     preload_finder = PreloadFinder(
         watch.packages
-    )  # as in a rank: some packages mind whether torch is there before them
+    )  # as in a rank: some packages behave differently if torch is loaded before
     preload_finder.fill(frozenset())
     for name in names:
         if name not in before_torch:
             importlib.import_module("torch")
         os.write(tell, f"{name}\n".encode())
         why = ""
-        gc.freeze()  # what is not frozen afterwards is what this import has made
+        gc.freeze()  # objects not frozen afterwards were made by this import
         before, hooks_before = import_state.Before(), preload_finder.import_hooks()
         threads_set: list[Any] = []
         try:
@@ -170,10 +170,10 @@ def third_party(
 ) -> tuple[list[str], dict[str, str]]:
     """Import `names` in trials until those left pass; return what is loaded and what was refused, with the reason.
 
-    `before_torch`: those of them that the program imports first; `of_a_rank`: variables that all ranks have, and this
-    process has not.
+    `before_torch`: those of them that the program imports first; `of_a_rank`: variables that all ranks have and this
+    process does not.
 
-    When this returns, the process may be another one than the one that called it: a trial that passed.
+    On return the process may not be the caller's: it may be a trial that passed.
     """
     refused: dict[str, str] = {}
     wanted = list(names)
@@ -194,7 +194,7 @@ def third_party(
         with os.fdopen(read, encoding="utf-8") as pipe:
             *before, last = pipe.read().splitlines() or [wanted[0]]
         if last == "all":
-            os._exit(0)  # the trial goes on in our place
+            os._exit(0)  # the trial continues instead
         os.waitpid(trial, 0)
         printed.forget_since(sizes)
         bad, why = (before[-1], last[2:]) if last.startswith(": ") else (last, "importing it ended the process")
@@ -215,7 +215,7 @@ def _wait_until_orphaned(parent: int) -> None:
 
 @contextlib.contextmanager
 def environment(settings: dict[str, str]) -> Generator[None]:
-    """What the program will set before its imports, in force while they are made for it; ranks set it themselves."""
+    """Apply what the program will set before its imports during the preload; ranks set it themselves."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
@@ -230,7 +230,7 @@ def environment(settings: dict[str, str]) -> Generator[None]:
 
 def torch_itself(with_dynamo: bool, watch: Watch) -> str:
     """Import torch (and what DDP imports lazily); return why not, or ""."""
-    # With this torch asks NVML instead of the driver whether there are GPUs, so that no cuInit happens here.
+    # With this set, torch asks NVML instead of the driver whether there are GPUs, so that no cuInit happens here.
     # Dynamo's import sets TORCHINDUCTOR_CACHE_DIR; a rank that never compiles should not inherit it.
     try:
         with environment({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}), watch.importing("torch", keeps=False):
@@ -238,20 +238,20 @@ def torch_itself(with_dynamo: bool, watch: Watch) -> str:
             # DistributedDataParallel.__init__ imports torch._dynamo: 1.4 s once here, or in every rank at once.
             for name in ("torch._dynamo", "torch.distributed", "torch.nn.parallel") if with_dynamo else ():
                 importlib.import_module(name)
-    except BaseException as problem:  # a broken torch is the ranks' story to tell, with their own traceback
+    except BaseException as problem:  # leave a broken torch to the ranks, which show their own traceback
         return f"importing torch raised {type(problem).__name__}: {problem}"
     return ""
 
 
 def take_finalizers() -> list[Any]:
-    """Keep the ranks from finalizing, at their end, what was made before the fork: the first would do it to all.
+    """Keep the ranks from finalizing at exit what was made before the fork: the first would do it for all.
 
-    Return those that leave something on disk; the fork server runs them at its own end.
+    Return the finalizers that leave something on disk; the fork server runs them at its own exit.
     """
     import weakref
 
     taken: list[Any] = []
-    with contextlib.suppress(Exception):  # private, and without it ranks still end; see test_preload
+    with contextlib.suppress(Exception):  # private, and ranks also exit without it; see test_preload
         for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
             finalizer.atexit = False
             alive = finalizer.peek()
@@ -261,7 +261,7 @@ def take_finalizers() -> list[Any]:
 
 
 def our_own() -> None:
-    """Import what every rank needs of this package; a rank runs without what is missing."""
+    """Import what every rank needs of this package; a rank runs without anything that is missing."""
     rooms = (
         "launcher.loop.rank_main",
         "launcher.loop.restart_plain",

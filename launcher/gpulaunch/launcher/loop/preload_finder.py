@@ -1,10 +1,10 @@
-"""What was imported before the fork is in no rank's `sys.modules` until its program imports it.
+"""Hides preloaded packages from a rank's `sys.modules` until its program imports them.
 
 The fork server watches its imports (`import_watch.py`) and puts what came from outside the standard library here,
 package by package. In a rank, a finder hands a package out, with all that its import had brought, when the program
-imports it, and only if importing it now would make the same of it: found at the same place, by the same finders, and
-none of the environment variables that it asked for then is another one now. Where that is not so the rank starts again
-as a plain interpreter (`restart_plain.py`).
+imports it, and only if importing it now would give the same result: found at the same place, by the same finders, and
+with unchanged values of the environment variables that it read. Otherwise the rank restarts as a plain interpreter
+(`restart_plain.py`).
 
 Standard library only; runs in the fork server and in ranks.
 """
@@ -26,8 +26,8 @@ from typing import Any
 
 _bootstrap: Any = importlib._bootstrap  # pyright: ignore[reportAttributeAccessIssue]
 
-# Read in C while torch, or a library that it loads, is imported, so that no watching from Python sees it; and what
-# of these families is read later only, when it is as good as before.
+# Read in C while torch, or a library that it loads, is imported, so invisible from Python; variables of these
+# families that are read only later count as read then, too.
 FAMILIES = (
     *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_", "NPY_"),
     *("TORCH", "PYTORCH_", "ATEN_", "C10_", "CAFFE2_", "KINETO_", "DNNL_", "ONEDNN_", "TRITON_"),
@@ -37,8 +37,8 @@ READ_LATER = (
     *("TORCH_NCCL_", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST", "TORCHELASTIC_"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_NVML_BASED_CUDA_CHECK"),
 )
-# They go through all variables at their import, for those that begin with their name (tqdm.utils.envwrap,
-# fsspec.config.set_conf_env). Of any other package that does so nothing is known.
+# They iterate over all variables at import time, for those that begin with their name (tqdm.utils.envwrap,
+# fsspec.config.set_conf_env). For any other package that does so, nothing is known.
 _BY_ITS_NAME = frozenset({"tqdm", "fsspec"})
 
 _ASKS_FOR_TORCH = re.compile(
@@ -48,7 +48,7 @@ _CHECKPOINT = "gpulaunch.checkpoint"
 
 
 def package_of(name: str) -> str:
-    """The package from outside of which a module is part, or "" for Python's own, the program's, and gpulaunch's.
+    """The third-party package of a module, or "" for modules of Python, the program, and gpulaunch.
 
     `gpulaunch.checkpoint` counts as one: it imports torch.
     """
@@ -62,31 +62,31 @@ def package_of(name: str) -> str:
 
 @dataclass
 class Package:
-    """What was seen of one package while it was imported."""
+    """What was observed of one package during its import."""
 
     modules: dict[str, ModuleType] = field(default_factory=dict[str, ModuleType])
     needs: set[str] = field(default_factory=set[str])
     """Packages that it imported."""
     asked: set[str] = field(default_factory=set[str])
-    """Environment variables that it asked for."""
+    """Environment variables that it read."""
     asked_all: bool = False
-    """It went through all of them."""
+    """It read all of them."""
     sets: dict[str, str | None] = field(default_factory=dict[str, str | None])
-    """What its import did to the environment; None: deleted."""
+    """Its import's changes to the environment; None: deleted."""
     origin: object = None
     native: bool = False
     """It has compiled code, which a process loads once."""
     filters: list[Any] = field(default_factory=list[Any])
-    """Filters of warnings that its import put before others."""
+    """Warning filters that its import put in front."""
     loggers: list[logging.Logger] = field(default_factory=list[logging.Logger])
-    """Those of its name, which were not disabled."""
+    """The loggers of its name that were not disabled."""
     handed_out: bool = False
     torch_before: bool | None = None
-    """Whether torch was in sys.modules when its import began; None: it came with torch."""
+    """Whether torch was in sys.modules when its import began; None: imported by torch itself."""
 
 
 class _Loader:
-    """Stands for the loader in a spec that another finder made: an import gets the preloaded module."""
+    """Replaces the loader in another finder's spec: the import gets the preloaded module."""
 
     def __init__(self, preload_finder: PreloadFinder, name: str, module: Any, real: Any) -> None:
         self._preload_finder, self._name, self._module, self._real = preload_finder, name, module, real
@@ -94,11 +94,11 @@ class _Loader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    # What isinstance() is told.
+    # For isinstance().
     __class__ = property(lambda self: type(self._real))  # pyright: ignore
 
     def create_module(self, _: ModuleSpec) -> Any:
-        """The module itself; the import machinery gives it another __spec__ for the moment."""
+        """The module itself; the import machinery temporarily gives it another __spec__."""
         self._preload_finder.check(self._name)
         self._spec = getattr(self._module, "__spec__", None)
         self._preload_finder.hand_out(self._name)
@@ -110,16 +110,16 @@ class _Loader:
             module.__spec__ = self._spec
 
     def load_module(self, name: str) -> Any:
-        """As loaders have it for programs written before Python 3.4."""
+        """The loader API of Python before 3.4."""
         return importlib.import_module(name)
 
 
 class PreloadFinder:
     """A finder for sys.meta_path, before all others.
 
-    Threads import at the same time, each under the lock of another module, and what comes into sys.modules while
+    Threads import concurrently, each under the lock of another module, and a module that enters sys.modules while
     `importlib._bootstrap._find_spec` looks for it is executed once more. So a package is handed out under its lock, its
-    parts before itself, as nothing looks for a part of what is not there.
+    submodules before itself, since no import looks for a submodule of a missing package.
     """
 
     def __init__(self, packages: Mapping[str, Package]) -> None:
@@ -136,13 +136,13 @@ class PreloadFinder:
     # -- in the fork server
 
     def fill(self, keep: frozenset[str]) -> None:
-        """Take from sys.modules what can be handed out again, but `keep`, and stand first among the finders."""
+        """Take from sys.modules what can be handed out again, except `keep`, and become the first finder."""
         for name, package in self._packages.items():
             package.modules, package.loggers, package.handed_out = {}, [], False
             package.origin = self._origin(name)
         for module_name, module in list(sys.modules.items()):
             owner = self._packages.get(package_of(module_name))
-            # What no import statement could find again was made by a package for itself: Cython's, torch's remote one.
+            # A module that no import statement could find was made by its package: Cython's, torch's remote one.
             if owner is None or owner.origin is None or module_name in keep:
                 continue
             owner.modules[module_name] = module
@@ -165,7 +165,7 @@ class PreloadFinder:
         sys.meta_path.insert(0, self)  # pyright: ignore[reportArgumentType]
 
     def empty(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         sys.meta_path.remove(self)  # pyright: ignore[reportArgumentType]
         set_warning_filters(self._filters)
         for package in self._packages.values():
@@ -180,11 +180,11 @@ class PreloadFinder:
     def arm(
         self, expected: Mapping[str, str], *, again: Callable[[list[str], str], None], on_torch: Callable[[], None]
     ) -> None:
-        """Become this process's.
+        """Activate the finder in this process.
 
         Args:
-            expected: the environment in which the packages' import would have made the same of them.
-            again: called with the packages that cannot be handed out, and why; does not return if it can help it.
+            expected: the environment in which the packages' import would have given the same result.
+            again: called with the packages that cannot be handed out, and why; returns only if it failed.
             on_torch: called when torch has been handed out.
         """
         self._expected, self._again, self._on_torch = dict(expected), again, on_torch
@@ -193,13 +193,13 @@ class PreloadFinder:
         self._pid = os.getpid()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of another finder, with a loader that hands out what is preloaded."""
+        """The spec of another finder, with a loader that hands out the preloaded module."""
         module = self._modules.get(name)
         if module is None or target is not None:  # target: importlib.reload()
             return None
         owner = self._owner.get(name)
         if owner is None and sys.modules.get(name) is not module:
-            return None  # the program has deleted it, or put another one there
+            return None  # the program has deleted or replaced it
         spec = self._search(name, path)
         if spec is None:
             return None
@@ -209,7 +209,7 @@ class PreloadFinder:
         return spec
 
     def check(self, name: str) -> None:
-        """Start the rank again if an import now would make something else of a module; back if it must be as it is."""
+        """Restart the rank if an import now would give another result; returns if it has to stay as it is."""
         owner = self._owner.get(name)
         if owner is not None and self._pid == os.getpid() and self._again is not None:
             why = self._why_not(owner)
@@ -217,11 +217,11 @@ class PreloadFinder:
                 self._again(*why)
 
     def hand_out(self, name: str) -> None:
-        """Put the package that a module is of, and what its import had brought, into sys.modules."""
+        """Put a module's package, and what its import had brought, into sys.modules."""
         names = self._closure(self._owner.get(name, ""))
         with contextlib.ExitStack() as locked:
             for each in names:
-                with contextlib.suppress(_bootstrap._DeadlockError):  # as imports do that go round in a circle
+                with contextlib.suppress(_bootstrap._DeadlockError):  # as circular imports do
                     locked.enter_context(_bootstrap._ModuleLockManager(each))
             self._hand_out(names)
         if "torch" in names and self._on_torch is not None:
@@ -243,13 +243,13 @@ class PreloadFinder:
                 set_warning_filters(
                     [*package.filters, *(one for one in warnings.filters if one not in package.filters)]
                 )
-            for logger in package.loggers:  # logging.config disables what there is when it is called
+            for logger in package.loggers:  # logging.config disables existing loggers
                 logger.disabled = False
                 self._log_to_what_is_there(logger)
             package.handed_out = True
 
     def _log_to_what_is_there(self, logger: logging.Logger) -> None:
-        """The program may have put objects of its own where sys.stdout and sys.stderr were."""
+        """The program may have replaced sys.stdout and sys.stderr."""
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler):
                 for old, new in zip(self._std, (sys.stdout, sys.stderr), strict=True):
@@ -258,7 +258,7 @@ class PreloadFinder:
                         break
 
     def _closure(self, name: str) -> list[str]:
-        """A package and the preloaded ones that it, and they, had imported."""
+        """A package and the preloaded packages that it imported, transitively."""
         found: list[str] = []
         left = [name]
         while left:
@@ -274,9 +274,9 @@ class PreloadFinder:
         return sorted(each for each in self._packages if name in self._closure(each))
 
     def _forget(self, name: str) -> bool:
-        """Leave a name to the other finders, if no compiled code, which a process loads once, is in their way.
+        """Leave a name to the other finders, unless compiled code, which a process loads once, prevents it.
 
-        The package stays, for those that need it to notice.
+        The package is kept, so that packages that need it can detect this.
         """
         package = self._packages[name]
         if package.native:
@@ -289,12 +289,12 @@ class PreloadFinder:
     def _is_another(self, name: str) -> bool:
         """Whether the program has, or would find, another package of this name."""
         package = self._packages[name]
-        # A module may be None, or a stand-in of the program's.
+        # A module may be None, or a substitute made by the program.
         loaded = any(sys.modules.get(each, mine) is not mine for each, mine in package.modules.items())
         return loaded or self._origin(name) != package.origin
 
     def _why_not(self, wanted: str) -> tuple[list[str], str] | None:
-        """Why an import now would make something else of a package, and what else that concerns; None: hand it out."""
+        """Why an import now would give another result, and which packages that affects; None: hand it out."""
         changed = {
             name
             for name in self._expected.keys() | os.environ.keys()
@@ -316,7 +316,7 @@ class PreloadFinder:
         return None
 
     def import_hooks(self) -> list[Any]:
-        """What is asked for a module before, or when, the files on sys.path are looked through."""
+        """The hooks that an import calls before, or while, it searches sys.path."""
         finders: list[Any] = []
         for finder in sys.meta_path:
             if finder is not self:
@@ -326,7 +326,7 @@ class PreloadFinder:
         return finders + sys.path_hooks
 
     def _search(self, name: str, path: Any) -> Any:
-        """What an import would find now, without this. Raises what the program's finders raise."""
+        """What an import would find now, without this finder. Raises what the program's finders raise."""
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)
             if finder is not self and find is not None:
@@ -356,7 +356,7 @@ def _concerns(name: str, package: Package, variable: str) -> bool:
 
 
 def _looks_for_torch(package: Package) -> bool:
-    """Whether the text of a package asks whether torch has been imported."""
+    """Whether the source of a package asks whether torch has been imported."""
     for module in package.modules.values():
         path = str(getattr(module, "__file__", "") or "")
         if path.endswith(".py"):
@@ -367,10 +367,10 @@ def _looks_for_torch(package: Package) -> bool:
 
 
 def set_warning_filters(filters: list[Any]) -> None:
-    """Put these in the place of all filters of warnings."""
+    """Replace all warning filters."""
     warnings.filters[:] = filters  # type: ignore[index]  # pyright: ignore[reportIndexIssue]
     with warnings.catch_warnings():
-        pass  # which lets C and the modules' registries know
+        pass  # so that C and the modules' registries notice
 
 
 def _set(mapping: Any, name: str, value: str | None) -> None:

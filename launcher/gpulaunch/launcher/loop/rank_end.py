@@ -1,8 +1,8 @@
-"""How a rank ends: as a program under Python does, but without tearing the interpreter down. Standard library only.
+"""Ends a rank as a Python program ends, but without tearing the interpreter down. Standard library only.
 
-Non-daemon threads are joined, atexit functions run, the program's objects are freed, what it left open is flushed, then
-`os._exit`. The interpreter is not torn down, and what torch's C++ has made for communication is never freed: in torch
-2.13 `~ProcessGroupGloo` joins a thread that waits for the GIL, so a rank that frees it can hang there for ever or abort
+Non-daemon threads are joined, atexit functions run, the program's objects are freed, its open files are flushed, then
+`os._exit`. The interpreter is not torn down, and what torch's C++ made for communication is never freed: in torch 2.13
+`~ProcessGroupGloo` joins a thread that waits for the GIL, so a rank that frees it can hang forever or abort
 ("terminate called without an active exception").
 """
 
@@ -17,29 +17,29 @@ from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 _NEVER_FREED = "torch._C._distributed"  # process groups, reducers, stores, RPC agents
-_NOT_FINALIZED = frozenset({"torch", "threading", "gpulaunch"})  # what goes on until the end
+_NOT_FINALIZED = frozenset({"torch", "threading", "gpulaunch"})  # in use until the end
 _USED_BY_DESTRUCTORS = (ModuleType, FunctionType, BuiltinFunctionType, type, str, bytes, int, float)
 _INSTALLED = (os.path.dirname(os.__file__) + os.sep, "/site-packages/", "/dist-packages/")
 
 _kept: list[Any] = []
 _born: list[Any] = []
-"""Made as the rank begins: if the collector does not know it at the end, the program called gc.freeze()."""
+"""Made when the rank begins: if the collector does not know it at the end, the program called gc.freeze()."""
 
 
 def begin() -> None:
-    """A rank starts; what the collector has frozen until now, the fork server had imported."""
+    """A rank starts; what the collector has frozen until now was imported by the fork server."""
     global _born
     _born = []
 
 
 def leave(code: int) -> NoReturn:
-    """End the process well with `code`."""
+    """End the process with `code`, after the cleanup."""
     _finish()
     os._exit(code & 0xFF)
 
 
 def leave_by_sigint() -> NoReturn:
-    """End as Python does after an unhandled KeyboardInterrupt: finish, then die of the signal, so callers can tell."""
+    """End as Python does after an unhandled KeyboardInterrupt: clean up, then die of the signal for callers to see."""
     _finish()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
@@ -47,7 +47,7 @@ def leave_by_sigint() -> NoReturn:
 
 
 def flush_std() -> None:
-    """Flush stdout and stderr, whatever they are by now."""
+    """Flush stdout and stderr, whatever objects they are now."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -62,7 +62,7 @@ def _finish() -> None:
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # what Py_Finalize calls
-    threading.excepthook = _nothing  # CPython would let daemon threads rest from here on
+    threading.excepthook = _nothing  # CPython would stop daemon threads from here on
     with contextlib.suppress(BaseException):
         _free_the_programs_objects()
     with contextlib.suppress(BaseException):
@@ -71,13 +71,13 @@ def _finish() -> None:
 
 
 def _nothing(_: object) -> None:
-    """What a daemon thread says that misses what has been freed."""
+    """Ignore errors of daemon threads that miss freed objects."""
 
 
 def _free_the_programs_objects() -> None:
-    """Archives, databases, videos and temporary files are completed by the destructor of what holds them.
+    """Free the program's objects: destructors complete archives, databases, videos and temporary files.
 
-    As CPython's finalize_modules() (Python/pylifecycle.c), modules are let go, then their globals are cleared: first
+    As CPython's finalize_modules() (Python/pylifecycle.c), modules are released, then their globals are cleared: first
     what destructors free, the latest first, as it may need what was made before it; then what destructors use (modules,
     functions, classes, names, loggers). Packages stay as they are.
     """
@@ -105,7 +105,7 @@ def _free_the_programs_objects() -> None:
 
 
 def _keep_what_is_never_freed() -> None:
-    """The collector does not know these objects, only those that refer to them."""
+    """Collect the referrers: the collector does not know the objects themselves."""
     kinds: dict[type, bool] = {}
     holders = gc.get_objects()
     for first in range(0, len(holders), 10_000):
@@ -116,12 +116,12 @@ def _keep_what_is_never_freed() -> None:
                 kinds[kind] = any(str(base.__module__).startswith(_NEVER_FREED) for base in kind.__mro__)
             if kinds[kind]:
                 _kept.append(thing)
-            elif kind in (dict, tuple) and not gc.is_tracked(thing):  # as long as all that is in it is not
+            elif kind in (dict, tuple) and not gc.is_tracked(thing):  # untracked as long as its content is untracked
                 found += gc.get_referents(thing)
 
 
 def _globals_of_threads() -> set[int]:
-    """Of the code that other threads run: CPython would let these rest, but here they go on until the end."""
+    """Globals of the code that other threads run: CPython would stop these, but here they run until the end."""
     found: set[int] = set()
     for frame in sys._current_frames().values():  # pyright: ignore[reportPrivateUsage]
         at: FrameType | None = frame
@@ -139,7 +139,7 @@ def _is_programs(name: str, module: object) -> bool:
 
 
 def _finalize_what_is_left() -> None:
-    """What modules of packages hold, or what torch's C++ that is kept refers to."""
+    """What package modules hold, or what torch's kept C++ objects refer to."""
     destructors: dict[type, Any] = {}
     for thing in gc.get_objects():
         kind = type(thing)
@@ -153,7 +153,7 @@ def _finalize_what_is_left() -> None:
 
 
 def _flush_open_files() -> None:
-    """Give the files that the program left open the end that their destructors would have given them.
+    """Finish the files that the program left open as their destructors would.
 
     Buffers of io's own writers are flushed; other writable io objects (gzip, bz2, user classes) are closed, because
     only their close() writes the end of the file.

@@ -1,9 +1,9 @@
-"""Inside a rank: becomes the user's program, as `python -u train.py` would have made it, and ends it safely.
+"""Inside a rank: runs the user's program as `python -u train.py` would, and ends it safely.
 
 Used in two ways that must look the same to the program: called by a child of the fork server, and executed as
 `python -u rank_main.py <json>` when ranks are spawned. Standard library only; nothing happens at import.
 
-How it ends is in `rank_end.py`.
+The end is in `rank_end.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
         del sys.path[0]
 
 
-# The user's own of these names would be no accident, and ranks that need them are spawned (job.imports).
+# A user's module with one of these names is intended, and ranks that need it are spawned (job.imports).
 _KEPT = frozenset({"__main__", "gpulaunch"})
 
 
@@ -50,13 +50,13 @@ def run(program: dict[str, Any], at_start: frozenset[str]) -> NoReturn:
     except KeyboardInterrupt as stop:
         _tell(stop, program["error_file"])
         rank_end.leave_by_sigint()
-    except BaseException as problem:  # the end of the user's program: its traceback is shown as Python would show it
+    except BaseException as problem:  # the end of the user's program: show its traceback as Python would
         code = _tell(problem, program["error_file"])
     rank_end.leave(code)
 
 
 def _arm(error_file: str) -> None:
-    """Prepare last words; a rank runs without them if that fails."""
+    """Prepare `last_words`; a rank runs without them if that fails."""
     with contextlib.suppress(Exception):
         from gpulaunch.launcher.failure import inside
 
@@ -65,7 +65,7 @@ def _arm(error_file: str) -> None:
 
 
 def arm_probe() -> None:
-    """torch is the preloaded one: it was imported when this was no rank, and its entry point had nothing to arm."""
+    """For the preloaded torch: when it was imported this was no rank, so its entry point had nothing to arm."""
     with contextlib.suppress(Exception):
         from gpulaunch.profiler.probe import inject
 
@@ -121,17 +121,17 @@ def _fresh_main() -> ModuleType:
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
     if "__mp_main__" in sys.modules:
-        # multiprocessing, which torch imported, made this a second name of the main module that there was then; what
-        # its children send back is pickled under it.
+        # multiprocessing, imported by torch, made this an alias of the then main module; its children pickle what they
+        # send back under that name.
         sys.modules["__mp_main__"] = main
     return main
 
 
 def _put_first_on_path(path: str, at_start: frozenset[str]) -> None:
-    """As Python does; and what the program would have found there first must be found there, not what torch brought.
+    """As Python does; modules that the program would have found there first must take precedence over torch's.
 
-    A module of the user's beside the script may have the name of one that the fork server has loaded (profile.py,
-    statistics.py): the loaded one is forgotten, so that the program's import finds its own. torch keeps the one it has.
+    A user module beside the script may have the name of one that the fork server has loaded (profile.py,
+    statistics.py): the loaded one is removed, so that the program's import finds its own. torch keeps the one it has.
     """
     if sys.flags.safe_path:
         return
@@ -199,7 +199,7 @@ def _code_of(stop: SystemExit, error_file: str) -> int:
 
 
 def _tell(problem: BaseException, error_file: str) -> int:
-    """Write the last words, show the traceback through the user's own excepthook, and give the exit code."""
+    """Write the last words, show the traceback through the user's excepthook, and return the exit code."""
     problem.__traceback__ = _without_ours(problem.__traceback__)
     with contextlib.suppress(Exception):
         from gpulaunch.launcher.failure import inside
@@ -211,7 +211,7 @@ def _tell(problem: BaseException, error_file: str) -> int:
     except SystemExit as stop:  # the hook decides the code, as in Python
         return _code_of(stop, error_file)
     except BaseException:
-        # A broken user hook: Python shows the original with its own; so do we.
+        # A broken user hook: Python then shows the original with its own hook; so do we.
         sys.__excepthook__(type(problem), problem, problem.__traceback__)
     return 1
 
@@ -220,14 +220,14 @@ _LOADERS = ("/gpulaunch/compat/_callable.py", "/multiprocessing/spawn.py")
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Cut the leading frames of this file and of those that load the program, which the user did not write."""
+    """Cut the leading frames of this file and of those that load the program, which are not the user's."""
     cut = trace
     while cut is not None:
         name = cut.tb_frame.f_code.co_filename
         if name != __file__ and "runpy" not in name and not name.endswith(_LOADERS):
             return cut
         cut = cut.tb_next
-    # A SyntaxError of the script itself has no frame of the user's; it needs none.
+    # A SyntaxError of the script itself has no user frame and needs none.
     return None
 
 

@@ -1,8 +1,8 @@
-"""A forked rank starts again as a plain interpreter: same process, session, stdio and CPUs; the script from its top.
+"""Restarts a forked rank as a plain interpreter: same process, session, stdio and CPUs; the script from its top.
 
-Done before the import of a package that would be another one than what the fork server has imported. It is a plain
-exec: no atexit function runs, nothing is flushed or closed as at a program's end, because the program has not ended and
-does it all once more. Standard library only.
+Done before the import of a package that would differ from what the fork server has imported. It is a plain exec: no
+atexit function runs, nothing is flushed or closed as at a program's end, because the program has not ended and does
+it all once more. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from collections.abc import Mapping
 from typing import Any
 
 LATEST_S = 120.0
-"""Of a program that has run longer, more would be done twice than what is set before an import is worth."""
+"""If a program has run longer, too much would be done twice for the sake of what is set before an import."""
 
 _FDS_FROM = 100  # so that the program's own files get the numbers they would have
 
 
 class RestartPlain:
-    """How this rank was started, and how it starts again."""
+    """How this rank was started, and how it restarts."""
 
     def __init__(self, program: Mapping[str, Any], tell_fd: int) -> None:
-        """`tell_fd`: where the agent hears of it; -1: nowhere."""
+        """`tell_fd`: where to report to the agent; -1: nowhere."""
         self._program = dict(program)
         self._tell = _Descriptor(tell_fd)
         self._started_s = time.monotonic()
@@ -45,9 +45,9 @@ class RestartPlain:
         os.register_at_fork(after_in_child=self._close_stdio)
 
     def __call__(self, packages: list[str], why: str) -> None:
-        """Start again, and say why; `packages`: those that must not be imported before the fork for this program.
+        """Restart, and report why; `packages`: those that must not be imported before the fork for this program.
 
-        Returns where that cannot be, having said so: the interpreter cannot be executed, or it is too late.
+        Returns if that is impossible, after reporting it: the interpreter cannot be executed, or it is too late.
         """
         told: dict[str, Any] = {"rank": int(self._env.get("RANK", "-1")), "packages": packages, "why": why}
         too_late = self._too_late()
@@ -59,7 +59,7 @@ class RestartPlain:
         processes = sys.modules.get("multiprocessing.process")
         for child in processes.active_children() if processes is not None else ():
             with contextlib.suppress(Exception):
-                child.kill()  # the program starts it again
+                child.kill()  # the restarted program starts it again
         self._reset()
         from gpulaunch.launcher.loop import rank_main
 
@@ -68,7 +68,7 @@ class RestartPlain:
             os.execve(argv[0], argv, self._env)  # noqa: S606 (the rank's own program)
 
     def _reset(self) -> None:
-        """Give back what the next program would inherit otherwise."""
+        """Reset what the next program would otherwise inherit."""
         with contextlib.suppress(OSError):
             os.chdir(self._cwd)
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ class RestartPlain:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
 
     def _too_late(self) -> str:
-        """Why this rank can not start from its top once more, or ""."""
+        """Why this rank can no longer restart from its top, or ""."""
         distributed, cuda = sys.modules.get("torch.distributed"), sys.modules.get("torch.cuda")
         try:
             if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -96,7 +96,7 @@ class RestartPlain:
         return f"it has run for over {LATEST_S:.0f} s" if time.monotonic() - self._started_s > LATEST_S else ""
 
     def _close_stdio(self) -> None:
-        """In a child: it cannot start again, and must not keep the rank's output open."""
+        """In a child: it cannot restart, and must not keep the rank's output open."""
         for kept in self._stdio.values():
             if kept.is_open():
                 os.close(kept.fd)
@@ -104,7 +104,7 @@ class RestartPlain:
 
 
 class _Descriptor:
-    """A descriptor that the program may close, and whose number it may use for another file then."""
+    """A descriptor that the program may close and whose number it may then reuse for another file."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -120,7 +120,7 @@ class _Descriptor:
         return self._seen is not None and self._look() == self._seen
 
     def write(self, message: Mapping[str, Any]) -> None:
-        """A line of JSON, if it is still what it was."""
+        """Write a line of JSON, if it is still the same file."""
         with contextlib.suppress(OSError):
             if self.is_open():
                 os.write(self.fd, json.dumps(message).encode() + b"\n")
@@ -131,7 +131,7 @@ def _ignored_signals() -> set[int]:
 
 
 def _bytes_written() -> int:
-    """What this process has given to write(2) so far, as the kernel counts it."""
+    """Bytes that this process has passed to write(2) so far, as the kernel counts them."""
     with contextlib.suppress(OSError, ValueError), open("/proc/self/io", encoding="ascii") as counts:
         for line in counts:
             if line.startswith("wchar:"):

@@ -1,3 +1,3 @@
-"""What a run does about a failure, and what its time went into: decisions without a clock and without files."""
+"""Restart policy and goodput accounting: decisions without a clock and without files."""
 
 from __future__ import annotations

@@ -1,30 +1,30 @@
-"""Where the time of a run went: every second in exactly one bucket. Pure: told facts with their times, it keeps a
-ledger; the buckets are computed anew each time somebody asks.
+"""Goodput accounting: every second of a run is in exactly one bucket. Pure: it records facts with their times in a
+ledger; the buckets are computed anew on each request.
 
     startup           from the start of the run to the first step of its first attempt
-    productive        steps that nobody had to do again
-    checkpoint_stall  the training thread stood still to save, whoever saves: gpulaunch.checkpoint or the program itself
+    productive        steps that were not repeated
+    checkpoint_stall  the training thread was blocked by a save, by gpulaunch.checkpoint or by the program itself
     detection         from the first cause of a failure (the exception, the death, the last progress before a hang) to
-                      the moment in which the agent knew of it
+                      the moment when the agent knew of it
     teardown          from there until nothing of the attempt was left; also from the request to end, or from the end
                       of the last rank, to the end of the run
     restart           from there to the first step of the next attempt, pauses included
-    lost_work         steps after the capture of the state that a later attempt went on from: they are done again
+    lost_work         steps after the capture of the state that a later attempt resumed from: they are repeated
 
-Some facts come late. Until it is known that steps were lost, they count as productive, and so does a save of the
-program's own until the step that it lies in has ended (one after the last step is never known); until the first step is
-known, time counts as start-up or restart. So `productive`, `startup` and `restart` can shrink when something becomes
-known, the other buckets never do, and while nothing new is known none does.
+Some facts arrive late. Until lost steps are known, they count as productive, and so does a save of the program's own
+until the step that contains it has ended (one after the last step is never known); until the first step is known, time
+counts as startup or restart. So `productive`, `startup` and `restart` can shrink when a fact arrives, the other
+buckets never do, and without new facts none does.
 
-Where nobody looks for steps, the time from when ranks run to when they end may have been anything: `productive` and
-`checkpoint_stall` are not known, and `startup` and `restart` end when the ranks run. So it is in a run that was never
-seen to make a step, if it ended well, or no probe was in a rank.
+If steps are not observed, the time while ranks run may have been anything: `productive` and `checkpoint_stall` are
+unknown, and `startup` and `restart` end when the ranks run. The same holds for a run that was never seen to make a
+step, if it ended successfully, or no probe was in a rank.
 
-After a run that failed or was preempted, what came after the newest checkpoint is lost if there is a checkpoint: then
-somebody will go on from it. Without one it stays productive: nobody is known to do it again.
+After a run that failed or was preempted, work after the newest checkpoint counts as lost if there is a checkpoint:
+the run will be resumed from it. Without one it stays productive: no repetition is known.
 
-Where an attempt went on from is not always seen: a program may save and resume by itself, in a place that nobody has
-named. Then `lost_work` is not known, and `productive` is the most that it can be.
+What an attempt resumed from is not always visible: a program may save and resume by itself, in an unnamed place.
+Then `lost_work` is unknown, and `productive` is an upper bound.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class _Attempt:
     cleared_s: float | None = None
     stall_s: float = 0.0
     kept_until_s: float = math.inf
-    """What it did after this was lost."""
+    """The attempt's work after this time was lost."""
     unseen: bool = False
-    """What the one after it went on from is not known, and so not what of it was lost."""
+    """What the next attempt resumed from is unknown, and so is the lost part of this one."""
 
 
 class GoodputLedger:
-    """The facts of one run, told in the order in which they happen (but for `first_step`, which may be known late)."""
+    """The facts of one run, recorded in the order in which they happen (except `first_step`, which may be late)."""
 
     def __init__(self, *, steps_are_seen: bool = True) -> None:
-        """`steps_are_seen`: False where no probe looks at the ranks."""
+        """`steps_are_seen`: False if no probe observes the ranks."""
         self._steps_are_seen = steps_are_seen
         self._armed = False
         self._began_s = 0.0
@@ -80,11 +80,11 @@ class GoodputLedger:
         self._began_s = at_s
 
     def attempt_began(self, at_s: float) -> None:
-        """Its processes are asked for."""
+        """The attempt's processes are requested."""
         self._attempts.append(_Attempt(begun_s=at_s, started_s=at_s))
 
     def attempt_started(self, at_s: float) -> None:
-        """Its ranks run. Of use for ranks that are never seen to step."""
+        """The attempt's ranks run. Used for ranks that are never seen to step."""
         self._attempts[-1].started_s = at_s
 
     def armed(self) -> None:
@@ -92,35 +92,35 @@ class GoodputLedger:
         self._armed = True
 
     def first_step(self, at_s: float) -> None:
-        """Its first step began, on the rank on which it began last."""
+        """The attempt's first step began, on the rank on which it began last."""
         self._attempts[-1].first_step_s = at_s
 
     def stalled(self, total_s: float) -> None:
-        """So long has its training thread stood still for checkpoints, in all, on the rank that stood longest."""
+        """Total time that the training thread was blocked by checkpoints, on the rank with the longest."""
         self._attempts[-1].stall_s = total_s
 
     def failed(self, cause_s: float, seen_s: float) -> None:
-        """The first cause happened, and the agent knew it."""
+        """The first cause happened, and when the agent knew it."""
         self._attempts[-1].cause_s, self._attempts[-1].seen_s = cause_s, seen_s
 
     def stopped(self, at_s: float) -> None:
-        """Nothing failed: the job was asked to end, or its last rank ended well."""
+        """Nothing failed: the job was asked to end, or its last rank ended successfully."""
         self.failed(at_s, at_s)
 
     def cleared(self, at_s: float) -> None:
-        """Nothing of the attempt is left."""
+        """All processes of the attempt have ended."""
         self._attempts[-1].cleared_s = at_s
 
     def resumed(self, saved_s: float | None) -> None:
-        """The next attempt goes on from a state captured then, which may be before this run; None: from none."""
+        """The next attempt resumes from a state captured then, which may be before this run; None: from none."""
         kept_until_s = -math.inf if saved_s is None else saved_s
         for attempt in self._attempts:
-            if attempt.cause_s is not None:  # one that is over
+            if attempt.cause_s is not None:  # this one is over
                 attempt.kept_until_s = min(attempt.kept_until_s, kept_until_s)
                 attempt.unseen = attempt.unseen and attempt.kept_until_s > attempt.cause_s
 
     def resumed_unseen(self) -> None:
-        """The next attempt goes on from what is not seen here, or from nothing."""
+        """The next attempt resumes from an unobserved state, or from none."""
         for attempt in self._attempts:
             attempt.unseen = attempt.unseen or attempt.cause_s is not None
 
@@ -132,10 +132,10 @@ class GoodputLedger:
         if not ok and saved_s is not None:
             self.resumed(saved_s)
 
-    # -- what came of it
+    # -- results
 
     def seconds(self, now_s: float) -> dict[str, float | None]:
-        """Seconds in each bucket, as `counted` has them; None: not known. What the others lack is theirs together."""
+        """Seconds in each bucket as in `counted`; None: unknown, and the rest of the time belongs to these together."""
         told: dict[str, float | None] = dict(self.counted(now_s))
         plain = self._plain
         if plain and told["productive"]:
@@ -147,21 +147,21 @@ class GoodputLedger:
     def counted(self, now_s: float) -> dict[str, float]:
         """Seconds in each bucket, all of `BUCKETS`, up to now or to the end of the run; their sum is what elapsed.
 
-        What is not known to be lost is productive.
+        Time that is not known to be lost is productive.
         """
         buckets: dict[str, float] = dict.fromkeys(BUCKETS, 0.0)
         until_s = now_s if self._ended_s is None else min(now_s, self._ended_s)
         cursor_s = self._began_s
 
         def upto(when_s: float) -> float:
-            """Advance to a boundary. Facts out of order give nothing, never less than nothing."""
+            """Advance to a boundary. A fact out of order adds zero, never a negative time."""
             nonlocal cursor_s
             before_s, cursor_s = cursor_s, max(cursor_s, min(when_s, until_s))
             return cursor_s - before_s
 
         plain = self._plain
         waiting = "startup"
-        # A boundary that is not known lies ahead, at the latest where the next attempt begins.
+        # An unknown boundary lies ahead, at the latest where the next attempt begins.
         following_s = [*(attempt.begun_s for attempt in self._attempts[1:]), until_s]
         for attempt, ahead_s in zip(self._attempts, following_s, strict=False):
             over_s = ahead_s if attempt.cause_s is None else attempt.cause_s
@@ -171,20 +171,20 @@ class GoodputLedger:
             buckets["detection"] += upto(ahead_s if attempt.seen_s is None else attempt.seen_s)
             buckets["teardown"] += upto(ahead_s if attempt.cleared_s is None else attempt.cleared_s)
             waiting = "restart"
-        # After the last attempt: the next one is waited for, or the launcher puts its things away.
+        # After the last attempt: waiting for the next one, or the launcher cleans up.
         buckets["teardown" if self._ended_s is not None and self._attempts else waiting] += upto(until_s)
         return buckets
 
     @property
     def _plain(self) -> bool:
-        """Steps are not seen, or there were none: the time that ranks run is not divided."""
+        """Steps are not seen, or there were none: the time while ranks run is not divided."""
         stepped = any(attempt.first_step_s is not None for attempt in self._attempts)
         ended_unseen = self._ended_s is not None and not stepped and (self._ok or not self._armed)
         return not self._steps_are_seen or ended_unseen
 
 
 def _divide(attempt: _Attempt, began_s: float, work_s: float, buckets: dict[str, float]) -> None:
-    """Divide an attempt's time at work. Stalls are taken from what was kept first: they belong to checkpoints."""
+    """Divide an attempt's working time. Stalls are taken from the kept part first: they belong to checkpoints."""
     kept_s = min(max(attempt.kept_until_s - began_s, 0.0), work_s)
     stall_s = min(attempt.stall_s, work_s)
     stall_in_kept_s = min(stall_s, kept_s)
@@ -194,7 +194,7 @@ def _divide(attempt: _Attempt, began_s: float, work_s: float, buckets: dict[str,
 
 
 def share(seconds: Mapping[str, float | None], elapsed_s: float) -> float | None:
-    """The productive share of the time, from 0 to 1; None where it is not known."""
+    """The productive share of the time, from 0 to 1; None if unknown."""
     productive_s = seconds["productive"]
     if productive_s is None:
         return None
@@ -207,10 +207,10 @@ def line(
     """One line for the end of a run; buckets that would be shown as 0.0 s are left out.
 
     Args:
-        seconds: as `Ledger.seconds` gives them.
+        seconds: as `GoodputLedger.seconds` gives them.
         elapsed_s: all of the time.
-        advice: what to do where lost work is not known.
-        why_unknown: why it is not known what was productive, where it is not.
+        advice: what to do if lost work is unknown.
+        why_unknown: why productive time is unknown, if it is.
     """
     spent = [(bucket, spent_s) for bucket in BUCKETS if (spent_s := seconds[bucket]) is not None and spent_s >= 0.05]
     shown = [f"{bucket.replace('_', ' ')} {duration(spent_s)}" for bucket, spent_s in spent]

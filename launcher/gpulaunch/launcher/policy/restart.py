@@ -1,22 +1,22 @@
-"""Restart, or stop? One pure question, asked after every failed attempt: `decide(limits, history, failure)`.
+"""Restart policy: one pure function, called after every failed attempt, `decide(limits, history, failure)`.
 
-Three limits hold at once. Only first causes on this node are charged to the first two:
+Three limits apply at once. Only first causes on this node are charged to the first two:
 
     lifetime     at most --max-restarts restarts, as with torchrun; 0 means never
-    rate         at most N restarts within any window (--restart-rate 5/10m), so that a run of a month may have many
+    rate         at most N restarts within any window (--restart-rate 5/10m), so that a month-long run may have many
                  faults and a crash loop few
-    no progress  a program that made steps and then fails without getting anywhere is stopped early:
-                   the same exception of the user's own code at the same step, the second time that it comes: one
-                   restart tells a passing error from one that repeats;
-                   anything else that the program or its surroundings cause, after 3 failures in a row.
+    no progress  a program that made steps and then fails repeatedly without progress is stopped early:
+                   the same exception of the user's own code at the same step, the second time: one
+                   restart distinguishes a passing error from one that repeats;
+                   any other failure of the program or its environment, after 3 in a row.
                  Before the first step the budget is the user's: a mount or a license server may be slow to come back.
-                 --no-progress-limit N is N failures in a row, wherever they are
+                 --no-progress-limit N is N failures in a row, at any step
 
-Progress is a step that no attempt before had reached, or a newer checkpoint to resume from. A program that resumes by
-itself, or is never seen to step, cannot show it; there a long life counts. What somebody outside does to the job (a
+Progress is a step that no earlier attempt had reached, or a newer checkpoint to resume from. A program that resumes by
+itself, or is never seen to step, cannot show it; there a long run time counts. What is done to the job from outside (a
 signal, a lost node) is no evidence that the program is broken: it is restarted at once, within the first two limits.
 
-The first restart is immediate, because recovery in a fraction of a second is the point. The pause grows, 1, 2, 4 ... s,
+The first restart is immediate: recovery takes a fraction of a second. The pause grows, 1, 2, 4 ... s,
 only over failures in a row without progress, and starts anew with progress.
 """
 
@@ -35,28 +35,28 @@ REQUEUE = 75
 IN_USE = 69
 """EX_UNAVAILABLE: the same job may succeed when another one has ended."""
 IN_VAIN = 93
-"""The code by which NVIDIA's ft_launcher asks not to be queued again; here it means the same."""
+"""The code by which NVIDIA's ft_launcher asks not to be requeued; it means the same here."""
 
 LONG_LIFE_S = 600.0
-"""How long ranks must have run to have got somewhere, where it cannot be seen; Kubernetes resets its crash-loop
-back-off after as long."""
+"""How long ranks must have run to count as progress, if steps cannot be seen; Kubernetes resets its crash-loop
+back-off after the same time."""
 
 _NO_PROGRESS = 3
 """Failures in a row without progress, the last one after a step, where --no-progress-limit is not given."""
 _SAME_STEP = 1
-"""The ranks of one attempt stand a step apart, and it is chance whose is read: one more or less is the same step."""
+"""The ranks of one attempt may be a step apart, and it is chance which is read: one more or less is the same step."""
 _AS_SET = 1 << 30
-"""A breaker of --no-progress-limit and nothing less."""
+"""A breaker for which only --no-progress-limit applies."""
 _REMEMBERED = 8
-"""Failures without progress that are compared with."""
+"""Number of failures without progress to compare with."""
 
 
 class Action(Enum):
-    """What a kind of failure asks for, as long as the limits allow it."""
+    """What a kind of failure asks for, within the limits."""
 
     RESTART = "restart"
     FOLLOW = "follow"
-    """Restart when the others do: the fault was another node's, and that node decides."""
+    """Restart when the others do: the fault was on another node, and that node decides."""
     GIVE_UP = "give up"
     """Another attempt would fail the same way."""
     END = "end"
@@ -69,14 +69,14 @@ class Row:
 
     action: Action = Action.RESTART
     transient: bool = True
-    """Whether a restart alone often helps; else the same exception at the same step is stopped the second time."""
+    """Whether a restart alone often helps; else the same exception at the same step stops the run the second time."""
     breaker: int | None = _AS_SET
-    """Failures in a row without progress after which it is given up, --no-progress-limit if that is less; None for
-    never: it does not speak against the program."""
+    """Failures in a row without progress after which the run is given up, --no-progress-limit if that is less; None for
+    never: the failure is no evidence against the program."""
     pauses: bool = True
-    """Whether failures in a row without progress are paused after."""
+    """Whether there is a pause after failures in a row without progress."""
     stop_code: int | None = IN_VAIN
-    """The exit code when it is given up. 75 holds when the restarts are used up, too: another node would help."""
+    """The exit code when it is given up. 75 also applies when the restarts are used up: another node would help."""
 
     @property
     def charged(self) -> bool:
@@ -89,13 +89,13 @@ _CIRCUMSTANCE = Row()
 _OUTSIDE = Row(breaker=None, pauses=False)
 
 TABLE: dict[Kind, Row] = {
-    # The program's own code said no: it says so again, or it was bad luck. One restart tells.
+    # The program's own code failed: deterministic, or bad luck. One restart tells.
     Kind.EXCEPTION: _PROGRAM,
     Kind.IMPORT: _PROGRAM,
     Kind.GPU_OOM: _PROGRAM,
     Kind.GPU_FAULT: _PROGRAM,
     Kind.SYNTAX: Row(action=Action.GIVE_UP),
-    # The program or what it runs in: may pass by itself.
+    # The program or its environment: may pass by itself.
     Kind.LOADER_WORKER: _CIRCUMSTANCE,
     Kind.HOST_OOM: _CIRCUMSTANCE,
     Kind.SHM_FULL: _CIRCUMSTANCE,
@@ -107,14 +107,14 @@ TABLE: dict[Kind, Row] = {
     Kind.EXIT_CODE: _CIRCUMSTANCE,
     Kind.EARLY_EXIT_0: _CIRCUMSTANCE,
     Kind.HANG: _CIRCUMSTANCE,
-    Kind.PEER: _CIRCUMSTANCE,  # with no other rank to blame, here or elsewhere: the network, or nobody knows
+    Kind.PEER: _CIRCUMSTANCE,  # with no other rank to blame, here or elsewhere: the network, or unknown
     # A card may come back after a restart (a contained ECC error does), or the rank goes to another one. Once.
     Kind.GPU_HARDWARE: Row(breaker=2, stop_code=REQUEUE),
-    # Somebody outside: no evidence against the program.
+    # From outside: no evidence against the program.
     Kind.SIGNAL: _OUTSIDE,
     Kind.INTERRUPT: _OUTSIDE,
     Kind.NODE_LOSS: Row(action=Action.FOLLOW, stop_code=REQUEUE),
-    # Asked to end; a rank that says "preempted" has saved, and another job can go on from there.
+    # Asked to end; a rank that says "preempted" has saved, and another job can resume from there.
     Kind.PREEMPTED: Row(action=Action.END, stop_code=REQUEUE),
     Kind.STOPPED: Row(action=Action.END, stop_code=None),
     # The other run may live for days, and each attempt has waited for it.
@@ -128,9 +128,9 @@ class Limits:
     """What the user allows."""
 
     max_restarts: int
-    """In the life of the run; 0 for never."""
+    """Restarts in the life of the run; 0 for never."""
     rate: tuple[int, float] | None
-    """At most so many restarts within so many seconds."""
+    """At most this many restarts within this many seconds."""
     backoff_max_s: float
     """The longest pause."""
     no_progress: int | None
@@ -169,7 +169,7 @@ class RestartHistory:
     furthest_step: int | None = None
     resumed_step: int | None = None
     in_a_row: int = 0
-    """Failures without progress that speak against the program."""
+    """Failures without progress that count against the program."""
     seen: tuple[tuple[str, int | None], ...] = ()
     """Signature and step of the failures since the last progress."""
 
@@ -185,11 +185,11 @@ class Decision:
     why: str
     """One sentence for the user: why it stops, or what it waits for; "" for a plain restart or a plain end."""
     code: int | None
-    """The exit code of a run that stops: 93 in vain, 75 elsewhere or later; None for the cause's own."""
+    """The exit code of a run that stops: 93 if a retry is pointless, 75 elsewhere or later; None: the cause's own."""
 
 
 def decide(limits: Limits, history: RestartHistory, failure: Failure) -> tuple[RestartHistory, Decision]:
-    """Say whether there is another attempt, and when; the history is the one to ask with the next time."""
+    """Decide whether there is another attempt, and when; pass the returned history to the next call."""
     row = _row(failure)
     known = _with_progress(history, failure)
     if not row.charged:
@@ -217,10 +217,10 @@ def decide(limits: Limits, history: RestartHistory, failure: Failure) -> tuple[R
 
 
 def signature(verdict: Blame) -> str:
-    """Name the first cause such that the same one has the same name in the next attempt.
+    """Name the first cause so that the same cause has the same name in the next attempt.
 
-    An exception is its type, its message without the words that have digits in them (addresses, counts, file names
-    made up at run time) and its innermost line; what is killed is its signal, what exits its code.
+    An exception is its type, its message without words that contain digits (addresses, counts, generated file names)
+    and its innermost line; a killed rank is its signal, one that exits its code.
     """
     end = verdict.first
     how = signal_name(end.signal) if end.signal is not None else f"exit code {end.code}"
@@ -228,7 +228,7 @@ def signature(verdict: Blame) -> str:
         lines = re.findall(r'^ +File "([^"]+)", line (\d+)', end.error.traceback, re.MULTILINE)
         place = " at {}:{}".format(*lines[-1]) if lines else ""
         how = f"{end.error.type}: {_lasting(end.error.message)}{place}"
-    elif end.error is None and end.signal is None and end.tail:  # a program that nobody armed
+    elif end.error is None and end.signal is None and end.tail:  # a program without our handler
         how += f": {_lasting(end.tail[-1])}"
     return f"{verdict.kind.value}: {how}"
 
@@ -244,7 +244,7 @@ def _row(failure: Failure) -> Row:
 
 
 def _with_progress(history: RestartHistory, failure: Failure) -> RestartHistory:
-    """Note how far the attempt came; progress makes the count of failures start anew."""
+    """Record how far the attempt got; progress resets the count of failures."""
     further = _greater(failure.step, history.furthest_step)
     newer = _greater(failure.resumed_step, history.resumed_step)
     unseen = failure.step is None or failure.resumed_step is None
@@ -254,7 +254,7 @@ def _with_progress(history: RestartHistory, failure: Failure) -> RestartHistory:
         resumed_step=failure.resumed_step if newer else history.resumed_step,
     )
     if further or newer or (unseen and failure.uptime_s >= LONG_LIFE_S):
-        # The last failure may have come after that progress: at the same step, it is still the same one.
+        # The last failure may have come after that progress: at the same step, it is still the same failure.
         still = [one for one in known.seen[-1:] if one[1] is not None and _same(one[1], failure.step)]
         return replace(known, in_a_row=0, seen=tuple(still))
     return known
@@ -290,10 +290,10 @@ def _budget_spent(limits: Limits, known: RestartHistory, restart_s: float) -> st
 
 
 def _in_vain(limits: Limits, row: Row, known: RestartHistory, failure: Failure, *, repeats: bool) -> str:
-    """Say why another attempt would be in vain, or ""."""
+    """Say why another attempt would be pointless, or ""."""
     if failure.step is None:
         where = "before the first step"
-    elif failure.resumed_step is None:  # if it goes on from a checkpoint of its own, its steps have other numbers
+    elif failure.resumed_step is None:  # if it resumes from a checkpoint of its own, its steps have other numbers
         where = f"after {failure.step} step{'' if failure.step == 1 else 's'}"
     else:
         where = f"at step {failure.step}"

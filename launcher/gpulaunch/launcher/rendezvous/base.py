@@ -1,4 +1,4 @@
-"""The interface between the agent and a rendezvous: what brings the nodes of a job together."""
+"""The interface between the agent and a rendezvous, which brings the nodes of a job together."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class RendezvousError(Exception):
 
 
 class PortInUseError(RendezvousError):
-    """Another process listens where the nodes are to meet."""
+    """Another process listens on the port where the nodes are to meet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What one attempt looks like from this node."""
+    """One attempt as seen from this node."""
 
     attempt: int
     nnodes: int
@@ -28,53 +28,53 @@ class World:
     master_addr: str
     master_port: int
     store_fd: int | None
-    """On the node that hosts it, the listening socket for this attempt's TCPStore: pass it on, do not close it; the
+    """On the node that hosts it, the listening socket for this attempt's TCPStore: pass it on, but do not close it; the
     rendezvous does, at the next `join` or at `close`."""
     resume: str = ""
-    """Of the checkpoints that every node offered, the one that all go on from, by its key; "" for none."""
+    """The key of the checkpoint, among those that every node offered, that all resume from; "" for none."""
 
 
 class Rendezvous(Protocol):
-    """What the agent asks of a rendezvous. Set the callbacks before the first `join`; they run on the loop."""
+    """The agent's interface to a rendezvous. Set the callbacks before the first `join`; they run on the loop."""
 
     on_joined: Callable[[World], None]
     """All nodes are ready for the attempt that was joined: start its ranks."""
     on_failed: Callable[[str], None]
-    """The join could not be completed, and trying again would not help: one line why and what to do."""
+    """The join could not be completed, and a retry is pointless: one line with the reason and what to do."""
     on_peer_failed: Callable[[bool, str], None]
-    """Another node's part of this attempt failed: whether the job is given up, and why, as one line."""
+    """Another node's part of this attempt failed: whether the job is given up, and the reason, as one line."""
     on_node_lost: Callable[[str], None]
-    """Another node is gone, and the job with it; why, as one line."""
+    """Another node is gone, which ends the job; the reason, as one line."""
     on_peer_preempted: Callable[[str], None]
-    """Another node was told to save and end, and this one is to do the same; why, as one line."""
+    """Another node was asked to save and end, and this one must do the same; the reason, as one line."""
     on_peers_done: Callable[[], None]
-    """The ranks of every node have ended well, and every node knows."""
+    """The ranks of every node have ended successfully, and every node knows it."""
 
     def open(self) -> None:
-        """Let the nodes find each other, while this one still prepares to join. Idempotent."""
+        """Let the nodes find each other while this one still prepares to join. Idempotent."""
         ...
 
     def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
-        """Say that no rank of an earlier attempt is alive here, and wait for all others to say so.
+        """Declare that no rank of an earlier attempt is alive here, and wait for all other nodes to do so.
 
-        `offers`: what names the complete checkpoints that this node can read, the best first. Two nodes that name one
-        alike have the same.
+        `offers`: names of the complete checkpoints that this node can read, the best first. The same name on two nodes
+        means the same checkpoint.
         Answers by `on_joined` or `on_failed`, never from within this call.
         """
         ...
 
     def tell(self, *, ok: bool, final: bool, why: str = "", preempted: bool = False) -> None:
-        """Say how this node's part of the attempt ended; `final`: a failure after which nobody should try again.
+        """Report how this node's part of the attempt ended; `final`: a failure that no node should retry.
 
-        `preempted`: it has not failed, it was told to save and end, and the others are to do so with it.
+        `preempted`: it has not failed, it was asked to save and end, and the others must do so with it.
         """
         ...
 
     def close(self) -> None:
-        """Leave: no callback comes any more. Idempotent."""
+        """Leave: no callback is called any more. Idempotent."""
         ...
 
 
 def unset(*args: object) -> None:
-    """A callback that nobody has set yet."""
+    """A callback that is not set yet."""
     raise AssertionError(f"rendezvous callback called before it was set: {args}")

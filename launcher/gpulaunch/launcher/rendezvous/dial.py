@@ -1,4 +1,4 @@
-"""Reaching the leader: resolve, connect, and again, until somebody says stop. Nothing here blocks the loop."""
+"""Connects to the leader: resolves the name, connects, and retries until stopped. Nothing here blocks the loop."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _GROWTH = 1.6
 
 
 class Dialer:
-    """Connects to `host:port` by every address that the name has, with growing pauses between the rounds.
+    """Connects to `host:port` by every address of the name, with growing pauses between the rounds.
 
-    A leader that starts later than its followers is normal, and so is a name that is not in the DNS yet.
+    A leader that starts later than its followers is normal, and so is a name that is not yet in the DNS.
     """
 
     def __init__(
         self, loop: Loop, host: str, port: int, *, try_s: float, on_connected: Callable[[socket.socket], None]
     ) -> None:
         self.trouble = "no answer yet"
-        """Why it has not worked so far, in a few words."""
+        """Why it has failed so far, in a few words."""
         self._loop = loop
         self._host = host
         self._port = port
@@ -38,7 +38,7 @@ class Dialer:
         self._resolving: _Resolving | None = None
 
     def start(self) -> None:
-        """Begin a round now."""
+        """Start a round now."""
         try:
             self._addresses = resolve(self._host, self._port, numeric=True)
         except OSError:
@@ -47,7 +47,7 @@ class Dialer:
             self._next_address()
 
     def again(self, trouble: str) -> None:
-        """What was connected to was of no use: try again after a pause."""
+        """The connection was unusable: try again after a pause."""
         self.trouble = trouble
         self._timer = self._loop.call_at(self._loop.now() + self._pause_s, self.start)
         self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
@@ -76,7 +76,7 @@ class Dialer:
         family, address = self._addresses.pop(0)
         try:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except OSError as err:  # no IPv6 in this kernel, say
+        except OSError as err:  # e.g. no IPv6 in this kernel
             self._failed(err.strerror or str(err))
             return
         self._sock = sock
@@ -121,17 +121,17 @@ class Dialer:
 def _is_itself(sock: socket.socket) -> bool:
     """Whether the kernel has connected the socket to itself.
 
-    It does when nobody listens on a local port and the connection's own port is chosen to be that very one; such a
-    connection would also keep the leader from its port.
+    It does so if there is no listener on a local port and the connection's own port is chosen to be that very one; such
+    a connection would also keep the leader from binding its port.
     """
     try:
         return bool(sock.getsockname() == sock.getpeername())
-    except OSError:  # reset meanwhile: not itself
+    except OSError:  # reset meanwhile: not connected to itself
         return False
 
 
 class _Resolving:
-    """One look-up in a thread of its own, because the C library has no other way than to block.
+    """One look-up in a thread of its own, because the C library's only blocks.
 
     The thread owns the write end of a pipe and closes it when the answer is there; that wakes the loop.
     """

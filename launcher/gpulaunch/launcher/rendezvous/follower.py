@@ -1,4 +1,4 @@
-"""A follower's side of the wire: finds the leader, presents the node, notices when the leader is gone."""
+"""A follower's side of the protocol: finds the leader, registers the node, detects when the leader is gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MUTE = "it takes connections, but does not answer as gpulaunch; the job may run
 
 
 class Follower:
-    """The one connection to the leader: made anew as often as needed until the first `go`, and never after it."""
+    """The only connection to the leader: renewed as often as needed until the first `go`, and never after it."""
 
     def __init__(self, loop: Loop, hello: Hello, *, addr: str, port: int, timeout_s: float, pace: Pace) -> None:
         self.on_message: Callable[[Message], None] = unset
@@ -46,14 +46,14 @@ class Follower:
         self._wire: Wire | None = None
         self._leader = "node 0"
         self._welcome = False
-        self._settled = False  # all nodes were there, or the job was given up: no more new connections
+        self._settled = False  # all nodes had joined, or the job was given up: no more new connections
         self._ready: Ready | None = None
         self._giving_up: Timer | None = None
         self._showing_out: Timer | None = None
         self._closed = False
 
     def open(self) -> None:
-        """Begin to look for the leader."""
+        """Start looking for the leader."""
         now = self._loop.now()
         self._deadline_s = now + self._timeout_s
         self._giving_up = self._loop.call_at(self._deadline_s, self._give_up)
@@ -62,14 +62,14 @@ class Follower:
         self._dialer.start()
 
     def send(self, message: Ready | Ended) -> None:
-        """Say it to the leader; readiness is kept until there is one."""
+        """Send to the leader; readiness is kept until there is a connection."""
         if isinstance(message, Ready):
             self._ready = message
         if self._wire is not None:
             self._wire.send(message)
 
     def close(self) -> None:
-        """Leave; what was said before still arrives."""
+        """Leave; messages sent before are still delivered."""
         self._closed = True
         self._dialer.stop()
         for timer in (self._giving_up, self._showing_out):
@@ -85,7 +85,7 @@ class Follower:
         wire.send(self._hello)
         if self._ready is not None:
             wire.send(self._ready)
-        self._dialer.trouble = _MUTE  # until it has: torch's store, for one, takes what we say and waits for more
+        self._dialer.trouble = _MUTE  # until it answers: torch's store, for one, accepts our data and waits for more
         self._showing_out = self._loop.call_at(self._loop.now() + self._pace.lost_s, lambda: self._lost(_MUTE))
 
     def _heard(self, message: Message) -> None:
@@ -94,7 +94,7 @@ class Follower:
         if isinstance(message, Welcome):
             self._welcome = True
             self._leader = f"node 0 ({message.host})"
-            # From here on the leader decides how long the others are waited for, and its heartbeat tells that it does.
+            # From here on the leader decides how long to wait for the others, and its heartbeat shows that it does.
             for timer in (self._giving_up, self._showing_out):
                 if timer is not None:
                     timer.cancel()
@@ -103,7 +103,7 @@ class Follower:
         else:
             self._settled = self._settled or isinstance(message, Go | Failed)
             if isinstance(message, Done):
-                self.close()  # which the leader waits for
+                self.close()  # the leader waits for this
             self.on_message(message)
 
     def _ended(self, why: str) -> None:
@@ -115,7 +115,7 @@ class Follower:
             self._lost("it closes the connection: the job runs already, or another program listens there")
 
     def _lost(self, why: str) -> None:
-        """No leader at the other end, or not any more."""
+        """There is no leader at the other end, or no longer."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
@@ -124,7 +124,7 @@ class Follower:
         if self._settled:
             self.on_message(Failed(attempt=0, final=True, why=f"{self._leader} is gone: {why}", lost=True))
             return
-        if self._welcome:  # it was there: give it time to come back, as before
+        if self._welcome:  # the leader was there: give it time to come back, as before
             self._welcome = False
             again_until_s = max(self._deadline_s, self._loop.now() + self._pace.lost_s)
             self._giving_up = self._loop.call_at(again_until_s, self._give_up)

@@ -1,4 +1,4 @@
-"""The leader's side of the wire: lets the followers in, carries the group's decisions to them, notices who is gone."""
+"""The leader's side of the protocol: admits the followers, sends them the group's decisions, detects lost nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACCEPT_AGAIN_S = 1.0
 
 
 class Leader:
-    """Listens where the ranks will meet later, and gathers the nodes there first."""
+    """Listens on the port where the ranks will meet later, and gathers the nodes there first."""
 
     def __init__(self, loop: Loop, hello: Hello, *, addr: str, port: int, timeout_s: float, pace: Pace) -> None:
         self.on_message: Callable[[Message], None] = unset
@@ -32,9 +32,9 @@ class Leader:
         self._listener = listen(addr, port, others=hello.nnodes > 1)
         self.port: int = self._listener.getsockname()[1]
         self._where = where(addr, self.port)
-        # Strangers may come in any number; the followers must still get in.
+        # Any number of strangers may connect; the followers must still get in.
         self._max_guests = 64 + hello.nnodes
-        self._guests: dict[Wire, Timer] = {}  # connected, but not presented yet; oldest first
+        self._guests: dict[Wire, Timer] = {}  # connected but not registered yet; oldest first
         self._followers: dict[Wire, int] = {}
         self._wires: dict[int, Wire] = {}
         self._waiting: list[Timer] = []  # only while nodes are gathered
@@ -44,11 +44,11 @@ class Leader:
 
     @property
     def store_fd(self) -> int | None:
-        """The listening socket: the store's, once the nodes are there."""
+        """The listening socket: handed to the store once all nodes have joined."""
         return self._listener.fileno()
 
     def open(self) -> None:
-        """Begin to gather."""
+        """Start gathering nodes."""
         if self._group.stage is not rounds.Stage.GATHERING:
             return
         now = self._loop.now()
@@ -60,18 +60,18 @@ class Leader:
         self._beat_at(now + self._pace.beat_s)
 
     def send(self, message: Ready | Ended) -> None:
-        """What node 0 itself says; never answers from within this call."""
+        """Handle a message from node 0 itself; never answers from within this call."""
         self._apply(rounds.hear(self._group, rounds.LEADER, message))
 
     def close(self) -> None:
-        """Leave; what was said before still arrives."""
+        """Leave; messages sent before are still delivered."""
         self._closed = True
         self._stop_gathering()
         for wire in self._followers:
             wire.close()
         self._listener.close()
 
-    # -- who comes
+    # -- arrivals
 
     def _accept(self) -> None:
         try:
@@ -79,7 +79,7 @@ class Leader:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as err:
-            # Out of descriptors, say. The listener stays readable, so look away for a moment instead of spinning.
+            # E.g. out of descriptors. The listener stays readable, so pause for a moment instead of spinning.
             self._note(f"cannot accept a connection: {err.strerror}")
             self._loop.unwatch_read(self._listener.fileno())
             self._waiting.append(self._loop.call_at(self._loop.now() + _ACCEPT_AGAIN_S, self._accept_again))
@@ -99,7 +99,7 @@ class Leader:
             self._ended(wire, why, address)
 
         wire = Wire(self._loop, sock, on_message=heard, on_end=ended)
-        # Whoever says nothing, or says it too slowly, is shown out.
+        # A connection that sends nothing, or too slowly, is closed.
         patience_s = self._loop.now() + self._pace.lost_s
         self._guests[wire] = self._loop.call_at(patience_s, lambda: self._dismiss(wire))
 
@@ -154,7 +154,7 @@ class Leader:
             self._note(f"refused: what connected from {address} is not gpulaunch; start gpulaunch on every node")
 
     def _stop_gathering(self) -> None:
-        """From now on the listening socket belongs to the stores of the attempts."""
+        """From now on the listening socket belongs to the attempts' stores."""
         if not self._waiting:
             return
         for timer in self._waiting:
@@ -164,7 +164,7 @@ class Leader:
         for wire in list(self._guests):
             self._dismiss(wire)
 
-    # -- what is decided
+    # -- decisions
 
     def _apply(self, result: rounds.Result) -> None:
         self._group, sends = result
@@ -174,7 +174,7 @@ class Leader:
             else:
                 self._wires[rank].send(message)
         if self._group.stage is rounds.Stage.LEAVING and self._leaving is None:
-            # The others leave at once when they have read that all is done; one that does not is not waited for long.
+            # The others leave at once after reading that all is done; one that does not is not waited for long.
             self._leaving = self._loop.call_at(
                 self._loop.now() + self._pace.lost_s, lambda: self._apply(rounds.leave(self._group))
             )
@@ -183,7 +183,7 @@ class Leader:
         self._loop.call_at(self._loop.now(), lambda: None if self._closed else self.on_message(message))
 
     def _give_up(self) -> None:
-        """Nodes are missing at the end of the rendezvous timeout."""
+        """Nodes are missing when the rendezvous timeout expires."""
         why = f"waited {self._timeout_s:g} s for {self._missing()} at {self._where}"
         advice = "start gpulaunch there with this --master-addr and --master-port, or give --rdzv-conf timeout=SECONDS"
         self._stop_gathering()
@@ -219,7 +219,7 @@ class Leader:
         return f"node{'s' if len(missing) > 1 else ''} {ranks} of {self._group.nnodes}"
 
     def _note(self, text: str) -> None:
-        """Tell the user, each thing once: whatever knocks every second must not fill the screen."""
+        """Tell the user each thing once: a connection attempt every second must not fill the screen."""
         if text not in self._noted and len(self._noted) < _MAX_NOTES:
             self._noted[text] = None
             self.on_note(text)

@@ -17,32 +17,32 @@ Address = tuple[socket.AddressFamily, tuple[object, ...]]
 
 
 def where(host: str, port: int) -> str:
-    """An address as people write it."""
+    """An address as `host:port` text."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def resolve(host: str, port: int, *, numeric: bool = False) -> list[Address]:
-    """Where `host` and `port` may be found, in the resolver's order; blocks, unless `numeric`. Raises OSError."""
-    # Given as bytes, an ASCII name does not make Python load its tables for international names.
+    """The addresses of `host` and `port`, in the resolver's order; blocks, unless `numeric`. Raises OSError."""
+    # Given as bytes, an ASCII name does not make Python load its IDNA tables.
     name = host.encode("ascii") if host.isascii() else host
     try:
         flags = socket.AI_NUMERICHOST if numeric else 0
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as err:
         raise OSError(errno.EINVAL, "not a host name") from err
-    # dict.fromkeys: a name listed twice in /etc/hosts comes twice.
+    # dict.fromkeys: a name listed twice in /etc/hosts appears twice.
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
 def listen(host: str, port: int, *, others: bool = False) -> socket.socket:
-    """A non-blocking listening socket where a client that was given `host` and `port` arrives; port 0: any free one.
+    """Make a non-blocking listening socket that clients of `host` and `port` reach; port 0: any free one.
 
-    Bound to what `host` means on this machine and to nothing more: "localhost" is never reachable from outside. IPv4
-    before IPv6, because a loopback name often stands for both and torch's clients try every address of a name.
+    Bound only to what `host` means on this machine: "localhost" is never reachable from outside. IPv4 before IPv6,
+    because a loopback name often means both and torch's clients try every address of a name.
 
     `others`: clients come from other machines, for which `host` may mean something else than here: a service address,
-    a NAT, a name not known yet, or the machine's own name, which Debian maps to 127.0.1.1. Then all addresses are
-    listened on.
+    a NAT, a name not known yet, or the machine's own name, which Debian maps to 127.0.1.1. Then it listens on all
+    addresses.
 
     Raises RendezvousError; PortInUseError with the holder of the port if that can be seen.
     """
@@ -60,7 +60,7 @@ def listen(host: str, port: int, *, others: bool = False) -> socket.socket:
         try:
             return _listening(family, address)
         except OSError as err:
-            # A port in use is what the user must hear of, more than a missing IPv6.
+            # The user needs to see a port in use more than a missing IPv6.
             if refusal is None or err.errno == errno.EADDRINUSE:
                 refusal = err
     if anywhere or (others and refusal is not None and refusal.errno == errno.EADDRNOTAVAIL):
@@ -86,7 +86,7 @@ def _listening(family: int, address: tuple[object, ...], *, dual: bool = False) 
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         # Connections of the last job that linger in TIME_WAIT must not keep this one from its port. Linux still
-        # refuses when somebody listens.
+        # refuses if there is a listener.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
@@ -99,7 +99,7 @@ def _listening(family: int, address: tuple[object, ...], *, dual: bool = False) 
 
 
 def _listen_anywhere(port: int) -> socket.socket:
-    """On all addresses, IPv6 and IPv4 in one socket where the machine has IPv6."""
+    """Listen on all addresses, IPv6 and IPv4 in one socket if the machine has IPv6."""
     try:
         return _listening(socket.AF_INET6, ("::", port), dual=True)
     except OSError as err:
@@ -122,7 +122,7 @@ def _refused(host: str, port: int, refusal: OSError | None) -> str:
 
 
 def holder_of(port: int) -> str | None:
-    """Who listens on `port`, as "process 123 (python)"; None where /proc does not tell (another user's process)."""
+    """The process listening on `port`, as "process 123 (python)"; None if /proc does not show it (another user's)."""
     inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not inodes:
         return None

@@ -1,4 +1,4 @@
-"""The rendezvous of a job on one node: nobody to wait for, but a store that must be found."""
+"""The rendezvous of a job on one node: no other nodes, only a store that the ranks must be able to find."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpulaunch.launcher.rendezvous.listen import listen
 class LocalRendezvous:
     """Gives every attempt a listening socket for its store, bound before anything starts.
 
-    With a port given, that socket is bound in the constructor (RendezvousError when it cannot be) and held over all
-    attempts, so that nobody takes the port in between. Without one, every attempt gets a fresh port.
+    If a port is given, that socket is bound in the constructor (raises RendezvousError) and held over all attempts, so
+    that no other process takes the port in between. Otherwise every attempt gets a fresh port.
     """
 
     def __init__(self, loop: Loop, *, nproc: int, master_addr: str, master_port: int | None) -> None:
@@ -33,10 +33,10 @@ class LocalRendezvous:
         self._closed = False
 
     def open(self) -> None:
-        """There is nobody to find."""
+        """Do nothing: there is no other node."""
 
     def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
-        """Answer at the loop's next turn."""
+        """Answer in the loop's next turn."""
         self._soon(lambda: self._join(attempt, offers[0] if offers else ""))
 
     def _join(self, attempt: int, resume: str) -> None:
@@ -62,7 +62,7 @@ class LocalRendezvous:
             )
         )
 
-    def tell(  # there is nobody else to tell
+    def tell(  # there is no other node to tell
         self,
         *,
         ok: bool,
@@ -70,12 +70,12 @@ class LocalRendezvous:
         why: str = "",  # noqa: ARG002
         preempted: bool = False,  # noqa: ARG002
     ) -> None:
-        """A good end here is the good end of all."""
+        """Success here is the success of all."""
         if ok:
             self._soon(lambda: self.on_peers_done())
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._closed = True
         self._release()
 

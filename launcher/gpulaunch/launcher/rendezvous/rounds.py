@@ -1,18 +1,18 @@
-"""What leader and members decide, without sockets and clocks: in goes what was heard, out comes what is to be said.
+"""The decisions of leader and members, without sockets and clocks: messages received in, messages to send out.
 
-The leader (on node 0) keeps a `NodeGroup`. It gathers the nodes once; then every attempt is the same three steps:
+The leader (on node 0) keeps a `NodeGroup`. It gathers the nodes once; then every attempt has the same three steps:
 
     GATHERING  nodes arrive, and may leave again
-    READYING   nobody runs; it is waited until the ranks of the last attempt are dead on every node
-    RUNNING    all were told to go
-    LEAVING    all ended well and were told; the leader stays until the others have left
+    READYING   no rank runs; waiting until the ranks of the last attempt are dead on every node
+    RUNNING    all were told to start
+    LEAVING    all ended successfully and were told; the leader stays until the others have left
     OVER       given up, or done
 
-Every node, also node 0, keeps a `Member`: what it has told and heard of the attempt it is in. It decides which news
-matter to its agent, since news cross on the wire: two nodes may report the end of one attempt at the same time.
+Every node, also node 0, keeps a `Member`: what it has sent and received in its present attempt. It decides which
+messages matter to its agent, since they can cross: two nodes may report the end of one attempt at the same time.
 
-So no rank of attempt k can meet the store of attempt k - 1: `go k` is said only after `ready k` was heard from all,
-and a node says `ready k` when its ranks are dead.
+So no rank of attempt k can reach the store of attempt k - 1: `go k` is sent only after `ready k` came from all nodes,
+and a node sends `ready k` when its ranks are dead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEADER = 0
 
 
 class Stage(Enum):
-    """Where the group is; see the module's docstring."""
+    """The state of the group; see the module's docstring."""
 
     GATHERING = "gathering"
     READYING = "readying"
@@ -38,7 +38,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What a node brings."""
+    """The data of one node."""
 
     nproc: int
     host: str
@@ -46,15 +46,15 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """All that the leader's decisions depend on."""
+    """Everything that the leader's decisions depend on."""
 
     run_id: str
     nnodes: int
     nodes: Mapping[int, Node]
-    """By node rank; the leader is always there."""
+    """By node rank; the leader is always included."""
     stage: Stage = Stage.GATHERING
     attempt: int = 0
-    """The one that runs, or that is being made ready."""
+    """The attempt that runs, or that is being prepared."""
     ready: frozenset[int] = frozenset()
     offers: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     """By node rank: the checkpoints that a ready node can read, the best first."""
@@ -62,26 +62,26 @@ class NodeGroup:
 
     @property
     def missing(self) -> list[int]:
-        """Node ranks that are still to come."""
+        """Node ranks that have not joined yet."""
         return [rank for rank in range(self.nnodes) if rank not in self.nodes]
 
     def name(self, rank: int) -> str:
-        """A node as people know it."""
+        """The name of a node for users."""
         return f"node {rank} ({self.nodes[rank].host})"
 
 
 Sends = tuple[tuple[int, Message], ...]
-"""To which node rank, what."""
+"""Messages, each with the node rank to send it to."""
 Result = tuple[NodeGroup, Sends]
 
 
 def gather(*, run_id: str, nnodes: int, leader: Node) -> NodeGroup:
-    """The beginning: the leader alone."""
+    """The initial group: only the leader."""
     return _complete(NodeGroup(run_id=clean(run_id), nnodes=nnodes, nodes={LEADER: leader}))
 
 
 def refusal(group: NodeGroup, hello: Hello) -> str | None:
-    """Why this node cannot take part, as one line for both sides; None: it can."""
+    """Why this node cannot take part, as one line for both sides; None if it can."""
     who = f"node {hello.node_rank} ({hello.host})"
     if hello.run_id != group.run_id:
         return f"{who} belongs to run {hello.run_id!r}, node 0 to {group.run_id!r}; check --rdzv-id and --master-port"
@@ -97,12 +97,12 @@ def refusal(group: NodeGroup, hello: Hello) -> str | None:
 
 
 def arrive(group: NodeGroup, rank: int, node: Node) -> Result:
-    """A node that is not refused takes its place."""
+    """Add a node that was not refused."""
     return _go_if_ready(_complete(replace(group, nodes={**group.nodes, rank: node})))
 
 
 def hear(group: NodeGroup, rank: int, message: Message) -> Result:
-    """A member has spoken."""
+    """Handle a member's message."""
     if group.stage in (Stage.LEAVING, Stage.OVER):
         return group, ()
     if isinstance(message, Ready):
@@ -123,7 +123,7 @@ def gone(group: NodeGroup, rank: int, why: str) -> Result:
 
 
 def leave(group: NodeGroup) -> Result:
-    """The others have left, or were waited for long enough: the leader may go too."""
+    """The others have left, or the wait for them is over: the leader may leave too."""
     if group.stage is not Stage.LEAVING:
         return group, ()
     return replace(group, stage=Stage.OVER), ((LEADER, Done(attempt=group.attempt)),)
@@ -143,7 +143,7 @@ def _ready(group: NodeGroup, rank: int, message: Ready) -> Result:
 
 
 def agreed(group: NodeGroup) -> str:
-    """The checkpoint that all go on from: of those that every node can read, the one that the leader likes best."""
+    """The checkpoint that all resume from: of those that every node can read, the leader's best."""
     every = [set(group.offers.get(rank, ())) for rank in range(group.nnodes)]
     return next((key for key in group.offers.get(LEADER, ()) if all(key in offered for offered in every)), "")
 
@@ -153,7 +153,7 @@ def _offers_of(text: str) -> tuple[str, ...]:
 
 
 def _offers_text(offers: Sequence[str]) -> str:
-    """As many as a message has room for; what it cuts off has no bar at its end, and does not count."""
+    """As many offers as fit into a message; one that is cut off has no bar at its end, and does not count."""
     return "".join(f"{key}|" for key in offers if "|" not in key and key.isprintable())
 
 
@@ -174,7 +174,7 @@ def _ended(group: NodeGroup, rank: int, message: Ended) -> Result:
     if not message.ok and message.final:
         return _over(group, rank, f"{group.name(rank)}: {message.why}", preempted=message.preempted)
     if group.stage is not Stage.RUNNING or message.attempt != group.attempt:
-        return group, ()  # this attempt is known to have failed: another node was faster
+        return group, ()  # this attempt is known to have failed: another node reported first
     if message.ok:
         return _leave_if_ok(replace(group, ok=group.ok | {rank}))
     failed = Failed(attempt=group.attempt, final=False, why=f"{group.name(rank)}: {message.why}")
@@ -204,7 +204,7 @@ def _to_others(group: NodeGroup, rank: int, message: Message) -> Sends:
 
 
 class MemberPhase(Enum):
-    """Where a node is in its attempt."""
+    """The state of a node in its attempt."""
 
     IDLE = "idle"
     JOINING = "joining"
@@ -212,27 +212,27 @@ class MemberPhase(Enum):
     WAITING = "waiting"
     """Ended well here."""
     FAILED = "failed"
-    """Failed here or elsewhere; the next attempt is not joined yet."""
+    """Failed here or elsewhere; the node has not joined the next attempt yet."""
     OVER = "over"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """What one node has told and heard."""
+    """What one node has sent and received."""
 
     phase: MemberPhase = MemberPhase.IDLE
     attempt: int = 0
 
 
 def join(member: Member, attempt: int, offers: Sequence[str] = ()) -> tuple[Member, Ready | None]:
-    """The agent joins, with the checkpoints that it can read; what to say to the leader."""
+    """The agent joins, with the checkpoints that it can read; return the message for the leader."""
     if member.phase is MemberPhase.OVER:
         return member, None
     return Member(phase=MemberPhase.JOINING, attempt=attempt), Ready(attempt=attempt, offers=_offers_text(offers))
 
 
 def tell(member: Member, *, ok: bool, final: bool, why: str, preempted: bool = False) -> tuple[Member, Ended | None]:
-    """The agent tells how it went here; what to say to the leader."""
+    """The agent reports the result of this node; return the message for the leader."""
     if member.phase in (MemberPhase.IDLE, MemberPhase.OVER) or (ok and member.phase is not MemberPhase.RUNNING):
         return member, None
     phase = MemberPhase.WAITING if ok else MemberPhase.OVER if final else MemberPhase.FAILED
@@ -240,7 +240,7 @@ def tell(member: Member, *, ok: bool, final: bool, why: str, preempted: bool = F
 
 
 def receive(member: Member, message: Message) -> tuple[Member, bool]:
-    """The leader has spoken; whether it is news to the agent."""
+    """Handle a message of the leader; return whether it is new to the agent."""
     if isinstance(message, Go):
         relevant = member.phase is MemberPhase.JOINING and message.attempt == member.attempt
         phase = MemberPhase.RUNNING

@@ -2,9 +2,9 @@
 
 Node 0's agent listens at the master address; the other agents connect and stay connected for the whole job. When all
 are there, the listening socket goes to the store of each attempt, so the ranks meet at the same address and port as
-under torchrun, and the port is never free for anybody else. What is decided is in `rounds`; what is said, in `wire`.
+under torchrun, and the port is never free for another process. The decisions are in `rounds`, the messages in `wire`.
 
-A node that is gone ends the job: there is no second chance to connect in a static rendezvous.
+A lost node ends the job: a static rendezvous has no second chance to connect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpulaunch.launcher.rendezvous.wire import Failed, Go, Hello, Message, Pace,
 
 
 class StaticRendezvous:
-    """One node's part in the rendezvous. Node 0 binds the port here: RendezvousError when it cannot."""
+    """One node's part in the rendezvous. Node 0 binds the port here; raises RendezvousError if it cannot."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class StaticRendezvous:
         self.on_peer_preempted: Callable[[str], None] = unset
         self.on_peers_done: Callable[[], None] = unset
         self.on_note: Callable[[str], None] = _nothing
-        """A line for the user's eyes while nodes are gathered: who is waited for, who was refused."""
+        """A line for the user while nodes are gathered: which are missing, which were refused."""
         self._nnodes = nnodes
         self._node_rank = node_rank
         self._addr = master_addr
@@ -70,11 +70,11 @@ class StaticRendezvous:
 
     @property
     def master_port(self) -> int:
-        """Where the nodes meet; the one that the kernel chose if node 0 was given 0."""
+        """The port where the nodes meet; chosen by the kernel if node 0 was given 0."""
         return self._post.port
 
     def open(self) -> None:
-        """Begin to gather: a search for checkpoints may take longer than the others wait for a word."""
+        """Start gathering early: a search for checkpoints may take longer than the others wait for a message."""
         if self._member.phase is rounds.MemberPhase.IDLE:
             self._member = rounds.Member(phase=rounds.MemberPhase.JOINING)
             self._post.open()
@@ -87,13 +87,13 @@ class StaticRendezvous:
             self._post.send(ready)
 
     def tell(self, *, ok: bool, final: bool, why: str = "", preempted: bool = False) -> None:
-        """Say how it went here. May be said again when it got worse: that there will be no restart after all."""
+        """Report the result here. May be called again when it got worse: that there will be no restart after all."""
         self._member, ended = rounds.tell(self._member, ok=ok, final=final, why=why or "failed", preempted=preempted)
         if ended is not None:
             self._post.send(ended)
 
     def close(self) -> None:
-        """Leave. A node that leaves before the job is over is gone for the others."""
+        """Leave. A node that leaves before the end of the job counts as lost for the others."""
         if not self._closed:
             self._closed = True
             self._post.close()
@@ -127,4 +127,4 @@ class StaticRendezvous:
 
 
 def _nothing(text: str) -> None:
-    """Nobody reads the notes."""
+    """The notes are not shown."""

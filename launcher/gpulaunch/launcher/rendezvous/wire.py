@@ -1,13 +1,13 @@
-"""What the agents of one job say to each other: JSON lines over TCP, bounded in length, in number and in time.
+"""Messages between the agents of one job: JSON lines over TCP, bounded in length, in number and in time.
 
-Every line is one object with the protocol's version and a word: `{"gpulaunch": 2, "say": "ready", "attempt": 0}`.
+Every line is one object with the protocol's version and a type: `{"gpulaunch": 2, "say": "ready", "attempt": 0}`.
 
     follower -> leader   hello, ready, ended
     leader -> follower   welcome or refused, go, failed, done
     both ways            beat
 
-Whatever arrives may come from anybody, so it is data: checked field by field, cleaned before a person reads it, and the
-connection ends at the first thing that is none of these.
+Any process may connect, so input is data: checked field by field, cleaned before it is shown, and the connection ends
+at the first line that is not a valid message.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 from gpulaunch.launcher.loop.loop import Loop
 
-VERSION = 2  # 2: checkpoints are offered with what tells them apart, not by name alone
+VERSION = 2  # 2: checkpoints are offered with an identity, not by name alone
 MAX_TEXT = 500
-# Two texts at most in a message, and JSON writes a character in up to 12 bytes.
+# At most two texts per message, and JSON writes a character in up to 12 bytes.
 MAX_LINE_BYTES = 16 * 1024
 _MAX_UNSENT_BYTES = 256 * 1024
 _MAX_INT = 2**31 - 1
@@ -31,27 +31,27 @@ _MAX_INT = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How often the two ends of a connection hear of each other."""
+    """The heartbeat intervals of a connection."""
 
     beat_s: float = 2.0
     lost_s: float = 10.0
-    """Silence after which a node counts as gone. Not lower than 6 s outside tests: TCP rides out a link that flaps for
+    """Silence after which a node counts as lost. Not lower than 6 s outside tests: TCP survives a link that flaps for
     5 s, and a training job should too (measured)."""
     note_s: float = 10.0
-    """How long the user is left without a word while nodes are waited for; then once in six times that."""
+    """How long the user gets no message while nodes are missing; then once in six times that."""
 
 
 class WireError(Exception):
-    """What came is no message of ours."""
+    """The input is not a gpulaunch message."""
 
 
 class VersionError(WireError):
-    """What came is a message of another version of gpulaunch."""
+    """The input is a message of another version of gpulaunch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """A follower presents itself."""
+    """A follower registers."""
 
     run_id: str
     nnodes: int
@@ -63,14 +63,14 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """The leader has room for this follower; now it is waited for the others."""
+    """The leader has admitted this follower, which now waits for the others."""
 
     host: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """The leader has no room for this follower, and trying again would not help."""
+    """The leader refuses this follower, and a retry is pointless."""
 
     why: str
 
@@ -81,8 +81,8 @@ class Ready:
 
     attempt: int
     offers: str = ""
-    """What names the checkpoints that can be read here (`step 200 manifest 6f1c..:step-000000000200`), the best first,
-    each ended by a bar. All nodes go on from one that they name alike."""
+    """Identities of the checkpoints readable here (`step 200 manifest 6f1c..:step-000000000200`), the best first, each
+    ended by a bar. All nodes resume from one that they identify in the same way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Go:
     first_rank: int
     world_size: int
     resume: str = ""
-    """The checkpoint that all go on from, as it was offered."""
+    """The checkpoint that all resume from, as it was offered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Ended:
     final: bool
     why: str
     preempted: bool = False
-    """Not a failure: it was told to save and end."""
+    """Not a failure: it was asked to save and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +117,12 @@ class Failed:
     why: str
     preempted: bool = False
     lost: bool = False
-    """A node is gone: nothing that this one could mend."""
+    """A node is gone: this node cannot repair that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """The ranks of every node have ended well."""
+    """The ranks of every node have ended successfully."""
 
     attempt: int
 
@@ -139,7 +139,7 @@ _WORDS: dict[str, type[Message]] = {
 
 
 def clean(text: str) -> str:
-    """`text` as it may be shown and compared: bounded, and nothing that moves a terminal's cursor."""
+    """`text` made safe to show and compare: bounded, and without control characters that move a terminal's cursor."""
     return "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT])
 
 
@@ -150,7 +150,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The message in `line`. Raises WireError for everything else; unknown fields are left alone."""
+    """The message in `line`. Raises WireError for anything else; unknown fields are ignored."""
     try:
         said: object = json.loads(line)
     except (ValueError, RecursionError) as err:
@@ -184,8 +184,8 @@ def _checked(value: object, kind: str) -> object:
 class Wire:
     """One connection, lines in and lines out, never blocking.
 
-    `on_end` comes once, with the reason, when the other side ended it or sent what is no message; not after `close`,
-    and never from within `send`: a broken connection shows when reading, after all that was sent before it broke.
+    `on_end` is called once, with the reason, when the other side closed the connection or sent an invalid message; not
+    after `close`, and never from within `send`: a broken connection shows when reading, after all data sent before.
     """
 
     def __init__(
@@ -204,13 +204,13 @@ class Wire:
         self._unsent = b""
         self._open = True
         self.heard_s = loop.now()
-        """When something last arrived, but see `excuse`."""
+        """When data last arrived, but see `excuse`."""
         self.version_error: str | None = None
-        """Set when the other side is gpulaunch, but another version."""
+        """Set if the other side is another version of gpulaunch."""
         sock.setblocking(False)
-        with contextlib.suppress(OSError):  # already reset: reading tells
+        with contextlib.suppress(OSError):  # already reset: reading will show it
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A second net under the heartbeats: the kernel's, which ends a connection nobody answers on.
+            # In addition to the heartbeats: the kernel ends a connection whose peer does not respond.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
@@ -218,13 +218,13 @@ class Wire:
         loop.watch_read(sock.fileno(), self._read)
 
     def excuse(self, late_s: float) -> None:
-        """Do not count as the other's silence `late_s` seconds in which this process itself was held up (SIGSTOP, a
-        paused virtual machine): its words may lie in the buffer, or it was held up as well."""
+        """Do not count as the peer's silence `late_s` seconds in which this process itself was suspended (SIGSTOP, a
+        paused virtual machine): its messages may lie in the buffer, or it was suspended as well."""
         self.heard_s += late_s
 
     def send(self, message: Message) -> None:
         """Send now or as soon as the other side reads."""
-        if self._open and len(self._unsent) < _MAX_UNSENT_BYTES:  # one who reads nothing is lost soon, by silence
+        if self._open and len(self._unsent) < _MAX_UNSENT_BYTES:  # a peer that does not read soon counts as lost
             self._unsent += encode(message)
             self._flush()
 
@@ -234,7 +234,7 @@ class Wire:
         except BlockingIOError:
             sent = 0
         except OSError:
-            sent = len(self._unsent)  # broken: reading tells
+            sent = len(self._unsent)  # broken: reading will show it
         self._unsent = self._unsent[sent:]
         if self._unsent:
             self._loop.watch_write(self._sock.fileno(), self._flush)
@@ -257,7 +257,7 @@ class Wire:
         for line in lines:
             if not self._take(line):
                 return
-        # A stranger is seen by the first byte, not by the line that never ends.
+        # A stranger is detected by the first byte, not by a line that never ends.
         if len(self._received) > MAX_LINE_BYTES or self._received[:1] not in (b"", b"{"):
             self._end("not gpulaunch")
 
@@ -277,24 +277,24 @@ class Wire:
         return self._open
 
     def _end(self, why: str) -> None:
-        # The owner may still answer (a refusal), so it closes; but it hears of this once.
+        # The owner may still answer (a refusal), so it closes; but it is notified only once.
         on_end, self._on_end = self._on_end, _nothing
         self._loop.unwatch_read(self._sock.fileno())
         on_end(why)
         self.close()
 
     def close(self) -> None:
-        """End the connection; what was sent before still arrives. Idempotent."""
+        """End the connection; data sent before is still delivered. Idempotent."""
         if not self._open:
             return
         self._open = False
         self._loop.unwatch_read(self._sock.fileno())
         self._loop.unwatch_write(self._sock.fileno())
         with contextlib.suppress(OSError):
-            # Closing with something unread makes the kernel reset the connection and drop what is under way.
+            # Closing with unread data makes the kernel reset the connection and drop data in flight.
             self._sock.recv(64 * 1024)
         self._sock.close()
 
 
 def _nothing(why: str) -> None:
-    """Nobody listens any more."""
+    """The default callback."""

@@ -1,3 +1,3 @@
-"""A run seen from outside, as its user sees it: which one is meant, who its processes are, what was done to it."""
+"""A run seen from outside: which run is meant, its processes, and its event log."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was done to a run from outside, written into the run's own history, so that nobody takes it for an accident."""
+"""Records what was done to a run from outside in the run's own history, so that it is not taken for an accident."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 
 def note(run_dir: str, event: str, **fields: object) -> None:
-    """Append one line to events.jsonl of a run; a full disk costs the line, and no history is begun here."""
+    """Append one line to events.jsonl of a run; on a full disk the line is lost, and no new file is created."""
     line = {"version": 1, "time_s": time.time(), "monotonic_s": time.monotonic(), "event": event, **fields}
     with contextlib.suppress(OSError):
         history = os.open(os.path.join(run_dir, "events.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
-"""Which run is meant: by its directory, by its name below gpulaunch-runs, the newest there, the only one under way.
+"""Finds a run: by its directory, by its name below gpulaunch-runs, the newest there, or the only active one.
 
-What is looked at may be another user's, damaged, or no run at all; each is told in one line.
+The directory may be another user's, damaged, or no run at all; each is reported in one line.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 from gpulaunch.launcher.runs.processes import RunError, agent_of
 
 RUNS = "gpulaunch-runs"
-"""Below the directory that jobs are started in: where their run directories are, unless told otherwise."""
+"""Default location of run directories: below the directory that jobs are started in."""
 
 _SIGNS = ("job.json", "attempts")
-"""Any of these makes a directory a run's. A node whose number is not 0 has its own in `node-<n>`."""
+"""Any of these identifies a run directory. A node with a number other than 0 has its own in `node-<n>`."""
 
 
 def here() -> str:
-    """The current directory; `.` where it is gone."""
+    """The current directory; `.` if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -25,15 +25,15 @@ def here() -> str:
 
 
 def find_run(name: str | None, cwd: str, *, having: str = "job.json") -> str:
-    """The directory of a run that is under way or over.
+    """The directory of an active or finished run.
 
     Args:
         name: its path, or its name below `cwd`/gpulaunch-runs; None: the newest there.
         cwd: the current directory.
-        having: a file that the newest must have; the time that it was written at is what makes it the newest.
+        having: a file that the newest must have; its modification time decides which is the newest.
 
     Raises:
-        RunError: there is none, it may not be read, or it is no run.
+        RunError: there is none, it is not readable, or it is no run.
     """
     if name is not None:
         path = _named(name, cwd)
@@ -53,14 +53,14 @@ def find_run(name: str | None, cwd: str, *, having: str = "job.json") -> str:
 
 
 def find_under_way(name: str | None, cwd: str) -> str:
-    """The directory of a run that is under way on this node.
+    """The directory of an active run on this node.
 
     Args:
         name: its path, or its name below `cwd`/gpulaunch-runs; None: the only one there.
         cwd: the current directory.
 
     Raises:
-        RunError: there is none, or more than one, which the line then lists.
+        RunError: there is none, or more than one, which the message then lists.
     """
     if name is not None:
         path = _named(name, cwd)
@@ -77,7 +77,7 @@ def find_under_way(name: str | None, cwd: str) -> str:
 
 
 def _named(name: str, cwd: str) -> str:
-    """The directory that is meant by a name."""
+    """The directory for a name."""
     if name:
         for path in (os.path.join(cwd, name), os.path.join(cwd, RUNS, name)):
             if os.path.isdir(path):
@@ -86,7 +86,7 @@ def _named(name: str, cwd: str) -> str:
 
 
 def _why_not(path: str) -> str:
-    """Why nothing can be done to what is in this directory."""
+    """Why the content of this directory cannot be used."""
     try:
         there = os.listdir(path)
     except OSError as err:

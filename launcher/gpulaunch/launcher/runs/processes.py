@@ -1,8 +1,8 @@
-"""Who the processes of a run are: read from its run directory, and checked before anything is done to them.
+"""The processes of a run: read from its run directory, and checked before anything is done to them.
 
-A pid in a file may be stale, and the number may belong to another process by now. So a process is taken by a pidfd
-first and then asked for the run's mark in its environment; from then on the pidfd means this process and no other.
-The agent does not carry the mark (it is what it gives to others): it is known by the run directory that it holds open.
+A pid in a file may be stale, and the number may now belong to another process. So a process is opened as a pidfd first
+and then checked for the run's mark in its environment; from then on the pidfd means this process and no other. The
+agent does not have the mark (it gives it to others): it is identified by the run directory that it holds open.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PID_FIELDS = {AGENT: "agent_pid", STORE: "store_pid", FORK_SERVER: "fork_server
 
 
 class RunError(Exception):
-    """What was asked of a run cannot be done; one line for the user."""
+    """The request for a run is impossible; one line for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunProcesses:
-    """The processes of one attempt on this node, as the agent wrote them down."""
+    """The processes of one attempt on this node, as recorded by the agent."""
 
     run_dir: str
     run_id: str
@@ -38,17 +38,17 @@ class RunProcesses:
     ranks: Mapping[int, int]
     """Pid by global rank, of the ranks of this node."""
     helpers: Mapping[str, int]
-    """Pid by name, of those that there are."""
+    """Pid by name, of those that run."""
     checkpoint_dirs: tuple[str, ...]
     channel_dir: str = ""
-    """Where the segments of its ranks are; "" where the agent does not say."""
+    """The directory of its ranks' segments; "" if the agent does not give it."""
 
 
 class Process:
-    """One process of a run, held: a signal cannot reach another one that got its number."""
+    """One process of a run, held by a pidfd: a signal cannot reach another one that got its number."""
 
     def __init__(self, pid: int, group: RunProcesses, *, is_agent: bool = False) -> None:
-        """Raises RunError if there is no such process, or it is not one of this run."""
+        """Raises RunError if there is no such process, or it does not belong to this run."""
         self.pid = pid
         try:
             self.pidfd = os.pidfd_open(pid)
@@ -60,14 +60,14 @@ class Process:
             raise RunError(f"process {pid} is not of this run, or has ended: nothing was done to it")
 
     def send(self, signum: int) -> None:
-        """Send a signal. Raises RunError if it has ended or is not ours to signal."""
+        """Send a signal. Raises RunError if it has ended or may not be signalled."""
         try:
             signal.pidfd_send_signal(self.pidfd, signum)
         except OSError as err:
             raise RunError(f"cannot signal process {self.pid}: {err.strerror}") from None
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the pidfd."""
         os.close(self.pidfd)
 
     def __enter__(self) -> Process:
@@ -80,7 +80,7 @@ class Process:
 def agent_of(run_dir: str) -> int | None:
     """The pid of the agent that runs in this directory, or None.
 
-    Its lock is not tried for: whoever holds it, even for a moment, keeps an agent that starts just then from starting.
+    Its lock is not tried: holding it, even for a moment, would keep an agent that starts just then from starting.
     """
     for name, field in (("group.json", "agent_pid"), ("job.json", "gpulaunch_pid")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -91,10 +91,10 @@ def agent_of(run_dir: str) -> int | None:
 
 
 def read_group(run_dir: str) -> RunProcesses | None:
-    """Who runs now; None when no attempt has been started.
+    """The processes that run now; None if no attempt has been started.
 
     Raises:
-        RunError: the file is there and says something else than this version understands.
+        RunError: the file exists but this version does not understand it.
     """
     path = os.path.join(run_dir, "group.json")
     try:
@@ -116,7 +116,7 @@ def read_group(run_dir: str) -> RunProcesses | None:
 
 
 def take_rank(group: RunProcesses, rank: int) -> Process:
-    """One rank of this node."""
+    """Open one rank of this node."""
     if rank not in group.ranks:
         known = ", ".join(map(str, sorted(group.ranks)))
         raise RunError(f"rank {rank} is not on this node; its ranks are {known or 'not started'}")
@@ -124,7 +124,7 @@ def take_rank(group: RunProcesses, rank: int) -> Process:
 
 
 def take_helper(group: RunProcesses, name: str) -> Process:
-    """The agent, or one of the processes beside the ranks."""
+    """Open the agent, or one of the processes beside the ranks."""
     if name not in group.helpers:
         raise RunError(f"this run has no {name}")
     return Process(group.helpers[name], group, is_agent=name == AGENT)
@@ -148,7 +148,7 @@ def _holds(pid: int, directory: str) -> bool:
 
 
 def _pid(value: Any) -> int:
-    """A process's number, not that of a group or of nothing."""
+    """Check that a value is a process's number, not a group's or 0."""
     pid = int(value)
     if not 0 < pid < 1 << 31:
         raise ValueError(f"{str(pid)[:20]} is no pid")

@@ -1,9 +1,9 @@
-"""The runs that are stored below a directory: their state, size and age, and the removal of those that are over.
+"""The stored runs below a directory: their state, size and age, and the removal of finished ones.
 
 Only what is known to be gpulaunch's is touched: a directory of this user with a job.json of ours in it, never through a
-symbolic link; in it, the names in OURS, and under those that programs use as well (`traces`, `report.html`) what is
-known by its own name or content. What else is there is the user's and stays. A run is removed under the lock that an
-agent holds, so that none can be removed while it runs, or started while it is removed.
+symbolic link; in it, the names in OURS, and under names that programs use as well (`traces`, `report.html`) what is
+identified by its own name or content. Everything else is the user's and stays. A run is removed under the lock that an
+agent holds, so it cannot be removed while it runs, or started while it is removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ATTEMPTS = "attempts"
 _LAST = "job.json"
 _SUMMARY = "summary.json"
 _FOR_RESUME = ("verified.json", _SUMMARY, _LAST)
-"""What goes on from the checkpoints, or says what they are of."""
+"""Files needed to resume from the checkpoints, or that describe them."""
 _SHARED = ("traces", "flame")
 """Directories in which a program may have files of its own."""
 _IN_SHARED = re.compile(
@@ -42,14 +42,14 @@ OURS = (
     *("control.bin", "sidecar.json", "filtered_stdout.log", "filtered_stderr.log"),
     *_FOR_RESUME,
 )
-"""The names in a run directory that gpulaunch makes, the one by which it is known at the end."""
+"""The names that gpulaunch creates in a run directory; the one that identifies it is last."""
 
 _LOST_AFTER_S = 86400.0
-"""A run without a summary may be another machine's, on a shared file system: it must have been still for so long."""
+"""A run without a summary may be another machine's, on a shared file system: it must be unchanged for this long."""
 
 
 class State(Enum):
-    """What became of a run."""
+    """The state of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -57,11 +57,11 @@ class State(Enum):
     STOPPED = "stopped"
     """A signal asked its launcher to end it."""
     LOST = "lost"
-    """It has no summary and no agent on this machine: it was killed, or runs on another one."""
+    """No summary and no agent on this machine: it was killed, or runs on another machine."""
 
 
 class RunInUseError(Exception):
-    """Its lock is held."""
+    """The run's lock is held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,14 @@ class Run:
     began_s: float
     """Wall clock."""
     changed_s: float
-    """When any file in it was written last, by the wall clock. Directories do not count: removal changes them."""
+    """Latest modification of any file in it, by the wall clock. Directories do not count: removal changes them."""
     size_bytes: int
-    """On the disk, checkpoints included."""
+    """Size on disk, checkpoints included."""
     checkpoint_bytes: int
     num_files: int
     """Files and directories: inodes."""
     is_pruned: bool = False
-    """Only its checkpoints are left, and what is needed to go on from them."""
+    """Only its checkpoints are left, and what is needed to resume from them."""
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class Run:
 
 
 def stored(directory: str) -> list[Run]:
-    """The runs of this user right below a directory, the newest first. Raises OSError where it cannot be read."""
+    """The runs of this user directly below a directory, the newest first. Raises OSError if it cannot be read."""
     runs = [run for name in os.listdir(directory) if (run := _look(os.path.join(directory, name))) is not None]
     return sorted(runs, key=lambda run: (-run.began_s, run.path))
 
@@ -97,14 +97,14 @@ def stored(directory: str) -> list[Run]:
 def chosen(
     runs: Sequence[Run], *, now_s: float, keep: int | None, older_s: float | None, checkpoints: bool = False
 ) -> list[Run]:
-    """Which runs may go: over, not among the `keep` newest of all, and not changed for `older_s`.
+    """The runs that may be removed: finished, not among the `keep` newest of all, and not changed for `older_s`.
 
     Args:
-        runs: the newest first, as `stored` gives them.
+        runs: the newest first, from `stored`.
         now_s: by the wall clock.
         keep: None: none is kept for being new.
         older_s: None: none is kept for its age.
-        checkpoints: their checkpoints, too; without it a run of which only these are left is not chosen again.
+        checkpoints: also remove their checkpoints; otherwise a run with nothing else left is not chosen again.
     """
     return [
         run
@@ -116,14 +116,14 @@ def chosen(
 
 
 def remove(run: Run, *, checkpoints: bool) -> list[str]:
-    """Remove what is gpulaunch's of a run that is over; the names of what stays, none where the directory has gone.
+    """Remove gpulaunch's files of a finished run; return the names of what stays, none if the directory is gone.
 
-    Without `checkpoints` a run that has any keeps them, what is needed to go on from them, and the number of its last
-    attempt: a later run in the same directory goes on counting, and a checkpoint belongs to an attempt.
+    Without `checkpoints` a run that has any keeps them, what is needed to resume from them, and the number of its last
+    attempt: a later run in the same directory continues counting, and a checkpoint belongs to an attempt.
 
     Raises:
-        RunInUseError: an agent runs there after all.
-        OSError: something cannot be removed; what has been removed is gone.
+        RunInUseError: an agent runs there.
+        OSError: something cannot be removed; what was removed before stays removed.
     """
     with _opened(run.path) as fd:
         try:
@@ -141,7 +141,7 @@ def remove(run: Run, *, checkpoints: bool) -> list[str]:
                 _clear(name, name, fd)
             elif _is_ours(name, name, fd):
                 _remove(name, fd)
-        with contextlib.suppress(OSError):  # there is something in it, or there is none
+        with contextlib.suppress(OSError):  # it is not empty, or does not exist
             os.rmdir(CHECKPOINTS, dir_fd=fd)
         left = sorted(os.listdir(fd))
         if not left:
@@ -151,7 +151,7 @@ def remove(run: Run, *, checkpoints: bool) -> list[str]:
 
 def is_saved_to(run: Run) -> bool:
     """Whether a live process saves with gpulaunch.checkpoint into this run's directory: it holds a lock on `.owner`
-    (gpulaunch.checkpoint, which needs torch). It may be of another run."""
+    (gpulaunch.checkpoint, which needs torch). The process may belong to another run."""
     directory = os.path.join(run.path, CHECKPOINTS)
     for path, directories, files in os.walk(directory):
         directories[:] = [name for name in directories if not name.startswith("step-")]
@@ -168,7 +168,7 @@ def is_saved_to(run: Run) -> bool:
 
 
 def _look(path: str) -> Run | None:
-    """The run in this directory; None where it is none, or not this user's."""
+    """The run in this directory; None if there is none, or it is not this user's."""
     try:
         about = os.lstat(path)
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
@@ -180,7 +180,7 @@ def _look(path: str) -> Run | None:
         began_s = os.lstat(os.path.join(path, _LAST)).st_mtime
         state = _state(path, began_s)
         is_pruned = _is_pruned(path, [name for name, _ in files])
-    except OSError:  # it went away while it was looked at, or may not be read
+    except OSError:  # removed meanwhile, or not readable
         return None
     inside = os.path.join(path, CHECKPOINTS) + os.sep
     return Run(
@@ -200,14 +200,14 @@ def _state(path: str, began_s: float) -> State:
         return State.RUNNING
     summary = _json(os.path.join(path, _SUMMARY))
     if summary is None or os.lstat(os.path.join(path, _SUMMARY)).st_mtime < began_s:
-        return State.LOST  # an older one is of an earlier run in this directory
+        return State.LOST  # an older summary is of an earlier run in this directory
     if summary.get("exit_code") == 0:
         return State.FINISHED
     return State.STOPPED if summary.get("stopped_by") else State.FAILED
 
 
 def _is_pruned(path: str, inside: Sequence[str]) -> bool:
-    """Whether `remove` has kept the checkpoints here, and nothing has been written since that it would take."""
+    """Whether `remove` has kept the checkpoints here, and nothing that it would remove was written since."""
     attempts = os.path.join(path, _ATTEMPTS) + os.sep
     if sum(name.startswith(attempts) for name in inside) > 1:  # more than the empty directory of the last
         return False
@@ -226,7 +226,7 @@ def _json(path: str) -> dict[str, object] | None:
 
 
 def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """The directory and all below it, links not followed."""
+    """The directory and everything below it, links not followed."""
     yield path, os.lstat(path)
     for directory, directories, files in os.walk(path):
         for name in (*directories, *files):
@@ -235,7 +235,7 @@ def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _open_directory(path: str, dir_fd: int | None = None) -> int:
-    """A directory's descriptor. Raises OSError where it is a link, or none."""
+    """A directory's descriptor. Raises OSError if it is a symbolic link, or missing."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
 
 
@@ -249,12 +249,12 @@ def _opened(path: str) -> Generator[int]:
 
 
 def _has_any(name: str, dir_fd: int) -> bool:
-    """Whether there is something in a directory, or the name is anything else than one."""
+    """Whether a directory is not empty, or the name is not a directory."""
     try:
         fd = _open_directory(name, dir_fd)
     except FileNotFoundError:
         return False
-    except OSError:  # a link, say: to wherever the checkpoints really are
+    except OSError:  # e.g. a symbolic link to the real place of the checkpoints
         return True
     try:
         return bool(os.listdir(fd))
@@ -263,7 +263,7 @@ def _has_any(name: str, dir_fd: int) -> bool:
 
 
 def _empty_attempts(dir_fd: int) -> None:
-    """Remove all attempts but for the empty directory of the last."""
+    """Remove all attempts except the empty directory of the last."""
     try:
         fd = _open_directory(_ATTEMPTS, dir_fd)
     except OSError:
@@ -279,10 +279,10 @@ def _empty_attempts(dir_fd: int) -> None:
 
 
 def _clear(path: str, name: str, dir_fd: int) -> None:
-    """Remove what is ours of a directory, and then it, if nothing is left. `path`: relative to the run directory."""
+    """Remove our files of a directory, and the directory if it is then empty. `path`: relative to the run directory."""
     try:
         fd = _open_directory(name, dir_fd)
-    except OSError:  # there is none, or it is a link: not of our making
+    except OSError:  # missing, or a symbolic link: not created by gpulaunch
         return
     try:
         for each in os.listdir(fd):
@@ -300,7 +300,7 @@ def _clear(path: str, name: str, dir_fd: int) -> None:
 
 
 def _is_ours(path: str, name: str, dir_fd: int) -> bool:
-    """Whether a file, where its name may be a program's as well, has content of ours."""
+    """Whether a file has content of ours, if a program may use the same name."""
     is_summary = path == _SUMMARY
     if not is_summary and not _MARKED.fullmatch(path):
         return True
@@ -314,7 +314,7 @@ def _is_ours(path: str, name: str, dir_fd: int) -> bool:
 
 
 def _remove(name: str, dir_fd: int) -> None:
-    """Remove one name and all below it; a link itself, not what it leads to."""
+    """Remove one name and everything below it; a symbolic link itself, not its target."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
             shutil.rmtree(name, dir_fd=dir_fd)
