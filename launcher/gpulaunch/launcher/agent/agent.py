@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpulaunch.launcher.agent import cleanup, events, state, summary
+from gpulaunch.launcher.agent import cleanup, events, outcome, state, summary
 from gpulaunch.launcher.agent.cleanup import CLEAR_S, LeftoverPolicy
 from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
 from gpulaunch.launcher.agent.hangs import Hangs
@@ -21,10 +21,9 @@ from gpulaunch.launcher.agent.starter import Starter, StarterEvents
 from gpulaunch.launcher.agent.status_writer import StatusWriter
 from gpulaunch.launcher.agent.timers import FileTimers
 from gpulaunch.launcher.checkpoint.find import Checkpoint
-from gpulaunch.launcher.failure.blame import Blame, blame, exit_code, failed_at_s
+from gpulaunch.launcher.failure.blame import Blame, failed_at_s
 from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify
 from gpulaunch.launcher.failure.ends import RankEnd, signal_name
-from gpulaunch.launcher.failure.report import headline
 from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.logs.console import Console
@@ -167,11 +166,12 @@ class Agent:
         self._do(self._first)
         self._status_writer.begin()
         self._loop.run()
+        end = self._job_end()
         return Ended(
-            code=self._exit_code(),
+            code=end.exit_code,
             blame=self._blame,
             error=self._error or self._peer_error,
-            stopped_by=signal_name(self._state.signum) if self._was_stopped() else "",
+            stopped_by=end.stopped_by,
         )
 
     def close(self) -> None:
@@ -346,8 +346,9 @@ class Agent:
 
     def _finished(self, newest: Checkpoint | None) -> None:
         self._resumable = newest is not None or self._saved
-        if self._state.preempted and self._was_stopped():
-            self._console.say(_last_word(newest, self._exit_code()))
+        end = self._job_end()
+        if self._state.preempted and end.stopped_by:
+            self._console.say(outcome.preempted_line(newest, end.exit_code))
         ok = self._outcome is events.Outcome.SUCCESS
         self.goodput.ended(ok=ok, newest=newest, all_done=self._hangs.finished)
         self._loop.stop()
@@ -441,46 +442,35 @@ class Agent:
 
     def _cleared(self) -> events.Cleared:
         """Who is to blame for the finished attempt, and whether there will be another."""
-        outcome = self._state.outcome
-        if outcome not in (events.Outcome.FAILURE, events.Outcome.PEER_FAILURE):
+        ended_as = self._state.outcome
+        if ended_as not in (events.Outcome.FAILURE, events.Outcome.PEER_FAILURE):
             self._blame = self._decision = None
             self.goodput.stopped(self._signals.first_s)
             return events.Cleared()
-        self._blame = self._who_is_to_blame()
+        self._blame = outcome.blame_of(self._ends())
         seen_s = self._first_end_s or self._loop.now()
         cause_s = failed_at_s(self._blame.first) if self._blame is not None else seen_s
         self.goodput.failed(*(self._hangs.times_s or (min(cause_s, seen_s), seen_s)))
         if self._state.final and not self._state.preempted:
             return events.Cleared(again=False)
-        # Only echoes here, and other nodes: the cause is on one of them and is counted there.
-        echo = self._blame is not None and self._blame.kind is Kind.PEER and self._spec.nnodes > 1
-        elsewhere = echo or outcome is events.Outcome.PEER_FAILURE
+        elsewhere = outcome.failed_elsewhere(ended_as, self._blame, nnodes=self._spec.nnodes)
         self._decision = self._recovery.judge(self._blame, elsewhere=elsewhere)
         if self._decision.again and not self._state.preempted:
-            self.goodput.restarted(self._blame.kind.value if self._blame is not None else outcome.value)
+            self.goodput.restarted(self._blame.kind.value if self._blame is not None else ended_as.value)
         return events.Cleared(again=self._decision.again, pause_s=self._decision.wait_s)
 
-    def _who_is_to_blame(self) -> Blame | None:
-        """None if all ranks ended because they were asked to, by a person or for another node: nothing failed here."""
-        ends = self._group.ends if self._group is not None else []
-        failed = [end for end in ends if end.code != 0]
-        return blame(ends) if any(not end.stopped for end in failed) else None
-
     def _tell_peers(self, action: events.TellPeers) -> None:
-        why = "" if action.ok else self._what_ended_it()
+        why = "" if action.ok else self._reason_for_peers()
         self._rendezvous.tell(ok=action.ok, final=action.final, why=why, preempted=action.preempted)
 
-    def _what_ended_it(self) -> str:
-        """One line for the other nodes: what ended this attempt."""
-        if self._state.signum:
-            return f"told to end by {signal_name(self._state.signum)}"
-        ends = self._group.ends if self._group is not None else []
-        not_again = f"; not restarted: {self._decision.why}" if self._decision and self._decision.why else ""
-        if self._group is not None and self._group.hang:
-            return f"the ranks hang: {self._group.hang}{not_again}"
-        if any(end.code != 0 for end in ends):
-            return headline(blame(ends)) + not_again
-        return self._error or self._peer_error
+    def _reason_for_peers(self) -> str:
+        return outcome.reason_for_peers(
+            signum=self._state.signum,
+            ends=self._ends(),
+            hang=self._group.hang if self._group is not None else "",
+            decision=self._decision,
+            error=self._error or self._peer_error,
+        )
 
     def _report_failure(self, *, restarting: bool) -> None:
         if self._blame is None:
@@ -493,31 +483,19 @@ class Agent:
         self._group = self._blame = self._decision = None
         self._error = self._peer_error = ""
 
-    def _was_stopped(self) -> bool:
-        """Whether a signal ended the job; if a rank had failed before, that rank's exit code takes precedence."""
-        stopped = self._outcome is events.Outcome.SIGNAL
-        return stopped or (self._state.preempted and self._exit_code() in (REQUEUE, 128 + self._state.signum))
+    def _ends(self) -> list[RankEnd]:
+        return self._group.ends if self._group is not None else []
 
-    def _exit_code(self) -> int:
-        if self._outcome is events.Outcome.SUCCESS:
-            return 0
-        if self._outcome is events.Outcome.SIGNAL:
-            return REQUEUE if self._resumable and self._state.preempted else 128 + self._state.signum
-        if self._state.preempted and self._decision is not None and self._decision.again:
-            return REQUEUE if self._resumable else 128 + self._state.signum
-        if self._decision is not None and self._decision.code is not None:
-            return self._decision.code
-        if self._node_lost and (self._blame is None or self._blame.kind is Kind.PEER):
-            return REQUEUE
-        return exit_code(self._blame.first) if self._blame is not None else 1
-
-
-def _last_word(newest: Checkpoint | None, code: int) -> str:
-    """The message that explains the exit code of a preempted job."""
-    if code != REQUEUE:
-        return f"exit code {code}: no checkpoint to go on from was seen; --checkpoint-dir says where they are"
-    where = f" from {newest.path}" if newest is not None else ""
-    return f"exit code {code}: run the same command again, and it goes on{where}"
+    def _job_end(self) -> outcome.JobEnd:
+        return outcome.JobEnd(
+            outcome=self._outcome,
+            signum=self._state.signum,
+            preempted=self._state.preempted,
+            resumable=self._resumable,
+            node_lost=self._node_lost,
+            decision=self._decision,
+            blame=self._blame,
+        )
 
 
 _NO_WORLD = World(
