@@ -324,7 +324,18 @@ def test_every_file_that_samples_is_behind_a_collector_that_is_named() -> None:
 
     room = Path(sidecar.__file__).parents[1] / "samplers"
     samplers = {path.stem for path in room.glob("*.py") if re.search(r"def read\(self, now: float\)", path.read_text())}
-    known = {"ranks", "process", "host", "run", "gpu_health", "gpus", "workers", "collectives", "stacks", "timeout_guard"}
+    known = {
+        "ranks",
+        "process",
+        "host",
+        "run",
+        "gpu_health",
+        "gpus",
+        "workers",
+        "collectives",
+        "stacks",
+        "timeout_guard",
+    }
 
     assert samplers == known
     # gpu_health is `gpu`, gpus is `device`, timeout_guard is a way to read; two collectors are no samplers.

@@ -110,13 +110,13 @@ def test_what_takes_too_long_ends_itself_and_leaves_nothing(here: Path) -> None:
     """The alarm comes while a page of another size than any is being written."""
     program = f"""
 import os, sys
-from gpulaunch.launcher.cli import report, report_page
+from gpulaunch.launcher.cli import report_document, report_page
 from gpulaunch.launcher.loop import files
 report_page._LONGEST_S = 1
 def endless(run_dir, **_):
     while True:
         pass
-report.as_page = endless
+report_document.as_page = endless
 sys.exit(report_page.run([{str(here / "mine")!r}, "{os.getpid()}"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

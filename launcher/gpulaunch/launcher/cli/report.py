@@ -7,9 +7,10 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from gpulaunch.launcher.cli.answer import answer
+from gpulaunch.launcher.cli.report_document import as_markdown, as_page
 from gpulaunch.launcher.cli.report_page import PAGE_FILE
 from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
 from gpulaunch.launcher.cli.waiting import told_while
@@ -17,9 +18,6 @@ from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_text
 from gpulaunch.launcher.runs.find import find_run, here
 from gpulaunch.launcher.runs.processes import RunError
-
-if TYPE_CHECKING:
-    from gpulaunch.exporters.report.document import Document
 
 _HELP = """\
 usage: gpulaunch report [RUN] [--json | --md | --html [FILE.html] [--static]]
@@ -103,21 +101,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def as_page(run_dir: str, *, static: bool = False) -> str:
-    """The whole report as an HTML page; `static`: without the library for charts, whether it is installed or not."""
-    from gpulaunch.exporters.report.library import plotly_js
-    from gpulaunch.exporters.report.page import as_html
-
-    return as_html(_document(run_dir), library=None if static else plotly_js())
-
-
-def as_markdown(run_dir: str) -> str:
-    """The whole report as Markdown."""
-    from gpulaunch.exporters.report import markdown
-
-    return markdown.as_markdown(_document(run_dir))
-
-
 def _standing(run_dir: str) -> str:
     """The result of the run, in a sentence; "" if unknown."""
     from gpulaunch.exporters.report.content import standing
@@ -127,16 +110,6 @@ def _standing(run_dir: str) -> str:
 
     view = load_run(run_dir)
     return "" if view.status is Status.UNKNOWN else redact(standing(view))
-
-
-def _document(run_dir: str) -> Document:
-    """The whole report, without secrets: command lines and errors may hold some, and reports are passed on."""
-    from gpulaunch.exporters.report.content import report_of
-    from gpulaunch.exporters.report.document import rewritten
-    from gpulaunch.exporters.view.load import load_run
-    from gpulaunch.profiler.redact import redact
-
-    return rewritten(report_of(load_run(run_dir)), redact)
 
 
 def collect(run_dir: Path) -> dict[str, Any]:

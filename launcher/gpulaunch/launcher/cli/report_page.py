@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     run_dir, launcher = argv
     _settle(int(launcher))
     try:
-        from gpulaunch.launcher.cli.report import as_page
+        from gpulaunch.launcher.cli.report_document import as_page
         from gpulaunch.launcher.loop.files import write_text
 
         write_text(os.path.join(run_dir, PAGE_FILE), as_page(run_dir, static=True))

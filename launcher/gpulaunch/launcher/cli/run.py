@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib.util
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 
-from gpulaunch.launcher.agent import summary, timers
+from gpulaunch.launcher.agent import timers
 from gpulaunch.launcher.agent.agent import Agent, Ended
 from gpulaunch.launcher.agent.packages import reading_of, recall
 from gpulaunch.launcher.agent.run_context import RunContext
@@ -21,11 +19,9 @@ from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_o
 from gpulaunch.launcher.checkpoint.names import check_pattern
 from gpulaunch.launcher.checkpoint.resume import check_template
 from gpulaunch.launcher.cli import report_page
+from gpulaunch.launcher.cli.run_output import RunOutput
 from gpulaunch.launcher.cli.sink_options import SinkOptions, sink_options
-from gpulaunch.launcher.failure import report
-from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.failure.evidence import OomWatch
-from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.host_info import HostInfo
 from gpulaunch.launcher.job.imports import Reading
 from gpulaunch.launcher.job.job_json import job_document
@@ -34,14 +30,12 @@ from gpulaunch.launcher.job.spec import JobSpec, Request
 from gpulaunch.launcher.logs.capture import LogHub
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop import child, linux
-from gpulaunch.launcher.loop.files import shown
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.loop.orphan_reaper import OrphanReaper
 from gpulaunch.launcher.rendezvous.base import PortInUseError, Rendezvous, RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
 from gpulaunch.profiler.channel import control
 from gpulaunch.profiler.channel.control import ControlWriter
-from gpulaunch.profiler.kernel import kernel
 
 _FILES_PER_RANK = 6
 _FILES_BESIDE = 40
@@ -137,22 +131,18 @@ class _Job:
         foreign_children: bool,
     ) -> None:
         self._spec = spec
-        self._place = place
         self._loop = loop
         self._console = console
         self._rendezvous = rendezvous
         self._rundir = rundir
-        self._outlets = sinks
+        self._sinks = sinks
         self._run_id = run_id
         self._foreign_children = foreign_children
-        self._started_s = time.monotonic()
-        self._started_wall_s = time.time()
+        self._output = RunOutput(spec, place, console, rundir, run_id)
         self._oom = OomWatch()
-        self._page = ""  # the report of the failure that ended the job
-        self._ended = self._ended_well = self._worth_a_report = False
 
     def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
-        spec, loop, console, rundir = self._spec, self._loop, self._console, self._rundir
+        spec, loop, console, rundir, output = self._spec, self._loop, self._console, self._rundir, self._output
         has_torch = spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
         base_env = self._base_env()
         segments = self._segments(console)
@@ -192,11 +182,11 @@ class _Job:
                 rendezvous=self._rendezvous,
                 sidecar=sidecar,
                 orphan_reaper=orphan_reaper,
-                report=lambda blame, attempt, restarting, why: self._report(console, blame, attempt, restarting, why),
+                report=output.failure,
                 reading=reading,
                 spawn_because=spawn_because,
                 gpus=spec.cards,
-                began_s=self._started_s,
+                began_s=output.started_s,
                 control=ControlWriter(control_path),
             )
             if has_torch:
@@ -210,11 +200,11 @@ class _Job:
                 )
             except OSError as err:
                 console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job goes on")
-            self._greet(console, sidecar_url=url_of(self._metrics, self._outlets.scheme) if sidecar is not None else "")
+            output.greet(sidecar_url=url_of(self._metrics, self._sinks.scheme) if sidecar is not None else "")
             if spawn_because == reading.obstacle != "":
                 console.say(f"starting every rank as a program of its own, not as a fork: {spawn_because}")
             ended = agent.run()
-            self._sum_up(console, agent, ended)
+            output.sum_up(agent, ended)
             if told is not None:
                 told(rundir, agent, ended)
             return ended.code
@@ -224,24 +214,24 @@ class _Job:
             orphan_reaper.dismiss()
             if segments is not None:
                 segments.close()
-            hub.close(keep_held=self._ended_well)
-            if self._ended:
-                self._conclude(console)
+            hub.close(keep_held=output.ended_well)
+            if output.ended:
+                output.conclude()
             # Only this process, which may wait for its reader, and one that ends with it are left for a signal
             # to end.
             for name in {*spec.signals, *spec.preempt_signals}:
                 signal.signal(signal.Signals[name], signal.SIG_DFL)
             for name in spec.notify_signals:  # nothing is left to save, so the signal must not end this process
                 signal.signal(signal.Signals[name], signal.SIG_IGN)
-            writing = report_page.begin(rundir.path) if self._worth_a_report else None
+            writing = report_page.begin(rundir.path) if output.worth_a_report else None
             console.flush(_FLUSH_S)
             if writing is not None:
                 if not report_page.wait(writing):
                     console.say(
                         f"no {report_page.PAGE_FILE}: it took too long, or failed; try: gpulaunch report --html"
                     )
-                elif not self._page:
-                    console.say(self._where_the_report_is())
+                elif not output.ends_with_failure:
+                    console.say(output.where_the_report_is())
                 console.flush(_FLUSH_S)
             console.close()
             hub.hand_over()
@@ -307,124 +297,9 @@ class _Job:
             segments.directory,
             env,
             console.say,
-            sinks=self._outlets.arguments,
-            end_s=self._outlets.end_s,
+            sinks=self._sinks.arguments,
+            end_s=self._sinks.end_s,
         )
-
-    def _greet(self, console: Console, *, sidecar_url: str) -> None:
-        spec, place = self._spec, self._place
-        node = f"on node {spec.node_rank} of {spec.nnodes}" if spec.nnodes > 1 else f"on {place.hostname}"
-        ranks = "1 rank" if spec.nproc == 1 else f"{spec.nproc} ranks"
-        gpus = f"{len(place.gpus)} ({place.gpus_why})" if place.gpus else f"none: {place.gpus_why}"
-        by = "" if place.launched_by == "one host" else f", launched by {place.launched_by}"
-        console.say(f"{spec.name}: {ranks} {node}{by}")
-        threads = "" if spec.omp_num_threads is None else f"; OMP_NUM_THREADS={spec.omp_num_threads} (cores // ranks)"
-        console.say(f"cores {place.cores} ({place.cores_why}){threads}; GPUs {gpus}")
-        if sidecar_url:
-            console.say(f"metrics {sidecar_url}")
-        if timers.HEALTH_CHECK_PORT in os.environ:
-            healthz = f"; {sidecar_url.removesuffix('/metrics')}/healthz answers" if sidecar_url else ""
-            console.say(f"{timers.HEALTH_CHECK_PORT}: no health check server is started, as with torchrun{healthz}")
-        if plan.prefix_is_unused(spec):
-            console.say("--log-line-prefix-template has no effect without --tee, as with torchrun")
-        if self._rundir.fallback_from:
-            console.say(f"cannot write {self._rundir.fallback_from}; using the temporary directory")
-        console.say(f"files in {shown(self._rundir.path)}")
-        self._rundir.event(
-            "run_started",
-            run_id=self._run_id,
-            metrics_url=sidecar_url,
-            pid=os.getpid(),
-            host=place.hostname,
-            kernel=kernel(),
-        )
-
-    def _report(self, console: Console, blame: Blame, attempt: int, restarting: bool, why: str) -> None:
-        spec = self._spec
-        started_s = self._started_s
-        path = os.path.join(self._rundir.attempt_dir(attempt), "failure.json")
-        complaint = report.write_report(
-            path,
-            blame,
-            script=spec.program.target,
-            started_s=started_s,
-            started_wall_s=self._started_wall_s,
-            world_size=spec.nproc * spec.nnodes,
-            attempt=attempt,
-        )
-        if complaint:
-            console.say(complaint)
-        if restarting:
-            console.say(f"attempt {attempt} failed: {report.headline(blame)}")
-            console.say(f"restarting all ranks (restart {attempt + 1} of {spec.max_restarts}); why: {shown(path)}")
-            if why:
-                console.say(why)
-            return
-        if why:
-            console.say(f"not restarted: {why}")
-        parent_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if parent_file:
-            first = blame.first
-            error_file = os.path.join(self._rundir.rank_path(attempt, first.rank), "error.json")
-            report.tell_parent(first, error_file, parent_file)
-        self._page = report.render(
-            blame, script=spec.program.target, report_path=shown(path), started_s=started_s, attempt=attempt
-        )
-
-    def _sum_up(self, console: Console, agent: Agent, ended: Ended) -> None:
-        elapsed_s = time.monotonic() - self._started_s
-        if ended.error and ended.blame is None and ended.code:
-            console.say(f"error: {ended.error}")
-        error = report.headline(ended.blame) if ended.blame is not None and ended.code else ended.error
-        content = summary.as_json(
-            agent.totals,
-            run_id=self._run_id,
-            exit_code=ended.code,
-            stopped_by=ended.stopped_by or None,
-            elapsed_s=elapsed_s,
-            restarts=agent.num_restarts,
-            error=error,
-            goodput_seconds=agent.goodput.seconds(),
-        )
-        with contextlib.suppress(OSError):
-            self._rundir.write_json("summary.json", content)
-        self._rundir.event("run_ended", exit_code=ended.code, **agent.goodput.as_json())
-        lines = summary.as_text(
-            agent.totals,
-            elapsed_s=elapsed_s,
-            restarts=agent.num_restarts,
-            run_dir=shown(self._rundir.path),
-            stopped_by=ended.stopped_by,
-            profiled=self._spec.profile,
-        )
-        for line in [*lines, agent.goodput.line()]:
-            console.say(line)
-        # One for the whole job, and none if nothing was created that it could report.
-        self._worth_a_report = self._spec.node_rank == 0 and any(one.steps for one in agent.totals.values())
-        self._ended, self._ended_well = True, ended.code == 0
-
-    def _conclude(self, console: Console) -> None:
-        """Report what is known only after the sidecar has written its last data."""
-        lines = self._found(self._started_wall_s)
-        # A failure is the last output. Without one, the report is announced once it is written.
-        if self._worth_a_report and self._page:
-            lines.append(self._where_the_report_is())
-        for line in [*lines, *self._page.splitlines()]:
-            console.say(line)
-
-    def _where_the_report_is(self) -> str:
-        return f"report in {shown(os.path.join(self._rundir.path, report_page.PAGE_FILE))}"
-
-    def _found(self, since_s: float) -> list[str]:
-        """What the profiler has found since then (Unix time)."""
-        try:
-            if not os.stat(os.path.join(self._rundir.path, "findings.jsonl")).st_size:
-                return []
-        except OSError:
-            return []
-        from gpulaunch.launcher.cli.report import headlines  # at the end, and only if there is something to report
-
-        return headlines(self._rundir.path, since_s=since_s)
 
 
 def _absolute(path: str) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.job.settings import Settings
 from gpulaunch.launcher.job.spec import METRICS_HOST, STATIC_MASTER_PORT
-
-if TYPE_CHECKING:
-    from gpulaunch.launcher.job.load import Settings
 
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _WHAT_WORKS = "--nnodes N --node-rank R --master-addr A --master-port P, the same on every node but R"

@@ -1,0 +1,160 @@
+"""What a run prints and writes about itself: the greeting, the report of a failure, the summary at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from gpulaunch.launcher.agent import summary, timers
+from gpulaunch.launcher.agent.agent import Agent, Ended
+from gpulaunch.launcher.agent.rundir import RunDir
+from gpulaunch.launcher.cli import report_page
+from gpulaunch.launcher.failure import report
+from gpulaunch.launcher.failure.blame import Blame
+from gpulaunch.launcher.job import plan
+from gpulaunch.launcher.job.host_info import HostInfo
+from gpulaunch.launcher.job.spec import JobSpec
+from gpulaunch.launcher.logs.console import Console
+from gpulaunch.launcher.loop.files import shown
+from gpulaunch.profiler.kernel import kernel
+
+
+class RunOutput:
+    """The lines on the console, and failure.json, summary.json and the events around a run."""
+
+    def __init__(self, spec: JobSpec, place: HostInfo, console: Console, rundir: RunDir, run_id: str) -> None:
+        self._spec = spec
+        self._place = place
+        self._console = console
+        self._rundir = rundir
+        self._run_id = run_id
+        self.started_s = time.monotonic()
+        self._started_wall_s = time.time()
+        self._failure_report = ""
+        self.ended = self.ended_well = self.worth_a_report = False
+
+    @property
+    def ends_with_failure(self) -> bool:
+        """Whether `conclude` prints the report of the failure that ended the job."""
+        return bool(self._failure_report)
+
+    def greet(self, *, sidecar_url: str) -> None:
+        """Print what runs where, and write the event `run_started`; `sidecar_url`: of its metrics, or ""."""
+        spec, place, console = self._spec, self._place, self._console
+        node = f"on node {spec.node_rank} of {spec.nnodes}" if spec.nnodes > 1 else f"on {place.hostname}"
+        ranks = "1 rank" if spec.nproc == 1 else f"{spec.nproc} ranks"
+        gpus = f"{len(place.gpus)} ({place.gpus_why})" if place.gpus else f"none: {place.gpus_why}"
+        by = "" if place.launched_by == "one host" else f", launched by {place.launched_by}"
+        console.say(f"{spec.name}: {ranks} {node}{by}")
+        threads = "" if spec.omp_num_threads is None else f"; OMP_NUM_THREADS={spec.omp_num_threads} (cores // ranks)"
+        console.say(f"cores {place.cores} ({place.cores_why}){threads}; GPUs {gpus}")
+        if sidecar_url:
+            console.say(f"metrics {sidecar_url}")
+        if timers.HEALTH_CHECK_PORT in os.environ:
+            healthz = f"; {sidecar_url.removesuffix('/metrics')}/healthz answers" if sidecar_url else ""
+            console.say(f"{timers.HEALTH_CHECK_PORT}: no health check server is started, as with torchrun{healthz}")
+        if plan.prefix_is_unused(spec):
+            console.say("--log-line-prefix-template has no effect without --tee, as with torchrun")
+        if self._rundir.fallback_from:
+            console.say(f"cannot write {self._rundir.fallback_from}; using the temporary directory")
+        console.say(f"files in {shown(self._rundir.path)}")
+        self._rundir.event(
+            "run_started",
+            run_id=self._run_id,
+            metrics_url=sidecar_url,
+            pid=os.getpid(),
+            host=place.hostname,
+            kernel=kernel(),
+        )
+
+    def failure(self, blame: Blame, attempt: int, restarting: bool, why: str) -> None:
+        """Write failure.json of an attempt; print its headline when the job goes on, else keep the whole report."""
+        spec, console, started_s = self._spec, self._console, self.started_s
+        path = os.path.join(self._rundir.attempt_dir(attempt), "failure.json")
+        complaint = report.write_report(
+            path,
+            blame,
+            script=spec.program.target,
+            started_s=started_s,
+            started_wall_s=self._started_wall_s,
+            world_size=spec.nproc * spec.nnodes,
+            attempt=attempt,
+        )
+        if complaint:
+            console.say(complaint)
+        if restarting:
+            console.say(f"attempt {attempt} failed: {report.headline(blame)}")
+            console.say(f"restarting all ranks (restart {attempt + 1} of {spec.max_restarts}); why: {shown(path)}")
+            if why:
+                console.say(why)
+            return
+        if why:
+            console.say(f"not restarted: {why}")
+        parent_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if parent_file:
+            first = blame.first
+            error_file = os.path.join(self._rundir.rank_path(attempt, first.rank), "error.json")
+            report.tell_parent(first, error_file, parent_file)
+        self._failure_report = report.render(
+            blame, script=spec.program.target, report_path=shown(path), started_s=started_s, attempt=attempt
+        )
+
+    def sum_up(self, agent: Agent, ended: Ended) -> None:
+        """Print the summary of the run, and write summary.json and the event `run_ended`."""
+        console = self._console
+        elapsed_s = time.monotonic() - self.started_s
+        if ended.error and ended.blame is None and ended.code:
+            console.say(f"error: {ended.error}")
+        error = report.headline(ended.blame) if ended.blame is not None and ended.code else ended.error
+        content = summary.as_json(
+            agent.totals,
+            run_id=self._run_id,
+            exit_code=ended.code,
+            stopped_by=ended.stopped_by or None,
+            elapsed_s=elapsed_s,
+            restarts=agent.num_restarts,
+            error=error,
+            goodput_seconds=agent.goodput.seconds(),
+        )
+        with contextlib.suppress(OSError):
+            self._rundir.write_json("summary.json", content)
+        self._rundir.event("run_ended", exit_code=ended.code, **agent.goodput.as_json())
+        lines = summary.as_text(
+            agent.totals,
+            elapsed_s=elapsed_s,
+            restarts=agent.num_restarts,
+            run_dir=shown(self._rundir.path),
+            stopped_by=ended.stopped_by,
+            profiled=self._spec.profile,
+        )
+        for line in [*lines, agent.goodput.line()]:
+            console.say(line)
+        # One for the whole job, and none if nothing was created that it could report.
+        self.worth_a_report = self._spec.node_rank == 0 and any(one.steps for one in agent.totals.values())
+        self.ended, self.ended_well = True, ended.code == 0
+
+    def conclude(self) -> None:
+        """Report what is known only after the sidecar has written its last data."""
+        lines = _found(self._rundir.path, self._started_wall_s)
+        # A failure is the last output. Without one, the report is announced once it is written.
+        if self.worth_a_report and self._failure_report:
+            lines.append(self.where_the_report_is())
+        for line in [*lines, *self._failure_report.splitlines()]:
+            self._console.say(line)
+
+    def where_the_report_is(self) -> str:
+        """The line that names report.html."""
+        return f"report in {shown(os.path.join(self._rundir.path, report_page.PAGE_FILE))}"
+
+
+def _found(run_dir: str, since_s: float) -> list[str]:
+    """What the profiler has found since then (Unix time)."""
+    try:
+        if not os.stat(os.path.join(run_dir, "findings.jsonl")).st_size:
+            return []
+    except OSError:
+        return []
+    from gpulaunch.launcher.cli.report import headlines  # at the end, and only if there is something to report
+
+    return headlines(run_dir, since_s=since_s)
