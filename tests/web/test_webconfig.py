@@ -50,6 +50,13 @@ def test_tls_and_a_token_with_names_relative_to_the_file(folder: Path) -> None:
     assert config.tls.verify_mode is ssl.CERT_NONE
 
 
+def test_any_yaml_that_says_the_same_is_read(folder: Path) -> None:
+    path = folder / "web.yml"
+    path.write_text('{"bearer_token_file": "token"}\n')
+
+    assert read_web_config(path).token == TOKEN
+
+
 def test_clients_may_be_asked_for_a_certificate(folder: Path) -> None:
     path = folder / "web.yml"
     path.write_text(
@@ -95,13 +102,17 @@ TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
         (TLS + "  client_ca_file: pipe\n", "(server.crt, server.key, pipe): not a regular file"),
         ("bearer_token_file: to\0ken\n", "is not text"),
         (TLS.replace("server.crt", "server\0.crt"), "is not text"),
-        ("bearer_token_file: [token]\n", "line 1: only plain and quoted values"),
-        ("bearer_token_file: 'token\n", "line 1: a quoted value ends with its quote"),
+        ("bearer_token_file: [token]\n", "line 1: bearer_token_file has one value"),
+        ("bearer_token_file: 'token\n", "unexpected end of stream"),
         ("bearer_token_file: token\nbearer_token_file: token\n", "line 2: bearer_token_file is there twice"),
-        ("  cert_file: x\n", "line 1: cert_file is indented below nothing"),
-        ("\tcert_file: x\n", "line 1: expected `key: value`"),
-        ("- a\n", "line 1: expected `key: value`"),
-        ('{"bearer_token_file": "token"}\n', "line 1: expected `key: value`"),
+        ("tls_server_config:\n  cert_file:\n    a: b\n", "line 2: cert_file has one value"),
+        ("tls_server_config: &a\n  cert_file: *a\n", "line 2: cert_file has one value"),
+        ("  cert_file: x\n", "cert_file is not supported"),
+        ("\tcert_file: x\n", "line 1: found character"),
+        ("a: b\n  c: d\n", "line 2: mapping values are not allowed here"),
+        ("- a\n", "expected `key: value`"),
+        ("? [a]\n: b\n", "is not YAML of this kind"),
+        ("[" * 9000, "is not YAML of this kind"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(folder: Path, text: str, says: str) -> None:

@@ -8,7 +8,6 @@
       min_version: TLS13                              # optional: TLS12 (default) or TLS13
     bearer_token_file: token                          # own key: Prometheus has `authorization: credentials_file`
 
-Only the needed subset of YAML is supported: `key: value` on two levels, comments, quotes; no lists and no anchors.
 File names are relative to it. Unsupported options (passwords, ciphers) are rejected, not ignored: the user relies on
 them.
 """
@@ -20,13 +19,12 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpulaunch.profiler.files import regular
 
 _T = TypeVar("_T")
 
-_LINE: Final = re.compile(r"( *)([A-Za-z0-9_]+) *:(?: +(.*?))? *")
 _LARGEST_BYTES: Final = 64 << 10
 _SHORTEST_TOKEN: Final = 16
 _TLS: Final = "tls_server_config"
@@ -56,7 +54,7 @@ def read_web_config(file: str | Path) -> WebConfig:
     """
     path = Path(file)
     asked = _parse(_text(path, "the web config"), path)
-    tls = asked.pop(_TLS, {})
+    tls = asked.pop(_TLS, {}) or {}
     token_file = asked.pop("bearer_token_file", "")
     if "basic_auth_users" in asked:
         raise WebConfigError(f"{path}: basic_auth_users is not supported; use bearer_token_file")
@@ -93,42 +91,34 @@ def _read(path: Path, most: int) -> bytes:
         return file.read(most)
 
 
-def _parse(text: str, path: Path) -> dict[str, str | dict[str, str]]:
-    """Parse the two levels of the file."""
-    found: dict[str, str | dict[str, str]] = {}
-    below: dict[str, str] | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#") or line.rstrip() == "---":
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise WebConfigError(f"{path}, line {number}: expected `key: value`, indented with spaces")
-        indent, key, value = match[1], match[2], _value(match[3] or "", path, number)
-        if indent and below is None:
-            raise WebConfigError(f"{path}, line {number}: {key} is indented below nothing")
-        level = below if indent and below is not None else found
-        if key in level:
-            raise WebConfigError(f"{path}, line {number}: {key} is there twice")
-        if indent:
-            assert below is not None, "seen above"
-            below[key] = value
-        elif value:
-            found[key], below = value, None
-        else:
-            found[key] = below = {}
-    return found
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    """Return the two levels of the file; every value is text, as it is written."""
+    import yaml  # type: ignore[import-untyped] # only if there is such a file: 1 MB in the sidecar
 
+    def mapping(node: Any, levels: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            where = f"{path}, line {key.start_mark.line + 1}"
+            if key.value in found:
+                raise WebConfigError(f"{where}: {key.value} is there twice")
+            if isinstance(value, yaml.ScalarNode):
+                found[key.value] = value.value
+            elif isinstance(value, yaml.MappingNode) and levels > 1:
+                found[key.value] = mapping(value, levels - 1)
+            else:
+                raise WebConfigError(f"{where}: {key.value} has one value, as text")
+        return found
 
-def _value(text: str, path: Path, number: int) -> str:
-    if text[:1] in ("'", '"'):
-        end = text.find(text[0], 1)
-        if end < 0 or not re.fullmatch(r" *(?: #.*)?", text[end + 1 :]) or "\\" in text[:end]:
-            raise WebConfigError(f"{path}, line {number}: a quoted value ends with its quote and has no backslash")
-        return text[1:end]
-    value = re.sub(r"(?:^| +)#.*", "", text)
-    if value[:1] in tuple("[{&*!|>%@`"):
-        raise WebConfigError(f"{path}, line {number}: only plain and quoted values are read here")
-    return value
+    try:
+        root = yaml.compose(text, yaml.BaseLoader)
+        if root is not None and not isinstance(root, yaml.MappingNode):
+            raise WebConfigError(f"{path}: expected `key: value`")
+        return mapping(root, 2) if root is not None else {}
+    except yaml.MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise WebConfigError(f"{path}{where}: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError, TypeError):  # TypeError: a key that is no text
+        raise WebConfigError(f"{path} is not YAML of this kind; is it the right file?") from None
 
 
 def _context(asked: Mapping[str, str], path: Path) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""`gpulaunch PROGRAM`: puts the rooms together for one job, and takes them apart whatever happens."""
+"""`gpulaunch PROGRAM`: creates the parts of one job, runs it, and cleans up in any case."""
 
 from __future__ import annotations
 
