@@ -77,6 +77,8 @@ SAID = [
     (Kind.SYNTAX, "IndentationError: unexpected indent"),
     (Kind.EXCEPTION, "MySyntaxError: no"),
     (Kind.IMPORT, "ModuleNotFoundError: No module named 'nope'"),
+    (Kind.IMPORT, "SystemExit: /usr/bin/python3: No module named nope"),
+    (Kind.IMPORT, "SystemExit: /usr/bin/python3: Error while finding module specification for 'nope.x' (Module"),
     (Kind.EXCEPTION, "ValueError: ImportError: not really"),
     (Kind.EXIT_CODE, "SystemExit: no data"),
     (Kind.PREEMPTED, "gpulaunch.checkpoint.save.Preempted: 75"),
