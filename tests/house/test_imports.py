@@ -18,13 +18,14 @@ SLICES = ("launcher", "profiler", "exporters")
 
 # room: the rooms that it may import (its own always). A room that is not named here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
+    "profiler.cgroup": set(),
     "profiler.files": set(),
     "profiler.kernel": set(),
     "profiler.redact": set(),
     "profiler.channel": {"profiler.files"},
     "profiler.record": set(),
     "profiler.probe": {"profiler.channel", "profiler.files"},
-    "profiler.samplers": {"profiler.channel", "profiler.record", "profiler.files"},
+    "profiler.samplers": {"profiler.cgroup", "profiler.channel", "profiler.record", "profiler.files"},
     "profiler.analysis": {"profiler.channel", "profiler.record"},
     "profiler.daemon": {"profiler.samplers", "profiler.analysis", "profiler.channel", "profiler.record"},
     "mark": {"profiler.probe"},
@@ -42,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters.tui": {"exporters.view", "profiler.redact"},
     "exporters.web": {"exporters.prometheus", "exporters.view", "profiler.files", "profiler.record"},
     "exporters.otlp": {"exporters.prometheus", "profiler.record"},
-    "launcher.job": {"profiler.redact"},
+    "launcher.job": {"profiler.cgroup", "profiler.redact"},
     "launcher.loop": {"profiler.files"},
     "launcher.rendezvous": {"launcher.loop", "launcher.job"},
     "launcher.failure": {"launcher.loop", "launcher.job", "profiler.redact"},

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.job.cgroup import cpu_quota, memory_limit_bytes
 from gpulaunch.launcher.job.describe import ranges
 from gpulaunch.launcher.job.host_info import Gpu, look, parse_cpu_list, select
+from gpulaunch.profiler.cgroup import Cgroups
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = (
@@ -86,8 +86,8 @@ def test_the_tightest_limit_on_the_way_up_counts(root: Root) -> None:
     root.write("sys/fs/cgroup/a/cpu.max", "200000 100000").write("sys/fs/cgroup/a/b/cpu.max", "400000 100000")
     root.write("sys/fs/cgroup/a/memory.max", "4096").write("sys/fs/cgroup/a/b/memory.max", "max")
 
-    assert cpu_quota(root.path) == 2.0
-    assert memory_limit_bytes(root.path) == (4096, "cgroup v2 memory.max")
+    assert Cgroups(root.path).cpu_quota_cores() == 2.0
+    assert Cgroups(root.path).memory_limit() == (4096, "cgroup v2 memory.max")
 
 
 def test_limits_of_cgroup_v1(root: Root) -> None:
@@ -99,8 +99,8 @@ def test_limits_of_cgroup_v1(root: Root) -> None:
     root.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", str(8 << 30))
     root.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
 
-    assert cpu_quota(root.path) == 4.0
-    assert memory_limit_bytes(root.path) == (8 << 30, "cgroup v1 memory.limit_in_bytes")
+    assert Cgroups(root.path).cpu_quota_cores() == 4.0
+    assert Cgroups(root.path).memory_limit() == (8 << 30, "cgroup v1 memory.limit_in_bytes")
 
 
 def test_a_container_without_a_cgroup_namespace(root: Root) -> None:
@@ -108,7 +108,7 @@ def test_a_container_without_a_cgroup_namespace(root: Root) -> None:
     root.write("proc/self/cgroup", "0::/docker/0123\n").write("proc/self/mountinfo", V2_MOUNT)
     root.write("sys/fs/cgroup/cpu.max", "300000 100000")
 
-    assert cpu_quota(root.path) == 3.0
+    assert Cgroups(root.path).cpu_quota_cores() == 3.0
 
 
 def test_a_mount_of_a_part_of_the_tree(root: Root) -> None:
@@ -116,7 +116,7 @@ def test_a_mount_of_a_part_of_the_tree(root: Root) -> None:
     root.write("proc/self/mountinfo", V2_MOUNT.replace(" / /sys", " /docker/0123 /sys"))
     root.write("sys/fs/cgroup/inner/cpu.max", "300000 100000")
 
-    assert cpu_quota(root.path) == 3.0
+    assert Cgroups(root.path).cpu_quota_cores() == 3.0
 
 
 def test_without_proc_the_kernel_is_asked(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.samplers.cgroup import Cgroups, GroupMemory, parse_stat
+from gpulaunch.profiler.cgroup import Cgroups, GroupMemory, parse_stat
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = (
@@ -169,7 +169,7 @@ SHARE_BYTES = 32 << 20
 # Takes memory of its own and writes a file, which stays in the page cache; then says what a sidecar here would see.
 MEMBER = f"""
 import sys
-from gpulaunch.profiler.samplers.cgroup import Cgroups
+from gpulaunch.profiler.cgroup import Cgroups
 print("ready", flush=True)
 sys.stdin.readline()
 own = bytearray(b"x") * {SHARE_BYTES}

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpulaunch.launcher.job.cgroup import cpu_quota, memory_limit_bytes
+from gpulaunch.profiler.cgroup import Cgroups
 
 # Slurm numbers the steps that are not a user's srun from the top: batch, extern, interactive and pending. A batch
 # script also has SLURM_PROCID=0 and SLURM_NTASKS=N, so only a step id below these proves that srun started us.
@@ -56,7 +56,7 @@ def look(environ: Mapping[str, str], *, root: str = "/") -> HostInfo:
     """Read /proc, /sys and the cgroup under `root`, and NVML if there is an NVIDIA driver. Starts nothing."""
     cores, cores_why = _cores(root)
     gpus, gpus_why = _gpus(environ, root)
-    limit, memory_why = memory_limit_bytes(root)
+    limit, memory_why = Cgroups(root).memory_limit()
     return HostInfo(
         cores=cores,
         cores_why=cores_why,
@@ -99,7 +99,7 @@ def _cores(root: str) -> tuple[int, str]:
             online = len(parse_cpu_list(file.read()))
     except (OSError, ValueError):
         online = allowed
-    quota = cpu_quota(root)
+    quota = Cgroups(root).cpu_quota_cores()
     if quota is not None and quota < allowed:
         # Rounded down: one thread more than the quota gets throttled together with all others.
         return max(1, int(quota)), f"{max(1, int(quota))} of {online}: cgroup quota {quota:.1f}"

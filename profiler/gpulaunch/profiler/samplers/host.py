@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from gpulaunch.profiler.cgroup import Cgroups
 from gpulaunch.profiler.record import HostState, Reading
-from gpulaunch.profiler.samplers.cgroup import Cgroups
 
 PRESSURES: Final = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
 """Resource and severity of every meaningful figure of /proc/pressure. The cpu file also has a line `full`, for the sake

@@ -1,10 +1,11 @@
-"""Reads our control groups, version 1 and 2: memory headroom and CPU quota.
+"""Reads our control groups, version 1 and 2: memory limit and headroom, CPU quota.
 
 A limit anywhere above us applies to us too, so every directory from ours up to the mount counts. Inside a container
 without a cgroup namespace the path in /proc/self/cgroup does not exist below the mount; the walk upwards then ends at
 the mount itself, which is the container's own group.
 
-The sidecar is in its agent's group. A rank in a deeper one (a launcher that moves its children) may have less.
+The agent reads it at the start, the sidecar at each sample; the sidecar is in its agent's group. A rank in a deeper one
+(a launcher that moves its children) may have less.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 # Version 1 writes "no limit" as the largest multiple of the page size that fits a signed 64-bit number.
 _V1_NO_LIMIT_BYTES: Final = 1 << 62
+_LIMIT: Final = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +38,14 @@ class GroupMemory:
 class Cgroups:
     """Finds the groups once, and reads their limits each time, since these can change while we run."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = str(root)
+    def __init__(self, root: str | os.PathLike[str] = "/") -> None:
+        """`root`: where /proc and /sys are."""
+        self._root = os.fspath(root)
 
     def memory(self) -> GroupMemory | None:
         """Return the group with the least headroom; None without a limit."""
         limited: list[GroupMemory] = []
-        for version, directory in self._memory_groups:
-            limit = _number(directory, "memory.max" if version == 2 else "memory.limit_in_bytes")
-            if limit is None or limit >= _V1_NO_LIMIT_BYTES:
-                continue
+        for version, directory, limit in self._memory_limits():
             usage = _number(directory, "memory.current" if version == 2 else "memory.usage_in_bytes")
             if usage is None:
                 continue
@@ -55,6 +54,11 @@ class Cgroups:
             cache = stat.get(f"{total}active_file", 0) + stat.get(f"{total}inactive_file", 0)
             limited.append(GroupMemory(limit_bytes=limit, used_bytes=max(0, usage - cache)))
         return min(limited, key=lambda group: group.headroom_bytes, default=None)
+
+    def memory_limit(self) -> tuple[int | None, str]:
+        """Return the lowest memory limit in bytes and its source, or None with the reason."""
+        limits = [(limit, f"cgroup v{version} {_LIMIT[version]}") for version, _, limit in self._memory_limits()]
+        return min(limits, default=(None, "no cgroup limit"))
 
     def cpu_quota_cores(self) -> float | None:
         """Return the CPU time that we may use, in cores; None without a quota."""
@@ -67,6 +71,13 @@ class Cgroups:
             if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # else `max`, -1, or no such file
                 quotas.append(int(quota) / int(period))
         return min(quotas, default=None)
+
+    def _memory_limits(self) -> Iterator[tuple[int, str, int]]:
+        """(version, directory, bytes) of each group with a limit."""
+        for version, directory in self._memory_groups:
+            limit = _number(directory, _LIMIT[version])
+            if limit is not None and limit < _V1_NO_LIMIT_BYTES:
+                yield version, directory, limit
 
     @cached_property
     def _memory_groups(self) -> tuple[tuple[int, str], ...]:
