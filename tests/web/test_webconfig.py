@@ -111,8 +111,13 @@ TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
         ("\tcert_file: x\n", "line 1: found character"),
         ("a: b\n  c: d\n", "line 2: mapping values are not allowed here"),
         ("- a\n", "expected `key: value`"),
-        ("? [a]\n: b\n", "is not YAML of this kind"),
+        ("? [a]\n: b\n", "line 1: expected `key: value`"),
         ("[" * 9000, "is not YAML of this kind"),
+        ('bearer_token_file: "a\\0b"\n', "line 1: a name or a value that cannot be printed"),
+        ('bearer_token_file: "\\uD800"\n', "line 1: a name or a value that cannot be printed"),
+        ('"a\\nb": c\n', "line 1: a name or a value that cannot be printed"),
+        ('bearer_token_file: "\\UFFFFFFFF"\n', "is not YAML of this kind"),
+        ("%YAML 1." + 5000 * "9" + "\n---\na: b\n", "is not YAML of this kind"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(folder: Path, text: str, says: str) -> None:

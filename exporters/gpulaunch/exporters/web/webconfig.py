@@ -99,6 +99,8 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in node.value:
             where = f"{path}, line {key.start_mark.line + 1}"
+            if not isinstance(key, yaml.ScalarNode):
+                raise WebConfigError(f"{where}: expected `key: value`")
             if key.value in found:
                 raise WebConfigError(f"{where}: {key.value} is there twice")
             if isinstance(value, yaml.ScalarNode):
@@ -107,18 +109,20 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
                 found[key.value] = mapping(value, levels - 1)
             else:
                 raise WebConfigError(f"{where}: {key.value} has one value, as text")
+            if not f"{key.value}{value.value if isinstance(value, yaml.ScalarNode) else ''}".isprintable():
+                raise WebConfigError(f"{where}: a name or a value that cannot be printed")
         return found
 
     try:
         root = yaml.compose(text, yaml.BaseLoader)
-        if root is not None and not isinstance(root, yaml.MappingNode):
-            raise WebConfigError(f"{path}: expected `key: value`")
-        return mapping(root, 2) if root is not None else {}
     except yaml.MarkedYAMLError as error:
         where = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise WebConfigError(f"{path}{where}: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError, TypeError):  # TypeError: a key that is no text
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
         raise WebConfigError(f"{path} is not YAML of this kind; is it the right file?") from None
+    if root is not None and not isinstance(root, yaml.MappingNode):
+        raise WebConfigError(f"{path}: expected `key: value`")
+    return mapping(root, 2) if root is not None else {}
 
 
 def _context(asked: Mapping[str, str], path: Path) -> ssl.SSLContext:

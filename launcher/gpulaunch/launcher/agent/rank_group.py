@@ -164,10 +164,13 @@ class RankGroup:
     def adopt(self, started: Started) -> None:
         """The fork server has answered: its children are now children of the agent.
 
-        If the attempt was given up and cleared before the answer, they have been ended and reaped, or the agent's last
-        clearing finds them.
+        If the attempt was given up and cleared before the answer, they have been ended and reaped, or were forked
+        later: those are killed, and the agent's last clearing waits for them.
         """
         if self._over:
+            for pid in {*started.pids, started.store_pid or 0} & set(linux.children_of(os.getpid())):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             return
         if started.store_pid is not None:
             self._watch_store(started.store_pid)

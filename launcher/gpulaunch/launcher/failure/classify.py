@@ -151,7 +151,10 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.GPU_FAULT, r"\b(CUDA|HIP) error: |(CUBLAS|CUDNN)_STATUS_[A-Z]|unhandled cuda error"),
     Rule(Kind.SYNTAX, r"^(SyntaxError|IndentationError|TabError)\b"),
     Rule(Kind.IMPORT, r"^(ImportError|ModuleNotFoundError)\b"),
-    Rule(Kind.IMPORT, r"^SystemExit: \S+: (No module named|Error while finding module specification for) "),  # runpy
+    # As runpy says it of `-m`.
+    Rule(
+        Kind.IMPORT, r"^SystemExit: .+: (No module named|No code object available for|Error while finding module spec)"
+    ),
     Rule(Kind.INTERRUPT, r"^KeyboardInterrupt\b"),
     Rule(Kind.EXIT_CODE, r"^SystemExit\b"),
     Rule(Kind.EXCEPTION, has_error=True),

@@ -175,7 +175,9 @@ class ForkServer:
             self.on_ready(self.ready)
         else:
             self.on_started(
-                Started(pids=tuple(message["pids"]), store_pid=message["store"], error=message.get("error", ""))
+                Started(
+                    pids=tuple(message.get("pids", ())), store_pid=message.get("store"), error=message.get("error", "")
+                )
             )
 
     def _lose(self) -> None:
