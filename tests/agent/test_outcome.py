@@ -8,43 +8,16 @@ import pytest
 
 from gpulaunch.launcher.agent.events import Outcome
 from gpulaunch.launcher.agent.outcome import JobEnd, blame_of, failed_elsewhere, preempted_line, reason_for_peers
-from gpulaunch.launcher.failure.ends import RankEnd
-from gpulaunch.launcher.failure.errors import RankError
 from gpulaunch.launcher.policy.restart import Decision
-
-_GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4518"
-
-
-def raised_error(message: str) -> RankError:
-    frames = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()\n'
-    traceback = f"{frames}RuntimeError: {message}\n"
-    return RankError(type="RuntimeError", message=message, traceback=traceback, at_monotonic_s=109.9, at_wall_s=0.0)
-
-
-def end(rank: int = 0, *, code: int | None = 3, raised: str = "", stopped: bool = False) -> RankEnd:
-    return RankEnd(
-        rank=rank,
-        local_rank=rank,
-        pid=4000 + rank,
-        host="node1",
-        code=code,
-        signal=None,
-        at_s=110.0,
-        wall_time_s=1_700_000_010.0,
-        stopped=stopped,
-        error=raised_error(raised) if raised else None,
-        tail=(),
-        fault=None,
-        evidence=(),
-    )
+from rank_ends import echo_end, rank_end
 
 
 def decision(*, again: bool = False, code: int | None = None, why: str = "") -> Decision:
     return Decision(again=again, wait_s=0.0, charged=True, why=why, code=code)
 
 
-OWN = blame_of([end()])
-ECHO = blame_of([end(code=1, raised=_GLOO)])
+OWN = blame_of([rank_end(code=3)])
+ECHO = blame_of([echo_end()])
 
 
 @pytest.mark.parametrize(
@@ -94,9 +67,9 @@ def test_the_exit_code_of_a_job(job: dict[str, Any], code: int, stopped_by: str)
 
 def test_ranks_that_ended_because_they_were_told_to_are_not_to_blame() -> None:
     assert blame_of([]) is None
-    assert blame_of([end(code=0)]) is None
-    assert blame_of([end(stopped=True)]) is None
-    found = blame_of([end(0, stopped=True), end(1)])
+    assert blame_of([rank_end(code=0)]) is None
+    assert blame_of([rank_end(stopped=True)]) is None
+    found = blame_of([rank_end(0, stopped=True), rank_end(1)])
     assert found is not None
     assert found.first.rank == 1
 
@@ -112,11 +85,11 @@ def test_what_the_other_nodes_are_told() -> None:
     def told(**fields: Any) -> str:
         return reason_for_peers(**({"signum": 0, "ends": (), "hang": "", "decision": None, "error": ""} | fields))
 
-    assert told(signum=15, ends=[end()]) == "told to end by SIGTERM"
-    assert told(hang="rank 1 sleeps", ends=[end()]) == "the ranks hang: rank 1 sleeps"
-    assert told(ends=[end(1)], decision=decision(why="in vain")).startswith("rank 1")
-    assert told(ends=[end(1)], decision=decision(why="in vain")).endswith("; not restarted: in vain")
-    assert told(ends=[end(code=0)], error="the store is gone") == "the store is gone"
+    assert told(signum=15, ends=[rank_end()]) == "told to end by SIGTERM"
+    assert told(hang="rank 1 sleeps", ends=[rank_end()]) == "the ranks hang: rank 1 sleeps"
+    assert told(ends=[rank_end(1)], decision=decision(why="in vain")).startswith("rank 1")
+    assert told(ends=[rank_end(1)], decision=decision(why="in vain")).endswith("; not restarted: in vain")
+    assert told(ends=[rank_end(code=0)], error="the store is gone") == "the store is gone"
 
 
 def test_what_the_exit_code_of_a_preempted_job_means() -> None:

@@ -1,65 +1,26 @@
-"""Makers of ends and errors: every field has a dull default, a test names what it is about."""
+"""Makers of ends and errors, as fixtures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from gpulaunch.launcher.failure.ends import RankEnd
 from gpulaunch.launcher.failure.errors import RankError
-
-GLOO_ECHO = (
-    "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
-    "[127.0.0.1]:4518. This is typically caused by a remote worker crashing."
-)
-
-MakeEnd = Callable[..., RankEnd]
-MakeError = Callable[..., RankError]
-
-
-def _error(kind: str, message: str, *, at: float | None = None, traceback: str | None = None) -> RankError:
-    if traceback is None:
-        frames = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()\n'
-        traceback = f"{frames}{kind}: {message}\n"
-    return RankError(type=kind, message=message, traceback=traceback, at_monotonic_s=at, at_wall_s=1_700_000_000.0)
-
-
-def _end(rank: int = 0, **fields: Any) -> RankEnd:
-    values: dict[str, Any] = {
-        "rank": rank,
-        "local_rank": rank,
-        "pid": 4000 + rank,
-        "host": "node1",
-        "code": None if fields.get("signal") else 1,
-        "signal": None,
-        "at_s": 110.0,
-        "wall_time_s": 1_700_000_010.0,
-        "stopped": False,
-        "error": None,
-        "tail": (),
-        "fault": None,
-        "evidence": (),
-    }
-    return RankEnd(**{**values, **fields})
+from rank_ends import echo_end, rank_end, rank_error
 
 
 @pytest.fixture(scope="session")
-def make_error() -> MakeError:
-    return _error
+def make_error() -> Callable[..., RankError]:
+    return rank_error
 
 
 @pytest.fixture(scope="session")
-def make_end() -> MakeEnd:
-    return _end
+def make_end() -> Callable[..., RankEnd]:
+    return rank_end
 
 
 @pytest.fixture(scope="session")
-def make_echo() -> MakeEnd:
-    """An end that only says that a peer is gone; 0.1 s between the exception and the death."""
-
-    def echo(rank: int, at: float = 110.5) -> RankEnd:
-        return _end(rank, at_s=at + 0.1, error=_error("RuntimeError", GLOO_ECHO, at=at))
-
-    return echo
+def make_echo() -> Callable[..., RankEnd]:
+    return echo_end

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gpulaunch.launcher.failure.blame import blame
 from gpulaunch.launcher.failure.classify import Kind
 from gpulaunch.launcher.failure.ends import RankEnd
-from gpulaunch.launcher.failure.errors import RankError
 from gpulaunch.launcher.policy import restart
 from gpulaunch.launcher.policy.restart import TABLE, Action, Decision, Failure, Limits, RestartHistory, decide
+from rank_ends import rank_end, rank_error
 
 UNCHARGED = {Kind.NODE_LOSS, Kind.PREEMPTED, Kind.STOPPED, Kind.CHECKPOINT_IN_USE}
 GENEROUS = Limits(max_restarts=1000, rate=None, backoff_max_s=60.0, no_progress=None)
@@ -316,20 +316,12 @@ def test_what_is_remembered_stays_small(failures: list[Failure]) -> None:
 # -- signatures
 
 
-def end(**fields: Any) -> RankEnd:
-    plain = RankEnd(
-        rank=0, local_rank=0, pid=1, host="h", code=1, signal=None, at_s=1.0, wall_time_s=1.0, stopped=False,
-        error=None, tail=(), fault=None, evidence=(),
-    )  # fmt: skip
-    return replace(plain, **fields)
-
-
 def raised(name: str, message: str, line: int = 27) -> RankEnd:
     trace = (
         'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n    main()\n'
         f'  File "train.py", line {line}, in main\n    step()\n{name}: {message}\n'
     )
-    return end(error=RankError(type=name, message=message, traceback=trace, at_monotonic_s=1.0, at_wall_s=1.0))
+    return rank_end(error=rank_error(name, message, at=1.0, traceback=trace))
 
 
 def signature(one: RankEnd) -> str:
@@ -346,8 +338,8 @@ def test_a_signature_has_what_stays_the_same() -> None:
 
 
 def test_a_signature_of_what_left_no_exception() -> None:
-    assert signature(end(code=None, signal=11)) == "segfault: SIGSEGV"
-    assert signature(end(code=3)) == "exit_code: exit code 3"
+    assert signature(rank_end(code=None, signal=11)) == "segfault: SIGSEGV"
+    assert signature(rank_end(code=3)) == "exit_code: exit code 3"
     assert signature(raised("SystemExit", "40")) == "exit_code: exit code 1"
     printed = ("Traceback (most recent call last):", "ValueError: x 17")
-    assert signature(end(tail=printed)) == "exception: exit code 1: ValueError: x"
+    assert signature(rank_end(tail=printed)) == "exception: exit code 1: ValueError: x"
