@@ -72,7 +72,7 @@ def replacing(path: str | PathLike[str], *, mode: int = _OWNER, suffix: str = ".
                 os.fchmod(fd, mode)
             yield file
         os.replace(draft, path)
-    except BaseException:  # re-raised, whatever it is; but our draft must not keep a disk full
+    except BaseException:  # re-raised; the draft must not keep a disk full, after an interrupt neither
         with contextlib.suppress(OSError):
             os.unlink(draft)
         raise

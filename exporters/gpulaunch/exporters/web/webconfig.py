@@ -101,6 +101,9 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
             where = f"{path}, line {key.start_mark.line + 1}"
             if not isinstance(key, yaml.ScalarNode):
                 raise WebConfigError(f"{where}: expected `key: value`")
+            texts = [each.value for each in (key, value) if isinstance(each, yaml.ScalarNode)]
+            if not "".join(texts).isprintable():
+                raise WebConfigError(f"{where}: a name or a value that cannot be printed")
             if key.value in found:
                 raise WebConfigError(f"{where}: {key.value} is there twice")
             if isinstance(value, yaml.ScalarNode):
@@ -109,8 +112,6 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
                 found[key.value] = mapping(value, levels - 1)
             else:
                 raise WebConfigError(f"{where}: {key.value} has one value, as text")
-            if not f"{key.value}{value.value if isinstance(value, yaml.ScalarNode) else ''}".isprintable():
-                raise WebConfigError(f"{where}: a name or a value that cannot be printed")
         return found
 
     try:

@@ -86,7 +86,7 @@ class RankGroup:
         self._told_fd = -1
         self._hung: dict[int, str] = {}  # rank -> why it is considered hung
         self._hung_s: float | None = None
-        self._leftovers: Cleanup | None = None
+        self._cleanup: Cleanup | None = None
         self._over = False
 
     @property
@@ -100,7 +100,7 @@ class RankGroup:
     @property
     def awaits_store(self) -> bool:
         """The store of this attempt has not been started."""
-        return self.store_pid is None and self._leftovers is None and self._store() is not None
+        return self.store_pid is None and self._cleanup is None and self._store() is not None
 
     def when_cleared(self, callback: Callable[[list[int]], None]) -> None:
         """Call `callback` when cleared, instead of the previous one."""
@@ -400,8 +400,8 @@ class RankGroup:
 
     def _store_ended(self, exit_: Exit) -> None:
         self.store_pid = None
-        if self._leftovers is not None:
-            self._leftovers.store_ended()
+        if self._cleanup is not None:
+            self._cleanup.store_ended()
         else:
             self._events.store_lost(exit_)
 
@@ -459,8 +459,8 @@ class RankGroup:
     def clear(self, keep: frozenset[int], how: LeftoverPolicy) -> None:
         """Clear up what the ranks left behind, and end the store; `keep`: the agent's own helpers."""
         self._stopping = True
-        if self._leftovers is None:
-            self._leftovers = Cleanup(
+        if self._cleanup is None:
+            self._cleanup = Cleanup(
                 self._context.loop,
                 run_id=self._run_id,
                 sessions=self._sessions,
@@ -468,10 +468,10 @@ class RankGroup:
                 store_pid=self.store_pid,
                 told=self._events.left_running,
             )
-        self._leftovers.clear(keep, how, done=self._cleared)
+        self._cleanup.clear(keep, how, done=self._cleared)
 
     def _cleared(self, left: list[int]) -> None:
         self._hear_no_more()
-        self._leftovers = None
+        self._cleanup = None
         self._over = True
         self._on_cleared(left)

@@ -123,7 +123,7 @@ class Starter:
             self._spawn_because, later = why, "ranks are not forked"
         else:
             later = f"{', '.join(names)} is not preloaded"
-        self._outdated = True  # not closed yet: a rank may be faster than the message with the ranks' pids
+        self._outdated = True  # not closed yet: its answer with the ranks' pids may not be read yet
         if "too_late" in told:
             self._say(
                 f"{why}, too late to have its effect ({told['too_late']}): ranks go on with what was imported before "

@@ -30,7 +30,7 @@ def make(path: str, size_bytes: int, words: Sequence[int]) -> None:
         os.posix_fallocate(fd, 0, size_bytes)
         os.pwrite(fd, struct.pack(f"@{len(words)}Q", *words), 0)
         os.rename(making, path)
-    except BaseException:  # re-raised, whatever it is; but no half-made file stays
+    except BaseException:  # re-raised; no half-made file stays, after an interrupt neither
         with contextlib.suppress(OSError):
             os.unlink(making)
         raise

@@ -35,7 +35,7 @@ class _Call(Generic[T]):
     def make(self) -> None:
         try:
             self._result.append(self._what())
-        except BaseException as error:  # whatever it is, it is raised in the caller
+        except BaseException as error:  # raised again in the caller
             self._error = error
         self._back.set()
 
