@@ -235,7 +235,7 @@ CASES: dict[str, Case] = {
             pressure_s={("cpu", "some"): 9.5},
         ),
         repaired=window(rank(trainer_cpu_s=140.0, facts=facts(torch_threads=16))),
-        saves_ms=0.75 * sum(HEALTHY_MS[phase] for phase in ("forward", "backward", "optimizer")),
+        saves_ms=(1.0 - 0.5**1.5) * sum(HEALTHY_MS[phase] for phase in ("forward", "backward", "optimizer")),
     ),
     "gc-pauses": Case(
         fault=window(

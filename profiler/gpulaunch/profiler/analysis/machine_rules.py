@@ -13,6 +13,10 @@ from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _FAULTS: Final = ("thermal", "hw_slowdown", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
 """A power cap is not a fault: every well-used card reaches it."""
+_DEPENDENCE: Final = 1.5
+"""How much the threads of a rank depend on each other. Measured on 2 cores (`tests/findings/programs/omp_threads.py`):
+1 where the kernel happens to run all threads of a rank at the same time, 2 where each thread has a core by chance and
+waits at the barrier for one that has none. A run changes between the two, and `waiting` is the same in both."""
 
 
 def throttled_share(window: Window, rank: RankWindow) -> float:
@@ -95,8 +99,7 @@ def omp_oversubscribed(window: Window) -> Iterator[Loss]:
         computing_s = sum(rank.phase_s(phase) for phase in ("forward", "backward", "comm", "optimizer"))
         yield Loss(
             rank=rank.rank,
-            # A thread makes progress while it has a core and the thread that it waits for has one, too.
-            seconds_per_step=computing_s * (1.0 - (1.0 - waiting) ** 2),
+            seconds_per_step=computing_s * (1.0 - (1.0 - waiting) ** _DEPENDENCE),
             step_s=rank.step_s,
             confidence=ESTIMATED,
             evidence={

@@ -237,8 +237,8 @@ RULES: Final = (
         problem="The ranks compute with more threads than there are cores.",
         evidence="`torch.get_num_threads()` of all ranks against the cores, and threads that wait for one, long and "
         "often.",
-        costs="A thread gets on while it has a core and the one that it waits for has one: of the computing, "
-        "`1 - (1 - waiting)^2` is lost. An estimate: how threads wait for each other is not seen.",
+        costs="A thread progresses while it has a core, and in part only while the threads it waits for have one: of "
+        "the computing, `1 - (1 - waiting)^1.5` is lost. An estimate: how threads wait for each other is not seen.",
         fix="Leave `OMP_NUM_THREADS` to gpulaunch (cores / ranks); no `torch.set_num_threads`.",
         suppressed="They do not wait for cores: threads that only exist cost nothing.",
         limits=(thresholds.THREADS, thresholds.BUSY, thresholds.CROWDED, thresholds.CROWDED_NODE),
