@@ -11,8 +11,8 @@ import pytest
 
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
+from gpulaunch.launcher.rendezvous.connection import Pace
 from gpulaunch.launcher.rendezvous.static import StaticRendezvous
-from gpulaunch.launcher.rendezvous.wire import Pace
 
 LIMIT_S = 60.0
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulaunch.launcher.rendezvous import rounds
+from gpulaunch.launcher.rendezvous.messages import Done, Ended, Failed, Go, Hello, Ready, Welcome, decode, encode
 from gpulaunch.launcher.rendezvous.rounds import Member, MemberPhase, Node, NodeGroup, Stage
-from gpulaunch.launcher.rendezvous.wire import Done, Ended, Failed, Go, Hello, Ready, Welcome, decode, encode
 
 
 def hello(rank: int = 1, **changes: Any) -> Hello:

@@ -16,18 +16,9 @@ import pytest
 
 from gpulaunch.launcher.rendezvous import dial, listen
 from gpulaunch.launcher.rendezvous.base import RendezvousError
+from gpulaunch.launcher.rendezvous.connection import Pace
 from gpulaunch.launcher.rendezvous.leader import Leader
-from gpulaunch.launcher.rendezvous.wire import (
-    MAX_LINE_BYTES,
-    Ended,
-    Hello,
-    Pace,
-    Ready,
-    Refused,
-    Welcome,
-    decode,
-    encode,
-)
+from gpulaunch.launcher.rendezvous.messages import MAX_LINE_BYTES, Ended, Hello, Ready, Refused, Welcome, decode, encode
 
 Nodes = Callable[..., list[Any]]
 PORT_LINE = "127.0.0.1:{}"

@@ -8,8 +8,8 @@ import sys
 
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous.base import RendezvousError
+from gpulaunch.launcher.rendezvous.connection import Pace
 from gpulaunch.launcher.rendezvous.static import StaticRendezvous
-from gpulaunch.launcher.rendezvous.wire import Pace
 
 
 def say(*words: object) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from gpulaunch.launcher.loop.loop import Loop, Timer
 from gpulaunch.launcher.rendezvous.base import unset
+from gpulaunch.launcher.rendezvous.connection import Connection, Pace
 from gpulaunch.launcher.rendezvous.dial import Dialer
 from gpulaunch.launcher.rendezvous.listen import where
-from gpulaunch.launcher.rendezvous.wire import (
+from gpulaunch.launcher.rendezvous.messages import (
     Beat,
     Done,
     Ended,
@@ -17,11 +18,9 @@ from gpulaunch.launcher.rendezvous.wire import (
     Go,
     Hello,
     Message,
-    Pace,
     Ready,
     Refused,
     Welcome,
-    Wire,
 )
 
 _MUTE = "it takes connections, but does not answer as gpulaunch; the job may run already"
@@ -43,7 +42,7 @@ class Follower:
         self._deadline_s = 0.0
         self._pace = pace
         self._dialer = Dialer(loop, addr, port, try_s=pace.lost_s, on_connected=self._connected)
-        self._wire: Wire | None = None
+        self._connection: Connection | None = None
         self._leader = "node 0"
         self._welcome = False
         self._settled = False  # all nodes had joined, or the job was given up: no more new connections
@@ -65,8 +64,8 @@ class Follower:
         """Send to the leader; readiness is kept until there is a connection."""
         if isinstance(message, Ready):
             self._ready = message
-        if self._wire is not None:
-            self._wire.send(message)
+        if self._connection is not None:
+            self._connection.send(message)
 
     def close(self) -> None:
         """Leave; messages sent before are still delivered."""
@@ -75,16 +74,16 @@ class Follower:
         for timer in (self._giving_up, self._showing_out):
             if timer is not None:
                 timer.cancel()
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _connected(self, sock: socket.socket) -> None:
-        self._wire = wire = Wire(self._loop, sock, on_message=self._heard, on_end=self._ended)
+        self._connection = connection = Connection(self._loop, sock, on_message=self._heard, on_end=self._ended)
         self._welcome = False
-        wire.send(self._hello)
+        connection.send(self._hello)
         if self._ready is not None:
-            wire.send(self._ready)
+            connection.send(self._ready)
         self._dialer.trouble = _MUTE  # until it answers: torch's store, for one, accepts our data and waits for more
         self._showing_out = self._loop.call_at(self._loop.now() + self._pace.lost_s, lambda: self._lost(_MUTE))
 
@@ -107,8 +106,10 @@ class Follower:
             self.on_message(message)
 
     def _ended(self, why: str) -> None:
-        if self._wire is not None and self._wire.version_error is not None:
-            self._fail(f"node 0 at {self._where} {self._wire.version_error}; install the same gpulaunch on all nodes")
+        if self._connection is not None and self._connection.version_error is not None:
+            self._fail(
+                f"node 0 at {self._where} {self._connection.version_error}; install the same gpulaunch on all nodes"
+            )
         elif self._welcome or why != "connection closed":
             self._lost(f"what answers there is {why}" if why == "not gpulaunch" else why)
         else:
@@ -116,9 +117,9 @@ class Follower:
 
     def _lost(self, why: str) -> None:
         """There is no leader at the other end, or no longer."""
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         if self._showing_out is not None:
             self._showing_out.cancel()
         if self._settled:
@@ -148,12 +149,12 @@ class Follower:
         if self._closed:
             return
         now = self._loop.now()
-        wire = self._wire
-        if wire is not None and self._welcome:
-            wire.excuse(now - due_s)
-            if now - wire.heard_s > self._pace.lost_s:
+        connection = self._connection
+        if connection is not None and self._welcome:
+            connection.excuse(now - due_s)
+            if now - connection.heard_s > self._pace.lost_s:
                 self._lost(f"no word from it for {self._pace.lost_s:g} s")
-            wire.send(Beat())
+            connection.send(Beat())
         self._beat_at(now + self._pace.beat_s)
 
     def _note_waiting(self) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from gpulaunch.launcher.loop.loop import Loop, Timer
 from gpulaunch.launcher.rendezvous import rounds
 from gpulaunch.launcher.rendezvous.base import unset
+from gpulaunch.launcher.rendezvous.connection import Connection, Pace
 from gpulaunch.launcher.rendezvous.listen import listen, where
-from gpulaunch.launcher.rendezvous.wire import Beat, Ended, Hello, Message, Pace, Ready, Refused, Welcome, Wire
+from gpulaunch.launcher.rendezvous.messages import Beat, Ended, Hello, Message, Ready, Refused, Welcome
 
 _MAX_NOTES = 50
 _ACCEPT_AGAIN_S = 1.0
@@ -34,9 +35,9 @@ class Leader:
         self._where = where(addr, self.port)
         # Any number of strangers may connect; the followers must still get in.
         self._max_guests = 64 + hello.nnodes
-        self._guests: dict[Wire, Timer] = {}  # connected but not registered yet; oldest first
-        self._followers: dict[Wire, int] = {}
-        self._wires: dict[int, Wire] = {}
+        self._guests: dict[Connection, Timer] = {}  # connected but not registered yet; oldest first
+        self._followers: dict[Connection, int] = {}
+        self._connections: dict[int, Connection] = {}
         self._waiting: list[Timer] = []  # only while nodes are gathered
         self._leaving: Timer | None = None
         self._noted: dict[str, None] = {}
@@ -67,8 +68,8 @@ class Leader:
         """Leave; messages sent before are still delivered."""
         self._closed = True
         self._stop_gathering()
-        for wire in self._followers:
-            wire.close()
+        for connection in self._followers:
+            connection.close()
         self._listener.close()
 
     # -- arrivals
@@ -93,40 +94,40 @@ class Leader:
 
     def _admit(self, sock: socket.socket, address: str) -> None:
         def heard(message: Message) -> None:
-            self._heard(wire, message)
+            self._heard(connection, message)
 
         def ended(why: str) -> None:
-            self._ended(wire, why, address)
+            self._ended(connection, why, address)
 
-        wire = Wire(self._loop, sock, on_message=heard, on_end=ended)
+        connection = Connection(self._loop, sock, on_message=heard, on_end=ended)
         # A connection that sends nothing, or too slowly, is closed.
         patience_s = self._loop.now() + self._pace.lost_s
-        self._guests[wire] = self._loop.call_at(patience_s, lambda: self._dismiss(wire))
+        self._guests[connection] = self._loop.call_at(patience_s, lambda: self._dismiss(connection))
 
-    def _dismiss(self, wire: Wire) -> None:
-        self._guests.pop(wire).cancel()
-        wire.close()
+    def _dismiss(self, connection: Connection) -> None:
+        self._guests.pop(connection).cancel()
+        connection.close()
 
-    def _heard(self, wire: Wire, message: Message) -> None:
-        rank = self._followers.get(wire)
+    def _heard(self, connection: Connection, message: Message) -> None:
+        rank = self._followers.get(connection)
         if rank is not None:
             if not isinstance(message, Beat):
                 self._apply(rounds.hear(self._group, rank, message))
         elif isinstance(message, Hello):
-            self._greet(wire, message)
+            self._greet(connection, message)
         else:
-            self._dismiss(wire)
+            self._dismiss(connection)
 
-    def _greet(self, wire: Wire, hello: Hello) -> None:
+    def _greet(self, connection: Connection, hello: Hello) -> None:
         why = rounds.refusal(self._group, hello)
         if why is not None:
-            self._refuse(wire, why)
-            self._dismiss(wire)
+            self._refuse(connection, why)
+            self._dismiss(connection)
             return
-        self._guests.pop(wire).cancel()
-        self._followers[wire] = hello.node_rank
-        self._wires[hello.node_rank] = wire
-        wire.send(Welcome(host=self._hello.host))
+        self._guests.pop(connection).cancel()
+        self._followers[connection] = hello.node_rank
+        self._connections[hello.node_rank] = connection
+        connection.send(Welcome(host=self._hello.host))
         if hello.max_restarts != self._hello.max_restarts:
             least = min(hello.max_restarts, self._hello.max_restarts)
             self._note(f"--max-restarts differs between node 0 and node {hello.node_rank}; the least rules ({least})")
@@ -134,22 +135,22 @@ class Leader:
         if self._group.stage is not rounds.Stage.GATHERING:
             self._stop_gathering()
 
-    def _refuse(self, wire: Wire, why: str) -> None:
-        wire.send(Refused(why=why))
+    def _refuse(self, connection: Connection, why: str) -> None:
+        connection.send(Refused(why=why))
         self._note(f"refused: {why}")
 
-    def _ended(self, wire: Wire, why: str, address: str) -> None:
-        rank = self._followers.pop(wire, None)
+    def _ended(self, connection: Connection, why: str, address: str) -> None:
+        rank = self._followers.pop(connection, None)
         if rank is not None:
-            del self._wires[rank]
+            del self._connections[rank]
             self._apply(rounds.gone(self._group, rank, why))
             return
-        guest = self._guests.pop(wire, None)
+        guest = self._guests.pop(connection, None)
         if guest is None:
             return
         guest.cancel()
-        if wire.version_error is not None:
-            self._refuse(wire, f"{address} {wire.version_error}; install the same gpulaunch on all nodes")
+        if connection.version_error is not None:
+            self._refuse(connection, f"{address} {connection.version_error}; install the same gpulaunch on all nodes")
         elif why == "not gpulaunch":
             self._note(f"refused: what connected from {address} is not gpulaunch; start gpulaunch on every node")
 
@@ -161,8 +162,8 @@ class Leader:
             timer.cancel()
         self._waiting.clear()
         self._loop.unwatch_read(self._listener.fileno())
-        for wire in list(self._guests):
-            self._dismiss(wire)
+        for connection in list(self._guests):
+            self._dismiss(connection)
 
     # -- decisions
 
@@ -172,7 +173,7 @@ class Leader:
             if rank == rounds.LEADER:
                 self._deliver(message)
             else:
-                self._wires[rank].send(message)
+                self._connections[rank].send(message)
         if self._group.stage is rounds.Stage.LEAVING and self._leaving is None:
             # The others leave at once after reading that all is done; one that does not is not waited for long.
             self._leaving = self._loop.call_at(
@@ -187,8 +188,8 @@ class Leader:
         why = f"waited {self._timeout_s:g} s for {self._missing()} at {self._where}"
         advice = "start gpulaunch there with this --master-addr and --master-port, or give --rdzv-conf timeout=SECONDS"
         self._stop_gathering()
-        for wire in self._followers:
-            wire.send(Refused(why=f"node 0 ({self._hello.host}) gave up: {why}"))
+        for connection in self._followers:
+            connection.send(Refused(why=f"node 0 ({self._hello.host}) gave up: {why}"))
         seen = "".join(f"; {note}" for note in list(self._noted)[:3])
         self.on_failed(f"{why}{seen}; {advice}")
 
@@ -201,12 +202,12 @@ class Leader:
         if self._closed:
             return
         now = self._loop.now()
-        for wire in list(self._followers):
-            wire.excuse(now - due_s)
-            if now - wire.heard_s > self._pace.lost_s:
-                wire.close()
-                self._ended(wire, f"no word from it for {self._pace.lost_s:g} s", "")
-            wire.send(Beat())
+        for connection in list(self._followers):
+            connection.excuse(now - due_s)
+            if now - connection.heard_s > self._pace.lost_s:
+                connection.close()
+                self._ended(connection, f"no word from it for {self._pace.lost_s:g} s", "")
+            connection.send(Beat())
         self._beat_at(now + self._pace.beat_s)
 
     def _note_waiting(self) -> None:

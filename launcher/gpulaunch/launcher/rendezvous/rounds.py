@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from gpulaunch.launcher.rendezvous.wire import Done, Ended, Failed, Go, Hello, Message, Ready, clean
+from gpulaunch.launcher.rendezvous.messages import Done, Ended, Failed, Go, Hello, Message, Ready, clean
 
 LEADER = 0
 

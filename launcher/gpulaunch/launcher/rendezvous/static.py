@@ -2,7 +2,7 @@
 
 Node 0's agent listens at the master address; the other agents connect and stay connected for the whole job. When all
 are there, the listening socket goes to the store of each attempt, so the ranks meet at the same address and port as
-under torchrun, and the port is never free for another process. The decisions are in `rounds`, the messages in `wire`.
+under torchrun, and the port is never free for another process. Decisions are in `rounds`, messages in `messages`.
 
 A lost node ends the job: a static rendezvous has no second chance to connect.
 """
@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.rendezvous import rounds
 from gpulaunch.launcher.rendezvous.base import World, unset
+from gpulaunch.launcher.rendezvous.connection import Pace
 from gpulaunch.launcher.rendezvous.follower import Follower
 from gpulaunch.launcher.rendezvous.leader import Leader
-from gpulaunch.launcher.rendezvous.wire import Failed, Go, Hello, Message, Pace, clean
+from gpulaunch.launcher.rendezvous.messages import Failed, Go, Hello, Message, clean
 
 
 class StaticRendezvous:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.rendezvous.wire import (
+from gpulaunch.launcher.rendezvous.connection import Connection
+from gpulaunch.launcher.rendezvous.messages import (
     MAX_LINE_BYTES,
     Beat,
     Done,
@@ -19,12 +20,11 @@ from gpulaunch.launcher.rendezvous.wire import (
     Failed,
     Go,
     Hello,
+    MessageError,
     Ready,
     Refused,
     VersionError,
     Welcome,
-    Wire,
-    WireError,
     clean,
     decode,
     encode,
@@ -63,7 +63,7 @@ def test_what_is_said_is_what_is_heard(message: Any) -> None:
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(line: bytes) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(MessageError):
         decode(line)
 
 
@@ -75,7 +75,7 @@ def test_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -
     said[field] = value
     try:
         heard = decode(json.dumps(said).encode())
-    except WireError:
+    except MessageError:
         return
     for name, kept in vars(heard).items():
         assert type(kept) is type(vars(message)[name]), "only a value of the same type gets through"
@@ -98,7 +98,7 @@ def test_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -
     ids=["deep", "long number", "negative", "bool", "nan", "missing", "list", "unknown", "null", "empty"],
 )
 def test_hostile_lines_are_refused(line: bytes) -> None:
-    with pytest.raises(WireError):
+    with pytest.raises(MessageError):
         decode(line)
 
 
@@ -128,10 +128,10 @@ class End:
         self.far, near = socket.socketpair()
         self.messages: list[Any] = []
         self.ends: list[str] = []
-        self.wire = Wire(turning.loop, near, on_message=self.messages.append, on_end=self.ends.append)
+        self.connection = Connection(turning.loop, near, on_message=self.messages.append, on_end=self.ends.append)
 
     def close(self) -> None:
-        self.wire.close()
+        self.connection.close()
         self.far.close()
 
 
@@ -177,19 +177,19 @@ def test_a_stranger_is_recognised_without_waiting(turning: Any, end: End, garbag
 
 def test_one_who_reads_nothing_costs_bounded_memory(turning: Any, end: End) -> None:
     for _ in range(20_000):
-        end.wire.send(Refused(why="x" * 500))
+        end.connection.send(Refused(why="x" * 500))
 
-    assert len(end.wire._unsent) < 1024 * 1024
+    assert len(end.connection._unsent) < 1024 * 1024
     assert end.ends == []
 
 
 def test_a_full_pipe_is_continued_when_it_drains(turning: Any, end: End) -> None:
     """Control: nothing is lost or doubled while the bound is not reached."""
-    end.wire._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    end.connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     said = [Ready(attempt=attempt) for attempt in range(2_000)]
     for message in said:
-        end.wire.send(message)
-    assert end.wire._unsent, "the pipe should have filled up"
+        end.connection.send(message)
+    assert end.connection._unsent, "the pipe should have filled up"
     end.far.setblocking(False)
     heard = b""
 
@@ -209,13 +209,13 @@ def test_an_owner_may_close_while_being_called(turning: Any) -> None:
     far, near = socket.socketpair()
     heard: list[Any] = []
     ends: list[str] = []
-    wire: Wire
+    connection: Connection
 
     def take(message: Any) -> None:
         heard.append(message)
-        wire.close()
+        connection.close()
 
-    wire = Wire(turning.loop, near, on_message=take, on_end=ends.append)
+    connection = Connection(turning.loop, near, on_message=take, on_end=ends.append)
     with far:
         far.sendall(encode(Beat()) + encode(Beat()))
         turning.until(lambda: heard)
