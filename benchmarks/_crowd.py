@@ -18,6 +18,7 @@ import time
 
 from gpulaunch.profiler.channel import layout, segment_writer
 from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import COPY_WORDS, CheckpointState, GpuMemory, GpuTime, LoaderState, Pauses
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.channel.workers import WorkersWriter, create, own
 
@@ -63,30 +64,30 @@ def _writer(directory: str, rank: int) -> SegmentWriter:
     segment_writer.create(path, rank=rank, local_rank=rank, attempt=0)
     writer = SegmentWriter(path)
     words = writer.words
-    words[Word.CHECKPOINT_SAVES] = 3
-    words[Word.CHECKPOINT_BYTES_TOTAL] = 3 << 30
-    words[Word.CHECKPOINT_STALL_NS_TOTAL] = 400 * _MS
-    words[Word.CHECKPOINT_CAPTURED_NS] = time.monotonic_ns()
+    words[CheckpointState.saves] = 3
+    words[CheckpointState.bytes_total] = 3 << 30
+    words[CheckpointState.stall_ns_total] = 400 * _MS
+    words[CheckpointState.captured_ns] = time.monotonic_ns()
     words[Word.LISTENS] = 1
-    for word in range(Word.GPU_ALLOCATED_BYTES, Word.GPU_INACTIVE_SPLIT_BYTES + 1):
+    for word in range(GpuMemory.allocated_bytes, GpuMemory.inactive_split_bytes + 1):
         words[word] = word << 26
     return writer
 
 
 def _step(writer: SegmentWriter) -> None:
     words = writer.words
-    words[Word.LOADER_BATCHES] += 1
-    words[Word.LOADER_BATCH_BYTES_TOTAL] += 1 << 20
-    words[Word.LOADER_WAIT_NS_TOTAL] += _MS
+    words[LoaderState.batches] += 1
+    words[LoaderState.batch_bytes_total] += 1 << 20
+    words[LoaderState.wait_ns_total] += _MS
     words[Word.LOADER_WAIT_HISTOGRAM] += 1
-    writer.write_queue((2, 4, 1 + words[Word.LOADER_BATCHES] % 3, 0, 0))
-    words[Word.GC_COLLECTIONS] += 1
-    words[Word.GC_PAUSE_NS_TOTAL] += 12_345
-    words[Word.GPU_ALLOCATED_BYTES] ^= 1 << 20
-    for timed in range(Word.GPU_TIMED_STEPS, Word.GPU_OPTIMIZER_NS_TOTAL + 1):
-        words[timed] += 1 if timed == Word.GPU_TIMED_STEPS else 1_234_567
+    writer.write_queue((2, 4, 1 + words[LoaderState.batches] % 3, 0, 0))
+    words[Pauses.gc_collections] += 1
+    words[Pauses.gc_ns_total] += 12_345
+    words[GpuMemory.allocated_bytes] ^= 1 << 20
+    for timed in range(GpuTime.steps, GpuTime.optimizer_ns_total + 1):
+        words[timed] += 1 if timed == GpuTime.steps else 1_234_567
     for copies in range(3):
-        at = Word.COPY_FIRST + copies * layout.COPY_WORDS
+        at = Word.COPY_FIRST + copies * COPY_WORDS
         words[at] += 1
         words[at + 1] += 1 << 16
         words[at + 2] += 54_321

@@ -106,7 +106,7 @@ def one_run(way: Way, ranks: int, pause: float, seconds: float) -> Row:
             found = [page for page in pages.values() if page]
             seen_by_probe = {
                 "probe_us_per_step": statistics.fmean(page.probe_ns_total / page.steps / 1e3 for page in found),
-                "unobserved_ratio": statistics.fmean(page.unobserved_steps / page.steps for page in found),
+                "unobserved_ratio": statistics.fmean(page.probe.unobserved_steps / page.steps for page in found),
                 "shed": [(page.hooks_shed.name or "").lower() for page in found],
             }
         for row in told:

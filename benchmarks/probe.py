@@ -107,7 +107,7 @@ def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) ->
     if one_of:
         missed = len(on_us) * block_steps - seen.steps
         assert missed <= len(on_us) + one_of * TOGETHER, f"the probe saw only {seen.steps} steps"
-        observed = seen.steps - seen.unobserved_steps
+        observed = seen.steps - seen.probe.unobserved_steps
         assert observed * one_of <= 2 * seen.steps, f"the probe observed {observed} steps"
     else:
         assert not seen.steps, "it was not off"

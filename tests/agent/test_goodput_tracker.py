@@ -16,6 +16,7 @@ from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import CheckpointState
 from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 T0 = 1000.0
@@ -39,14 +40,14 @@ def page_of(tmp_path: Path) -> Page:
         segment_writer.create(path, rank=rank, local_rank=rank, attempt=attempt)
         writer = segment_writer.SegmentWriter(path)
         writer.words[Word.FIRST_STEP_START_NS] = round((T0 + 2.0) * 1e9)
-        writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] = round(told * 1e9)
+        writer.words[CheckpointState.stall_ns_total] = round(told * 1e9)
         writer.words[Word.CHECKPOINT_NS_TOTAL] = round(phase * 1e9)
         if saved is not None:
-            writer.words[Word.CHECKPOINT_STEP] = saved[0]
-            writer.words[Word.CHECKPOINT_CAPTURED_NS] = round((T0 + saved[1]) * 1e9)
+            writer.words[CheckpointState.step] = saved[0]
+            writer.words[CheckpointState.captured_ns] = round((T0 + saved[1]) * 1e9)
         if resumed is not None:  # by gpulaunch.checkpoint; 0: from nothing
             writer.words[Word.LISTENS] = 1
-            writer.words[Word.RESUMED_STEP] = resumed
+            writer.words[CheckpointState.resumed_step] = resumed
         writer.close()
         return segment.read(path)
 

@@ -9,6 +9,7 @@ import pytest
 from gpulaunch.launcher.agent import summary
 from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import LoaderState
 
 
 def totals(steps: int = 10, step_ns: int = 1_000_000_000, samples: int = 320) -> summary.RankTotals:
@@ -71,7 +72,7 @@ def test_workers_are_named_where_there_are_any(tmp_path: Path, configured: int) 
     path = str(tmp_path / "rank-0.bin")
     segment_writer.create(path, rank=0, local_rank=0, attempt=0)
     writer = segment_writer.SegmentWriter(path)
-    writer.words[Word.LOADER_WORKERS_CONFIGURED] = configured
+    writer.words[LoaderState.workers_configured] = configured
     writer.close()
     one = summary.RankTotals()
     one.add(segment.read(path), 300 << 20)

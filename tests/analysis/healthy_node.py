@@ -21,6 +21,7 @@ from gpulaunch.profiler.record import (
     Pauses,
     Site,
 )
+from rank_records import record
 
 MS = 1_000_000
 MIB = 1 << 20
@@ -40,15 +41,8 @@ HEALTHY_MS = {
     "other": 4.0,
 }
 OWN_MS = sum(HEALTHY_MS.values()) - HEALTHY_MS["data_wait"]
-NO_PAUSES = Pauses(
-    gc_collections=0,
-    gc_ns_total=0,
-    compiles=0,
-    compile_ns_total=0,
-    comm_calls=0,
-    comm_blocked_ns_total=0,
-    ddp_comm_ns=0,
-    ddp_overlap_ns=0,
+NO_PAUSES = record(
+    Pauses,
 )
 
 
@@ -82,14 +76,12 @@ def loader(
     *, workers: int = 2, wait_ms: float = 2.0, transfer_ms: float = 0.0, blocked_ms: float = 0.0, batches: int = STEPS
 ) -> LoaderState:
     """Times are per step."""
-    return LoaderState(
+    return record(
+        LoaderState,
         ready=2,
         outstanding=4,
-        reorder_blocked=0,
-        pin_backlog=0,
         workers_configured=workers,
         batches=batches,
-        eval_batches=0,
         batch_bytes_total=batches * MIB,
         wait_ns_total=int(wait_ms * STEPS * MS),
         transfer_ns_total=int(transfer_ms * STEPS * MS),
@@ -146,7 +138,7 @@ def gpu_memory(**changes: int) -> GpuMemory:
         "ooms": 0,
         "pinned_bytes": 64 * MIB,
     }
-    return GpuMemory(**{**figures, **changes})
+    return record(GpuMemory, **{**figures, **changes})
 
 
 def memory(

@@ -21,6 +21,7 @@ from gpulaunch.profiler.record import (
     NodeState,
     Pauses,
     Price,
+    ProbeTotals,
     RankPlace,
     RankProcesses,
     Role,
@@ -29,6 +30,7 @@ from gpulaunch.profiler.record import (
     TrainingState,
     Usage,
 )
+from rank_records import record
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -94,48 +96,36 @@ class Rank:
             probe_ns_total=0,
             step_source="optimizer",
             last_step_monotonic_ns=None,
-            loader=LoaderState(
+            loader=record(
+                LoaderState,
                 ready=1,
                 outstanding=4,
-                reorder_blocked=0,
-                pin_backlog=0,
                 workers_configured=self.workers_configured,
                 batches=self.batches,
-                eval_batches=0,
                 batch_bytes_total=self.batches * MIB,
                 wait_ns_total=self.wait_ns,
-                transfer_ns_total=0,
-                blocked_ns_total=0,
                 wait_counts=(self.batches, *(0,) * (BUCKETS - 1)),
             ),
             gpu=None if self.gpu_bytes is None else self.gpu_memory(self.gpu_bytes),
             gpu_time=None,
-            checkpoint=CheckpointState(
+            checkpoint=record(
+                CheckpointState,
                 saves=self.saves,
-                failures=0,
-                stall_ns_total=0,
-                bytes_total=0,
-                newest_step=None,
-                captured_monotonic_ns=None,
-                resumed_step=None,
             ),
             copies=self.copies,
             syncs={},
             sites=self.sites,
-            pauses=Pauses(
+            pauses=record(
+                Pauses,
                 gc_collections=self.gc,
                 gc_ns_total=self.gc * MS,
-                compiles=0,
-                compile_ns_total=0,
-                comm_calls=0,
-                comm_blocked_ns_total=0,
                 ddp_comm_ns=7,
                 ddp_overlap_ns=5,
             ),
+            probe=record(ProbeTotals),
             price=Price(
                 budget_ratio=0.005,
                 hooks_shed=self.hooks_shed,
-                unobserved_steps=0,
                 pairs=0,
                 paired_cost_ns=None,
                 paired_error_ns=None,
@@ -146,16 +136,14 @@ class Rank:
         )
 
     def gpu_memory(self, allocated_bytes: int) -> GpuMemory:
-        return GpuMemory(
+        return record(
+            GpuMemory,
             allocated_bytes=allocated_bytes,
             reserved_bytes=2 * allocated_bytes,
             peak_allocated_bytes=allocated_bytes,
             peak_reserved_bytes=2 * allocated_bytes,
             active_bytes=allocated_bytes,
-            inactive_split_bytes=0,
             alloc_retries=self.steps,
-            ooms=0,
-            pinned_bytes=0,
         )
 
     def processes(self) -> RankProcesses:

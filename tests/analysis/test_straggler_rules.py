@@ -13,6 +13,7 @@ from gpulaunch.profiler.analysis.difference import between
 from gpulaunch.profiler.analysis.straggler_rules import straggler
 from gpulaunch.profiler.analysis.window import RankWindow, Snapshot, Window
 from gpulaunch.profiler.record import GpuTime, Pauses
+from rank_records import record
 
 LATE_MS = 30.0
 HOT = {"thermal": 9.0}
@@ -207,9 +208,9 @@ def test_else_the_rest_of_the_step_is_what_counts(seen: Window) -> None:
 
 
 def timed(*, forward_ms: float = 30.0, backward_ms: float = 54.0, steps: int = 6) -> GpuTime:
-    return GpuTime(
+    return record(
+        GpuTime,
         steps=steps,
-        step_ns_total=0,
         forward_ns_total=int(forward_ms * MS * steps),
         backward_ns_total=int(backward_ms * MS * steps),
         optimizer_ns_total=8 * MS * steps,

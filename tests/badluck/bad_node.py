@@ -20,6 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from gpulaunch.exporters.prometheus.render import Board
 from gpulaunch.profiler.channel import clock, layout, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.daemon.sidecar import Sidecar
 from gpulaunch.profiler.record import Collector, NodeState
@@ -213,8 +214,8 @@ class Refreshes:
         """Make steps of 12 ms, one of them garbage collection, within two seconds of the clock; then look."""
         self.pass_s(2)
         step(self.writer, steps, dict.fromkeys(A_STEP, MS), end_ns=self.now.monotonic_ns)
-        self.writer.words[Word.GC_COLLECTIONS] += steps
-        self.writer.words[Word.GC_PAUSE_NS_TOTAL] += steps * MS
+        self.writer.words[Pauses.gc_collections] += steps
+        self.writer.words[Pauses.gc_ns_total] += steps * MS
         return self.look()
 
     def look(self) -> NodeState:

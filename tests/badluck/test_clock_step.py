@@ -9,7 +9,7 @@ import pytest
 from bad_node import Refreshes
 
 from gpulaunch.profiler.channel import clock
-from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import CheckpointState
 
 DAY_S = 86_400.0
 COUNTED = ("steps", "samples", "phase", "step_duration", "gc", "checkpoint", "profiler_paired", "finding")
@@ -29,8 +29,8 @@ def test_what_is_told_of_a_rank_is_the_same_whoever_sets_the_clock(tmp_path: Pat
     for name, jump_s in (("left", 0.0), ("set", set_by_s)):
         (tmp_path / name).mkdir()
         refreshes = Refreshes(tmp_path / name)
-        refreshes.writer.words[Word.CHECKPOINT_SAVES] = 1
-        refreshes.writer.words[Word.CHECKPOINT_CAPTURED_NS] = refreshes.now.monotonic_ns
+        refreshes.writer.words[CheckpointState.saves] = 1
+        refreshes.writer.words[CheckpointState.captured_ns] = refreshes.now.monotonic_ns
         seen = []
         for turn in range(20):
             if turn == 10:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from gpulaunch.profiler.channel import layout
+from gpulaunch.profiler.channel import layout, segment_writer
+from gpulaunch.profiler.channel.declare import counter, layout_id, quantities_of, table_row
 from gpulaunch.profiler.channel.layout import REGION_BITS, STEP_BUCKETS, Hook, Region, StepSource, TextSlot, Word
+from gpulaunch.profiler.channel.quantities import COPY_WORDS, LAYOUT, RECORDS, SYNC_WORDS
 
 
 def test_nothing_overlaps_and_everything_fits():
@@ -13,10 +15,13 @@ def test_nothing_overlaps_and_everything_fits():
     longer = {
         Word.STEP_HISTOGRAM: STEP_BUCKETS,
         Word.LOADER_WAIT_HISTOGRAM: STEP_BUCKETS,
-        Word.COPY_FIRST: layout.COPY_WORDS * len(layout.COPIES),
-        Word.SYNC_FIRST: layout.SYNC_WORDS * len(layout.SYNCS),
+        Word.COPY_FIRST: COPY_WORDS * len(layout.COPIES),
+        Word.SYNC_FIRST: SYNC_WORDS * len(layout.SYNCS),
     }
     regions = [(8 * word, 8 * (word + longer.get(word, 1))) for word in Word]
+    own = {each.word: each.width for record in RECORDS for each in quantities_of(record) if each.word not in set(Word)}
+    regions.extend((8 * at, 8 * (at + width)) for at, width in own.items())
+    assert all(layout.QUANTITIES_FIRST <= at < layout.QUANTITIES_END for at in own)
     regions.extend((slot, slot + 8 + 8 + layout.TEXT_BYTES + 8) for slot in TextSlot)
     regions.append((layout.RING_BYTE, layout.RING_BYTE + layout.RING_SLOTS * layout.RING_RECORD_BYTES))
     regions.append((layout.SITE_BYTE, layout.SITE_BYTE + layout.SITE_ROWS * layout.SITE_ROW_BYTES))
@@ -36,9 +41,9 @@ def test_the_phases_are_words_in_their_order():
     assert layout.RING_RECORD_BYTES // 8 >= 3 + len(layout.PHASES) - 1 + 1
 
 
-def test_version_6_is_what_it_was():
+def test_version_7_is_what_it_was():
     """Another process reads these numbers: to change one is to change VERSION, and this test with it."""
-    assert layout.VERSION == 6
+    assert layout.VERSION == 7
     assert layout.MAGIC.to_bytes(8, "little") == b"gpulpage"
     assert {word.name: int(word) for word in Word} == {
         "MAGIC": 0,
@@ -78,53 +83,10 @@ def test_version_6_is_what_it_was():
         "STEPS_MADE": 43,
         "FIRST_STEP_START_NS": 41,
         "FIRST_STEP_END_NS": 42,
-        "LOADER_BATCHES": 48,
-        "LOADER_WORKERS_CONFIGURED": 49,
-        "LOADER_OUTSTANDING": 50,
-        "LOADER_READY": 51,
-        "LOADER_REORDER_BLOCKED": 52,
-        "LOADER_PIN_BACKLOG": 53,
-        "LOADER_WAIT_NS_TOTAL": 54,
-        "LOADER_TRANSFER_NS_TOTAL": 55,
-        "LOADER_BLOCKED_NS_TOTAL": 56,
-        "LOADER_BATCH_BYTES_TOTAL": 57,
-        "LOADER_EVAL_BATCHES": 58,
-        "GC_COLLECTIONS": 60,
-        "GC_PAUSE_NS_TOTAL": 61,
-        "COMPILES": 62,
-        "COMPILE_PAUSE_NS_TOTAL": 63,
-        "COMM_CALLS": 64,
-        "COMM_BLOCKED_NS_TOTAL": 65,
-        "DDP_COMM_NS": 66,
-        "DDP_OVERLAP_NS": 67,
-        "GPU_ALLOCATED_BYTES": 72,
-        "GPU_PEAK_ALLOCATED_BYTES": 73,
-        "GPU_RESERVED_BYTES": 74,
-        "GPU_PEAK_RESERVED_BYTES": 75,
-        "GPU_ACTIVE_BYTES": 76,
-        "GPU_INACTIVE_SPLIT_BYTES": 77,
-        "GPU_ALLOC_RETRIES": 78,
-        "GPU_OOMS": 79,
-        "GPU_PINNED_BYTES": 80,
-        "GPU_TIMED_STEPS": 84,
-        "GPU_STEP_NS_TOTAL": 85,
-        "GPU_FORWARD_NS_TOTAL": 86,
-        "GPU_BACKWARD_NS_TOTAL": 87,
-        "GPU_OPTIMIZER_NS_TOTAL": 88,
-        "CHECKPOINT_SAVES": 92,
-        "CHECKPOINT_FAILURES": 93,
-        "CHECKPOINT_STALL_NS_TOTAL": 94,
-        "CHECKPOINT_LAST_STALL_NS": 95,
-        "CHECKPOINT_BYTES_TOTAL": 96,
-        "CHECKPOINT_STEP": 97,
-        "CHECKPOINT_CAPTURED_NS": 98,
-        "CHECKPOINT_BLOCKING_SINCE_NS": 99,
-        "RESUMED_STEP": 100,
         "LISTENS": 101,
         "LEFT_GROUP_NS": 102,
         "BUDGET_PPM": 104,
         "HOOKS_SHED": 105,
-        "UNOBSERVED_STEPS": 106,
         "PRICED_PAIRS": 107,
         "PAIRED_COST_NS": 108,
         "PAIRED_ERROR_NS": 109,
@@ -166,6 +128,24 @@ def test_version_6_is_what_it_was():
         "GPU_TIME",
         "EVERY_STEP",
     ]
+
+
+def test_other_quantities_are_another_version():
+    """A rank and a reader of different releases must not take one counter for another."""
+
+    @table_row
+    class Before:
+        calls: int = counter()
+        blocked_ns: int = counter()
+
+    @table_row
+    class After:
+        blocked_ns: int = counter()
+        calls: int = counter()
+
+    assert layout_id([Before]) != layout_id([After])
+    assert layout_id([Before]) == layout_id([Before])
+    assert segment_writer.VERSION == layout.VERSION << 32 | LAYOUT
 
 
 def test_the_kinds_of_copies_syncs_and_sites_are_what_they_were():

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from gpulaunch.profiler.channel import clock, ring, segment, segment_writer
 from gpulaunch.profiler.channel.layout import (
     COPIES,
-    COPY_WORDS,
     PHASES,
     RING_SLOTS,
     SEGMENT_BYTES,
@@ -26,18 +25,18 @@ from gpulaunch.profiler.channel.layout import (
     SITE_ROWS,
     SITE_TEXT_BYTES,
     STEP_BUCKETS,
-    SYNC_WORDS,
     SYNCS,
-    VERSION,
     Region,
     StepSource,
     TextSlot,
     Word,
 )
+from gpulaunch.profiler.channel.quantities import COPY_WORDS, SYNC_WORDS, LoaderState
 
 WRITER = """
 import sys
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
+from gpulaunch.profiler.channel.quantities import COPY_WORDS, LoaderState, SYNC_WORDS
 
 writer = SegmentWriter(sys.argv[1])
 step = rare = 0
@@ -88,7 +87,7 @@ def test_a_new_page_is_empty_and_says_whose_it_is(path):
     assert (snapshot.pid, snapshot.armed, snapshot.steps) == (0, False, 0)
     assert snapshot.step_source is StepSource.NONE
     assert snapshot.phase_ns == dict.fromkeys(A_STEP, 0)
-    assert len(snapshot.step_histogram_counts) == STEP_BUCKETS
+    assert len(snapshot.step_counts) == STEP_BUCKETS
     assert ring.recent(path) == []
 
 
@@ -112,16 +111,16 @@ def test_what_the_writer_puts_in_the_reader_gets_out(path):
     writer = segment_writer.SegmentWriter(path)
     a_step(writer, 1)
     a_step(writer, 2, samples=9)
-    writer.words[Word.LOADER_READY] = 5
+    writer.words[LoaderState.ready] = 5
     writer.write_text(TextSlot.NOTE, "epoch 3")
     snapshot = segment.read(path)
     events = ring.recent(path)
     writer.close()
 
     assert (snapshot.pid, snapshot.armed) == (os.getpid(), True)
-    assert (snapshot.steps, snapshot.step_ns_total, snapshot.loader_ready, snapshot.note) == (2, 200, 5, "epoch 3")
+    assert (snapshot.steps, snapshot.step_ns_total, snapshot.loader.ready, snapshot.note) == (2, 200, 5, "epoch 3")
     assert snapshot.phase_ns == {phase: 2 * part for phase, part in A_STEP.items()}
-    assert snapshot.step_histogram_counts[0] == 2
+    assert snapshot.step_counts[0] == 2
     assert [(event.step, event.start_ns, event.samples, event.phase_ns) for event in events] == [
         (0, 1001, 8, A_STEP),
         (1, 1002, 9, A_STEP),
@@ -251,9 +250,9 @@ def test_a_reader_refuses_what_is_no_page_of_its_version(tmp_path, content, why)
 @given(noise=st.integers(0, 2**32).map(lambda seed: random.Random(seed).randbytes(SEGMENT_BYTES - 16)))
 def test_a_damaged_page_can_be_read_to_its_end(noise, tmp_path_factory):
     path = tmp_path_factory.mktemp("segment") / "rank-0.bin"
-    path.write_bytes(struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), VERSION) + noise)
+    path.write_bytes(struct.pack("@2Q", int.from_bytes(b"gpulpage", "little"), segment_writer.VERSION) + noise)
 
-    assert len(segment.read(str(path)).step_histogram_counts) == STEP_BUCKETS
+    assert len(segment.read(str(path)).step_counts) == STEP_BUCKETS
     assert len(ring.recent(str(path))) <= RING_SLOTS
 
 
@@ -333,7 +332,7 @@ def test_a_reader_never_sees_half_a_step(path):
                     (rare,) = {seen.phase_ns[phase] / factor for factor, phase in RARELY.items()}
                     assert rare == seen.steps - seen.steps % 9
                     assert seen.samples == 7 * seen.steps
-                    assert 0 <= sum(seen.step_histogram_counts) - seen.steps <= 8
+                    assert 0 <= sum(seen.step_counts) - seen.steps <= 8
             while records <= 20:  # the writer overtakes the reader: of a whole ring, few records may be left standing
                 assert time.monotonic() < deadline, f"{records} records"
                 for event in ring.recent_from(reader):

@@ -17,7 +17,8 @@ from libnvidia import Gpu, Library, binding
 
 from gpulaunch.profiler.channel import clock as clocks
 from gpulaunch.profiler.channel import segment_writer
-from gpulaunch.profiler.channel.layout import COPIES, COPY_WORDS, PHASES, SITE_KINDS, StepSource, Word
+from gpulaunch.profiler.channel.layout import COPIES, PHASES, SITE_KINDS, StepSource, Word
+from gpulaunch.profiler.channel.quantities import COPY_WORDS
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.daemon import sidecar
 from gpulaunch.profiler.record import Finding, Reading, StackState

@@ -14,7 +14,7 @@ import pynvml
 import pytest
 from libnvidia import GIB, NOT_SUPPORTED, Gpu
 
-from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import GpuMemory
 from gpulaunch.profiler.record import Finding
 
 if TYPE_CHECKING:
@@ -83,15 +83,15 @@ def thirty_two_bits(node: Recorded, second: int, well: bool) -> None:
 
 def tensors_that_stay(node: Recorded, second: int, well: bool) -> None:
     words = node.ranks[0].writer.words
-    words[Word.GPU_ALLOCATED_BYTES] = (8000 + (0 if well else 30 * second)) * MIB
-    words[Word.GPU_RESERVED_BYTES] = 20000 * MIB
+    words[GpuMemory.allocated_bytes] = (8000 + (0 if well else 30 * second)) * MIB
+    words[GpuMemory.reserved_bytes] = 20000 * MIB
 
 
 def blocks_in_pieces(node: Recorded, second: int, well: bool) -> None:
     words = node.ranks[0].writer.words
-    words[Word.GPU_ALLOCATED_BYTES], words[Word.GPU_RESERVED_BYTES] = 8000 * MIB, 20000 * MIB
-    words[Word.GPU_INACTIVE_SPLIT_BYTES] = (500 if well else 9000) * MIB
-    words[Word.GPU_ALLOC_RETRIES] += 1
+    words[GpuMemory.allocated_bytes], words[GpuMemory.reserved_bytes] = 8000 * MIB, 20000 * MIB
+    words[GpuMemory.inactive_split_bytes] = (500 if well else 9000) * MIB
+    words[GpuMemory.alloc_retries] += 1
 
 
 def a_hot_card(node: Recorded, second: int, well: bool) -> None:

@@ -439,10 +439,12 @@ with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
         "sites": [[row.kind, row.text, row.count, row.size_bytes] for row in sites],
         "phase_s": {phase: ns / 1e9 for phase, ns in seen.phase_ns.items()},
         "step_s": seen.step_ns_total / 1e9,
-        "gpu_timed_steps": seen.gpu_timed_steps,
-        "gpu_step_s": seen.gpu_step_ns_total / 1e9,
-        "gpu_phases_s": (seen.gpu_forward_ns_total + seen.gpu_backward_ns_total + seen.gpu_optimizer_ns_total) / 1e9,
-        "pinned_bytes": seen.gpu_pinned_bytes,
+        "gpu_timed_steps": seen.gpu_time.steps,
+        "gpu_step_s": seen.gpu_time.step_ns_total / 1e9,
+        "gpu_phases_s": sum(
+            (seen.gpu_time.forward_ns_total, seen.gpu_time.backward_ns_total, seen.gpu_time.optimizer_ns_total)
+        ) / 1e9,
+        "pinned_bytes": seen.gpu.pinned_bytes,
         "armed": str(seen.hooks_armed), "fault": seen.fault,
         "own_copy_s": own_copy_ms / 1e3, "own_wait_s": own_wait_s,
     }, file)
@@ -567,14 +569,14 @@ with segment.SegmentReader(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin") 
         optimizer.step()
         optimizer.zero_grad()
         now = reader.read()
-        workers, ready = max(workers, now.loader_workers_configured), max(ready, now.loader_ready)
+        workers, ready = max(workers, now.loader.workers_configured), max(ready, now.loader.ready)
     seen = reader.read()
 with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
     json.dump({
-        "steps": seen.steps, "samples": seen.samples, "batches": seen.loader_batches, "workers": workers,
+        "steps": seen.steps, "samples": seen.samples, "batches": seen.loader.batches, "workers": workers,
         "most_ready": ready, "pinned_copies": seen.copies["h2d", "pinned"].count,
-        "pinned_copied_bytes": seen.copies["h2d", "pinned"].size_bytes, "pinned_bytes": seen.gpu_pinned_bytes,
-        "wait_s": seen.loader_wait_ns_total / 1e9, "transfer_s": seen.loader_transfer_ns_total / 1e9,
+        "pinned_copied_bytes": seen.copies["h2d", "pinned"].size_bytes, "pinned_bytes": seen.gpu.pinned_bytes,
+        "wait_s": seen.loader.wait_ns_total / 1e9, "transfer_s": seen.loader.transfer_ns_total / 1e9,
         "armed": str(seen.hooks_armed), "fault": seen.fault,
     }, file)
 """
@@ -718,8 +720,8 @@ seen = segment.read(f"{os.environ['GPULAUNCH_CHANNEL_DIR']}/rank-0.bin")
 with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
     json.dump({
         "largest_segment_bytes": max(segment["total_size"] for segment in snapshot["segments"]),
-        "ooms": seen.gpu_ooms,
-        "allocated_bytes": seen.gpu_allocated_bytes,
+        "ooms": seen.gpu.ooms,
+        "allocated_bytes": seen.gpu.allocated_bytes,
     }, file)
 """
 
@@ -775,7 +777,7 @@ with open(os.path.join(os.environ["REPORT_DIR"], "rank-0.json"), "w") as file:
     json.dump({
         "first_loss": first, "last_loss": loss.item(), "steps": seen.steps,
         "pinned_copies": seen.copies["h2d", "pinned"].count,
-        "gpu_timed_steps": seen.gpu_timed_steps, "unavailable": str(seen.hooks_unavailable), "fault": seen.fault,
+        "gpu_timed_steps": seen.gpu_time.steps, "unavailable": str(seen.hooks_unavailable), "fault": seen.fault,
     }, file)
 """
 

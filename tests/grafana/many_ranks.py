@@ -31,6 +31,16 @@ from bad_node import step
 
 from gpulaunch.profiler.channel import collectives, layout, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook, StepSource, Word
+from gpulaunch.profiler.channel.quantities import (
+    COPY_WORDS,
+    SYNC_WORDS,
+    CheckpointState,
+    GpuMemory,
+    GpuTime,
+    LoaderState,
+    Pauses,
+    ProbeTotals,
+)
 
 MS = 1_000_000
 MIB = 1 << 20
@@ -86,9 +96,9 @@ class Rank:
         self.calls[collectives.RECORDER] = collectives.TELLS
         words = self.writer.words
         words[Word.BUDGET_PPM] = 10_000
-        words[Word.RESUMED_STEP] = 100 * attempt
-        words[Word.COMPILES] = 3
-        words[Word.COMPILE_PAUSE_NS_TOTAL] = 900 * MS
+        words[CheckpointState.resumed_step] = 100 * attempt
+        words[Pauses.compiles] = 3
+        words[Pauses.compile_ns_total] = 900 * MS
         self.left_ns = 0
         self.trouble = False
         self.troubled_steps = 0
@@ -131,12 +141,12 @@ class Rank:
 
     def _load(self, count: int, wait_ns: int) -> None:
         words = self.writer.words
-        words[Word.LOADER_BATCHES] += count
-        words[Word.LOADER_EVAL_BATCHES] += count if self.trouble else 0
-        words[Word.LOADER_BATCH_BYTES_TOTAL] += count * (2 if self.trouble else 1) * MIB
-        words[Word.LOADER_WAIT_NS_TOTAL] += count * wait_ns
-        words[Word.LOADER_TRANSFER_NS_TOTAL] += count * MS // 2
-        words[Word.LOADER_BLOCKED_NS_TOTAL] += count * MS // 10
+        words[LoaderState.batches] += count
+        words[LoaderState.eval_batches] += count if self.trouble else 0
+        words[LoaderState.batch_bytes_total] += count * (2 if self.trouble else 1) * MIB
+        words[LoaderState.wait_ns_total] += count * wait_ns
+        words[LoaderState.transfer_ns_total] += count * MS // 2
+        words[LoaderState.blocked_ns_total] += count * MS // 10
         bucket = sum(wait_ns > bound_ns for bound_ns in layout.STEP_BOUNDS_NS)
         words[Word.LOADER_WAIT_HISTOGRAM + bucket] += count
         slow = wait_ns > 10 * MS
@@ -153,24 +163,24 @@ class Rank:
 
     def _pause(self, count: int, parts: dict[str, int]) -> None:
         words = self.writer.words
-        words[Word.GC_COLLECTIONS] += count * (6 if self.trouble else 1)
-        words[Word.GC_PAUSE_NS_TOTAL] += count * (parts["gc"] or MS // 50)
-        words[Word.COMPILES] += count if self.trouble else 0
-        words[Word.COMPILE_PAUSE_NS_TOTAL] += count * parts["compile"]
+        words[Pauses.gc_collections] += count * (6 if self.trouble else 1)
+        words[Pauses.gc_ns_total] += count * (parts["gc"] or MS // 50)
+        words[Pauses.compiles] += count if self.trouble else 0
+        words[Pauses.compile_ns_total] += count * parts["compile"]
 
     def _save(self, stalled_ns: int) -> None:
         """Save every so many steps, as `probe.progress` tells it; in trouble it comes to nothing."""
         words = self.writer.words
-        words[Word.CHECKPOINT_STALL_NS_TOTAL] += stalled_ns
-        if words[Word.STEPS] // SAVE_STEPS <= words[Word.CHECKPOINT_SAVES] + words[Word.CHECKPOINT_FAILURES]:
+        words[CheckpointState.stall_ns_total] += stalled_ns
+        if words[Word.STEPS] // SAVE_STEPS <= words[CheckpointState.saves] + words[CheckpointState.failures]:
             return
         if self.trouble:
-            words[Word.CHECKPOINT_FAILURES] += 1
+            words[CheckpointState.failures] += 1
         else:
-            words[Word.CHECKPOINT_BYTES_TOTAL] += MIB
-            words[Word.CHECKPOINT_STEP] = words[Word.STEPS]
-            words[Word.CHECKPOINT_CAPTURED_NS] = time.monotonic_ns()
-            words[Word.CHECKPOINT_SAVES] += 1
+            words[CheckpointState.bytes_total] += MIB
+            words[CheckpointState.step] = words[Word.STEPS]
+            words[CheckpointState.captured_ns] = time.monotonic_ns()
+            words[CheckpointState.saves] += 1
 
     def _measure(self, count: int) -> None:
         """Tell what the probe costs."""
@@ -178,7 +188,7 @@ class Rank:
         odd = self.trouble and self.rank == ODD
         cost_ns = 1_500_000 if self.trouble else 20_000
         words[Word.PROBE_NS_TOTAL] += count * cost_ns
-        words[Word.UNOBSERVED_STEPS] = words[Word.STEPS] // 20 + self.troubled_steps // 4
+        words[ProbeTotals.unobserved_steps] = words[Word.STEPS] // 20 + self.troubled_steps // 4
         words[Word.PRICED_PAIRS] = 3 if odd else words[Word.STEPS] // 20
         words[Word.PAIRED_COST_NS], words[Word.PAIRED_ERROR_NS] = cost_ns + 10_000, 8_000
         words[Word.HOOKS_SHED] = Hook.EVERY_STEP if odd else 0
@@ -199,25 +209,25 @@ class Rank:
     def _use_gpu(self, count: int) -> None:
         words = self.writer.words
         for word, amount in (
-            (Word.GPU_ALLOCATED_BYTES, 900 * MIB),
-            (Word.GPU_PEAK_ALLOCATED_BYTES, (2000 if self.trouble else 1000) * MIB),
-            (Word.GPU_RESERVED_BYTES, 1200 * MIB),
-            (Word.GPU_PEAK_RESERVED_BYTES, (2600 if self.trouble else 1300) * MIB),
-            (Word.GPU_ACTIVE_BYTES, 920 * MIB),
-            (Word.GPU_INACTIVE_SPLIT_BYTES, (600 if self.trouble else 100) * MIB),
-            (Word.GPU_PINNED_BYTES, (640 if self.trouble else 64) * MIB),
+            (GpuMemory.allocated_bytes, 900 * MIB),
+            (GpuMemory.peak_allocated_bytes, (2000 if self.trouble else 1000) * MIB),
+            (GpuMemory.reserved_bytes, 1200 * MIB),
+            (GpuMemory.peak_reserved_bytes, (2600 if self.trouble else 1300) * MIB),
+            (GpuMemory.active_bytes, 920 * MIB),
+            (GpuMemory.inactive_split_bytes, (600 if self.trouble else 100) * MIB),
+            (GpuMemory.pinned_bytes, (640 if self.trouble else 64) * MIB),
         ):
             words[word] = amount
         if self.trouble:
-            words[Word.GPU_ALLOC_RETRIES] += count
-            words[Word.GPU_OOMS] += 1
+            words[GpuMemory.alloc_retries] += count
+            words[GpuMemory.ooms] += 1
         forward_ns = (28 if self.trouble else 14) * MS
         for word, amount in (
-            (Word.GPU_TIMED_STEPS, 1),
-            (Word.GPU_STEP_NS_TOTAL, forward_ns + 30 * MS),
-            (Word.GPU_FORWARD_NS_TOTAL, forward_ns),
-            (Word.GPU_BACKWARD_NS_TOTAL, 25 * MS),
-            (Word.GPU_OPTIMIZER_NS_TOTAL, 5 * MS),
+            (GpuTime.steps, 1),
+            (GpuTime.step_ns_total, forward_ns + 30 * MS),
+            (GpuTime.forward_ns_total, forward_ns),
+            (GpuTime.backward_ns_total, 25 * MS),
+            (GpuTime.optimizer_ns_total, 5 * MS),
         ):
             words[word] += amount
         for index, size_bytes in enumerate((16384, MIB, 4, 4096, MIB)):
@@ -225,14 +235,14 @@ class Rank:
             copies = 6 * count if slow else count
             total_bytes = count * (8 * MIB if slow else size_bytes)
             blocked_ns, on_gpu_ns = (12 * MS, 4 * MS) if slow else (MS // 50, MS // 5)
-            at = Word.COPY_FIRST + index * layout.COPY_WORDS
+            at = Word.COPY_FIRST + index * COPY_WORDS
             for place, amount in enumerate((copies, total_bytes, count * blocked_ns, count * on_gpu_ns)):
                 words[at + place] += amount
         now_and_then = words[Word.STEPS] // 40 - (words[Word.STEPS] - count) // 40
         for index, kind in enumerate(layout.SYNCS):
             calls = now_and_then + (12 * count if self.trouble and kind == "item" else 0)
-            words[Word.SYNC_FIRST + index * layout.SYNC_WORDS] += calls
-            words[Word.SYNC_FIRST + index * layout.SYNC_WORDS + 1] += calls * MS
+            words[Word.SYNC_FIRST + index * SYNC_WORDS] += calls
+            words[Word.SYNC_FIRST + index * SYNC_WORDS + 1] += calls * MS
 
     def _meet(self, count: int, comm_ns: int) -> None:
         words, calls = self.writer.words, self.calls
@@ -243,9 +253,9 @@ class Rank:
         calls[collectives.COMPLETED] = max(calls[collectives.COMPLETED], calls[collectives.ENQUEUED] - open_calls)
         calls[collectives.SEQUENCE] += 2 * count
         calls[collectives.CALL] = running if self.trouble or self.rank % 8 == 0 else returned
-        words[Word.COMM_CALLS] += count
-        words[Word.COMM_BLOCKED_NS_TOTAL] += count * comm_ns
-        words[Word.DDP_COMM_NS], words[Word.DDP_OVERLAP_NS] = comm_ns + 2 * MS, 4 * MS
+        words[Pauses.comm_calls] += count
+        words[Pauses.comm_blocked_ns_total] += count * comm_ns
+        words[Pauses.ddp_comm_ns], words[Pauses.ddp_overlap_ns] = comm_ns + 2 * MS, 4 * MS
 
 
 class Agent:

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profiler.kernel": set(),
     "profiler.redact": set(),
     "profiler.channel": {"profiler.files"},
-    "profiler.record": set(),
+    "profiler.record": {"profiler.channel"},
     "profiler.probe": {"profiler.channel", "profiler.files"},
     "profiler.samplers": {"profiler.cgroup", "profiler.channel", "profiler.record", "profiler.files"},
     "profiler.analysis": {"profiler.channel", "profiler.record"},
@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launcher.failure": {"launcher.loop", "launcher.job", "profiler.redact"},
     "launcher.checkpoint": {"launcher.loop", "launcher.job"},
     "launcher.hang": {"launcher.loop", "launcher.job", "profiler.channel"},
-    "launcher.policy": {"launcher.failure"},
+    "launcher.policy": {"launcher.failure", "profiler.record"},
     "launcher.gpus": {"launcher.loop", "launcher.job"},
     "launcher.logs": {"launcher.loop", "launcher.job", "profiler.redact"},
     "launcher.agent": {

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.policy.goodput import BUCKETS, GoodputLedger, line, share
+from gpulaunch.launcher.policy.goodput import GoodputLedger, line, share
+from gpulaunch.profiler.record import GOODPUT_BUCKETS
 
 T0 = 1000.0  # a monotonic clock begins anywhere
 
@@ -18,7 +19,7 @@ T0 = 1000.0  # a monotonic clock begins anywhere
 def spent(ledger: GoodputLedger, now: float) -> dict[str, float | None]:
     """The buckets with something in them, or with nobody knows what, at `now` seconds after the start."""
     seconds = ledger.seconds(T0 + now)
-    assert tuple(seconds) == BUCKETS
+    assert tuple(seconds) == GOODPUT_BUCKETS
     return {
         name: None if value is None else pytest.approx(value)
         for name, value in seconds.items()
@@ -217,7 +218,7 @@ def test_of_ranks_without_steps_it_is_not_known_what_they_did() -> None:
 
     told = unseen.seconds(T0 + 20.0)
     assert told == {
-        **dict.fromkeys(BUCKETS, 0.0),
+        **dict.fromkeys(GOODPUT_BUCKETS, 0.0),
         "startup": 2.0,
         "detection": 1.0,
         "teardown": 1.0,
@@ -359,12 +360,12 @@ def test_no_bucket_shrinks_but_for_what_becomes_known(story: Story, wait_s: floa
     before = ledger.seconds(T0)
     for now_s, fact in story.facts:
         still = ledger.seconds(now_s)
-        assert not _shrunk(BUCKETS, before, still), (before, still)
+        assert not _shrunk(GOODPUT_BUCKETS, before, still), (before, still)
         fact(ledger)
         after = ledger.seconds(now_s)
         assert not _shrunk(("checkpoint_stall", "detection", "teardown", "lost_work"), still, after), (still, after)
         before = after
-    assert not _shrunk(BUCKETS, before, ledger.seconds(story.now_s + wait_s))
+    assert not _shrunk(GOODPUT_BUCKETS, before, ledger.seconds(story.now_s + wait_s))
 
 
 def _shrunk(names: Iterable[str], before: dict[str, float | None], after: dict[str, float | None]) -> list[str]:
@@ -397,7 +398,7 @@ def test_facts_in_any_order_never_break_the_sum(facts: list[tuple[int, float, fl
 
 
 def test_the_line_at_the_end() -> None:
-    nothing: dict[str, float | None] = dict.fromkeys(BUCKETS, 0.0)
+    nothing: dict[str, float | None] = dict.fromkeys(GOODPUT_BUCKETS, 0.0)
     seconds = nothing | {"productive": 41.2, "lost_work": 1.1, "startup": 2.0, "restart": 0.01}
 
     assert line(seconds, 44.31) == "goodput 93.0 %: productive 41.2 s, lost work 1.1 s, startup 2.0 s"

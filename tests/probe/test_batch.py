@@ -169,8 +169,8 @@ def test_a_wait_is_for_workers_or_for_the_way_or_for_an_earlier_batch(
     watched.gets(iterator, after=after, at_ns=1 * MS)
     seen = watched.seen()
 
-    assert seen.loader_wait_ns_total == 5 * MS
-    assert (seen.loader_transfer_ns_total, seen.loader_blocked_ns_total) == (transfer_ms * MS, blocked_ms * MS)
+    assert seen.loader.wait_ns_total == 5 * MS
+    assert (seen.loader.transfer_ns_total, seen.loader.blocked_ns_total) == (transfer_ms * MS, blocked_ms * MS)
 
 
 def test_waits_are_counted_by_length_and_batches_by_what_they_are_for(watched):
@@ -181,10 +181,10 @@ def test_waits_are_counted_by_length_and_batches_by_what_they_are_for(watched):
     seen = watched.seen()
 
     assert samples == [8, 8, 8, 8]
-    assert (seen.loader_batches, seen.loader_eval_batches) == (6, 1)
-    assert seen.loader_batch_bytes_total == 6 * 64
-    assert seen.loader_wait_ns_total == 200_008 * MS
-    assert seen.loader_wait_histogram_counts == (2, 1, 1, *[0] * 11, 1)
+    assert (seen.loader.batches, seen.loader.eval_batches) == (6, 1)
+    assert seen.loader.batch_bytes_total == 6 * 64
+    assert seen.loader.wait_ns_total == 200_008 * MS
+    assert seen.loader.wait_counts == (2, 1, 1, *[0] * 11, 1)
 
 
 def test_the_queue_is_published_a_few_times_a_second(watched):
@@ -194,8 +194,8 @@ def test_the_queue_is_published_a_few_times_a_second(watched):
     watched.gets(an_iterator(AT_WORK, outstanding=4, received=7, queued=3, delivered=2), at_ns=1_200 * MS)
     later = watched.seen()
 
-    assert (too_soon.loader_ready, too_soon.loader_workers_configured) == (1, 2)
-    assert (later.loader_ready, later.loader_pin_backlog) == (3, 2)
+    assert (too_soon.loader.ready, too_soon.loader.workers_configured) == (1, 2)
+    assert (later.loader.ready, later.loader.pin_backlog) == (3, 2)
 
 
 def test_of_a_queue_that_holds_something_one_number_is_read(watched):
@@ -220,7 +220,7 @@ def test_a_queue_that_is_made_otherwise_is_read_whole(watched):
         watched.gets(iterator, at_ns=at_ms * MS)
     seen = watched.seen()
 
-    assert (watched.unavailable, seen.loader_ready, seen.loader_transfer_ns_total) == ({}, 1, 10 * MS)
+    assert (watched.unavailable, seen.loader.ready, seen.loader.transfer_ns_total) == ({}, 1, 10 * MS)
 
 
 def test_a_queue_of_an_evaluation_does_not_stay_for_training_without_workers(watched):
@@ -229,8 +229,8 @@ def test_a_queue_of_an_evaluation_does_not_stay_for_training_without_workers(wat
     watched.gets(SimpleNamespace(_num_workers=0, _num_yielded=1, _index_sampler=None))
     training = watched.seen()
 
-    assert (evaluating.loader_workers_configured, evaluating.loader_outstanding) == (2, 4)
-    assert (training.loader_workers_configured, training.loader_outstanding) == (0, 0)
+    assert (evaluating.loader.workers_configured, evaluating.loader.outstanding) == (2, 4)
+    assert (training.loader.workers_configured, training.loader.outstanding) == (0, 0)
 
 
 def test_a_torch_that_keeps_its_queue_elsewhere_costs_the_queue_only(watched):
@@ -241,7 +241,7 @@ def test_a_torch_that_keeps_its_queue_elsewhere_costs_the_queue_only(watched):
 
     assert list(watched.unavailable) == [Hook.LOADER_QUEUE]
     assert "_task_info" in watched.unavailable[Hook.LOADER_QUEUE]
-    assert (seen.loader_batches, seen.loader_wait_ns_total) == (2, 10 * MS)
+    assert (seen.loader.batches, seen.loader.wait_ns_total) == (2, 10 * MS)
 
 
 def test_a_batch_that_will_not_be_looked_into_costs_the_samples_only(watched):
@@ -255,4 +255,4 @@ def test_a_batch_that_will_not_be_looked_into_costs_the_samples_only(watched):
     seen = watched.seen()
 
     assert list(watched.unavailable) == [Hook.SAMPLES]
-    assert (seen.loader_batches, seen.loader_wait_ns_total, seen.loader_batch_bytes_total) == (2, 2 * MS, 0)
+    assert (seen.loader.batches, seen.loader.wait_ns_total, seen.loader.batch_bytes_total) == (2, 2 * MS, 0)

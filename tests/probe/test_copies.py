@@ -284,11 +284,14 @@ def test_copies_and_phases_are_timed_on_the_gpu(run):
     """Here with a stand-in for it; tests/gpu has a real one."""
     seen = run("a_gpu_is_timed", GPULAUNCH_DEVICE_TYPES="meta,cuda").page
 
-    assert seen.gpu_timed_steps == 2
-    assert min(seen.gpu_forward_ns_total, seen.gpu_backward_ns_total, seen.gpu_optimizer_ns_total) > 0
-    assert seen.gpu_forward_ns_total + seen.gpu_backward_ns_total + seen.gpu_optimizer_ns_total < seen.gpu_step_ns_total
-    assert 0 < seen.copies["h2d", "pageable"].gpu_ns < 16 * seen.gpu_step_ns_total
-    assert (seen.gpu_allocated_bytes, seen.gpu_inactive_split_bytes, seen.gpu_ooms) == (1, 3, 5)
+    assert seen.gpu_time.steps == 2
+    assert min(seen.gpu_time.forward_ns_total, seen.gpu_time.backward_ns_total, seen.gpu_time.optimizer_ns_total) > 0
+    assert (
+        seen.gpu_time.forward_ns_total + seen.gpu_time.backward_ns_total + seen.gpu_time.optimizer_ns_total
+        < seen.gpu_time.step_ns_total
+    )
+    assert 0 < seen.copies["h2d", "pageable"].gpu_ns < 16 * seen.gpu_time.step_ns_total
+    assert (seen.gpu.allocated_bytes, seen.gpu.inactive_split_bytes, seen.gpu.ooms) == (1, 3, 5)
     assert seen.hooks_unavailable == Hook(0), seen.fault
 
 

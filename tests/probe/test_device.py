@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.declare import read
+from gpulaunch.profiler.channel.quantities import GpuMemory
 from gpulaunch.profiler.probe import device
 from gpulaunch.profiler.probe.device import (
     SNAPSHOT_FILE,
-    GpuMemory,
     accelerator_types,
     apply_gpu_memory_fraction,
     memory_of,
@@ -193,8 +193,8 @@ def test_each_figure_goes_to_its_own_word():
     cuda.init()
     write_memory(words, cuda)
 
-    for name in GpuMemory.__slots__:
-        assert words[Word[f"GPU_{name.upper()}"]] == getattr(EXPECTED, name), name
+    assert GpuMemory(**read(GpuMemory, words)) == EXPECTED
+    assert sum(words) == sum(vars(EXPECTED).values())
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_when_memory_runs_out_the_allocators_state_is_saved_beside_the_error_fil
     assert snapshot_in(tmp_path)["ooms"] == 1
     assert [path.name for path in tmp_path.iterdir()] == [SNAPSHOT_FILE]
     assert (tmp_path / SNAPSHOT_FILE).stat().st_mode & 0o777 == 0o600
-    assert words[Word.GPU_OOMS] == 1, "the rank may not live to the next second"
+    assert words[GpuMemory.ooms] == 1, "the rank may not live to the next second"
 
 
 def test_a_program_that_runs_out_on_purpose_is_not_held_up_each_time(tmp_path, monkeypatch):
@@ -264,7 +264,7 @@ def test_a_program_that_runs_out_on_purpose_is_not_held_up_each_time(tmp_path, m
     for _ in range(50):
         torch.run_out()
     assert snapshot_in(tmp_path)["ooms"] == 3
-    assert words[Word.GPU_OOMS] == 50
+    assert words[GpuMemory.ooms] == 50
 
     now_s += 61
     torch.run_out()
@@ -279,7 +279,7 @@ def test_without_an_error_file_only_the_figures_are_told(tmp_path, monkeypatch):
     torch.cuda.init()
     torch.run_out()
 
-    assert (words[Word.GPU_OOMS], list(tmp_path.iterdir())) == (1, [])
+    assert (words[GpuMemory.ooms], list(tmp_path.iterdir())) == (1, [])
 
 
 def test_a_snapshot_that_cannot_be_saved_takes_no_exceptions_place(tmp_path):

@@ -138,7 +138,7 @@ def test_a_whole_training(lead: Lead, leader: str, backend: str) -> None:
 
     # Which of its loaders is which.
     assert [loader["split"] for loader in led.facts["loaders"]] == ["train", "eval"]
-    assert 36 <= seen.loader_batches - seen.loader_eval_batches <= 39, "nothing comes after the last evaluation"
+    assert 36 <= seen.loader.batches - seen.loader.eval_batches <= 39, "nothing comes after the last evaluation"
 
     if backend:  # with the probe as without it: the same graphs, breaks and recompiles, and the same numbers
         without = lead(leader, "whole", backend, GPULAUNCH_PROFILE="off")
@@ -193,7 +193,7 @@ def test_more_microsteps_than_patience_is_waited_for(lead: Lead) -> None:
     assert_well(led.seen)
     assert led.told["steps"] == led.seen.steps == 6
     assert (led.seen.microsteps, led.seen.samples) == (288, 288)
-    assert (led.seen.phase_ns["validation"], led.seen.loader_eval_batches) == (0, 0)
+    assert (led.seen.phase_ns["validation"], led.seen.loader.eval_batches) == (0, 0)
 
 
 def test_steps_that_are_not_observed_are_counted_too(lead: Lead) -> None:
@@ -201,9 +201,9 @@ def test_steps_that_are_not_observed_are_counted_too(lead: Lead) -> None:
     led = lead("hand", "many_steps")
 
     assert_well(led.seen)
-    assert led.seen.unobserved_steps > 0
+    assert led.seen.probe.unobserved_steps > 0
     assert led.seen.steps == led.seen.microsteps == led.told["steps"] == 640
-    assert (led.seen.samples, led.seen.loader_eval_batches) == (8 * 640, led.told["evaluated"])
+    assert (led.seen.samples, led.seen.loader.eval_batches) == (8 * 640, led.told["evaluated"])
 
 
 @pytest.mark.parametrize("leader", ["accelerate", "trainer", "lightning"])

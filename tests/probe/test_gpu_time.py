@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import GpuTime
 from gpulaunch.profiler.probe.account import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER
 from gpulaunch.profiler.probe.gpu_time import TIMED_EVERY, Events, GpuClock
 
@@ -100,7 +101,7 @@ class Loop:
 
     @property
     def timed(self) -> int:
-        return self.words[Word.GPU_TIMED_STEPS]
+        return self.words[GpuTime.steps]
 
 
 def test_one_step_of_sixteen_is_timed() -> None:
@@ -108,10 +109,10 @@ def test_one_step_of_sixteen_is_timed() -> None:
     loop.run(4 * TIMED_EVERY)
 
     assert loop.timed == 4
-    assert loop.ms(Word.GPU_FORWARD_NS_TOTAL) == pytest.approx(4 * 2)
-    assert loop.ms(Word.GPU_BACKWARD_NS_TOTAL) == pytest.approx(4 * 4)
-    assert loop.ms(Word.GPU_OPTIMIZER_NS_TOTAL) == pytest.approx(4 * 1)
-    assert loop.ms(Word.GPU_STEP_NS_TOTAL) == pytest.approx(4 * 7.5)
+    assert loop.ms(GpuTime.forward_ns_total) == pytest.approx(4 * 2)
+    assert loop.ms(GpuTime.backward_ns_total) == pytest.approx(4 * 4)
+    assert loop.ms(GpuTime.optimizer_ns_total) == pytest.approx(4 * 1)
+    assert loop.ms(GpuTime.step_ns_total) == pytest.approx(4 * 7.5)
 
 
 def test_the_first_step_is_like_no_other_and_is_not_timed() -> None:
@@ -127,7 +128,7 @@ def test_gradients_accumulated_over_four_batches_are_added_up() -> None:
         loop.step(micro_steps=4)
         loop.cuda.catch_up()
 
-    assert (loop.timed, loop.ms(Word.GPU_FORWARD_NS_TOTAL)) == (1, pytest.approx(4 * 2))
+    assert (loop.timed, loop.ms(GpuTime.forward_ns_total)) == (1, pytest.approx(4 * 2))
 
 
 def test_a_gpu_that_is_behind_is_not_waited_for() -> None:
@@ -139,7 +140,7 @@ def test_a_gpu_that_is_behind_is_not_waited_for() -> None:
     loop.step()
 
     assert loop.timed == 3
-    assert loop.ms(Word.GPU_STEP_NS_TOTAL) == pytest.approx(3 * 7.5)
+    assert loop.ms(GpuTime.step_ns_total) == pytest.approx(3 * 7.5)
 
 
 def test_events_are_used_again_and_again() -> None:

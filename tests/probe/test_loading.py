@@ -99,7 +99,7 @@ def test_every_worker_counts_what_it_fetches_however_it_is_started(run, how, kin
     assert all(slot.batches for slot in left.slots)
     assert not any(slot.alive for slot in left.slots)
     assert left.total("wall_ns") == left.total("cpu_ns") + left.total("runqueue_ns") + left.total("blocked_ns") > 0
-    assert (left.page.loader_batches, left.page.hooks_unavailable) == (24, Hook(0)), left.page.fault
+    assert (left.page.loader.batches, left.page.hooks_unavailable) == (24, Hook(0)), left.page.fault
     assert [(loader["kind"], loader["start_method"]) for loader in left.facts["loaders"]] == [(kind, how)]
 
 
@@ -167,9 +167,9 @@ def test_a_dataset_that_reads_from_a_dataloader_is_counted_once(run):
 def test_without_workers_nobody_measures(run):
     left = run("has_no_workers")
 
-    assert (left.slots, left.page.loader_batches, left.page.loader_workers_configured) == ((), 12, 0)
-    assert left.page.loader_wait_ns_total > 0
-    assert (left.page.loader_transfer_ns_total, left.page.loader_blocked_ns_total) == (0, 0)
+    assert (left.slots, left.page.loader.batches, left.page.loader.workers_configured) == ((), 12, 0)
+    assert left.page.loader.wait_ns_total > 0
+    assert (left.page.loader.transfer_ns_total, left.page.loader.blocked_ns_total) == (0, 0)
 
 
 def test_workers_of_a_program_that_the_rank_starts_are_not_the_ranks(run):
@@ -181,7 +181,7 @@ def test_without_a_file_for_them_workers_are_not_measured_and_all_else_is(run):
 
     assert left.page.hooks_unavailable == Hook.WORKERS
     assert "no file for workers" in left.page.fault
-    assert left.page.loader_batches == 12
+    assert left.page.loader.batches == 12
 
 
 # --- the rank -------------------------------------------------------------------------------------------------------
@@ -190,18 +190,18 @@ def test_without_a_file_for_them_workers_are_not_measured_and_all_else_is(run):
 def test_a_batch_that_waits_for_an_earlier_one_blocks_the_line(run):
     left = run("late_batch")
 
-    assert left.page.loader_blocked_ns_total >= 200_000_000
-    assert left.page.loader_wait_ns_total >= left.page.loader_blocked_ns_total + left.page.loader_transfer_ns_total
+    assert left.page.loader.blocked_ns_total >= 200_000_000
+    assert left.page.loader.wait_ns_total >= left.page.loader.blocked_ns_total + left.page.loader.transfer_ns_total
 
 
 def test_a_batch_that_is_there_takes_its_time_to_get_across(run):
     left = run("ready_batches")
     seen = left.page
 
-    assert 0 < seen.loader_transfer_ns_total <= seen.loader_wait_ns_total
-    assert seen.loader_transfer_ns_total > seen.loader_blocked_ns_total
-    assert seen.loader_batch_bytes_total == 96 * 4 * 4
-    assert sum(seen.loader_wait_histogram_counts) == seen.loader_batches == 12
+    assert 0 < seen.loader.transfer_ns_total <= seen.loader.wait_ns_total
+    assert seen.loader.transfer_ns_total > seen.loader.blocked_ns_total
+    assert seen.loader.batch_bytes_total == 96 * 4 * 4
+    assert sum(seen.loader.wait_counts) == seen.loader.batches == 12
 
 
 def test_a_loader_has_a_line_and_what_was_waited_for_it(run):
@@ -212,7 +212,7 @@ def test_a_loader_has_a_line_and_what_was_waited_for_it(run):
     assert re.fullmatch(r"\S*loading\.py:\d+ two_epochs", site.text)
     assert left.facts["loaders"][0]["site"] == site.text
     assert (site.count, site.size_bytes) == (24, 2 * 96 * 4 * 4)
-    assert site.blocked_ns == left.page.loader_wait_ns_total
+    assert site.blocked_ns == left.page.loader.wait_ns_total
 
 
 # --- what a program says of itself ----------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_the_facts_tell_how_a_program_is_set_up(run):
     assert (left.facts["version"], left.facts["omp_threads"], left.facts["torch_threads"]) == (1, 3, 1)
     assert (left.facts["device"], left.facts["ddp"]) == (None, None)
     assert left.facts["torch"].count(".") >= 2
-    assert (left.page.loader_batches, left.page.loader_eval_batches, left.page.steps) == (18, 6, 12)
+    assert (left.page.loader.batches, left.page.loader.eval_batches, left.page.steps) == (18, 6, 12)
 
 
 def test_parameters_that_have_no_size_yet_may_be_looked_at(run):

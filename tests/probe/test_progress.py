@@ -45,12 +45,12 @@ def test_a_save_that_training_waits_for(read):
     progress.checkpoint_saved(step=100, captured_ns=before_ns, stall_ns=2_000, size_bytes=4096)
     after = read()
 
-    assert before_ns <= during.checkpoint_blocking_since_ns <= time.monotonic_ns()
-    assert (during.checkpoint_saves, after.checkpoint_saves) == (0, 1)
-    assert after.checkpoint_blocking_since_ns == 0
-    assert (after.checkpoint_step, after.checkpoint_captured_ns) == (100, before_ns)
-    assert (after.checkpoint_stall_ns_total, after.checkpoint_last_stall_ns) == (2_000, 2_000)
-    assert after.checkpoint_bytes_total == 4096
+    assert before_ns <= during.checkpoint.blocking_since_ns <= time.monotonic_ns()
+    assert (during.checkpoint.saves, after.checkpoint.saves) == (0, 1)
+    assert after.checkpoint.blocking_since_ns == 0
+    assert (after.checkpoint.step, after.checkpoint.captured_ns) == (100, before_ns)
+    assert (after.checkpoint.stall_ns_total, after.checkpoint.last_stall_ns) == (2_000, 2_000)
+    assert after.checkpoint.bytes_total == 4096
 
 
 def test_a_save_in_the_background(read):
@@ -66,23 +66,23 @@ def test_a_save_in_the_background(read):
     in_a_thread(progress.checkpoint_failed)
     failed = read()
 
-    assert (copied.checkpoint_saves, copied.checkpoint_blocking_since_ns, copied.checkpoint_last_stall_ns) == (
+    assert (copied.checkpoint.saves, copied.checkpoint.blocking_since_ns, copied.checkpoint.last_stall_ns) == (
         0,
         0,
         300,
     )
-    assert (committed.checkpoint_saves, committed.checkpoint_stall_ns_total) == (1, 300)
-    assert committed.checkpoint_blocking_since_ns > 0
-    assert (failed.checkpoint_stall_ns_total, failed.checkpoint_last_stall_ns) == (800, 500)
-    assert (failed.checkpoint_saves, failed.checkpoint_failures) == (1, 1)
-    assert (failed.checkpoint_step, failed.checkpoint_blocking_since_ns) == (100, 0)
+    assert (committed.checkpoint.saves, committed.checkpoint.stall_ns_total) == (1, 300)
+    assert committed.checkpoint.blocking_since_ns > 0
+    assert (failed.checkpoint.stall_ns_total, failed.checkpoint.last_stall_ns) == (800, 500)
+    assert (failed.checkpoint.saves, failed.checkpoint.failures) == (1, 1)
+    assert (failed.checkpoint.step, failed.checkpoint.blocking_since_ns) == (100, 0)
 
 
 def test_a_save_that_fails_where_training_waits_for_it_lets_it_go_on(read):
     progress.checkpoint_began()
     progress.checkpoint_failed()
 
-    assert (read().checkpoint_failures, read().checkpoint_blocking_since_ns) == (1, 0)
+    assert (read().checkpoint.failures, read().checkpoint.blocking_since_ns) == (1, 0)
 
 
 def test_what_it_resumed_from_and_that_it_listens(read):
@@ -90,8 +90,8 @@ def test_what_it_resumed_from_and_that_it_listens(read):
     progress.resumed(100)
     progress.listens()
 
-    assert (before.resumed_step, before.listens) == (0, False)
-    assert (read().resumed_step, read().listens) == (100, True)
+    assert (before.checkpoint.resumed_step, before.listens) == (0, False)
+    assert (read().checkpoint.resumed_step, read().listens) == (100, True)
 
 
 def test_threads_that_tell_at_once_lose_nothing(read):
@@ -109,8 +109,8 @@ def test_threads_that_tell_at_once_lose_nothing(read):
         thread.join()
     sys.setswitchinterval(interval_s)
 
-    assert (read().checkpoint_saves, read().checkpoint_bytes_total) == (8000, 40_000)
-    assert read().checkpoint_stall_ns_total == 24_000
+    assert (read().checkpoint.saves, read().checkpoint.bytes_total) == (8000, 40_000)
+    assert read().checkpoint.stall_ns_total == 24_000
 
 
 @pytest.mark.parametrize("nonsense", [-1, 1 << 64, 1.5, None, "100"])
@@ -120,9 +120,9 @@ def test_nonsense_is_not_raised_and_leaves_a_page_that_can_be_read(read, nonsens
     progress.resumed(nonsense)
     seen = read()
 
-    assert (seen.checkpoint_step, seen.checkpoint_stall_ns_total, seen.resumed_step) == (0, 0, 0)
+    assert (seen.checkpoint.step, seen.checkpoint.stall_ns_total, seen.checkpoint.resumed_step) == (0, 0, 0)
     progress.checkpoint_saved(step=1, captured_ns=2, stall_ns=3, size_bytes=4)
-    assert read().checkpoint_step == 1
+    assert read().checkpoint.step == 1
 
 
 def test_without_a_probe_nothing_happens():
@@ -142,7 +142,7 @@ def test_a_forked_child_leaves_the_page_alone(read):
         os._exit(0)
     os.waitpid(child, 0)
 
-    assert read().resumed_step == 0
+    assert read().checkpoint.resumed_step == 0
 
 
 def test_a_save_that_training_waits_for_is_the_steps_checkpoint(read):
@@ -152,7 +152,7 @@ def test_a_save_that_training_waits_for_is_the_steps_checkpoint(read):
     probe.mark_step()  # this thread trains
     probe.mark_step()
     progress.checkpoint_began()
-    since_ns = read().checkpoint_blocking_since_ns
+    since_ns = read().checkpoint.blocking_since_ns
     time.sleep(0.01)
     progress.checkpoint_stalled(1)
     until_ns = time.monotonic_ns()

@@ -33,11 +33,11 @@ def test_a_plain_program_is_seen_step_by_step(run, tmp_path):
     seen = run("plain")
     events = ring.recent(str(tmp_path / "rank-3.bin"))
 
-    assert (seen.steps, seen.microsteps, seen.samples, seen.loader_batches) == (12, 12, 96, 12)
+    assert (seen.steps, seen.microsteps, seen.samples, seen.loader.batches) == (12, 12, 96, 12)
     assert (seen.step_source, seen.hooks_armed, seen.hooks_unavailable) == (StepSource.OPTIMIZER, IN_SERVICE, Hook(0))
     assert min(seen.phase_ns[phase] for phase in PLAIN) > 0
     assert sum(seen.phase_ns.values()) == seen.step_ns_total == sum(event.duration_ns for event in events)
-    assert sum(seen.step_histogram_counts) == 12
+    assert sum(seen.step_counts) == 12
     assert [event.samples for event in events] == [8] * 12
     assert events[-1].start_ns + events[-1].duration_ns == seen.last_step_monotonic_ns
     assert 0 < seen.probe_ns_total < seen.step_ns_total
@@ -53,7 +53,7 @@ def test_how_many_steps_and_where_is_told_at_once_and_how_long_they_took_a_littl
     seen = run(program)
 
     assert seen.steps == seen.steps_made in (14, 60), "and all of it at the end"
-    assert sum(seen.step_histogram_counts) == seen.steps
+    assert sum(seen.step_counts) == seen.steps
     assert seen.samples == 8 * seen.steps
 
 
@@ -68,15 +68,15 @@ def test_what_is_noted_is_taken_up_where_no_step_ever_ends(run):
 def test_dataloader_workers_leave_the_page_alone(run, program):
     seen = run(program)
 
-    assert (seen.steps, seen.samples, seen.loader_batches, seen.loader_workers_configured) == (12, 96, 12, 2)
+    assert (seen.steps, seen.samples, seen.loader.batches, seen.loader.workers_configured) == (12, 96, 12, 2)
     assert seen.hooks_unavailable == Hook(0)
 
 
 def test_a_batch_that_waits_for_an_earlier_one_is_seen(run):
     seen = run("late_batch")
 
-    assert seen.loader_ready >= seen.loader_reorder_blocked >= 1
-    assert seen.loader_outstanding >= 1
+    assert seen.loader.ready >= seen.loader.reorder_blocked >= 1
+    assert seen.loader.outstanding >= 1
 
 
 def test_what_a_signal_handler_raises_gets_to_the_program(run):
@@ -132,7 +132,7 @@ def test_training_that_moves_to_another_thread_is_followed(run, program, fewest,
 
     assert fewest <= seen.steps <= all_of_them
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
-    assert sum(seen.step_histogram_counts) == seen.steps
+    assert sum(seen.step_counts) == seen.steps
     assert (seen.hooks_unavailable, seen.fault) == (Hook(0), "")
 
 
@@ -156,8 +156,8 @@ def test_the_same_step_has_the_same_parts_whoever_compiles_it(run):
     seen = run("compiled_eager")
 
     assert (seen.steps, seen.microsteps, seen.samples) == (24, 24, 192)
-    assert seen.compiles >= 1
-    assert 0 < seen.phase_ns["compile"] <= seen.compile_pause_ns_total
+    assert seen.pauses.compiles >= 1
+    assert 0 < seen.phase_ns["compile"] <= seen.pauses.compile_ns_total
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
     assert min(seen.phase_ns[phase] for phase in PLAIN) > 0
 
@@ -170,14 +170,14 @@ def test_a_compiler_that_generates_code_takes_most_of_the_first_step(run, tmp_pa
 
     assert (seen.steps, seen.microsteps, seen.samples) == (24, 24, 192)
     assert first.phase_ns["compile"] > first.duration_ns / 2
-    assert seen.phase_ns["compile"] <= seen.compile_pause_ns_total
+    assert seen.phase_ns["compile"] <= seen.pauses.compile_ns_total
 
 
 def test_garbage_is_a_part_of_the_step_it_is_collected_in(run, tmp_path):
     seen = run("collects_garbage")
     events = ring.recent(str(tmp_path / "rank-3.bin"))
 
-    assert seen.gc_collections >= 12
+    assert seen.pauses.gc_collections >= 12
     assert min(event.phase_ns["gc"] for event in events) >= 10 * MS
     assert seen.phase_ns["forward"] < seen.phase_ns["gc"], "it is no part of the forward"
 
@@ -213,10 +213,12 @@ def test_waiting_for_other_ranks_is_communication(run, tmp_path):
     seen = run("waits_for_others")
     events = ring.recent(str(tmp_path / "rank-3.bin"))
 
-    assert (seen.steps, seen.comm_calls) == (12, 12 + 12 + 6), "a barrier, a collective, and for some to await it"
+    assert (seen.steps, seen.pauses.comm_calls) == (12, 12 + 12 + 6), (
+        "a barrier, a collective, and for some to await it"
+    )
     for turn in (events[0::2], events[1::2]):
         assert statistics.median(event.phase_ns["comm"] for event in turn) >= 9 * MS
-    assert seen.phase_ns["comm"] == seen.comm_blocked_ns_total
+    assert seen.phase_ns["comm"] == seen.pauses.comm_blocked_ns_total
     assert {site.text.rpartition(" ")[2] for site in sites(tmp_path, "collective")} == {"waiting"}
 
 
@@ -225,8 +227,8 @@ def test_ddp_that_waits_in_its_backward_communicates(run, tmp_path):
     seen = run("ddp_waits_for_others")
     events = ring.recent(str(tmp_path / "rank-3.bin"))
 
-    assert (seen.steps, seen.comm_calls) == (80, 0)
-    assert seen.ddp_comm_ns > seen.ddp_overlap_ns > 0
+    assert (seen.steps, seen.pauses.comm_calls) == (80, 0)
+    assert seen.pauses.ddp_comm_ns > seen.pauses.ddp_overlap_ns > 0
     assert events[0].phase_ns["comm"] == 0
     assert max(event.phase_ns["comm"] for event in events[-10:]) > 5 * MS, "the other one comes 20 ms later"
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
@@ -248,7 +250,7 @@ def test_validation_has_its_phase(run):
     seen = run("accumulation_and_validation")
 
     assert seen.phase_ns["validation"] > 0
-    assert seen.loader_eval_batches == 12
+    assert seen.loader.eval_batches == 12
 
 
 def test_an_optimizer_with_closures_is_one_step_each_time(run):
@@ -273,10 +275,10 @@ def test_the_page_tells_where_the_training_thread_is(run):
 def test_what_is_saved_is_in_the_page(run):
     seen = run("saves_and_resumes")
 
-    assert (seen.checkpoint_saves, seen.checkpoint_step, seen.checkpoint_bytes_total) == (1, 52, 100)
-    assert (seen.checkpoint_stall_ns_total, seen.checkpoint_blocking_since_ns) == (7_000, 0)
-    assert (seen.resumed_step, seen.listens) == (40, True)
-    assert seen.last_edge_ns < seen.checkpoint_captured_ns
+    assert (seen.checkpoint.saves, seen.checkpoint.step, seen.checkpoint.bytes_total) == (1, 52, 100)
+    assert (seen.checkpoint.stall_ns_total, seen.checkpoint.blocking_since_ns) == (7_000, 0)
+    assert (seen.checkpoint.resumed_step, seen.listens) == (40, True)
+    assert seen.last_edge_ns < seen.checkpoint.captured_ns
 
 
 def test_a_batch_that_will_not_be_looked_into_costs_only_the_samples(run):
@@ -346,5 +348,5 @@ def test_a_torch_that_looks_different_is_observed_as_far_as_it_is_known(outside_
 
     assert seen.hooks_unavailable == Hook.BACKWARD | Hook.OPTIMIZER | Hook.NESTED
     assert Hook.DATALOADER in seen.hooks_armed
-    assert seen.loader_batches == 2
+    assert seen.loader.batches == 2
     assert "has no attribute 'save'" in seen.fault, "the last one that could not be placed"

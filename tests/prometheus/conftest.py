@@ -27,6 +27,7 @@ from gpulaunch.profiler.record import (
     NodeState,
     Pauses,
     Price,
+    ProbeTotals,
     RankCollectives,
     RankPlace,
     RankProcesses,
@@ -38,24 +39,18 @@ from gpulaunch.profiler.record import (
     TrainingState,
     Usage,
 )
+from rank_records import record
 
 MS = 1_000_000
 BUCKETS = len(layout.STEP_BOUNDS_S) + 1
 
 
 def idle(rank: int) -> TrainingState:
-    return TrainingState(
+    return record(
+        TrainingState,
         rank=rank,
         armed=False,
-        steps=0,
-        microsteps=0,
-        samples=0,
-        skipped_steps=0,
-        step_ns_total=0,
         step_bounds_s=layout.STEP_BOUNDS_S,
-        step_counts=(0,) * BUCKETS,
-        phase_ns=dict.fromkeys(layout.PHASES, 0),
-        probe_ns_total=0,
         step_source=None,
         last_step_monotonic_ns=None,
         loader=None,
@@ -66,6 +61,7 @@ def idle(rank: int) -> TrainingState:
         syncs={},
         sites=(),
         pauses=pauses(0),
+        probe=record(ProbeTotals),
         price=price(),
         facts={},
         hooks_unavailable=(),
@@ -74,7 +70,8 @@ def idle(rank: int) -> TrainingState:
 
 
 def pauses(times: int) -> Pauses:
-    return Pauses(
+    return record(
+        Pauses,
         gc_collections=3 * times,
         gc_ns_total=4 * MS * times,
         compiles=times,
@@ -90,7 +87,6 @@ def price(**known: Any) -> Price:
     nothing: dict[str, Any] = {
         "budget_ratio": 0.0,
         "hooks_shed": (),
-        "unobserved_steps": 0,
         "pairs": 0,
         "paired_cost_ns": None,
         "paired_error_ns": None,
@@ -133,7 +129,8 @@ def busy(rank: int) -> TrainingState:
         probe_ns_total=2 * MS,
         step_source="optimizer",
         last_step_monotonic_ns=5_000 * MS,
-        loader=LoaderState(
+        loader=record(
+            LoaderState,
             ready=1,
             outstanding=4,
             reorder_blocked=2,
@@ -147,7 +144,8 @@ def busy(rank: int) -> TrainingState:
             blocked_ns_total=250 * MS,
             wait_counts=(200, *(0,) * (BUCKETS - 2), 1),
         ),
-        gpu=GpuMemory(
+        gpu=record(
+            GpuMemory,
             allocated_bytes=1 << 30,
             reserved_bytes=2 << 30,
             peak_allocated_bytes=3 << 29,
@@ -158,20 +156,22 @@ def busy(rank: int) -> TrainingState:
             ooms=1,
             pinned_bytes=1 << 25,
         ),
-        gpu_time=GpuTime(
+        gpu_time=record(
+            GpuTime,
             steps=10,
             step_ns_total=12_000 * MS,
             forward_ns_total=4_000 * MS,
             backward_ns_total=7_000 * MS,
             optimizer_ns_total=500 * MS,
         ),
-        checkpoint=CheckpointState(
+        checkpoint=record(
+            CheckpointState,
             saves=3,
             failures=1,
             stall_ns_total=1500 * MS,
             bytes_total=3 << 20,
-            newest_step=90,
-            captured_monotonic_ns=4_500 * MS,
+            step=90,
+            captured_ns=4_500 * MS,
             resumed_step=40,
         ),
         copies={
@@ -181,10 +181,10 @@ def busy(rank: int) -> TrainingState:
         syncs={"item": SyncTotals(calls=100, blocked_ns=1_500 * MS)},
         sites=(),
         pauses=pauses(1),
+        probe=record(ProbeTotals, unobserved_steps=20),
         price=price(
             budget_ratio=0.005,
             hooks_shed=("copies", "syncs"),
-            unobserved_steps=20,
             pairs=5,
             paired_cost_ns=-3_000,
             paired_error_ns=4_000,

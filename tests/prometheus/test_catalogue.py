@@ -13,11 +13,10 @@ from gpulaunch.exporters.prometheus.metrics.metric import Kind
 from gpulaunch.launcher.failure.classify import Kind as EndKind
 from gpulaunch.launcher.gpus import health
 from gpulaunch.launcher.job.host_info import PROGRAM_XIDS
-from gpulaunch.launcher.policy import goodput
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.collectives import KINDS
-from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS, THROTTLE_REASONS, XIDS, Collector, Role
+from gpulaunch.profiler.record import RESTART_KINDS, THROTTLE_REASONS, XIDS, Collector, Role
 
 FROZEN = """
 gpulaunch_attempt
@@ -207,9 +206,8 @@ def test_closed_labels_are_those_of_the_rooms_they_come_from() -> None:
 
 
 def test_what_the_agent_names_is_known_by_its_name() -> None:
-    """Another kind would still be counted, as "other"; another bucket would be missed."""
+    """Another kind would still be counted, as "other"."""
     assert set(RESTART_KINDS) == {kind.value for kind in EndKind} | {"other"}
-    assert GOODPUT_BUCKETS == goodput.BUCKETS
 
 
 def test_an_xid_that_means_something_to_the_agent_has_a_series_of_its_own() -> None:

@@ -114,7 +114,7 @@ def test_the_age_of_the_newest_checkpoint_is_that_of_the_latest_rank(
             busy,
             rank=rank,
             checkpoint=dataclasses.replace(
-                busy.checkpoint, captured_monotonic_ns=None if at_s is None else at_s * 1_000_000_000
+                busy.checkpoint, saves=0 if at_s is None else 1, captured_ns=0 if at_s is None else at_s * 1_000_000_000
             ),
         )
         for rank, at_s in enumerate(captured_s)

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from gpulaunch.profiler.channel import layout, segment_writer
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.record import AttemptGroup, CheckpointState, CopyTotals, SyncTotals, TrainingState
+from gpulaunch.profiler.channel.quantities import (
+    COPY_WORDS,
+    SYNC_WORDS,
+    CheckpointState,
+    GpuMemory,
+    GpuTime,
+    LoaderState,
+    Pauses,
+)
+from gpulaunch.profiler.record import AttemptGroup, CopyTotals, SyncTotals, TrainingState
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.ranks import RankSampler, parse_group
 
@@ -117,17 +126,17 @@ def test_copies_syncs_and_pauses_go_on_over_attempts(job: Job, sampler: RankSamp
     for attempt in range(2):
         job.start(1, attempt=attempt)
         with job.writer(0) as writer:
-            at = Word.COPY_FIRST + layout.COPY_WORDS * layout.COPIES.index(("d2h", "pageable"))
+            at = Word.COPY_FIRST + COPY_WORDS * layout.COPIES.index(("d2h", "pageable"))
             for index, value in enumerate((1, 4096, 700, 300)):
                 writer.words[at + index] = value
-            writer.words[Word.SYNC_FIRST + layout.SYNC_WORDS * layout.SYNCS.index("item")] = 5
-            writer.words[Word.GC_COLLECTIONS] = 3
-            writer.words[Word.DDP_COMM_NS] = 9
-            writer.words[Word.LOADER_BATCHES] = 2
-            writer.words[Word.LOADER_WAIT_NS_TOTAL] = 3 * MS
+            writer.words[Word.SYNC_FIRST + SYNC_WORDS * layout.SYNCS.index("item")] = 5
+            writer.words[Pauses.gc_collections] = 3
+            writer.words[Pauses.ddp_comm_ns] = 9
+            writer.words[LoaderState.batches] = 2
+            writer.words[LoaderState.wait_ns_total] = 3 * MS
             writer.words[Word.LOADER_WAIT_HISTOGRAM + 1] = 2
-            writer.words[Word.GPU_TIMED_STEPS] = 1
-            writer.words[Word.GPU_FORWARD_NS_TOTAL] = 4 * MS
+            writer.words[GpuTime.steps] = 1
+            writer.words[GpuTime.forward_ns_total] = 4 * MS
             (rank,) = read(sampler)
 
     assert rank.copies == {("d2h", "pageable"): CopyTotals(count=2, size_bytes=8192, blocked_ns=1400, gpu_ns=600)}
@@ -179,13 +188,13 @@ def test_what_a_rank_writes_is_read(job: Job, sampler: RankSampler) -> None:
     job.start(2)
     with job.writer(1) as writer:
         job.step(writer, 3)
-        writer.words[Word.LOADER_BATCHES] = 6
-        writer.words[Word.LOADER_READY] = 1
-        writer.words[Word.LOADER_OUTSTANDING] = 4
-        writer.words[Word.LOADER_WORKERS_CONFIGURED] = 2
-        writer.words[Word.GPU_ALLOCATED_BYTES] = 1 << 20
-        writer.words[Word.GPU_RESERVED_BYTES] = 2 << 20
-        writer.words[Word.GPU_PEAK_ALLOCATED_BYTES] = 3 << 20
+        writer.words[LoaderState.batches] = 6
+        writer.words[LoaderState.ready] = 1
+        writer.words[LoaderState.outstanding] = 4
+        writer.words[LoaderState.workers_configured] = 2
+        writer.words[GpuMemory.allocated_bytes] = 1 << 20
+        writer.words[GpuMemory.reserved_bytes] = 2 << 20
+        writer.words[GpuMemory.peak_allocated_bytes] = 3 << 20
         idle, busy = read(sampler)
     assert (idle.rank, idle.armed, idle.steps) == (0, False, 0)
     assert (busy.rank, busy.armed, busy.steps, busy.microsteps, busy.samples) == (1, True, 3, 6, 96)
@@ -205,8 +214,8 @@ def test_counters_go_on_over_attempts_and_gauges_start_anew(job: Job, sampler: R
     job.start(1, attempt=0)
     with job.writer(0) as writer:
         job.step(writer, 5)
-        writer.words[Word.LOADER_READY] = 3
-        writer.words[Word.LOADER_BATCHES] = 5
+        writer.words[LoaderState.ready] = 3
+        writer.words[LoaderState.batches] = 5
         read(sampler)
         job.step(writer, 2)  # after the last reading, and then the rank dies
     job.start(1, attempt=1)
@@ -229,11 +238,11 @@ def test_counters_go_on_over_attempts_and_gauges_start_anew(job: Job, sampler: R
 
 def save(writer: segment_writer.SegmentWriter, *, step: int, at_ns: int) -> None:
     """As `probe.progress` has it after a save: 2 ms of stall, 1000 bytes."""
-    writer.words[Word.CHECKPOINT_SAVES] += 1
-    writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] += 2 * MS
-    writer.words[Word.CHECKPOINT_BYTES_TOTAL] += 1000
-    writer.words[Word.CHECKPOINT_STEP] = step
-    writer.words[Word.CHECKPOINT_CAPTURED_NS] = at_ns
+    writer.words[CheckpointState.saves] += 1
+    writer.words[CheckpointState.stall_ns_total] += 2 * MS
+    writer.words[CheckpointState.bytes_total] += 1000
+    writer.words[CheckpointState.step] = step
+    writer.words[CheckpointState.captured_ns] = at_ns
 
 
 def saved(sampler: RankSampler) -> CheckpointState:
@@ -249,28 +258,23 @@ def test_saves_are_counted_over_attempts_and_the_newest_is_remembered(job: Job, 
         before = saved(sampler)
         save(writer, step=10, at_ns=100 * MS)
         save(writer, step=20, at_ns=200 * MS)
-        writer.words[Word.CHECKPOINT_FAILURES] = 1
+        writer.words[CheckpointState.failures] = 1
         first = saved(sampler)
         save(writer, step=30, at_ns=300 * MS)  # after the last reading, and then the rank dies
     job.start(1, attempt=1)
     restarted = saved(sampler)
     with job.writer(0) as writer:
-        writer.words[Word.RESUMED_STEP] = 20  # the newest was damaged
+        writer.words[CheckpointState.resumed_step] = 20  # the newest was damaged
         resumed = saved(sampler)
         save(writer, step=25, at_ns=400 * MS)
         again = saved(sampler)
 
-    assert (before.saves, before.newest_step, before.captured_monotonic_ns, before.resumed_step) == (
-        0,
-        None,
-        None,
-        None,
-    )
+    assert (before.saves, before.resumed_step) == (0, 0)
     assert (first.saves, first.failures, first.stall_ns_total, first.bytes_total) == (2, 1, 4 * MS, 2000)
-    assert (first.newest_step, first.captured_monotonic_ns) == (20, 200 * MS)
-    assert (restarted.saves, restarted.newest_step, restarted.captured_monotonic_ns) == (3, 30, 300 * MS)
-    assert (resumed.saves, resumed.newest_step, resumed.resumed_step) == (3, 30, 20)
-    assert (again.saves, again.newest_step, again.captured_monotonic_ns) == (4, 25, 400 * MS)
+    assert (first.step, first.captured_ns) == (20, 200 * MS)
+    assert (restarted.saves, restarted.step, restarted.captured_ns) == (3, 30, 300 * MS)
+    assert (resumed.saves, resumed.step, resumed.resumed_step) == (3, 30, 20)
+    assert (again.saves, again.step, again.captured_ns) == (4, 25, 400 * MS)
 
 
 def test_the_newest_checkpoint_outlives_the_sidecar_that_saw_it(job: Job) -> None:
@@ -288,7 +292,7 @@ def test_the_newest_checkpoint_outlives_the_sidecar_that_saw_it(job: Job) -> Non
     found = saved(second)
     second.close()
 
-    assert (found.saves, found.newest_step, found.captured_monotonic_ns) == (1, 10, 100 * MS)
+    assert (found.saves, found.step, found.captured_ns) == (1, 10, 100 * MS)
 
 
 def test_two_programs_after_each_other_in_one_rank_are_added_up(job: Job, sampler: RankSampler) -> None:

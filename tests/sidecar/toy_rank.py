@@ -13,6 +13,7 @@ import time
 
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import CheckpointState
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 
 MS = 1_000_000
@@ -31,11 +32,11 @@ def step(writer: SegmentWriter) -> None:
 
 def save(writer: SegmentWriter, step: int) -> None:
     """As `probe.progress` tells it."""
-    writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] += 250 * MS
-    writer.words[Word.CHECKPOINT_BYTES_TOTAL] += 1 << 20
-    writer.words[Word.CHECKPOINT_STEP] = step
-    writer.words[Word.CHECKPOINT_CAPTURED_NS] = time.monotonic_ns()
-    writer.words[Word.CHECKPOINT_SAVES] += 1
+    writer.words[CheckpointState.stall_ns_total] += 250 * MS
+    writer.words[CheckpointState.bytes_total] += 1 << 20
+    writer.words[CheckpointState.step] = step
+    writer.words[CheckpointState.captured_ns] = time.monotonic_ns()
+    writer.words[CheckpointState.saves] += 1
 
 
 def start_worker() -> int:

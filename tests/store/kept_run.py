@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from gpulaunch.profiler.record import (
     NodeState,
     Pauses,
     Price,
+    ProbeTotals,
     RankCollectives,
     RankPlace,
     RankProcesses,
@@ -34,6 +36,10 @@ from gpulaunch.profiler.record import (
     TrainingState,
     Usage,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # also where a program that is no test imports this
+
+from rank_records import record
 
 NS = 1_000_000_000
 MIB = 1 << 20
@@ -161,30 +167,23 @@ def training(rank: int, at_s: float, steps_per_s: float, *, gpu: bool = False) -
         probe_ns_total=round(at_s * 1000),
         step_source="optimizer",
         last_step_monotonic_ns=round((1000 + at_s) * NS),
-        loader=LoaderState(
+        loader=record(
+            LoaderState,
             ready=2,
             outstanding=4,
-            reorder_blocked=0,
-            pin_backlog=0,
             workers_configured=2,
             batches=steps,
-            eval_batches=0,
             batch_bytes_total=steps * 1000,
             wait_ns_total=steps * 1000,
-            transfer_ns_total=0,
-            blocked_ns_total=0,
             wait_counts=tuple(counts),
         ),
-        gpu=GpuMemory(
+        gpu=record(
+            GpuMemory,
             allocated_bytes=MIB,
             reserved_bytes=2 * MIB,
             peak_allocated_bytes=3 * MIB,
             peak_reserved_bytes=4 * MIB,
             active_bytes=MIB,
-            inactive_split_bytes=0,
-            alloc_retries=0,
-            ooms=0,
-            pinned_bytes=0,
         )
         if gpu
         else None,
@@ -206,19 +205,15 @@ def training(rank: int, at_s: float, steps_per_s: float, *, gpu: bool = False) -
                 non_blocking=0,
             ),
         ),
-        pauses=Pauses(
+        pauses=record(
+            Pauses,
             gc_collections=1,
             gc_ns_total=10,
-            compiles=0,
-            compile_ns_total=0,
             comm_calls=steps,
             comm_blocked_ns_total=steps * 10,
-            ddp_comm_ns=0,
-            ddp_overlap_ns=0,
         ),
-        price=Price(
-            budget_ratio=0.005, hooks_shed=(), unobserved_steps=0, pairs=0, paired_cost_ns=None, paired_error_ns=None
-        ),
+        probe=record(ProbeTotals),
+        price=Price(budget_ratio=0.005, hooks_shed=(), pairs=0, paired_cost_ns=None, paired_error_ns=None),
         facts={},
         hooks_unavailable=("gpu_time",),
         fault="GPU_TIME: no GPU",

@@ -27,7 +27,8 @@ from pathlib import Path
 from kineto_client import BUSY, FREE, Client
 
 from gpulaunch.profiler.channel import tracing
-from gpulaunch.profiler.channel.layout import COPIES, COPY_WORDS, PHASES, StepSource, Word
+from gpulaunch.profiler.channel.layout import COPIES, PHASES, StepSource, Word
+from gpulaunch.profiler.channel.quantities import COPY_WORDS
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 
 COPIED_BYTES = Word.COPY_FIRST + COPIES.index(("h2d", "pinned")) * COPY_WORDS + 1

@@ -5,7 +5,8 @@ join on, one quantity and one unit per metric, sums over labels make sense, and 
 except an index (of a rank, a GPU) or a description of the run. An unknown value is absent, never zero. No argument,
 environment value or path is a label.
 
-The rows are defined in the package `metrics`, one module per domain; here they are joined in display order.
+Rows of what is measured in ranks come from the declarations in `profiler.channel.quantities`, others are defined in the
+package `metrics`, one module per domain; here they are joined in display order.
 
 `docs/metrics.md` is written from this table: python -m gpulaunch.exporters.prometheus.catalogue > docs/metrics.md
 """
@@ -18,25 +19,25 @@ from typing import Final
 
 from gpulaunch.exporters.prometheus.metrics.communication import COMMUNICATION
 from gpulaunch.exporters.prometheus.metrics.copying import COPYING
+from gpulaunch.exporters.prometheus.metrics.declared import declared
 from gpulaunch.exporters.prometheus.metrics.gpus import GPUS
 from gpulaunch.exporters.prometheus.metrics.loading import LOADING
-from gpulaunch.exporters.prometheus.metrics.memory import MEMORY
 from gpulaunch.exporters.prometheus.metrics.metric import Metric
 from gpulaunch.exporters.prometheus.metrics.node import NODE
-from gpulaunch.exporters.prometheus.metrics.pauses import PAUSES
 from gpulaunch.exporters.prometheus.metrics.processes import PROCESSES
 from gpulaunch.exporters.prometheus.metrics.profiler import PROFILER
 from gpulaunch.exporters.prometheus.metrics.progress import PROGRESS
 from gpulaunch.exporters.prometheus.metrics.steps import STEPS
+from gpulaunch.profiler.channel.quantities import GpuMemory, Pauses
 
 CATALOGUE: Final[tuple[Metric, ...]] = (
     *STEPS,
     *LOADING,
     *PROCESSES,
     *COPYING,
-    *PAUSES,
+    *declared(Pauses),
     *COMMUNICATION,
-    *MEMORY,
+    *declared(GpuMemory),
     *PROGRESS,
     *GPUS,
     *NODE,

@@ -66,11 +66,8 @@ def put_state(out: Sink, state: NodeState, facts: Facts) -> None:
 
 
 def _put_run(out: Sink, state: NodeState) -> None:
-    captured_ns = [
-        training.checkpoint.captured_monotonic_ns
-        for training in state.training
-        if training.checkpoint is not None and training.checkpoint.captured_monotonic_ns is not None
-    ]
+    checkpoints = [training.checkpoint for training in state.training if training.checkpoint is not None]
+    captured_ns = [checkpoint.captured_ns for checkpoint in checkpoints if checkpoint.saves]
     if captured_ns:
         age_ns = max(0, state.taken_monotonic_ns - max(captured_ns))  # may have been captured since the refresh began
         out.put("gpulaunch_checkpoint_age_seconds", age_ns / _NS_PER_S)

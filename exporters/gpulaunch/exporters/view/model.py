@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
+from gpulaunch.profiler.channel.layout import PHASES
+from gpulaunch.profiler.record import GOODPUT_BUCKETS
+
 VERSION: Final = 1
 """Version of the JSON format of a view. It changes if a field is removed or redefined, not if one is added."""
 
@@ -302,6 +305,10 @@ class RankView:
     """Batches that were ready."""
     copy_bytes_per_second: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     """By direction."""
+    # whatever is measured, also what nothing above shows
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The newest value of every metric of the rank, as /metrics has it without its prefix and the rank:
+    `gpu_memory_bytes{state="active"}`. Totals are of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,6 +480,10 @@ class RunView:
     """Whether a profiler observed it at all."""
     profiled: bool = True
     """Whether profiling was requested, as far as is known: not with --no-profile."""
+    phases: tuple[str, ...] = PHASES
+    """The names of the phases of a step, in the order in which they are shown."""
+    goodput_buckets: tuple[str, ...] = GOODPUT_BUCKETS
+    """The names of the buckets of goodput, in the order in which they are shown."""
     notes: tuple[str, ...]
     """What is missing or damaged, one line each, ready for display (except for `inert`)."""
 

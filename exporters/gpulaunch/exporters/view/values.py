@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import overload
 
-from gpulaunch.exporters.store.series import Key
+from gpulaunch.exporters.store.series import LABELS, Key
 
 
 class Values:
@@ -46,9 +47,22 @@ class Values:
         """Yield all values of a name, with the remaining labels."""
         yield from self._values.get(name, {}).items()
 
+    def named(self) -> dict[str, float]:
+        """Return all values, named as /metrics names them: without prefix and first label."""
+        return {
+            _named(name, labels): value for name, values in self._values.items() for labels, value in values.items()
+        }
+
     def one(self, name: str) -> dict[str, float]:
         """Return all values of a name that has one remaining label, by that label."""
         return {labels[0]: value for labels, value in self.by(name) if len(labels) == 1}
+
+
+def _named(name: str, values: Key) -> str:
+    if not values:
+        return name
+    labels = zip(LABELS.get(f"gpulaunch_{name}", ())[1:], values, strict=False)
+    return f"{name}{{{','.join(f'{label}={json.dumps(value)}' for label, value in labels)}}}"
 
 
 def whole(value: object) -> int | None:

@@ -88,13 +88,13 @@ class GoodputTracker:
         if any(segment.armed for segment in segments):
             self._ledger.armed()
         for segment in segments:
-            if segment.checkpoint_captured_ns:
-                newest = (segment.checkpoint_step, segment.checkpoint_captured_ns / 1e9)
+            if segment.checkpoint.captured_ns:
+                newest = (segment.checkpoint.step, segment.checkpoint.captured_ns / 1e9)
                 self._captured = max(self._captured or newest, newest)
-                self._know_of(segment.checkpoint_step)
-            if segment.resumed_step:
-                self.resumed_step = segment.resumed_step
-                self._know_of(segment.resumed_step)
+                self._know_of(segment.checkpoint.step)
+            if segment.checkpoint.resumed_step:
+                self.resumed_step = segment.checkpoint.resumed_step
+                self._know_of(segment.checkpoint.resumed_step)
         if firsts and all(firsts):
             self._settle(segments)
 
@@ -120,7 +120,7 @@ class GoodputTracker:
         if not self._unsettled:
             return
         self._unsettled = False
-        step = max((segment.resumed_step for segment in segments if segment.listens), default=None)
+        step = max((segment.checkpoint.resumed_step for segment in segments if segment.listens), default=None)
         if step is None and not self._is_told:
             self._ledger.resumed_unseen()
         elif not step or self._left is None:  # from nothing, or from a checkpoint older than this run
@@ -223,4 +223,4 @@ def _stall_ns(segment: SegmentSnapshot) -> int:
     phase includes other libraries, but lacks what was not observed and what follows the last step. So: the larger,
     never the sum.
     """
-    return max(segment.checkpoint_stall_ns_total, segment.phase_ns["checkpoint"])
+    return max(segment.checkpoint.stall_ns_total, segment.phase_ns["checkpoint"])

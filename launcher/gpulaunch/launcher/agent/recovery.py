@@ -112,8 +112,8 @@ class Recovery:
             return
         if segment.steps_made:
             self._steps = max(self._steps or 0, segment.steps_made)
-        if segment.resumed_step:
-            self._own_resumed_step = max(self._own_resumed_step or 0, segment.resumed_step)
+        if segment.checkpoint.resumed_step:
+            self._own_resumed_step = max(self._own_resumed_step or 0, segment.checkpoint.resumed_step)
 
     def judge(self, verdict: Blame | None, *, elsewhere: bool) -> restart.Decision:
         """Ask the policy about the attempt that has just ended; `elsewhere`: another node failed."""

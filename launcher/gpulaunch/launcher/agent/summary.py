@@ -42,12 +42,12 @@ class RankTotals:
             return
         self.seen = self.seen or segment.armed
         if segment.armed:
-            self.has_workers = bool(self.has_workers or segment.loader_workers_configured)
+            self.has_workers = bool(self.has_workers or segment.loader.workers_configured)
         self.steps += segment.steps_made
         self.untimed_steps += segment.steps_made - segment.steps
         self.samples += segment.samples
         self.step_ns += segment.step_ns_total
-        self.gpu_peak_bytes = max(self.gpu_peak_bytes, segment.gpu_peak_allocated_bytes)
+        self.gpu_peak_bytes = max(self.gpu_peak_bytes, segment.gpu.peak_allocated_bytes)
         for phase in PHASES:
             self.phase_ns[phase] += segment.phase_ns.get(phase, 0)
 
@@ -66,7 +66,7 @@ def progress(segments: Mapping[int, SegmentSnapshot], elapsed_s: float, now_s: f
             one = RankTotals()
             one.add(segment, 0)
             stepping.append(one)
-            steps.append(segment.resumed_step + segment.steps_made)
+            steps.append(segment.checkpoint.resumed_step + segment.steps_made)
     if not stepping:
         return ""
     low, high = min(steps), max(steps)

@@ -114,7 +114,7 @@ class Tracer:
         """
         for fd in self._by_fd:
             self._poller.register(fd, select.POLLIN)
-        has_gpu = any(rank.segment.read().gpu_reserved_bytes for rank in self._ranks)
+        has_gpu = any(rank.segment.read().gpu.reserved_bytes for rank in self._ranks)
         of_all = window(monotonic_ns(), step_s=step_s, duration_s=duration_s, has_gpu=has_gpu)
         doing = tell(of_all)
         for rank in self._ranks:

@@ -157,7 +157,7 @@ class HangDetector:
             armed_s=segment.started_ns / 1e9,
             steps=segment.steps_made,
             begun=segment.first_step_end_ns != 0,
-            saving=segment.checkpoint_blocking_since_ns != 0,
+            saving=segment.checkpoint.blocking_since_ns != 0,
             left_group=segment.left_group_ns > segment.last_edge_ns,
         )
 

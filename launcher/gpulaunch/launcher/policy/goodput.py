@@ -33,15 +33,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-BUCKETS: tuple[str, ...] = (
-    "productive",
-    "checkpoint_stall",
-    "detection",
-    "teardown",
-    "restart",
-    "lost_work",
-    "startup",
-)
+from gpulaunch.profiler.record import GOODPUT_BUCKETS
 
 
 @dataclass(kw_only=True)
@@ -145,11 +137,11 @@ class GoodputLedger:
         return told
 
     def counted(self, now_s: float) -> dict[str, float]:
-        """Seconds in each bucket, all of `BUCKETS`, up to now or to the end of the run; their sum is what elapsed.
+        """Seconds in each of `GOODPUT_BUCKETS`, up to now or to the end of the run; their sum is what elapsed.
 
         Time that is not known to be lost is productive.
         """
-        buckets: dict[str, float] = dict.fromkeys(BUCKETS, 0.0)
+        buckets: dict[str, float] = dict.fromkeys(GOODPUT_BUCKETS, 0.0)
         until_s = now_s if self._ended_s is None else min(now_s, self._ended_s)
         cursor_s = self._began_s
 
@@ -212,7 +204,9 @@ def line(
         advice: what to do if lost work is unknown.
         why_unknown: why productive time is unknown, if it is.
     """
-    spent = [(bucket, spent_s) for bucket in BUCKETS if (spent_s := seconds[bucket]) is not None and spent_s >= 0.05]
+    spent = [
+        (bucket, spent_s) for bucket in GOODPUT_BUCKETS if (spent_s := seconds[bucket]) is not None and spent_s >= 0.05
+    ]
     shown = [f"{bucket.replace('_', ' ')} {duration(spent_s)}" for bucket, spent_s in spent]
     productive = share(seconds, elapsed_s)
     most = "at most " if seconds["lost_work"] is None else ""

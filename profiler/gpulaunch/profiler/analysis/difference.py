@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpulaunch.profiler.analysis.stall import Stall, verdict
 from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Snapshot, Window
+from gpulaunch.profiler.channel.declare import difference
 from gpulaunch.profiler.record import (
     CopyTotals,
     HostState,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 R = TypeVar("R", bound="DataclassInstance")
 
-_LOADER_GAUGES: Final = frozenset({"ready", "outstanding", "reorder_blocked", "pin_backlog", "workers_configured"})
-_GPU_COUNTS: Final = frozenset({"alloc_retries", "ooms"})
 _NO_COPIES: Final = CopyTotals(count=0, size_bytes=0, blocked_ns=0, gpu_ns=0)
 
 
@@ -102,15 +101,15 @@ def _rank(
         workers_alive=0 if now is None else now.workers_alive,
         stall=Stall(kind="none", share=0.0, parts_ns={}),
         copies={
-            key: _minus(was, copies)
+            key: difference(copies, was)
             for key, copies in new.copies.items()
             if (was := old.copies.get(key, _NO_COPIES)).count < copies.count
         },
         sites=_sites(old.sites, new.sites),
         saves=(new.checkpoint.saves if new.checkpoint else 0) - (old.checkpoint.saves if old.checkpoint else 0),
-        pauses=_minus(old.pauses, new.pauses, frozenset({"ddp_comm_ns", "ddp_overlap_ns"})),
-        gpu=None if new.gpu is None else _minus(old.gpu, new.gpu, _all_but(new.gpu, _GPU_COUNTS)),
-        gpu_time=None if new.gpu_time is None else _minus(old.gpu_time, new.gpu_time),
+        pauses=difference(new.pauses, old.pauses),
+        gpu=None if new.gpu is None else difference(new.gpu, old.gpu),
+        gpu_time=None if new.gpu_time is None else difference(new.gpu_time, old.gpu_time),
         trainer_cpu_s=trainer_cpu_s,
         workers_cpu_s=workers_cpu_s,
         trainer_runqueue_s=trainer_runqueue_s,
@@ -128,7 +127,7 @@ def _loader(old: TrainingState, new: TrainingState) -> LoaderState | None:
     """None also where its queue is not read: the segment then reports no prefetching, which may be wrong."""
     if new.loader is None or "loader_queue" in (*new.hooks_unavailable, *new.price.hooks_shed):
         return None
-    return _minus(old.loader, new.loader, _LOADER_GAUGES)
+    return difference(new.loader, old.loader)
 
 
 def _stall(rank: RankWindow, loader: LoaderState) -> Stall:
@@ -151,17 +150,7 @@ def _minus(old: R | None, new: R, as_it_is: frozenset[str] = frozenset()) -> R:
     if old is None:
         return new
     counts = {field.name: getattr(new, field.name) for field in fields(new) if field.name not in as_it_is}
-    return replace(new, **{name: _less(value, getattr(old, name)) for name, value in counts.items()})
-
-
-def _less(value: Any, before: Any) -> Any:
-    if isinstance(value, tuple):  # a histogram
-        return tuple(map(_less, value, before))
-    return value - before
-
-
-def _all_but(record: DataclassInstance, names: frozenset[str]) -> frozenset[str]:
-    return frozenset(field.name for field in fields(record)) - names
+    return replace(new, **{name: value - getattr(old, name) for name, value in counts.items()})
 
 
 def _grown(old: Mapping[K, float], new: Mapping[K, Any]) -> dict[K, Any]:

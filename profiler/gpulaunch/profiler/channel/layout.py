@@ -2,14 +2,15 @@
 
     byte      word      what
     0         0..15     identity: written by `segment.create` (agent) and once more when the rank claims the segment
-    128       16..111   counters and gauges, one aligned native u64 each (`Word`); 40 is the training thread's region
+    128       16..111   step counters, marks and times, one aligned native u64 each (`Word`); 40 is the training
+                        thread's region
     896       112..127  step-duration histogram: one counter per bucket, the last one is +Inf
     1024      128..143  the same for the waits for a batch
     1280      160..191  text slot "note": the user's last note (`mark.note`)
     1536      192..223  text slot "fault": why a part of the probe is off
-    1792      224..243  copies between CPU and GPU: count, bytes, blocked_ns, gpu_ns for each of COPIES
-    1952      244..259  syncs: calls, blocked_ns for each of SYNCS
-    2080      260..511  unused, zero
+    1792      224..243  copies between CPU and GPU: count, bytes, blocked_ns, gpu_ns for each of COPIES (`CopyTotals`)
+    1952      244..259  syncs: calls, blocked_ns for each of SYNCS (`SyncTotals`)
+    2080      260..511  the other counters and gauges, as declared in `quantities`; unused ones are zero
     4096                ring: the last 192 steps, 128 bytes each, slot = step number % 192
     28672               sites: 96 rows of 256 bytes, one per line of the user's program that copies, waits, ...
     53248               unused, zero
@@ -32,7 +33,7 @@ and skip the record or the text.
                    +48 pinned  +56 non_blocking  +64 length in bytes  +72 UTF-8, at most 184 bytes
                    (rows are only added, and their counters only grow; row 0 counts all others once it is full)
 
-Any change here needs a new `VERSION`; readers reject any other.
+Any change here needs a new `VERSION`; readers reject any other, and other quantities (`quantities.LAYOUT`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ from typing import Final
 
 SEGMENT_BYTES: Final = 65536
 MAGIC: Final = int.from_bytes(b"gpulpage", "little")
-VERSION: Final = 6
+VERSION: Final = 7
+
+QUANTITIES_FIRST: Final = 260
+QUANTITIES_END: Final = 512
+"""The words of the quantities that need no particular place."""
 
 
 class Word(IntEnum):
@@ -93,57 +98,7 @@ class Word(IntEnum):
     FIRST_STEP_START_NS = 41
     FIRST_STEP_END_NS = 42
 
-    # written whenever a batch is requested or returned
-    LOADER_BATCHES = 48
-    LOADER_WORKERS_CONFIGURED = 49  # these five: as of the last request for a batch
-    LOADER_OUTSTANDING = 50
-    LOADER_READY = 51
-    LOADER_REORDER_BLOCKED = 52
-    LOADER_PIN_BACKLOG = 53  # delivered by workers, not yet by the pin-memory thread
-    LOADER_WAIT_NS_TOTAL = 54
-    LOADER_TRANSFER_NS_TOTAL = 55  # of it, with a batch ready: unpickling, mapping, pinning
-    LOADER_BLOCKED_NS_TOTAL = 56  # of it, with later batches ready that waited for an earlier one
-    LOADER_BATCH_BYTES_TOTAL = 57
-    LOADER_EVAL_BATCHES = 58
-
-    # written when it happens, inside a step or outside
-    GC_COLLECTIONS = 60
-    GC_PAUSE_NS_TOTAL = 61
-    COMPILES = 62
-    COMPILE_PAUSE_NS_TOTAL = 63
-    COMM_CALLS = 64
-    COMM_BLOCKED_NS_TOTAL = 65
-    DDP_COMM_NS = 66  # of one step, as last logged by torch's reducer
-    DDP_OVERLAP_NS = 67
-
-    # written at most once a second
-    GPU_ALLOCATED_BYTES = 72
-    GPU_PEAK_ALLOCATED_BYTES = 73
-    GPU_RESERVED_BYTES = 74
-    GPU_PEAK_RESERVED_BYTES = 75
-    GPU_ACTIVE_BYTES = 76
-    GPU_INACTIVE_SPLIT_BYTES = 77
-    GPU_ALLOC_RETRIES = 78
-    GPU_OOMS = 79
-    GPU_PINNED_BYTES = 80
-
-    # of the steps that were timed on the GPU
-    GPU_TIMED_STEPS = 84
-    GPU_STEP_NS_TOTAL = 85
-    GPU_FORWARD_NS_TOTAL = 86
-    GPU_BACKWARD_NS_TOTAL = 87
-    GPU_OPTIMIZER_NS_TOTAL = 88
-
     # written by the code that saves and resumes (`probe.progress`)
-    CHECKPOINT_SAVES = 92  # committed
-    CHECKPOINT_FAILURES = 93
-    CHECKPOINT_STALL_NS_TOTAL = 94
-    CHECKPOINT_LAST_STALL_NS = 95
-    CHECKPOINT_BYTES_TOTAL = 96
-    CHECKPOINT_STEP = 97  # of the newest one committed; invalid before the first
-    CHECKPOINT_CAPTURED_NS = 98  # CLOCK_MONOTONIC when its state was taken
-    CHECKPOINT_BLOCKING_SINCE_NS = 99  # when the training thread entered the save it is in; 0: in none
-    RESUMED_STEP = 100  # 0: from scratch
     LISTENS = 101  # bit 0: exits by itself after a preemption notice
 
     # written by the tap of destroy_process_group (`probe.collectives`)
@@ -152,7 +107,6 @@ class Word(IntEnum):
     # the overhead of the probe (`probe.price`)
     BUDGET_PPM = 104  # of a step: above it, parts are switched off
     HOOKS_SHED = 105  # bits of Hook that were switched off for their overhead
-    UNOBSERVED_STEPS = 106  # steps made without the probe, for comparison
     PRICED_PAIRS = 107  # comparisons behind the next two words; 0: those are invalid
     PAIRED_COST_NS = 108  # of a step, two's complement: it may be negative
     PAIRED_ERROR_NS = 109  # standard error of it
@@ -163,6 +117,11 @@ class Word(IntEnum):
 
     COPY_FIRST = 224
     SYNC_FIRST = 244
+
+
+def in_steps(word: Word) -> int:
+    """Return the index of a word among the step counters, which begin with STEPS and are written together."""
+    return word - Word.STEPS
 
 
 STEP_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
@@ -182,14 +141,8 @@ that overlapped with it."""
 COPIES: Final = (("h2d", "pageable"), ("h2d", "pinned"), ("d2h", "pageable"), ("d2h", "pinned"), ("d2d", ""))
 """Direction and kind of host memory of the copies that are counted separately."""
 
-COPY_WORDS: Final = 4
-"""For each of them, from COPY_FIRST on: count, bytes, blocked_ns, gpu_ns."""
-
 SYNCS: Final = ("item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize", "other")
 """The operations by which the program waited for the GPU."""
-
-SYNC_WORDS: Final = 2
-"""For each of them, from SYNC_FIRST on: calls, blocked_ns."""
 
 
 class StepSource(IntEnum):

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.profiler.channel import clock
+from gpulaunch.profiler.channel.declare import read as read_record
 from gpulaunch.profiler.channel.layout import (
     COPIES,
-    COPY_WORDS,
     MAGIC,
-    PHASES,
     REGION_BITS,
     RING_BYTE,
     SEGMENT_BYTES,
@@ -22,11 +21,8 @@ from gpulaunch.profiler.channel.layout import (
     SITE_ROWS,
     SITE_TEXT_BYTE,
     SITE_TEXT_BYTES,
-    STEP_BUCKETS,
-    SYNC_WORDS,
     SYNCS,
     TEXT_BYTES,
-    VERSION,
     Hook,
     Region,
     StepSource,
@@ -34,34 +30,25 @@ from gpulaunch.profiler.channel.layout import (
     Word,
 )
 from gpulaunch.profiler.channel.mapping import Held
-from gpulaunch.profiler.channel.segment_writer import SegmentError
+from gpulaunch.profiler.channel.quantities import (
+    COPY_WORDS,
+    SYNC_WORDS,
+    CheckpointState,
+    CopyTotals,
+    GpuMemory,
+    GpuTime,
+    LoaderState,
+    Pauses,
+    ProbeTotals,
+    StepTotals,
+    SyncTotals,
+)
+from gpulaunch.profiler.channel.segment_writer import VERSION, SegmentError
 
 _WORD: Final = struct.Struct("@Q")
 _WORDS: Final = struct.Struct(f"@{RING_BYTE // 8}Q")
 _SITE: Final = struct.Struct("@9Q")
-_HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
-_WAITS: Final = int(Word.LOADER_WAIT_HISTOGRAM)
 _READ_TRIES: Final = 64  # a write takes about 2 us; more than a few tries mean that the writer died or sleeps in it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copies:
-    """What was copied in one direction, from or to one kind of host memory."""
-
-    count: int
-    size_bytes: int
-    blocked_ns: int
-    """How long the program was blocked on them."""
-    gpu_ns: int
-    """How long the GPU was copying: measured in one step of 16, times 16."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Syncs:
-    """Waits for the GPU by one operation."""
-
-    calls: int
-    blocked_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +69,8 @@ class SiteRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentSnapshot:
-    """What a rank has published up to one instant."""
+class SegmentSnapshot(StepTotals):
+    """What a rank has published up to one instant: its steps in this attempt, and what else was measured."""
 
     rank: int
     local_rank: int
@@ -99,20 +86,10 @@ class SegmentSnapshot:
     hooks_unavailable: Hook
     consistent: bool
     """False if the writer stopped in the middle of publishing a step: its counters may then be one step apart."""
-    steps: int
     steps_made: int
-    """The same, plus steps that have ended but whose times are not published yet."""
-    microsteps: int
-    skipped_steps: int
-    samples: int
-    step_ns_total: int
-    step_histogram_counts: tuple[int, ...]
-    """Steps per duration bucket (not cumulative); bounds in `layout.STEP_BOUNDS_S`, the last bucket is +Inf."""
-    phase_ns: Mapping[str, int]
-    """Total per phase of `layout.PHASES`; they sum to `step_ns_total`."""
+    """`steps`, plus those that have ended but whose times are not published yet."""
     last_step_monotonic_ns: int
     step_source: StepSource
-    probe_ns_total: int
     region: Region
     """Where the training thread is."""
     last_edge_ns: int
@@ -121,60 +98,16 @@ class SegmentSnapshot:
     """CLOCK_MONOTONIC of the first edge; 0 before it."""
     first_step_end_ns: int
     """CLOCK_MONOTONIC when the first step was known to have ended; 0 before that."""
-    loader_batches: int
-    loader_workers_configured: int
-    loader_outstanding: int
-    loader_ready: int
-    loader_reorder_blocked: int
-    loader_pin_backlog: int
-    loader_wait_ns_total: int
-    loader_transfer_ns_total: int
-    loader_blocked_ns_total: int
-    loader_batch_bytes_total: int
-    loader_eval_batches: int
-    loader_wait_histogram_counts: tuple[int, ...]
-    """Waits per duration bucket, as `step_histogram_counts`."""
-    gc_collections: int
-    gc_pause_ns_total: int
-    compiles: int
-    compile_pause_ns_total: int
-    comm_calls: int
-    comm_blocked_ns_total: int
-    ddp_comm_ns: int
-    ddp_overlap_ns: int
-    gpu_allocated_bytes: int
-    gpu_peak_allocated_bytes: int
-    gpu_reserved_bytes: int
-    gpu_peak_reserved_bytes: int
-    gpu_active_bytes: int
-    gpu_inactive_split_bytes: int
-    gpu_alloc_retries: int
-    gpu_ooms: int
-    gpu_pinned_bytes: int
-    gpu_timed_steps: int
-    gpu_step_ns_total: int
-    gpu_forward_ns_total: int
-    gpu_backward_ns_total: int
-    gpu_optimizer_ns_total: int
-    copies: Mapping[tuple[str, str], Copies]
+    loader: LoaderState
+    gpu: GpuMemory
+    gpu_time: GpuTime
+    pauses: Pauses
+    checkpoint: CheckpointState
+    probe: ProbeTotals
+    copies: Mapping[tuple[str, str], CopyTotals]
     """By direction and host memory, as in `layout.COPIES`."""
-    syncs: Mapping[str, Syncs]
+    syncs: Mapping[str, SyncTotals]
     """By `layout.SYNCS`."""
-    checkpoint_saves: int
-    """Checkpoints that this rank has committed."""
-    checkpoint_failures: int
-    checkpoint_stall_ns_total: int
-    """How long the training thread was blocked by saves."""
-    checkpoint_last_stall_ns: int
-    checkpoint_bytes_total: int
-    checkpoint_step: int
-    """Step of the newest one committed; invalid while `checkpoint_saves` is 0."""
-    checkpoint_captured_ns: int
-    """CLOCK_MONOTONIC when the state in it was taken."""
-    checkpoint_blocking_since_ns: int
-    """CLOCK_MONOTONIC when the training thread entered the save that it is in; 0: it is in none."""
-    resumed_step: int
-    """The step that this rank resumed from; 0: from scratch."""
     listens: bool
     """Whether the rank will exit by itself after a preemption notice."""
     left_group_ns: int
@@ -183,8 +116,6 @@ class SegmentSnapshot:
     """Allowed overhead as a share of a step, in millionths; above it, parts are switched off. 0: no limit."""
     hooks_shed: Hook
     """The parts that were switched off for it."""
-    unobserved_steps: int
-    """Of `steps`: made without the probe, for comparison with the steps around them."""
     priced_pairs: int
     """Number of comparisons behind the next two; while it is 0, those are invalid."""
     paired_cost_ns: int
@@ -233,71 +164,32 @@ class SegmentReader:
             hooks_armed=Hook(words[Word.HOOKS_ARMED]),
             hooks_unavailable=Hook(words[Word.HOOKS_UNAVAILABLE]),
             consistent=consistent,
-            steps=words[Word.STEPS],
+            **read_record(StepTotals, words),
             steps_made=max(words[Word.STEPS], words[Word.STEPS_MADE]),
-            microsteps=words[Word.MICROSTEPS],
-            skipped_steps=words[Word.SKIPPED_STEPS],
-            samples=words[Word.SAMPLES],
-            step_ns_total=words[Word.STEP_NS_TOTAL],
-            step_histogram_counts=words[Word.STEP_HISTOGRAM : Word.STEP_HISTOGRAM + STEP_BUCKETS],
-            phase_ns=dict(zip(PHASES, words[Word.DATA_WAIT_NS_TOTAL : Word.OTHER_NS_TOTAL + 1], strict=True)),
             last_step_monotonic_ns=words[Word.LAST_STEP_MONOTONIC_NS],
             step_source=StepSource(words[Word.STEP_SOURCE]),
-            probe_ns_total=words[Word.PROBE_NS_TOTAL],
             region=Region(words[Word.LAST_EDGE] & (1 << REGION_BITS) - 1),
             last_edge_ns=words[Word.LAST_EDGE] >> REGION_BITS,
             first_step_start_ns=words[Word.FIRST_STEP_START_NS],
             first_step_end_ns=words[Word.FIRST_STEP_END_NS],
-            loader_batches=words[Word.LOADER_BATCHES],
-            loader_workers_configured=words[Word.LOADER_WORKERS_CONFIGURED],
-            loader_outstanding=words[Word.LOADER_OUTSTANDING],
-            loader_ready=words[Word.LOADER_READY],
-            loader_reorder_blocked=words[Word.LOADER_REORDER_BLOCKED],
-            loader_pin_backlog=words[Word.LOADER_PIN_BACKLOG],
-            loader_wait_ns_total=words[Word.LOADER_WAIT_NS_TOTAL],
-            loader_transfer_ns_total=words[Word.LOADER_TRANSFER_NS_TOTAL],
-            loader_blocked_ns_total=words[Word.LOADER_BLOCKED_NS_TOTAL],
-            loader_batch_bytes_total=words[Word.LOADER_BATCH_BYTES_TOTAL],
-            loader_eval_batches=words[Word.LOADER_EVAL_BATCHES],
-            loader_wait_histogram_counts=words[_WAITS : _WAITS + STEP_BUCKETS],
-            gc_collections=words[Word.GC_COLLECTIONS],
-            gc_pause_ns_total=words[Word.GC_PAUSE_NS_TOTAL],
-            compiles=words[Word.COMPILES],
-            compile_pause_ns_total=words[Word.COMPILE_PAUSE_NS_TOTAL],
-            comm_calls=words[Word.COMM_CALLS],
-            comm_blocked_ns_total=words[Word.COMM_BLOCKED_NS_TOTAL],
-            ddp_comm_ns=words[Word.DDP_COMM_NS],
-            ddp_overlap_ns=words[Word.DDP_OVERLAP_NS],
-            gpu_allocated_bytes=words[Word.GPU_ALLOCATED_BYTES],
-            gpu_peak_allocated_bytes=words[Word.GPU_PEAK_ALLOCATED_BYTES],
-            gpu_reserved_bytes=words[Word.GPU_RESERVED_BYTES],
-            gpu_peak_reserved_bytes=words[Word.GPU_PEAK_RESERVED_BYTES],
-            gpu_active_bytes=words[Word.GPU_ACTIVE_BYTES],
-            gpu_inactive_split_bytes=words[Word.GPU_INACTIVE_SPLIT_BYTES],
-            gpu_alloc_retries=words[Word.GPU_ALLOC_RETRIES],
-            gpu_ooms=words[Word.GPU_OOMS],
-            gpu_pinned_bytes=words[Word.GPU_PINNED_BYTES],
-            gpu_timed_steps=words[Word.GPU_TIMED_STEPS],
-            gpu_step_ns_total=words[Word.GPU_STEP_NS_TOTAL],
-            gpu_forward_ns_total=words[Word.GPU_FORWARD_NS_TOTAL],
-            gpu_backward_ns_total=words[Word.GPU_BACKWARD_NS_TOTAL],
-            gpu_optimizer_ns_total=words[Word.GPU_OPTIMIZER_NS_TOTAL],
-            copies=_copies(words),
-            syncs=_syncs(words),
-            checkpoint_saves=words[Word.CHECKPOINT_SAVES],
-            checkpoint_failures=words[Word.CHECKPOINT_FAILURES],
-            checkpoint_stall_ns_total=words[Word.CHECKPOINT_STALL_NS_TOTAL],
-            checkpoint_last_stall_ns=words[Word.CHECKPOINT_LAST_STALL_NS],
-            checkpoint_bytes_total=words[Word.CHECKPOINT_BYTES_TOTAL],
-            checkpoint_step=words[Word.CHECKPOINT_STEP],
-            checkpoint_captured_ns=words[Word.CHECKPOINT_CAPTURED_NS],
-            checkpoint_blocking_since_ns=words[Word.CHECKPOINT_BLOCKING_SINCE_NS],
-            resumed_step=words[Word.RESUMED_STEP],
+            loader=LoaderState(**read_record(LoaderState, words)),
+            gpu=GpuMemory(**read_record(GpuMemory, words)),
+            gpu_time=GpuTime(**read_record(GpuTime, words)),
+            pauses=Pauses(**read_record(Pauses, words)),
+            checkpoint=CheckpointState(**read_record(CheckpointState, words)),
+            probe=ProbeTotals(**read_record(ProbeTotals, words)),
+            copies={
+                key: CopyTotals(**read_record(CopyTotals, words, first=Word.COPY_FIRST + COPY_WORDS * row))
+                for row, key in enumerate(COPIES)
+            },
+            syncs={
+                key: SyncTotals(**read_record(SyncTotals, words, first=Word.SYNC_FIRST + SYNC_WORDS * row))
+                for row, key in enumerate(SYNCS)
+            },
             listens=bool(words[Word.LISTENS] & 1),
             left_group_ns=words[Word.LEFT_GROUP_NS],
             budget_ppm=words[Word.BUDGET_PPM],
             hooks_shed=Hook(words[Word.HOOKS_SHED]),
-            unobserved_steps=words[Word.UNOBSERVED_STEPS],
             priced_pairs=words[Word.PRICED_PAIRS],
             paired_cost_ns=_signed(words[Word.PAIRED_COST_NS]),
             paired_error_ns=words[Word.PAIRED_ERROR_NS],
@@ -392,20 +284,3 @@ def _site(table: bytes, at: int) -> SiteRow | None:
         pinned=pinned,
         non_blocking=non_blocking,
     )
-
-
-def _copies(words: tuple[int, ...]) -> dict[tuple[str, str], Copies]:
-    found: dict[tuple[str, str], Copies] = {}
-    for index, key in enumerate(COPIES):
-        at = Word.COPY_FIRST + index * COPY_WORDS
-        count, size_bytes, blocked_ns, gpu_ns = words[at : at + COPY_WORDS]
-        found[key] = Copies(count=count, size_bytes=size_bytes, blocked_ns=blocked_ns, gpu_ns=gpu_ns)
-    return found
-
-
-def _syncs(words: tuple[int, ...]) -> dict[str, Syncs]:
-    found: dict[str, Syncs] = {}
-    for index, key in enumerate(SYNCS):
-        calls, blocked_ns = words[Word.SYNC_FIRST + index * SYNC_WORDS :][:SYNC_WORDS]
-        found[key] = Syncs(calls=calls, blocked_ns=blocked_ns)
-    return found

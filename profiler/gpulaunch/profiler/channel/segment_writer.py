@@ -12,9 +12,10 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from gpulaunch.profiler.channel import clock
+from gpulaunch.profiler.channel import clock, layout
 from gpulaunch.profiler.channel.layout import (
     MAGIC,
+    PHASES,
     RING_BYTE,
     RING_RECORD_BYTES,
     RING_SLOTS,
@@ -25,11 +26,15 @@ from gpulaunch.profiler.channel.layout import (
     SITE_TEXT_BYTE,
     SITE_TEXT_BYTES,
     TEXT_BYTES,
-    VERSION,
     TextSlot,
     Word,
+    in_steps,
 )
 from gpulaunch.profiler.channel.mapping import make, map_checked
+from gpulaunch.profiler.channel.quantities import LAYOUT, LoaderState
+
+VERSION: Final = layout.VERSION << 32 | LAYOUT
+"""Of a segment: of its layout, and of the quantities in it."""
 
 
 class SegmentError(ValueError):
@@ -41,13 +46,25 @@ class SegmentBusyError(SegmentError):
 
 
 # The writer never packs: pack_into clears its target before it fills it, and a reader or a SIGKILL may come in between.
-# An assignment to a word of a memoryview is one aligned 8-byte store. Twenty of them are also faster than packing and
-# copying: between torch's kernels caches are cold, and this code runs all the time.
+# An assignment to a word of a memoryview is one aligned 8-byte store. They are also faster than packing and copying:
+# between torch's kernels caches are cold, and this code runs all the time.
 _OPENING: Final = int(Word.OPENING)
 _CLOSING: Final = int(Word.CLOSING)
-_QUEUE: Final = range(Word.LOADER_WORKERS_CONFIGURED, Word.LOADER_PIN_BACKLOG + 1)
 _HISTOGRAM: Final = int(Word.STEP_HISTOGRAM)
-_RARE_WORDS: Final = (6, 9, 11, 12, 13, 14, 15)  # of the step counters: phases that most steps lack
+_QUEUE: Final = (
+    LoaderState.workers_configured,
+    LoaderState.outstanding,
+    LoaderState.ready,
+    LoaderState.reorder_blocked,
+    LoaderState.pin_backlog,
+)
+_COMMON_PHASES: Final = ("data_wait", "forward", "backward", "optimizer", "other")
+_RARE_WORDS: Final = tuple(
+    in_steps(Word.DATA_WAIT_NS_TOTAL) + at for at, phase in enumerate(PHASES) if phase not in _COMMON_PHASES
+)
+"""Of the step counters: phases that most steps lack."""
+_COMMON_WORDS: Final = tuple(at for at in range(in_steps(Word.PROBE_NS_TOTAL) + 1) if at not in _RARE_WORDS)
+_PLAIN_WORDS: Final = (*_COMMON_WORDS, in_steps(Word.COMM_NS_TOTAL))
 _NOTHING: Final = memoryview(bytes(40)).cast("Q")  # for five words
 _RECORD_WORDS: Final = RING_RECORD_BYTES // 8
 _SITE_WORDS: Final = SITE_ROW_BYTES // 8
@@ -122,10 +139,8 @@ class SegmentWriter:
         if rare or closed > 1:
             for word in _RARE_WORDS:
                 to[word] = totals[word]
-        # fmt: off
-        (to[0], to[1], to[2], to[3], to[4], to[5], _, to[7], to[8], _,
-         to[10], _, _, _, _, _, to[16], to[17], to[18], to[19]) = totals
-        # fmt: on
+        for word in _COMMON_WORDS:
+            to[word] = totals[word]
         words[_CLOSING] = steps
 
         to = self._ring
@@ -178,10 +193,8 @@ class SegmentWriter:
             words[_HISTOGRAM + bucket] += 1
         words[_OPENING] = steps
         to = self._counters
-        # fmt: off
-        (to[0], to[1], to[2], to[3], to[4], to[5], _, to[7], to[8], to[9],
-         to[10], _, _, _, _, _, to[16], to[17], to[18], to[19]) = totals
-        # fmt: on
+        for word in _PLAIN_WORDS:
+            to[word] = totals[word]
         words[_CLOSING] = steps
 
     def lasted_ns(self, count: int) -> list[int]:
@@ -190,7 +203,7 @@ class SegmentWriter:
         return [self._ring[at + 2] for at in range(end - count * _RECORD_WORDS, end, _RECORD_WORDS)]
 
     def write_queue(self, queue: Sequence[int]) -> None:
-        """Write the words LOADER_WORKERS_CONFIGURED..LOADER_PIN_BACKLOG, in that order."""
+        """Write the loader's configured workers, and its batches: outstanding, ready, blocked by order, not pinned."""
         for word, value in zip(_QUEUE, queue, strict=True):
             self.words[word] = value
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, STEP_BOUNDS_NS, StepSource, Word
+from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, STEP_BOUNDS_NS, StepSource, Word, in_steps
 
 # A phase is 1 + its index in PHASES; 0 is none.
 _PARTS: Final = 1 + len(PHASES)
@@ -30,6 +30,17 @@ _PARTS: Final = 1 + len(PHASES)
     VALIDATION,
     OTHER,
 ) = range(_PARTS)
+
+# Where they and the other step counters stand in `Account.totals`; a phase: this much after its number here.
+_PHASE: Final = in_steps(Word.DATA_WAIT_NS_TOTAL) - DATA_WAIT
+_STEPS: Final = in_steps(Word.STEPS)
+_MICROSTEPS: Final = in_steps(Word.MICROSTEPS)
+_SKIPPED: Final = in_steps(Word.SKIPPED_STEPS)
+_SAMPLES: Final = in_steps(Word.SAMPLES)
+_DURATION: Final = in_steps(Word.STEP_NS_TOTAL)
+_LAST_STEP: Final = in_steps(Word.LAST_STEP_MONOTONIC_NS)
+_SOURCE: Final = in_steps(Word.STEP_SOURCE)
+_PROBE: Final = in_steps(Word.PROBE_NS_TOTAL)
 
 _STEADY: Final = (DATA_WAIT, H2D, FORWARD, BACKWARD, COMM, OPTIMIZER, SYNC)
 """Phases that every step has, or none."""
@@ -102,7 +113,7 @@ class Account:
         """Overhead of the probe so far, set by its caller; it is only published with the totals."""
         self.spent_ns = 0
         """Time spent in taps since it was last read; for the caller."""
-        self.totals = [0] * (Word.PROBE_NS_TOTAL - Word.STEPS + 1)
+        self.totals = [0] * (_PROBE + 1)
         """The segment's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
 
         # the current step
@@ -218,20 +229,20 @@ class Account:
         self._last_micro = 1
         took_ns = start_ns - before_ns
         totals = self.totals
-        totals[0] += len(records)
-        totals[1] = self.microsteps
-        totals[2] = self.skipped_steps
-        totals[3] += samples * len(records)
-        totals[4] += took_ns
-        totals[5] += waits
-        totals[7] += forwards
-        totals[8] += backwards
-        totals[9] += comms
-        totals[10] += optimizers
-        totals[16] += took_ns - waits - forwards - backwards - comms - optimizers
-        totals[17] = start_ns
-        totals[18] = self.source
-        totals[19] = self.price_ns
+        totals[_STEPS] += len(records)
+        totals[_MICROSTEPS] = self.microsteps
+        totals[_SKIPPED] = self.skipped_steps
+        totals[_SAMPLES] += samples * len(records)
+        totals[_DURATION] += took_ns
+        totals[_PHASE + DATA_WAIT] += waits
+        totals[_PHASE + FORWARD] += forwards
+        totals[_PHASE + BACKWARD] += backwards
+        totals[_PHASE + COMM] += comms
+        totals[_PHASE + OPTIMIZER] += optimizers
+        totals[_PHASE + OTHER] += took_ns - waits - forwards - backwards - comms - optimizers
+        totals[_LAST_STEP] = start_ns
+        totals[_SOURCE] = self.source
+        totals[_PROBE] = self.price_ns
         self.on_steps(records)
 
     def _each(self, records: list[Record]) -> None:
@@ -271,29 +282,29 @@ class Account:
         duration_ns = end_ns - start_ns
         other = duration_ns - wait - forward - backward - optimizer
         totals = self.totals
-        totals[0] += count
-        totals[1] = self.microsteps
-        totals[2] = self.skipped_steps
-        totals[3] += samples
-        totals[4] += duration_ns
-        totals[5] += wait
-        totals[7] += forward
-        totals[8] += backward
-        totals[10] += optimizer
+        totals[_STEPS] += count
+        totals[_MICROSTEPS] = self.microsteps
+        totals[_SKIPPED] = self.skipped_steps
+        totals[_SAMPLES] += samples
+        totals[_DURATION] += duration_ns
+        totals[_PHASE + DATA_WAIT] += wait
+        totals[_PHASE + FORWARD] += forward
+        totals[_PHASE + BACKWARD] += backward
+        totals[_PHASE + OPTIMIZER] += optimizer
         rare = h2d or comm or sync or saving or compiling or collecting or validation or count > 1
         if rare:
             other -= h2d + comm + sync + saving + compiling + collecting + validation
-            totals[6] += h2d
-            totals[9] += comm
-            totals[11] += sync
-            totals[12] += saving
-            totals[13] += compiling
-            totals[14] += collecting
-            totals[15] += validation
-        totals[16] += other
-        totals[17] = end_ns
-        totals[18] = self.source
-        totals[19] = self.price_ns
+            totals[_PHASE + H2D] += h2d
+            totals[_PHASE + COMM] += comm
+            totals[_PHASE + SYNC] += sync
+            totals[_PHASE + CHECKPOINT] += saving
+            totals[_PHASE + COMPILE] += compiling
+            totals[_PHASE + GC] += collecting
+            totals[_PHASE + VALIDATION] += validation
+        totals[_PHASE + OTHER] += other
+        totals[_LAST_STEP] = end_ns
+        totals[_SOURCE] = self.source
+        totals[_PROBE] = self.price_ns
         if not rare:  # as most steps: to make this from the parts would take twice as long
             self.on_step(
                 1,

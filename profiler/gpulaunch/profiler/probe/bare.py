@@ -20,6 +20,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Hook, Region, Word
+from gpulaunch.profiler.channel.quantities import ProbeTotals
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE, GC, VALIDATION
 from gpulaunch.profiler.probe.price import BLOCK, Budget, Comparison, budget_ppm
 
@@ -270,7 +271,7 @@ class Bare:
         self._ended_ns = self.ends_ns[-1]
         samples = self._passed()
         like_ns = [ns * steps // self._like_steps for ns in self._like_ns]
-        self._words[Word.UNOBSERVED_STEPS] += steps
+        self._words[ProbeTotals.unobserved_steps] += steps
         probe.machine.unobserved(self._ended_ns, steps, samples, self._micro * steps // self._like_steps, like_ns)
 
     def _passed(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gpulaunch.profiler.channel.layout import SITE_KINDS, STEP_BUCKETS, Hook, Word
+from gpulaunch.profiler.channel.quantities import LoaderState
 from gpulaunch.profiler.probe.account import bucket_of
 from gpulaunch.profiler.probe.loader_queue import NO_PLACES, length_of, places_of, put_aside, queue_of
 from gpulaunch.profiler.probe.loaders import Loaders
@@ -32,12 +33,12 @@ _LOOK_EVERY: Final = 8
 _TELL_EVERY_NS: Final = 200_000_000  # readers read a few times a second
 
 # Plain numbers: an enum member lookup takes as long as writing its word.
-_BATCHES: Final = int(Word.LOADER_BATCHES)
-_EVAL_BATCHES: Final = int(Word.LOADER_EVAL_BATCHES)
-_BATCH_BYTES: Final = int(Word.LOADER_BATCH_BYTES_TOTAL)
-_WAIT_NS: Final = int(Word.LOADER_WAIT_NS_TOTAL)
-_TRANSFER_NS: Final = int(Word.LOADER_TRANSFER_NS_TOTAL)
-_BLOCKED_NS: Final = int(Word.LOADER_BLOCKED_NS_TOTAL)
+_BATCHES: Final = LoaderState.batches
+_EVAL_BATCHES: Final = LoaderState.eval_batches
+_BATCH_BYTES: Final = LoaderState.batch_bytes_total
+_WAIT_NS: Final = LoaderState.wait_ns_total
+_TRANSFER_NS: Final = LoaderState.transfer_ns_total
+_BLOCKED_NS: Final = LoaderState.blocked_ns_total
 _HISTOGRAM: Final = int(Word.LOADER_WAIT_HISTOGRAM)
 _KIND: Final = SITE_KINDS.index("loader")
 

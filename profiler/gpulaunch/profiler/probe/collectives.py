@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.collectives import CALL, COLLECTIVES_BYTES, KINDS, open_new, words_of_call
 from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
+from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
 from gpulaunch.profiler.probe.bare import OFF
@@ -35,8 +36,8 @@ from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
-_CALLS: Final = int(Word.COMM_CALLS)
-_BLOCKED: Final = int(Word.COMM_BLOCKED_NS_TOTAL)
+_CALLS: Final = Pauses.comm_calls
+_BLOCKED: Final = Pauses.comm_blocked_ns_total
 _COLLECTIVE: Final = SITE_KINDS.index("collective")
 
 # Functions that only start something (isend, batch_isend_irecv) are not here.
@@ -204,8 +205,8 @@ class _Reducers:
             if module.device_type == "cpu":  # on CUDA these are the GPU's times, and the steps' phases the program's
                 exposed_ns += max(0, comm - overlap)
         words = self._probe.writer.words
-        words[Word.DDP_COMM_NS] = comm_ns
-        words[Word.DDP_OVERLAP_NS] = overlap_ns
+        words[Pauses.ddp_comm_ns] = comm_ns
+        words[Pauses.ddp_overlap_ns] = overlap_ns
         if iterations != self._iterations:
             self._iterations = iterations
             self._logged = array("q", [*self._logged[1 - _LOGGED :], exposed_ns])

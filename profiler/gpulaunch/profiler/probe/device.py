@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
 from time import monotonic
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.declare import store
+from gpulaunch.profiler.channel.quantities import GpuMemory
 
 SNAPSHOT_FILE: Final = "gpu-memory.pickle"
 """What the allocator held when memory ran out, beside the rank's error file; pytorch.org/memory_viz shows it."""
@@ -33,25 +33,6 @@ def accelerator_types(
         return frozenset(kind.strip() for kind in named.split(","))
     built_for_gpus = torch.version.cuda is not None or getattr(torch.version, "hip", None) is not None
     return frozenset({"cuda"} if built_for_gpus and any(map(exists, _DRIVER_FILES)) else ())
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
-    """What torch's caching allocators hold on the rank's current device, in the order of the words in the segment."""
-
-    allocated_bytes: int
-    peak_allocated_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    active_bytes: int
-    """Allocated, or free again and waiting for a stream to be done with it."""
-    inactive_split_bytes: int
-    """Free, but only as a part of a block: lost to fragmentation."""
-    alloc_retries: int
-    """Times that it returned all free blocks to the driver and retried."""
-    ooms: int
-    pinned_bytes: int
-    """Host memory held by torch's pinned-memory allocator; 0 where this torch does not report it."""
 
 
 def memory_of(cuda: Any) -> GpuMemory | None:
@@ -85,8 +66,7 @@ def write_memory(words: memoryview, cuda: Any) -> None:
     """Put the figures into the segment, if CUDA is in use."""
     memory = memory_of(cuda)
     if memory is not None:
-        for word, value in enumerate(astuple(memory), Word.GPU_ALLOCATED_BYTES):
-            words[word] = value
+        store(words, memory)
 
 
 def apply_gpu_memory_fraction(cuda: Any, environ: Mapping[str, str], failed: Callable[[str], None]) -> bool:

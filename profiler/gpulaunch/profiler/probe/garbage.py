@@ -17,7 +17,8 @@ from time import monotonic_ns
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
+from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook
+from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe.account import GC
 from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.sites import line_of_user
@@ -26,8 +27,8 @@ from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.taps import Undo, keep_out, take_out
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
-_COLLECTIONS: Final = int(Word.GC_COLLECTIONS)
-_PAUSE: Final = int(Word.GC_PAUSE_NS_TOTAL)
+_COLLECTIONS: Final = Pauses.gc_collections
+_PAUSE: Final = Pauses.gc_ns_total
 _KIND: Final = SITE_KINDS.index("gc")
 _ALL: Final = 2  # the generation that stands for all of them
 _PLACES: Final = 512  # in functions that contain such a call; each is judged once

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import GpuTime
 from gpulaunch.profiler.probe.account import BACKWARD, FORWARD, OPTIMIZER, OTHER
 
 TIMED_EVERY: Final = 16
@@ -26,9 +26,9 @@ TIMED_EVERY: Final = 16
 _MOST_EVENTS: Final = 128  # of this process; where a step has more edges and copies than that, it is left out
 
 _WORD_OF: Final = {
-    FORWARD: int(Word.GPU_FORWARD_NS_TOTAL),
-    BACKWARD: int(Word.GPU_BACKWARD_NS_TOTAL),
-    OPTIMIZER: int(Word.GPU_OPTIMIZER_NS_TOTAL),
+    FORWARD: GpuTime.forward_ns_total,
+    BACKWARD: GpuTime.backward_ns_total,
+    OPTIMIZER: GpuTime.optimizer_ns_total,
 }
 
 Mark = tuple[int, Any]
@@ -152,8 +152,8 @@ class GpuClock:
             word = _WORD_OF.get(phase)
             if word is not None:
                 words[word] += _elapsed_ns(began, ended)
-        words[Word.GPU_STEP_NS_TOTAL] += _elapsed_ns(marks[0][1], marks[-1][1])
-        words[Word.GPU_TIMED_STEPS] += 1
+        words[GpuTime.step_ns_total] += _elapsed_ns(marks[0][1], marks[-1][1])
+        words[GpuTime.steps] += 1
         self._events.give_back(*(event for _, event in marks))
 
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
+from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook
+from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import collectives, garbage
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE
 from gpulaunch.profiler.probe.bare import OFF
@@ -106,8 +107,8 @@ class Compilations:
             elif self._nested_before_ns is not None and probe.is_in_backward():
                 probe.machine.nest(COMPILE, began_ns, monotonic_ns(), self._nested_before_ns)
             words = probe.writer.words
-            words[Word.COMPILES] += 1
-            words[Word.COMPILE_PAUSE_NS_TOTAL] += monotonic_ns() - began_ns
+            words[Pauses.compiles] += 1
+            words[Pauses.compile_ns_total] += monotonic_ns() - began_ns
         except Exception as error:
             probe.fail(error)
 

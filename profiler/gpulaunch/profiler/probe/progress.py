@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import CheckpointState
 from gpulaunch.profiler.probe.inject import current
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def checkpoint_began(probe: Probe) -> None:
     global _stands_still, _nested_before_ns
     probe.bare.end()
     _stands_still, _nested_before_ns = get_ident(), probe.machine.nested_ns
-    probe.writer.words[Word.CHECKPOINT_BLOCKING_SINCE_NS] = monotonic_ns()
+    probe.writer.words[CheckpointState.blocking_since_ns] = monotonic_ns()
 
 
 @_told
@@ -73,23 +74,23 @@ def checkpoint_saved(probe: Probe, *, step: int, captured_ns: int, stall_ns: int
     if stall_ns:
         _add_stall(probe, stall_ns)
     words = probe.writer.words
-    words[Word.CHECKPOINT_BYTES_TOTAL] += size_bytes
-    words[Word.CHECKPOINT_STEP] = step
-    words[Word.CHECKPOINT_CAPTURED_NS] = captured_ns
-    words[Word.CHECKPOINT_SAVES] += 1
+    words[CheckpointState.bytes_total] += size_bytes
+    words[CheckpointState.step] = step
+    words[CheckpointState.captured_ns] = captured_ns
+    words[CheckpointState.saves] += 1
 
 
 @_told
 def checkpoint_failed(probe: Probe) -> None:
     """A save failed; training continues."""
     _goes_on(probe)
-    probe.writer.words[Word.CHECKPOINT_FAILURES] += 1
+    probe.writer.words[CheckpointState.failures] += 1
 
 
 @_told
 def resumed(probe: Probe, step: int) -> None:
     """This rank goes on from a checkpoint of this step."""
-    probe.writer.words[Word.RESUMED_STEP] = step
+    probe.writer.words[CheckpointState.resumed_step] = step
 
 
 @_told
@@ -99,8 +100,8 @@ def listens(probe: Probe) -> None:
 
 
 def _add_stall(probe: Probe, stall_ns: int) -> None:
-    probe.writer.words[Word.CHECKPOINT_STALL_NS_TOTAL] += stall_ns
-    probe.writer.words[Word.CHECKPOINT_LAST_STALL_NS] = stall_ns
+    probe.writer.words[CheckpointState.stall_ns_total] += stall_ns
+    probe.writer.words[CheckpointState.last_stall_ns] = stall_ns
 
 
 def _goes_on(probe: Probe) -> None:
@@ -110,5 +111,5 @@ def _goes_on(probe: Probe) -> None:
         return
     _stands_still = 0
     words = probe.writer.words
-    since_ns, words[Word.CHECKPOINT_BLOCKING_SINCE_NS] = words[Word.CHECKPOINT_BLOCKING_SINCE_NS], 0
+    since_ns, words[CheckpointState.blocking_since_ns] = words[CheckpointState.blocking_since_ns], 0
     probe.stood_still(since_ns, _nested_before_ns)

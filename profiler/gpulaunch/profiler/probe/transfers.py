@@ -21,7 +21,8 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import COPIES, COPY_WORDS, SITE_KINDS, SYNC_WORDS, SYNCS, Hook, Word
+from gpulaunch.profiler.channel.layout import COPIES, SITE_KINDS, SYNCS, Hook, Word
+from gpulaunch.profiler.channel.quantities import COPY_WORDS, SYNC_WORDS, CopyTotals, SyncTotals
 from gpulaunch.profiler.probe.account import H2D, SYNC
 from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.built import built_at
@@ -282,15 +283,15 @@ class Transfers:
     def _count_copy(self, index: int, size_bytes: int, blocked_ns: int) -> None:
         words = self._probe.writer.words
         at = Word.COPY_FIRST + COPY_WORDS * index
-        words[at] += 1
-        words[at + 1] += size_bytes
-        words[at + 2] += blocked_ns
+        words[at + CopyTotals.count] += 1
+        words[at + CopyTotals.size_bytes] += size_bytes
+        words[at + CopyTotals.blocked_ns] += blocked_ns
 
     def _count_wait(self, sync: int, blocked_ns: int) -> None:
         words = self._probe.writer.words
         at = Word.SYNC_FIRST + SYNC_WORDS * sync
-        words[at] += 1
-        words[at + 1] += blocked_ns
+        words[at + SyncTotals.calls] += 1
+        words[at + SyncTotals.blocked_ns] += blocked_ns
 
     def _nest(self, phase: int, spent: Spent) -> None:
         began_ns, ended_ns, nested_before_ns = spent
@@ -325,7 +326,7 @@ class Transfers:
             return
         index, _, gpu = copy
         words, writer = self._probe.writer.words, self._probe.writer
-        at = Word.COPY_FIRST + COPY_WORDS * index + 3
+        at = Word.COPY_FIRST + COPY_WORDS * index + CopyTotals.gpu_ns
 
         def told(gpu_ns: int) -> None:  # it stands for those of the steps that were not timed
             words[at] += TIMED_EVERY * gpu_ns

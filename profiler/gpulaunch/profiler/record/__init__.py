@@ -7,6 +7,17 @@ already converted to seconds); the exporters convert at the edge.
 
 from __future__ import annotations
 
+from gpulaunch.profiler.channel.quantities import (
+    CheckpointState,
+    CopyTotals,
+    GpuMemory,
+    GpuTime,
+    LoaderState,
+    Pauses,
+    ProbeTotals,
+    StepTotals,
+    SyncTotals,
+)
 from gpulaunch.profiler.record.finding import Finding
 from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, XIDS, GpuHealth, GpuState, bare_uuid
 from gpulaunch.profiler.record.node import GOODPUT_BUCKETS, RESTART_KINDS, HostState, NodeState, RunState, StackState
@@ -20,18 +31,7 @@ from gpulaunch.profiler.record.ranks import (
     Usage,
 )
 from gpulaunch.profiler.record.reading import Collector, CollectorState, Reading, Sampler, SidecarState
-from gpulaunch.profiler.record.training import (
-    CheckpointState,
-    CopyTotals,
-    GpuMemory,
-    GpuTime,
-    LoaderState,
-    Pauses,
-    Price,
-    Site,
-    SyncTotals,
-    TrainingState,
-)
+from gpulaunch.profiler.record.training import Price, Site, TrainingState
 
 __all__ = [
     "DIRECTIONS",
@@ -55,6 +55,7 @@ __all__ = [
     "NodeState",
     "Pauses",
     "Price",
+    "ProbeTotals",
     "RankCollectives",
     "RankPlace",
     "RankProcesses",
@@ -65,6 +66,7 @@ __all__ = [
     "SidecarState",
     "Site",
     "StackState",
+    "StepTotals",
     "SyncTotals",
     "TrainingState",
     "Usage",

@@ -19,7 +19,7 @@ from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, Training
 from gpulaunch.profiler.samplers.facts import FactsFile
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.rank_files import RankFiles
-from gpulaunch.profiler.samplers.training import WIDTH, counters, training
+from gpulaunch.profiler.samplers.training import counters, training
 
 _GROUP_VERSION = 1
 _NAME_CHARS = 64
@@ -102,10 +102,11 @@ class RankSampler:
         # When the segment was made tells attempts apart; when it was claimed, programs that follow each other in one
         # rank.
         source = f"{segment.anchor.monotonic_ns}:{segment.started_ns}"
+        counted = counters(segment)
         return training(
             rank,
             segment,
-            self._ledger.total(f"{rank}/segment", {source: counters(segment)}, width=WIDTH),
+            self._ledger.total(f"{rank}/segment", {source: counted}, width=len(counted)),
             sites=reader.sites(),
             facts=self._facts_of(rank),
             newest_checkpoint=self._newest_checkpoint(rank, segment),
@@ -127,7 +128,8 @@ class RankSampler:
         It is kept in the ledger, because the segment of the next attempt and the next sidecar start without it. The
         ledger keeps the highest number that it ever got: here the time is the higher part.
         """
-        told = segment.checkpoint_captured_ns << 64 | segment.checkpoint_step if segment.checkpoint_saves else 0
+        saved = segment.checkpoint
+        told = saved.captured_ns << 64 | saved.step if saved.saves else 0
         (newest,) = self._ledger.total(f"{rank}/newest checkpoint", {"": (told,)}, width=1)
         return divmod(newest, 1 << 64) if newest else None
 

@@ -9,33 +9,6 @@ _KIND = one_of("kind", *KINDS)
 
 COMMUNICATION: tuple[Metric, ...] = (
     Metric(
-        name="gpulaunch_comm_calls_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Collective calls that the training thread made and waited in.",
-    ),
-    Metric(
-        name="gpulaunch_comm_blocked_seconds_total",
-        kind=Kind.COUNTER,
-        unit="seconds",
-        labels=(RANK,),
-        help="Time in them.",
-    ),
-    Metric(
-        name="gpulaunch_ddp_comm_seconds",
-        kind=Kind.GAUGE,
-        unit="seconds",
-        labels=(RANK,),
-        help="Communication of one step, as DistributedDataParallel logged it last.",
-    ),
-    Metric(
-        name="gpulaunch_ddp_overlap_seconds",
-        kind=Kind.GAUGE,
-        unit="seconds",
-        labels=(RANK,),
-        help="The part of it that backward hid.",
-    ),
-    Metric(
         name="gpulaunch_collective_calls_total",
         kind=Kind.COUNTER,
         labels=(RANK, _KIND),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from gpulaunch.exporters.prometheus.metrics.declared import declared
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Metric, one_of
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.channel.layout import PHASES, Hook
+from gpulaunch.profiler.channel.quantities import ProbeTotals
 from gpulaunch.profiler.record import Collector
 
 _RULE = one_of("rule", *(rule.id for rule in RULES))
@@ -19,12 +21,7 @@ PROFILER: tuple[Metric, ...] = (
         labels=(RANK, one_of("where", "trainer", "sidecar")),
         help="What measuring costs: time inside the probe of each rank, CPU time of the sidecar (its rank is empty).",
     ),
-    Metric(
-        name="gpulaunch_unobserved_steps_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Of the steps, those that were made without the probe, to compare the others with.",
-    ),
+    *declared(ProbeTotals),
     Metric(
         name="gpulaunch_probe_pairs",
         kind=Kind.GAUGE,

@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
+from gpulaunch.exporters.prometheus.metrics.declared import declared
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Metric, one_of
+from gpulaunch.profiler.channel.quantities import CheckpointState
 from gpulaunch.profiler.record import GOODPUT_BUCKETS, RESTART_KINDS
 
 PROGRESS: tuple[Metric, ...] = (
-    Metric(
-        name="gpulaunch_checkpoint_saves_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Checkpoints committed; this and the others of this prefix are from gpulaunch.checkpoint.",
-    ),
-    Metric(
-        name="gpulaunch_checkpoint_failures_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Saves that came to nothing; training went on.",
-    ),
-    Metric(
-        name="gpulaunch_checkpoint_stall_seconds_total",
-        kind=Kind.COUNTER,
-        unit="seconds",
-        labels=(RANK,),
-        help="Time that the training loop stood still for its saves; the phase checkpoint has those of others, too.",
-    ),
-    Metric(
-        name="gpulaunch_checkpoint_bytes_total",
-        kind=Kind.COUNTER,
-        unit="bytes",
-        labels=(RANK,),
-        help="Written by this rank into checkpoints that were committed.",
-    ),
-    Metric(
-        name="gpulaunch_checkpoint_step",
-        kind=Kind.GAUGE,
-        labels=(RANK,),
-        help="The step of the newest checkpoint committed, in this attempt or an earlier one.",
-    ),
+    *declared(CheckpointState),
     Metric(
         name="gpulaunch_checkpoint_age_seconds",
         kind=Kind.GAUGE,
         unit="seconds",
         help="Since the state in the newest checkpoint of this node's ranks was taken: what a failure now would cost.",
-    ),
-    Metric(
-        name="gpulaunch_resumed_step",
-        kind=Kind.GAUGE,
-        labels=(RANK,),
-        help="The step that this rank went on from in the running attempt.",
     ),
     Metric(
         name="gpulaunch_goodput_seconds_total",

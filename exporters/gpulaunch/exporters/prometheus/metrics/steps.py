@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gpulaunch.exporters.prometheus.metrics.declared import declared
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Label, Metric, one_of
-from gpulaunch.profiler.channel.layout import PHASES
+from gpulaunch.profiler.channel.quantities import GpuTime, StepTotals
 
 STEPS: tuple[Metric, ...] = (
     Metric(
@@ -35,66 +36,14 @@ STEPS: tuple[Metric, ...] = (
         labels=(RANK,),
         help="1 once the probe measures in this rank; it stays 0 in a program that never imports torch.",
     ),
-    Metric(
-        name="gpulaunch_steps_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Optimizer steps made, all attempts together.",
-    ),
-    Metric(
-        name="gpulaunch_samples_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Samples taken from the dataloader, where the batch size is known.",
-    ),
-    Metric(
-        name="gpulaunch_microsteps_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Backward passes; more than the steps where gradients are accumulated.",
-    ),
-    Metric(
-        name="gpulaunch_skipped_steps_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Steps whose optimizer was not called, as a gradient scaler does after an overflow.",
-    ),
+    *declared(StepTotals),
     Metric(
         name="gpulaunch_step_source",
         kind=Kind.GAUGE,
         labels=(RANK, one_of("source", "optimizer", "backward", "dataloader", "mark")),
         help="1 for the signal that a step is counted by in this rank.",
     ),
-    Metric(
-        name="gpulaunch_step_duration_seconds",
-        kind=Kind.HISTOGRAM,
-        unit="seconds",
-        labels=(RANK,),
-        help="Time from the end of one step to the end of the next.",
-    ),
-    Metric(
-        name="gpulaunch_phase_seconds_total",
-        kind=Kind.COUNTER,
-        unit="seconds",
-        labels=(RANK, one_of("phase", *PHASES)),
-        help="Time the training loop spent in each phase, by the host's clock; phases add up to the steps.",
-    ),
-    Metric(
-        name="gpulaunch_phase_gpu_seconds_total",
-        kind=Kind.COUNTER,
-        unit="seconds",
-        labels=(
-            RANK,
-            one_of("phase", "forward", "backward", "optimizer"),
-        ),
-        help="Time of the phases on the GPU, of those steps that were timed there.",
-    ),
-    Metric(
-        name="gpulaunch_gpu_timed_steps_total",
-        kind=Kind.COUNTER,
-        labels=(RANK,),
-        help="Steps that were timed on the GPU; the others cost less.",
-    ),
+    *declared(GpuTime),
     Metric(
         name="gpulaunch_last_step_timestamp_seconds",
         kind=Kind.GAUGE,

@@ -4,8 +4,6 @@ import { element, part, say, setText, table, tiles } from "./build.js";
 import { bars, overTime } from "./charts.js";
 import { DASH, bytes, clock, inUnit, inert, known, number, percent, ranks as rankList, seconds, words } from "./format.js";
 
-const PHASES = ["data_wait", "h2d", "forward", "backward", "comm", "optimizer", "sync", "checkpoint", "compile", "gc", "validation", "other"];
-const BUCKETS = ["productive", "checkpoint_stall", "detection", "teardown", "restart", "lost_work", "startup"];
 const FEW = 8;
 const MOST_ROWS = 64;
 const MOST_SITES = 50;
@@ -110,14 +108,14 @@ export function steps(section, view, chosen) {
 }
 
 export function phases(section, view) {
-  const over = keysOf([view.phase_ratios], PHASES);
+  const over = keysOf([view.phase_ratios], view.phases);
   const rows = shown(view).filter((rank) => Object.keys(rank.phase_ratios_now).length || Object.keys(rank.phase_seconds).length);
   const ratios = rows.map((rank) => rank.phase_ratios_now); // none of a rank that makes no steps any more, while the run goes on
-  const names = keysOf(ratios, PHASES).filter((phase) => ratios.some((ratio) => ratio[phase] > 0));
-  const spent = keysOf(rows.map((rank) => rank.phase_seconds), PHASES).filter((phase) => rows.some((rank) => rank.phase_seconds[phase] > 0));
+  const names = keysOf(ratios, view.phases).filter((phase) => ratios.some((ratio) => ratio[phase] > 0));
+  const spent = keysOf(rows.map((rank) => rank.phase_seconds), view.phases).filter((phase) => rows.some((rank) => rank.phase_seconds[phase] > 0));
   say(section, "none", names.length || spent.length || over.length ? "" : "Not known yet: no step has been measured.");
-  overTime(section, "time", { title: "Phases over time, all ranks", times: view.times_s, unit: "ratio", stacked: true, series: over.map((phase) => ({ name: words(phase), values: view.phase_ratios[phase], at: placeIn(PHASES, phase) })) });
-  bars(section, "ranks", { title: view.status === "running" ? "Phases by rank, now" : "Phases by rank", groupTitle: "Rank", groups: rows.map((rank) => String(rank.rank)), unit: "ratio", series: names.map((phase) => ({ name: words(phase), values: ratios.map((ratio) => ratio[phase] ?? null), at: placeIn(PHASES, phase) })) });
+  overTime(section, "time", { title: "Phases over time, all ranks", times: view.times_s, unit: "ratio", stacked: true, series: over.map((phase) => ({ name: words(phase), values: view.phase_ratios[phase], at: placeIn(view.phases, phase) })) });
+  bars(section, "ranks", { title: view.status === "running" ? "Phases by rank, now" : "Phases by rank", groupTitle: "Rank", groups: rows.map((rank) => String(rank.rank)), unit: "ratio", series: names.map((phase) => ({ name: words(phase), values: ratios.map((ratio) => ratio[phase] ?? null), at: placeIn(view.phases, phase) })) });
   table(
     section,
     "totals",
@@ -280,12 +278,12 @@ function lasted(view, at) {
 }
 
 export function history(section, view) {
-  const buckets = keysOf([view.goodput_seconds], BUCKETS);
+  const buckets = keysOf([view.goodput_seconds], view.goodput_buckets);
   const restarts = Object.entries(view.restarts).map(([kind, count]) => `${words(kind)} ${count}`);
   const said = [restarts.length ? `Restarts: ${restarts.join(", ")}.` : "No restart.", view.hangs ? `Hangs: ${view.hangs}.` : "", view.preempted ? "Preempted." : "", known(view.resumed_step) ? `Went on from step ${number(view.resumed_step)}.` : "", view.goodput_seconds.productive === null ? "How much of the time was productive is not known: no step was seen." : "", isBound(view) ? LOST_UNKNOWN : ""];
   say(section, "said", said.filter(Boolean).join(" "), "");
   overTime(section, "goodput", { title: "Goodput since the beginning", times: view.times_s, unit: "ratio", series: [{ name: "goodput", values: view.goodput_ratio_over_time, at: 2 }] });
-  bars(section, "buckets", { title: "Where the time of the run went", groupTitle: "", across: true, groups: ["the run"], unit: "seconds", series: buckets.map((bucket) => ({ name: words(bucket), values: [view.goodput_seconds[bucket]], at: [2, 4, 3, 6, 1, 7, 0][BUCKETS.indexOf(bucket)] ?? 8 })) });
+  bars(section, "buckets", { title: "Where the time of the run went", groupTitle: "", across: true, groups: ["the run"], unit: "seconds", series: buckets.map((bucket) => ({ name: words(bucket), values: [view.goodput_seconds[bucket]], at: [2, 4, 3, 6, 1, 7, 0][view.goodput_buckets.indexOf(bucket)] ?? 8 })) });
   const lengths = view.attempts.map((attempt, at) => ({ attempt, ...lasted(view, at) })).slice(-20);
   bars(section, "attempts-over-time", {
     title: "How long each attempt lasted",

@@ -1,0 +1,227 @@
+"""The quantities of a rank. To add one: a line here, and the code that measures it.
+
+It then has a word in the segment, is summed over attempts, has a difference over a window (`analysis`), a metric with
+its help, a series in the store and a row in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpulaunch.profiler.channel.declare import (
+    counter,
+    counters,
+    gauge,
+    histogram,
+    layout_id,
+    quantities,
+    quantities_of,
+    table_row,
+)
+from gpulaunch.profiler.channel.layout import PHASES, STEP_BUCKETS, Word
+
+
+@quantities
+class StepTotals:
+    """Steps, and where their time went. Most of it is written together at the end of a step."""
+
+    steps: int = counter("steps_total", "Optimizer steps made, all attempts together.", word=Word.STEPS)
+    samples: int = counter(
+        "samples_total", "Samples taken from the dataloader, where the batch size is known.", word=Word.SAMPLES
+    )
+    microsteps: int = counter(
+        "microsteps_total",
+        "Backward passes; more than the steps where gradients are accumulated.",
+        word=Word.MICROSTEPS,
+    )
+    skipped_steps: int = counter(
+        "skipped_steps_total",
+        "Steps whose optimizer was not called, as a gradient scaler does after an overflow.",
+        word=Word.SKIPPED_STEPS,
+    )
+    step_ns_total: int = counter(word=Word.STEP_NS_TOTAL)
+    step_counts: tuple[int, ...] = histogram(
+        "step_duration_seconds",
+        "Time from the end of one step to the end of the next.",
+        word=Word.STEP_HISTOGRAM,
+        buckets=STEP_BUCKETS,
+        total="step_ns_total",
+    )
+    """Steps per bucket of `layout.STEP_BOUNDS_S`, not cumulative; one more than those."""
+    phase_ns: Mapping[str, int] = counters(
+        "phase_seconds_total",
+        "Time the training loop spent in each phase, by the host's clock; phases add up to the steps.",
+        word=Word.DATA_WAIT_NS_TOTAL,
+        phase=PHASES,
+    )
+    probe_ns_total: int = counter("profiler_overhead_seconds_total", word=Word.PROBE_NS_TOTAL, where="trainer")
+    """What the taps have measured of themselves."""
+
+
+@quantities
+class GpuTime:
+    """GPU time of the steps that were timed on the GPU."""
+
+    forward_ns_total: int = counter(
+        "phase_gpu_seconds_total",
+        "Time of the phases on the GPU, of those steps that were timed there.",
+        phase="forward",
+    )
+    backward_ns_total: int = counter("phase_gpu_seconds_total", phase="backward")
+    optimizer_ns_total: int = counter("phase_gpu_seconds_total", phase="optimizer")
+    step_ns_total: int = counter()
+    steps: int = counter("gpu_timed_steps_total", "Steps that were timed on the GPU; the others cost less.")
+
+
+@quantities
+class LoaderState:
+    """The dataloader of a rank: its queue when the training loop last requested a batch, and the waits so far."""
+
+    batches: int = counter("dataloader_batches_total", "Batches handed to the training loop.")
+    eval_batches: int = counter(
+        "dataloader_eval_batches_total", "Batches handed out while gradients were off: validation."
+    )
+    """Of `batches`."""
+    batch_bytes_total: int = counter("dataloader_batch_bytes_total", "Bytes of the tensors in the batches handed out.")
+    wait_ns_total: int = counter()
+    wait_counts: tuple[int, ...] = histogram(
+        "dataloader_wait_seconds",
+        "How long the training loop waited for a batch.",
+        word=Word.LOADER_WAIT_HISTOGRAM,
+        buckets=STEP_BUCKETS,
+        total="wait_ns_total",
+    )
+    transfer_ns_total: int = counter(
+        "dataloader_transfer_seconds_total", "Waits for a batch that was ready: to unpickle, to map, to pin it."
+    )
+    blocked_ns_total: int = counter(
+        "dataloader_reorder_blocked_seconds_total", "Waits for a batch while later ones were ready."
+    )
+    """Later batches were ready, but an earlier one was not (`in_order`)."""
+    ready: int = gauge(
+        "dataloader_ready_batches",
+        "Batches ready when the training loop last asked for one; mostly 0: the loader is too slow.",
+    )
+    outstanding: int = gauge("dataloader_outstanding_batches", "Batches asked of the workers and not yet handed out.")
+    reorder_blocked: int = gauge(
+        "dataloader_reorder_blocked_batches",
+        "Finished batches that had to wait for an earlier one (see in_order of torch's DataLoader).",
+    )
+    pin_backlog: int = gauge(
+        "dataloader_pin_backlog_batches", "Batches delivered by workers and not yet by the thread that pins them."
+    )
+    workers_configured: int = gauge("dataloader_workers", state="configured")
+
+
+@table_row
+class CopyTotals:
+    """What was copied in one direction, from or to one kind of host memory."""
+
+    count: int = counter("copies_total", "Copies between CPU and GPU, as the program asked for them.")
+    size_bytes: int = counter("copy_bytes_total", "What they moved.")
+    blocked_ns: int = counter("copy_blocked_seconds_total", "How long the program stood still for them.")
+    gpu_ns: int = counter(
+        "copy_gpu_seconds_total",
+        "How long the GPU was copying: copies of one step of 16 are timed, and stand for the others.",
+    )
+
+
+@table_row
+class SyncTotals:
+    """Waits for the GPU by one operation."""
+
+    calls: int = counter("sync_calls_total", "Calls that made the program wait for the GPU.")
+    blocked_ns: int = counter("sync_blocked_seconds_total", "How long it waited in them.")
+
+
+@quantities
+class Pauses:
+    """Pauses of a program inside or outside its steps."""
+
+    gc_collections: int = counter("gc_collections_total", "Runs of the garbage collector of Python.")
+    gc_ns_total: int = counter("gc_seconds_total", "Time in them.")
+    compiles: int = counter(
+        "compiles_total", "Compilations by torch.compile, those after the first of a function included."
+    )
+    compile_ns_total: int = counter("compile_seconds_total", "Time in them.")
+    comm_calls: int = counter("comm_calls_total", "Collective calls that the training thread made and waited in.")
+    comm_blocked_ns_total: int = counter("comm_blocked_seconds_total", "Time in them.")
+    ddp_comm_ns: int = gauge(
+        "ddp_comm_seconds",
+        "Communication of one step, as DistributedDataParallel logged it last.",
+        known_by="ddp_comm_ns",
+    )
+    ddp_overlap_ns: int = gauge("ddp_overlap_seconds", "The part of it that backward hid.", known_by="ddp_comm_ns")
+
+
+@quantities
+class GpuMemory:
+    """torch's caching allocator in one rank."""
+
+    allocated_bytes: int = gauge(
+        "gpu_memory_bytes",
+        "torch's caching allocator on the rank's GPU; absent where the rank uses none.",
+        state="allocated",
+    )
+    reserved_bytes: int = gauge("gpu_memory_bytes", state="reserved")
+    peak_allocated_bytes: int = gauge("gpu_memory_bytes", state="peak_allocated")
+    peak_reserved_bytes: int = gauge("gpu_memory_bytes", state="peak_reserved")
+    active_bytes: int = gauge("gpu_memory_bytes", state="active")
+    """Allocated, or free again and waiting for a stream to be done with it."""
+    inactive_split_bytes: int = gauge("gpu_memory_bytes", state="inactive_split")
+    """Free parts of blocks that are in use: they cannot be released, and larger requests do not fit."""
+    alloc_retries: int = counter(
+        "gpu_alloc_retries_total", "Times that all cached GPU memory was given back before an allocation succeeded."
+    )
+    ooms: int = counter("gpu_ooms_total", "Allocations of GPU memory that failed.")
+    pinned_bytes: int = gauge("pinned_memory_bytes", "Host memory that torch holds pinned.")
+    """0 where this torch does not report it."""
+
+
+@quantities
+class CheckpointState:
+    """The saves of a rank that uses gpulaunch.checkpoint."""
+
+    saves: int = counter(
+        "checkpoint_saves_total",
+        "Checkpoints committed; this and the others of this prefix are from gpulaunch.checkpoint.",
+    )
+    failures: int = counter("checkpoint_failures_total", "Saves that came to nothing; training went on.")
+    stall_ns_total: int = counter(
+        "checkpoint_stall_seconds_total",
+        "Time that the training loop stood still for its saves; the phase checkpoint has those of others, too.",
+    )
+    bytes_total: int = counter("checkpoint_bytes_total", "Written by this rank into checkpoints that were committed.")
+    step: int = gauge(
+        "checkpoint_step",
+        "The step of the newest checkpoint committed, in this attempt or an earlier one.",
+        known_by="saves",
+    )
+    captured_ns: int = gauge()
+    """CLOCK_MONOTONIC when the state in the newest one was taken; unknown while there are no saves."""
+    resumed_step: int = gauge(
+        "resumed_step", "The step that this rank went on from in the running attempt.", known_by="resumed_step"
+    )
+    """The step that the current attempt resumed from; 0: from scratch."""
+    last_stall_ns: int = gauge()
+    blocking_since_ns: int = gauge()
+    """CLOCK_MONOTONIC when the training thread entered the save that it is in; 0: it is in none."""
+
+
+@quantities
+class ProbeTotals:
+    """What the probe left out."""
+
+    unobserved_steps: int = counter(
+        "unobserved_steps_total", "Of the steps, those that were made without the probe, to compare the others with."
+    )
+
+
+RECORDS: Final = (StepTotals, GpuTime, LoaderState, Pauses, GpuMemory, CheckpointState, ProbeTotals)
+"""All of them that a segment has once."""
+
+COPY_WORDS: Final = len(quantities_of(CopyTotals))
+SYNC_WORDS: Final = len(quantities_of(SyncTotals))
+LAYOUT: Final = layout_id((*RECORDS, CopyTotals, SyncTotals))
+"""Differs wherever these declarations differ."""
