@@ -21,9 +21,9 @@ import yaml
 
 from gpulaunch.exporters.discovery.announce import Announcement
 from gpulaunch.exporters.discovery.targets import PREFIX
-from gpulaunch.exporters.prometheus.pages import routes
+from gpulaunch.exporters.http import HttpServer
 from gpulaunch.exporters.prometheus.render import Board
-from gpulaunch.exporters.prometheus.serve import MetricsServer
+from gpulaunch.exporters.web.routes import routes
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE
 from gpulaunch.profiler.record import NodeState
 
@@ -113,7 +113,7 @@ def test_a_run_is_found_judged_and_forgotten(ask: Ask, node: NodeState, tmp_path
     board = Board(version="1")
     board.publish(node)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = MetricsServer(listener, routes(board))
+        server = HttpServer(listener, routes(board))
         server.start()
         announced = Announcement(tmp_path / "targets", bound=listener.getsockname()[:2], run="job-7", pid=os.getpid())
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from gpulaunch.exporters.prometheus import render
-from gpulaunch.exporters.prometheus.render import OPENMETRICS, REMEMBER_S, SLOW_S, TEXT, Board, takes_gzip
+from gpulaunch.exporters.prometheus.render import OPENMETRICS, REMEMBER_S, SLOW_S, TEXT, Board
 from gpulaunch.profiler.record import NodeState
 
 WAIT_S = 20.0
@@ -177,27 +177,6 @@ def test_a_name_that_is_not_utf_8_costs_no_page(node: NodeState) -> None:
 
     assert pages[0] == pages[1]
     assert all(b'"caf?"' in page for page in pages[0])
-
-
-@pytest.mark.parametrize(
-    ("header", "packed"),
-    [
-        ("gzip", True),
-        ("GZIP, deflate, br", True),
-        ("gzip;q=0.5", True),
-        ("br;q=1, gzip;q=0.8", True),
-        ("", False),
-        ("identity", False),
-        ("deflate", False),
-        ("gzip;q=0", False),
-        ("gzip;q=0.000", False),
-        ("gzip;q=0.3, identity", False),
-        ("*", False),
-        ("gzipped", False),
-    ],
-)
-def test_a_page_is_packed_for_who_likes_gzip_at_least_as_much(header: str, packed: bool) -> None:
-    assert takes_gzip(header) == packed
 
 
 def test_before_the_first_refresh_there_is_an_empty_page_in_every_form() -> None:

@@ -1,7 +1,9 @@
-"""The tests of the page share the runs of the tests of the view and of the store, and a browser."""
+"""The tests of the page share the runs of the tests of the view and of the store, the node of tests/prometheus, and a
+browser."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +18,15 @@ for room in ("store", "view", "web"):
 
 from scenes import Scene, Served  # noqa: E402 - found by the lines above
 from tab import CHROMIUM, FLAGS, Tab  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location(
+    "node_of_prometheus", Path(__file__).parents[1] / "prometheus/conftest.py"
+)
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+node = _module.node
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from typing import Any
 from kept_run import GC, SYNC, WALL_S, line, state
 from runs_on_disk import begin, end, keep, write
 
-from gpulaunch.exporters.prometheus.pages import routes
+from gpulaunch.exporters.http import HttpServer
 from gpulaunch.exporters.prometheus.render import Board
-from gpulaunch.exporters.prometheus.serve import MetricsServer
 from gpulaunch.exporters.web.pages import PUBLIC, Plotly, installed_plotly, pages
+from gpulaunch.exporters.web.routes import routes
 from gpulaunch.profiler.record import Collector, CollectorState, Finding, NodeState, Site
 
 __all__ = [
@@ -202,7 +202,7 @@ class Served:
             self.board.publish(scene.state)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self.listener.getsockname()[:2]
-        self.server = MetricsServer(
+        self.server = HttpServer(
             self.listener,
             routes(self.board),
             pages=pages(lambda: self.board.state, lambda: scene.run_dir, find_plotly=lambda: find(plotly), rest=0.5),

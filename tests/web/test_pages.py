@@ -22,7 +22,7 @@ import scenes
 from kept_run import state
 from scenes import EVIL, Served, as_document
 
-from gpulaunch.exporters.prometheus.serve import _Connection
+from gpulaunch.exporters.http.server import _Connection
 from gpulaunch.exporters.view.as_json import from_json
 from gpulaunch.exporters.web import pages
 from gpulaunch.exporters.web import run_json as documents
@@ -310,7 +310,7 @@ def test_with_a_token_only_what_is_the_same_for_everyone_is_for_everyone(serve: 
 
 def test_an_endpoint_for_all_addresses_shows_the_page_under_no_strange_name(tmp_path: Path) -> None:
     """A web page can point a name of its own there, and read: metrics may be asked for by any name, the run not."""
-    from gpulaunch.exporters.prometheus.auth import RequestGuard
+    from gpulaunch.exporters.http import RequestGuard
 
     wildcard = RequestGuard("0.0.0.0", "node7.cluster")
     for host in ("evil.example", "node7.evil.example"):

@@ -1,3 +1,3 @@
-"""The Prometheus endpoint: one metric catalogue, a cached render, a small HTTP server."""
+"""Prometheus exposition: one metric catalogue, the values of a state, a cached render."""
 
 from __future__ import annotations

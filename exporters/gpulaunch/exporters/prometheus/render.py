@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from gpulaunch.exporters.http import weights
 from gpulaunch.exporters.prometheus.lines import Lines, page_of
 from gpulaunch.exporters.prometheus.values import Facts, put_state
 from gpulaunch.profiler.record import NodeState
@@ -34,25 +35,9 @@ _VARIANTS: Final = tuple((kind, gzipped) for kind in (TEXT, OPENMETRICS) for gzi
 
 def negotiate(accept: str) -> str:
     """Return the content type for an Accept header: OpenMetrics if its q-value is at least that of plain text."""
-    weight = _weights(accept, "application/openmetrics-text", "text/plain", "text/*", "*/*")
+    weight = weights(accept, "application/openmetrics-text", "text/plain", "text/*", "*/*")
     openmetrics = weight.pop("application/openmetrics-text")
     return OPENMETRICS if openmetrics and openmetrics >= max(weight.values()) else TEXT
-
-
-def takes_gzip(accept_encoding: str) -> bool:
-    """Say whether an Accept-Encoding header ranks gzip at least as high as the identity encoding."""
-    weight = _weights(accept_encoding, "gzip", "identity")
-    return weight["gzip"] > 0 and weight["gzip"] >= weight["identity"]
-
-
-def _weights(header: str, *known: str) -> dict[str, float]:
-    weight = dict.fromkeys(known, 0.0)
-    for clause in header.split(","):
-        kind, *parameters = (part.strip().lower() for part in clause.split(";"))
-        quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-        if kind in weight and quality.replace(".", "", 1).isdecimal() and quality.isascii():
-            weight[kind] = max(weight[kind], float(quality))
-    return weight
 
 
 class _Shown:

@@ -14,9 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from gpulaunch.exporters.prometheus.head import Request
-from gpulaunch.exporters.prometheus.render import takes_gzip
-from gpulaunch.exporters.prometheus.serve import Answer, Page
+from gpulaunch.exporters.http import Answer, Page, Request, takes_gzip
 from gpulaunch.exporters.web.run_json import REST, PackedJson, RunJsonCache, in_thread, packed
 from gpulaunch.profiler.record import NodeState
 

@@ -56,13 +56,12 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
 
     # Late, because this is most of the startup time and the rules above should apply as soon as possible.
     from gpulaunch.exporters.files.findings_writer import FindingsWriter
-    from gpulaunch.exporters.prometheus.pages import routes
+    from gpulaunch.exporters.http import HttpServer, WebConfig, WebConfigError, read_web_config
     from gpulaunch.exporters.prometheus.render import Board
-    from gpulaunch.exporters.prometheus.serve import MetricsServer
     from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
     from gpulaunch.exporters.web.pages import PUBLIC, pages
+    from gpulaunch.exporters.web.routes import routes
     from gpulaunch.exporters.web.run_json import run_dir_of
-    from gpulaunch.exporters.web.webconfig import WebConfig, WebConfigError, read_web_config
     from gpulaunch.launcher.cli.sinks import Sinks
     from gpulaunch.profiler.daemon.sidecar import Sidecar
     from gpulaunch.profiler.record import Collector
@@ -87,7 +86,7 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
 
     sidecar = Sidecar(channel_dir, publish, interval_s=options.interval)
     sidecar.refresh()
-    server = MetricsServer(
+    server = HttpServer(
         listener,
         routes(board, stale_s=10 * max(1.0, options.interval)),
         pages=pages(lambda: board.state, lambda: run_dir_of(channel_dir)),

@@ -52,7 +52,7 @@ def sink_options(spec: JobSpec) -> SinkOptions:
         end_s += extra.CLOSE_S + _TO_LOAD_S
     scheme = "http"
     if spec.metrics_web_config:
-        from gpulaunch.exporters.web.webconfig import WebConfigError, read_web_config  # loads ssl
+        from gpulaunch.exporters.http import WebConfigError, read_web_config  # loads ssl
 
         try:
             scheme = "https" if read_web_config(spec.metrics_web_config).tls is not None else "http"

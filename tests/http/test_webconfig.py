@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.exporters.web.webconfig import WebConfigError, read_web_config
+from gpulaunch.exporters.http import WebConfigError, read_web_config
 from needed import program
 
 TOKEN = "0123456789abcdef"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import gzip
 import http.client
 import socket
 import ssl
@@ -13,19 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.exporters.prometheus.auth import RequestGuard, holds_token, same_origin
-from gpulaunch.exporters.prometheus.head import Request, RequestError, parse_head
-from gpulaunch.exporters.prometheus.pages import routes
-from gpulaunch.exporters.prometheus.render import OPENMETRICS, TEXT, Board
-from gpulaunch.exporters.prometheus.serve import Answer, MetricsServer
-from gpulaunch.profiler.record import Collector, NodeState
+from gpulaunch.exporters.http import (
+    Answer,
+    HttpServer,
+    Request,
+    RequestError,
+    RequestGuard,
+    holds_token,
+    parse_head,
+    same_origin,
+)
 from needed import program
 
 WAIT_S = 20.0  # bounds every wait; nothing here takes it unless something is broken
@@ -49,7 +50,7 @@ Opener = Callable[..., "Endpoint"]
 class Endpoint:
     """A served socket, and raw clients for it."""
 
-    def __init__(self, server: MetricsServer, listener: socket.socket) -> None:
+    def __init__(self, server: HttpServer, listener: socket.socket) -> None:
         self.server = server
         self.listener = listener
         self.address = listener.getsockname()[:2]
@@ -90,7 +91,7 @@ def serve() -> Iterator[Opener]:
         def start(address: str = "127.0.0.1", **more: object) -> Endpoint:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             listener = stack.enter_context(socket.create_server((address, 0), family=family))
-            server = MetricsServer(listener, ROUTES, hostname="node7.cluster", **more)  # type: ignore[arg-type]
+            server = HttpServer(listener, ROUTES, hostname="node7.cluster", **more)  # type: ignore[arg-type]
             endpoint = Endpoint(server, listener)
             server.start()
             stack.callback(server.close)
@@ -273,7 +274,7 @@ def test_the_socket_outlives_the_server(serve: Opener) -> None:
     assert not endpoint.server.alive
     waiting = endpoint.client()
     waiting.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-    successor = MetricsServer(endpoint.listener, ROUTES)
+    successor = HttpServer(endpoint.listener, ROUTES)
     successor.start()
     try:
         assert everything(waiting).startswith(b"HTTP/1.1 200 ")
@@ -289,7 +290,7 @@ WILDCARD6 = RequestGuard("::", "node7.cluster")
 
 
 @pytest.mark.parametrize(
-    ("doorkeeper", "host", "admitted"),
+    ("guard", "host", "admitted"),
     [
         (LOOPBACK, "127.0.0.1:9464", True),
         (LOOPBACK, "127.0.0.1", True),
@@ -320,8 +321,8 @@ WILDCARD6 = RequestGuard("::", "node7.cluster")
         (WILDCARD6, "anything.example", True),
     ],
 )
-def test_only_our_own_names_are_answered(doorkeeper: RequestGuard, host: str, admitted: bool) -> None:
-    assert doorkeeper.admits(host) == admitted
+def test_only_our_own_names_are_answered(guard: RequestGuard, host: str, admitted: bool) -> None:
+    assert guard.admits(host) == admitted
 
 
 def test_a_request_without_a_host_is_not_from_a_browser() -> None:
@@ -556,46 +557,6 @@ def test_clients_that_never_greet_hold_nobody_up(
             assert client.recv(1) == b""
 
 
-def asked(**headers: str) -> Request:
-    return Request(method="GET", path="/", host=None, accept=headers.get("accept", ""), minor=1, headers=headers)
-
-
-def test_the_pages_over_a_board(node: NodeState) -> None:
-    now_s = 6.0
-    board = Board(version="1")
-    pages = routes(board, stale_s=10.0, clock=lambda: now_s)
-    assert pages["/healthz"](asked()).status is HTTPStatus.SERVICE_UNAVAILABLE
-    assert b"no run yet" in pages["/collectors"](asked()).body
-    assert "/" not in pages, "that is the page of the run"
-
-    board.publish(node)
-    assert pages["/healthz"](asked()) == Answer(body=b"ok\n")
-    assert pages["/metrics"](asked()).content_type == TEXT
-    assert pages["/metrics"](asked(accept="application/openmetrics-text")).content_type == OPENMETRICS
-    collectors = pages["/collectors"](asked()).body
-    assert b"digits_ddp" in collectors
-    assert b"&lt;Permission denied&gt;" in collectors
-    assert b"<Permission" not in collectors
-
-    now_s = 60.0
-    health = pages["/healthz"](asked())
-    assert (health.status, health.body) == (HTTPStatus.SERVICE_UNAVAILABLE, b"stale: last refresh 54 s ago\n")
-
-
-def test_metrics_are_packed_for_who_likes_that(node: NodeState) -> None:
-    board = Board(version="1")
-    board.publish(node)
-    pages = routes(board)
-    whole = pages["/metrics"](asked())
-    packed = pages["/metrics"](asked(**{"accept-encoding": "gzip"}))
-
-    assert whole.headers == {"Vary": "Accept, Accept-Encoding"}
-    assert packed.headers == {"Vary": "Accept, Accept-Encoding", "Content-Encoding": "gzip"}
-    assert packed.content_type == whole.content_type
-    assert gzip.decompress(packed.body) == whole.body
-    assert pages["/metrics"](asked(**{"accept-encoding": "gzip;q=0"})).body == whole.body
-
-
 def test_who_has_had_an_answer_is_dropped_before_who_waits_for_one(serve: Opener) -> None:
     """Scrapers that are slow to close do not cost another its answer."""
     later: Future[Answer] = Future()
@@ -606,23 +567,3 @@ def test_who_has_had_an_answer_is_dropped_before_who_waits_for_one(serve: Opener
         assert endpoint.say(b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")  # and keeps its end open
     later.set_result(Answer(body=b"in the end"))
     assert everything(waiting).endswith(b"\r\n\r\nin the end")
-
-
-def test_the_page_of_collectors_shows_text_of_others_and_does_nothing_it_says(node: NodeState) -> None:
-    """Neither a tag, nor marks that turn text around or hide some of it."""
-    hostile = "<script>\u202egpj.exe\u200b\x1b[2J\ud800 caf\u00e9"
-    collectors = {
-        **node.collectors,
-        Collector.STORE: dataclasses.replace(next(iter(node.collectors.values())), reason=hostile),
-    }
-    faulty = dataclasses.replace(node.training[0], hooks_unavailable=("copies",), fault=hostile)
-    board = Board(version="1")
-    assert node.group is not None
-    group = dataclasses.replace(node.group, name=hostile)
-    board.publish(dataclasses.replace(node, collectors=collectors, training=(faulty,), group=group))
-
-    page = routes(board)["/collectors"](asked()).body.decode()
-
-    shown = "&lt;script&gt;\\u202egpj.exe\\u200b\\x1b[2J\\ud800 caf\u00e9"
-    assert page.count(shown) == 3
-    assert page.removesuffix("\n").isprintable()

@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
 
-from gpulaunch.exporters.prometheus.auth import RequestGuard, holds_token, same_origin
-from gpulaunch.exporters.prometheus.head import Request, RequestError, parse_head
+from gpulaunch.exporters.http.auth import RequestGuard, holds_token, same_origin
+from gpulaunch.exporters.http.request import Request, RequestError, parse_head
 
 MAX_CONNECTIONS = 128
 MAX_HEAD_BYTES = 8192
@@ -94,7 +94,7 @@ class _Connection:
         self.discarded_bytes = 0
 
 
-class MetricsServer:
+class HttpServer:
     """Serves routes on a bound, listening socket until it is closed."""
 
     def __init__(
@@ -129,9 +129,7 @@ class MetricsServer:
         self._public = frozenset(public)
         self._token = token
         self._tls = tls
-        self._doorkeeper = RequestGuard(
-            listener.getsockname()[0], socket.gethostname() if hostname is None else hostname
-        )
+        self._guard = RequestGuard(listener.getsockname()[0], socket.gethostname() if hostname is None else hostname)
         self._deadline_s = deadline_s
         self._max_connections = max_connections
         self._selector = selectors.DefaultSelector()
@@ -295,7 +293,7 @@ class MetricsServer:
         page = self._pages.get(request.path)
         # A client with the token is no foreign page, whatever host name it used.
         strange_names = request.path in _BY_ANY_NAME or self._token is not None
-        if not self._doorkeeper.admits(request.host, strange_names=strange_names):
+        if not self._guard.admits(request.host, strange_names=strange_names):
             raise RequestError(HTTPStatus.FORBIDDEN)
         if not same_origin(request.headers.get("origin"), request.host):
             raise RequestError(HTTPStatus.FORBIDDEN)

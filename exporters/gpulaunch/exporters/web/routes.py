@@ -1,4 +1,4 @@
-"""The routes of the endpoint: metrics, health, and a plain page with the condition of each collector."""
+"""The routes for scrapers and probes: metrics, health, and a plain page with the condition of each collector."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
-from gpulaunch.exporters.prometheus.head import Request
-from gpulaunch.exporters.prometheus.render import Board, takes_gzip
-from gpulaunch.exporters.prometheus.serve import Answer, Route
+from gpulaunch.exporters.http import Answer, Request, Route, takes_gzip
+from gpulaunch.exporters.prometheus.render import Board
 from gpulaunch.profiler.record import NodeState
 
 STALE_S = 10.0
