@@ -7,6 +7,7 @@ import http.client
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.exporters.http import (
-    Answer,
     HttpServer,
     Request,
     RequestError,
     RequestGuard,
+    Response,
     holds_token,
     parse_head,
     same_origin,
@@ -32,15 +33,15 @@ from needed import program
 WAIT_S = 20.0  # bounds every wait; nothing here takes it unless something is broken
 
 
-def fault(_: Request) -> Answer:
+def fault(_: Request) -> Response:
     raise RuntimeError("a fault of ours")
 
 
 BIG = b"x" * (32 << 20)  # more than the kernel takes at once
 ROUTES = {
-    "/metrics": lambda request: Answer(body=f"accept={request.accept}\n".encode()),
-    "/big": lambda _: Answer(body=BIG),
-    "/empty": lambda _: Answer(body=b""),
+    "/metrics": lambda request: Response(body=f"accept={request.accept}\n".encode()),
+    "/big": lambda _: Response(body=BIG),
+    "/empty": lambda _: Response(body=b""),
     "/fault": fault,
 }
 
@@ -266,6 +267,37 @@ def test_many_scrapers_at_once_are_all_served(serve: Opener) -> None:
     assert statuses == [200] * 32
 
 
+FEW_DESCRIPTORS = """
+import os, resource, socket, sys
+from gpulaunch.exporters.http import HttpServer, Response
+listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+server = HttpServer(listener, {"/metrics": lambda _: Response(body=b"here")})
+server.start()
+few = len(os.listdir("/proc/self/fd")) + 8
+resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
+print(listener.getsockname()[1], flush=True)
+sys.stdin.read()
+server.close()
+"""
+
+
+def test_without_a_free_descriptor_the_oldest_make_room_for_the_newest() -> None:
+    argv = [sys.executable, "-c", FEW_DESCRIPTORS]
+    with (
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+        contextlib.ExitStack() as clients,
+    ):
+        assert process.stdout is not None
+        address = "127.0.0.1", int(process.stdout.readline())
+        for _ in range(30):
+            clients.enter_context(socket.create_connection(address, timeout=WAIT_S))
+        last = clients.enter_context(socket.create_connection(address, timeout=WAIT_S))
+        last.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert everything(last).endswith(b"\r\n\r\nhere")
+        process.communicate()
+    assert process.returncode == 0
+
+
 def test_the_socket_outlives_the_server(serve: Opener) -> None:
     """A client that comes while the sidecar is being restarted waits in the backlog."""
     endpoint = serve()
@@ -336,7 +368,7 @@ def test_a_web_page_that_points_its_own_name_here_learns_nothing(serve: Opener) 
 
 def test_an_endpoint_for_all_addresses_gives_metrics_by_any_name_and_nothing_else(serve: Opener) -> None:
     """Why a collector does not deliver is not for a web page that points a name of its own here."""
-    endpoint = serve("0.0.0.0", pages={"/": lambda _: Answer(body=b"the run")})
+    endpoint = serve("0.0.0.0", pages={"/": lambda _: Response(body=b"the run")})
     for path in ("/empty", "/", "/nowhere"):
         assert endpoint.get(path, host="evil.example")[0].status == 403, path
     assert endpoint.get("/metrics", host="evil.example")[0].status == 200
@@ -405,9 +437,9 @@ def test_with_a_token_everything_else_is_refused_before_it_is_looked_for(serve: 
 
 
 def test_a_page_may_answer_later_and_nobody_else_waits_for_it(serve: Opener) -> None:
-    made: list[Future[Answer]] = []
+    made: list[Future[Response]] = []
 
-    def later(_: Request) -> Future[Answer]:
+    def later(_: Request) -> Future[Response]:
         made.append(Future())
         return made[-1]
 
@@ -418,9 +450,9 @@ def test_a_page_may_answer_later_and_nobody_else_waits_for_it(serve: Opener) -> 
         while len(made) < heard:  # each was heard by the time that its future is there
             assert endpoint.get("/metrics")[0].status == 200
     assert endpoint.get("/metrics")[0].status == 200
-    made[1].set_result(Answer(body=b"second", headers={"ETag": '"2"', "Cache-Control": "no-cache"}))
+    made[1].set_result(Response(body=b"second", headers={"ETag": '"2"', "Cache-Control": "no-cache"}))
     made[0].set_exception(RuntimeError("a fault of ours"))
-    made[2].set_result(Answer(body=b"third"))
+    made[2].set_result(Response(body=b"third"))
     first, second, third = map(everything, waiting)
     assert first.startswith(b"HTTP/1.1 500 ")
     assert second.endswith(b"\r\n\r\nsecond")
@@ -430,22 +462,22 @@ def test_a_page_may_answer_later_and_nobody_else_waits_for_it(serve: Opener) -> 
 
 
 def test_an_answer_that_never_comes_does_not_hold_its_client_for_ever(serve: Opener) -> None:
-    late: Future[Answer] = Future()
+    late: Future[Response] = Future()
     late.set_running_or_notify_cancel()
     endpoint = serve(pages={"/never": lambda _: late}, deadline_s=0.5)
     client = endpoint.client()
     client.sendall(b"GET /never HTTP/1.0\r\n\r\n")
     assert client.recv(1) == b""
-    late.set_result(Answer(body=b"too late"))
+    late.set_result(Response(body=b"too late"))
     assert endpoint.get("/metrics")[0].status == 200
 
 
 def test_what_nobody_waits_for_any_more_is_cancelled(serve: Opener) -> None:
     """Whoever makes it keeps a list of who waits, and nobody else can tell it who has left."""
-    made: list[Future[Answer]] = []
+    made: list[Future[Response]] = []
     heard = threading.Semaphore(0)
 
-    def later(_: Request) -> Future[Answer]:
+    def later(_: Request) -> Future[Response]:
         made.append(Future())
         heard.release()
         return made[-1]
@@ -457,21 +489,21 @@ def test_what_nobody_waits_for_any_more_is_cancelled(serve: Opener) -> None:
         clients[-1].sendall(b"GET /later HTTP/1.0\r\n\r\n")
         assert heard.acquire(timeout=WAIT_S)
         assert [each.cancelled() for each in made] == [True] * (number - 3) + [False] * min(number, 3)
-    made[-1].set_result(Answer(body=b"the last"))
+    made[-1].set_result(Response(body=b"the last"))
     assert everything(clients[-1]).endswith(b"\r\n\r\nthe last")
     endpoint.server.close()
     assert [each.cancelled() for each in made] == [True] * 6 + [False]
 
 
 def test_an_answer_that_comes_after_the_end_wakes_nobody(serve: Opener) -> None:
-    late: Future[Answer] = Future()
+    late: Future[Response] = Future()
     late.set_running_or_notify_cancel()
     endpoint = serve(pages={"/later": lambda _: late})
     client = endpoint.client()
     client.sendall(b"GET /later HTTP/1.0\r\n\r\n")
     endpoint.get("/metrics")
     endpoint.server.close()
-    late.set_result(Answer(body=b"too late"))
+    late.set_result(Response(body=b"too late"))
     with contextlib.suppress(ConnectionResetError):
         assert client.recv(1) == b""
 
@@ -559,11 +591,11 @@ def test_clients_that_never_greet_hold_nobody_up(
 
 def test_who_has_had_an_answer_is_dropped_before_who_waits_for_one(serve: Opener) -> None:
     """Scrapers that are slow to close do not cost another its answer."""
-    later: Future[Answer] = Future()
+    later: Future[Response] = Future()
     endpoint = serve(pages={"/later": lambda _: later}, max_connections=3)
     waiting = endpoint.client()
     waiting.sendall(b"GET /later HTTP/1.0\r\n\r\n")
     for _ in range(5):
         assert endpoint.say(b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")  # and keeps its end open
-    later.set_result(Answer(body=b"in the end"))
+    later.set_result(Response(body=b"in the end"))
     assert everything(waiting).endswith(b"\r\n\r\nin the end")

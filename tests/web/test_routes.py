@@ -6,7 +6,7 @@ import dataclasses
 import gzip
 from http import HTTPStatus
 
-from gpulaunch.exporters.http import Answer, Request
+from gpulaunch.exporters.http import Request, Response
 from gpulaunch.exporters.prometheus.render import OPENMETRICS, TEXT, Board
 from gpulaunch.exporters.web.routes import routes
 from gpulaunch.profiler.record import Collector, NodeState
@@ -25,7 +25,7 @@ def test_the_pages_over_a_board(node: NodeState) -> None:
     assert "/" not in pages, "that is the page of the run"
 
     board.publish(node)
-    assert pages["/healthz"](asked()) == Answer(body=b"ok\n")
+    assert pages["/healthz"](asked()) == Response(body=b"ok\n")
     assert pages["/metrics"](asked()).content_type == TEXT
     assert pages["/metrics"](asked(accept="application/openmetrics-text")).content_type == OPENMETRICS
     collectors = pages["/collectors"](asked()).body

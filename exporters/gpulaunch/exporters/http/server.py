@@ -1,10 +1,10 @@
 """A small HTTP server on an already bound socket: one thread, and no request can block another.
 
 The agent binds the socket and keeps it open, so a restarted sidecar has the same port, and connections made meanwhile
-wait in the backlog. One epoll loop serves all connections; each may send one short head, gets one response and has
-`DEADLINE_S` in total. When `MAX_CONNECTIONS` are open, a new connection replaces the oldest one that has its response,
-or else the oldest: a new scraper is always served. Most clients have sent their request before they are accepted, and
-the response fits into the kernel's buffers: the server reads and writes at once, and waits only when that would block.
+wait in the backlog. One asyncio loop, in a thread of its own, serves all connections; each may send one short head,
+gets one response and has `DEADLINE_S` in total. When `MAX_CONNECTIONS` are open, a new connection replaces the oldest
+one that has its response, or else the oldest: a new scraper is always served. There is no thread for each connection,
+as `http.server` would have: it could not be started at the task limit of the control group.
 
 It answers GET and HEAD and changes nothing. A page in a browser may point its own host name at this address (DNS
 rebinding) and then read the response; the name is in the Host header, so only names that belong to this endpoint are
@@ -16,25 +16,25 @@ With a certificate the server speaks TLS; with a token it requires it (`Authoriz
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
-import os
+import functools
 import re
-import selectors
 import socket
 import ssl
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from enum import Enum
 from http import HTTPStatus
+from typing import TypeVar
 
 from gpulaunch.exporters.http.auth import RequestGuard, holds_token, same_origin
 from gpulaunch.exporters.http.request import Request, RequestError, parse_head
+from gpulaunch.exporters.http.response import Response, encode_head, error
+
+_T = TypeVar("_T")
 
 MAX_CONNECTIONS = 128
 MAX_HEAD_BYTES = 8192
@@ -44,54 +44,28 @@ PROGRESS_BYTES = 1 << 16
 """Each time a client has taken this many bytes of a long response, its `DEADLINE_S` starts again."""
 SWITCH_S = 0.0005
 """Thread switch interval, for computing threads to yield to this one: the default is 10x, at each system call."""
-_PLAIN = "text/plain; charset=utf-8"
+_NO_DESCRIPTOR_S = 1.0
+"""Pause in accepting when the process has no free descriptor, and no connection to drop."""
 _BY_ANY_NAME = frozenset(("/metrics", "/healthz"))
 """Paths answered under any host name at an endpoint bound to all addresses: for scrapers and probes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The response of a route."""
-
-    body: bytes
-    content_type: str = _PLAIN
-    status: HTTPStatus = HTTPStatus.OK
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Additional headers, or overrides of those that every response has."""
-
-
-Route = Callable[[Request], Answer]
+Route = Callable[[Request], Response]
 """Returns the response to a request, synchronously."""
 
-Page = Callable[[Request], "Answer | Future[Answer]"]
+Page = Callable[[Request], "Response | Future[Response]"]
 """Returns the response to a request, or a future of it; cancelled when its client is gone."""
-
-
-class _Stage(Enum):
-    """The state of a client; a closing one is still read from, so that its response is not lost to a reset."""
-
-    GREETING = "greeting"
-    ASKING = "asking"
-    WAITING = "waiting"
-    TAKING = "taking"
-    CLOSING = "closing"
 
 
 class _Connection:
     """One client."""
 
-    def __init__(self, sock: socket.socket, deadline_s: float) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.deadline_s = deadline_s
-        self.stage = _Stage.GREETING if isinstance(sock, ssl.SSLSocket) else _Stage.ASKING
-        self.received = bytearray()
-        self.awaited: Future[Answer] | None = None
-        self.head_only = False
-        self.watched = 0
-        """The selector events that are waited for."""
-        self.out: list[memoryview] = []
-        self.taken_bytes = 0
-        self.discarded_bytes = 0
+        self.task: asyncio.Task[None]
+        """Serves it; cancelled to drop it."""
+        self.served = False
+        """It has its response, and is only read from, so that the response is not lost to a reset."""
 
 
 class HttpServer:
@@ -132,21 +106,17 @@ class HttpServer:
         self._guard = RequestGuard(listener.getsockname()[0], socket.gethostname() if hostname is None else hostname)
         self._deadline_s = deadline_s
         self._max_connections = max_connections
-        self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}  # in order of arrival
-        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._loop: asyncio.AbstractEventLoop
+        self._stop = asyncio.Event()
         self._switch_s = sys.getswitchinterval()
-        self._stopping = False
-        self._lock = threading.Lock()  # a waking thread must not write to a closed descriptor
-        self._made: deque[tuple[_Connection, Future[Answer]]] = deque()
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
         """Serve in a separate thread; also shortens the interpreter's thread switch interval."""
         sys.setswitchinterval(min(self._switch_s, SWITCH_S))
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     @property
@@ -156,138 +126,81 @@ class HttpServer:
 
     def close(self) -> None:
         """Stop serving and drop all connections; the listening socket stays open (the caller owns it). Idempotent."""
-        with self._lock:
-            if self._stopping:
-                return
-            self._stopping = True
-            os.eventfd_write(self._wakeup, 1)
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         sys.setswitchinterval(self._switch_s)
-        for connection in list(self._connections):
-            self._drop(connection)
-        self._selector.close()
-        os.close(self._wakeup)
 
-    def _serve(self) -> None:
-        while not self._stopping:
-            first_s = min((connection.deadline_s for connection in self._connections), default=None)
-            wait_s = None if first_s is None else max(0.0, first_s - time.monotonic())
-            for key, _ in self._selector.select(wait_s):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj == self._wakeup:
-                    self._hand_out()
-                elif isinstance(connection := key.data, _Connection) and connection in self._connections:
-                    self._advance(connection)
-            now = time.monotonic()
-            for connection in [connection for connection in self._connections if connection.deadline_s <= now]:
-                self._drop(connection)
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # in the end it cancels the connections
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+        await self._stop.wait()
+        self._loop.remove_reader(self._listener)
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                # Without a free descriptor the listener stays readable and this loop would spin: make room, or wait.
-                if self._connections:
-                    self._drop(next(iter(self._connections)))
-                else:
-                    threading.Event().wait(1.0)
+        except OSError as reason:
+            if reason.errno in (errno.EMFILE, errno.ENFILE):
+                # Without a free descriptor the listener stays readable, and the loop would spin: make room, or wait.
+                pause_s = 0.0 if self._drop_one() else _NO_DESCRIPTOR_S
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(pause_s, self._loop.add_reader, self._listener, self._accept)
             return  # or the client left before it was accepted
         if len(self._connections) >= self._max_connections:
-            served = (each for each in self._connections if each.stage is _Stage.CLOSING)
-            self._drop(next(served, next(iter(self._connections))))
+            self._drop_one()
         sock.setblocking(False)
-        if self._tls is not None:
-            try:
-                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            except OSError:  # disconnected already
-                sock.close()
-                return
-        connection = _Connection(sock, time.monotonic() + self._deadline_s)
+        connection = _Connection(sock)
         self._connections[connection] = None
-        self._advance(connection)
+        connection.task = self._loop.create_task(self._serve_one(connection))
+        connection.task.add_done_callback(lambda _: self._forget(connection))
 
-    def _advance(self, connection: _Connection) -> None:
-        """Do all I/O this client is ready for, then wait for the rest."""
+    def _drop_one(self) -> bool:
+        """Drop the oldest connection that has its response, or else the oldest; False: there is none."""
+        served = (each for each in self._connections if each.served)
+        connection = next(served, next(iter(self._connections), None))
+        if connection is None:
+            return False
+        del self._connections[connection]
+        connection.task.cancel()
+        return True
+
+    def _forget(self, connection: _Connection) -> None:
+        self._connections.pop(connection, None)
+        connection.sock.close()
+
+    async def _serve_one(self, connection: _Connection) -> None:
+        """Read one request, respond, and read on until the client closes."""
+        # OSError, which a timeout is too: too slow, reset by the client, or not TLS; there is no recipient any more.
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(self._deadline_s) as deadline:
+                if self._tls is not None:
+                    connection.sock = tls = self._tls.wrap_socket(
+                        connection.sock, server_side=True, do_handshake_on_connect=False
+                    )
+                    await _when_ready(tls, tls.do_handshake)
+                response, head_only = await self._receive(connection.sock)
+                await self._send(connection.sock, response, b"" if head_only else response.body, deadline)
+                connection.served = True
+                await _linger(connection.sock)
+
+    async def _receive(self, sock: socket.socket) -> tuple[Response, bool]:
+        """Read a request; return the response to it, and whether only the head of that is wanted."""
+        head_only = False
         try:
-            self._go_on(connection)
-        except ssl.SSLWantReadError:
-            self._watch(connection, selectors.EVENT_READ)
-        except ssl.SSLWantWriteError:
-            self._watch(connection, selectors.EVENT_WRITE)
-        except BlockingIOError:
-            taking = connection.stage is _Stage.TAKING
-            self._watch(connection, selectors.EVENT_WRITE if taking else selectors.EVENT_READ)
-        except OSError:  # reset by the client, or not TLS: there is no recipient any more
-            self._drop(connection)
+            request = parse_head(await _receive_head(sock))
+            head_only = request.method == "HEAD"
+            response = self._dispatch(request)
+            if isinstance(response, Future):
+                response = await _result(response)
+        except RequestError as refused:
+            response = error(refused.status)
+        return response, head_only
 
-    def _go_on(self, connection: _Connection) -> None:
-        if connection.stage is _Stage.GREETING:
-            assert isinstance(connection.sock, ssl.SSLSocket), "only TLS begins with a greeting"
-            connection.sock.do_handshake()
-            connection.stage = _Stage.ASKING
-        if connection.stage is _Stage.TAKING:
-            self._send(connection)
-            return
-        data = self._receive(connection)
-        if not data:
-            self._drop(connection)
-        elif connection.stage is _Stage.ASKING:
-            self._hear(connection, data)
-        else:
-            connection.discarded_bytes += len(data)
-            if connection.discarded_bytes > MAX_DISCARDED_BYTES:
-                self._drop(connection)
-
-    def _watch(self, connection: _Connection, events: int) -> None:
-        """Make this connection wait for these selector events; 0: for none."""
-        if events == connection.watched:
-            return
-        if not connection.watched:
-            self._selector.register(connection.sock, events, connection)
-        elif events:
-            self._selector.modify(connection.sock, events, connection)
-        else:
-            self._selector.unregister(connection.sock)
-        connection.watched = events
-
-    @staticmethod
-    def _receive(connection: _Connection) -> bytes:
-        data = connection.sock.recv(MAX_HEAD_BYTES)
-        # Bytes that TLS has already decrypted do not make the descriptor readable.
-        while isinstance(connection.sock, ssl.SSLSocket) and (more := connection.sock.pending()):
-            data += connection.sock.recv(more)
-        return data
-
-    def _hear(self, connection: _Connection, data: bytes) -> None:
-        """Add bytes of a request, and begin to respond when its head is complete (or invalid)."""
-        connection.received += data
-        end = re.search(rb"\r?\n\r?\n", connection.received)
-        if end is None and len(connection.received) < MAX_HEAD_BYTES:
-            self._watch(connection, selectors.EVENT_READ)
-            return
-        try:
-            answer = self._heard(connection, None if end is None else end.start())
-        except RequestError as error:
-            answer = _error(error.status)
-        if isinstance(answer, Answer):
-            self._reply(connection, answer)
-            self._send(connection)
-            return
-        connection.stage = _Stage.WAITING
-        self._watch(connection, 0)  # the request is complete
-        connection.awaited = answer
-        answer.add_done_callback(lambda made: self._wake(connection, made))
-
-    def _heard(self, connection: _Connection, length: int | None) -> Answer | Future[Answer]:
-        if length is None or length > MAX_HEAD_BYTES:
-            raise RequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        request = parse_head(bytes(connection.received[:length]))
-        connection.head_only = request.method == "HEAD"
-        return self._answer(request)
-
-    def _answer(self, request: Request) -> Answer | Future[Answer]:
+    def _dispatch(self, request: Request) -> Response | Future[Response]:
         if request.method not in ("GET", "HEAD"):
             raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED)
         page = self._pages.get(request.path)
@@ -307,92 +220,90 @@ class HttpServer:
             if route is not None:
                 return route(request)
         except Exception:  # a bug in one page must not end the server
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return error(HTTPStatus.INTERNAL_SERVER_ERROR)
         raise RequestError(HTTPStatus.NOT_FOUND)
 
-    def _wake(self, connection: _Connection, made: Future[Answer]) -> None:
-        """Wake the loop for a finished future. Called from the thread that completed it."""
-        self._made.append((connection, made))
-        with self._lock:
-            if not self._stopping:
-                os.eventfd_write(self._wakeup, 1)
+    async def _send(self, sock: socket.socket, response: Response, body: bytes, deadline: asyncio.Timeout) -> None:
+        whole = memoryview(body)  # a copy for each client that does not read would fill the memory
+        await _send_all(sock, memoryview(encode_head(response) + whole[:PROGRESS_BYTES]))
+        for begin in range(PROGRESS_BYTES, len(whole), PROGRESS_BYTES):
+            deadline.reschedule(asyncio.get_running_loop().time() + self._deadline_s)
+            await _send_all(sock, whole[begin : begin + PROGRESS_BYTES])
 
-    def _hand_out(self) -> None:
-        """Respond to clients whose future is done."""
-        os.eventfd_read(self._wakeup)
-        while self._made:
-            connection, made = self._made.popleft()
-            if connection not in self._connections:
-                continue  # dropped meanwhile
-            try:
-                answer = made.result()
-            except Exception:  # a bug, as in a synchronous page
-                answer = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
-            self._reply(connection, answer)
-            self._advance(connection)
 
-    @staticmethod
-    def _reply(connection: _Connection, answer: Answer) -> None:
-        connection.out = _message(answer, head_only=connection.head_only)
-        connection.stage = _Stage.TAKING
+async def _when_ready(sock: socket.socket, operation: Callable[[], _T], *, writes: bool = False) -> _T:
+    """Do this with the socket at once or, while that would block, as soon as the kernel says that it is ready.
 
-    def _send(self, connection: _Connection) -> None:
-        out = connection.out
-        while out:
-            if isinstance(connection.sock, ssl.SSLSocket):
-                sent = connection.sock.send(out[0][:PROGRESS_BYTES])  # TLS sends all of it, or nothing
-            else:
-                sent = connection.sock.sendmsg(out)
-            connection.taken_bytes += sent
-            while out and sent >= len(out[0]):
-                sent -= len(out.pop(0))
-            if sent:
-                out[0] = out[0][sent:]
-            if connection.taken_bytes >= PROGRESS_BYTES:
-                connection.taken_bytes = 0
-                connection.deadline_s = time.monotonic() + self._deadline_s
-        # Closing while the client still sends would reset the connection and lose the response: shut down the write
-        # side, and read until the client closes.
-        if isinstance(connection.sock, ssl.SSLSocket):
-            with contextlib.suppress(OSError):
-                connection.sock.unwrap()  # close_notify of TLS; its reply is not needed
-        connection.sock.shutdown(socket.SHUT_WR)
-        connection.stage = _Stage.CLOSING
-        self._watch(connection, selectors.EVENT_READ)
+    asyncio's streams do the same, but with TLS each has a buffer of 256 KiB: 34 MB for 128 clients that say nothing.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return operation()
+        except ssl.SSLWantReadError:
+            writes = False
+        except ssl.SSLWantWriteError:
+            writes = True
+        except BlockingIOError:
+            pass
+        ready: asyncio.Future[None] = loop.create_future()
+        add, remove = (loop.add_writer, loop.remove_writer) if writes else (loop.add_reader, loop.remove_reader)
+        add(sock, _settle, ready)
+        try:
+            await ready
+        finally:
+            remove(sock)
 
-    def _drop(self, connection: _Connection) -> None:
-        del self._connections[connection]
-        self._watch(connection, 0)
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+async def _receive_some(sock: socket.socket) -> bytes:
+    return await _when_ready(sock, lambda: sock.recv(MAX_HEAD_BYTES))
+
+
+async def _receive_head(sock: socket.socket) -> bytes:
+    """Return what is before the first empty line.
+
+    Raises:
+        RequestError: it is too long.
+        OSError: the client has closed before its end.
+    """
+    received = b""
+    while (end := re.search(rb"\r?\n\r?\n", received)) is None and len(received) < MAX_HEAD_BYTES:
+        data = await _receive_some(sock)
+        if not data:
+            raise ConnectionResetError
+        received += data
+    if end is None or end.start() > MAX_HEAD_BYTES:
+        raise RequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    return received[: end.start()]
+
+
+async def _send_all(sock: socket.socket, data: memoryview) -> None:
+    while data:
+        data = data[await _when_ready(sock, functools.partial(sock.send, data), writes=True) :]
+
+
+async def _result(made: Future[Response]) -> Response:
+    """Wait for a page; it is cancelled with this coroutine, else its worker would keep it."""
+    try:
+        return await asyncio.wrap_future(made)
+    except Exception:  # a bug, as in a synchronous page
+        return error(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+async def _linger(sock: socket.socket) -> None:
+    """Shut down the write side, and read until the client closes.
+
+    Closing while the client still sends would reset the connection, and the response might be lost.
+    """
+    if isinstance(sock, ssl.SSLSocket):
         with contextlib.suppress(OSError):
-            connection.sock.close()
-        if connection.awaited is not None:
-            connection.awaited.cancel()  # else the worker keeps it, and with it this connection
-            connection.awaited = None
-
-
-def _error(status: HTTPStatus) -> Answer:
-    return Answer(status=status, body=f"{status.value} {status.phrase}\n".encode())
-
-
-def _message(answer: Answer, *, head_only: bool) -> list[memoryview]:
-    headers = {
-        "Content-Type": answer.content_type,
-        "Content-Length": str(len(answer.body)),
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Referrer-Policy": "no-referrer",
-        "Connection": "close",
-    }
-    if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = "GET, HEAD"
-    elif answer.status is HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = 'Bearer realm="gpulaunch"'
-    elif answer.status is HTTPStatus.NOT_MODIFIED:
-        del headers["Content-Length"], headers["Content-Type"]  # of the copy that the client has already
-    headers |= answer.headers
-    lines = [f"{name}: {value}" for name, value in headers.items()]
-    head = "\r\n".join([f"HTTP/1.1 {answer.status.value} {answer.status.phrase}", *lines, "", ""])
-    parts = [memoryview(head.encode("ascii"))]
-    return parts if head_only or not answer.body else [*parts, memoryview(answer.body)]
+            sock.unwrap()  # close_notify of TLS; its reply is not needed
+    sock.shutdown(socket.SHUT_WR)
+    discarded = 0
+    while discarded <= MAX_DISCARDED_BYTES and (data := await _receive_some(sock)):
+        discarded += len(data)

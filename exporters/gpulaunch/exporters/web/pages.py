@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from gpulaunch.exporters.http import Answer, Page, Request, takes_gzip
+from gpulaunch.exporters.http import Page, Request, Response, takes_gzip
 from gpulaunch.exporters.web.run_json import REST, PackedJson, RunJsonCache, in_thread, packed
 from gpulaunch.profiler.record import NodeState
 
@@ -115,7 +115,7 @@ def _static(name: str, finish: Callable[[bytes], bytes]) -> Page:
     def document() -> PackedJson:
         return packed(finish((_STATIC / name).read_bytes()))
 
-    def page(request: Request) -> Answer:
+    def page(request: Request) -> Response:
         return _answer(request, document(), _TYPES[Path(name).suffix], {"Cache-Control": "no-cache"})
 
     return page
@@ -128,13 +128,13 @@ class _Waiters(Generic[_T]):
     waiters than concurrent connections.
     """
 
-    def __init__(self, tell: Callable[[Request, _T], Answer]) -> None:
+    def __init__(self, tell: Callable[[Request, _T], Response]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
-        self._waiting: dict[Future[_T], list[tuple[Request, Future[Answer]]]] = {}
+        self._waiting: dict[Future[_T], list[tuple[Request, Future[Response]]]] = {}
 
-    def wait(self, request: Request, made: Future[_T]) -> Future[Answer]:
-        answer: Future[Answer] = Future()
+    def wait(self, request: Request, made: Future[_T]) -> Future[Response]:
+        answer: Future[Response] = Future()
         with self._lock:
             others = self._waiting.get(made, [])
             self._waiting[made] = [*(each for each in others if not each[1].cancelled()), (request, answer)]
@@ -155,13 +155,13 @@ class _Waiters(Generic[_T]):
 
 
 def _run(documents: RunJsonCache) -> Page:
-    def page(request: Request) -> Answer | Future[Answer]:
+    def page(request: Request) -> Response | Future[Response]:
         newest = documents.newest()
         if isinstance(newest, PackedJson):
             return told(request, newest)
         return waiters.wait(request, newest)
 
-    def told(request: Request, document: PackedJson) -> Answer:
+    def told(request: Request, document: PackedJson) -> Response:
         return _answer(request, document, "application/json; charset=utf-8", {"Cache-Control": "private, no-cache"})
 
     waiters = _Waiters(told)
@@ -172,15 +172,15 @@ def _library(path: Path) -> Page:
     """Return the page of the chart library: megabytes, compressed once, in a thread."""
     packing: list[Future[bytes]] = []
 
-    def page(request: Request) -> Answer | Future[Answer]:
+    def page(request: Request) -> Response | Future[Response]:
         if not takes_gzip(request.headers.get("accept-encoding", "")):
-            return Answer(body=_whole(path), content_type=_TYPES[".js"], headers=headers)
+            return Response(body=_whole(path), content_type=_TYPES[".js"], headers=headers)
         if not packing or (packing[0].done() and packing[0].exception() is not None):
             packing[:] = [in_thread(lambda: _gzipped(path))]
         return waiters.wait(request, packing[0])
 
-    def told(_: Request, body: bytes) -> Answer:
-        return Answer(body=body, content_type=_TYPES[".js"], headers={**headers, "Content-Encoding": "gzip"})
+    def told(_: Request, body: bytes) -> Response:
+        return Response(body=body, content_type=_TYPES[".js"], headers={**headers, "Content-Encoding": "gzip"})
 
     waiters = _Waiters(told)
     # Its URL contains its version.
@@ -199,12 +199,12 @@ def _gzipped(path: Path) -> bytes:
     return packed(path.read_bytes(), level=1).gzipped
 
 
-def _answer(request: Request, document: PackedJson, content_type: str, headers: Mapping[str, str]) -> Answer:
+def _answer(request: Request, document: PackedJson, content_type: str, headers: Mapping[str, str]) -> Response:
     more = {**headers, "ETag": document.etag, "Vary": "Accept-Encoding", "Content-Security-Policy": POLICY}
     known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
     if document.etag in known:
-        return Answer(status=HTTPStatus.NOT_MODIFIED, body=b"", headers=more)
+        return Response(status=HTTPStatus.NOT_MODIFIED, body=b"", headers=more)
     if takes_gzip(request.headers.get("accept-encoding", "")):
         more["Content-Encoding"] = "gzip"
-        return Answer(body=document.gzipped, content_type=content_type, headers=more)
-    return Answer(body=document.body, content_type=content_type, headers=more)
+        return Response(body=document.gzipped, content_type=content_type, headers=more)
+    return Response(body=document.body, content_type=content_type, headers=more)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
-from gpulaunch.exporters.http import Answer, Request, Route, takes_gzip
+from gpulaunch.exporters.http import Request, Response, Route, takes_gzip
 from gpulaunch.exporters.prometheus.render import Board
 from gpulaunch.profiler.record import NodeState
 
@@ -20,27 +20,27 @@ def routes(
 ) -> Mapping[str, Route]:
     """Return the routes over a board."""
 
-    def metrics(request: Request) -> Answer:
+    def metrics(request: Request) -> Response:
         gzipped = takes_gzip(request.headers.get("accept-encoding", ""))
         content_type, body = board.metrics(request.accept, gzipped=gzipped)
         headers = {"Vary": "Accept, Accept-Encoding"}
         if gzipped:
             headers["Content-Encoding"] = "gzip"
-        return Answer(content_type=content_type, body=body, headers=headers)
+        return Response(content_type=content_type, body=body, headers=headers)
 
-    def health(_: Request) -> Answer:
+    def health(_: Request) -> Response:
         state = board.state
         if state is None:
-            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"starting\n")
+            return Response(status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"starting\n")
         age_s = clock() - state.taken_monotonic_ns / 1e9
         if age_s > stale_s:
-            return Answer(
+            return Response(
                 status=HTTPStatus.SERVICE_UNAVAILABLE, body=f"stale: last refresh {age_s:.0f} s ago\n".encode()
             )
-        return Answer(body=b"ok\n")
+        return Response(body=b"ok\n")
 
-    def collectors(_: Request) -> Answer:
-        return Answer(content_type="text/html; charset=utf-8", body=_collectors(board.state).encode())
+    def collectors(_: Request) -> Response:
+        return Response(content_type="text/html; charset=utf-8", body=_collectors(board.state).encode())
 
     return {"/metrics": metrics, "/healthz": health, "/collectors": collectors}
 
