@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gpulaunch.launcher.agent import sidecar
+from gpulaunch.launcher.agent import metrics_port
+from gpulaunch.launcher.job.spec import METRICS_PORT_BASE
 
 HELLO = "import os; print('hello', os.environ['RANK'])"
 
@@ -76,11 +79,33 @@ def test_a_taken_default_metrics_port_is_no_trouble(monkeypatch: pytest.MonkeyPa
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr(sidecar, "METRICS_PORT_BASE", port)
+        monkeypatch.setattr(metrics_port, "METRICS_PORT_BASE", port)
 
-        with sidecar.bind_metrics("127.0.0.1", None) as found:
-            assert found.getsockname()[1] > port
-            assert sidecar.url_of(found) == f"http://127.0.0.1:{found.getsockname()[1]}/metrics"
+        with metrics_port.bind_metrics("127.0.0.1", None) as found:
+            used = found.getsockname()[1]
+            assert used > port
+            assert metrics_port.url_of(found) == f"http://127.0.0.1:{used}/metrics"
+            assert metrics_port.moved(found, None) == f"port {port} is taken: metrics are served on {used}"
+            assert metrics_port.moved(found, used) == "", "asked for"
+        with metrics_port.bind_metrics("127.0.0.1", 0) as found:
+            assert metrics_port.moved(found, 0) == ""
+    with metrics_port.bind_metrics("127.0.0.1", None) as found:
+        assert found.getsockname()[1] == port
+        assert metrics_port.moved(found, None) == ""
+
+
+def test_a_job_whose_metrics_are_elsewhere_says_where(gpulaunch, hello: Path) -> None:
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # a job of another test has it
+            taken.bind(("127.0.0.1", METRICS_PORT_BASE))
+            taken.listen()
+
+        ended = gpulaunch("--start-method", "spawn", hello)
+
+    told = re.search(rf"\[gpulaunch\] port {METRICS_PORT_BASE} is taken: metrics are served on (\d+)\n", ended.stderr)
+    assert told is not None, ended.stderr
+    assert f"[gpulaunch] metrics http://127.0.0.1:{told[1]}/metrics\n" in ended.stderr
+    assert int(told[1]) > METRICS_PORT_BASE
 
 
 def test_job_dir_that_is_a_file(gpulaunch, hello: Path) -> None:

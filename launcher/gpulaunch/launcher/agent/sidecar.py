@@ -1,4 +1,4 @@
-"""The agent's side of the sidecar: its socket, its process, and its restarts. Its death never affects training."""
+"""The agent's side of the sidecar: its process, and its restarts. Its death never affects training."""
 
 from __future__ import annotations
 
@@ -10,49 +10,14 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from gpulaunch.launcher.job.spec import METRICS_PORT_BASE
 from gpulaunch.launcher.loop import child
 from gpulaunch.launcher.loop.loop import Exit, Loop, Timer
 
-_PORTS_TRIED = 200
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 60.0
 _NICE = 10
 # `-P`: the user's directory must not shadow what the sidecar imports.
 _ENTRY = "import sys; from gpulaunch.launcher.cli.sidecar import run; sys.exit(run(sys.argv[1:]))"
-
-
-def bind_metrics(host: str, port: int | None) -> socket.socket:
-    """Bind and listen: `port`, or the first free one from METRICS_PORT_BASE upwards (None). Raises OSError.
-
-    The agent holds the socket, so the address outlives any one sidecar.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    candidates = [port] if port is not None else [*range(METRICS_PORT_BASE, METRICS_PORT_BASE + _PORTS_TRIED), 0]
-    for candidate in candidates:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            # No SO_REUSEADDR for a searched port: two launchers started at once must get two ports; for a port that the
-            # user named, a past run's connections in TIME_WAIT must not matter.
-            if port is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, candidate))
-            sock.listen(socket.SOMAXCONN)
-        except OSError:
-            sock.close()
-            if candidate == candidates[-1]:
-                raise
-            continue
-        return sock
-    raise AssertionError("the last candidate either binds or raises")
-
-
-def url_of(sock: socket.socket, scheme: str = "http") -> str:
-    """URL of the metrics, as a person would type it."""
-    host, port = sock.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):  # noqa: S104 (shown, not bound)
-        host = socket.gethostname()
-    return f"{scheme}://[{host}]:{port}/metrics" if ":" in host else f"{scheme}://{host}:{port}/metrics"
 
 
 class SidecarProcess:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 from gpulaunch.launcher.agent import timers
 from gpulaunch.launcher.agent.agent import Agent, Ended
+from gpulaunch.launcher.agent.metrics_port import bind_metrics, moved, url_of
 from gpulaunch.launcher.agent.packages import reading_of, recall
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, RunDirLockedError, open_run_dir
 from gpulaunch.launcher.agent.segments import Segments
-from gpulaunch.launcher.agent.sidecar import SidecarProcess, bind_metrics, url_of
+from gpulaunch.launcher.agent.sidecar import SidecarProcess
 from gpulaunch.launcher.checkpoint.names import check_pattern
 from gpulaunch.launcher.checkpoint.resume import check_template
 from gpulaunch.launcher.cli import report_page
@@ -200,7 +201,13 @@ class _Job:
                 )
             except OSError as err:
                 console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job goes on")
-            output.greet(sidecar_url=url_of(self._metrics, self._sinks.scheme) if sidecar is not None else "")
+            if sidecar is None:
+                output.greet(sidecar_url="")
+            else:
+                output.greet(
+                    sidecar_url=url_of(self._metrics, self._sinks.scheme),
+                    moved=moved(self._metrics, spec.metrics_port),
+                )
             if spawn_because == reading.obstacle != "":
                 console.say(f"starting every rank as a program of its own, not as a fork: {spawn_because}")
             ended = agent.run()

@@ -39,8 +39,13 @@ class RunOutput:
         """Whether `conclude` prints the report of the failure that ended the job."""
         return bool(self._failure_report)
 
-    def greet(self, *, sidecar_url: str) -> None:
-        """Print what runs where, and write the event `run_started`; `sidecar_url`: of its metrics, or ""."""
+    def greet(self, *, sidecar_url: str, moved: str = "") -> None:
+        """Print what runs where, and write the event `run_started`.
+
+        Args:
+            sidecar_url: of its metrics, or "".
+            moved: that their usual port was taken, or "".
+        """
         spec, place, console = self._spec, self._place, self._console
         node = f"on node {spec.node_rank} of {spec.nnodes}" if spec.nnodes > 1 else f"on {place.hostname}"
         ranks = "1 rank" if spec.nproc == 1 else f"{spec.nproc} ranks"
@@ -49,6 +54,8 @@ class RunOutput:
         console.say(f"{spec.name}: {ranks} {node}{by}")
         threads = "" if spec.omp_num_threads is None else f"; OMP_NUM_THREADS={spec.omp_num_threads} (cores // ranks)"
         console.say(f"cores {place.cores} ({place.cores_why}){threads}; GPUs {gpus}")
+        if moved:
+            console.say(moved)
         if sidecar_url:
             console.say(f"metrics {sidecar_url}")
         if timers.HEALTH_CHECK_PORT in os.environ:
