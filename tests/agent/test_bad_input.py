@@ -94,6 +94,37 @@ def test_a_taken_default_metrics_port_is_no_trouble(monkeypatch: pytest.MonkeyPa
         assert metrics_port.moved(found, None) == ""
 
 
+def test_connections_of_a_past_run_do_not_take_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as past:
+        port = past.getsockname()[1]
+        with socket.create_connection(past.getsockname()) as client:
+            past.accept()[0].close()  # first, so that TIME_WAIT is on this side
+            assert client.recv(1) == b""
+    monkeypatch.setattr(metrics_port, "METRICS_PORT_BASE", port)
+
+    with metrics_port.bind_metrics("127.0.0.1", None) as found:
+        assert found.getsockname()[1] == port
+
+
+def test_of_two_launchers_that_bind_at_once_each_gets_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other has bound the port, and listens before this one does."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        monkeypatch.setattr(metrics_port, "METRICS_PORT_BASE", port)
+
+        class Slower(socket.socket):
+            def listen(self, backlog: int = 0) -> None:
+                if self.getsockname()[1] == port:
+                    other.listen()
+                super().listen(backlog)
+
+        monkeypatch.setattr(socket, "socket", Slower)
+        with metrics_port.bind_metrics("127.0.0.1", None) as found:
+            assert found.getsockname()[1] > port
+
+
 def test_a_job_whose_metrics_are_elsewhere_says_where(gpulaunch, hello: Path) -> None:
     with socket.socket() as taken:
         with contextlib.suppress(OSError):  # a job of another test has it

@@ -16,10 +16,9 @@ def bind_metrics(host: str, port: int | None) -> socket.socket:
     for candidate in candidates:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # No SO_REUSEADDR for a searched port: two launchers started at once must get two ports; for a port that the
-            # user named, a past run's connections in TIME_WAIT must not matter.
-            if port is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # A past run's connections in TIME_WAIT do not matter. If two launchers bind a port at once, Linux lets one
+            # of them listen (inet_csk_listen_start looks for conflicts again), and the other goes on to the next.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, candidate))
             sock.listen(socket.SOMAXCONN)
         except OSError:
