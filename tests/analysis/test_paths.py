@@ -19,7 +19,7 @@ from gpulaunch.profiler.daemon.findings import Findings
 from gpulaunch.profiler.probe import sites
 from gpulaunch.profiler.record import Finding, RankPlace
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
-from gpulaunch.profiler.samplers.pyspy import Frame
+from gpulaunch.profiler.stack import Frame
 
 LOGGING = Frame(name="info", file="/usr/lib/python3.12/logging/__init__.py", line=1489)
 FILES = (

@@ -9,8 +9,9 @@ import pytest
 
 from gpulaunch.launcher.hang import frames as stacks
 from gpulaunch.launcher.hang.judge import judge
-from gpulaunch.launcher.hang.values import Frame, Limits, Sample, Standing, to_json, verdict_from
+from gpulaunch.launcher.hang.values import Limits, Sample, Standing, to_json, verdict_from
 from gpulaunch.profiler.channel.layout import Region
+from gpulaunch.profiler.stack import Frame
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from gpulaunch.launcher.hang import frames as stacks
 from gpulaunch.launcher.hang.activity import following
 from gpulaunch.launcher.hang.judge import judge
-from gpulaunch.launcher.hang.values import Frame, Limits, Recorders, Sample, Standing, Verdict
+from gpulaunch.launcher.hang.values import Limits, Recorders, Sample, Standing, Verdict
 from gpulaunch.profiler.channel.layout import Region
+from gpulaunch.profiler.stack import Frame
 
 LIMITS = Limits()
 HZ = os.sysconf("SC_CLK_TCK")

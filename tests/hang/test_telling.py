@@ -10,9 +10,10 @@ import pytest
 from gpulaunch.launcher.hang.activity import following
 from gpulaunch.launcher.hang.announcer import Announcer
 from gpulaunch.launcher.hang.judge import judge
-from gpulaunch.launcher.hang.values import Frame, Limits, Sample, Verdict
+from gpulaunch.launcher.hang.values import Limits, Sample, Verdict
 from gpulaunch.launcher.hang.watch import Look, Watch
 from gpulaunch.profiler.channel.layout import Region
+from gpulaunch.profiler.stack import Frame
 
 LIMITS = Limits()
 TORCH = "/venv/lib/python3.11/site-packages/torch"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.profiler.samplers.folded import ELSEWHERE, STACKS_FILE, Folded, labels_of, load, parse_line
 from gpulaunch.profiler.samplers.phases import STACK_PHASES
-from gpulaunch.profiler.samplers.pyspy import Frame
+from gpulaunch.profiler.stack import Frame
 
 HOSTILE = 'a;b\n<script>alert("x")</script>\x1b[2J\u202e 17'
 

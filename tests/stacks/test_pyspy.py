@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.samplers.pyspy import Frame, Look, PySpy, find_pyspy, parse_pyspy, reason_of
+from gpulaunch.profiler.samplers.pyspy import Look, PySpy, find_pyspy, parse_pyspy, reason_of
+from gpulaunch.profiler.stack import Frame
 
 NAPS = """
 import threading, time

@@ -19,8 +19,9 @@ from gpulaunch.profiler.channel.layout import REGION_BITS, Region, Word
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, StackState
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
-from gpulaunch.profiler.samplers.pyspy import Frame, Look, PySpy
+from gpulaunch.profiler.samplers.pyspy import Look, PySpy
 from gpulaunch.profiler.samplers.stacks import Stacks
+from gpulaunch.profiler.stack import Frame
 
 WAIT_S = 30.0
 SEEN = Look(frames=(Frame(name="f", file="a.py", line=1),))

@@ -6,7 +6,7 @@ import pytest
 
 from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Region
 from gpulaunch.profiler.samplers.phases import STACK_PHASES, STARTUP, UNSETTLED, phase_of
-from gpulaunch.profiler.samplers.pyspy import Frame
+from gpulaunch.profiler.stack import Frame
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 USERS = Frame(name="main", file="/home/me/train.py", line=9)

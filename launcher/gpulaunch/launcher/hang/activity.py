@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpulaunch.launcher.hang import frames as stacks
-from gpulaunch.launcher.hang.values import Category, Frame, Limits, Sample, Standing
+from gpulaunch.launcher.hang.values import Category, Limits, Sample, Standing
+from gpulaunch.profiler.stack import Frame
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY_CORES = 0.05

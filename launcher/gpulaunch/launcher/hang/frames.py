@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Sequence
 
-from gpulaunch.launcher.hang.values import Frame
+from gpulaunch.profiler.stack import Frame
 
 # Where torch.distributed waits for other ranks. Not all of it: `checkpoint` writes files, `rpc` serves,
 # `elastic` is another launcher.

@@ -25,7 +25,6 @@ from gpulaunch.launcher.hang.judge import judge
 from gpulaunch.launcher.hang.values import (
     ACTED,
     TOLD,
-    Frame,
     Limits,
     Sample,
     Standing,
@@ -35,6 +34,7 @@ from gpulaunch.launcher.hang.values import (
 )
 from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.channel.layout import Region
+from gpulaunch.profiler.stack import Frame
 
 VERSION = 2
 _REMEMBERED = 256

@@ -22,14 +22,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpulaunch.launcher.hang import server
 from gpulaunch.launcher.hang.frames import without_taps
-from gpulaunch.launcher.hang.values import Frame
 from gpulaunch.launcher.loop import linux
 from gpulaunch.profiler.samplers import pyspy
+from gpulaunch.profiler.stack import Frame, Thread
 
 STACKS_FILE = "stacks.log"  # these two as in failure/inside.py, which is for the rank
 STACKS_SIGNAL = signal.SIGRTMIN + 7
@@ -56,18 +56,6 @@ class Target:
     stopped: bool = False
     may_signal: bool = True
     """It has been quiet long enough to be disturbed a little."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Thread:
-    """One Python thread."""
-
-    name: str
-    os_id: int
-    """0: unknown."""
-    idle: bool
-    owns_gil: bool
-    frames: tuple[Frame, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,16 +154,7 @@ def _run_all(binary: str, pids: Iterable[int]) -> Iterable[tuple[int, int, bytes
 
 def parse_pyspy(out: bytes) -> tuple[Thread, ...]:
     """Parse the output of `py-spy dump --json`; empty if it is not that."""
-    return tuple(
-        Thread(
-            name=thread.name,
-            os_id=thread.os_id,
-            idle=thread.idle,
-            owns_gil=thread.owns_gil,
-            frames=without_taps([Frame(name=each.name, file=each.file, line=each.line) for each in thread.frames]),
-        )
-        for thread in pyspy.parse_pyspy(out)
-    )
+    return tuple(replace(thread, frames=without_taps(thread.frames)) for thread in pyspy.parse_pyspy(out))
 
 
 # -- faulthandler

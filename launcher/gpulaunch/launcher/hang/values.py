@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from gpulaunch.profiler.channel.layout import Region
+from gpulaunch.profiler.stack import Frame
 
 TOLD, ACTED, OVER = "told", "acted", "over"
 """The field `state` of `hang.json`: reported only; judged a hang; reported, and the ranks moved again."""
@@ -68,15 +69,6 @@ class Standing:
     """How long it has been in state T; 0: it is not."""
     left_group: bool = False
     """It has destroyed its process group, and passed no edge since."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One Python frame, as both py-spy and faulthandler give it."""
-
-    name: str
-    file: str
-    line: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from gpulaunch.profiler.analysis.window import Snapshot
 from gpulaunch.profiler.record import AttemptGroup, Finding, NodeState, RankPlace
 from gpulaunch.profiler.samplers import numa
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
-from gpulaunch.profiler.samplers.pyspy import Frame
+from gpulaunch.profiler.stack import Frame
 
 _NODES_EVERY: Final = 30
 """Refreshes between two reads of where ranks may run: a rank binds itself, if at all, after it was started."""

@@ -22,7 +22,7 @@ from typing import Final
 
 from gpulaunch.profiler.files import regular, write_file
 from gpulaunch.profiler.samplers.phases import STACK_PHASES
-from gpulaunch.profiler.samplers.pyspy import Frame
+from gpulaunch.profiler.stack import Frame
 
 STACKS_FILE: Final = "stacks.folded"
 ELSEWHERE: Final = "(elsewhere)"

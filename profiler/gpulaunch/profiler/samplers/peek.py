@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from gpulaunch.profiler.samplers.pylayout import Layout, LayoutError, base_of, find_layout, lines_of, read_memory
-from gpulaunch.profiler.samplers.pyspy import Frame, Look, PySpy
+from gpulaunch.profiler.samplers.pyspy import Look, PySpy
+from gpulaunch.profiler.stack import Frame
 
 _TRIES: Final = 5
 _CHECKS: Final = 50

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Region
-from gpulaunch.profiler.samplers.pyspy import Frame
+from gpulaunch.profiler.stack import Frame
 
 STARTUP: Final = "startup"
 """Before the first edge of the training loop: imports, construction, first access to the data."""

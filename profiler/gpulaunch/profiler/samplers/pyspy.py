@@ -22,31 +22,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpulaunch.profiler.stack import Frame, Thread
+
 _LONGEST_S: Final = 3.0
 _LARGEST_BYTES: Final = 4 << 20
 """No stack is that large; a program that writes more is not py-spy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """One Python frame."""
-
-    name: str
-    file: str
-    line: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Thread:
-    """One thread of Python."""
-
-    name: str
-    os_id: int
-    """0: unknown."""
-    idle: bool
-    owns_gil: bool
-    frames: tuple[Frame, ...]
-    """The deepest frame first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, StackSta
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, labels_of, load
 from gpulaunch.profiler.samplers.peek import Peek, StackSampler
 from gpulaunch.profiler.samplers.phases import phase_of
-from gpulaunch.profiler.samplers.pyspy import Frame
+from gpulaunch.profiler.stack import Frame
 
 BUDGET: Final = 0.003
 """Of one core, on average: a third of what the whole sidecar may use."""
