@@ -323,13 +323,15 @@ def test_every_file_that_samples_is_behind_a_collector_that_is_named() -> None:
     from gpulaunch.profiler.daemon import sidecar
 
     room = Path(sidecar.__file__).parents[1] / "samplers"
-    samplers = {path.stem for path in room.glob("*.py") if re.search(r"def read\(self, now: float\)", path.read_text())}
+    samplers = {
+        path.stem for path in room.rglob("*.py") if re.search(r"def read\(self, now: float\)", path.read_text())
+    }
     known = {
         "ranks",
         "process",
         "host",
         "run",
-        "gpu_health",
+        "health",
         "gpus",
         "workers",
         "collectives",
@@ -338,7 +340,7 @@ def test_every_file_that_samples_is_behind_a_collector_that_is_named() -> None:
     }
 
     assert samplers == known
-    # gpu_health is `gpu`, gpus is `device`, timeout_guard is a way to read; two collectors are no samplers.
+    # health is `gpu`, gpus is `device`, timeout_guard is a way to read; two collectors are no samplers.
     assert len(Collector) == len(known) - 1 + len({Collector.FINDINGS, Collector.LEDGER, Collector.STORE})
 
 

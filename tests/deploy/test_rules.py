@@ -13,7 +13,7 @@ import yaml
 
 from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Metric
 from gpulaunch.exporters.prometheus.metrics.metric import Kind
-from gpulaunch.launcher.job.host_info import PROGRAM_XIDS
+from gpulaunch.profiler.xid import PROGRAM_XIDS
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/gpulaunch.rules.yml"

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from libnvidia import Library, binding
 
-from gpulaunch.profiler.samplers.gpus import GpuSampler
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
-from gpulaunch.profiler.samplers.timeout_guard import Helper
+from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler
+from gpulaunch.profiler.samplers.nvml.timeout_guard import Helper
 
 _spec = importlib.util.spec_from_file_location(
     "node_of_prometheus", Path(__file__).parents[1] / "prometheus/conftest.py"

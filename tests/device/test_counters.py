@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.samplers.counters import LinkTotal, Total, link_bytes_per_s
+from gpulaunch.profiler.samplers.nvml.counters import LinkTotal, Total, link_bytes_per_s
 
 NARROW = 1 << 32
 traffic = st.lists(st.integers(0, NARROW - 1), min_size=1, max_size=30)

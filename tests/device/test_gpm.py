@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from libnvidia import NOT_SUPPORTED, Gpu, Library, binding
 
-from gpulaunch.profiler.samplers.gpm import Gpm
+from gpulaunch.profiler.samplers.nvml.gpm import Gpm
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from libnvidia import GIB, NOT_SUPPORTED, Gpu, Library
 
 from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.profiler.record import NodeState
-from gpulaunch.profiler.samplers.gpus import GpuSampler, _lasting
+from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler, _lasting
 
 Gpus = Callable[..., GpuSampler]
 

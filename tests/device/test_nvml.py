@@ -13,9 +13,9 @@ import pytest
 from libnvidia import GIB, NOT_SUPPORTED, Code, Gpu, Library, binding
 
 from gpulaunch.profiler.record import THROTTLE_REASONS, GpuState
-from gpulaunch.profiler.samplers.gpus import GpuSampler
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
-from gpulaunch.profiler.samplers.timeout_guard import Helper
+from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler
+from gpulaunch.profiler.samplers.nvml.timeout_guard import Helper
 
 MIB = 1 << 20
 Gpus = Callable[..., GpuSampler]

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from libnvidia import NOT_SUPPORTED, Code, Gpu, Library
 
-from gpulaunch.profiler.samplers.gpus import GpuSampler
+from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler
 
 Gpus = Callable[..., GpuSampler]
 

@@ -13,8 +13,8 @@ import pytest
 from libnvidia import GIB, Gpu, Library
 
 from gpulaunch.profiler.record import Reading
-from gpulaunch.profiler.samplers.gpus import GpuSampler
-from gpulaunch.profiler.samplers.timeout_guard import Helper, TimeoutGuard
+from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler
+from gpulaunch.profiler.samplers.nvml.timeout_guard import Helper, TimeoutGuard
 
 BOUND_S = 30.0
 SHORT_S = 0.01
@@ -158,7 +158,7 @@ def test_a_process_ends_although_a_call_of_its_hangs_in_c() -> None:
     """Nothing waits for it: not the thread that goes on meanwhile, not the end of the interpreter."""
     program = """
 import ctypes
-from gpulaunch.profiler.samplers.timeout_guard import Helper
+from gpulaunch.profiler.samplers.nvml.timeout_guard import Helper
 helper = Helper()
 call = helper.start(lambda: ctypes.CDLL(None).sleep(600))
 assert not call.is_back(0.1) and helper.busy_s() is not None

@@ -133,7 +133,7 @@ def test_before_the_first_step_nobody_has_looked(run: Run) -> None:
 
 
 def test_the_last_state_is_written_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpulaunch.profiler.samplers.timeout_guard._GOODBYE_S", WAIT_S)
+    monkeypatch.setattr("gpulaunch.profiler.samplers.nvml.timeout_guard._GOODBYE_S", WAIT_S)
     run.refresh(GC)
     run.until(run.file.exists)
     run.refresh(GC)

@@ -800,9 +800,9 @@ def graphs_are_captured_as_ever(bench: Bench) -> Result:
 DEVICE_PROGRAM = """
 import json, sys, time
 import torch
-from gpulaunch.profiler.samplers.gpus import GpuSampler
+from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
-from gpulaunch.profiler.samplers.timeout_guard import Helper
+from gpulaunch.profiler.samplers.nvml.timeout_guard import Helper
 
 helper = Helper()
 sampler = GpuSampler(MonotonicTotals(), helper, patience_s=30.0)

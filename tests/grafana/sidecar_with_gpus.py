@@ -28,8 +28,8 @@ from gpulaunch.launcher.cli import sidecar
 from gpulaunch.profiler.daemon import sidecar as loop
 from gpulaunch.profiler.daemon.findings import Findings
 from gpulaunch.profiler.record import HostState, RankProcesses, Reading, Role, StackState
-from gpulaunch.profiler.samplers import driver
 from gpulaunch.profiler.samplers.host import PRESSURES, HostSampler
+from gpulaunch.profiler.samplers.nvml import driver
 from gpulaunch.profiler.samplers.process import ProcessSampler
 from gpulaunch.profiler.samplers.stacks import Stacks
 

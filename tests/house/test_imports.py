@@ -23,11 +23,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profiler.kernel": set(),
     "profiler.redact": set(),
     "profiler.stack": set(),
+    "profiler.xid": set(),
     "profiler.channel": {"profiler.files"},
     "profiler.record": {"profiler.channel"},
     "profiler.probe": {"profiler.channel", "profiler.files"},
     "profiler.samplers": {
-        *("profiler.cgroup", "profiler.channel", "profiler.record", "profiler.files", "profiler.stack"),
+        *("profiler.cgroup", "profiler.channel", "profiler.record", "profiler.files"),
+        *("profiler.stack", "profiler.xid"),
     },
     "profiler.analysis": {"profiler.channel", "profiler.record"},
     "profiler.daemon": {
@@ -35,7 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "mark": {"profiler.probe"},
     "exporters.http": {"profiler.files"},
-    "exporters.prometheus": {"exporters.http", "profiler.record", "profiler.channel", "profiler.analysis"},
+    "exporters.prometheus": {
+        *("exporters.http", "profiler.record", "profiler.channel", "profiler.analysis", "profiler.xid"),
+    },
     "exporters.worker": set(),
     "exporters.files": {"exporters.store", "exporters.worker", "profiler.record", "profiler.files"},
     "exporters.store": {"exporters.prometheus", "exporters.worker", "profiler.files", "profiler.record"},
@@ -52,11 +56,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launcher.job": {"profiler.cgroup", "profiler.redact"},
     "launcher.loop": {"profiler.files"},
     "launcher.rendezvous": {"launcher.loop", "launcher.job"},
-    "launcher.failure": {"launcher.loop", "launcher.job", "profiler.redact"},
+    "launcher.failure": {"launcher.loop", "launcher.job", "profiler.redact", "profiler.xid"},
     "launcher.checkpoint": {"launcher.loop", "launcher.job"},
     "launcher.hang": {"launcher.loop", "launcher.job", "profiler.channel", "profiler.stack"},
     "launcher.policy": {"launcher.failure", "profiler.record"},
-    "launcher.gpus": {"launcher.loop", "launcher.job"},
+    "launcher.gpus": {"launcher.loop", "launcher.job", "profiler.xid"},
     "launcher.logs": {"launcher.loop", "launcher.job", "profiler.redact"},
     "launcher.agent": {
         *("launcher.rendezvous", "launcher.failure", "launcher.checkpoint", "launcher.logs"),
@@ -80,6 +84,9 @@ BY_NAME: dict[str, set[str]] = {
     "launcher.loop.preload": {"launcher.failure.inside", "profiler.probe.inject"},
     # Only in the process that looks into ranks, never in the agent.
     "launcher.hang.stacks": {"profiler.samplers.pyspy"},
+    # Only where there is a driver.
+    "launcher.job.host_info": {"profiler.samplers.nvml.driver"},
+    "launcher.gpus.memory": {"profiler.samplers.nvml.driver"},
 }
 
 # Importing torch, once for all ranks, is what the fork server is for; and its store is torch's.
@@ -224,12 +231,19 @@ def test_a_planted_import_inside_a_rank_is_found(module: str, source: str) -> No
         ("launcher.cli.sidecar", "from gpulaunch.exporters.http import server"),
         ("launcher.agent.agent", "from gpulaunch.profiler.channel import segment"),
         ("launcher.loop.rank_main", "from gpulaunch.launcher.failure import inside"),
-        ("launcher.job.host_info", "import pynvml"),
+        ("launcher.job.host_info", "from gpulaunch.profiler.samplers.nvml import driver"),
         ("profiler.probe.step", "from ..channel import layout"),
     ],
 )
 def test_a_permitted_import_is_not(module: str, source: str) -> None:
     assert violations({module: source}) == []
+
+
+def test_the_binding_of_nvml_is_named_in_one_place() -> None:
+    """All others take a session of NVML there, or its reader."""
+    named = [module for module, source in the_house().items() if '"pynvml"' in source or "import pynvml" in source]
+
+    assert named == ["profiler.samplers.nvml.driver"]
 
 
 def test_in_rank_modules_do_nothing_when_imported() -> None:

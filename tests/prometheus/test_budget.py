@@ -20,7 +20,6 @@ from gpulaunch.profiler.record import (
     GOODPUT_BUCKETS,
     RESTART_KINDS,
     THROTTLE_REASONS,
-    XIDS,
     Collector,
     CopyTotals,
     Finding,
@@ -29,8 +28,9 @@ from gpulaunch.profiler.record import (
     Role,
     SyncTotals,
 )
-from gpulaunch.profiler.samplers.gpm import RATIOS
+from gpulaunch.profiler.samplers.nvml.gpm import RATIOS
 from gpulaunch.profiler.samplers.phases import STACK_PHASES
+from gpulaunch.profiler.xid import XIDS
 
 FACTS = Facts(version="1", scrapes=1, render_s=0.1)
 

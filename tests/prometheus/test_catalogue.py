@@ -11,12 +11,11 @@ from gpulaunch.exporters.prometheus import catalogue
 from gpulaunch.exporters.prometheus.catalogue import CATALOGUE, Metric
 from gpulaunch.exporters.prometheus.metrics.metric import Kind
 from gpulaunch.launcher.failure.classify import Kind as EndKind
-from gpulaunch.launcher.gpus import health
-from gpulaunch.launcher.job.host_info import PROGRAM_XIDS
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.collectives import KINDS
-from gpulaunch.profiler.record import RESTART_KINDS, THROTTLE_REASONS, XIDS, Collector, Role
+from gpulaunch.profiler.record import RESTART_KINDS, THROTTLE_REASONS, Collector, Role
+from gpulaunch.profiler.xid import PROGRAM_XIDS, XID_TEXTS, XIDS
 
 FROZEN = """
 gpulaunch_attempt
@@ -212,8 +211,10 @@ def test_what_the_agent_names_is_known_by_its_name() -> None:
 
 def test_an_xid_that_means_something_to_the_agent_has_a_series_of_its_own() -> None:
     """Alerts leave out the ones that programs cause; they could not if those were under "other"."""
-    assert PROGRAM_XIDS | set(health._XID_WORDS) <= XIDS
-    assert values_of("gpulaunch_gpu_xid_errors_total", "xid") == {*map(str, XIDS), "other"}
+    known = values_of("gpulaunch_gpu_xid_errors_total", "xid")
+
+    assert known == {*map(str, XIDS), "other"}
+    assert {*map(str, PROGRAM_XIDS | XID_TEXTS.keys())} <= known
 
 
 def test_only_ranks_and_gpus_are_numbered_and_only_what_is_joined_is_described() -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.gpus import health as agent_side
 from gpulaunch.profiler.record import GpuHealth
-from gpulaunch.profiler.samplers.gpu_health import HEALTH_FILE, GpuHealthSampler
+from gpulaunch.profiler.samplers.nvml.health import HEALTH_FILE, GpuHealthSampler
 
 NOT_SUPPORTED, TIMEOUT, LOST = pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_GPU_IS_LOST
 

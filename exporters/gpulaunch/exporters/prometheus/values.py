@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from gpulaunch.exporters.prometheus.families import Families, Sink
 from gpulaunch.exporters.prometheus.rank_values import put_collectives, put_processes, put_training, put_workers
-from gpulaunch.profiler.record import XIDS, GpuHealth, GpuState, HostState, NodeState, bare_uuid
+from gpulaunch.profiler.record import GpuHealth, GpuState, HostState, NodeState, bare_uuid
+from gpulaunch.profiler.xid import XIDS
 
 _NS_PER_S = 1e9
 

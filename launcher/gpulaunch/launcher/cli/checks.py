@@ -124,16 +124,12 @@ def gpus(place: HostInfo) -> Iterator[Finding]:
 
 
 def _driver() -> str:
-    import pynvml
+    from gpulaunch.profiler.samplers.nvml import driver
 
-    pynvml.nvmlInit()
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion()
-    finally:
-        pynvml.nvmlShutdown()
-    text = driver.decode() if isinstance(driver, bytes) else driver
-    return f"{text}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    with driver.session() as nvml:
+        version = driver.text(nvml.nvmlSystemGetDriverVersion())
+        cuda = nvml.nvmlSystemGetCudaDriverVersion()
+    return f"{version}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
 
 
 def cores_and_memory(place: HostInfo) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpulaunch.launcher.failure.ends import SHM, RankEnd
-from gpulaunch.launcher.job.host_info import PROGRAM_XIDS
+from gpulaunch.profiler.xid import PROGRAM_XIDS
 
 
 class Kind(Enum):
@@ -112,7 +112,7 @@ _LOADER = r"DataLoader worker \(pid"
 # the middle of one of these, so they come first in its chain.
 _GONE = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|_?queue\.Empty)\b")
 
-# Xid numbers caused by programs do not count, see job.host_info.PROGRAM_XIDS.
+# Xid numbers caused by programs do not count, see profiler.xid.PROGRAM_XIDS.
 _CARD = rf"\bECC\b|\bXid (?!(?:{'|'.join(map(str, sorted(PROGRAM_XIDS)))})\b)"
 # Messages of a program, or of NCCL's watchdog, when its card fails.
 _CARD_FAILED = (

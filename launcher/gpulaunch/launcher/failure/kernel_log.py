@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpulaunch.launcher.job.host_info import PROGRAM_XIDS
+from gpulaunch.profiler.xid import PROGRAM_XIDS
 
 _RECORD_BYTES = 8192  # no record is longer (LOG_LINE_MAX and its dictionary)
 _MAX_READS = 20_000

@@ -12,24 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpulaunch.launcher.job.host_info import PROGRAM_XIDS, Gpu
+from gpulaunch.launcher.job.host_info import Gpu
+from gpulaunch.profiler.xid import PROGRAM_XIDS, XID_TEXTS
 
 HEALTH_FILE = "gpu-health.json"
 _CAP_BYTES = 1 << 20
-
-# NVIDIA's Xid catalogue texts for the most frequent ones.
-_XID_WORDS = {
-    48: "double-bit ECC error",
-    63: "row remapping recorded",
-    64: "row remapping failed",
-    74: "NVLink error",
-    79: "the GPU has fallen off the bus",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    119: "GSP timeout",
-    120: "GSP error",
-    140: "ECC unrecovered error",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +91,7 @@ def fault(card: Health) -> str:
     """One sentence about a card that should not be used again, or "" for a usable one."""
     said: list[str] = []
     for xid in dict.fromkeys(xid for xid in card.xids if xid not in PROGRAM_XIDS):
-        words = _XID_WORDS.get(xid)
+        words = XID_TEXTS.get(xid)
         said.append(f"Xid {xid}" + (f" ({words})" if words else ""))
     if card.ecc_uncorrected > 0:
         said.append(f"{card.ecc_uncorrected} uncorrected ECC error{'s' if card.ecc_uncorrected > 1 else ''}")

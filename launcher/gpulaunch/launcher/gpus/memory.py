@@ -179,26 +179,23 @@ def _wait(cards: Sequence[Gpu], dead: frozenset[int], baseline: Mapping[str, int
 
 def _read(cards: Sequence[Gpu]) -> list[Reading]:
     """Read the cards that respond; a lost card has no memory to wait for."""
-    import pynvml
+    from gpulaunch.profiler.samplers.nvml import driver
 
     names_processes = os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
     readings: list[Reading] = []
-    pynvml.nvmlInit()
-    try:
+    with driver.session() as nvml:
         for card in cards:
-            with contextlib.suppress(pynvml.NVMLError):
-                handle = pynvml.nvmlDeviceGetHandleByUUID(card.uuid)  # also of a MIG instance
-                used_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)  # also of a MIG instance
+                used_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
                 holders: tuple[Holder, ...] = ()
                 if names_processes:
-                    with contextlib.suppress(pynvml.NVMLError):
+                    with contextlib.suppress(nvml.NVMLError):
                         holders = tuple(
                             Holder(pid=process.pid, used_bytes=process.usedGpuMemory, command=_command(process.pid))
-                            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
                         )
                 readings.append(Reading(index=card.index, uuid=card.uuid, used_bytes=used_bytes, holders=holders))
-    finally:
-        pynvml.nvmlShutdown()
     return readings
 
 

@@ -7,19 +7,15 @@ reported, and only PET_ variables (read by `load`, as torchrun reads them) shape
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpulaunch.profiler.cgroup import Cgroups
 
 # Slurm numbers the steps that are not a user's srun from the top: batch, extern, interactive and pending. A batch
 # script also has SLURM_PROCID=0 and SLURM_NTASKS=N, so only a step id below these proves that srun started us.
 _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFFA
-
-
-PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors caused by programs, after which the card is healthy: those that NVIDIA's k8s-device-plugin excludes from its
-health checks (internal/rm/health.go, "Application errors: the GPU should still be healthy")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,47 +138,38 @@ def find(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
 
 
 def _nvml_gpus() -> tuple[Gpu, ...]:
-    import pynvml
+    from gpulaunch.profiler.samplers.nvml import driver
 
-    pynvml.nvmlInit()
-    try:
-        return tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _nvml_gpu(index))
-    finally:
-        pynvml.nvmlShutdown()
+    with driver.session() as nvml:
+        return tuple(gpu for index in range(nvml.nvmlDeviceGetCount()) for gpu in _nvml_gpu(nvml, index, driver.text))
 
 
-def _nvml_gpu(index: int) -> list[Gpu]:
+def _nvml_gpu(nvml: Any, index: int, text: Callable[[bytes | str], str]) -> list[Gpu]:
     """The card, or its instances if MIG is enabled: CUDA can use only those."""
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    pci = pynvml.nvmlDeviceGetPciInfo(handle)
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    pci = nvml.nvmlDeviceGetPciInfo(handle)
     bus_id = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
     handles = [handle]
     try:
-        if pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+        if nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
             handles = []
-            for instance in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            for instance in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
                 try:
-                    handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance))
-                except pynvml.NVMLError:
+                    handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance))
+                except nvml.NVMLError:
                     continue  # instance numbers have gaps
-    except pynvml.NVMLError:
+    except nvml.NVMLError:
         pass  # a card without MIG
     return [
         Gpu(
             index=index,
-            uuid=_text(pynvml.nvmlDeviceGetUUID(each)),
-            name=_text(pynvml.nvmlDeviceGetName(each)),
-            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(each).total),
+            uuid=text(nvml.nvmlDeviceGetUUID(each)),
+            name=text(nvml.nvmlDeviceGetName(each)),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(each).total),
             pci_bus_id=bus_id,
         )
         for each in handles
     ]
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes
 
 
 def slurm_tasks(environ: Mapping[str, str]) -> int:

@@ -21,8 +21,6 @@ from gpulaunch.profiler.record import (
     Collector,
     CollectorState,
     Finding,
-    GpuHealth,
-    GpuState,
     HostState,
     NodeState,
     RankProcesses,
@@ -31,18 +29,15 @@ from gpulaunch.profiler.record import (
     Sampler,
     SidecarState,
 )
-from gpulaunch.profiler.samplers import driver
 from gpulaunch.profiler.samplers.collectives import CollectivesSampler
-from gpulaunch.profiler.samplers.gpu_health import GpuHealthSampler
-from gpulaunch.profiler.samplers.gpus import GpuSampler
 from gpulaunch.profiler.samplers.host import HostSampler
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
+from gpulaunch.profiler.samplers.nvml.reader import NvmlReader
 from gpulaunch.profiler.samplers.phases import STACK_PHASES
 from gpulaunch.profiler.samplers.process import ProcessSampler, parse_resident_pages
 from gpulaunch.profiler.samplers.ranks import RankSampler
 from gpulaunch.profiler.samplers.run import RunSampler
 from gpulaunch.profiler.samplers.stacks import Stacks
-from gpulaunch.profiler.samplers.timeout_guard import Helper, TimeoutGuard
 from gpulaunch.profiler.samplers.workers import WorkersSampler
 
 T = TypeVar("T")
@@ -119,14 +114,7 @@ class Sidecar:
         self._run: Sampler[RunState | None] = RunSampler(channel_dir, self._ledger, clock=clock)
         self._workers = WorkersSampler(lambda: self._ranks.group, channel_dir, self._ledger, clock=clock)
         self._collectives = CollectivesSampler(lambda: self._ranks.group, channel_dir, self._ledger, clock=clock)
-        # One helper for both users of NVML: while a call is pending, neither makes another.
-        self._helper = Helper(clock=clock)
-        health = GpuHealthSampler(channel_dir, root=root, clock=clock)
-        nothing: tuple[GpuHealth, ...] = ()
-        self._gpus: Sampler[tuple[GpuHealth, ...]] = (
-            health if driver.missing(root) else TimeoutGuard(health, self._helper, what="NVML", nothing=nothing)
-        )
-        self._devices: Sampler[tuple[GpuState, ...]] = GpuSampler(self._ledger, self._helper, root=root)
+        self._nvml = NvmlReader(channel_dir, self._ledger, root=root, clock=clock)
         self._findings = Findings(root=root)
         self._stacks = Stacks(
             channel_dir, lambda: self._ranks.group, heard=self._findings.hear, goes_on=self._takes_over
@@ -168,7 +156,7 @@ class Sidecar:
     def close(self) -> None:
         """Close all sources."""
         self._stacks.close()
-        self._helper.close()
+        self._nvml.close()
         self._collectives.close()
         self._workers.close()
         self._ranks.close()
@@ -198,8 +186,8 @@ class Sidecar:
         processes = self._guards[Collector.PROCESS].run(self._processes.read)
         host = self._guards[Collector.HOST].run(self._host.read)
         run = self._guards[Collector.RUN].run(self._run.read)
-        gpus = self._guards[Collector.GPU].run(self._gpus.read)
-        devices = self._guards[Collector.DEVICE].run(self._devices.read)
+        gpus = self._guards[Collector.GPU].run(self._nvml.health.read)
+        devices = self._guards[Collector.DEVICE].run(self._nvml.gpus.read)
         workers = self._guards[Collector.WORKERS].run(self._workers.read)
         collectives = self._guards[Collector.COLLECTIVES].run(self._collectives.read)
         stacks = self._guards[Collector.STACKS].run(self._stacks.read)

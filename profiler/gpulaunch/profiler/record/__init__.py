@@ -19,7 +19,7 @@ from gpulaunch.profiler.channel.quantities import (
     SyncTotals,
 )
 from gpulaunch.profiler.record.finding import Finding
-from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, XIDS, GpuHealth, GpuState, bare_uuid
+from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, GpuHealth, GpuState, bare_uuid
 from gpulaunch.profiler.record.node import GOODPUT_BUCKETS, RESTART_KINDS, HostState, NodeState, RunState, StackState
 from gpulaunch.profiler.record.ranks import (
     AttemptGroup,
@@ -38,7 +38,6 @@ __all__ = [
     "GOODPUT_BUCKETS",
     "RESTART_KINDS",
     "THROTTLE_REASONS",
-    "XIDS",
     "AttemptGroup",
     "CheckpointState",
     "Collector",

@@ -12,16 +12,6 @@ THROTTLE_REASONS: Final = (
     *("power_cap", "thermal", "sync_boost", "board_limit", "reliability"),
     *("hw_slowdown", "hw_thermal", "hw_power_brake"),
 )
-XIDS: Final = frozenset(
-    (
-        *(13, 31, 32, 43, 45, 46, 68, 69, 109),  # an engine stopped on its input: mostly a program's fault
-        *(48, 63, 64, 92, 94, 95, 140),  # memory: ECC, rows that are replaced
-        *(74, 79, 121, 137, *range(144, 151)),  # the bus, NVLink, the link to the CPU
-        *(61, 62, 119, 120, 143, 154),  # firmware, initialisation, and the driver's request to reset the card
-    )
-)
-"""The numbers of NVIDIA's Xid catalogue that are relevant to training. Metrics combine all others into one: a label
-whose values a driver may choose would have unbounded series."""
 
 
 def bare_uuid(uuid: str) -> str:

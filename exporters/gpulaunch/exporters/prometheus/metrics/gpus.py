@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpulaunch.exporters.prometheus.metrics.metric import GPU, Kind, Label, Metric, one_of
-from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS, XIDS
+from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS
+from gpulaunch.profiler.xid import XIDS
 
 GPUS: tuple[Metric, ...] = (
     Metric(

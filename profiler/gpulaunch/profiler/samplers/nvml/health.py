@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.profiler.files import read_file, write_file
-from gpulaunch.profiler.record import XIDS, GpuHealth, Reading
-from gpulaunch.profiler.samplers import driver
+from gpulaunch.profiler.record import GpuHealth, Reading
+from gpulaunch.profiler.samplers.nvml import driver
+from gpulaunch.profiler.xid import XIDS
 
 HEALTH_FILE: Final = "gpu-health.json"
 _VERSION: Final = 1

@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS, GpuState
-from gpulaunch.profiler.samplers import driver
-from gpulaunch.profiler.samplers.counters import LinkTotal, Total, link_bytes_per_s
-from gpulaunch.profiler.samplers.gpm import Gpm
+from gpulaunch.profiler.samplers.nvml import driver
+from gpulaunch.profiler.samplers.nvml.counters import LinkTotal, Total, link_bytes_per_s
+from gpulaunch.profiler.samplers.nvml.gpm import Gpm
 
 TOTALS: Final = (
     *("energy_mj", "pcie_replays", "pcie_receive", "pcie_transmit", "nvlink_receive", "nvlink_transmit"),

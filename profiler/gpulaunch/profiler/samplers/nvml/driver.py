@@ -1,4 +1,4 @@
-"""Finds and opens NVML and decodes its results, for all samplers that use it.
+"""Finds and opens NVML and decodes its results: the one place that imports its binding.
 
 NVML is loaded only where there is a driver: its binding alone is several MB. Cards, drivers and bindings differ in what
 they support, so every call is guarded separately; this module decides which errors are permanent.
@@ -7,7 +7,8 @@ they support, so every call is guarded separately; this module decides which err
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,17 @@ def open_nvml(load: Callable[[], Any]) -> tuple[Any, int, str]:
         return nvml, int(nvml.nvmlDeviceGetCount()), ""
     except Exception as error:  # a binding and a driver that do not match raise anything
         return None, 0, f"no NVML: {error}"
+
+
+@contextmanager
+def session() -> Generator[Any]:
+    """Give NVML, initialised until the end of the block. What the binding or the driver raises is raised."""
+    nvml = find_nvml()
+    nvml.nvmlInit()
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
 
 
 def is_code(nvml: Any, error: Exception, *names: str) -> bool:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS, GpuState, Reading
-from gpulaunch.profiler.samplers import driver, numa
+from gpulaunch.profiler.samplers import numa
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
-from gpulaunch.profiler.samplers.nvml import TOTALS, Card, Seen
-from gpulaunch.profiler.samplers.timeout_guard import Helper, TimeoutGuard
+from gpulaunch.profiler.samplers.nvml import driver
+from gpulaunch.profiler.samplers.nvml.card import TOTALS, Card, Seen
+from gpulaunch.profiler.samplers.nvml.timeout_guard import Helper, TimeoutGuard
 
 _RARELY_S: Final = 10.0  # between reads of slow-changing values, and checks for new or removed MIG instances
 _STALE_S: Final = 10.0  # older values are not current
