@@ -11,7 +11,9 @@ import pytest
 
 from gpulaunch.launcher.cli import completion
 from gpulaunch.launcher.cli import main as entry
-from gpulaunch.launcher.job.options import OPTIONS, VERBS, UsageError
+from gpulaunch.launcher.job.option_table import OPTIONS
+from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.job.verbs import VERBS
 
 
 def completed(tmp_path: Path, *words: str) -> set[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpulaunch.launcher.job.options import BOOLEAN, OPTIONS, SECTIONS
+from gpulaunch.launcher.job.option_table import OPTIONS, SECTIONS
+from gpulaunch.launcher.job.options import BOOLEAN
 
 TORCHRUNS = """
     --nproc-per-node --nproc_per_node --nproc | PET_NPROC_PER_NODE GPULAUNCH_NPROC

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.launcher.job.options import OPTIONS
+from gpulaunch.launcher.job.option_table import OPTIONS
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.channel.layout import PHASES
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpulaunch.launcher.job import jobfile
 from gpulaunch.launcher.job.load import Settings
-from gpulaunch.launcher.job.options import OPTIONS, Option, UsageError
+from gpulaunch.launcher.job.option_table import OPTIONS
+from gpulaunch.launcher.job.options import Option, UsageError
 
 
 def refused(text: str | bytes) -> str:

@@ -16,8 +16,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gpulaunch.launcher.job.load import Settings
-from gpulaunch.launcher.job.options import OPTIONS, UsageError
+from gpulaunch.launcher.job.option_table import OPTIONS
+from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.job.parse import build_parser, help_text, parse
+from gpulaunch.launcher.job.verbs import VERBS
 
 IS_NEW_TORCH = tuple(map(int, metadata.version("torch").split(".")[:2])) >= (2, 14)
 TORCHRUNS = [
@@ -262,10 +264,11 @@ def test_defaults_can_be_put_into_the_parser_for_argparse_users() -> None:
     assert (parsed.nproc_per_node, parsed.nnodes, parsed.training_script_args) == ("3", "1:1", ["-x"])
 
 
-def test_help_names_every_option_and_fits_a_terminal() -> None:
+def test_help_names_every_option_and_verb_and_fits_a_terminal() -> None:
     text = help_text()
 
     assert [option.name for option in OPTIONS if f"--{option.name}" not in text] == []
+    assert [verb for verb in VERBS if f"`{verb}`" not in text or f"       gpulaunch {verb} " not in text] == []
     assert max(len(line) for line in text.splitlines()) <= 118
 
 

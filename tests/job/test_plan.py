@@ -295,7 +295,7 @@ def test_rows_of_the_plan(job: Load, place: MakePlace, words: list[str], row: st
 
 
 def test_the_plan_has_a_row_for_every_option(job: Load, place: MakePlace) -> None:
-    from gpulaunch.launcher.job.options import OPTIONS
+    from gpulaunch.launcher.job.option_table import OPTIONS
 
     spec = job().spec
     text = describe(spec, place())

@@ -26,8 +26,8 @@ from typing import Any
 
 from gpulaunch.compat._config import LaunchConfig, LogSettings
 from gpulaunch.compat._launch import Entrypoint, elastic_launch, launch_agent, run_script_path
-from gpulaunch.launcher.job import values
-from gpulaunch.launcher.job.options import OPTIONS, Converter, Option, UsageError, integer, number, text
+from gpulaunch.launcher.job.option_table import OPTIONS
+from gpulaunch.launcher.job.options import Converter, Option, UsageError, integer, logs_specs, number, text
 
 __all__ = [
     "LaunchConfig",
@@ -177,7 +177,7 @@ def _read(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]
         rdzv_configs["rank"] = args.node_rank
         rdzv_endpoint = rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
     try:
-        values.logs_specs(args.logs_specs)
+        logs_specs(args.logs_specs)
     except UsageError as err:
         raise ValueError(f"--logs-specs: {err}") from None
     config = LaunchConfig(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from gpulaunch.launcher.job.options import OPTIONS, VERBS, UsageError, did_you_mean
+from gpulaunch.launcher.job.option_table import OPTIONS
+from gpulaunch.launcher.job.options import UsageError, did_you_mean
+from gpulaunch.launcher.job.verbs import VERBS
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -38,7 +40,7 @@ def _parser(shtab: object) -> argparse.ArgumentParser:
         else:
             _complete(parser.add_argument(*spelt, metavar=option.metavar, help=text), option.metavar, shtab)
     verbs = parser.add_subparsers(metavar="PROGRAM")
-    for verb in VERBS:
+    for verb in sorted(VERBS):
         module = import_module(f"gpulaunch.launcher.cli.{verb}")
         if verb == "chaos":
             words = module.words(ranks=False)

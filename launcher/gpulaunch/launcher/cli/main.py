@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from gpulaunch.launcher.cli.answer import answer
-from gpulaunch.launcher.job.options import VERBS, UsageError
+from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.job.verbs import VERBS
 
 INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gpulaunch.launcher.job.options import UsageError, did_you_mean
-from gpulaunch.launcher.job.values import duration_s
+from gpulaunch.launcher.job.options import UsageError, did_you_mean, duration_s
 
 _LONGEST_S = 1e9
 

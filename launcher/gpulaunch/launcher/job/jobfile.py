@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpulaunch.launcher.job.options import BY_KEY, OPTIONS, Option, UsageError, did_you_mean
+from gpulaunch.launcher.job.option_table import BY_KEY, OPTIONS
+from gpulaunch.launcher.job.options import Option, UsageError, did_you_mean
 
 _KINDS = {
     "string": "a string",

@@ -14,10 +14,11 @@ from typing import Any, Literal
 from gpulaunch.launcher.job import accelerators, values
 from gpulaunch.launcher.job.host_info import Gpu, HostInfo, cpus_allowed, select, slurm_tasks
 from gpulaunch.launcher.job.network import metrics_address, rendezvous
-from gpulaunch.launcher.job.options import VERBS, UsageError, did_you_mean
+from gpulaunch.launcher.job.options import UsageError, at_least, did_you_mean, signal_names
 from gpulaunch.launcher.job.parse import parse
 from gpulaunch.launcher.job.settings import Settings
 from gpulaunch.launcher.job.spec import LINE_PREFIX, JobSpec, Program, Request
+from gpulaunch.launcher.job.verbs import VERBS
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str], place: HostInfo) -> Request:
@@ -45,8 +46,9 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: HostInf
         named = f"CUDA_VISIBLE_DEVICES={','.join(visible)} names {len(visible)} GPUs"
         raise UsageError(f"--virtual-local-rank gives each rank its own GPU: {nproc} ranks, but {named}")
     metrics_host, metrics_port = read("metrics-addr", metrics_address)
-    signals = read("signals-to-handle", values.signal_names)
+    signals = read("signals-to-handle", signal_names)
     spec = JobSpec(
+        **settings.fields(),
         program=program,
         name=_name(settings, program),
         run_id=topology.run_id,
@@ -56,57 +58,22 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: HostInf
         master_addr=topology.master_addr,
         master_port=topology.master_port,
         rdzv_timeout_s=topology.timeout_s,
-        role=settings["role"],
-        max_restarts=read("max-restarts", values.at_least(0)),
         grace_s=_grace_s(settings, environ),
-        failure_grace_s=read("failure-grace", values.at_least(0)),
-        signals=signals,
         preempt_signals=_preempt_signals(settings, signals),
         notify_signals=_notify_signals(settings, signals),
-        restart_rate=read("restart-rate", values.rate),
-        restart_backoff_s=read("restart-backoff", values.at_least(0)),
-        no_progress_limit=read("no-progress-limit", values.if_given(values.at_least(0))),
-        resume=read("resume", values.not_empty),
-        resume_arg=settings["resume-arg"],
-        checkpoint_dirs=read("checkpoint-dir", values.directories),
-        checkpoint_pattern=settings["checkpoint-pattern"],
-        leftovers=settings["leftovers"],
-        resume_search_s=read("resume-search-timeout", values.at_least(0)),
-        on_hang=settings["on-hang"],
-        hang_timeout_s=read("hang-timeout", values.at_least(0)),
-        first_step_timeout_s=read("first-step-timeout", values.at_least(0)),
-        monitor_interval_s=read("monitor-interval", values.at_least(0)),
         redirects=read("redirects", lambda text: values.std_by_rank(text, nproc)),
         tee=read("tee", lambda text: values.std_by_rank(text, nproc)),
-        local_ranks_filter=read("local-ranks-filter", values.rank_filter),
-        duplicate_stdout_filters=tuple(settings["duplicate-stdout-filters"]),
-        duplicate_stderr_filters=tuple(settings["duplicate-stderr-filters"]),
         console=read("console", lambda text: values.console(text, nproc)),
         line_prefix=_line_prefix(settings, environ),
-        job_dir=settings["job-dir"],
-        log_dir=settings["log-dir"],
         gpus=gpus,
         visible_devices=visible,
         cards=seen,
-        gpu_memory_fraction=read("gpu-memory-fraction", values.fraction),
-        virtual_local_rank=virtual,
-        numa_binding=settings["numa-binding"],
         cpu_sets=_cpu_sets(settings, place, seen, nproc),
-        start_method="fork" if settings["start-method"] == "forkserver" else settings["start-method"],
-        preload=read("preload", values.packages),
-        profile=not settings["no-profile"],
-        profile_budget_percent=read("profile-budget", values.percent),
         metrics_host=metrics_host,
         metrics_port=metrics_port,
-        metrics_web_config=os.path.abspath(path) if (path := settings["metrics-web-config"]) else "",
         metrics_run=settings["rdzv-id"] if settings["rdzv-id"] != "none" else "",
-        metrics_sd=settings["metrics-sd"],
-        metrics_push=settings["metrics-push"],
-        metrics_otlp=settings["metrics-otlp"],
         omp_num_threads=_omp_num_threads(settings, environ, place, nproc),
         nccl_async_error_handling=environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        event_log_handler=settings["event-log-handler"],
-        logs_specs=read("logs-specs", values.logs_specs),
         env=settings.file.env,
         options=settings.merged,
         origins=settings.origins,
@@ -240,7 +207,7 @@ def _nproc(settings: Settings, environ: Mapping[str, str], place: HostInfo, gpus
 
 def _grace_s(settings: Settings, environ: Mapping[str, str]) -> float:
     if settings["shutdown-timeout"] is not None:
-        return float(settings.read("shutdown-timeout", values.at_least(0)))
+        return float(settings.read("shutdown-timeout", at_least(0)))
     text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
     if text is None:
         return settings.settle("shutdown-timeout", 30.0, "default")
@@ -261,7 +228,7 @@ def _line_prefix(settings: Settings, environ: Mapping[str, str]) -> str:
 
 def _preempt_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, ...]:
     """By default, those of SIGTERM and SIGUSR1 that the user has not removed from --signals-to-handle."""
-    names = settings.read("preempt-signals", values.signal_names)
+    names = settings.read("preempt-signals", signal_names)
     if settings.origins["preempt-signals"] != "default":
         return names
     return tuple(name for name in names if name in signals or name != "SIGTERM")
@@ -269,7 +236,7 @@ def _preempt_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str,
 
 def _notify_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, ...]:
     """By default SIGUSR2, unless the user has made it end the job."""
-    names = settings.read("notify-signals", values.signal_names)
+    names = settings.read("notify-signals", signal_names)
     ends = {*signals, *_preempt_signals(settings, signals)}
     if settings.origins["notify-signals"] == "default":
         return tuple(name for name in names if name not in ends)

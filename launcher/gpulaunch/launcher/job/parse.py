@@ -13,7 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from gpulaunch.launcher.job.options import BY_KEY, OPTIONS, SECTIONS, Option, UsageError, did_you_mean
+from gpulaunch.launcher.job.option_table import BY_KEY, OPTIONS, SECTIONS
+from gpulaunch.launcher.job.options import Option, UsageError, did_you_mean
+from gpulaunch.launcher.job.verbs import VERBS
 
 _TORCHRUN = frozenset(s for option in OPTIONS for s in option.torchrun_strings)
 _SPECIAL = ("help", "version", "print-completion")
@@ -139,16 +141,9 @@ def version_text() -> str:
 
 _HEAD = """\
 usage: gpulaunch [options] PROGRAM [arguments of the program]
-       gpulaunch doctor [--json]              what this machine has and lacks
-       gpulaunch top [RUN]                    a run in the terminal, while it goes on or afterwards
-       gpulaunch report [RUN]                 what was found in a run: what to change, where, what it costs
-       gpulaunch trace --steps N              record what the ranks of a running job do
-       gpulaunch compare RUN_A RUN_B          what changed between two runs, and what of it is noise
-       gpulaunch flame [RUN]                  where its time went, as flame graphs
-       gpulaunch export [RUN] --out FILE      what was measured, as JSON lines or Parquet
-       gpulaunch runs [prune]                 which runs are stored, their size and age; remove old ones
-       gpulaunch chaos FAULT [RANK]           make a fault on a run that is under way
+"""
 
+_WHAT = """
 Runs PROGRAM once per rank, as torchrun does, with the same options and the same environment.
 Everything after PROGRAM belongs to the program. ${local_rank} in its arguments is replaced in each rank.
 """
@@ -164,7 +159,8 @@ only, with a --help of their own; a program of that name runs as ./doctor.
 
 def help_text() -> str:
     """The whole help, one block per section of the table, 118 columns at most."""
-    lines = [_HEAD]
+    verbs = (f"{' '.join((verb, usage)):<28} {summary}" for verb, (usage, summary) in VERBS.items())
+    lines = [_HEAD + "".join(f"       gpulaunch {verb}\n" for verb in verbs) + _WHAT]
     for section in SECTIONS:
         lines.append(f"{section}:")
         for option in (o for o in OPTIONS if o.section == section):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gpulaunch.launcher.job import jobfile
-from gpulaunch.launcher.job.options import OPTIONS, Option, UsageError
+from gpulaunch.launcher.job.option_table import OPTIONS
+from gpulaunch.launcher.job.options import Option, UsageError
 
 T = TypeVar("T")
 
@@ -43,6 +44,10 @@ class Settings:
             return convert(self.merged[name])
         except UsageError as err:
             raise UsageError(f"{self.label(name)}: {err}") from None
+
+    def fields(self) -> dict[str, Any]:
+        """What the options fill in of `JobSpec` as they are; `load` adds what depends on more than one of them."""
+        return {option.field: self.read(option.name, option.check) for option in OPTIONS if option.field}
 
     def settle(self, name: str, value: T, origin: str) -> T:
         """Record a value that was not given as such, and its source."""

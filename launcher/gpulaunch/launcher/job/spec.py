@@ -11,7 +11,7 @@ from enum import IntFlag
 from typing import Literal
 
 from gpulaunch.launcher.job.host_info import Gpu
-from gpulaunch.launcher.job.options import PROFILE_BUDGET
+from gpulaunch.launcher.job.option_table import PROFILE_BUDGET
 
 METRICS_HOST = "127.0.0.1"
 """Where metrics are served unless the user names another address: this machine only."""

@@ -1,0 +1,228 @@
+"""The table of all options, from which are made: the parser, the environment names, the job file's keys and types, the
+fields of `JobSpec`, the help text and the suggestions for misspelt names.
+
+torchrun's options keep torchrun's spelling (dash and underscore), defaults, value types and PET_ variables. Ours follow
+the same form with GPULAUNCH_ variables.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpulaunch.launcher.job.options import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    NUMBERS,
+    STRING_OR_INTEGER,
+    STRINGS,
+    Option,
+    at_least,
+    choice,
+    directories,
+    fraction,
+    if_given,
+    integer,
+    logs_specs,
+    not_empty,
+    number,
+    packages,
+    percent,
+    rank_filter,
+    rate,
+    signal_names,
+    words,
+)
+
+RANKS = "Ranks and nodes"
+PROGRAM = "The program"
+DEVICES = "Devices and cores"
+OUTPUT = "Output"
+FAILURE = "Restart and shutdown"
+CHECKPOINTS = "Checkpoints and preemption"
+HANGS = "Hangs"
+START = "Start"
+METRICS = "Profiler and metrics"
+JOB = "The job"
+RENDEZVOUS = "Rendezvous (as in torchrun)"
+SECTIONS = (RANKS, PROGRAM, JOB, DEVICES, OUTPUT, FAILURE, CHECKPOINTS, HANGS, START, METRICS, RENDEZVOUS)
+
+PROFILE_BUDGET = 0.5
+"""In percent; the probe's default (`profiler.probe.price`)."""
+
+# fmt: off
+OPTIONS: tuple[Option, ...] = (
+    Option(name="nproc-per-node", also=("nproc",), section=RANKS, metavar="N", default="1", toml=STRING_OR_INTEGER,
+           help="ranks on this node: a number, `gpu` (one per GPU), `cpu` (one per core), `xpu`, or `auto` "
+                "(GPUs if any, else cores)"),
+    Option(name="nnodes", section=RANKS, metavar="N", default="1:1", toml=STRING_OR_INTEGER,
+           help="number of nodes; run the same command on each with its own --node-rank"),
+    Option(name="node-rank", section=RANKS, metavar="R", convert=integer, default=0, toml=INTEGER,
+           help="rank of this node, from 0"),
+    Option(name="master-addr", section=RANKS, metavar="HOST", default="127.0.0.1",
+           help="address of node 0; IPv6 as [::1]"),
+    Option(name="master-port", section=RANKS, metavar="PORT", convert=integer, toml=INTEGER,
+           help="port on node 0 for the ranks' store (one node: a free one; several: 29500)"),
+
+    Option(name="module", short="m", section=PROGRAM, default=False, toml=BOOLEAN,
+           help="PROGRAM is a module name, run as `python -m` does"),
+    Option(name="no-python", section=PROGRAM, default=False, toml=BOOLEAN,
+           help="PROGRAM is a command of its own: run it without python"),
+    Option(name="run-path", section=PROGRAM, default=False, toml=BOOLEAN,
+           help="run PROGRAM with runpy.run_path"),
+
+    Option(name="config", section=JOB, metavar="FILE", ours=True,
+           help="job file (TOML): script, args, any long option as a key, an [env] table; "
+                "environment and command line win over it"),
+    Option(name="name", section=JOB, metavar="NAME", ours=True,
+           help="name of the job (default: from the program)"),
+    Option(name="job-dir", section=JOB, metavar="DIR", ours=True, field="job_dir",
+           help="run directory (default: ./gpulaunch-runs/<name>-<time>)"),
+    Option(name="dry-run", section=JOB, default=False, toml=BOOLEAN, ours=True,
+           help="print the plan, with each rank's command and environment and where every value came from; "
+                "start nothing"),
+
+    Option(name="gpus", section=DEVICES, metavar="LIST", toml=NUMBERS, ours=True,
+           help="GPUs to use: indices (of the visible ones) or UUIDs, such as 0,2"),
+    Option(name="gpu-memory-fraction", section=DEVICES, metavar="F", convert=number, toml=NUMBER, ours=True,
+           field="gpu_memory_fraction", check=fraction,
+           help="cap each rank's GPU memory at this fraction of its card, 0 < F <= 1"),
+    Option(name="virtual-local-rank", section=DEVICES, default=False, toml=BOOLEAN, field="virtual_local_rank",
+           help="each rank sees its own GPU only, as device 0, and LOCAL_RANK=0"),
+    Option(name="numa-binding", section=DEVICES, metavar="MODE",
+           convert=choice("node", "socket", "exclusive", "core-complex"), field="numa_binding",
+           help="bind each rank to the cores near its GPU: node, socket, exclusive or core-complex"),
+
+    Option(name="console", section=OUTPUT, metavar="WHICH", default="all", toml=NUMBERS, ours=True,
+           help="local ranks whose output is shown: all, none, or a list such as 0,3 or 0-3; "
+                "every rank's own files stay complete"),
+    Option(name="redirects", short="r", section=OUTPUT, metavar="STD", default="0", toml=STRING_OR_INTEGER,
+           help="streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both; or per local rank, 0:3,1:1"),
+    Option(name="tee", short="t", section=OUTPUT, metavar="STD", default="0", toml=STRING_OR_INTEGER,
+           help="streams that go to files and to the console; same form as --redirects"),
+    Option(name="local-ranks-filter", section=OUTPUT, metavar="LIST", default="", toml=NUMBERS,
+           field="local_ranks_filter", check=rank_filter,
+           help="show only these local ranks on the console"),
+    Option(name="log-line-prefix-template", section=OUTPUT, metavar="TEXT", default="",
+           help="what stands before each line of a stream that --tee names, and of no other, with ${role_name}, "
+                "${rank}, ${local_rank} and ${hostname} "
+                "(default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE or [${role_name}${local_rank}]:)"),
+    Option(name="duplicate-stdout-filters", section=OUTPUT, metavar="WORDS", convert=words, default=(), toml=STRINGS,
+           field="duplicate_stdout_filters", check=tuple,
+           help="copy stdout lines that contain one of these words to a file of their own "
+                "(comma separated, `,,` for a comma)"),
+    Option(name="duplicate-stderr-filters", section=OUTPUT, metavar="WORDS", convert=words, default=(), toml=STRINGS,
+           field="duplicate_stderr_filters", check=tuple,
+           help="the same for stderr"),
+    Option(name="log-dir", section=OUTPUT, metavar="DIR", field="log_dir",
+           help="torchrun's log directory; the run directory goes there"),
+    Option(name="role", section=OUTPUT, metavar="NAME", default="default", field="role",
+           help="role of the ranks, shown in front of their lines"),
+    Option(name="logs-specs", section=OUTPUT, metavar="NAME", field="logs_specs", check=logs_specs,
+           help="entry point of group torchrun.logs_specs"),
+    Option(name="event-log-handler", section=OUTPUT, metavar="NAME", default="null", field="event_log_handler",
+           help="name of a registered event log handler"),
+
+    Option(name="max-restarts", section=FAILURE, metavar="K", convert=integer, default=0, toml=INTEGER,
+           field="max_restarts", check=at_least(0),
+           help="restart all ranks at most K times after a failure"),
+    Option(name="restart-rate", section=FAILURE, metavar="N/TIME", ours=True, field="restart_rate", check=rate,
+           help="and at most N times within any TIME, such as 5/10m (s, m, h, d); more is an error that will stay"),
+    Option(name="restart-backoff", section=FAILURE, metavar="SECONDS", convert=number, default=60.0, toml=NUMBER,
+           ours=True, field="restart_backoff_s", check=at_least(0),
+           help="longest pause before a restart; there is none before the first, and it grows only without progress"),
+    Option(name="no-progress-limit", section=FAILURE, metavar="N", convert=integer, toml=INTEGER, ours=True,
+           field="no_progress_limit", check=if_given(at_least(0)),
+           help="give up after N failures in a row without a step of progress; 0: never "
+                "(default: 3, and before the first step as often as --max-restarts says)"),
+    Option(name="failure-grace", section=FAILURE, metavar="SECONDS", convert=number, default=1.0, toml=NUMBER,
+           ours=True, field="failure_grace_s", check=at_least(0),
+           help="time for the other ranks to end after one has failed, before SIGKILL"),
+    Option(name="shutdown-timeout", section=FAILURE, metavar="SECONDS", convert=integer, toml=INTEGER,
+           help="time for ranks to end after being asked to, before SIGKILL "
+                "(default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30)"),
+    Option(name="leftovers", section=FAILURE, metavar="WHAT", default="leave", ours=True,
+           convert=choice("leave", "wait", "end"), field="leftovers",
+           help="processes that ranks which ended well left behind: leave them running (as torchrun does), wait for "
+                "them, or end them; after a failure or a signal they are ended"),
+    Option(name="signals-to-handle", section=FAILURE, metavar="NAMES", toml=STRINGS,
+           default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", field="signals", check=signal_names,
+           help="signals that end the job and are forwarded to the ranks"),
+    Option(name="monitor-interval", section=FAILURE, metavar="SECONDS", convert=number, default=0.1, toml=NUMBER,
+           field="monitor_interval_s", check=at_least(0),
+           help="accepted for torchrun; the agent is told by the kernel and does not poll"),
+
+    Option(name="resume", section=CHECKPOINTS, metavar="WHAT", default="auto", ours=True,
+           field="resume", check=not_empty,
+           help="auto: from the newest complete checkpoint; never; or the path of one to begin with"),
+    Option(name="resume-arg", section=CHECKPOINTS, metavar="TEXT", ours=True, field="resume_arg",
+           help="arguments added when there is a checkpoint, such as '--resume {path}'; or transformers, lightning"),
+    Option(name="checkpoint-dir", section=CHECKPOINTS, metavar="DIRS", toml=STRINGS, ours=True,
+           field="checkpoint_dirs", check=directories,
+           help="where checkpoints are looked for: directories or fsspec URLs (default: <job-dir>/checkpoints)"),
+    Option(name="checkpoint-pattern", section=CHECKPOINTS, metavar="GLOB", ours=True, field="checkpoint_pattern",
+           help="what the program calls its checkpoints, such as 'model_{step}.pt', where no known format fits"),
+    Option(name="resume-search-timeout", section=CHECKPOINTS, metavar="SECONDS", convert=number, default=600.0,
+           toml=NUMBER, ours=True, field="resume_search_s", check=at_least(0),
+           help="time to read checkpoints for damage before a start; then the newest by structure and manifest is "
+                "taken, and read meanwhile (0: at once)"),
+    Option(name="preempt-signals", section=CHECKPOINTS, metavar="NAMES", default="SIGTERM,SIGUSR1", toml=STRINGS,
+           ours=True,
+           help="signals after which the ranks save at the next step and the job ends with 75, to be run again"),
+    Option(name="notify-signals", section=CHECKPOINTS, metavar="NAMES", default="SIGUSR2", toml=STRINGS, ours=True,
+           help="signals after which the ranks save at the next step and go on"),
+
+    Option(name="on-hang", section=HANGS, metavar="WHAT", default="restart", ours=True,
+           convert=choice("restart", "stop", "report"), field="on_hang",
+           help="what to do when the ranks hang: restart them (within --max-restarts), stop, or only report it"),
+    Option(name="hang-timeout", section=HANGS, metavar="SECONDS", convert=number, default=600.0, toml=NUMBER, ours=True,
+           field="hang_timeout_s", check=at_least(0),
+           help="ranks that stand still for so long hang; where it is proven, at once (0: hangs are not looked for)"),
+    Option(name="first-step-timeout", section=HANGS, metavar="SECONDS", convert=number, default=3600.0, toml=NUMBER,
+           ours=True, field="first_step_timeout_s", check=at_least(0),
+           help="the same before the first step has ended: large models load, the first epoch's data is prepared"),
+
+    Option(name="start-method", section=START, metavar="HOW", default="auto",
+           convert=choice("auto", "fork", "spawn", "forkserver"),
+           field="start_method", check=lambda how: "fork" if how == "forkserver" else how,
+           help="fork ranks from a process that has torch loaded, spawn them, or choose (auto); forkserver means fork"),
+    Option(name="preload", section=START, metavar="PKGS", default="auto", toml=STRINGS, ours=True,
+           field="preload", check=packages,
+           help="packages imported once before forking: auto (read from the script), none, or a list"),
+
+    Option(name="no-profile", section=METRICS, default=False, toml=BOOLEAN, ours=True,
+           field="profile", check=lambda off: not off,
+           help="start no profiler and no metrics; then a hang is seen only where a rank is stopped by a signal"),
+    Option(name="profile-budget", section=METRICS, metavar="PERCENT", convert=number, default=PROFILE_BUDGET,
+           toml=NUMBER, ours=True, field="profile_budget_percent", check=percent,
+           help="share of a step's time that being observed may cost a rank; past it, parts of the profiler are "
+                "switched off one by one, and in the end only some steps are observed (0: never)"),
+    Option(name="metrics-addr", section=METRICS, metavar="HOST:PORT", default="", ours=True,
+           help="where /metrics is served (default: 127.0.0.1, first free port from 9464); "
+                "HOST, :PORT and [::1]:PORT work"),
+    Option(name="metrics-web-config", section=METRICS, metavar="FILE", default="", ours=True,
+           field="metrics_web_config", check=lambda path: os.path.abspath(path) if path else "",
+           help="protect that address with TLS or a token, in the format of Prometheus' web config; docs/page.md"),
+    Option(name="metrics-sd", section=METRICS, metavar="DIR", default="", ours=True, field="metrics_sd",
+           help="announce this node's metrics to Prometheus by a file in DIR, while the job runs (file_sd)"),
+    Option(name="metrics-push", section=METRICS, metavar="URL", default="", ours=True, field="metrics_push",
+           help="push the last values to this Pushgateway at the end"),
+    Option(name="metrics-otlp", section=METRICS, metavar="URL", default="", ours=True, field="metrics_otlp",
+           help="send metrics to this OpenTelemetry collector, every 15 s (pip install 'gpulaunch[otlp]')"),
+
+    Option(name="standalone", section=RENDEZVOUS, default=False, toml=BOOLEAN,
+           help="one node with a free port; other rendezvous options are ignored"),
+    Option(name="rdzv-backend", section=RENDEZVOUS, metavar="NAME", default="static",
+           help="static; c10d and etcd for one node"),
+    Option(name="rdzv-endpoint", section=RENDEZVOUS, metavar="HOST:PORT", default="",
+           help="the same as --master-addr and --master-port, for static"),
+    Option(name="rdzv-id", section=RENDEZVOUS, metavar="ID", default="none",
+           help="id of the run"),
+    Option(name="rdzv-conf", section=RENDEZVOUS, metavar="K=V,...", default="",
+           help="rendezvous settings; timeout=SECONDS is used"),
+    Option(name="local-addr", section=RENDEZVOUS, metavar="HOST",
+           help="address of this node"),
+)
+# fmt: on
+
+BY_KEY: dict[str, Option] = {name: option for option in OPTIONS for name in option.names}
