@@ -12,6 +12,10 @@ second half of each run, and larger than `LEAST_RATIO`.
 
 A short run that drifts has too few blocks. Then a difference is reported only if the runs never come near each other:
 if the gap between their values is wider, as a factor, than the range of either.
+
+A block bootstrap cannot replace all of this. With blocks of a fixed number of values it tells equal runs apart that
+wander slowly; with blocks by the autocorrelation it needs the same estimate and fewest blocks, and without the
+comparison of halves and of ranges it misses runs that never come near each other.
 """
 
 from __future__ import annotations
