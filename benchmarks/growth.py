@@ -73,9 +73,6 @@ def live(seen: SegmentSnapshot) -> dict[str, Any]:
     """What the rank itself has found that it costs to be observed."""
     return {
         "step_us": seen.step_ns_total / seen.steps / 1e3,
-        "pairs": seen.priced_pairs,
-        "cost_us": seen.paired_cost_ns / 1e3,
-        "error_us": seen.paired_error_ns / 1e3,
         "own_us": seen.probe_ns_total / seen.steps / 1e3,
     }
 

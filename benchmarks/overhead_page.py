@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ def notes(result: Row, steps: Sequence[str]) -> list[str]:
             f" {STOLEN_CORES:g} are left out."
         ),
         f"- What the probe measures inside itself: {own} steps.",
-        *shed_told(result["rows"]),
+        *unobserved_told(result["rows"]),
         f"- {live_told(result['growth']['live'])}",
         f"- {upper(torn_told(result['ring']))}.",
         f"- {upper(growth_told(result['growth']))}.",
@@ -196,14 +196,10 @@ def notes(result: Row, steps: Sequence[str]) -> list[str]:
     return found
 
 
-def shed_told(rows: Sequence[Row]) -> list[str]:
-    """What the budget has switched off in the ranks that it had time for."""
-    shed = [rank for row in rows if row["way"] == SETTLED.name for rank in row["with"]["shed"]]
-    if not shed:
-        return []
-    parts = Counter(part for rank in shed for part in rank.split("|") if part)
-    told = ", ".join(f"{part} in {count}" for part, count in sorted(parts.items())) or "nothing"
-    return [f"- What the budget had switched off by the end of these runs, of {len(shed)} ranks: {told}."]
+def unobserved_told(rows: Sequence[Row]) -> list[str]:
+    """How many steps were not observed in the ranks where the budget had time to act."""
+    ratios = [row["with"]["unobserved_ratio"] for row in rows if row["way"] == SETTLED.name]
+    return [f"- Steps not observed by the end of these runs: {statistics.fmean(ratios):.0%}."] if ratios else []
 
 
 def upper(text: str) -> str:
@@ -211,13 +207,7 @@ def upper(text: str) -> str:
 
 
 def live_told(of: Row) -> str:
-    if not of["pairs"]:
-        return "The rank of the growth test made too few comparisons for a live figure."
-    return (
-        f"The live paired figure of the rank of the growth test: {of['cost_us']:.1f} +- {of['error_us']:.1f} us of a"
-        f" step of {of['step_us']:.0f} us, from {of['pairs']} comparisons; inside itself it measured"
-        f" {of['own_us']:.1f} us."
-    )
+    return f"The rank of the growth test measured {of['own_us']:.1f} us inside itself, of {of['step_us']:.0f} us."
 
 
 def ratio_of(of: Row, *, count: bool = False) -> str:

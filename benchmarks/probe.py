@@ -9,7 +9,7 @@ over the pairs of the difference of their median groups. The second case has dat
 is read too; its steps wait for another process and are noisy: look at the quartiles. In the third, one of sixteen
 blocks of steps is observed, as it is where steps are too short for the budget; there means are compared. In the last,
 no step is: the probe is switched off and its taps let everything pass, which is what it costs that Python is called at
-all. "own price" is what the page says.
+all. "own figure" is what the page says: what the taps measure of themselves, and what it costs to call them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpulaunch.profiler.channel import segment, segment_writer
 from gpulaunch.profiler.channel.workers import create as create_workers
+from gpulaunch.profiler.probe.budget import BLOCK, MOST_BLOCKS
 from gpulaunch.profiler.probe.hooks import Hooks
-from gpulaunch.profiler.probe.price import MOST_BLOCKS
-from gpulaunch.profiler.probe.state import TOGETHER, Probe
+from gpulaunch.profiler.probe.state import Probe
 
 GROUPS = 12
 CASES = ((0, 1), (2, 1), (0, MOST_BLOCKS), (0, 0))
@@ -57,14 +57,14 @@ class Training:
         durations_ns = []
         for _ in range(groups):
             start_ns = time.perf_counter_ns()
-            for _ in range(TOGETHER):
+            for _ in range(BLOCK):
                 inputs, targets = next(self.batches)
                 loss = self.loss(self.model(inputs), targets)
                 self.optimizer.zero_grad()
                 loss.backward()
                 self.optimizer.step()
             durations_ns.append(time.perf_counter_ns() - start_ns)
-        return [duration_ns / TOGETHER / 1e3 for duration_ns in durations_ns]
+        return [duration_ns / BLOCK / 1e3 for duration_ns in durations_ns]
 
     def _endless(self) -> Iterator[Any]:
         while True:
@@ -84,11 +84,11 @@ def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) ->
     training = Training(workers)
     training.block()
     if one_of > 1:
-        probe.bare.observe_one_of(one_of, 0)
+        probe.unobserved.observe_one_of(one_of)
     if not one_of:
         probe.off()
     groups, typical = (2 * one_of, statistics.fmean) if one_of > 1 else (GROUPS, statistics.median)
-    block_steps = groups * TOGETHER
+    block_steps = groups * BLOCK
 
     on_us: list[float] = []
     off_us: list[float] = []
@@ -103,11 +103,10 @@ def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) ->
     differences = sorted(on - off for on, off in zip(on_us, off_us, strict=True))
     seen = segment.read(path)
     assert not seen.hooks_unavailable, seen.fault
-    assert not seen.hooks_shed
     if one_of:
         missed = len(on_us) * block_steps - seen.steps
-        assert missed <= len(on_us) + one_of * TOGETHER, f"the probe saw only {seen.steps} steps"
-        observed = seen.steps - seen.probe.unobserved_steps
+        assert missed <= len(on_us) + one_of * BLOCK, f"the probe saw only {seen.steps} steps"
+        observed = seen.steps - seen.unobserved_steps
         assert observed * one_of <= 2 * seen.steps, f"the probe observed {observed} steps"
     else:
         assert not seen.steps, "it was not off"
@@ -136,7 +135,7 @@ def main() -> int:
         cases = [measure(rank, *case, arguments.steps, directory) for rank, case in enumerate(CASES)]
 
     print(f"{'workers':>7} {'1 of':>4} {'steps':>7} {'without':>10} {'with':>10} {'cost':>9}", end="")
-    print(f" {'quartiles':>17} {'own price':>10}")
+    print(f" {'quartiles':>17} {'own figure':>10}")
     for case in cases:
         low, high = case["cost_us_quartiles"]
         print(

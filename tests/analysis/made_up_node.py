@@ -20,8 +20,6 @@ from gpulaunch.profiler.record import (
     LoaderWorkers,
     NodeState,
     Pauses,
-    Price,
-    ProbeTotals,
     RankPlace,
     RankProcesses,
     Role,
@@ -60,7 +58,6 @@ class Rank:
     workers: LoaderWorkers | None = None
     workers_configured: int = 2
     hooks_off: tuple[str, ...] = ()
-    hooks_shed: tuple[str, ...] = ()
     trainer_bytes: int | None = 1000 * MIB
     workers_bytes: int | None = 200 * MIB
     inflight_bytes: int = MIB
@@ -122,14 +119,8 @@ class Rank:
                 ddp_comm_ns=7,
                 ddp_overlap_ns=5,
             ),
-            probe=record(ProbeTotals),
-            price=Price(
-                budget_ratio=0.005,
-                hooks_shed=self.hooks_shed,
-                pairs=0,
-                paired_cost_ns=None,
-                paired_error_ns=None,
-            ),
+            budget_ppm=5000,
+            unobserved_steps=0,
             facts=self.facts,
             hooks_unavailable=self.hooks_off,
             fault="",

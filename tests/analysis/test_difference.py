@@ -129,7 +129,7 @@ def test_the_verdict_on_the_wait_is_there() -> None:
 
 
 def test_a_queue_that_is_not_read_is_not_one_without_workers() -> None:
-    """Out of service or switched off, it leaves the page saying "no workers", as the loader for evaluation has."""
+    """Out of service, it leaves the page saying "no workers", as the loader for evaluation has."""
     loader = {"site": "train.py:41 main", "split": "train", "num_workers": 4}
     evaluates = {"site": "eval.py:7 evaluate", "split": "eval", "num_workers": 0}
 
@@ -139,7 +139,6 @@ def test_a_queue_that_is_not_read_is_not_one_without_workers() -> None:
 
     assert found_with() == [("dataloader-too-few-workers", "eval.py")]
     assert found_with(hooks_off=("loader_queue",)) == []
-    assert found_with(hooks_shed=("copies", "loader_queue")) == []
 
 
 def test_a_rank_that_has_not_stepped_enough_is_left_out(node: Node) -> None:

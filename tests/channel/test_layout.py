@@ -85,11 +85,6 @@ def test_version_7_is_what_it_was():
         "FIRST_STEP_END_NS": 42,
         "LISTENS": 101,
         "LEFT_GROUP_NS": 102,
-        "BUDGET_PPM": 104,
-        "HOOKS_SHED": 105,
-        "PRICED_PAIRS": 107,
-        "PAIRED_COST_NS": 108,
-        "PAIRED_ERROR_NS": 109,
         "STEP_HISTOGRAM": 112,
         "LOADER_WAIT_HISTOGRAM": 128,
         "COPY_FIRST": 224,
@@ -126,7 +121,6 @@ def test_version_7_is_what_it_was():
         "WORKERS",
         "FACTS",
         "GPU_TIME",
-        "EVERY_STEP",
     ]
 
 

@@ -385,7 +385,7 @@ def series_of_two_runs(moving: bool) -> list[dict[str, str]]:
             for label, operator, value in MATCHER.findall(matchers):
                 labels[label] = "79" if operator == "!~" else value.split("|")[0]
             rises = SERIES[name].kind in (Kind.COUNTER, Kind.HISTOGRAM) and moving
-            rises |= name in ("gpulaunch_sidecar_refreshes_total", "gpulaunch_attempt", "gpulaunch_probe_pairs")
+            rises |= name in ("gpulaunch_sidecar_refreshes_total", "gpulaunch_attempt")
             for run in ("a", "b"):
                 labels |= {"job": "gpulaunch", "instance": "n1:9464", "run": run, "name": "train"}
                 matched = ",".join(f'{label}="{value}"' for label, value in labels.items())

@@ -39,7 +39,7 @@ from gpulaunch.profiler.channel.quantities import (
     GpuTime,
     LoaderState,
     Pauses,
-    ProbeTotals,
+    StepTotals,
 )
 
 MS = 1_000_000
@@ -95,7 +95,7 @@ class Rank:
         self.calls = collectives.open_new(f"{directory}/collectives-{rank}.bin", attempt=attempt)
         self.calls[collectives.RECORDER] = collectives.TELLS
         words = self.writer.words
-        words[Word.BUDGET_PPM] = 10_000
+        words[StepTotals.budget_ppm] = 10_000
         words[CheckpointState.resumed_step] = 100 * attempt
         words[Pauses.compiles] = 3
         words[Pauses.compile_ns_total] = 900 * MS
@@ -188,10 +188,7 @@ class Rank:
         odd = self.trouble and self.rank == ODD
         cost_ns = 1_500_000 if self.trouble else 20_000
         words[Word.PROBE_NS_TOTAL] += count * cost_ns
-        words[ProbeTotals.unobserved_steps] = words[Word.STEPS] // 20 + self.troubled_steps // 4
-        words[Word.PRICED_PAIRS] = 3 if odd else words[Word.STEPS] // 20
-        words[Word.PAIRED_COST_NS], words[Word.PAIRED_ERROR_NS] = cost_ns + 10_000, 8_000
-        words[Word.HOOKS_SHED] = Hook.EVERY_STEP if odd else 0
+        words[StepTotals.unobserved_steps] = self.troubled_steps // 4
         words[Word.HOOKS_UNAVAILABLE] = Hook.GPU_MEMORY_FRACTION if odd else 0
         if odd:
             words[Word.STEP_SOURCE] = StepSource.BACKWARD

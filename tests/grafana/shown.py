@@ -28,8 +28,6 @@ MAY_BE_EMPTY = {
     | {
         ("memory", "Of the control group's limit"),  # where the control group has a limit
         ("memory", "Control groups"),
-        ("cost", "Longer steps"),  # once there are comparisons
-        ("cost", "By how much steps are longer"),
         ("cost", "Stacks sampled"),  # where py-spy, or our own reader, may look into the ranks
         ("ranks", "Communication of DistributedDataParallel"),  # DDP logs one of many steps
         ("ranks", "Waiting for a core"),  # where the kernel counts it
@@ -40,7 +38,6 @@ QUOTA = ("ranks", "Threads and cores", "quota")
 NO_RESTART = {("recovery", "Restarts by cause"), ("recovery", "Went on from")}
 NO_TROUBLE = {
     ("cost", "Parts of the probe out of service"),
-    ("cost", "Parts switched off for their price"),
     ("gpus", "Critical errors"),
 }
 STANDSTILL = "rank {{rank}}, told"
@@ -162,12 +159,8 @@ def trouble(story: Story, run: str, scene: str) -> None:
     assert [labels["collector"] for labels, _ in after.panel("cost", "Collectors out of service", "").series] == [
         "findings"
     ]
-    for panel, part in (
-        ("Parts switched off for their price", "every_step"),
-        ("Parts of the probe out of service", "gpu_memory_fraction"),
-    ):
-        parts = [(labels["rank"], labels["part"]) for labels, _ in after.panel("cost", panel).series]
-        assert parts == [(str(ODD), part)]
+    off = after.panel("cost", "Parts of the probe out of service").series
+    assert [(labels["rank"], labels["part"]) for labels, _ in off] == [(str(ODD), "gpu_memory_fraction")]
     assert story.fired[run, scene] >= {"GpulaunchHang", "GpulaunchXid", "GpulaunchEccErrors"}
 
 

@@ -380,7 +380,7 @@ def test_values_that_are_no_numbers_travel(
 ) -> None:
     """As in the text format: a gauge may be infinite, and the message is still a message."""
     busy, idle = node.training
-    odd = dataclasses.replace(busy, price=dataclasses.replace(busy.price, budget_ratio=math.inf))
+    odd = dataclasses.replace(busy, budget_ppm=math.inf)
     sender().publish(dataclasses.replace(node, training=(odd, idle)))
     collector.wait_for(1)
 

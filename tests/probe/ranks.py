@@ -101,20 +101,26 @@ def scores_with_gradients_on() -> None:
     assert taken_up >= 2
 
 
-def many_steps_that_cost_much() -> None:
-    """The same, and no time is given to a short program."""
-    from gpulaunch.profiler.probe import price
+def observe_one_of(blocks: int) -> None:
+    """Have one of so many blocks of steps observed, as if all of them were past the budget."""
+    from gpulaunch.profiler.probe.inject import current
 
-    price._SETTLED_NS = price._SEEN_NS = 0
+    probe = current()
+    assert probe is not None
+    probe.unobserved.observe_one_of(blocks)
+
+
+def many_steps_some_unobserved() -> None:
+    observe_one_of(4)
     train(a_model(), many_batches(2_000))
 
 
-def many_steps_of_which_few_are_observed() -> None:
-    """Nor are the parts that can be done without given any; after every 300 steps the model is looked at."""
-    from gpulaunch.profiler.probe import price
+def many_steps_past_the_budget() -> None:
+    """No time is given to a short program; after every 300 steps the model is looked at."""
+    from gpulaunch.profiler.probe import budget, observed
 
-    price._SETTLED_NS = price._SEEN_NS = 0
-    price._PATIENCE, price._APART = 1, 32
+    observed._SECOND_NS = 0
+    budget._WINDOW_NS, budget._PATIENCE = 50_000_000, 1
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number, (inputs, targets) in enumerate(many_batches(2_500), 1):
@@ -127,7 +133,8 @@ def many_steps_of_which_few_are_observed() -> None:
 
 
 def many_steps_without_an_optimizer() -> None:
-    """Steps end with each backward: the end of one without the probe would not be seen."""
+    """Steps end with each backward: the end of one that is not observed would not be seen."""
+    observe_one_of(4)
     model = a_model()
     for inputs, targets in many_batches(2_000):
         LOSS(model(inputs), targets).backward()
@@ -145,6 +152,7 @@ class Hooked(torch.optim.Adam):
 
 
 def many_steps_told_twice() -> None:
+    observe_one_of(4)
     model = a_model()
     torch.optim.Adam(model.parameters())
     train(model, many_batches(2_000), Hooked(model.parameters()))
@@ -152,6 +160,7 @@ def many_steps_told_twice() -> None:
 
 def many_optimizers() -> None:
     """A new one every 90 steps."""
+    observe_one_of(4)
     model = a_model()
     for number, (inputs, targets) in enumerate(many_batches(2_000)):
         if number % 90 == 0:
@@ -162,7 +171,8 @@ def many_optimizers() -> None:
 
 
 def many_steps_left() -> None:
-    """The loop is left in the middle of bare steps, and the program ends."""
+    """The loop is left in the middle of unobserved steps, and the program ends."""
+    observe_one_of(4)
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number, (inputs, targets) in enumerate(many_batches(2_000), 1):
@@ -211,6 +221,7 @@ def many_steps_marked() -> None:
     """The user says where steps end."""
     from gpulaunch import mark
 
+    observe_one_of(4)
     model = a_model()
     for inputs, targets in many_batches(2_000):
         LOSS(model(inputs), targets).backward()
@@ -219,6 +230,7 @@ def many_steps_marked() -> None:
 
 def many_steps_and_evaluations() -> None:
     """After every 11 steps the model is looked at, and every 50 it is saved."""
+    observe_one_of(4)
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number, (inputs, targets) in enumerate(many_batches(2_000), 1):

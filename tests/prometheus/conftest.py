@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -26,8 +25,6 @@ from gpulaunch.profiler.record import (
     LoaderWorkers,
     NodeState,
     Pauses,
-    Price,
-    ProbeTotals,
     RankCollectives,
     RankPlace,
     RankProcesses,
@@ -61,8 +58,6 @@ def idle(rank: int) -> TrainingState:
         syncs={},
         sites=(),
         pauses=pauses(0),
-        probe=record(ProbeTotals),
-        price=price(),
         facts={},
         hooks_unavailable=(),
         fault="",
@@ -81,17 +76,6 @@ def pauses(times: int) -> Pauses:
         ddp_comm_ns=5 * MS * times,
         ddp_overlap_ns=3 * MS * times,
     )
-
-
-def price(**known: Any) -> Price:
-    nothing: dict[str, Any] = {
-        "budget_ratio": 0.0,
-        "hooks_shed": (),
-        "pairs": 0,
-        "paired_cost_ns": None,
-        "paired_error_ns": None,
-    }
-    return Price(**{**nothing, **known})
 
 
 def collectives() -> tuple[RankCollectives, ...]:
@@ -181,14 +165,8 @@ def busy(rank: int) -> TrainingState:
         syncs={"item": SyncTotals(calls=100, blocked_ns=1_500 * MS)},
         sites=(),
         pauses=pauses(1),
-        probe=record(ProbeTotals, unobserved_steps=20),
-        price=price(
-            budget_ratio=0.005,
-            hooks_shed=("copies", "syncs"),
-            pairs=5,
-            paired_cost_ns=-3_000,
-            paired_error_ns=4_000,
-        ),
+        budget_ppm=5000,
+        unobserved_steps=20,
         facts={"device": {"uuid": "GPU-a"}},
         hooks_unavailable=("gpu_time",),
         fault="GPU_TIME: a test",

@@ -105,11 +105,7 @@ gpulaunch_pinned_memory_bytes rank
 gpulaunch_preempted
 gpulaunch_probe_armed rank
 gpulaunch_probe_budget_ratio rank
-gpulaunch_probe_pairs rank
-gpulaunch_probe_part_shed part=HOOKS rank
 gpulaunch_probe_part_unavailable part=HOOKS rank
-gpulaunch_probe_step_cost_error_seconds rank
-gpulaunch_probe_step_cost_seconds rank
 gpulaunch_process_busy_threads rank
 gpulaunch_process_cpu_seconds_total mode=system|user rank role=trainer|workers
 gpulaunch_process_runqueue_seconds_total rank role=trainer|workers

@@ -1,4 +1,4 @@
-"""What a part of the probe told before it was switched off says nothing of now."""
+"""What a part of the probe told before it was out of service says nothing of now."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ def test_of_a_queue_that_nobody_reads_nothing_is_told() -> None:
     seen = state(10.0)
     read = of_rank_0(seen)
     rank_0, *others = seen.training
-    price = replace(rank_0.price, hooks_shed=("loader_queue",))
-    shed = replace(seen, training=(replace(rank_0, price=price), *others))
-    unread = of_rank_0(shed)
+    off = replace(seen, training=(replace(rank_0, hooks_unavailable=("loader_queue",)), *others))
+    unread = of_rank_0(off)
 
     assert (read.ready, read.outstanding, read.transfer_seconds, read.reorder_blocked_seconds) == (2, 4, 0.0, 0.0)
     assert (unread.ready, unread.outstanding) == (None, None)
     assert (unread.transfer_seconds, unread.reorder_blocked_seconds) == (None, None)
     assert (unread.batches, unread.batch_bytes) == (read.batches, read.batch_bytes), "they are counted all the same"
-    assert "-/-" in once(view_of_state(shed, earlier=state(5.0)), 100)
+    assert "-/-" in once(view_of_state(off, earlier=state(5.0)), 100)

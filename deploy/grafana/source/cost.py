@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from source import limits
 from source.board import dashboard, row
-from source.expr import highest, mean, number, spread, top, total
-from source.overview import STEP, stepping_s
+from source.expr import highest, number, spread, total
+from source.overview import stepping_s
 from source.parts import Json, figure, lines, table
-from source.promql import gauge, histogram_mean, info, rate
+from source.promql import gauge, info, rate
 
 from gpulaunch.profiler.record import Collector
 
@@ -20,8 +20,6 @@ def cost() -> Json:
     """Make the dashboard."""
     overhead = "gpulaunch_profiler_overhead_seconds_total"
     inside = total(rate(overhead, where="trainer"), "rank") / stepping_s("rank")
-    longer = highest(gauge("gpulaunch_probe_step_cost_seconds"), "rank")
-    off = highest(gauge("gpulaunch_probe_step_cost_error_seconds"), "rank")
     budget = highest(gauge("gpulaunch_probe_budget_ratio"), "rank")
     return dashboard(
         "cost",
@@ -31,17 +29,9 @@ def cost() -> Json:
             "What does it cost training?",
             figure(
                 "Inside of the ranks",
-                "Time inside the probe, of the time of steps: the rank with most of it.",
+                "Time that the probe takes, of the time of steps: the rank with most of it.",
                 (highest(inside), "of a step"),
                 limit=limits.BUDGET,
-            ),
-            figure(
-                "Longer steps",
-                "By how much a step with the probe is longer than one without, as a share of it: the median rank. Below"
-                " zero: it cannot be told from chance.",
-                (mean(longer) / histogram_mean(STEP), "of a step"),
-                limit=limits.BUDGET,
-                signed=True,
             ),
             figure(
                 "Cores of the sidecars",
@@ -57,12 +47,6 @@ def cost() -> Json:
                 limit=limits.SIDECAR_BYTES,
             ),
             figure(
-                "Parts switched off",
-                "Parts of the probe that were switched off for their price, in any rank.",
-                (number(gauge("gpulaunch_probe_part_shed")).or_zero(), "parts"),
-                limit=limits.ONCE,
-            ),
-            figure(
                 "Collectors out of service",
                 "Parts of the sidecars that do not deliver, without those for GPUs, which a machine may well lack.",
                 (number(gauge("gpulaunch_collector_available", collector=ELSEWHERE) <= 0).or_zero(), "collectors"),
@@ -70,34 +54,19 @@ def cost() -> Json:
             ),
             lines(
                 "Time inside the probe",
-                "Share of the time of steps, by rank, and the budget: past it, parts of the probe are switched off.",
+                "Share of the time of steps, by rank, and the budget: past it, not all steps are observed.",
                 *spread(inside),
                 (highest(budget), "budget"),
                 limit=limits.BUDGET,
             ),
             lines(
-                "By how much steps are longer",
-                "Seconds, measured against steps without the probe: the median of the comparisons, and its standard"
-                " error. The five ranks with most of it.",
-                (top(5, longer), "rank {{rank}}"),
-                (highest(off), "error at most"),
-                signed=True,
-                limit=limits.LONGER,
-            ),
-            lines(
-                "Steps without the probe",
-                "Share of the steps that were made without it, to compare the others with.",
+                "Steps not observed",
+                "Share of the steps: none, unless observing all of them would exceed the budget.",
                 (
                     total(rate("gpulaunch_unobserved_steps_total")) / total(rate("gpulaunch_steps_total")),
-                    "without",
+                    "not observed",
                 ),
                 limit=limits.HISTORY,
-            ),
-            lines(
-                "Comparisons",
-                "That the figures above are of, in the running attempt.",
-                *spread(highest(gauge("gpulaunch_probe_pairs"), "rank")),
-                limit=limits.PAIRS,
             ),
         ),
         row(
@@ -114,14 +83,6 @@ def cost() -> Json:
                 "Parts of the probe out of service",
                 "They do not fit this torch, or met a fault. Empty: none.",
                 highest(gauge("gpulaunch_probe_part_unavailable"), "rank", "part"),
-                {"rank": "rank", "part": "part"},
-                width=8,
-                limit=limits.FAULTS,
-            ),
-            table(
-                "Parts switched off for their price",
-                "Empty: none.",
-                highest(gauge("gpulaunch_probe_part_shed"), "rank", "part"),
                 {"rank": "rank", "part": "part"},
                 width=8,
                 limit=limits.FAULTS,

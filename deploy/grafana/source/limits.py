@@ -106,7 +106,6 @@ SAVING: Final = above(rules.LOST_MEASURED.value)
 BUDGET: Final = above(0.005, 0.01)  # the default of --profile-budget, and twice that
 SIDECAR_CORES: Final = above(0.01)  # of one core, for 8 ranks
 SIDECAR_BYTES: Final = above(60e6)  # likewise
-PAIRS: Final = below(8)  # fewer say nothing: GpulaunchProfilerOverBudget does not listen either
 ERRORS: Final = above(1 / 60)  # one a minute
 REFRESH: Final = above(1)  # as long as from one refresh to the next
 
@@ -130,7 +129,6 @@ PIPES: Final = NoLimit("which arithmetic a program needs is its own; the rule fp
 OCCUPANCY: Final = NoLimit("the best kernels may have much of it or little.")
 HARDWARE: Final = NoLimit("what is right is the card's own, and differs from model to model.")
 ROWS: Final = NoLimit("a card replaces some in a long life; that one waits, or could not be, has one beside.")
-LONGER: Final = NoLimit("it is in seconds; the share of a step has one above.")
 PACE_SIDECAR: Final = NoLimit("there are more with more nodes and more who scrape.")
 PACE_STACKS: Final = NoLimit("how often stacks are taken is chosen by what it costs.")
 LISTED: Final = NoLimit("it lists facts.")

@@ -7,7 +7,6 @@ from gpulaunch.profiler.channel.declare import quantities_of
 from gpulaunch.profiler.channel.layout import STEP_BOUNDS_S
 from gpulaunch.profiler.record import (
     LoaderWorkers,
-    Price,
     RankCollectives,
     RankProcesses,
     TrainingState,
@@ -31,7 +30,7 @@ def put_training(out: Sink, training: TrainingState, *, wall_minus_monotonic_ns:
         # stays unchanged.
         out.put("gpulaunch_last_step_timestamp_seconds", round(wall_ns / _NS_PER_S, 3), rank=rank)
     if training.loader is not None:
-        knows_queue = "loader_queue" not in (*training.hooks_unavailable, *training.price.hooks_shed)
+        knows_queue = "loader_queue" not in training.hooks_unavailable
         put_quantities(out, training.loader, rank=rank, gauges=knows_queue)
     if training.gpu is not None:
         put_quantities(out, training.gpu, rank=rank)
@@ -43,21 +42,8 @@ def put_training(out: Sink, training: TrainingState, *, wall_minus_monotonic_ns:
         put_quantities(out, syncs, rank=rank, kind=kind)
     if "nested" not in training.hooks_unavailable:
         put_quantities(out, training.pauses, rank=rank)
-    put_quantities(out, training.probe, rank=rank)
     for part in training.hooks_unavailable:
         out.put("gpulaunch_probe_part_unavailable", 1, rank=rank, part=part)
-    _put_price(out, rank, training.price)
-
-
-def _put_price(out: Sink, rank: str, price: Price) -> None:
-    out.put("gpulaunch_probe_budget_ratio", price.budget_ratio or None, rank=rank)
-    for part in price.hooks_shed:
-        out.put("gpulaunch_probe_part_shed", 1, rank=rank, part=part)
-    out.put("gpulaunch_probe_pairs", price.pairs, rank=rank)
-    if price.paired_cost_ns is not None:
-        out.put("gpulaunch_probe_step_cost_seconds", price.paired_cost_ns / _NS_PER_S, rank=rank)
-    if price.paired_error_ns is not None:
-        out.put("gpulaunch_probe_step_cost_error_seconds", price.paired_error_ns / _NS_PER_S, rank=rank)
 
 
 def put_quantities(out: Sink, record: object, *, gauges: bool = True, **labels: str) -> None:

@@ -9,7 +9,7 @@ from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph,
 from gpulaunch.exporters.report.formatting import amount, percent, seconds, size
 from gpulaunch.exporters.report.time_axis import chosen, clock_of
 from gpulaunch.exporters.view.figures import UNKNOWN, count
-from gpulaunch.exporters.view.model import CostView, RankView, RunView
+from gpulaunch.exporters.view.model import RankView, RunView
 
 _MOST_LINES: Final = 8
 
@@ -82,8 +82,8 @@ def cost(view: RunView) -> Section:
     if priced:
         blocks += [
             Paragraph(
-                "In the probe: time that the training thread spent inside it. Measured: by how much a step is longer "
-                "with the probe than without, in pairs of blocks of steps; it may be below zero, within its error."
+                "In the probe: time that it took of the steps, as it measures itself, its calls included. Past its "
+                "budget not all steps are observed."
             ),
             _probe(priced),
         ]
@@ -105,30 +105,20 @@ def _probe(ranks: list[RankView]) -> Table:
                 str(rank.rank),
                 seconds(own.probe_seconds),
                 percent(own.probe_seconds / rank.step_seconds if rank.step_seconds else None),
-                _measured(own),
-                count(own.pairs),
                 percent(own.budget_ratio) if own.budget_ratio is not None else "no limit",
-                ", ".join(own.parts_shed) or UNKNOWN,
+                count(own.unobserved_steps),
                 ", ".join(own.parts_unavailable) + (f" ({own.fault})" if own.fault else "") or UNKNOWN,
             )
         )
-    titles = ("Rank", "In the probe", "of the steps", "Measured, each step", "Pairs", "Budget")
+    titles = ("Rank", "In the probe", "of the steps", "Budget", "Steps not observed")
     return Table(
         caption="What the probe cost each rank",
         columns=(
             *(Column(title, number=index > 0) for index, title in enumerate(titles)),
-            Column("Switched off for its price"),
             Column("Out of service"),
         ),
         rows=tuple(rows),
     )
-
-
-def _measured(own: CostView) -> str:
-    if own.step_cost_seconds is None:
-        return UNKNOWN
-    error = f" +/- {seconds(own.step_cost_error_seconds)}" if own.step_cost_error_seconds is not None else ""
-    return seconds(own.step_cost_seconds) + error
 
 
 def _sidecars(view: RunView) -> Table:

@@ -2,7 +2,7 @@
 
     {"version": 1, "at_s", "group": {"run_id", "name", "attempt", "world_size", "node_rank"},
      "counters": [[name, [label values], value] ...], "gauges": the same,
-     "ranks": {"0": {"local_rank", "pid", "armed", "step_source", "last_step_s", "unavailable", "shed", "fault",
+     "ranks": {"0": {"local_rank", "pid", "armed", "step_source", "last_step_s", "unavailable", "fault",
                      "sites": [[kind, text, count, size_bytes, blocked_ns, gpu_ns, pinned, non_blocking] ...]}},
      "devices": {"0": {"uuid", "model"}},
      "collectors": {"ranks": {"available", "reason", "errors", "spent_s"}}}
@@ -103,7 +103,6 @@ def _training(training: TrainingState, wall_minus_monotonic_s: float) -> dict[st
         "step_source": training.step_source,
         "last_step_s": None if last_ns is None else round(last_ns / _NS_PER_S + wall_minus_monotonic_s, 3),
         "unavailable": list(training.hooks_unavailable),
-        "shed": list(training.price.hooks_shed),
         "fault": training.fault,
         "sites": [
             [

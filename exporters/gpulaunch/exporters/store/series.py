@@ -24,7 +24,7 @@ Key: TypeAlias = tuple[str, ...]
 _LEFT_OUT: Final = frozenset(
     (
         *("gpulaunch_step_source", "gpulaunch_last_collective", "gpulaunch_last_step_timestamp_seconds"),
-        *("gpulaunch_probe_part_shed", "gpulaunch_probe_part_unavailable"),
+        "gpulaunch_probe_part_unavailable",
         *("gpulaunch_finding_active", "gpulaunch_finding_lost_ratio"),
         *("gpulaunch_collector_available", "gpulaunch_collector_errors_total", "gpulaunch_collector_seconds_total"),
         *("gpulaunch_sidecar_scrapes_total", "gpulaunch_sidecar_render_duration_seconds"),

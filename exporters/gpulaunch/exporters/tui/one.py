@@ -135,11 +135,8 @@ def _input(loader: LoaderView) -> str:
 
 def _cost(cost: CostView) -> str:
     told = f"being measured: {seconds(cost.probe_seconds)} in the probe"
-    if cost.step_cost_seconds is not None:
-        told += f"; a step is {seconds(cost.step_cost_seconds)} longer"
-        told += f" (+- {seconds(cost.step_cost_error_seconds)}, {count(cost.pairs)} pairs)"
-    if cost.parts_shed:
-        told += f"; switched off for their price: {plain(', '.join(cost.parts_shed))}"
+    if cost.unobserved_steps:
+        told += f"; {count(cost.unobserved_steps)} steps were not observed, for the budget"
     if cost.parts_unavailable:
         told += f"; out of service: {plain(', '.join(cost.parts_unavailable))}"
     return told + (f" ({plain(cost.fault)})" if cost.fault else "")

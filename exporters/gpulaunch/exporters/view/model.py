@@ -229,15 +229,11 @@ class CostView:
     """Overhead of the probe on a rank."""
 
     probe_seconds: float
-    """Time inside the probe, in total."""
-    step_cost_seconds: float | None = None
-    """How much longer a step is with the probe, measured in pairs; may be negative."""
-    step_cost_error_seconds: float | None = None
-    pairs: int = 0
+    """What the probe took of the steps, in total."""
     budget_ratio: float | None = None
     """Limit of the probe's share of a step; None: no limit."""
-    parts_shed: tuple[str, ...] = ()
-    """Parts switched off because of their overhead."""
+    unobserved_steps: int = 0
+    """Steps that were not observed, to stay within it."""
     parts_unavailable: tuple[str, ...] = ()
     """Parts out of service."""
     fault: str = ""

@@ -233,7 +233,8 @@ def _loader(told: Mapping[str, Any], counters: Values, gauges: Values) -> Loader
     batches = counters.whole("dataloader_batches_total")
     if batches is None:
         return None
-    # If the queue is no longer read, its last values do not describe the present, nor split the total wait.
+    # If the queue is no longer read, its last values do not describe the present, nor split the total wait. In runs of
+    # earlier versions it may also have been "shed".
     reads_queue = "loader_queue" not in (*_words(told.get("shed")), *_words(told.get("unavailable")))
     queue = {name: gauges.whole(f"dataloader_{name}_batches") if reads_queue else None for name in _QUEUE}
     return LoaderView(
@@ -331,11 +332,8 @@ def _cost(told: Mapping[str, Any], counters: Values, gauges: Values) -> CostView
         return None
     return CostView(
         probe_seconds=probe_seconds,
-        step_cost_seconds=gauges.get("probe_step_cost_seconds"),
-        step_cost_error_seconds=gauges.get("probe_step_cost_error_seconds"),
-        pairs=gauges.count("probe_pairs"),
         budget_ratio=gauges.get("probe_budget_ratio"),
-        parts_shed=_words(told.get("shed")),
+        unobserved_steps=counters.count("unobserved_steps_total"),
         parts_unavailable=_words(told.get("unavailable")),
         fault=_word(told.get("fault")) or "",
     )

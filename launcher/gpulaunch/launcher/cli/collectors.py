@@ -85,8 +85,8 @@ def hooks() -> Iterator[Finding]:
         )
         return
     for hook in Hook:
-        if hook in (Hook.GPU_MEMORY_FRACTION, Hook.EVERY_STEP):
-            continue  # an option, and observation of steps: neither hooks into torch
+        if hook is Hook.GPU_MEMORY_FRACTION:
+            continue  # an option, which hooks into nothing
         name = f"probe {(hook.name or '').lower()}"
         if hook in seen.hooks_unavailable:
             advice = "what it measures will be missing; a torch newer than this version knows?"

@@ -48,7 +48,7 @@ RENDEZVOUS = "Rendezvous (as in torchrun)"
 SECTIONS = (RANKS, PROGRAM, JOB, DEVICES, OUTPUT, FAILURE, CHECKPOINTS, HANGS, START, METRICS, RENDEZVOUS)
 
 PROFILE_BUDGET = 0.5
-"""In percent; the probe's default (`profiler.probe.price`)."""
+"""In percent; the probe's default (`profiler.probe.budget`)."""
 
 # fmt: off
 OPTIONS: tuple[Option, ...] = (

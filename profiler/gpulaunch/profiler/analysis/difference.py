@@ -125,7 +125,7 @@ def _rank(
 
 def _loader(old: TrainingState, new: TrainingState) -> LoaderState | None:
     """None also where its queue is not read: the segment then reports no prefetching, which may be wrong."""
-    if new.loader is None or "loader_queue" in (*new.hooks_unavailable, *new.price.hooks_shed):
+    if new.loader is None or "loader_queue" in new.hooks_unavailable:
         return None
     return difference(new.loader, old.loader)
 

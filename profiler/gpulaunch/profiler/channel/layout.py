@@ -104,13 +104,6 @@ class Word(IntEnum):
     # written by the tap of destroy_process_group (`probe.collectives`)
     LEFT_GROUP_NS = 102  # CLOCK_MONOTONIC when destroy_process_group() of all groups returned last; 0: never
 
-    # the overhead of the probe (`probe.price`)
-    BUDGET_PPM = 104  # of a step: above it, parts are switched off
-    HOOKS_SHED = 105  # bits of Hook that were switched off for their overhead
-    PRICED_PAIRS = 107  # comparisons behind the next two words; 0: those are invalid
-    PAIRED_COST_NS = 108  # of a step, two's complement: it may be negative
-    PAIRED_ERROR_NS = 109  # standard error of it
-
     # STEP_BUCKETS words each; the first is written just before the step counters, so it is briefly some steps ahead
     STEP_HISTOGRAM = 112
     LOADER_WAIT_HISTOGRAM = 128
@@ -205,8 +198,6 @@ class Hook(IntFlag):
     WORKERS = 1024
     FACTS = 2048
     GPU_TIME = 4096
-    EVERY_STEP = 8192
-    """Shed: only some steps are observed; the others are reported as equal to them."""
 
 
 class TextSlot(IntEnum):

@@ -56,7 +56,17 @@ class StepTotals:
         phase=PHASES,
     )
     probe_ns_total: int = counter("profiler_overhead_seconds_total", word=Word.PROBE_NS_TOTAL, where="trainer")
-    """What the taps have measured of themselves."""
+    """What the probe took of the steps: as its taps measured it, and that they are called."""
+    unobserved_steps: int = counter(
+        "unobserved_steps_total",
+        "Of the steps, those that were not observed, to stay within the budget; told as equal to the others.",
+    )
+    budget_ppm: int = gauge(
+        "probe_budget_ratio",
+        "Share of a step that the probe may cost; past it, not all steps are observed. Absent: no limit.",
+        known_by="budget_ppm",
+    )
+    """Allowed overhead as a share of a step, in millionths; past it, not all steps are observed. 0: no limit."""
 
 
 @quantities
@@ -209,16 +219,7 @@ class CheckpointState:
     """CLOCK_MONOTONIC when the training thread entered the save that it is in; 0: it is in none."""
 
 
-@quantities
-class ProbeTotals:
-    """What the probe left out."""
-
-    unobserved_steps: int = counter(
-        "unobserved_steps_total", "Of the steps, those that were made without the probe, to compare the others with."
-    )
-
-
-RECORDS: Final = (StepTotals, GpuTime, LoaderState, Pauses, GpuMemory, CheckpointState, ProbeTotals)
+RECORDS: Final = (StepTotals, GpuTime, LoaderState, Pauses, GpuMemory, CheckpointState)
 """All of them that a segment has once."""
 
 COPY_WORDS: Final = len(quantities_of(CopyTotals))

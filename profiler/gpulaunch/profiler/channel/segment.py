@@ -39,7 +39,6 @@ from gpulaunch.profiler.channel.quantities import (
     GpuTime,
     LoaderState,
     Pauses,
-    ProbeTotals,
     StepTotals,
     SyncTotals,
 )
@@ -103,7 +102,6 @@ class SegmentSnapshot(StepTotals):
     gpu_time: GpuTime
     pauses: Pauses
     checkpoint: CheckpointState
-    probe: ProbeTotals
     copies: Mapping[tuple[str, str], CopyTotals]
     """By direction and host memory, as in `layout.COPIES`."""
     syncs: Mapping[str, SyncTotals]
@@ -112,16 +110,6 @@ class SegmentSnapshot(StepTotals):
     """Whether the rank will exit by itself after a preemption notice."""
     left_group_ns: int
     """CLOCK_MONOTONIC when it had destroyed its process groups; 0: it has not."""
-    budget_ppm: int
-    """Allowed overhead as a share of a step, in millionths; above it, parts are switched off. 0: no limit."""
-    hooks_shed: Hook
-    """The parts that were switched off for it."""
-    priced_pairs: int
-    """Number of comparisons behind the next two; while it is 0, those are invalid."""
-    paired_cost_ns: int
-    """By how much steps with the probe are longer than those without: the median, which may be negative."""
-    paired_error_ns: int
-    """Standard error of that."""
     note: str
     fault: str
 
@@ -177,7 +165,6 @@ class SegmentReader:
             gpu_time=GpuTime(**read_record(GpuTime, words)),
             pauses=Pauses(**read_record(Pauses, words)),
             checkpoint=CheckpointState(**read_record(CheckpointState, words)),
-            probe=ProbeTotals(**read_record(ProbeTotals, words)),
             copies={
                 key: CopyTotals(**read_record(CopyTotals, words, first=Word.COPY_FIRST + COPY_WORDS * row))
                 for row, key in enumerate(COPIES)
@@ -188,11 +175,6 @@ class SegmentReader:
             },
             listens=bool(words[Word.LISTENS] & 1),
             left_group_ns=words[Word.LEFT_GROUP_NS],
-            budget_ppm=words[Word.BUDGET_PPM],
-            hooks_shed=Hook(words[Word.HOOKS_SHED]),
-            priced_pairs=words[Word.PRICED_PAIRS],
-            paired_cost_ns=_signed(words[Word.PAIRED_COST_NS]),
-            paired_error_ns=words[Word.PAIRED_ERROR_NS],
             note=note,
             fault=fault,
         )
@@ -260,11 +242,6 @@ def read(path: str) -> SegmentSnapshot:
 
 
 _NO_SITES: Final = bytes(SITE_ROWS * SITE_ROW_BYTES)
-
-
-def _signed(word: int) -> int:
-    """Decode a word that may hold a negative number (two's complement)."""
-    return word - (1 << 64) if word >> 63 else word
 
 
 def _site(table: bytes, at: int) -> SiteRow | None:

@@ -86,10 +86,9 @@ class Account:
         "on_step",
         "on_steps",
         "optimized",
-        "price_ns",
+        "overhead_ns",
         "skipped_steps",
         "source",
-        "spent_ns",
         "totals",
     )
 
@@ -109,10 +108,8 @@ class Account:
         """How long nested intervals have taken so far, each without those inside it."""
         self.exposed_ns = 0
         """The part of a step's backward that is known to be a wait for gradients of other ranks."""
-        self.price_ns = 0
+        self.overhead_ns = 0
         """Overhead of the probe so far, set by its caller; it is only published with the totals."""
-        self.spent_ns = 0
-        """Time spent in taps since it was last read; for the caller."""
         self.totals = [0] * (_PROBE + 1)
         """The segment's words STEPS..PROBE_NS_TOTAL as of the last step that has ended."""
 
@@ -242,7 +239,7 @@ class Account:
         totals[_PHASE + OTHER] += took_ns - waits - forwards - backwards - comms - optimizers
         totals[_LAST_STEP] = start_ns
         totals[_SOURCE] = self.source
-        totals[_PROBE] = self.price_ns
+        totals[_PROBE] = self.overhead_ns
         self.on_steps(records)
 
     def _each(self, records: list[Record]) -> None:
@@ -304,7 +301,7 @@ class Account:
         totals[_PHASE + OTHER] += other
         totals[_LAST_STEP] = end_ns
         totals[_SOURCE] = self.source
-        totals[_PROBE] = self.price_ns
+        totals[_PROBE] = self.overhead_ns
         if not rare:  # as most steps: to make this from the parts would take twice as long
             self.on_step(
                 1,

@@ -127,7 +127,7 @@ class LoaderWatch:
         self.ready_ns = 0
         """Total wait for batches that were ready when requested."""
         self.passing = 0
-        """Plain batches of bare steps that are not counted yet: their wait was not measured."""
+        """Plain batches of unobserved steps that are not counted yet: their wait was not measured."""
         self._passed_samples = 0  # of those that are
         self._rows: dict[str, int] = {}
 
@@ -268,7 +268,7 @@ class LoaderWatch:
         return self._look(batch, number)
 
     def passed_samples(self) -> int:
-        """The samples in plain batches of bare steps since the last call."""
+        """The samples in plain batches of unobserved steps since the last call."""
         self._count_plain()
         samples, self._passed_samples = self._passed_samples, 0
         return samples

@@ -29,11 +29,11 @@ from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook, Word
 from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.account import COMM
-from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.sites import Sites, caller
 from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
+from gpulaunch.profiler.probe.training_thread import OFF
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _CALLS: Final = Pauses.comm_calls

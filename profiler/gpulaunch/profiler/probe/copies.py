@@ -64,7 +64,6 @@ def place(probe: Probe, torch: Any, undo: Undo) -> Hook:
         return Hook(0)
     clock = GpuClock(words, torch.cuda)
     ledger = Transfers(probe, torch, types, clock)
-    probe.bare.can_do_without(Hook.COPIES | Hook.SYNCS, ledger.do_without)
     _tensors(ledger, torch, undo)
     _modules(ledger, torch, undo)
     _functions(ledger, torch, undo)

@@ -8,9 +8,7 @@ is about 0.3 us. An edge of a plain step is one number, the time and the region 
 step machine, which processes it later (`Probe.tell`, `Probe.catch_up`). Their first line is for torch.compile, which
 may trace a tap: there the rest does not exist.
 
-The overhead is measured in the steps of one group of eight: there each edge reads the clock on entry, which the phases
-need anyway, and on exit. Not included are the call of the tap itself and torch's cache misses; `benchmarks/probe.py`
-includes those, which are about the same again.
+What they cost is measured by themselves: see `cost`.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from typing import Any, Final
 
 from gpulaunch.profiler.channel.layout import Region, Word
 from gpulaunch.profiler.probe.account import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, OTHER
-from gpulaunch.profiler.probe.bare import BARE, OFF
 from gpulaunch.profiler.probe.batch import BLOCKED, SHORT_NS
 from gpulaunch.profiler.probe.state import Probe
+from gpulaunch.profiler.probe.training_thread import OFF, UNOBSERVED
 
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _STEPS_MADE: Final = int(Word.STEPS_MADE)
@@ -44,7 +42,7 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
     grad_enabled = torch.is_grad_enabled
     machine = probe.machine
     loader = probe.loader
-    bare = probe.bare
+    unobserved = probe.unobserved
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     @functools.wraps(original)
@@ -60,16 +58,16 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
                 except StopIteration:
                     probe.loader_end()
                     raise
-                if probe.thread == BARE:
+                if probe.thread == UNOBSERVED:
                     now_ns = monotonic_ns()
                     edge[0] = now_ns << 3 | _FORWARD
                     loader.passing += 1
-                    if now_ns > bare.until_ns:  # no step has ended for long
-                        bare.end()
+                    if now_ns > unobserved.until_ns:  # no step has ended for long
+                        unobserved.end()
                 return batch
-            if getattr(self, "_num_yielded", 1) and monotonic_ns() < bare.until_ns:
-                return bare.fetch(original, self, grad_enabled)
-            bare.end()  # an evaluation begins, or another epoch
+            if getattr(self, "_num_yielded", 1) and monotonic_ns() < unobserved.until_ns:
+                return unobserved.fetch(original, self, grad_enabled)
+            unobserved.end()  # an evaluation begins, or another epoch
         asked = asked_ns = 0
         try:
             asked_ns = monotonic_ns()
@@ -131,7 +129,7 @@ def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Call
 
     @functools.wraps(original)
     def tapped_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or probe.thread == BARE:
+        if is_compiling() or probe.thread == UNOBSERVED:
             return original(t_outputs, *args, **kwargs)
         around = _STEPPING
         try:
@@ -173,15 +171,15 @@ def tap_before_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]
     """An optimizer pre-hook."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
-    bare = probe.bare
+    unobserved = probe.unobserved
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if is_compiling():
             return
-        if probe.thread == BARE:
-            if id(optimizer) == bare.pivot:
-                bare.begun = True
+        if probe.thread == UNOBSERVED:
+            if id(optimizer) == unobserved.pivot:
+                unobserved.begun = True
             return
         try:
             now_ns = monotonic_ns()
@@ -204,7 +202,7 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
     """An optimizer post-hook."""
     is_compiling = torch.compiler.is_dynamo_compiling
     machine = probe.machine
-    bare = probe.bare
+    unobserved = probe.unobserved
     edge = probe.writer.words[_LAST_EDGE : _LAST_EDGE + 1]
 
     made = probe.writer.words[_STEPS_MADE : _STEPS_MADE + 1]
@@ -233,17 +231,17 @@ def tap_after_step(probe: Probe, torch: Any) -> Callable[[Any, Any, Any], None]:
                         probe.attend(OTHER, now_ns)
                 return
             machine.optimized += 1
-            if probe.thread != BARE:
+            if probe.thread != UNOBSERVED:
                 machine.compiled()  # autograd's thread for a GPU: a gradient hook steps there, no end is observed
-            elif id(optimizer) != bare.pivot:
-                bare.step_ended(id(optimizer))
-            elif bare.begun and get_ident() == bare.thread:
-                bare.begun = False
-                bare.ends_ns.append(now_ns)
+            elif id(optimizer) != unobserved.pivot:
+                unobserved.step_ended(id(optimizer))
+            elif unobserved.begun and get_ident() == unobserved.thread:
+                unobserved.begun = False
+                unobserved.ends_ns.append(now_ns)
                 edge[0] = now_ns << 3 | _OTHER
-                if len(bare.ends_ns) >= bare.due or now_ns > bare.until_ns:
-                    bare.over()
-            elif get_ident() != bare.thread:
+                if len(unobserved.ends_ns) >= unobserved.due or now_ns > unobserved.until_ns:
+                    unobserved.over()
+            elif get_ident() != unobserved.thread:
                 probe.adopts(now_ns)
         except Exception as error:
             probe.fail(error)

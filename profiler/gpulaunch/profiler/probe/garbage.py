@@ -20,11 +20,11 @@ from typing import Any, Final
 from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook
 from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe.account import GC
-from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.source import call_under_way, parsed
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.taps import Undo, keep_out, take_out
+from gpulaunch.profiler.probe.training_thread import OFF
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _COLLECTIONS: Final = Pauses.gc_collections

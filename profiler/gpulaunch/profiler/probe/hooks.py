@@ -24,8 +24,9 @@ from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe import copies, kineto, nested, program, worker
 from gpulaunch.profiler.probe.account import Account
-from gpulaunch.profiler.probe.bare import Bare
 from gpulaunch.profiler.probe.batch import LoaderWatch
+from gpulaunch.profiler.probe.budget import Budget
+from gpulaunch.profiler.probe.cost import Cost, time_call
 from gpulaunch.profiler.probe.device import accelerator_types, write_memory
 from gpulaunch.profiler.probe.edges import (
     tap_after_step,
@@ -35,11 +36,13 @@ from gpulaunch.profiler.probe.edges import (
     tap_scaler,
 )
 from gpulaunch.profiler.probe.noted import NotedSteps
+from gpulaunch.profiler.probe.observed import ObservedSteps
 from gpulaunch.profiler.probe.publish import Publisher
 from gpulaunch.profiler.probe.service import Service
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.step import StepMachine
 from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out, put
+from gpulaunch.profiler.probe.unobserved import UnobservedSteps
 
 TORCH_FLOOR: Final = (2, 6)
 """The oldest torch whose internals are known here; in a newer one each tap's target is checked before it is placed."""
@@ -82,6 +85,9 @@ class Hooks:
             else:
                 self._undo.append(undo)  # itself: what is tapped later is entered there
                 self._probe.armed(hook if in_service is None else in_service)
+        with suppress(Exception):  # without it, it is not known what the calls cost
+            cost = self._probe.cost
+            cost.call_ns = cost.call_ns or time_call(self._torch.compiler.is_dynamo_compiling)
 
     def remove(self) -> None:
         """Remove the taps, unless another one was put on top since."""
@@ -146,6 +152,10 @@ def _gpu_memory(probe: Probe, torch: Any, undo: Undo) -> Hook | None:
 
 
 def _keep_out(torch: Any, *taps: Any) -> None:
-    parts = (Probe, Service, Publisher, NotedSteps, StepMachine, Account, LoaderWatch, Bare, SegmentWriter)
-    ours = (function for part in parts for function in vars(part).values() if function is not Bare.fetch)
-    keep_out(torch, *taps, Bare.fetch, ours=ours)  # fetch makes the user's call
+    parts = (
+        *(Probe, ObservedSteps, UnobservedSteps, Cost, Budget, Service, Publisher),
+        *(NotedSteps, StepMachine, Account, LoaderWatch, SegmentWriter),
+    )
+    fetch = UnobservedSteps.fetch  # makes the user's call
+    ours = (function for part in parts for function in vars(part).values() if function is not fetch)
+    keep_out(torch, *taps, fetch, ours=ours)

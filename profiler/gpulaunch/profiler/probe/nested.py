@@ -21,10 +21,10 @@ from gpulaunch.profiler.channel.layout import SITE_KINDS, Hook
 from gpulaunch.profiler.channel.quantities import Pauses
 from gpulaunch.profiler.probe import collectives, garbage
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE
-from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.state import Nested, Probe
 from gpulaunch.profiler.probe.taps import Undo, keep_out, put, take_out
+from gpulaunch.profiler.probe.training_thread import OFF
 
 _SAVE: Final = SITE_KINDS.index("save")
 _CHECKPOINT: Final = ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict_saver")

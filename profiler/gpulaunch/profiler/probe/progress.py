@@ -47,7 +47,7 @@ def _told(tell: Callable[Concatenate[Probe, P], None]) -> Callable[P, None]:
 def checkpoint_began(probe: Probe) -> None:
     """This thread, the training thread, is blocked by a save from now on."""
     global _stands_still, _nested_before_ns
-    probe.bare.end()
+    probe.unobserved.end()
     _stands_still, _nested_before_ns = get_ident(), probe.machine.nested_ns
     probe.writer.words[CheckpointState.blocking_since_ns] = monotonic_ns()
 

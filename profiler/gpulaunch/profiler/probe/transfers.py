@@ -24,12 +24,12 @@ from typing import Any, Final
 from gpulaunch.profiler.channel.layout import COPIES, SITE_KINDS, SYNCS, Hook, Word
 from gpulaunch.profiler.channel.quantities import COPY_WORDS, SYNC_WORDS, CopyTotals, SyncTotals
 from gpulaunch.profiler.probe.account import H2D, SYNC
-from gpulaunch.profiler.probe.bare import OFF
 from gpulaunch.profiler.probe.built import built_at
 from gpulaunch.profiler.probe.gpu_time import TIMED_EVERY, GpuClock
 from gpulaunch.profiler.probe.originals import Originals
 from gpulaunch.profiler.probe.sites import Sites, caller, path_of
 from gpulaunch.profiler.probe.state import Probe
+from gpulaunch.profiler.probe.training_thread import OFF
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _H2D: Final = tuple(index for index, (direction, _) in enumerate(COPIES) if direction == "h2d")
@@ -98,10 +98,6 @@ class Transfers:
         self._inside: set[int] = set()  # threads that are in a call of ours: what torch calls there is a part of it
         self._modules: dict[int, dict[int, int]] = {}  # threads that move a module: bytes so far, by index in COPIES
 
-    def do_without(self) -> None:
-        """Pass every call through from now on: the overhead is too high."""
-        self._off = True
-
     def copies(self, kind: int, original: Original, args: Args, kwargs: Kwargs, *, into: bool = False) -> Any:
         """A call that may copy its first argument to what it returns or, `into`, its second to the first.
 
@@ -127,7 +123,7 @@ class Transfers:
             if event is not None:
                 self._end_timing(event, copy, row)
             if trains:
-                self._price(spent)
+                self._measure(spent)
         except Exception as error:
             self._fail(error)
         return result
@@ -142,7 +138,7 @@ class Transfers:
             size_bytes = 0 if tensor is None else self._bytes_there(tensor)
             if size_bytes is not None:
                 self._enter_wait(sync, spent, size_bytes)
-                self._price(spent)
+                self._measure(spent)
         except Exception as error:
             self._fail(error)
         return result
@@ -157,7 +153,7 @@ class Transfers:
             if result is not args[0]:
                 self._nest(H2D, spent)
                 self._count_wait(_OTHER, spent[1] - spent[0])
-                self._price(spent)
+                self._measure(spent)
         except Exception as error:
             self._fail(error)
         return result
@@ -305,11 +301,11 @@ class Transfers:
         path = path_of(frame.f_code)
         return _BUILT_ON_CPU, f"built at {path}:{line}, moved at {path}:{frame.f_lineno}"
 
-    def _price(self, spent: Spent) -> None:
+    def _measure(self, spent: Spent) -> None:
         """Add the entry's overhead since the user's call ended."""
-        probe = self._probe
-        if probe.prices:
-            probe.machine.spent_ns += monotonic_ns() - spent[1]
+        cost = self._probe.cost
+        if cost.measures:
+            cost.spent(spent[1])
 
     # --- the GPU's time ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from gpulaunch.profiler.channel.quantities import (
     GpuTime,
     LoaderState,
     Pauses,
-    ProbeTotals,
     StepTotals,
     SyncTotals,
 )
@@ -31,7 +30,7 @@ from gpulaunch.profiler.record.ranks import (
     Usage,
 )
 from gpulaunch.profiler.record.reading import Collector, CollectorState, Reading, Sampler, SidecarState
-from gpulaunch.profiler.record.training import Price, Site, TrainingState
+from gpulaunch.profiler.record.training import Site, TrainingState
 
 __all__ = [
     "DIRECTIONS",
@@ -53,8 +52,6 @@ __all__ = [
     "LoaderWorkers",
     "NodeState",
     "Pauses",
-    "Price",
-    "ProbeTotals",
     "RankCollectives",
     "RankPlace",
     "RankProcesses",

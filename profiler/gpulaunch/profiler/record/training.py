@@ -13,7 +13,6 @@ from gpulaunch.profiler.channel.quantities import (
     GpuTime,
     LoaderState,
     Pauses,
-    ProbeTotals,
     StepTotals,
     SyncTotals,
 )
@@ -33,22 +32,6 @@ class Site:
     gpu_ns: int
     pinned: int
     non_blocking: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Price:
-    """The probe's overhead in a rank, in its current attempt."""
-
-    budget_ratio: float
-    """Allowed overhead as a share of a step's time; above it, parts are switched off. 0: no limit."""
-    hooks_shed: tuple[str, ...]
-    """The parts that were switched off, lower case."""
-    pairs: int
-    """Number of comparisons behind the next two."""
-    paired_cost_ns: int | None
-    """By how much steps with the probe are longer than those without; may be negative. None: not known yet."""
-    paired_error_ns: int | None
-    """Standard error of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +56,6 @@ class TrainingState(StepTotals):
     """By `channel.layout.SYNCS`; only those that occurred."""
     sites: tuple[Site, ...]
     pauses: Pauses
-    probe: ProbeTotals
-    price: Price
     facts: Mapping[str, Any]
     """The rank's facts about its environment, as written by `probe.facts`; empty before that."""
     hooks_unavailable: tuple[str, ...]

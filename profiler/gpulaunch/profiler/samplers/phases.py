@@ -31,7 +31,7 @@ _REGION_PHASES: Final = {
     Region.VALIDATION: "validation",
 }
 
-_OF_BARE_STEPS: Final = (Region.FORWARD, Region.OTHER)
+_OF_UNOBSERVED_STEPS: Final = (Region.FORWARD, Region.OTHER)
 
 # Activities without a region of their own, by file and name of a frame. The probe also subtracts their time from the
 # region's phase.
@@ -58,7 +58,7 @@ def phase_of(frames: Sequence[Frame], before: int, after: int, *, every_step: bo
         frames: the stack.
         before: LAST_EDGE of the rank's segment just before it was taken.
         after: the same just after. If equal, no edge was passed meanwhile.
-        every_step: whether all steps are observed, except some for comparison.
+        every_step: whether all steps are observed; in others the rank passes only the edges to these two regions.
     """
     if not before:
         return STARTUP
@@ -66,7 +66,7 @@ def phase_of(frames: Sequence[Frame], before: int, after: int, *, every_step: bo
     if phase := _marked(places, _WITHIN):
         return phase
     region = Region(after & (1 << REGION_BITS) - 1)
-    if before == after and (every_step or region not in _OF_BARE_STEPS):
+    if before == after and (every_step or region not in _OF_UNOBSERVED_STEPS):
         return _REGION_PHASES[region]
     return _marked(places, _REGION_MARKS) or UNSETTLED
 

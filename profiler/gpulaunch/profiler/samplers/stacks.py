@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.profiler.channel.ending import LOOK_ENDS_S
-from gpulaunch.profiler.channel.layout import Hook, Word
+from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.quantities import StepTotals
 from gpulaunch.profiler.channel.segment import SegmentReader
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, StackState
@@ -181,7 +182,7 @@ class Stacks:
         return look.cpu_s
 
     def _edge_of(self, place: RankPlace) -> tuple[int, bool]:
-        """The word LAST_EDGE of a rank's segment, and whether every step is observed; no edge if it is not known.
+        """The word LAST_EDGE of a rank's segment, and whether all steps were observed; no edge if it is not known.
 
         Opened each time, to avoid keeping the segments of 256 ranks open twice.
         """
@@ -189,7 +190,7 @@ class Stacks:
             contextlib.suppress(OSError, ValueError),
             SegmentReader(f"{self._channel_dir}/rank-{place.rank}.bin") as segment,
         ):
-            return segment.word(Word.LAST_EDGE), not segment.word(Word.HOOKS_SHED) & Hook.EVERY_STEP
+            return segment.word(Word.LAST_EDGE), not segment.word(StepTotals.unobserved_steps)
         return 0, True
 
     def _fail(self, reason: str) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.declare import counts, quantities_of, with_counts
 from gpulaunch.profiler.channel.segment import SegmentSnapshot, SiteRow
-from gpulaunch.profiler.record import CheckpointState, GpuMemory, LoaderState, Price, Site, TrainingState
+from gpulaunch.profiler.record import CheckpointState, GpuMemory, LoaderState, Site, TrainingState
 
 
 def counters(segment: SegmentSnapshot) -> tuple[int, ...]:
     """Return all counters of a segment, in the order in which `with_totals` takes them."""
     records = (
         segment,
-        *(segment.loader, segment.gpu, segment.gpu_time, segment.pauses, segment.checkpoint, segment.probe),
+        *(segment.loader, segment.gpu, segment.gpu_time, segment.pauses, segment.checkpoint),
         *segment.copies.values(),
         *segment.syncs.values(),
     )
@@ -33,7 +33,6 @@ def with_totals(segment: SegmentSnapshot, totals: tuple[int, ...]) -> SegmentSna
         gpu_time=with_counts(segment.gpu_time, rest),
         pauses=with_counts(segment.pauses, rest),
         checkpoint=with_counts(segment.checkpoint, rest),
-        probe=with_counts(segment.probe, rest),
         copies={key: with_counts(copies, rest) for key, copies in segment.copies.items()},
         syncs={key: with_counts(syncs, rest) for key, syncs in segment.syncs.items()},
     )
@@ -74,14 +73,6 @@ def training(
         syncs={key: syncs for key, syncs in total.syncs.items() if syncs.calls},
         sites=tuple(_site(row) for row in sites),
         pauses=total.pauses,
-        probe=total.probe,
-        price=Price(
-            budget_ratio=segment.budget_ppm / 1e6,
-            hooks_shed=_names(segment.hooks_shed),
-            pairs=segment.priced_pairs,
-            paired_cost_ns=segment.paired_cost_ns if segment.priced_pairs else None,
-            paired_error_ns=segment.paired_error_ns if segment.priced_pairs else None,
-        ),
         facts=facts,
         hooks_unavailable=_names(segment.hooks_unavailable),
         fault=segment.fault,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from gpulaunch.exporters.prometheus.metrics.declared import declared
 from gpulaunch.exporters.prometheus.metrics.metric import RANK, Kind, Metric, one_of
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.channel.layout import PHASES, Hook
-from gpulaunch.profiler.channel.quantities import ProbeTotals
 from gpulaunch.profiler.record import Collector
 
 _RULE = one_of("rule", *(rule.id for rule in RULES))
@@ -19,41 +17,7 @@ PROFILER: tuple[Metric, ...] = (
         kind=Kind.COUNTER,
         unit="seconds",
         labels=(RANK, one_of("where", "trainer", "sidecar")),
-        help="What measuring costs: time inside the probe of each rank, CPU time of the sidecar (its rank is empty).",
-    ),
-    *declared(ProbeTotals),
-    Metric(
-        name="gpulaunch_probe_pairs",
-        kind=Kind.GAUGE,
-        labels=(RANK,),
-        help="Comparisons of steps with the probe and without it, in the running attempt: what the next two are of.",
-    ),
-    Metric(
-        name="gpulaunch_probe_step_cost_seconds",
-        kind=Kind.GAUGE,
-        unit="seconds",
-        labels=(RANK,),
-        help="By how much a step is longer with the probe than without it: the median, which may be below zero.",
-    ),
-    Metric(
-        name="gpulaunch_probe_step_cost_error_seconds",
-        kind=Kind.GAUGE,
-        unit="seconds",
-        labels=(RANK,),
-        help="Standard error of that.",
-    ),
-    Metric(
-        name="gpulaunch_probe_budget_ratio",
-        kind=Kind.GAUGE,
-        unit="ratio",
-        labels=(RANK,),
-        help="Share of a step that the probe may cost; past it, parts of it are switched off. Absent: no limit.",
-    ),
-    Metric(
-        name="gpulaunch_probe_part_shed",
-        kind=Kind.GAUGE,
-        labels=(RANK, _PART),
-        help="1 for a part of the probe that was switched off for its price; every_step: only some are observed.",
+        help="What measuring costs: time that the probe takes of each rank, CPU time of the sidecar (its rank empty).",
     ),
     Metric(
         name="gpulaunch_probe_part_unavailable",

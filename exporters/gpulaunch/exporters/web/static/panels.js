@@ -312,10 +312,10 @@ export function profiler(section, view) {
     section,
     "cost",
     captionOf(view, "What being measured costs"),
-    [["Rank", "number"], ["In the probe", "number"], ["A step longer by", "number"], ["of pairs", "number"], ["Budget", "number"], ["Switched off", "text"], ["Out of service", "prose"]],
+    [["Rank", "number"], ["In the probe", "number"], ["Budget", "number"], ["Steps not observed", "number"], ["Out of service", "prose"]],
     shown(view).filter((rank) => rank.cost).map(({ rank, cost }) => [
-      rank, seconds(cost.probe_seconds), known(cost.step_cost_seconds) ? `${seconds(cost.step_cost_seconds)} \u00b1 ${seconds(cost.step_cost_error_seconds)}` : DASH, number(cost.pairs),
-      percent(cost.budget_ratio), cost.parts_shed.map(words).join(", ") || DASH, [cost.parts_unavailable.map(words).join(", "), cost.fault].filter(Boolean).join(": ") || DASH,
+      rank, seconds(cost.probe_seconds), percent(cost.budget_ratio), number(cost.unobserved_steps),
+      [cost.parts_unavailable.map(words).join(", "), cost.fault].filter(Boolean).join(": ") || DASH,
     ]),
   );
   table(
