@@ -152,7 +152,7 @@ def _rank(
         memory=memory,
         rss_bytes=_levels(curves, "host_memory_bytes", {role: (label, role, "rss") for role in _ROLES}),
         most_bytes=_most(memory, curves, label),
-        metrics={**counters.named(), **gauges.named()},
+        metrics={**counters.of_rank(), **gauges.of_rank()},
     )
     if not view.armed and not counters.count("steps_total"):
         return view  # the zeros that its page was initialized with

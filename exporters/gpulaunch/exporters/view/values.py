@@ -47,10 +47,16 @@ class Values:
         """Yield all values of a name, with the remaining labels."""
         yield from self._values.get(name, {}).items()
 
-    def named(self) -> dict[str, float]:
-        """Return all values, named as /metrics names them: without prefix and first label."""
+    def of_rank(self) -> dict[str, float]:
+        """Return all values of a rank, named as /metrics names them: without prefix and rank.
+
+        A GPU may have the number of a rank.
+        """
         return {
-            _named(name, labels): value for name, values in self._values.items() for labels, value in values.items()
+            _named(name, labels): value
+            for name, values in self._values.items()
+            if LABELS.get(f"gpulaunch_{name}", ())[:1] == ("rank",)
+            for labels, value in values.items()
         }
 
     def one(self, name: str) -> dict[str, float]:
