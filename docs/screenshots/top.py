@@ -18,14 +18,13 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from gpulaunch.exporters.tui.app import Top
-from gpulaunch.exporters.tui.look import Page
 
 WAIT_S = 30.0
-PAGES = (Page.RANKS, Page.FINDINGS, Page.INPUT, Page.COPIES, Page.MEMORY, Page.HISTORY, Page.RANK, Page.LOG, Page.HELP)
+PAGES = ("ranks", "findings", "input", "copies", "memory", "history", "rank", "log", "help")
 
 
 async def take(
-    run_dir: Path, out: Path, *, rank: int | None = None, size: tuple[int, int], pages: Sequence[Page] = PAGES
+    run_dir: Path, out: Path, *, rank: int | None = None, size: tuple[int, int], pages: Sequence[str] = PAGES
 ) -> list[Path]:
     """Write a picture of each page; give the files."""
     app = Top(run_dir)
@@ -34,11 +33,11 @@ async def take(
         await _until(pilot, lambda: app.view is not None)
         app.select(rank)
         for page in pages:
-            app.action_page(page.value)
-            if page is Page.LOG:
-                await _until(pilot, lambda: app.look.log is not None)
+            app.action_page(page)
+            if page == "log":
+                await _until(pilot, lambda: app.log_tail is not None)
             await pilot.pause()
-            file = out / f"top-{page.value}.svg"
+            file = out / f"top-{page}.svg"
             picture = app.export_screenshot(title=f"gpulaunch top {run_dir.name}")
             # Whoever looks at it has a font of his own: none is asked for elsewhere.
             picture = re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL)
@@ -60,7 +59,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("screenshots"))
     parser.add_argument("--rank", type=int)
     parser.add_argument("--size", default="100x24")
-    parser.add_argument("--pages", nargs="+", type=Page, choices=PAGES, default=PAGES, metavar="PAGE")
+    parser.add_argument("--pages", nargs="+", choices=PAGES, default=PAGES, metavar="PAGE")
     given = parser.parse_args()
     width, height = map(int, given.size.split("x"))
     given.out.mkdir(parents=True, exist_ok=True)

@@ -2,69 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import views
 from runs_on_disk import whole
+from screen import WAIT_S, drive, shown, strips, top, until
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from gpulaunch.exporters.tui.app import Board, Top
-from gpulaunch.exporters.tui.cells import cells, text_of
-from gpulaunch.exporters.tui.errand import Command
-from gpulaunch.exporters.tui.look import Page
-from gpulaunch.exporters.tui.reader import Reader, Seen
+from gpulaunch.exporters.tui.app import Top
+from gpulaunch.exporters.tui.reader import Reader, Snapshot
 from gpulaunch.exporters.tui.tail import LogPlace, Tail
+from gpulaunch.exporters.tui.task import Command
 from gpulaunch.exporters.view.model import RunView
 from gpulaunch.exporters.view.text import inert
-
-WAIT_S = 30.0
-
-
-def drive(app: Top, story: Callable[[Pilot[None]], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
-    """Have the story played on the application."""
-
-    async def play() -> None:
-        async with app.run_test(size=size) as pilot:
-            await story(pilot)
-
-    asyncio.run(play())
-
-
-def shown(app: Top) -> str:
-    return "\n".join(text_of(line) for line in app.query_one(Board).lines)
-
-
-async def until(pilot: Pilot[None], text: str) -> str:
-    """Wait until this is on the screen."""
-    app = pilot.app
-    assert isinstance(app, Top)
-    for _ in range(int(WAIT_S / 0.02)):
-        await pilot.pause(0.02)
-        if text in shown(app):
-            return shown(app)
-    pytest.fail(f"{text!r} never came on the screen:\n{shown(app)}")
-
-
-def top(view: RunView, **more: object) -> Top:
-    """The application on a view that no disk is read for."""
-    lines = tuple(f"line {at}" for at in range(200))
-
-    def tail(run_dir: Path, place: LogPlace) -> Tail:
-        said = f"{place.stream} of rank {place.rank} attempt {place.attempt}"
-        return Tail(place=place, path="log", lines=(*lines, said))
-
-    def reader(tell: Callable[[Seen], None]) -> Reader:
-        return Reader(Path("run"), tell, load=lambda run_dir, window_s: view, tail=tail)
-
-    return Top(Path("run"), reader=reader, **more)  # type: ignore[arg-type]
-
 
 # -- from a directory to the screen
 
@@ -124,14 +82,14 @@ def test_tab_turns_the_pages_and_comes_round() -> None:
 
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "RUNNING")
-        seen = [app.look.page]
+        seen = [app.page]
         for _ in range(8):
             await pilot.press("tab")
-            seen.append(app.look.page)
-        assert seen[0] is seen[-1] is Page.RANKS
+            seen.append(app.page)
+        assert seen[0] == seen[-1] == "ranks"
         assert len(set(seen)) == 8
         await pilot.press("shift+tab")
-        assert app.look.page is Page.LOG
+        assert app.page == "log"
 
     drive(app, story)
 
@@ -142,14 +100,63 @@ def test_arrows_select_a_rank_and_stop_at_the_ends() -> None:
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "64 ranks")
         await pilot.press("up")
-        assert app.look.rank == 0
+        assert app.selection.rank in (None, 0)
         await pilot.press("down", "j", "j", "k")
-        assert app.look.rank == 2
+        assert app.selection.rank == 2
         await pilot.press("end")
-        assert app.look.rank == 63
-        await until(pilot, ">   63 ")
-        await pilot.press("pageup", "enter")
-        await until(pilot, f"rank {app.look.rank}  node")
+        assert app.selection.rank == 63
+        assert highlighted(app) == ["63"]
+        await pilot.press("pageup")
+        await pilot.press("enter")
+        await until(pilot, f"rank {app.selection.rank}  node")
+
+    drive(app, story)
+
+
+def highlighted(app: Top) -> list[str]:
+    """The first words of the lines that are in reverse from their beginning, below the tabs."""
+    lines = strips(app)[7:-1]
+    return [line.text.split()[0] for line in lines if (style := next(iter(line)).style) and style.reverse]
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_the_selected_rank_is_seen_whichever_it_is_with_colours_or_without(
+    no_color: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    else:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    app = top(views.crowd(256))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "256 ranks")
+        for page, number in product("135", (0, 1, 100, 254, 255)):
+            await pilot.press(page)
+            app.select(number)
+            await pilot.pause()
+            assert page == "3" or highlighted(app) == [str(number)]
+
+    drive(app, story)
+
+
+def test_the_selected_rank_stays_selected_when_the_order_changes() -> None:
+    """Sorted by what changes from second to second, the cursor goes with the rank."""
+    made = [views.crowd(64)]
+    app = Top(Path("run"), reader=lambda tell: Reader(Path("run"), tell, load=lambda *_: made[0]))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "64 ranks")
+        await pilot.press("s", "s", "down")
+        chosen = app.selection.rank
+        slow = [replace(rank, step_seconds_now=0.2 + rank.rank) for rank in made[0].ranks]
+        made[0] = replace(made[0], ranks=tuple(slow), name="slower")
+        await until(pilot, "slower")
+        assert app.selection.rank == chosen
+        assert highlighted(app) == [str(chosen)]
+        made[0] = replace(made[0], ranks=tuple(slow[:8]), name="fewer")
+        await until(pilot, "fewer")
+        assert highlighted(app) == [str(chosen)] or highlighted(app) == ["7"]
 
     drive(app, story)
 
@@ -160,18 +167,19 @@ def test_ranks_are_sorted_and_filtered() -> None:
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "64 ranks")
         await pilot.press("s")
-        assert "sorted by own step time" in shown(app)
-        assert shown(app).index(">   37   n4") < shown(app).index("     0   n0")
+        await until(pilot, "sorted by own step time")
+        await pilot.press("home")
+        assert shown(app).index("   37   n4") < shown(app).index("    0   n0")
         await pilot.press("slash")
         assert app.query_one("#filter", Input).has_focus
         await pilot.press(*"n1 37", "enter")
         text = await until(pilot, "9 ranks, own step time")
-        assert "only n1 37" in text
+        assert "by own step time, only n1 37" in text
         await pilot.press("slash", *"xq", "enter")
         await until(pilot, "no filter: 'xq'")
-        assert app.look.only == "n1 37"
+        assert app.selection.only == "n1 37"
         await pilot.press("slash", "q", "escape")
-        assert app.look.only == "n1 37"
+        assert app.selection.only == "n1 37"
         assert app.is_running
 
     drive(app, story)
@@ -199,9 +207,9 @@ def test_the_log_changes_stream_attempt_and_rank(made: Callable[[], RunView]) ->
         await pilot.press("right_square_bracket")
         await until(pilot, "stdout of rank 0 attempt 1")
         await pilot.press("home")
-        assert "line 0" in shown(app)
+        await until(pilot, "line 0")
         await pilot.press("end")
-        assert "attempt 1" in shown(app)
+        await until(pilot, "attempt 1")
         await pilot.press("escape", "down", "l")
         await until(pilot, "stdout of rank 1 attempt 1")
 
@@ -220,7 +228,7 @@ def test_the_window_of_the_curves_is_asked_of_the_reader() -> None:
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "RUNNING")
         await pilot.press("w")
-        assert "curves of the last 10 min" in shown(app)
+        await until(pilot, "curves of the last 10 min")
         for _ in range(1000):
             await pilot.pause(0.02)
             if asked[-1] == 600.0:
@@ -242,11 +250,98 @@ def test_a_terminal_of_any_size_is_filled_and_not_more(ranks: int) -> None:
         for width, height in [(80, 24), (200, 60), (40, 10), (20, 5), (81, 25)]:
             await pilot.resize_terminal(width, height)
             await pilot.pause()
-            lines = app.query_one(Board).lines
+            lines = strips(app)
             assert len(lines) == height
-            assert max(cells(text_of(line)) for line in lines) <= width
-            strip = app.query_one(Board).render_line(0)
-            assert strip.cell_length == width
+            assert {line.cell_length for line in lines} == {width}
+
+    drive(app, story)
+
+
+def test_a_long_page_scrolls_to_its_end() -> None:
+    app = top(views.input_bound())
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        await pilot.press("7")
+        assert "found: sync-every-step" not in await until(pilot, "local rank")
+        for key in ("end", "home", "G", "g", "pagedown", "home", "space"):
+            await pilot.press(key)
+            await until(pilot, "local rank" if key in ("home", "g") else "found: sync-every-step")
+
+    drive(app, story)
+
+
+def test_a_table_wider_than_the_screen_scrolls_sideways() -> None:
+    app = top(views.input_bound())
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        await pilot.press("5")
+        assert "OOM" not in await until(pilot, "TRAINER")
+        await pilot.press(*["right"] * 40)
+        await until(pilot, "OOM")
+
+    drive(app, story, size=(40, 16))
+
+
+# -- logs
+
+
+def lines_of_log(app: Top) -> list[str]:
+    return re.findall(r"^line \d+", shown(app), re.M)
+
+
+def test_a_log_follows_its_end_until_it_is_scrolled() -> None:
+    lines = [f"line {at}" for at in range(100)]
+
+    def tail(run_dir: Path, place: LogPlace) -> Tail:
+        return Tail(place=place, path="log", lines=tuple(lines))
+
+    def reader(tell: Callable[[Snapshot], None]) -> Reader:
+        return Reader(Path("run"), tell, load=lambda *_: views.healthy(), tail=tail)
+
+    app = Top(Path("run"), reader=reader)
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        await pilot.press("l")
+        await until(pilot, "line 99")
+        lines.append("and another")
+        await until(pilot, "and another")
+        await pilot.press("pageup", "pageup")
+        before = lines_of_log(app)
+        lines.append("the last")
+        while app.log_tail is None or app.log_tail.lines[-1] != "the last":
+            await pilot.pause(0.02)
+        await pilot.pause()
+        assert lines_of_log(app) == before
+        await pilot.press("end")
+        await until(pilot, "the last")
+
+    drive(app, story)
+
+
+def test_the_log_of_another_rank_is_not_shown_as_this_one_s() -> None:
+    """While it is read, nothing is: not what was read of the rank before."""
+    answers = threading.Event()
+
+    def tail(run_dir: Path, place: LogPlace) -> Tail:
+        assert place.rank == 0 or answers.wait(WAIT_S)
+        return Tail(place=place, path="log", lines=(f"of rank {place.rank}",))
+
+    def reader(tell: Callable[[Snapshot], None]) -> Reader:
+        return Reader(Path("run"), tell, load=lambda *_: views.healthy(), tail=tail)
+
+    app = Top(Path("run"), reader=reader)
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        await pilot.press("l")
+        await until(pilot, "of rank 0")
+        await pilot.press("escape", "down", "l")
+        assert "\nof rank" not in await until(pilot, "reading the log of rank 1")
+        answers.set()
+        await until(pilot, "of rank 1")
 
     drive(app, story)
 
@@ -267,7 +362,7 @@ def test_a_trace_is_asked_for_twice_and_shows_what_the_command_says() -> None:
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "RUNNING")
         await pilot.press("down", "t")
-        assert "t once more to begin" in shown(app)
+        await until(pilot, "t once more to begin")
         assert asked == []
         await pilot.press("down", "t")  # another key in between: asked anew
         assert asked == []
@@ -303,7 +398,7 @@ def test_a_stack_is_shown_from_its_top_and_one_at_a_time() -> None:
         await pilot.press("d")
         await until(pilot, "main thread")
         await pilot.press("escape", "d")
-        assert "is not over yet" in shown(app)
+        await until(pilot, "is not over yet")
         go.set()
         text = await until(pilot, "frame 10 ")
         assert "main thread" in text
@@ -322,9 +417,9 @@ def test_a_run_that_is_over_has_no_stacks_and_no_traces() -> None:
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "FINISHED")
         await pilot.press("d")
-        assert "the run is finished" in shown(app)
+        await until(pilot, "the run is finished")
         await pilot.press("t", "t")
-        assert "there is nothing to trace" in shown(app)
+        await until(pilot, "there is nothing to trace")
 
     drive(app, story)
 
@@ -347,6 +442,47 @@ def test_quitting_ends_a_trace_that_is_under_way() -> None:
 # -- what goes wrong
 
 
+def test_before_anything_was_read_it_says_so() -> None:
+    answers = threading.Event()
+
+    def load(run_dir: Path, window_s: float | None) -> RunView:
+        assert answers.wait(WAIT_S)
+        raise RuntimeError("no such \x1b[2J")
+
+    app = Top(Path("run"), reader=lambda tell: Reader(Path("run"), tell, load=load))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "reading the run")
+        answers.set()
+        await until(pilot, "cannot read the run: RuntimeError: no such \\x1b[2J")
+
+    drive(app, story)
+
+
+def test_a_run_that_can_no_longer_be_read_stays_on_the_screen_with_the_reason() -> None:
+    gone: list[OSError] = []
+
+    def load(run_dir: Path, window_s: float | None) -> RunView:
+        if gone:
+            raise gone[0]
+        return views.healthy()
+
+    app = Top(Path("run"), reader=lambda tell: Reader(Path("run"), tell, load=load))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "RUNNING")
+        gone.append(FileNotFoundError("run"))
+        text = await until(pilot, "cannot read the run: FileNotFoundError: run")
+        assert "2 ranks" in text
+        await pilot.press("2")
+        await until(pilot, "nothing found")
+        gone.clear()
+        while "cannot read" in shown(app):
+            await pilot.pause(0.02)
+
+    drive(app, story)
+
+
 def test_a_disk_that_stalls_stops_no_key() -> None:
     answers, clock = threading.Event(), [0.0]
     reads: list[int] = []
@@ -357,7 +493,7 @@ def test_a_disk_that_stalls_stops_no_key() -> None:
             assert answers.wait(WAIT_S)
         return views.healthy()
 
-    def reader(tell: Callable[[Seen], None]) -> Reader:
+    def reader(tell: Callable[[Snapshot], None]) -> Reader:
         return Reader(Path("run"), tell, load=load, now=lambda: clock[0])
 
     app = Top(Path("run"), reader=reader)
@@ -388,9 +524,9 @@ def test_a_frame_that_cannot_be_drawn_costs_one_line(monkeypatch: pytest.MonkeyP
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "RUNNING")
         with monkeypatch.context() as patch:
-            patch.setattr("gpulaunch.exporters.tui.app.frame", broken)
+            patch.setattr("gpulaunch.exporters.tui.app.summary", broken)
             await pilot.press("2")
-            assert "cannot draw this: ZeroDivisionError: by \\x1b[2J" in shown(app)
+            await until(pilot, "cannot draw this: ZeroDivisionError: by \\x1b[2J")
         await pilot.press("1")
         await until(pilot, "RUNNING")
 
@@ -405,10 +541,7 @@ def test_hostile_text_reaches_the_terminal_as_text() -> None:
         for key in "12345678":
             await pilot.press(key)
             await pilot.pause()
-            board = app.query_one(Board)
-            for at in range(24):
-                text = board.render_line(at).text
-                assert inert(text) == text
+            assert [line.text for line in strips(app) if inert(line.text) != line.text] == []
 
     drive(app, story)
 

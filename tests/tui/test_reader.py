@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import views
 
-from gpulaunch.exporters.tui.reader import Reader, Seen, Want
+from gpulaunch.exporters.tui.reader import Reader, Request, Snapshot
 from gpulaunch.exporters.tui.tail import LogPlace, Tail
 from gpulaunch.exporters.view.model import RunView
 
@@ -29,7 +29,7 @@ class Disk:
         self.answers = threading.Event()
         self.answers.set()
         self.reads: list[tuple[float, float | None]] = []
-        self.seen: queue.Queue[Seen] = queue.Queue()
+        self.seen: queue.Queue[Snapshot] = queue.Queue()
         self.reader = Reader(Path("run"), self.seen.put, load=self.load, tail=self.tail)
 
     def load(self, run_dir: Path, window_s: float | None) -> RunView:
@@ -40,7 +40,7 @@ class Disk:
     def tail(self, run_dir: Path, place: LogPlace) -> Tail:
         return Tail(place=place, path="log", lines=("a line",))
 
-    def next(self) -> Seen:
+    def next(self) -> Snapshot:
         return self.seen.get(timeout=WAIT_S)
 
 
@@ -57,7 +57,7 @@ def test_it_reads_at_most_once_a_second_however_often_it_is_asked(disk: Disk) ->
     until_s = time.monotonic() + 2.5
     while time.monotonic() < until_s:
         for window_s in (60.0, 600.0, None):
-            disk.reader.want(Want(window_s=window_s))
+            disk.reader.request(Request(window_s=window_s))
             time.sleep(0.01)
 
     times = [at_s for at_s, _ in disk.reads]
@@ -70,7 +70,7 @@ def test_another_window_is_read_soon(disk: Disk) -> None:
     disk.reader.start()
     assert disk.next().window_s is None
 
-    disk.reader.want(Want(window_s=60.0))
+    disk.reader.request(Request(window_s=60.0))
 
     while disk.next().window_s != 60.0:
         pass
@@ -81,7 +81,7 @@ def test_a_log_is_read_when_it_is_wanted_and_not_before(disk: Disk) -> None:
     disk.reader.start()
     assert disk.next().log is None
 
-    disk.reader.want(Want(log=LOG))
+    disk.reader.request(Request(log=LOG))
 
     seen = disk.next()
     assert (seen.log is not None and seen.log.lines, len(disk.reads)) == (("a line",), 1)
@@ -93,7 +93,7 @@ def test_a_disk_that_does_not_answer_holds_nobody_up(disk: Disk) -> None:
     while not disk.reader.busy_seconds():
         time.sleep(0.01)
 
-    disk.reader.want(Want(window_s=60.0))  # returns
+    disk.reader.request(Request(window_s=60.0))  # returns
     disk.reader.close()  # returns too
 
     assert disk.reader.busy_seconds() > 0

@@ -128,10 +128,9 @@ def test_the_json_is_the_view(cwd: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def without_textual(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*sys.modules]:
-        if name.split(".")[0] in ("textual", "rich") or name == "gpulaunch.exporters.tui.app":
+        if name.split(".")[0] == "textual" or name == "gpulaunch.exporters.tui.app":
             monkeypatch.delitem(sys.modules, name)
-    for name in ("textual", "rich"):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "textual", None)
 
 
 def test_without_textual_it_says_what_to_install(
@@ -211,7 +210,7 @@ def test_it_runs_on_a_real_terminal_and_leaves_it_as_it_was(cwd: Path, environme
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {}])
 def test_a_fault_of_ours_is_one_line_and_the_terminal_is_as_it_was(cwd: Path, environment: dict[str, str]) -> None:
     a_run(cwd, "job", at_s=0)
-    planted = "from gpulaunch.exporters.tui.app import Board; Board.render_line = lambda *_: 1 / 0"
+    planted = "from gpulaunch.exporters.tui.widgets import RankTable; RankTable.render_line = lambda *_: 1 / 0"
     terminal = Terminal(cwd=cwd, before=planted, **environment)
     with contextlib.closing(terminal):
         terminal.until(b"details set GPULAUNCH_DEBUG=1")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kept_run import state
 
-from gpulaunch.exporters.tui.frame import once
+from gpulaunch.exporters.tui.once import once
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.model import LoaderView
 from gpulaunch.profiler.record import NodeState

@@ -12,8 +12,8 @@ from runs_on_disk import NOW_S, begin, held, keep, unseen
 
 from gpulaunch.exporters.report.content import report_of
 from gpulaunch.exporters.report.markdown import as_markdown
-from gpulaunch.exporters.tui.frame import once
-from gpulaunch.exporters.tui.ranks import marks_of
+from gpulaunch.exporters.tui.once import once
+from gpulaunch.exporters.tui.selection import marks_of
 from gpulaunch.exporters.view.as_json import from_json, to_json
 from gpulaunch.exporters.view.live import view_of_state
 from gpulaunch.exporters.view.load import load_run

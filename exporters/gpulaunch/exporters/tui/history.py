@@ -2,63 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from gpulaunch.exporters.tui.cells import Line, clip, line, pairs, plain, ratio, seconds, size, took, wrap
-from gpulaunch.exporters.tui.header import restarts
-from gpulaunch.exporters.tui.look import Body
-from gpulaunch.exporters.tui.pages import since
-from gpulaunch.exporters.tui.phases import GOODPUT_LETTERS, legend, shares_bar
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from gpulaunch.exporters.tui.charts import GOODPUT, Bar, Line, legend
+from gpulaunch.exporters.tui.summary import STATUS_STYLES, restarts
+from gpulaunch.exporters.tui.text import pairs, plain, ratio, seconds, size, took
 from gpulaunch.exporters.view.figures import UNKNOWN, count
-from gpulaunch.exporters.view.model import AttemptView, RunView, Status
+from gpulaunch.exporters.view.model import AttemptView, RunView
 
 
-def history_page(view: RunView, width: int, *, most_events: int = 500) -> Body:
+def history(view: RunView, *, most_events: int = 500) -> Group:
     """Return the page: attempts, newest first; then where the time of the run went; then events, newest first."""
-    rows: list[Line] = []
-    for place in reversed(range(len(view.attempts))):
-        rows += _attempt(view, view.attempts[place:], width)
-    rows += _goodput(view, width)
-    told = [restarts(view), f"{count(view.hangs)} hang{'' if view.hangs == 1 else 's'}"]
-    told += [f"{count(view.hang_suspicions)} standstill{'' if view.hang_suspicions == 1 else 's'} told"]
-    told += ["preempted"] if view.preempted else []
-    told += [f"resumed from step {count(view.resumed_step)}"] if view.resumed_step is not None else []
-    rows += [line(each) for each in wrap("; ".join(told), width)]
-    for note in view.notes:
-        rows += [line((each, "warn")) for each in wrap(f"note: {plain(note)}", width, indent="  ")]
-    rows += _watching(view, width)
-    if view.events:
-        rows += [line(""), line(("EVENTS", "title"))]
-    for event in list(reversed(view.events))[:most_events]:
-        node = f" n{event.node}" if event.node else ""
-        text = f"{since(view, event.at_s):>9}{node} {plain(event.what)} {pairs(event.fields)}"
-        rows.append(clip(line(text), width))
-    if len(view.events) > most_events:
-        rows.append(line((f"          ... and {len(view.events) - most_events} more", "dim")))
-    return Body(rows=tuple(rows))
+    return Group(
+        *(each for at in reversed(range(len(view.attempts))) for each in _attempt(view, view.attempts[at:])),
+        *_goodput(view),
+        *_counts(view),
+        *_watching(view),
+        *_events(view, most_events),
+    )
 
 
-def _attempt(view: RunView, attempts: Sequence[AttemptView], width: int) -> list[Line]:
-    """Return the lines of the first of these attempts; the others came later."""
+def since(view: RunView, at_s: float | None) -> str:
+    """Return a timestamp as time since the run began."""
+    if at_s is None or view.began_s is None:
+        return UNKNOWN
+    passed_s = at_s - view.began_s  # negative: from an earlier run in the same directory
+    return f"{'+' if passed_s >= 0 else '-'}{took(abs(passed_s))}"
+
+
+def _attempt(view: RunView, attempts: Sequence[AttemptView]) -> Iterator[RenderableType]:
+    """Yield the lines of the first of these attempts; the others came later."""
     attempt = attempts[0]
-    lasted = _lasted(view, attempts)
-    style = "bad" if attempt.status in (Status.FAILED, Status.LOST) else "good"
-    style = "warn" if attempt.status is Status.STOPPED else style
     name = f"{attempt.name} (earlier run)" if attempt.earlier else attempt.name
-    head = f"{name}: {attempt.status.value} {since(view, attempt.began_s)}{lasted}"
-    lines = [line((head, style))]
-    cause = attempt.cause
-    if cause is None:
-        return lines
-    lines += [
-        line((each, "strong")) for each in wrap(f"   {plain(cause.kind)}: {plain(cause.headline)}", width, indent="   ")
-    ]
-    for text in (cause.why, cause.advice):
-        if text:
-            lines += [line(each) for each in wrap(f"   {plain(text)}", width, indent="   ")]
-    if cause.report:
-        lines += [line((each, "dim")) for each in wrap(f"   report: {plain(cause.report)}", width, indent="   ")]
-    return lines
+    head = f"{name}: {attempt.status.value} {since(view, attempt.began_s)}{_lasted(view, attempts)}"
+    yield Text(head, STATUS_STYLES[attempt.status])
+    if (cause := attempt.cause) is not None:
+        lines = [Text(f"{plain(cause.kind)}: {plain(cause.headline)}", "bold")]
+        lines += [Text(plain(text)) for text in (cause.why, cause.advice) if text]
+        lines += [Text(f"report: {plain(cause.report)}", "dim")] if cause.report else []
+        yield Padding(Group(*lines), (0, 0, 0, 3))
 
 
 def _lasted(view: RunView, attempts: Sequence[AttemptView]) -> str:
@@ -77,41 +63,54 @@ def _lasted(view: RunView, attempts: Sequence[AttemptView]) -> str:
     return f", {took(None if until_s is None else until_s - first.began_s)}"
 
 
-def _goodput(view: RunView, width: int) -> list[Line]:
+def _goodput(view: RunView) -> Iterator[RenderableType]:
     spent = {name: value for name, value in view.goodput_seconds.items() if value is not None and value > 0}
-    total = view.goodput_whole_seconds
     if not spent:
-        return []
+        return
+    yield Text()
     if view.goodput_ratio is None:
         known = ", ".join(f"{plain(name.replace('_', ' '))} {seconds(value)}" for name, value in spent.items())
-        told = f"goodput not known, no step was seen; of {took(view.elapsed_seconds)}: {known}"
-        return [line(""), *(line((each, "strong")) for each in wrap(told, width, indent="  "))]
-    shares = {name: value / sum(spent.values()) for name, value in spent.items()}
+        yield Text(f"goodput not known, no step was seen; of {took(view.elapsed_seconds)}: {known}", "bold")
+        return
     share = f"{'at most ' if view.goodput_at_most else ''}{ratio(view.goodput_ratio)}"
-    head = f"goodput {share}: of {took(total)}, {seconds(spent.get('productive', 0.0))} productive"
-    unknown = "lost work is not known: name the directory of the program's checkpoints with --checkpoint-dir"
-    return [
-        line(""),
-        line((head, "strong")),
-        *(line(each) for each in wrap(unknown, width) if view.goodput_at_most),
-        shares_bar(shares, width, GOODPUT_LETTERS),
-        legend(shares, width, GOODPUT_LETTERS),
-    ]
+    whole, productive = took(view.goodput_whole_seconds), seconds(spent.get("productive", 0.0))
+    yield Text(f"goodput {share}: of {whole}, {productive} productive", "bold")
+    if view.goodput_at_most:
+        yield Text("lost work is not known: name the directory of the program's checkpoints with --checkpoint-dir")
+    shares = {name: value / sum(spent.values()) for name, value in spent.items()}
+    yield Bar(shares, GOODPUT)
+    yield legend(shares, GOODPUT)
 
 
-def _watching(view: RunView, width: int) -> list[Line]:
-    """Return lines on the sidecars: their overhead, and what could not be measured."""
-    lines: list[Line] = []
+def _counts(view: RunView) -> Iterator[RenderableType]:
+    told = [restarts(view), f"{count(view.hangs)} hang{'' if view.hangs == 1 else 's'}"]
+    told += [f"{count(view.hang_suspicions)} standstill{'' if view.hang_suspicions == 1 else 's'} told"]
+    told += ["preempted"] if view.preempted else []
+    told += [f"resumed from step {count(view.resumed_step)}"] if view.resumed_step is not None else []
+    yield Text("; ".join(told))
+    yield from (Text(f"note: {plain(note)}", "yellow") for note in view.notes)
+
+
+def _watching(view: RunView) -> Iterator[RenderableType]:
+    """Yield lines on the sidecars: their overhead, and what could not be measured."""
     for node in view.nodes:
         if node.sidecar_cpu_seconds is None and node.sidecar_rss_bytes is None:
             continue
         late = f", {count(node.late_refreshes)} looks too late" if node.late_refreshes else ""
         host = f" ({plain(node.host)})" if node.host else ""
-        told = f"node {node.node}{host}: sidecar {seconds(node.sidecar_cpu_seconds)} of CPU, "
-        lines.append(clip(line((told + size(node.sidecar_rss_bytes) + late, "dim")), width))
+        cost = f"sidecar {seconds(node.sidecar_cpu_seconds)} of CPU, {size(node.sidecar_rss_bytes)}"
+        yield Text(f"node {node.node}{host}: {cost}{late}", "dim")
     for collector in view.collectors:
         if not collector.available:
             where = f" on node {collector.node}" if len(view.nodes) > 1 else ""
-            told = f"not measured{where}: {plain(collector.name)}: {plain(collector.reason) or UNKNOWN}"
-            lines += [line((each, "dim")) for each in wrap(told, width, indent="  ")]
-    return lines
+            yield Text(f"not measured{where}: {plain(collector.name)}: {plain(collector.reason) or UNKNOWN}", "dim")
+
+
+def _events(view: RunView, most: int) -> Iterator[RenderableType]:
+    if view.events:
+        yield Text("\nEVENTS", "bold underline")
+    for event in list(reversed(view.events))[:most]:
+        node = f" n{event.node}" if event.node else ""
+        yield Line(f"{since(view, event.at_s):>9}{node} {plain(event.what)} {pairs(event.fields)}")
+    if len(view.events) > most:
+        yield Text(f"          ... and {len(view.events) - most} more", "dim")

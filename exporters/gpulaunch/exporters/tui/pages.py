@@ -1,89 +1,117 @@
-"""The pages on findings, input, copies and memory."""
+"""The pages, in the order of their keys: each a text, or a table with a row per rank and text above and below it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.exporters.tui.cells import (
-    Line,
-    clip,
-    curve_line,
-    figure,
-    fit,
-    line,
-    measured,
-    pairs,
-    plain,
-    ratio,
-    seconds,
-    size,
-    spark,
-    took,
-    wrap,
-)
-from gpulaunch.exporters.tui.look import Body, Drawn, Look
-from gpulaunch.exporters.tui.ranks import chosen, selected, told_ranks
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gpulaunch.exporters.tui.charts import Line, NamedCurve, Spark
+from gpulaunch.exporters.tui.history import history, since
+from gpulaunch.exporters.tui.rank import rank_page
+from gpulaunch.exporters.tui.selection import Selection, chosen, own_seconds, selected, told_ranks
+from gpulaunch.exporters.tui.tables import INPUT, MEMORY, STEPS, Column
+from gpulaunch.exporters.tui.text import figure, measured, pairs, plain, ratio, seconds, size, took
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.findings import nobody_watched
-from gpulaunch.exporters.view.model import Curve, FindingView, LoaderView, RankView, RunView
+from gpulaunch.exporters.view.model import DeviceView, FindingView, NodeView, RankView, RunView
+
+_CROWD: Final = 17
+"""From this many ranks on, one curve shows all of them side by side."""
+_HEADLINES: Final = 3
+"""Number of findings below the table of ranks."""
+_MOST_NODES: Final = 4
+_MOST_DEVICES: Final = 8
+_TITLE: Final = "bold underline"
 
 
-def _table(
-    title: str, ranks: Sequence[RankView], here: RankView | None, row: Callable[[RankView], str], width: int
-) -> tuple[Line, Sequence[Line], int | None]:
-    """Return title, rows and index of the selected row of a table with a row per rank."""
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page that a view is enough for."""
 
-    def draw(at: int) -> Line:
-        rank = ranks[at]
-        style = "selected" if rank is here else ""
-        return clip(line((f"{'>' if rank is here else ' '}{rank.rank:>5} {row(rank)}", style)), width)
+    name: str
+    text: Callable[[RunView, Selection], Iterator[RenderableType]]
+    """Yields all of it, or what is above the table."""
+    columns: tuple[Column, ...] = ()
+    """Of its table; () for none."""
+    below: Callable[[RunView, Selection], Iterator[RenderableType]] = lambda _, __: iter(())
+    ranks: Callable[[RankView], bool] = lambda _: True
+    """Which ranks are in the table."""
 
-    focus = next((at for at, rank in enumerate(ranks) if rank is here), None)
-    return clip(line((f"  RANK {title}", "title")), width), Drawn(len(ranks), draw), focus
+    def rows(self, view: RunView, selection: Selection) -> list[RankView]:
+        """Return the ranks in the table, in their order."""
+        return [rank for rank in chosen(view, selection) if self.ranks(rank)] if self.columns else []
 
 
-def since(view: RunView, at_s: float | None) -> str:
-    """Return a timestamp as time since the run began."""
-    if at_s is None or view.began_s is None:
-        return UNKNOWN
-    passed_s = at_s - view.began_s  # negative: from an earlier run in the same directory
-    return f"{'+' if passed_s >= 0 else '-'}{took(abs(passed_s))}"
+# -- ranks
+
+
+def _ranks(view: RunView, selection: Selection) -> Iterator[RenderableType]:
+    ranks = chosen(view, selection)
+    if len(view.ranks) >= _CROWD and ranks:
+        # A curve of all ranks side by side: the step time of each without waiting for the others.
+        own = [own_seconds(rank) for rank in ranks]
+        known = [(value, rank.rank) for value, rank in zip(own, ranks, strict=True) if value is not None]
+        table = Table.grid(padding=(0, 1))
+        table.add_column(no_wrap=True)
+        table.add_column()
+        table.add_column(no_wrap=True)
+        most = f"most {seconds(max(known)[0])} rank {max(known)[1]}" if known else UNKNOWN
+        # The slowest of those that share a cell: one in 256 must not vanish in a mean.
+        table.add_row(f"{len(ranks)} ranks, own step time", Spark(tuple(own), merge=max), most)
+        yield table
+    if not view.ranks:
+        yield Text("no rank has been seen" + ("" if view.watched else f": {nobody_watched(profiled=view.profiled)}"))
+    elif not ranks:
+        yield Text("no rank passes the filter", "dim")
+
+
+def _headlines(view: RunView, _: Selection) -> Iterator[RenderableType]:
+    """Yield the most expensive findings, one line each."""
+    findings = [finding for finding in view.findings if finding.active]
+    more = len(findings) - _HEADLINES
+    if findings:
+        yield Text("to change" + (f" ({more} more: key 2)" if more > 0 else ""), _TITLE)
+    for each in findings[:_HEADLINES]:
+        cost = f"{seconds(each.lost_seconds)} lost" if each.lost_seconds else _cost(each)
+        yield Line((f"{plain(each.rule)}{_where(each)}", "bold"), f": {cost}; ", (plain(each.advice), "green"))
+    if not view.ranks:
+        yield from (Text(plain(note), "yellow") for note in view.notes)
 
 
 # -- findings
 
 
-def findings_page(view: RunView, width: int) -> Body:
-    """Return the page on what to change, where, and what it costs; largest loss first."""
+def _findings(view: RunView, _: Selection) -> Iterator[RenderableType]:
+    """Yield what to change, where, and what it costs; largest loss first."""
     if not view.findings:
-        told = "nothing found" if view.watched else nobody_watched(profiled=view.profiled)
-        return Body(rows=(line((told, "dim")),))
-    rows: list[Line] = []
+        yield Text("nothing found" if view.watched else nobody_watched(profiled=view.profiled), "dim")
     for number, finding in enumerate(view.findings, 1):
-        if rows:
-            rows.append(line(""))
         state = "" if finding.active else "  not any more"
-        head = f"{number}. {plain(finding.rule)}{where(finding)}{state}"
-        rows += [line((each, "strong" if finding.active else "dim")) for each in wrap(head, width, indent="   ")]
-        sure = f"; {told_ranks(finding.ranks)}; confidence {ratio(finding.confidence)}; since "
-        sure += since(view, finding.first_seen_s)
-        rows += [line(each) for each in wrap(f"   {costs(finding)}{sure}", width, indent="   ")]
-        rows += [line((each, "good")) for each in wrap(f"   {plain(finding.advice)}", width, indent="   ")]
-        if finding.evidence:
-            rows += [line((each, "dim")) for each in wrap(f"   {measured(finding.evidence)}", width, indent="   ")]
-    return Body(rows=tuple(rows))
+        sure = f"{told_ranks(finding.ranks)}; confidence {ratio(finding.confidence)}"
+        details = [
+            Text(f"{_cost(finding)}; {sure}; since {since(view, finding.first_seen_s)}"),
+            Text(plain(finding.advice), "green"),
+            *([Text(measured(finding.evidence), "dim")] if finding.evidence else []),
+        ]
+        style = "bold" if finding.active else "dim"
+        yield Text(f"{number}. {plain(finding.rule)}{_where(finding)}{state}", style)
+        yield Padding(Group(*details), (0, 0, number < len(view.findings), 3))
 
 
-def where(finding: FindingView) -> str:
+def _where(finding: FindingView) -> str:
     """Return ` file:line (subject)`, as far as known."""
     number = "" if finding.line is None else f":{finding.line}"
     place = f" {plain(finding.file)}{number}" if finding.file else ""
     return place + (f" ({plain(finding.subject)})" if finding.subject else "")
 
 
-def costs(finding: FindingView) -> str:
-    """Say what a finding costs."""
+def _cost(finding: FindingView) -> str:
     if not finding.seconds_per_step:
         return "costs no time, or none yet"
     lost = f"{seconds(finding.lost_seconds)} lost while it stood, " if finding.lost_seconds else ""
@@ -93,188 +121,130 @@ def costs(finding: FindingView) -> str:
 # -- input
 
 
-def input_page(view: RunView, look: Look, width: int) -> Body:
-    """Return the page on input: the dataloader of each rank, and its workers."""
-    ranks, here = chosen(view, look), selected(view, look)
-    with_loader = [rank for rank in ranks if rank.loader is not None]
-    head: list[Line] = []
+def _input(view: RunView, selection: Selection) -> Iterator[RenderableType]:
+    here = selected(view, selection)
     if here is not None and any(value is not None for value in here.loader_ready):
-        head.append(
-            curve_line(
-                f"rank {here.rank}: batches ready",
-                here.loader_ready,
-                figure,
-                width,
-                ascii_only=look.ascii_only,
-                lasts=False,
-            )
-        )
-    if not with_loader:
-        return Body(rows=(line(("no rank has used a DataLoader that could be seen", "dim")),))
-    title, rows, focus = _table(
-        "WAIT/STEP  WAITED READY WORKERS   PREP CONTEND BLOCKED BATCHES STORAGE",
-        with_loader,
-        here if look.cursor else None,
-        lambda rank: _loader(rank, rank.loader) if rank.loader else "",
-        width,
-    )
-    return Body(head=(*head, title), rows=rows, focus=focus, tail=(line((_WORKERS, "dim")),))
+        yield NamedCurve(f"rank {here.rank}: batches ready", here.loader_ready, figure, lasts=False)
+    if not any(rank.loader for rank in chosen(view, selection)):
+        yield Text("no rank has used a DataLoader that could be seen", "dim")
 
 
-_WORKERS: Final = "workers in fetches: PREP on a core, CONTEND waiting for one, BLOCKED neither"
-
-
-def _loader(rank: RankView, loader: LoaderView) -> str:
-    now = rank.phase_ratios_now
-    wait = ratio(now.get("data_wait", 0.0)) if now else UNKNOWN
-    ready = f"{_number(loader.ready)}/{_number(loader.outstanding)}"
-    workers = f"{_number(loader.workers_alive)}/{_number(loader.workers_configured)}"
-    spent = loader.worker_seconds
-    total = sum(spent.values())
-    shares = [ratio(spent[name] / total if total else None) if name in spent else UNKNOWN for name in _SHARES]
-    return (
-        f"{wait:>9} {seconds(loader.wait_seconds):>7} {ready:>5} {workers:>7} {shares[0]:>6} {shares[1]:>7}"
-        f" {shares[2]:>7} {figure(loader.batches):>7} {size(loader.storage_bytes):>7}"
-    )
-
-
-_SHARES: Final = ("prep", "contention", "blocked")
-
-
-def _number(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)
+def _workers(view: RunView, selection: Selection) -> Iterator[RenderableType]:
+    if any(rank.loader for rank in chosen(view, selection)):
+        yield Text("workers in fetches: PREP on a core, CONTEND waiting for one, BLOCKED neither", "dim")
 
 
 # -- copies
 
 
-def copies_page(view: RunView, look: Look, width: int) -> Body:
-    """Return the page on copies, waits for the GPU, and the most expensive program lines."""
-    ranks = chosen(view, look)
-    rows: list[Line] = []
+def _copies(view: RunView, selection: Selection) -> Iterator[RenderableType]:
+    """Yield copies, waits for the GPU, and the most expensive program lines."""
+    ranks, here = chosen(view, selection), selected(view, selection)
+    if here is not None:
+        curves = {way: curve for way, curve in here.copy_bytes_per_second.items() if any(curve)}
+        yield from (NamedCurve(f"rank {here.rank}: {plain(way)}/s", curve, size) for way, curve in curves.items())
     copies: dict[tuple[str, str], list[float]] = {}
     waits: dict[str, list[float]] = {}
     for rank in ranks:
         for copy in rank.copies:
-            into = copies.setdefault((copy.direction, copy.host_memory), [0.0] * 4)
-            for at, value in enumerate((copy.count, copy.size_bytes, copy.blocked_seconds, copy.gpu_seconds)):
-                into[at] += value
+            of_copy = (copy.count, copy.size_bytes, copy.blocked_seconds, copy.gpu_seconds)
+            _add(copies.setdefault((copy.direction, copy.host_memory), [0.0] * len(of_copy)), of_copy)
         for sync in rank.syncs:
-            wait = waits.setdefault(sync.kind, [0.0] * 2)
-            wait[0] += sync.calls
-            wait[1] += sync.blocked_seconds
-    here = selected(view, look)
-    if here is not None:
-        for direction, curve in here.copy_bytes_per_second.items():
-            if any(curve):
-                rows.append(
-                    curve_line(
-                        f"rank {here.rank}: {plain(direction)}/s", curve, size, width, ascii_only=look.ascii_only
-                    )
-                )
+            _add(waits.setdefault(sync.kind, [0.0] * 2), (sync.calls, sync.blocked_seconds))
     if copies:
-        rows.append(line(("COPIES of the ranks chosen     COUNT    BYTES  BLOCKED  ON GPU", "title")))
-        for (direction, memory), (number, bytes_, blocked, on_gpu) in sorted(copies.items()):
-            name = fit(f"{plain(direction)} {plain(memory)}", 27)
-            rows.append(line(f"{name} {count(number):>8} {size(bytes_):>8} {seconds(blocked):>8} {seconds(on_gpu):>7}"))
+        table = _table("COPIES of the ranks chosen", "COUNT", "BYTES", "BLOCKED", "ON GPU")
+        for (way, kind), (number, of, blocked_s, gpu_s) in sorted(copies.items()):
+            table.add_row(plain(f"{way} {kind}"), count(number), size(of), seconds(blocked_s), seconds(gpu_s))
+        yield table
     if waits:
-        rows.append(line(("WAITS FOR THE GPU              CALLS  BLOCKED", "title")))
-        rows += [
-            line(f"{fit(plain(kind), 27)} {count(calls):>8} {seconds(blocked):>8}")
-            for kind, (calls, blocked) in sorted(waits.items(), key=lambda each: -each[1][1])
-        ]
+        table = _table("WAITS FOR THE GPU", "CALLS", "BLOCKED")
+        for kind, (calls, blocked_s) in sorted(waits.items(), key=lambda each: -each[1][1]):
+            table.add_row(plain(kind), count(calls), seconds(blocked_s))
+        yield table
     if view.sites:
-        rows.append(line(("LINES (newest attempt, all ranks) COUNT    BYTES  BLOCKED", "title")))
+        table = _table("LINES (newest attempt, all ranks)", "COUNT", "BYTES", "BLOCKED")
+        table.add_column(overflow="fold")
         for site in view.sites:
-            place = plain(site.text) or "(all other lines)"
-            told = f"{fit(plain(site.kind), 27)} {count(site.count):>11} {size(site.size_bytes):>8}"
-            rows.append(line(f"{told} {seconds(site.blocked_seconds):>8}"))
-            rows += [
-                line((each, "dim")) for each in wrap(f"    {place}; {told_ranks(site.ranks)}", width, indent="    ")
-            ]
-    if not rows:
-        rows.append(line(("no copies and no waits for a GPU were seen", "dim")))
-    return Body(rows=tuple(rows))
+            place = f"{plain(site.text) or '(all other lines)'}; {told_ranks(site.ranks)}"
+            done = (count(site.count), size(site.size_bytes), seconds(site.blocked_seconds))
+            table.add_row(plain(site.kind), *done, Text(place, "dim"))
+        yield table
+    if not (copies or waits or view.sites):
+        yield Text("no copies and no waits for a GPU were seen", "dim")
+
+
+def _add(into: list[float], values: Sequence[float]) -> None:
+    into[:] = [one + other for one, other in zip(into, values, strict=True)]
+
+
+def _table(title: str, *columns: str) -> Table:
+    """Return an empty table of figures with names in front of them."""
+    table = Table(title=title, title_justify="left", title_style=_TITLE, box=None, padding=(0, 2, 0, 0))
+    table.add_column(min_width=18, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", min_width=8, no_wrap=True)
+    return table
 
 
 # -- memory
 
 
-def memory_page(view: RunView, look: Look, width: int) -> Body:
-    """Return the page on memory of nodes and GPUs, then of each rank."""
-    head: list[Line] = []
-    ranks, here = chosen(view, look), selected(view, look)
-    first = here.node if here is not None else 0  # with many, those of the selected rank's node
-    nodes = sorted(view.nodes, key=lambda node: node.node != first)
-    devices = sorted(view.devices, key=lambda device: device.node != first)
-    for node in nodes[:_MOST_NODES]:
-        head += _node(node.node, node.values, node.memory_available_bytes, look, width)
+def _memory(view: RunView, selection: Selection) -> Iterator[RenderableType]:
+    """Yield the memory of nodes and GPUs; with many, of the selected rank's node."""
+    here = selected(view, selection)
+    first = here.node if here is not None else 0
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column()
+    table.add_column(ratio=1, min_width=8)
+    for node in sorted(view.nodes, key=lambda node: node.node != first)[:_MOST_NODES]:
+        table.add_row(_node(node), Spark(node.memory_available_bytes, most=node.values.get("memory_total_bytes")))
+    if view.nodes:
+        yield table
     if len(view.nodes) > _MOST_NODES:
-        head.append(line((f"... {len(view.nodes)} nodes in all", "dim")))
-    for device in devices[:_MOST_DEVICES]:
-        head.append(
-            clip(line(_device(device.node, device.gpu, device.model, device.values, len(view.nodes) > 1)), width)
-        )
-        if device.throttle_seconds and any(device.throttle_seconds.values()):
-            slowed = {name: seconds(value) for name, value in device.throttle_seconds.items() if value}
-            head.append(clip(line((f"      slowed down: {pairs(slowed)}", "warn")), width))
+        yield Text(f"... {len(view.nodes)} nodes in all", "dim")
+    table = Table.grid(padding=(0, 2))
+    for device in sorted(view.devices, key=lambda device: device.node != first)[:_MOST_DEVICES]:
+        table.add_row(*_device(device, nodes=len(view.nodes) > 1))
+    if view.devices:
+        yield table
     if len(view.devices) > _MOST_DEVICES:
-        head.append(line((f"... {len(view.devices)} GPUs in all", "dim")))
-    title, rows, focus = _table(
-        "TRAINER WORKERS   PSS  IN SHM |  ALLOC RESERVED   PEAK PINNED RETRY OOM",
-        ranks,
-        here if look.cursor else None,
-        _memory_row,
-        width,
-    )
-    return Body(head=(*head, title), rows=rows or (line((UNKNOWN, "dim")),), focus=focus)
+        yield Text(f"... {len(view.devices)} GPUs in all", "dim")
 
 
-_MOST_NODES: Final = 4
-_MOST_DEVICES: Final = 8
-
-
-def _node(node: int, values: Mapping[str, float], curve: Curve, look: Look, width: int) -> list[Line]:
-    free, total = values.get("memory_available_bytes"), values.get("memory_total_bytes")
-    told = f"node {node}: {size(free)} of {size(total)} available"
+def _node(node: NodeView) -> str:
+    values = node.values
+    told = f"node {node.node}: {size(values.get('memory_available_bytes'))} of "
+    told += f"{size(values.get('memory_total_bytes'))} available"
     if values.get("cgroup_limit_bytes"):
         told += f", cgroup {size(values.get('cgroup_used_bytes'))} of {size(values['cgroup_limit_bytes'])}"
     if values.get("shm_size_bytes"):
         told += f", /dev/shm {size(values.get('shm_used_bytes'))} of {size(values['shm_size_bytes'])}"
-    if values.get("swap_used_bytes"):
-        told += f", swap {size(values['swap_used_bytes'])}"
-    room = width - len(told) - 2
-    if room >= 8 and any(value is not None for value in curve):
-        drawn = spark(curve, min(room, 30), ascii_only=look.ascii_only, most=total)
-        return [clip(line(told, "  ", (drawn, "curve")), width)]
-    return [line(each) for each in wrap(told, width, indent="  ")]
+    return told + (f", swap {size(values['swap_used_bytes'])}" if values.get("swap_used_bytes") else "")
 
 
-def _device(node: int, gpu: str, model: str, values: Mapping[str, float], nodes: bool) -> str:
-    name = f"gpu {plain(gpu)}{f' n{node}' if nodes else ''} {plain(model)}"
-    parts = [
-        fit(name, 26),
-        f"util {ratio(values.get('utilization_ratio')):>4}",
-        f"{size(values.get('memory_used_bytes'))}/{size(values.get('memory_total_bytes'))}",
-        f"{figure(values.get('power_watts'))} W",
-        f"{figure(values.get('temperature_celsius'))} C",
-    ]
-    if "sm_active_ratio" in values:
-        parts.append(f"SMs {ratio(values['sm_active_ratio'])}")
-    parts += [f"{word} {count(values[name])}" for name, word in _FAULTS if values.get(name)]
-    return "  ".join(parts)
+def _device(device: DeviceView, *, nodes: bool) -> Iterator[RenderableType]:
+    """Yield the cells of a GPU's row."""
+    values = device.values
+    yield f"gpu {plain(device.gpu)}{f' n{device.node}' if nodes else ''}"
+    yield Text(plain(device.model))
+    yield f"util {ratio(values.get('utilization_ratio')):>4}"
+    yield f"{size(values.get('memory_used_bytes'))}/{size(values.get('memory_total_bytes'))}"
+    yield f"{figure(values.get('power_watts'))} W"
+    yield f"{figure(values.get('temperature_celsius'))} C"
+    yield f"SMs {ratio(values['sm_active_ratio'])}" if "sm_active_ratio" in values else ""
+    faults = [f"{word} {count(values[name])}" for name, word in _FAULTS if values.get(name)]
+    slowed = {name: seconds(value) for name, value in device.throttle_seconds.items() if value}
+    yield Text("  ".join([*faults, *([f"slowed down: {pairs(slowed)}"] if slowed else [])]), "yellow")
 
 
 _FAULTS: Final = (("xid_errors", "XID"), ("ecc_uncorrected", "ECC"), ("pcie_replays", "PCIe replays"))
 
-
-def _memory_row(rank: RankView) -> str:
-    memory = rank.memory
-    gpu = memory.gpu_bytes
-    pss = sum(memory.pss_bytes.values()) if "trainer" in memory.pss_bytes else None
-    return (
-        f"{size(memory.rss_bytes.get('trainer')):>7} {size(memory.rss_bytes.get('workers')):>7} {size(pss):>5}"
-        f" {size(memory.shm_inflight_bytes):>7} | {size(gpu.get('allocated')):>6} {size(gpu.get('reserved')):>8}"
-        f" {size(gpu.get('peak_allocated')):>6} {size(memory.pinned_bytes):>6} {_number(memory.alloc_retries):>5}"
-        f" {_number(memory.ooms):>3}"
-    )
+PAGES: Final = (
+    Page(name="ranks", text=_ranks, columns=STEPS, below=_headlines),
+    Page(name="findings", text=_findings),
+    Page(name="input", text=_input, columns=INPUT, below=_workers, ranks=lambda rank: rank.loader is not None),
+    Page(name="copies", text=_copies),
+    Page(name="memory", text=_memory, columns=MEMORY),
+    Page(name="history", text=lambda view, _: iter([history(view)])),
+    Page(name="rank", text=lambda view, selection: iter([rank_page(view, selection)])),
+)

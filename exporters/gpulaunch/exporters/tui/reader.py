@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulaunch.exporters.tui.cells import plain
 from gpulaunch.exporters.tui.tail import LogPlace, Tail, read_tail
+from gpulaunch.exporters.tui.text import plain
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import RunView, Status
 
@@ -25,7 +25,7 @@ _DUTY: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Want:
+class Request:
     """What to read."""
 
     window_s: float | None = None
@@ -33,7 +33,7 @@ class Want:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class Snapshot:
     """What was read."""
 
     view: RunView | None
@@ -48,7 +48,7 @@ class Reader:
     def __init__(
         self,
         run_dir: Path,
-        tell: Callable[[Seen], None],
+        tell: Callable[[Snapshot], None],
         *,
         load: Callable[[Path, float | None], RunView] | None = None,
         tail: Callable[[Path, LogPlace], Tail] = read_tail,
@@ -60,7 +60,7 @@ class Reader:
         self._load = load or _load
         self._tail = tail
         self._now = now
-        self._want = Want()
+        self._request = Request()
         self._wake = threading.Event()
         self._closing = False
         self._since_s: float | None = None
@@ -70,10 +70,10 @@ class Reader:
         """Start reading."""
         self._thread.start()
 
-    def want(self, want: Want) -> None:
+    def request(self, request: Request) -> None:
         """Read this from now on; never blocks."""
-        if want != self._want:
-            self._want = want
+        if request != self._request:
+            self._request = request
             self._wake.set()
 
     def close(self) -> None:
@@ -89,28 +89,28 @@ class Reader:
 
     def _run(self) -> None:
         view: RunView | None = None
-        trouble, window_s = "", self._want.window_s
+        trouble, window_s = "", self._request.window_s
         read_s, pause_s = float("-inf"), _EVERY_S
         while not self._closing:
             self._wake.clear()
-            want, log = self._want, None
+            request, log = self._request, None
             began_s = self._since_s = self._now()
             try:
-                if began_s >= read_s + (pause_s if want.window_s == window_s else _EVERY_S):
-                    read_s, window_s, pause_s = began_s, want.window_s, _EVERY_S
+                if began_s >= read_s + (pause_s if request.window_s == window_s else _EVERY_S):
+                    read_s, window_s, pause_s = began_s, request.window_s, _EVERY_S
                     view = self._load(self._run_dir, window_s)
                     trouble = ""
                     usual_s = _EVERY_S if view.status is Status.RUNNING else _OVER_EVERY_S
                     pause_s = max(usual_s, _DUTY * (self._now() - began_s))
-                if want.log is not None:
-                    log = self._tail(self._run_dir, want.log)
+                if request.log is not None:
+                    log = self._tail(self._run_dir, request.log)
             except Exception as error:  # of any kind: the previous data stays on the screen
                 trouble = plain(f"cannot read the run: {type(error).__name__}: {error}")
             self._since_s = None
             if self._closing:
                 return
-            self._tell(Seen(view=view, log=log, window_s=window_s, trouble=trouble))
-            soon = want.log is not None or self._want.window_s != window_s
+            self._tell(Snapshot(view=view, log=log, window_s=window_s, trouble=trouble))
+            soon = request.log is not None or self._request.window_s != window_s
             wait_s = (_EVERY_S if soon else pause_s) - (self._now() - began_s)
             self._wake.wait(max(0.05, wait_s))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpulaunch.exporters.tui.cells import plain, without_colours
+from gpulaunch.exporters.tui.text import plain, without_colours
 from gpulaunch.profiler.redact import redact
 
 STREAMS: Final = ("stderr", "stdout")

@@ -18,7 +18,7 @@ from gpulaunch.launcher.runs.find import find_run, here
 from gpulaunch.launcher.runs.processes import RunError, read_group, take_rank
 
 if TYPE_CHECKING:
-    from gpulaunch.exporters.tui.errand import Task
+    from gpulaunch.exporters.tui.task import Task
     from gpulaunch.exporters.view.model import RunView
     from gpulaunch.launcher.hang.stacks import Stacks
 
@@ -71,7 +71,7 @@ def _as_json(run_dir: Path) -> str:
 
 
 def _as_text(run_dir: Path) -> str:
-    from gpulaunch.exporters.tui.frame import once
+    from gpulaunch.exporters.tui.once import once
     from gpulaunch.exporters.view.load import load_run
 
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
@@ -103,7 +103,7 @@ def _show(run_dir: Path) -> None:
 
 
 def _trace(run_dir: Path, rank: int | None) -> Task:
-    from gpulaunch.exporters.tui.errand import Command
+    from gpulaunch.exporters.tui.task import Command
 
     code = "import sys; from gpulaunch.launcher.cli.main import main; sys.exit(main(sys.argv[1:]))"
     whom = "all" if rank is None else str(rank)

@@ -11,15 +11,18 @@ import views
 from golden_frames import FRAMES, GOLDEN, ONCE, drawn
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from gpulaunch.exporters.tui.cells import Line, cells, text_of
-from gpulaunch.exporters.tui.frame import HELP, frame, once, scrolled
-from gpulaunch.exporters.tui.look import Look, Output, Page
-from gpulaunch.exporters.tui.phases import GOODPUT_LETTERS, LETTERS, shares_bar
-from gpulaunch.exporters.tui.tail import LogPlace, Tail
+from gpulaunch.exporters.tui.app import HELP
+from gpulaunch.exporters.tui.charts import GOODPUT, PHASES
+from gpulaunch.exporters.tui.once import as_text, once
+from gpulaunch.exporters.tui.pages import PAGES
+from gpulaunch.exporters.tui.selection import Selection, marks_of
+from gpulaunch.exporters.tui.summary import summary
+from gpulaunch.exporters.tui.tables import Column, fitting, rich_table
 from gpulaunch.exporters.view.model import AttemptView, RunView, StallView, Status
 from gpulaunch.exporters.view.text import inert
-from gpulaunch.profiler.channel.layout import PHASES
+from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.record import GOODPUT_BUCKETS
 
 VIEWS = {
@@ -34,16 +37,20 @@ VIEWS = {
     "nothing": views.nothing(),
     "hostile": views.hostile(),
 }
-HOSTILE_LOOK = Look(
-    rank=0,
-    notice=views.HOSTILE,
-    log=Tail(place=LogPlace(node=0, attempt=0, rank=0, stream="stderr"), path=views.HOSTILE, trouble=views.HOSTILE),
-    output=Output(title=views.HOSTILE, lines=(views.HOSTILE,)),
-)
+NAMES = [page.name for page in PAGES]
 
 
-def text(view: RunView | None, look: Look | None = None, width: int = 80, height: int = 24) -> str:
-    return "\n".join(text_of(each) for each in frame(view, look or Look(), width, height))
+def text(
+    view: RunView, page: str = "ranks", selection: Selection | None = None, width: int = 80, *, ascii_only: bool = False
+) -> str:
+    """The summary and a page, as the application shows them, and not cut off at the bottom."""
+    selection = selection or Selection()
+    (shown,) = (each for each in PAGES if each.name == page)
+    parts = [summary(view), *shown.text(view, selection)]
+    if rows := shown.rows(view, selection):
+        parts.append(rich_table(shown.columns, view, rows, marks_of(view), width))
+    parts += shown.below(view, selection)
+    return as_text(iter(parts), width, ascii_only=ascii_only)
 
 
 # -- as it looks
@@ -58,26 +65,16 @@ def test_no_golden_frame_is_forgotten() -> None:
     assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == sorted([*FRAMES, *ONCE])
 
 
-@pytest.mark.parametrize("page", Page)
-def test_a_frame_fills_the_screen_and_never_more(page: Page) -> None:
-    look = replace(HOSTILE_LOOK, page=page)
-    for view, width, height in product(VIEWS.values(), [1, 39, 40, 57, 80, 96, 133, 250], [1, 10, 24, 60]):
-        lines: list[Line] = frame(view, look, width, height)
-
-        assert len(lines) == height
-        assert max(cells(text_of(each)) for each in lines) <= width
-
-
-def test_before_anything_was_read_it_says_so() -> None:
-    assert "reading the run" in text(None)
-    assert "the disk has not answered for 40s" in text(None, Look(stale_seconds=40.0))
-    assert "cannot read the run" in text(None, Look(trouble="cannot read the run: no such thing"))
+@pytest.mark.parametrize("page", NAMES)
+def test_a_page_is_never_wider_than_the_screen(page: str) -> None:
+    for view, width in product(VIEWS.values(), [1, 39, 40, 57, 80, 96, 133, 250]):
+        assert max(map(cell_len, text(view, page, width=width).splitlines())) <= width
 
 
 def test_help_fits_a_small_terminal_and_names_every_letter() -> None:
     assert max(map(len, HELP.splitlines())) <= 80
     assert len(HELP.splitlines()) <= 23
-    for phase, letter in LETTERS.items():
+    for phase, (letter, _) in PHASES.items():
         assert f"{letter} {phase}" in HELP
 
 
@@ -89,13 +86,12 @@ def test_what_is_hostile_is_hostile() -> None:
     assert inert(views.HOSTILE) != views.HOSTILE
 
 
-@pytest.mark.parametrize("page", Page)
-def test_no_text_of_a_run_reaches_the_terminal_as_a_command(page: Page) -> None:
-    look = replace(HOSTILE_LOOK, page=page)
-    shown = [text_of(each) for each in frame(views.hostile(), look, 400, 400)]
+@pytest.mark.parametrize("page", NAMES)
+def test_no_text_of_a_run_reaches_the_terminal_as_a_command(page: str) -> None:
+    shown = text(views.hostile(), page, Selection(rank=0, only=views.HOSTILE), width=400).splitlines()
 
     assert [each for each in shown if inert(each) != each] == []
-    assert page is Page.HELP or any("\\x1b[31mred" in each for each in shown)
+    assert any("\\x1b[31mred" in each for each in shown)
 
 
 def test_nor_does_what_is_printed_once() -> None:
@@ -110,7 +106,7 @@ def test_nor_does_what_is_printed_once() -> None:
     figure=st.one_of(st.none(), st.floats()),
     shares=st.dictionaries(st.text(max_size=12), st.floats(), max_size=4),
     curve=st.lists(st.one_of(st.none(), st.floats()), max_size=40),
-    page=st.sampled_from(list(Page)),
+    page=st.sampled_from(NAMES),
     width=st.integers(1, 140),
 )
 def test_any_text_and_any_figure_make_a_frame(
@@ -118,7 +114,7 @@ def test_any_text_and_any_figure_make_a_frame(
     figure: float | None,
     shares: dict[str, float],
     curve: list[float | None],
-    page: Page,
+    page: str,
     width: int,
 ) -> None:
     view = views.input_bound()
@@ -144,9 +140,9 @@ def test_any_text_and_any_figure_make_a_frame(
         findings=(replace(view.findings[0], advice=name, lost_seconds=figure, seconds_per_step=figure or 0.0),),
     )
 
-    lines = [text_of(each) for each in frame(view, Look(page=page), width, 24)]
+    lines = text(view, page, width=width).splitlines()
 
-    assert [each for each in lines if inert(each) != each or cells(each) > width] == []
+    assert [each for each in lines if inert(each) != each or cell_len(each) > width] == []
     assert once(view, 80)
 
 
@@ -154,23 +150,14 @@ def test_any_text_and_any_figure_make_a_frame(
 
 
 def test_every_phase_has_a_letter_of_its_own() -> None:
-    assert tuple(LETTERS) == PHASES
-    assert len(set(LETTERS.values())) == len(PHASES)
-    assert tuple(GOODPUT_LETTERS) == GOODPUT_BUCKETS
-    assert len(set(GOODPUT_LETTERS.values())) == len(GOODPUT_BUCKETS)
-
-
-def test_a_bar_has_as_many_letters_as_its_share() -> None:
-    drawn_bar = text_of(shares_bar({"data_wait": 0.5, "forward": 0.25, "backward": 0.25}, 40))
-
-    assert drawn_bar == "D" * 20 + "F" * 10 + "B" * 10
+    for letters, names in ((PHASES, layout.PHASES), (GOODPUT, GOODPUT_BUCKETS)):
+        assert tuple(letters) == names
+        assert len({letter for letter, _ in letters.values()}) == len(names)
 
 
 def test_a_terminal_without_blocks_gets_ascii() -> None:
-    look = Look(ascii_only=True)
-
-    for page in Page:
-        assert text(views.input_bound(), replace(look, page=page), 120, 60).isascii()
+    for page in NAMES:
+        assert text(views.input_bound(), page, width=120, ascii_only=True).isascii()
     assert once(views.input_bound(), 80, ascii_only=True).isascii()
     assert not text(views.input_bound()).isascii()
 
@@ -190,10 +177,10 @@ def test_where_it_is_not_known_what_was_made_again_goodput_is_the_most_that_it_c
     view = views.restarted()
     unknown = replace(view, goodput_seconds={**view.goodput_seconds, "lost_work": None})
 
-    shown = text(unknown, Look(page=Page.HISTORY))
+    shown = text(unknown, "history")
     assert "goodput at most 80%" in shown
     assert "lost work is not known: name the directory of the program's checkpoints" in shown
-    assert "at most" not in text(view, Look(page=Page.HISTORY))
+    assert "at most" not in text(view, "history")
 
 
 # -- how long an attempt lasted
@@ -206,9 +193,9 @@ def test_an_earlier_attempt_whose_launcher_was_killed_did_not_last_until_now() -
     lost = AttemptView(number=0, directory=0, earlier=True, status=Status.LOST, began_s=began_s)
     again = AttemptView(number=0, directory=1, status=Status.RUNNING, began_s=views.BEGAN_S + 10)
 
-    shown = text(replace(view, attempts=(lost, again)), Look(page=Page.HISTORY))
+    shown = text(replace(view, attempts=(lost, again)), "history")
 
-    assert "attempts/0 (earlier run): lost -2m 00s, at most 2m 00s\n" in f"{shown}\n".replace(" \n", "\n")
+    assert "attempts/0 (earlier run): lost -2m 00s, at most 2m 00s\n" in shown
     assert "attempt 0: running +10s, 12m 20s" in shown
 
 
@@ -216,7 +203,7 @@ def test_nor_did_one_beyond_the_next_attempt_of_its_own_run() -> None:
     first = AttemptView(number=0, status=Status.UNKNOWN, began_s=views.BEGAN_S)
     second = AttemptView(number=1, status=Status.RUNNING, began_s=views.BEGAN_S + 60)
 
-    shown = text(replace(views.healthy(), attempts=(first, second)), Look(page=Page.HISTORY))
+    shown = text(replace(views.healthy(), attempts=(first, second)), "history")
 
     assert "attempt 0: unknown +0s, at most 1m 00s" in shown
     assert "attempt 1: running +1m 00s, 11m 30s" in shown
@@ -226,9 +213,9 @@ def test_nor_did_one_beyond_the_next_attempt_of_its_own_run() -> None:
 
 
 def test_the_rank_that_the_others_wait_for_is_marked_and_no_other() -> None:
-    shown = text(views.straggling(), Look(page=Page.RANKS))
+    shown = text(views.straggling())
 
-    assert re.findall(r"^[> ] +(\d+) .* late *$", shown, re.M) == ["3"]
+    assert re.findall(r"^ +(\d+) .* late$", shown, re.M) == ["3"]
 
 
 def test_a_straggler_of_earlier_is_not_marked() -> None:
@@ -265,7 +252,7 @@ def test_a_slow_step_is_not_a_still_rank() -> None:
 def test_a_rank_without_a_profiler_is_marked() -> None:
     view = views.healthy(ranks=(views.rank(0), views.rank(1, armed=False)))
 
-    assert re.findall(r"^[> ] +(\d+) .* off *$", text(view), re.M) == ["1"]
+    assert re.findall(r"^ +(\d+) .* off$", text(view), re.M) == ["1"]
 
 
 def test_a_run_that_says_nothing_new_tells_for_how_long() -> None:
@@ -310,13 +297,6 @@ def test_that_it_made_none_lately_is_news_but_not_of_one_that_never_did(steps: i
 # -- many ranks
 
 
-def test_the_selected_rank_is_seen_whichever_it_is() -> None:
-    view = views.crowd(256)
-
-    for number in (0, 1, 100, 254, 255):
-        assert re.search(rf"^> +{number} ", text(view, Look(rank=number)), re.M)
-
-
 def test_one_slow_rank_of_256_sticks_out() -> None:
     curve = next(each for each in text(views.crowd(256)).splitlines() if each.startswith("256 ranks"))
 
@@ -324,30 +304,23 @@ def test_one_slow_rank_of_256_sticks_out() -> None:
     assert curve.count("\u2588") == 1
 
 
-# -- scrolling
+# -- the columns
 
 
-def test_a_long_page_scrolls_to_its_end_and_no_further() -> None:
-    view, look = views.input_bound(), Look(page=Page.RANK)
-    most = scrolled(view, look, 80, 24)
+def test_columns_fill_the_width_and_go_where_there_is_none() -> None:
+    (ranks,) = (page for page in PAGES if page.name == "ranks")
 
-    assert most > 0
-    assert "lines below" in text(view, look)
-    assert "found: sync-every-step" in text(view, replace(look, top=most))
-    assert text(view, replace(look, top=most + 50)) == text(view, replace(look, top=most))
-
-
-def test_a_log_is_shown_from_its_end() -> None:
-    place = LogPlace(node=0, attempt=0, rank=0, stream="stderr")
-    log = Tail(place=place, path="attempts/0/rank-0/stderr.log", lines=tuple(f"line {at}" for at in range(100)))
-
-    assert "line 99" in text(views.healthy(), Look(page=Page.LOG, log=log))
-    assert "line 99" not in text(views.healthy(), Look(page=Page.LOG, log=log, top=30))
-    assert "line 60" in text(views.healthy(), Look(page=Page.LOG, log=log, top=30))
+    for width in (79, 99, 100, 160):
+        shown = fitting(ranks.columns, views.crowd(64), width)
+        assert width - 3 <= sum(cells + 1 for _, cells in shown) < width
+    assert "NODE" not in [column.title for column, _ in fitting(ranks.columns, views.healthy(), 160)]
+    assert [column.title for column, _ in fitting(ranks.columns, views.healthy(), 40)] == [
+        *("RANK", "STEPS/S", "STEP", "DATA", "PHASES", "MARK")
+    ]
 
 
-def test_the_log_of_another_rank_is_not_shown_as_this_one_s() -> None:
-    place = LogPlace(node=0, attempt=0, rank=0, stream="stderr")
-    log = Tail(place=place, path="attempts/0/rank-0/stderr.log", lines=("of rank 0",))
+def test_every_title_has_room_and_every_table_begins_with_the_rank() -> None:
+    tables: list[tuple[Column, ...]] = [page.columns for page in PAGES if page.columns]
 
-    assert "of rank 0" not in text(views.healthy(), Look(page=Page.LOG, rank=1, log=log))
+    assert [columns[0].title for columns in tables] == ["RANK"] * 3
+    assert [column.title for columns in tables for column in columns if len(column.title) > column.width] == []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import views
 
-from gpulaunch.exporters.tui.errand import Command, Errand
+from gpulaunch.exporters.tui.task import BackgroundTask, Command
 from gpulaunch.exporters.view.text import inert
 
 WAIT_S = 30.0
@@ -51,11 +51,11 @@ def test_what_it_prints_is_harmless_and_bounded() -> None:
 def test_a_command_that_takes_long_is_ended() -> None:
     """By the interrupt that Ctrl-C is; the census of the tests sees that nothing is left."""
     lines: queue.Queue[str | None] = queue.Queue()
-    errand = Errand(python("import time; print('began'); time.sleep(600)"), lines.put)
-    errand.start()
+    task = BackgroundTask(python("import time; print('began'); time.sleep(600)"), lines.put)
+    task.start()
     assert lines.get(timeout=WAIT_S) == "began"
 
-    errand.close()
+    task.close()
 
     rest = [lines.get(timeout=WAIT_S)]
     while rest[-1] is not None:
@@ -66,11 +66,11 @@ def test_a_command_that_takes_long_is_ended() -> None:
 def test_a_command_that_will_not_end_is_killed() -> None:
     lines: queue.Queue[str | None] = queue.Queue()
     stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('began'); time.sleep(600)"
-    errand = Errand(python(stubborn), lines.put)
-    errand.start()
+    task = BackgroundTask(python(stubborn), lines.put)
+    task.start()
     assert lines.get(timeout=WAIT_S) == "began"
 
-    errand.close()
+    task.close()
 
     assert lines.get(timeout=WAIT_S) == "exit code -9"
 
@@ -100,7 +100,7 @@ def test_a_task_that_fails_is_told_like_any_other() -> None:
         if line is None:
             over.set()
 
-    Errand(Fails(), say).start()
+    BackgroundTask(Fails(), say).start()
 
     assert over.wait(WAIT_S)
     assert lines == ["first", "ValueError: bad\\x1b[2J", None]

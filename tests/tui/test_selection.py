@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 import views
 
-from gpulaunch.exporters.tui.look import Look
-from gpulaunch.exporters.tui.ranks import SORTS, FilterError, chosen, filter_of, selected, told_ranks
+from gpulaunch.exporters.tui.selection import SORTS, FilterError, Selection, chosen, filter_of, selected, told_ranks
 from gpulaunch.exporters.view.model import RunView
 
 
-def numbers(view: RunView, look: Look) -> list[int]:
-    return [rank.rank for rank in chosen(view, look)]
+def numbers(view: RunView, selection: Selection) -> list[int]:
+    return [rank.rank for rank in chosen(view, selection)]
 
 
 @pytest.mark.parametrize(
@@ -30,12 +29,12 @@ def numbers(view: RunView, look: Look) -> list[int]:
     ],
 )
 def test_a_filter_lets_through_what_it_names(only: str, expected: list[int]) -> None:
-    assert numbers(views.crowd(16), Look(only=only)) == expected
+    assert numbers(views.crowd(16), Selection(only=only)) == expected
 
 
 def test_an_exclamation_mark_lets_through_what_is_marked() -> None:
-    assert numbers(views.straggling(), Look(only="!")) == [2, 3]
-    assert numbers(views.healthy(), Look(only="!")) == []
+    assert numbers(views.straggling(), Selection(only="!")) == [2, 3]
+    assert numbers(views.healthy(), Selection(only="!")) == []
 
 
 @pytest.mark.parametrize("typed", ["x", "1-", "-1", "n", "1;2", "!!", "\x1b[2J", "9" * 40])
@@ -46,31 +45,31 @@ def test_what_is_no_filter_says_what_one_is(typed: str) -> None:
 
 def test_the_slowest_by_itself_comes_first() -> None:
     """Together they all step alike: who is late is who waits least."""
-    assert numbers(views.straggling(), Look(sort="own step time")) == [3, 0, 1, 2]
-    assert numbers(views.crowd(64), Look(sort="own step time"))[0] == 37
-    assert numbers(views.crowd(64), Look(sort="own step time", reverse=True))[-1] == 37
+    assert numbers(views.straggling(), Selection(sort="own step time")) == [3, 0, 1, 2]
+    assert numbers(views.crowd(64), Selection(sort="own step time"))[0] == 37
+    assert numbers(views.crowd(64), Selection(sort="own step time", reverse=True))[-1] == 37
 
 
 def test_equals_are_in_the_order_of_their_numbers() -> None:
     for name in SORTS:
-        assert numbers(views.healthy(), Look(sort=name)) == [0, 1]
-    assert numbers(views.healthy(), Look(reverse=True)) == [1, 0]
+        assert numbers(views.healthy(), Selection(sort=name)) == [0, 1]
+    assert numbers(views.healthy(), Selection(reverse=True)) == [1, 0]
 
 
 def test_what_is_not_known_comes_last() -> None:
     view = views.straggling()
     view = replace(view, ranks=(replace(view.ranks[0], step_seconds_now=None), *view.ranks[1:]))
 
-    assert numbers(view, Look(sort="step time"))[-1] == 0
-    assert numbers(view, Look(sort="step time", reverse=True))[-1] == 0
+    assert numbers(view, Selection(sort="step time"))[-1] == 0
+    assert numbers(view, Selection(sort="step time", reverse=True))[-1] == 0
 
 
 def test_a_selected_rank_that_is_filtered_away_gives_way_to_the_first() -> None:
     view = views.crowd(16)
 
-    assert getattr(selected(view, Look(rank=9)), "rank", None) == 9
-    assert getattr(selected(view, Look(rank=9, only="3-5")), "rank", None) == 3
-    assert selected(view, Look(rank=9, only="99")) is None
+    assert getattr(selected(view, Selection(rank=9)), "rank", None) == 9
+    assert getattr(selected(view, Selection(rank=9, only="3-5")), "rank", None) == 3
+    assert selected(view, Selection(rank=9, only="99")) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from gpulaunch.exporters.tui.cells import plain, without_colours
+from gpulaunch.exporters.tui.text import plain, without_colours
 
 _LONGEST_LINE: Final = 4000
 _END_S: Final = 2.0
@@ -73,14 +73,14 @@ class Command:
                 return
 
 
-class Errand:
+class BackgroundTask:
     """A task in a separate thread."""
 
     def __init__(self, task: Task, say: Callable[[str | None], None]) -> None:
-        """`say` is called in the errand's thread with each line, and at the end with None."""
+        """`say` is called in the task's thread with each line, and at the end with None."""
         self._task = task
         self._say = say
-        self._thread = threading.Thread(target=self._run, name="gpulaunch-top-errand", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gpulaunch-top-task", daemon=True)
 
     def start(self) -> None:
         """Start the task."""
