@@ -73,7 +73,9 @@ def test_runs_are_listed_with_state_size_and_age(here: Path, capsys: pytest.Capt
 
     assert runs() == 0
 
-    head, ended, gone, bad, good, total = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert "--job-dir elsewhere: name the directory" in printed.err
+    head, ended, gone, bad, good, total = printed.out.splitlines()
     assert head.split() == ["RUN", "STATE", "AGE", "SIZE", "FILES", "CHECKPOINTS"]
     assert [line.split()[:2] for line in (ended, gone, bad, good)] == [
         ["ended", "stopped"],
@@ -140,7 +142,9 @@ def test_no_runs_are_no_error(here: Path, capsys: pytest.CaptureFixture[str]) ->
     here.rmdir()
 
     assert runs() == 0
-    assert capsys.readouterr().out.startswith("no runs in ")
+    told = capsys.readouterr().out
+    assert told.startswith("no runs in ")
+    assert "--job-dir elsewhere: name the directory" in told
 
     here.parent.rmdir()  # the current directory
     assert runs() == 0

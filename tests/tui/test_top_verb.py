@@ -52,6 +52,10 @@ def test_the_newest_run_is_shown_unless_one_is_named(cwd: Path, capsys: pytest.C
 
     assert top.run(["--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run_dir"].endswith("newer")
+    assert top.run(["--once"]) == 0
+    assert "no run is under way in" in capsys.readouterr().err
+    assert top.run(["newer", "--once"]) == 0
+    assert capsys.readouterr().err == ""
     assert top.run(["older", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run_dir"].endswith("older")
 
@@ -59,7 +63,7 @@ def test_the_newest_run_is_shown_unless_one_is_named(cwd: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "no runs in"),
+        ([], "no runs in .*: a job with --job-dir has it elsewhere"),
         (["nowhere"], "there is no run directory nowhere"),
         (["a", "b"], "one run at a time"),
         (["--once", "--json"], "--once or --json, not both"),

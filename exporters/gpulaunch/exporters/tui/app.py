@@ -132,6 +132,7 @@ class Top(App[None]):
         dump: Callable[[RunView, int], Task] | None = None,
         trace: Callable[[int | None], Task] | None = None,
         reader: Callable[[Callable[[Snapshot], None]], Reader] | None = None,
+        notice: str = "",
     ) -> None:
         """Show the run in `run_dir`.
 
@@ -140,6 +141,7 @@ class Top(App[None]):
             dump: returns the task that dumps the stack of a rank; None: not available.
             trace: returns the task that traces a rank, or all (None).
             reader: creates the reader, from the callback for its results.
+            notice: a line for the user, at first.
         """
         super().__init__(ansi_color=True)  # the terminal's own colours and background
         self.animation_level = "none"  # each would be bytes to send, often over ssh
@@ -163,6 +165,7 @@ class Top(App[None]):
         """How long the disk has not responded."""
         self._dump = dump
         self._trace = trace
+        self._notice = notice
         self._trace_asked = ""
         """What `t` or `T` traces when it is pressed once more."""
         self._background: BackgroundTask | None = None
@@ -205,7 +208,7 @@ class Top(App[None]):
         self.screen.set_class(self._ascii_only, "-ascii")
         self.query_one("Tabs").can_focus = False
         self.set_interval(0.5, self._watch)
-        self.action_page(_TABS[0])
+        self._set(page=_TABS[0], notice=self._notice)
 
     def on_unmount(self) -> None:
         """Stop the reader and the task."""

@@ -37,6 +37,9 @@ Exit code 0, 1 when something could not be removed, 2 for wrong words.
 """
 
 
+_ELSEWHERE = "jobs with --job-dir elsewhere: name the directory that theirs is in, gpulaunch runs DIR"
+
+
 def words() -> VerbParser:
     """The argument parser, also used for shell completion."""
     parser = VerbParser("runs")
@@ -77,6 +80,8 @@ def run(argv: Sequence[str]) -> int:
     if pruning:
         return _prune(found, given)
     answer(_as_json(found) if given.json else _as_text(found, directory))
+    if found and not given.json and not directories:
+        print(f"gpulaunch: {_ELSEWHERE}", file=sys.stderr)
     return 0
 
 
@@ -126,7 +131,7 @@ def _as_text(found: Sequence[Run], directory: str) -> str:
     from gpulaunch.exporters.view.figures import PROSE, count
 
     if not found:
-        return f"no runs in {directory}\n"
+        return f"no runs in {directory}; {_ELSEWHERE}\n"
     now_s = time.time()
     rows = [("RUN", "STATE", "AGE", "SIZE", "FILES", "CHECKPOINTS")] + [
         (

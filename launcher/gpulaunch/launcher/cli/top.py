@@ -14,7 +14,7 @@ from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
 from gpulaunch.launcher.cli.waiting import told_while
 from gpulaunch.launcher.job.options import UsageError
-from gpulaunch.launcher.runs.find import find_run, here
+from gpulaunch.launcher.runs.find import find_run, here, none_under_way
 from gpulaunch.launcher.runs.processes import RunError, read_group, take_rank
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ usage: gpulaunch top [RUN] [--once | --json]
 
 Shows a run in the terminal, while it goes on or afterwards: ranks by phase, what to change, input, copies, memory,
 attempts and why they failed, logs, stacks, traces. Keys only, from 40 columns on (? lists them). RUN is a run
-directory, or the name of one below ./gpulaunch-runs; without it, the newest there.
+directory, or the name of one below ./gpulaunch-runs; without it, the newest there. A job that was started with
+--job-dir has its run directory elsewhere: name it.
 
   --once                print everything once, as plain text; also where there is no terminal
   --json                print everything once, as JSON
@@ -49,14 +50,17 @@ def run(argv: Sequence[str]) -> int:
     options = _parse(argv)
     try:
         run_dir = Path(find_run(options.run[0] if options.run else None, here()))
+        notice = "" if options.run else none_under_way(here())
     except RunError as err:
         raise UsageError(f"top: {err}") from None
     if options.json:
         answer(_as_json(run_dir))
     elif options.once or not _on_a_terminal():
         answer(_as_text(run_dir))
+        if notice:
+            print(f"gpulaunch: {notice}", file=sys.stderr)
     else:
-        _show(run_dir)
+        _show(run_dir, notice)
     return 0
 
 
@@ -84,7 +88,7 @@ def _on_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _show(run_dir: Path) -> None:
+def _show(run_dir: Path, notice: str) -> None:
     try:
         from gpulaunch.exporters.tui.app import Top
     except ImportError as err:
@@ -93,7 +97,7 @@ def _show(run_dir: Path) -> None:
             f"top: the screen needs Textual ({why}): pip install 'gpulaunch[top]'; or use gpulaunch top --once"
         ) from None
     # No mouse: over ssh the terminal's own, which selects and copies text, is worth more.
-    app = Top(run_dir, dump=_dump_of(run_dir), trace=lambda rank: _trace(run_dir, rank))
+    app = Top(run_dir, dump=_dump_of(run_dir), trace=lambda rank: _trace(run_dir, rank), notice=notice)
     app.run(mouse=False)
     if app.fault is not None:
         raise app.fault

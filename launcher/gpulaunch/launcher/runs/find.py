@@ -48,8 +48,16 @@ def find_run(name: str | None, cwd: str, *, having: str = "job.json") -> str:
     runs = [(at_s, path) for path in _below(below) if (at_s := _written_s(os.path.join(path, having))) is not None]
     if not runs:
         none = f"no runs in {below}" if having in _SIGNS else f"no run in {below} has a {having}"
-        raise RunError(f"{none}; name a run directory")
+        raise RunError(f"{none}; name a run directory: a job with --job-dir has it elsewhere")
     return max(runs)[1]
+
+
+def none_under_way(cwd: str) -> str:
+    """A line for the user if no run below `cwd`/gpulaunch-runs is active on this node; "" if one is."""
+    below = os.path.join(cwd, RUNS)
+    if any(agent_of(path) is not None for path in _below(below)):
+        return ""
+    return f"no run is under way in {below}; one with --job-dir elsewhere is shown by its directory"
 
 
 def find_under_way(name: str | None, cwd: str) -> str:
