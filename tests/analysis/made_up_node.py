@@ -67,6 +67,7 @@ class Rank:
     sites: tuple[Site, ...] = ()
     copies: Mapping[tuple[str, str], CopyTotals] = field(default_factory=dict)
     saves: int = 0
+    unobserved_steps: int = 0
     gc: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -120,7 +121,7 @@ class Rank:
                 ddp_overlap_ns=5,
             ),
             budget_ppm=5000,
-            unobserved_steps=0,
+            unobserved_steps=self.unobserved_steps,
             facts=self.facts,
             hooks_unavailable=self.hooks_off,
             fault="",

@@ -95,6 +95,20 @@ def test_copies_and_lines_are_those_of_the_window(node: Node) -> None:
     assert rank.copies == copied(5)
 
 
+def test_copies_of_steps_that_were_not_observed_are_told_as_equal_to_the_others(node: Node) -> None:
+    """Of 80 steps 20 were observed; a save is seen in any."""
+    one = node.ranks[0]
+    one.sites, one.copies = (site(10),), copied(10)
+    before = node.look()
+    one.sites = (site(12), replace(site(1, "train.py:9 f"), kind="save"))
+    one.copies, one.unobserved_steps = copied(12), 60
+
+    (rank,) = between(before, node.train(8)).ranks
+
+    assert [(each.kind, each.count) for each in rank.sites] == [("h2d", 8), ("save", 1)]
+    assert rank.copies == copied(8)
+
+
 def test_a_line_of_another_page_counts_whole(node: Node) -> None:
     """The rank's script ran another program, and its page began again."""
     node.ranks[0].sites = (site(10),)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from gpulaunch.profiler.analysis.stall import Stall, verdict
 from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Snapshot, Window
 from gpulaunch.profiler.channel.declare import difference
+from gpulaunch.profiler.channel.layout import COPIES, SYNCS
 from gpulaunch.profiler.record import (
     CopyTotals,
     HostState,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 R = TypeVar("R", bound="DataclassInstance")
 
+_IN_OBSERVED_STEPS: Final = frozenset((*SYNCS, *(direction for direction, _ in COPIES), "built_on_cpu"))
+"""Kinds of lines that are only counted in these; saves, collections and the like always are."""
 _NO_COPIES: Final = CopyTotals(count=0, size_bytes=0, blocked_ns=0, gpu_ns=0)
 
 
@@ -91,9 +94,11 @@ def _rank(
     rank, now = new.rank, processes[1]
     trainer_cpu_s, trainer_runqueue_s = _cpu(*processes, Role.TRAINER)
     workers_cpu_s, _ = _cpu(*processes, Role.WORKERS)
+    steps, unobserved = new.steps - old.steps, new.unobserved_steps - old.unobserved_steps
+    times = steps / (steps - unobserved) if 0 < unobserved < steps else 1.0
     window = RankWindow(
         rank=rank,
-        steps=new.steps - old.steps,
+        steps=steps,
         step_ns=new.step_ns_total - old.step_ns_total,
         phase_ns=_grown(old.phase_ns, new.phase_ns),
         loader=_loader(old, new),
@@ -101,11 +106,14 @@ def _rank(
         workers_alive=0 if now is None else now.workers_alive,
         stall=Stall(kind="none", share=0.0, parts_ns={}),
         copies={
-            key: difference(copies, was)
+            key: _of_all_steps(difference(copies, was), times)
             for key, copies in new.copies.items()
             if (was := old.copies.get(key, _NO_COPIES)).count < copies.count
         },
-        sites=_sites(old.sites, new.sites),
+        sites=tuple(
+            _of_all_steps(site, times) if site.kind in _IN_OBSERVED_STEPS else site
+            for site in _sites(old.sites, new.sites)
+        ),
         saves=(new.checkpoint.saves if new.checkpoint else 0) - (old.checkpoint.saves if old.checkpoint else 0),
         pauses=difference(new.pauses, old.pauses),
         gpu=None if new.gpu is None else difference(new.gpu, old.gpu),
@@ -143,6 +151,14 @@ def _stall(rank: RankWindow, loader: LoaderState) -> Stall:
         runqueue_ns=done.runqueue_ns if done else 0,
         blocked_ns=done.blocked_ns if done else 0,
     )
+
+
+def _of_all_steps(counted: R, times: float) -> R:
+    """Return what was counted in the observed steps, for all steps: so many times as much, as for their phases."""
+    if times == 1.0:
+        return counted
+    numbers = {each.name: getattr(counted, each.name) for each in fields(counted)}
+    return replace(counted, **{name: round(times * n) for name, n in numbers.items() if isinstance(n, int)})
 
 
 def _minus(old: R | None, new: R, as_it_is: frozenset[str] = frozenset()) -> R:
