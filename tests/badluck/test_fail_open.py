@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,8 +19,8 @@ CALLS = {
     Collector.PROCESS: ("_processes", "read"),
     Collector.HOST: ("_host", "read"),
     Collector.RUN: ("_run", "read"),
-    Collector.GPU: ("_gpus", "read"),
-    Collector.DEVICE: ("_devices", "read"),
+    Collector.GPU: ("_nvml.health", "read"),
+    Collector.DEVICE: ("_nvml.gpus", "read"),
     Collector.WORKERS: ("_workers", "read"),
     Collector.COLLECTIVES: ("_collectives", "read"),
     Collector.STACKS: ("_stacks", "read"),
@@ -60,7 +61,7 @@ def test_a_collector_that_fails_says_so_and_the_others_go_on(
 
     with monkeypatch.context() as patch:
         owner, call = CALLS[collector]
-        patch.setattr(getattr(refreshes.sidecar, owner), call, fail)
+        patch.setattr(attrgetter(owner)(refreshes.sidecar), call, fail)
         during = failing(refreshes)
         errors = refreshes.scrape().value("gpulaunch_collector_errors_total", collector=collector.value)
     after = failing(refreshes)

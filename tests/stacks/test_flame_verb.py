@@ -123,7 +123,7 @@ def test_a_run_without_stacks_says_why_that_may_be(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "has a stacks.folded; name a run directory. If there is none: the job ran with --no-profile"),
+        ([], "has a stacks.folded; name a run directory: a job with --job-dir has it elsewhere. If there is none: the"),
         (["nowhere"], "there is no run directory nowhere"),
         (["--out"], "argument --out: expected one argument"),
         (["--uot", "x"], "unknown argument --uot; did you mean --out?"),
