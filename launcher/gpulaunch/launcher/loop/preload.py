@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import select
+import sys
 from collections.abc import Generator, Set
 from typing import Any
 
@@ -273,3 +274,6 @@ def our_own() -> None:
     for name in (*(f"gpulaunch.{room}" for room in rooms), "atexit", "importlib.machinery", "runpy", "threading"):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    with contextlib.suppress(Exception):  # takes 8 ms, in each rank again after every restart
+        cost = importlib.import_module("gpulaunch.profiler.probe.cost")
+        cost.call_ns(sys.modules["torch"].compiler.is_dynamo_compiling)

@@ -72,6 +72,16 @@ def _is_measured(steps: int) -> bool:
     return ((block * 1103515245 + 12345) >> 16) % _MEASURED_EVERY == 0 if block else at >= BLOCK // 2
 
 
+_call_ns = 0
+
+
+def call_ns(is_compiling: Callable[[], bool]) -> int:
+    """Return what `time_call` has measured in this process, or in the one that it was forked from."""
+    global _call_ns
+    _call_ns = _call_ns or time_call(is_compiling)
+    return _call_ns
+
+
 def time_call(is_compiling: Callable[[], bool]) -> int:
     """Measure how long it takes that a tap is called and passes the call on, in ns. Takes some milliseconds.
 

@@ -26,7 +26,7 @@ from gpulaunch.profiler.probe import copies, kineto, nested, program, worker
 from gpulaunch.profiler.probe.account import Account
 from gpulaunch.profiler.probe.batch import LoaderWatch
 from gpulaunch.profiler.probe.budget import Budget
-from gpulaunch.profiler.probe.cost import Cost, time_call
+from gpulaunch.profiler.probe.cost import Cost, call_ns
 from gpulaunch.profiler.probe.device import accelerator_types, write_memory
 from gpulaunch.profiler.probe.edges import (
     tap_after_step,
@@ -87,7 +87,7 @@ class Hooks:
                 self._probe.armed(hook if in_service is None else in_service)
         with suppress(Exception):  # without it, it is not known what the calls cost
             cost = self._probe.cost
-            cost.call_ns = cost.call_ns or time_call(self._torch.compiler.is_dynamo_compiling)
+            cost.call_ns = cost.call_ns or call_ns(self._torch.compiler.is_dynamo_compiling)
 
     def remove(self) -> None:
         """Remove the taps, unless another one was put on top since."""
