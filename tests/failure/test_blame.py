@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.failure.blame import blame, exit_code
+from gpulaunch.launcher.failure.blame import blame, exit_code, torch_exit_code
 from gpulaunch.launcher.failure.classify import Kind
 
 
@@ -178,6 +178,16 @@ def test_a_failure_while_the_others_were_preempted_is_a_failure(make_end: Any, m
 def test_no_ends_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="at least one"):
         blame([])
+
+
+def test_torch_is_told_of_signals_by_negative_codes_but_not_of_those_after_an_exception(
+    make_end: Any, make_error: Any
+) -> None:
+    raised = make_error("ValueError", "x", at=109.0)
+    assert torch_exit_code(make_end(signal=signal.SIGKILL)) == -9
+    assert torch_exit_code(make_end(code=3)) == 3
+    assert torch_exit_code(make_end(signal=signal.SIGTERM, error=raised)) == 1
+    assert torch_exit_code(make_end(signal=signal.SIGSEGV, error=raised)) == -11
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # By name, and no other: one process, the rank, is put together below the agent; and looking into one is shared.
 BY_NAME: dict[str, set[str]] = {
     "launcher.loop.rank_main": {"launcher.failure.inside", "profiler.probe.inject", "compat._callable"},
-    "launcher.loop.preload": {"launcher.failure.inside", "profiler.probe.inject"},
+    "launcher.loop.preload": {"launcher.failure.inside", "profiler.probe.cost", "profiler.probe.inject"},
     # Only in the process that looks into ranks, never in the agent.
     "launcher.hang.stacks": {"profiler.samplers.pyspy"},
     # Only where there is a driver.

@@ -22,6 +22,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+from gpulaunch.launcher.failure.blame import torch_exit_code
 from gpulaunch.launcher.loop import linux
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _told(rundir: RunDir, agent: Agent, ended: Ended) -> dict[str, Any]:
                 "rank": end.rank,
                 "local_rank": end.local_rank,
                 "pid": end.pid,
-                "exitcode": -end.signal if end.signal is not None else end.code,
+                "exitcode": torch_exit_code(end),
                 "error_file": os.path.realpath(
                     os.path.join(rundir.rank_path(agent.num_restarts, end.rank), "error.json")
                 ),

@@ -79,6 +79,16 @@ def exit_code(first: RankEnd) -> int:
     return first.code or 1
 
 
+def torch_exit_code(end: RankEnd) -> int:
+    """Return the exit code of a rank as torch has it: that of a signal is negative.
+
+    A rank that had raised but was stopped before it could exit has 1, as in `exit_code`.
+    """
+    if end.signal is not None:
+        return 1 if exit_code(end) == 1 else -end.signal
+    return end.code or 0
+
+
 def failed_at_s(end: RankEnd) -> float:
     """Return the time of the failure: of the exception or the verdict "hung" if known, else of the death."""
     known_s = [end.at_s, end.hung_s, end.error.at_monotonic_s if end.error else None]

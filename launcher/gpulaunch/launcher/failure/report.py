@@ -22,7 +22,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 
-from gpulaunch.launcher.failure.blame import Blame, exit_code, failed_at_s
+from gpulaunch.launcher.failure.blame import Blame, exit_code, failed_at_s, torch_exit_code
 from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify, root_exception
 from gpulaunch.launcher.failure.ends import RankEnd, how, meaning, signal_name
 from gpulaunch.launcher.failure.errors import READ_CAP_BYTES, load_json, read_bounded
@@ -156,8 +156,7 @@ def tell_parent(first: RankEnd, error_file: str, parent_file: str) -> str | None
         extra = {"py_callstack": "\n".join(first.tail), "timestamp": str(int(first.wall_time_s))}
         document = {"message": {"message": _headline(first, classify(first)), "extraInfo": extra}}
     if isinstance(document["message"], dict):
-        code = 1 if exit_code(first) == 1 else _torch_exitcode(first)
-        document = {**document, "message": {**document["message"], "errorCode": code}}
+        document = {**document, "message": {**document["message"], "errorCode": torch_exit_code(first) or 1}}
     return _write_json(parent_file, redact_all(document))
 
 
