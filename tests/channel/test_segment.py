@@ -191,9 +191,9 @@ def test_lines_of_the_program_have_rows_of_their_own(path):
     assert (len(sites), len(sites[-1].text), sites[-1].text) == (SITE_ROWS, SITE_TEXT_BYTES, long[-SITE_TEXT_BYTES:])
 
 
-def row_of(kind: str, text: str, **counters: int) -> segment.SiteRow:
+def row_of(kind: str, text: str, **counters: int) -> segment.Site:
     zeros = dict.fromkeys(("count", "size_bytes", "blocked_ns", "gpu_ns", "pinned", "non_blocking"), 0)
-    return segment.SiteRow(kind=kind, text=text, **{**zeros, **counters})
+    return segment.Site(kind=kind, text=text, **{**zeros, **counters})
 
 
 def test_the_ring_keeps_the_last_steps(path):

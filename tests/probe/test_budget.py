@@ -137,7 +137,7 @@ def test_nothing_is_judged_while_no_step_ends():
 
 @pytest.mark.parametrize(("step_ms", "blocks"), [(2, 16), (20, 8), (100, 2), (250, 2), (251, 1)])
 def test_a_rank_is_never_unobserved_for_more_than_two_seconds(step_ms, blocks):
-    """Nobody would see where it is."""
+    """Where the rank is would not be known for long."""
     found = one_of(observed_ns=S, calls_ns=S, step_ns=step_ms * MS, limit_ns=1)
 
     assert found == blocks

@@ -15,7 +15,7 @@ import pytest
 
 from gpulaunch.profiler.channel import segment, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.channel.segment import SegmentSnapshot, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentSnapshot, Site
 
 pytestmark = pytest.mark.torch
 
@@ -30,7 +30,7 @@ class Left:
     """What a program has left behind."""
 
     page: SegmentSnapshot
-    sites: dict[str, SiteRow]
+    sites: dict[str, Site]
     """By the mark at the end of the line."""
 
     def copies(self, direction: str, memory: str = "pageable") -> tuple[int, int]:
@@ -81,7 +81,7 @@ def run(nursery: subprocess.Popen[str], tmp_path: Path) -> Run:
     return run_program
 
 
-def mark_of(row: SiteRow) -> str:
+def mark_of(row: Site) -> str:
     """The words after the # of a row's line; the whole text where the line has none."""
     lines = MOVING.read_text().splitlines()
     place = row.text.rpartition("moving.py:")[2].split(" ")[0]

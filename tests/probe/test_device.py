@@ -193,7 +193,7 @@ def test_each_figure_goes_to_its_own_word():
     cuda.init()
     write_memory(words, cuda)
 
-    assert GpuMemory(**read(GpuMemory, words)) == EXPECTED
+    assert read(GpuMemory, words) == EXPECTED
     assert sum(words) == sum(vars(EXPECTED).values())
 
 

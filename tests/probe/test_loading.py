@@ -18,7 +18,7 @@ import pytest
 
 from gpulaunch.profiler.channel import segment, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook
-from gpulaunch.profiler.channel.segment import SegmentSnapshot, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentSnapshot, Site
 from gpulaunch.profiler.channel.workers import WorkerSlot
 
 pytestmark = pytest.mark.torch
@@ -31,7 +31,7 @@ class Left:
     """What a program has left behind."""
 
     page: SegmentSnapshot
-    sites: tuple[SiteRow, ...]
+    sites: tuple[Site, ...]
     slots: tuple[WorkerSlot, ...]
     facts: dict[str, Any]
 

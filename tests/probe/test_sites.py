@@ -17,7 +17,7 @@ import pytest
 
 from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.layout import SITE_KINDS, SITE_ROWS
-from gpulaunch.profiler.channel.segment import SegmentReader, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentReader, Site
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.sites import Sites, caller, line_of_user, path_of, place_of
 
@@ -184,7 +184,7 @@ def writer(tmp_path: Path) -> Any:
     made.close()
 
 
-def rows_of(tmp_path: Path) -> tuple[SiteRow, ...]:
+def rows_of(tmp_path: Path) -> tuple[Site, ...]:
     with SegmentReader(str(tmp_path / "rank-0.bin")) as reader:
         return reader.sites()
 

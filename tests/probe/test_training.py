@@ -12,7 +12,7 @@ import pytest
 
 from gpulaunch.profiler.channel import ring, segment, segment_writer, workers
 from gpulaunch.profiler.channel.layout import Hook, Region, StepSource
-from gpulaunch.profiler.channel.segment import SegmentReader, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentReader, Site
 
 pytestmark = pytest.mark.torch
 
@@ -23,7 +23,7 @@ MS = 1_000_000
 PLAIN = ("data_wait", "forward", "backward", "optimizer", "other")
 
 
-def sites(directory: Path, kind: str) -> list[SiteRow]:
+def sites(directory: Path, kind: str) -> list[Site]:
     """The lines of the program that did this."""
     with SegmentReader(str(directory / "rank-3.bin")) as reader:
         return [site for site in reader.sites() if site.kind == kind]

@@ -62,7 +62,7 @@ def _curves(rank: RankView) -> Iterator[RenderableType]:
         ("step", rank.step_mean_seconds, seconds),
         *((phase, curve, ratio) for phase, curve in rank.phase_ratios.items() if phase in ("data_wait", "comm")),
         ("batches ready", rank.loader_ready, figure),
-        *((f"memory {plain(who)}", curve, size) for who, curve in rank.rss_bytes.items()),
+        *((f"memory {plain(role)}", curve, size) for role, curve in rank.rss_bytes.items()),
         *((f"gpu {plain(kind)}", curve, size) for kind, curve in rank.gpu_bytes.items()),
         *((f"{plain(way)}/s", curve, size) for way, curve in rank.copy_bytes_per_second.items()),
     ]
@@ -82,12 +82,12 @@ def _figures(rank: RankView) -> Iterator[str]:
         )
     for sync in rank.syncs:
         yield f"waits for the GPU, {plain(sync.kind)}: {count(sync.calls)}, {seconds(sync.blocked_seconds)}"
-    held = {f"rss {who}": size(value) for who, value in rank.memory.rss_bytes.items()}
+    held = {f"rss {role}": size(value) for role, value in rank.memory.rss_bytes.items()}
     held |= {f"gpu {kind}": size(value) for kind, value in rank.memory.gpu_bytes.items()}
     if held:
         yield f"memory: {pairs(held)}"
     if rank.cores_now:
-        yield f"cores in use: {pairs({who: figure(used) for who, used in rank.cores_now.items()})}"
+        yield f"cores in use: {pairs({role: figure(used) for role, used in rank.cores_now.items()})}"
     if rank.pauses is not None:
         yield (
             f"pauses: garbage collection {seconds(rank.pauses.gc_seconds)} ({count(rank.pauses.gc_collections)}), "

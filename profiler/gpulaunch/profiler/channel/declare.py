@@ -176,13 +176,18 @@ def _declared(record: object) -> _Declared:
     return found
 
 
-def read(of: type[T], words: Sequence[int], *, first: int = 0) -> dict[str, Any]:
+def fields_of(record: type, words: Sequence[int], *, first: int = 0) -> dict[str, Any]:
     """Return the fields of a record, given the words of the segment; `first`: the first word of its row in a table."""
-    declared = _declared(of)
+    declared = _declared(record)
     found: dict[str, Any] = {name: words[first + word] for name, word in declared.plain}
     for each in declared.wide:
         found[each.name] = each.value_of(words[each.word : each.word + each.width])
     return found
+
+
+def read(record: type[T], words: Sequence[int], *, first: int = 0) -> T:
+    """Return a record, given the words of the segment; `first`: the first word of its row in a table."""
+    return record(**fields_of(record, words, first=first))
 
 
 def store(words: memoryview, record: object) -> None:

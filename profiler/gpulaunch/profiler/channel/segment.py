@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.profiler.channel import clock
+from gpulaunch.profiler.channel.declare import fields_of
 from gpulaunch.profiler.channel.declare import read as read_record
 from gpulaunch.profiler.channel.layout import (
     COPIES,
@@ -51,7 +52,7 @@ _READ_TRIES: Final = 64  # a write takes about 2 us; more than a few tries mean 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteRow:
+class Site:
     """What one line of the program has done so far."""
 
     kind: str
@@ -152,7 +153,7 @@ class SegmentReader:
             hooks_armed=Hook(words[Word.HOOKS_ARMED]),
             hooks_unavailable=Hook(words[Word.HOOKS_UNAVAILABLE]),
             consistent=consistent,
-            **read_record(StepTotals, words),
+            **fields_of(StepTotals, words),
             steps_made=max(words[Word.STEPS], words[Word.STEPS_MADE]),
             last_step_monotonic_ns=words[Word.LAST_STEP_MONOTONIC_NS],
             step_source=StepSource(words[Word.STEP_SOURCE]),
@@ -160,17 +161,17 @@ class SegmentReader:
             last_edge_ns=words[Word.LAST_EDGE] >> REGION_BITS,
             first_step_start_ns=words[Word.FIRST_STEP_START_NS],
             first_step_end_ns=words[Word.FIRST_STEP_END_NS],
-            loader=LoaderState(**read_record(LoaderState, words)),
-            gpu=GpuMemory(**read_record(GpuMemory, words)),
-            gpu_time=GpuTime(**read_record(GpuTime, words)),
-            pauses=Pauses(**read_record(Pauses, words)),
-            checkpoint=CheckpointState(**read_record(CheckpointState, words)),
+            loader=read_record(LoaderState, words),
+            gpu=read_record(GpuMemory, words),
+            gpu_time=read_record(GpuTime, words),
+            pauses=read_record(Pauses, words),
+            checkpoint=read_record(CheckpointState, words),
             copies={
-                key: CopyTotals(**read_record(CopyTotals, words, first=Word.COPY_FIRST + COPY_WORDS * row))
+                key: read_record(CopyTotals, words, first=Word.COPY_FIRST + COPY_WORDS * row)
                 for row, key in enumerate(COPIES)
             },
             syncs={
-                key: SyncTotals(**read_record(SyncTotals, words, first=Word.SYNC_FIRST + SYNC_WORDS * row))
+                key: read_record(SyncTotals, words, first=Word.SYNC_FIRST + SYNC_WORDS * row)
                 for row, key in enumerate(SYNCS)
             },
             listens=bool(words[Word.LISTENS] & 1),
@@ -179,7 +180,7 @@ class SegmentReader:
             fault=fault,
         )
 
-    def sites(self) -> tuple[SiteRow, ...]:
+    def sites(self) -> tuple[Site, ...]:
         """The lines of the program that were observed to copy, wait and so on."""
         table = self._held.piece(SITE_BYTE, SITE_ROWS * SITE_ROW_BYTES)
         if table == _NO_SITES:  # most programs have few, many none, and this is read once a second for each rank
@@ -244,14 +245,14 @@ def read(path: str) -> SegmentSnapshot:
 _NO_SITES: Final = bytes(SITE_ROWS * SITE_ROW_BYTES)
 
 
-def _site(table: bytes, at: int) -> SiteRow | None:
+def _site(table: bytes, at: int) -> Site | None:
     if not any(table[at : at + 8]):
         return None
     mark, kind, count, size_bytes, blocked_ns, gpu_ns, pinned, non_blocking, length = _SITE.unpack_from(table, at)
     if not mark or kind >= len(SITE_KINDS):
         return None
     begin = at + SITE_TEXT_BYTE
-    return SiteRow(
+    return Site(
         kind=SITE_KINDS[kind],
         text=table[begin : begin + min(length, SITE_TEXT_BYTES)].decode("utf-8", "ignore"),
         count=count,

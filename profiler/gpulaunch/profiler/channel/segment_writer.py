@@ -197,11 +197,6 @@ class SegmentWriter:
             to[word] = totals[word]
         words[_CLOSING] = steps
 
-    def lasted_ns(self, count: int) -> list[int]:
-        """Durations of the last steps, from the ring."""
-        end = self._counters[0] % RING_SLOTS * _RECORD_WORDS  # a step's record lies before it, or at the ring's end
-        return [self._ring[at + 2] for at in range(end - count * _RECORD_WORDS, end, _RECORD_WORDS)]
-
     def write_queue(self, queue: Sequence[int]) -> None:
         """Write the loader's configured workers, and its batches: outstanding, ready, blocked by order, not pinned."""
         for word, value in zip(_QUEUE, queue, strict=True):

@@ -11,7 +11,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, StepSource, Word
+from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, StepSource, Word, in_steps
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.batch import LoaderWatch
@@ -33,7 +33,7 @@ _LATEST_NS: Final = 250_000_000  # notes are processed by then, if the program r
 _PLAIN_FROM: Final = 8  # steps in a row, each with the one edge that ends it
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _STEPS_MADE: Final = int(Word.STEPS_MADE)
-_LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
+_LAST_STEP: Final = in_steps(Word.LAST_STEP_MONOTONIC_NS)
 _FORWARD: Final = int(Region.FORWARD)
 _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.layout import Word, in_steps
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.account import Record, bucket_of
 from gpulaunch.profiler.probe.noted import NotedSteps
 
-_LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
+_LAST_STEP: Final = in_steps(Word.LAST_STEP_MONOTONIC_NS)
 
 
 class Publisher:

@@ -11,7 +11,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final
 
-from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, TextSlot, Word
+from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, TextSlot, Word, in_steps
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.account import CHECKPOINT, MOST_NOTES
 from gpulaunch.profiler.probe.observed import ObservedSteps
@@ -22,7 +22,7 @@ from gpulaunch.profiler.probe.user_signals import raised_by_program
 _QUIET_NS: Final = 2_000_000_000  # and four steps: then another thread that trains becomes the training thread
 _SOON_NS: Final = 50_000_000  # so long without an edge, and it is worth to ask whether the thread still lives
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
-_DURATION: Final = Word.STEP_NS_TOTAL - Word.STEPS
+_DURATION: Final = in_steps(Word.STEP_NS_TOTAL)
 _OTHER: Final = int(Region.OTHER)
 _BACKWARD: Final = int(Region.BACKWARD)
 _OPTIMIZER: Final = int(Region.OPTIMIZER)

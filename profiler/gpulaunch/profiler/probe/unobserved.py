@@ -15,7 +15,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any, Final, Protocol
 
-from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Region, Word
+from gpulaunch.profiler.channel.layout import PHASES, REGION_BITS, Region, Word, in_steps
 from gpulaunch.profiler.channel.quantities import StepTotals
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE, GC, VALIDATION
@@ -30,9 +30,9 @@ _PUBLISHED_EVERY_NS: Final = 100_000_000  # readers read a few times a second
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _OTHER: Final = int(Region.OTHER)
 _FORWARD: Final = int(Region.FORWARD)
-_MICROSTEPS: Final = Word.MICROSTEPS - Word.STEPS
-_LAST_STEP: Final = Word.LAST_STEP_MONOTONIC_NS - Word.STEPS
-_DURATION: Final = Word.STEP_NS_TOTAL - Word.STEPS
+_MICROSTEPS: Final = in_steps(Word.MICROSTEPS)
+_LAST_STEP: Final = in_steps(Word.LAST_STEP_MONOTONIC_NS)
+_DURATION: Final = in_steps(Word.STEP_NS_TOTAL)
 _NOW_AND_THEN: Final = (CHECKPOINT, COMPILE, GC, VALIDATION)
 
 

@@ -17,6 +17,7 @@ from gpulaunch.profiler.channel.quantities import (
     StepTotals,
     SyncTotals,
 )
+from gpulaunch.profiler.channel.segment import Site
 from gpulaunch.profiler.record.finding import Finding
 from gpulaunch.profiler.record.gpus import DIRECTIONS, THROTTLE_REASONS, GpuHealth, GpuState, bare_uuid
 from gpulaunch.profiler.record.node import GOODPUT_BUCKETS, RESTART_KINDS, HostState, NodeState, RunState, StackState
@@ -30,7 +31,7 @@ from gpulaunch.profiler.record.ranks import (
     Usage,
 )
 from gpulaunch.profiler.record.reading import Collector, CollectorState, Reading, Sampler, SidecarState
-from gpulaunch.profiler.record.training import Site, TrainingState
+from gpulaunch.profiler.record.training import TrainingState
 
 __all__ = [
     "DIRECTIONS",

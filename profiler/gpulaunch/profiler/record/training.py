@@ -16,22 +16,7 @@ from gpulaunch.profiler.channel.quantities import (
     StepTotals,
     SyncTotals,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """What one line of the program did in the current attempt."""
-
-    kind: str
-    """One of `channel.layout.SITE_KINDS`."""
-    text: str
-    """`path:line function`; empty for all lines without a row of their own."""
-    count: int
-    size_bytes: int
-    blocked_ns: int
-    gpu_ns: int
-    pinned: int
-    non_blocking: int
+from gpulaunch.profiler.channel.segment import Site
 
 
 @dataclass(frozen=True, kw_only=True)

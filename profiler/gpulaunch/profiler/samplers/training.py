@@ -8,7 +8,7 @@ from typing import Any
 
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.declare import counts, quantities_of, with_counts
-from gpulaunch.profiler.channel.segment import SegmentSnapshot, SiteRow
+from gpulaunch.profiler.channel.segment import SegmentSnapshot
 from gpulaunch.profiler.record import CheckpointState, GpuMemory, LoaderState, Site, TrainingState
 
 
@@ -43,7 +43,7 @@ def training(
     segment: SegmentSnapshot,
     totals: tuple[int, ...],
     *,
-    sites: tuple[SiteRow, ...],
+    sites: tuple[Site, ...],
     facts: Mapping[str, Any],
     newest_checkpoint: tuple[int, int] | None,
 ) -> TrainingState:
@@ -71,7 +71,7 @@ def training(
         checkpoint=_checkpoint(total, newest_checkpoint),
         copies={key: copies for key, copies in total.copies.items() if copies.count},
         syncs={key: syncs for key, syncs in total.syncs.items() if syncs.calls},
-        sites=tuple(_site(row) for row in sites),
+        sites=sites,
         pauses=total.pauses,
         facts=facts,
         hooks_unavailable=_names(segment.hooks_unavailable),
@@ -98,16 +98,3 @@ def _checkpoint(total: SegmentSnapshot, newest: tuple[int, int] | None) -> Check
         return None
     captured_ns, step = newest or (0, 0)
     return replace(checkpoint, captured_ns=captured_ns, step=step)
-
-
-def _site(row: SiteRow) -> Site:
-    return Site(
-        kind=row.kind,
-        text=row.text,
-        count=row.count,
-        size_bytes=row.size_bytes,
-        blocked_ns=row.blocked_ns,
-        gpu_ns=row.gpu_ns,
-        pinned=row.pinned,
-        non_blocking=row.non_blocking,
-    )
