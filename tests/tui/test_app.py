@@ -21,6 +21,7 @@ from gpulaunch.exporters.tui.app import Top
 from gpulaunch.exporters.tui.reader import Reader, Snapshot
 from gpulaunch.exporters.tui.tail import LogPlace, Tail
 from gpulaunch.exporters.tui.task import Command
+from gpulaunch.exporters.tui.widgets import RankTable
 from gpulaunch.exporters.view.model import RunView
 from gpulaunch.exporters.view.text import inert
 
@@ -109,6 +110,22 @@ def test_arrows_select_a_rank_and_stop_at_the_ends() -> None:
         await pilot.press("pageup")
         await pilot.press("enter")
         await until(pilot, f"rank {app.selection.rank}  node")
+
+    drive(app, story)
+
+
+def test_new_data_right_after_a_key_does_not_put_the_cursor_back() -> None:
+    app = top(views.crowd(64))
+
+    async def story(pilot: Pilot[None]) -> None:
+        await until(pilot, "64 ranks")
+        table = app.query_one("#ranks RankTable", RankTable)
+        table.action_cursor_down()
+        assert app.view is not None
+        app.on_top_read(Top.Read(Snapshot(view=app.view, log=None, window_s=None)))  # before any message of the table
+        assert app.selection.rank == 1
+        await pilot.pause()
+        assert highlighted(app) == ["1"]
 
     drive(app, story)
 

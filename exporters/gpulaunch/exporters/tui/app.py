@@ -16,7 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.events import Event, Key
 from textual.message import Message
-from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
+from textual.widgets import Footer, Input, Static, TabbedContent, TabPane
 
 from gpulaunch.exporters.tui.charts import Line
 from gpulaunch.exporters.tui.pages import PAGES, Page
@@ -185,7 +185,7 @@ class Top(App[None]):
                         head = VerticalScroll(Static(classes="above"), classes="head")
                         head.can_focus = False  # its bar only says that there is more than fits
                         yield head
-                        yield RankTable()
+                        yield RankTable(self._chosen)
                         yield Static(classes="below")
                     else:
                         yield Scroll(Static(classes="above"))
@@ -383,9 +383,9 @@ class Top(App[None]):
         else:
             self._set(page="ranks")
 
-    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+    def _chosen(self, rank: int) -> None:
         """Select the rank that the cursor was moved to."""
-        self.selection = replace(self.selection, rank=int(event.row_key.value or 0))
+        self.selection = replace(self.selection, rank=rank)
         for page in PAGES:
             if page.name == self.page and self.view is not None:
                 self._show_texts(page, self.view)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -10,6 +10,7 @@ from rich.measure import Measurement
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.coordinate import Coordinate
 from textual.widgets import DataTable, RichLog
 
 from gpulaunch.exporters.tui.pages import Page
@@ -77,8 +78,11 @@ class RankTable(DataTable[RankCell]):
         Binding("enter", "select_cursor", "rank", key_display="enter"),
     ]
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: Callable[[int], None]) -> None:
+        """`chosen` is called with the rank that the user moves the cursor to."""
         super().__init__(cursor_type="row", cell_padding=0, cursor_foreground_priority="renderable")
+        self._chosen = chosen
+        self._showing = False
         self._ranks: dict[str, tuple[RankView, str]] = {}
 
     def show(self, page: Page, view: RunView, selection: Selection) -> None:
@@ -88,7 +92,8 @@ class RankTable(DataTable[RankCell]):
         self._ranks |= {str(rank.rank): (rank, marks.get(rank.rank, "")) for rank in page.rows(view, selection)}
         order = {key: at for at, key in enumerate(self._ranks)}
         columns = fitting(page.columns, view, self.app.size.width)
-        with self.prevent(DataTable.RowHighlighted):
+        self._showing = True
+        try:
             if [column.width for column in self.ordered_columns] != [cells + 1 for _, cells in columns]:
                 self.clear(columns=True)
                 for column, cells in columns:
@@ -100,3 +105,11 @@ class RankTable(DataTable[RankCell]):
             self.sort(key=lambda row: order[row[0].key])  # this also redraws the cells
             if order:
                 self.move_cursor(row=order.get(str(here.rank), 0) if here is not None else 0)
+        finally:
+            self._showing = False
+
+    def watch_cursor_coordinate(self, old_coordinate: Coordinate, new_coordinate: Coordinate) -> None:
+        """Report the rank at once: new data that came before `RowHighlighted` would move the cursor back."""
+        super().watch_cursor_coordinate(old_coordinate, new_coordinate)
+        if not self._showing and old_coordinate.row != new_coordinate.row:
+            self._chosen(int(self.coordinate_to_cell_key(new_coordinate).row_key.value or 0))
