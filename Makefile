@@ -34,7 +34,7 @@ GPUS := $(shell nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU ')
 RANKS ?= $(shell n=2; [ $(CORES) -ge 4 ] && n=4; \
 	[ $(GPUS) -gt 0 ] && [ $(GPUS) -lt $$n ] && n=$(GPUS); [ $$n -lt 2 ] && n=2; echo $$n)
 
-.PHONY: help demo observe test lint test-newest lock bench bench-recovery bench-overhead clean
+.PHONY: help demo observe test lint install-newest test-newest lock bench bench-recovery bench-overhead clean
 
 help:
 	@sed -n '/^# /s/^# //p;/^$$/q' Makefile
@@ -45,13 +45,21 @@ demo: $(VENV)/.examples
 observe: $(VENV)/.examples
 	@$(BIN)/python deploy/observe/observe.py --nproc $(RANKS)
 
-# Most tests wait for processes: two at a time take a little more than half as long. What compares times is alone.
+# Most tests wait for processes: two at a time take a little more than half as long. What compares times is alone; what
+# compares times of programs that wait is beside others of its kind, and beside Prometheus, and alone if that fails.
+PYTEST = $(BIN)/python -m pytest $(PYTEST_ARGS)
+junit = $(if $(REPORTS),--junitxml=$(REPORTS)/$(1).xml)
+
 test: lint
 	@failed=0; set -x; \
-	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal -m "not live and not alone" \
-	  $(if $(REPORTS),--junitxml=$(REPORTS)/together.xml) $(PYTEST_ARGS) || failed=1; \
-	$(BIN)/python -m pytest -m "alone $(if $(TESTS_LIVE),or live)" \
-	  $(if $(REPORTS),--junitxml=$(REPORTS)/alone.xml) $(PYTEST_ARGS) || failed=1; \
+	$(PYTEST) -n $(TESTS_AT_ONCE) --dist worksteal -m "not live and not light and not alone" $(call junit,together) \
+	  || failed=1; \
+	$(if $(TESTS_LIVE),mkdir -p build; \
+	  env --default-signal=INT $(PYTEST) -p no:cacheprovider -m live $(call junit,live) >build/live.log 2>&1 & live=$$!;) \
+	again=; $(PYTEST) -m light -n $(TESTS_AT_ONCE) $(call junit,light) || again=1; \
+	$(if $(TESTS_LIVE),wait $$live || failed=1; cat build/live.log;) \
+	[ -z "$$again" ] || $(PYTEST) -m light -n 1 --last-failed $(call junit,again) || failed=1; \
+	$(PYTEST) -m alone $(call junit,alone) || failed=1; \
 	exit $$failed
 
 lint: $(VENV)/.test
@@ -63,17 +71,19 @@ lint: $(VENV)/.test
 
 # Whatever `pip install torch` gives today. An index that has none is an error: skipped, it would never be noticed.
 NEWEST := .venv-newest
-NEWEST_TESTS := tests/loop tests/agent/test_restart.py tests/compat $(addprefix tests/probe/test_, collectives.py \
-  frameworks.py inject.py step.py teardown.py)
+NEWEST_TESTS := tests/loop tests/agent/test_restart.py tests/compat tests/job/test_numa.py tests/job/test_parse.py \
+  $(addprefix tests/probe/test_, collectives.py frameworks.py inject.py step.py teardown.py)
 
-test-newest:
+install-newest:
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(LOCKED)
 	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(OURSELVES)
 	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --upgrade torch
 	@$(NEWEST)/bin/python -c 'from importlib.metadata import version; print("the newest torch:", version("torch"))'
-	$(NEWEST)/bin/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal -m "not live and not alone" \
-	  $(if $(REPORTS),--junitxml=$(REPORTS)/newest.xml) $(PYTEST_ARGS) $(NEWEST_TESTS)
+
+test-newest: install-newest
+	$(NEWEST)/bin/python -m pytest $(PYTEST_ARGS) -n $(TESTS_AT_ONCE) --dist worksteal -m "not live and not alone" \
+	  $(call junit,newest) $(NEWEST_TESTS)
 
 # uv reads the index and hashes every file of each version: of x86_64 and aarch64, for Python 3.11 and newer. `editables`
 # is what hatchling needs for an installation in place.

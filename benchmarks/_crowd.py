@@ -20,7 +20,7 @@ from gpulaunch.profiler.channel import layout, segment_writer
 from gpulaunch.profiler.channel.layout import Word
 from gpulaunch.profiler.channel.quantities import COPY_WORDS, CheckpointState, GpuMemory, GpuTime, LoaderState, Pauses
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
-from gpulaunch.profiler.channel.workers import WorkersWriter, create, own
+from gpulaunch.profiler.channel.workers import WorkersWriter, claim, create
 
 _MS = 1_000_000
 _PARTS = (1, 0, 2, 3, 0, 1, 0, 0, 0, 0, 0, 3)
@@ -52,7 +52,7 @@ def _idle(directory: str, rank: int, ends: int, lives: int) -> int:
     if pid:
         return pid
     os.close(lives)
-    own(path)
+    claim(path)
     worker = WorkersWriter(path, parent_pid=os.getpid(), worker=0, knows=3)
     worker.add((1, 8, 3000, 1000, 1000, 1000, 0, 0, 0))
     os.read(ends, 1)  # until the one that has started it has ended

@@ -89,12 +89,12 @@ def grows(result: dict[str, Any]) -> bool:
 
 def told(result: dict[str, Any]) -> str:
     parts = (
-        f"{name} the profiler {of['blocks']:+.0f} blocks of Python, {of['heap_bytes']:+,.0f} bytes of malloc,"
+        f"{name} the profiler {of['blocks']:+.0f} Python blocks, {of['heap_bytes']:+,.0f} bytes from malloc,"
         f" {of['rss_bytes']:+,.0f} bytes resident"
         for name, of in ((name, result[name]) for name in ("with", "without"))
     )
     apart = f"{result['apart']['blocks']} blocks and {result['apart']['heap_bytes']:,} bytes"
-    return f"growth over {result['steps']:,} steps: {'; '.join(parts)} (looks at it lie {apart} apart)"
+    return f"growth over {result['steps']:,} steps: {'; '.join(parts)} (its readings vary by {apart})"
 
 
 def main() -> None:

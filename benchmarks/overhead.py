@@ -143,7 +143,7 @@ class Measuring:
             (base,) = (told for way, told in half if way.base)
             yield from ({**about, "way": way.name, "with": told, "without": base} for way, told in half if not way.base)
         (way, first), (_, second) = ran[len(ran) // 2 - 1 : len(ran) // 2 + 1]
-        yield {**about, "way": "the same again", "what": way.name, "with": second, "without": first}
+        yield {**about, "way": "control", "what": way.name, "with": second, "without": first}
 
 
 def summed_up(rows: list[Row]) -> Row:

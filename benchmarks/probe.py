@@ -95,7 +95,7 @@ def measure(rank: int, workers: int, one_of: int, steps: int, directory: str) ->
     for pair in range(max(1, steps // block_steps)):
         for with_probe in (True, False) if pair % 2 else (False, True):
             if with_probe:
-                hooks.place()
+                hooks.install()
                 on_us.append(typical(training.block(groups)))
                 hooks.remove()
             else:

@@ -5,7 +5,7 @@
 The ranks make ten steps a second each; everything from their pages on is what a job has. For each number of ranks, in
 this order: what the sidecar uses while nobody scrapes; how long the first scrape of all takes; what it uses when it is
 scraped every 15 seconds; ten scrapes a second at every moment of the sidecar's own second, as Prometheus asks
-(OpenMetrics, packed), and then as plain text; and as Prometheus asks while somebody looks at the page (`/api/run.json`
+(OpenMetrics, packed), and then as plain text; and as Prometheus asks while somebody looks at the page (`/api/page.json`
 once a second). Printed: median, 99th percentile and longest of each, in milliseconds from the connection to the last
 byte; exit 1 if a 99th percentile is over the bound (20 ms up to 8 ranks, 50 ms for more). `counts_to_a_million_ms` is a
 yardstick to compare machines by.
@@ -88,7 +88,7 @@ def _scrapes(on: Node, seconds: int, headers: dict[str, str], *, looked_at: bool
 
     def look() -> None:
         while not over.wait(1.0):
-            ask(on.address, "/api/run.json", **{"Accept-Encoding": "gzip"})
+            ask(on.address, "/api/page.json", **{"Accept-Encoding": "gzip"})
 
     looking = threading.Thread(target=look)
     if looked_at:

@@ -30,8 +30,8 @@ READS = 10_000_000
 CARELESS_READS = 8
 """For each walk through the ring."""
 
-_FACTORS = tuple(range(1, len(PHASES) + 1))
-_SUM = sum(_FACTORS)
+FACTORS = tuple(range(1, len(PHASES) + 1))
+FACTORS_SUM = sum(FACTORS)
 _NOW_AND_THEN = tuple(PHASES.index(phase) for phase in ("h2d", "sync", "checkpoint", "compile", "gc", "validation"))
 _COMM = PHASES.index("comm")
 _PLAIN_STEPS = 8
@@ -48,7 +48,7 @@ def next_record(every_phase):
     # A part that a plain step has is a multiple of the step; so is each total, of the last step that had the part.
     global step
     step += 1
-    parts = [factor * step for factor in {_FACTORS}]
+    parts = [factor * step for factor in {FACTORS}]
     if not every_phase:
         for phase in {_NOW_AND_THEN} if step % 2 else {(_COMM, *_NOW_AND_THEN)}:
             parts[phase] = 0
@@ -72,7 +72,7 @@ for turns in itertools.cycle((64, 1, 1, 2, 4, 2, 1, 1)):
 
 def parts_fit(step: int, parts: Sequence[int]) -> bool:
     """Whether these are the parts of that step: each is a multiple of it, and some are not there in a plain one."""
-    whole = tuple(factor * step for factor in _FACTORS)
+    whole = tuple(factor * step for factor in FACTORS)
     plain = tuple(0 if phase in _NOW_AND_THEN else part for phase, part in enumerate(whole))
     alone = tuple(0 if phase == _COMM else part for phase, part in enumerate(plain))
     return tuple(parts) in (whole, plain, alone)
@@ -85,12 +85,12 @@ def fits(event: ring.StepEvent) -> bool:
 
 def snapshot_fits(seen: segment.SegmentSnapshot) -> bool:
     parts = tuple(seen.phase_ns.values())
-    last = [part // factor for part, factor in zip(parts, _FACTORS, strict=True)]
+    last = [part // factor for part, factor in zip(parts, FACTORS, strict=True)]
     often = {step for phase, step in enumerate(last) if phase != _COMM and phase not in _NOW_AND_THEN}
     rarely = {last[phase] for phase in _NOW_AND_THEN}
     return (
         seen.step_ns_total == sum(parts)
-        and parts == tuple(map(operator.mul, last, _FACTORS))
+        and parts == tuple(map(operator.mul, last, FACTORS))
         and often == {seen.steps}
         and seen.steps - last[_COMM] in (0, 1)
         and len(rarely) == 1
@@ -151,10 +151,10 @@ def torn(reads: int) -> dict[str, Any]:
 
 def told(result: dict[str, Any]) -> str:
     return (
-        f"{result['torn']} torn of {result['records']:,} records and {result['torn_snapshots']} of"
-        f" {result['snapshots']:,} snapshots read while {result['written']:,} steps were written"
-        f" ({result['refused']:,} records and {result['refused_snapshots']:,} snapshots refused);"
-        f" without the marks {result['careless_torn']:,} of {result['careless_reads']:,}"
+        f"torn: {result['torn']} of {result['records']:,} records and {result['torn_snapshots']} of"
+        f" {result['snapshots']:,} snapshots, read while {result['written']:,} steps were written"
+        f" ({result['refused']:,} records and {result['refused_snapshots']:,} snapshots were rejected);"
+        f" without the guards {result['careless_torn']:,} of {result['careless_reads']:,}"
     )
 
 

@@ -37,7 +37,11 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this user may not do, with the reason."""
+    """Skip what this user may not do, with the reason; begin with what waits for minutes.
+
+    Of the processes that share the tests (worksteal) one has all of that, then, while the others keep the cores busy.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     if os.geteuid() != 0:
         for item in items:
             if item.get_closest_marker("root"):

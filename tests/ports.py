@@ -6,7 +6,7 @@ import contextlib
 import random
 import socket
 
-__all__ = ["free_port"]
+__all__ = ["free_port", "has_ipv6"]
 
 
 def free_port() -> int:
@@ -17,3 +17,12 @@ def free_port() -> int:
             sock.bind(("127.0.0.1", port))
             return port
     raise AssertionError("no port from 20000 to 30000 is free")
+
+
+def has_ipv6() -> bool:
+    """Whether this kernel has an IPv6 loopback."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True

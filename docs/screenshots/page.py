@@ -79,7 +79,7 @@ def of_a_run(camera: Camera, *, ranks: int, seconds: float) -> None:
             subprocess.run([COMMAND, "chaos", "kill-rank", str(ranks - 1), "--job-dir", run_dir], check=True)
             run.wait(lambda view: bool(view.get("restarts")) and view["attempt"] == 1)
             run.wait(lambda view: view["steps"] > before + 200)
-            camera.page(run.url, "page-restarts", part="#history")
+            camera.page(run.url, "page-restarts", part="#failures")
             words = [run_dir, "--out", camera.out, "--pages", "ranks", "findings"]
             subprocess.run([sys.executable, HERE / "top.py", *words], check=True)
         report = Path(directory, "report.html")
@@ -188,7 +188,8 @@ class Camera:
 # Of the charts in sight.
 DRAWN = """() => [...document.querySelectorAll("figure")].every((one) => {
     const {top, bottom} = one.getBoundingClientRect();
-    return !one.checkVisibility() || bottom < 0 || top > innerHeight || one.querySelector("svg");
+    const drawn = !window.Plotly || one.querySelector(".live .main-svg");
+    return !one.checkVisibility() || bottom < 0 || top > innerHeight || drawn;
 })"""
 
 

@@ -70,7 +70,7 @@ def test_leftovers_are_waited_for_where_that_is_asked(gpulaunch, tmp_path: Path)
     ended = gpulaunch("--nproc", "1", "--start-method", "spawn", "--leftovers", "wait", script(tmp_path, UPLOADS))
 
     assert ended.code == 0, ended
-    assert "waiting for what the ranks have left running: pid " in ended.stderr
+    assert "waiting for processes left running by the ranks: pid " in ended.stderr
     assert (tmp_path / "uploaded").exists()
     assert ended.stdout == "UPLOADING\n"
 
@@ -119,7 +119,7 @@ def test_leftovers_are_ended_where_that_is_asked(gpulaunch, tmp_path: Path) -> N
     assert ended.code == 0, ended
     assert not alive(int((tmp_path / "left").read_text()))
     (line,) = [line for line in ended.stderr.splitlines() if "left running" in line]
-    assert line.startswith("[gpulaunch] ending what the ranks have left running: pid ")
+    assert line.startswith("[gpulaunch] ending processes left running by the ranks: pid ")
     assert f"pid {(tmp_path / 'left').read_text()} (" in line
 
 
@@ -133,7 +133,7 @@ def test_after_a_failure_nothing_is_left_of_a_rank_that_ended_well(gpulaunch, tm
 def test_a_signal_ends_the_wait_and_what_is_waited_for(gpulaunch, tmp_path: Path) -> None:
     program = script(tmp_path, LEAVES_FOR_EVER)
     run = gpulaunch.start("--nproc", "2", "--start-method", "spawn", "--leftovers", "wait", program, "0")
-    run.wait_for("waiting for what the ranks have left running")
+    run.wait_for("waiting for processes left running by the ranks")
     assert alive(int((tmp_path / "left").read_text()))
     run.signal(signal.SIGTERM)
 

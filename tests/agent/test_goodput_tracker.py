@@ -87,9 +87,9 @@ class Run:
 def test_a_program_that_saves_by_itself_is_not_told_that_saving_is_work(page_of: Page) -> None:
     """Nine and a half of seventeen seconds in torch.save: `gpulaunch.checkpoint` tells nothing, the phase has it."""
     run = Run()
-    run.goodput.looked([page_of(phase=4.0)])
+    run.goodput.update([page_of(phase=4.0)])
     assert run.spent(10.0) == {"startup": 2.0, "productive": 4.0, "checkpoint_stall": 4.0}
-    run.goodput.looked([page_of(phase=9.5)])
+    run.goodput.update([page_of(phase=9.5)])
     run.spent(19.0)
     run.goodput.stopped(None)
     run.goodput.ended(ok=True, newest=None)
@@ -111,7 +111,7 @@ def test_what_is_told_and_what_was_seen_are_the_same_saves(
     page_of: Page, told: float, phase: float, stall: float
 ) -> None:
     run = Run()
-    run.goodput.looked([page_of(told=told, phase=phase)])
+    run.goodput.update([page_of(told=told, phase=phase)])
 
     assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0 - stall, "checkpoint_stall": stall}
 
@@ -119,12 +119,12 @@ def test_what_is_told_and_what_was_seen_are_the_same_saves(
 def test_ranks_stand_still_together_and_attempts_one_after_the_other(page_of: Page) -> None:
     """The rank that stood longest counts; the segment of the attempt before says nothing of this one."""
     run = Run()
-    run.goodput.looked([page_of(0, told=2.0, phase=1.0), page_of(1, phase=3.0), page_of(2)])
+    run.goodput.update([page_of(0, told=2.0, phase=1.0), page_of(1, phase=3.0), page_of(2)])
     assert run.spent(12.0)["checkpoint_stall"] == 3.0
     run.goodput.failed(T0 + 12.0, T0 + 12.0)
     run.goodput.attempt_began(1, None)
     run.goodput.attempt_started()
-    run.goodput.looked([page_of(1, phase=3.0), page_of(0, attempt=1, phase=0.5)])
+    run.goodput.update([page_of(1, phase=3.0), page_of(0, attempt=1, phase=0.5)])
 
     assert run.spent(20.0) == {
         "startup": 2.0,
@@ -157,12 +157,12 @@ def failed_and_restarted(run: Run, resumed: Checkpoint | None = None) -> None:
 def test_what_a_program_resumes_by_itself_is_not_told_as_if_nothing_had_been_lost(page_of: Page) -> None:
     """Nor before it works: then it has made nothing again."""
     run = Run()
-    run.goodput.looked([page_of()])
+    run.goodput.update([page_of()])
     failed_and_restarted(run)
     assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0}
 
-    run.goodput.looked([page_of(attempt=1)])
-    run.goodput.looked([page_of(attempt=1)])
+    run.goodput.update([page_of(attempt=1)])
+    run.goodput.update([page_of(attempt=1)])
     run.goodput.write()
 
     assert run.spent(12.0) == {"startup": 2.0, "productive": 10.0, "lost_work": None}
@@ -176,9 +176,9 @@ def test_what_gpulaunch_checkpoint_resumes_in_a_place_of_its_own_is_known(
 ) -> None:
     """From nothing; from the newest one, saved six seconds after the first step; from one of which nobody told when."""
     run = Run()
-    run.goodput.looked([page_of(saved=(30, 8.0), resumed=0)])
+    run.goodput.update([page_of(saved=(30, 8.0), resumed=0)])
     failed_and_restarted(run)
-    run.goodput.looked([page_of(attempt=1, saved=(35, 12.0), resumed=resumed)])
+    run.goodput.update([page_of(attempt=1, saved=(35, 12.0), resumed=resumed)])
 
     spent = run.spent(12.0)
     assert (spent["lost_work"], spent.get("productive", 0.0)) == (lost, 10.0 - (lost or 0.0))
@@ -189,9 +189,9 @@ def test_what_gpulaunch_checkpoint_resumes_in_a_place_of_its_own_is_known(
 def test_what_a_rank_says_counts_before_what_was_not_found(page_of: Page, resumed: int | None, lost: float) -> None:
     """The directory that was named is empty: then the program goes on from nothing, unless it says from what."""
     run = Run(named=("empty",))
-    run.goodput.looked([page_of(saved=(30, 8.0))])
+    run.goodput.update([page_of(saved=(30, 8.0))])
     failed_and_restarted(run)
-    run.goodput.looked([page_of(attempt=1, saved=(30, 8.0), resumed=resumed)])
+    run.goodput.update([page_of(attempt=1, saved=(30, 8.0), resumed=resumed)])
 
     assert run.spent(12.0)["lost_work"] == lost
     assert run.events == []
@@ -200,9 +200,9 @@ def test_what_a_rank_says_counts_before_what_was_not_found(page_of: Page, resume
 def test_what_is_from_before_this_run_keeps_nothing_of_it(page_of: Page) -> None:
     """Both attempts go on from a checkpoint of an earlier run in the directory; nothing was saved since."""
     run = Run()
-    run.goodput.looked([page_of(resumed=10)])
+    run.goodput.update([page_of(resumed=10)])
     failed_and_restarted(run)
-    run.goodput.looked([page_of(attempt=1, resumed=10)])
+    run.goodput.update([page_of(attempt=1, resumed=10)])
 
     assert run.spent(12.0) == {"startup": 2.0, "lost_work": 10.0}
 

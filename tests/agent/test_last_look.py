@@ -13,7 +13,7 @@ import sys
 from gpulaunch.launcher.agent import sidecar
 from gpulaunch.launcher.cli.main import main
 
-sidecar._ENTRY = '''
+sidecar.ENTRY = '''
 import itertools, time
 from pathlib import Path
 from gpulaunch.profiler.samplers import peek
@@ -27,7 +27,7 @@ def slow(self, pid):
     return seen
 
 peek.Peek.look = slow
-''' + sidecar._ENTRY
+''' + sidecar.ENTRY
 sys.exit(main(sys.argv[1:]))
 """
 

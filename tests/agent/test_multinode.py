@@ -88,7 +88,7 @@ def test_when_the_budget_is_spent_both_nodes_end_and_the_failing_one_names_the_c
     assert there.code == 1
     report = json.loads((tmp_path / "job/node-1/attempts/1/failure.json").read_text())
     assert report["first"]["rank"] == 3
-    assert here.code != 0
+    assert here.code == 1, "one exit code on all nodes"
     assert "node 1 (" in here.stderr
     assert "rank 3 (local rank 1, " in here.stderr
     assert ") raised ValueError: only I know" in here.stderr, here
@@ -106,11 +106,56 @@ def test_of_a_hang_the_other_node_is_told_what_hangs(gpulaunch, tmp_path: Path) 
     """
     here, there = (run.wait() for run in start_both(gpulaunch, tmp_path, stopping, "--on-hang", "stop"))
 
-    assert here.code == 124, here
-    (told,) = [line for line in there.stderr.splitlines() if "node 0 (" in line and "error:" not in line]
-    assert ": the ranks hang: rank 1 " in told
-    assert "gave up" not in told
-    assert "exited with code" not in told, "rank 0 had ended well"
+    assert [here.code, there.code] == [124, 124], here
+    told = [line for line in there.stderr.splitlines() if "node 0 (" in line]
+    assert all(": the ranks hang: rank 1 " in line for line in told), told
+    assert "first cause, on another node: node 0 (" in told[-1]
+
+
+EVALUATES = """
+    import os, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train():
+        for _ in range(50):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            time.sleep(0.01)
+
+    def evaluate():
+        until_s = time.monotonic() + 45.0
+        while time.monotonic() < until_s:
+            {work}
+
+    train()
+    if dist.get_rank() == 0:
+        evaluate()
+    train()
+    print("DONE", flush=True)
+"""
+
+
+@pytest.mark.waits
+@pytest.mark.parametrize(
+    ("work", "codes"), [("sum(range(10_000))", [0, 0]), ("time.sleep(600)", [124, 124])], ids=["works", "rests"]
+)
+def test_a_rank_that_works_on_one_node_is_waited_for_on_the_other(
+    gpulaunch, tmp_path: Path, work: str, codes: list[int]
+) -> None:
+    """Longer than --hang-timeout; and one that rests is named by both nodes."""
+    nodes = start_both(gpulaunch, tmp_path, EVALUATES.replace("{work}", work), "--hang-timeout", "15")
+    ended = [run.wait() for run in nodes]
+
+    assert codes == [node.code for node in ended], "\n".join(map(str, ended))
+    if codes == [0, 0]:
+        assert [2, 2] == [node.stdout.count("DONE") for node in ended]
+        assert "for a rank of another node: no progress for" in ended[1].stderr
+    else:
+        assert "first cause, on another node: node 0 (" in ended[1].stderr
+        assert "rank 0 is in train.py:" in ended[1].stderr
 
 
 def test_when_a_node_is_gone_the_other_ends_its_ranks(gpulaunch, tmp_path: Path) -> None:
@@ -198,7 +243,7 @@ def test_checkpoints_of_one_name_on_the_nodes_own_disks_are_one_only_where_their
     assert [0, 0] == [node.code for node in nodes], nodes
     assert [from_what] * 2 == [node.stdout.partition("FROM ")[2].strip() for node in nodes], nodes
     for node, step in zip(nodes, steps, strict=True):
-        said = f"no checkpoint is the same on every node; the newest on this one is last.pt (step {step})"
+        said = f"no checkpoint is the same on every node; the newest on this node is last.pt (step {step})"
         assert (said in node.stderr) == (from_what == "none"), node
 
 
@@ -242,7 +287,8 @@ def test_a_node_that_goes_during_a_pause_is_what_ended_the_job(gpulaunch, tmp_pa
     ended = here.wait()
 
     assert ended.code == 75, ended
-    assert "is gone" in ended.stderr
+    assert "error: node 1 (" in ended.stderr
+    assert "is lost" in ended.stderr
     assert "FAILED" not in ended.stderr
 
 
@@ -257,7 +303,7 @@ def test_a_node_that_goes_while_there_is_a_checkpoint_means_run_it_again(gpulaun
     ended = here.wait()
 
     assert ended.code == 75, ended
-    assert "look at that machine" in ended.stderr
+    assert "check that machine" in ended.stderr
 
 
 SAVES_AND_WAITS = """

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gpulaunch.launcher.agent.events import Outcome
-from gpulaunch.launcher.agent.outcome import JobEnd, blame_of, failed_elsewhere, preempted_line, reason_for_peers
+from gpulaunch.launcher.agent.outcome import JobEnd, blame_of, preempted_line, reason_for_peers, tier_of
+from gpulaunch.launcher.failure.causes import Tier
 from gpulaunch.launcher.policy.restart import Decision
 from rank_ends import echo_end, rank_end
 
@@ -74,24 +75,23 @@ def test_ranks_that_ended_because_they_were_told_to_are_not_to_blame() -> None:
     assert found.first.rank == 1
 
 
-def test_an_echo_is_charged_elsewhere_only_where_there_are_other_nodes() -> None:
-    assert failed_elsewhere(Outcome.PEER_FAILURE, None, nnodes=2)
-    assert failed_elsewhere(Outcome.FAILURE, ECHO, nnodes=2)
-    assert not failed_elsewhere(Outcome.FAILURE, ECHO, nnodes=1)
-    assert not failed_elsewhere(Outcome.FAILURE, OWN, nnodes=2)
+def test_how_much_an_end_explains() -> None:
+    assert tier_of(None) is Tier.NONE
+    assert tier_of(ECHO) is Tier.ECHO
+    assert tier_of(OWN) is Tier.OWN
 
 
 def test_what_the_other_nodes_are_told() -> None:
     def told(**fields: Any) -> str:
-        return reason_for_peers(**({"signum": 0, "ends": (), "hang": "", "decision": None, "error": ""} | fields))
+        return reason_for_peers(**({"signum": 0, "blame": None, "hang": "", "decision": None, "error": ""} | fields))
 
-    assert told(signum=15, ends=[rank_end()]) == "told to end by SIGTERM"
-    assert told(hang="rank 1 sleeps", ends=[rank_end()]) == "the ranks hang: rank 1 sleeps"
-    assert told(ends=[rank_end(1)], decision=decision(why="in vain")).startswith("rank 1")
-    assert told(ends=[rank_end(1)], decision=decision(why="in vain")).endswith("; not restarted: in vain")
-    assert told(ends=[rank_end(code=0)], error="the store is gone") == "the store is gone"
+    assert told(signum=15, blame=blame_of([rank_end()])) == "asked to end by SIGTERM"
+    assert told(hang="rank 1 sleeps", blame=blame_of([rank_end()])) == "the ranks hang: rank 1 sleeps"
+    assert told(blame=blame_of([rank_end(1)]), decision=decision(why="in vain")).startswith("rank 1")
+    assert told(blame=blame_of([rank_end(1)]), decision=decision(why="in vain")).endswith("; not restarted: in vain")
+    assert told(blame=blame_of([rank_end(code=0)]), error="the store is gone") == "the store is gone"
 
 
 def test_what_the_exit_code_of_a_preempted_job_means() -> None:
-    assert preempted_line(None, 75) == "exit code 75: run the same command again, and it goes on"
-    assert "--checkpoint-dir says where they are" in preempted_line(None, 143)
+    assert preempted_line(None, 75) == "exit code 75: run the same command again to resume"
+    assert "specify its directory with --checkpoint-dir" in preempted_line(None, 143)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,14 @@ def test_an_upgrade_makes_a_refused_package_be_tried_again(tmp_path: Path, monke
     module.write_text("")
     monkeypatch.setattr("sys.path", [os.fspath(tmp_path / "bin"), os.fspath(tmp_path / "site")])
 
-    before = packages._key("wrapped")
-    assert packages._key("wrapped") == before
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
+    spec: Any = SimpleNamespace(program=SimpleNamespace(kind="script", target="train.py"))
+
+    packages.remember({"wrapped": "it starts threads"})
+    assert packages.recall(spec, ["wrapped"]) == {"wrapped": "it starts threads"}
     os.utime(module, (0, 0))
 
-    assert packages._key("wrapped") != before
+    assert packages.recall(spec, ["wrapped"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -34,12 +38,12 @@ def test_an_upgrade_makes_a_refused_package_be_tried_again(tmp_path: Path, monke
         ({}, "import os\nos.environ['MINE'] = '1'", ""),
         ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, "", ""),
         ({"LD_PRELOAD": "/opt/ansys/libinsight.so"}, "", ""),
-        ({"LD_PRELOAD": "/opt/nvidia/nsight-systems/2025.3/libToolsInjectionProxy64.so"}, "", "a tool of NVIDIA's"),
-        ({"NSYS_PROFILING_SESSION_ID": "7"}, "", "a tool of NVIDIA's"),
-        ({"CUDA_INJECTION64_PATH": "/opt/nvidia/libToolsInjection64.so"}, "", "a tool of NVIDIA's"),
-        ({"LD_PRELOAD": "/opt/nvidia/compute-sanitizer/libTreeLauncherTargetInjection.so"}, "", "a tool of NVIDIA's"),
-        ({}, "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = os.environ.get('LOCAL_RANK', '')", "sitecustomize asks"),
-        ({}, "import os\nnode = os.getenv('SLURM_PROCID')", "sitecustomize asks"),
+        ({"LD_PRELOAD": "/opt/nvidia/nsight-systems/2025.3/libToolsInjectionProxy64.so"}, "", "an NVIDIA tool"),
+        ({"NSYS_PROFILING_SESSION_ID": "7"}, "", "an NVIDIA tool"),
+        ({"CUDA_INJECTION64_PATH": "/opt/nvidia/libToolsInjection64.so"}, "", "an NVIDIA tool"),
+        ({"LD_PRELOAD": "/opt/nvidia/compute-sanitizer/libTreeLauncherTargetInjection.so"}, "", "an NVIDIA tool"),
+        ({}, "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = os.environ.get('LOCAL_RANK', '')", "sitecustomize reads"),
+        ({}, "import os\nnode = os.getenv('SLURM_PROCID')", "sitecustomize reads"),
     ],
 )
 def test_where_ranks_must_not_be_forked_whatever_the_program(
@@ -50,6 +54,6 @@ def test_where_ranks_must_not_be_forked_whatever_the_program(
     Path(module.__file__).write_text(customized)
     built_in = ModuleType("usercustomize")  # has no file
 
-    why = packages._of_this_process(environ, {"sitecustomize": module, "usercustomize": built_in})
+    why = packages.obstacle_of_process(environ, {"sitecustomize": module, "usercustomize": built_in})
 
     assert why.startswith(because) if because else why == ""

@@ -110,7 +110,7 @@ def test_a_notice_to_ranks_that_do_not_catch_it_kills_nobody(gpulaunch, tmp_path
     for pid in family:
         os.kill(pid, signal.SIGUSR2)
     run.signal(signal.SIGUSR2)
-    run.wait_for("asked to save at their next step and to go on")
+    run.wait_for("asked the ranks to save at their next step and continue")
 
     assert [pid for pid in family if linux.state_of(pid) in ("", "Z")] == []
     run.signal(signal.SIGINT)

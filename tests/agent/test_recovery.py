@@ -12,9 +12,9 @@ import pytest
 from gpulaunch.launcher.agent import recovery
 from gpulaunch.launcher.agent.recovery import Recovery
 from gpulaunch.launcher.checkpoint.find import Checkpoint, Search
-from gpulaunch.launcher.checkpoint.finder import Ask
+from gpulaunch.launcher.checkpoint.finder import SearchRequest
 
-GONE = Search(error="the search for a checkpoint was ended after 720 s")
+GONE = Search(error="the search for a checkpoint timed out after 720 s")
 ONE = Checkpoint(path="/c/last.pt", format="torch", step=7, saved_s=1.0, size_bytes=9, key="last.pt")
 
 
@@ -22,13 +22,13 @@ class Played:
     """A finder whose answers are given; the memory of cards, which are none, answers at once."""
 
     answers: list[Search]
-    asked: list[Ask]
+    asked: list[SearchRequest]
 
     def __init__(self, loop: object) -> None:
         self.pid = None
 
     def start(self, ask: Any, done: Any, *others: Any) -> None:
-        if isinstance(ask, Ask):
+        if isinstance(ask, SearchRequest):
             Played.asked.append(ask)
             done(Played.answers.pop(0))
         else:
@@ -86,7 +86,7 @@ def test_storage_that_does_not_answer_is_never_a_beginning_from_nothing(prepare:
     outcomes, _ = prepare([Search()], [GONE, GONE, GONE])
 
     assert outcomes[0] == "offers ()"
-    assert outcomes[1].endswith("--resume never begins from the start")
+    assert outcomes[1].endswith("to start from scratch: --resume never")
 
 
 def test_it_is_searched_again_and_found(prepare: Any) -> None:
@@ -94,14 +94,14 @@ def test_it_is_searched_again_and_found(prepare: Any) -> None:
 
 
 def test_the_first_start_is_refused_too(prepare: Any) -> None:
-    assert prepare([GONE])[0][0].endswith("--resume never begins from the start")
+    assert prepare([GONE])[0][0].endswith("to start from scratch: --resume never")
 
 
 def test_a_first_start_without_a_directory_needs_no_search(prepare: Any) -> None:
     """No child could be forked, say; a directory that was named may be a mount that is late."""
     assert prepare([GONE], where="/nowhere/checkpoints")[0] == ["offers ()"]
     refused = prepare([GONE], where="/nowhere/c", named=("/nowhere/c",))[0]
-    assert refused[0].endswith("--resume never begins from the start")
+    assert refused[0].endswith("to start from scratch: --resume never")
 
 
 def test_what_was_gone_on_from_before_is_better_than_nothing(prepare: Any) -> None:

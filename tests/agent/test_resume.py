@@ -57,7 +57,7 @@ def test_an_unmodified_script_is_told_by_its_own_argument(
     assert "RESUME None None" in ended.stdout
     assert f"RESUME ckpt_3.pt {checkpoints}/ckpt_3.pt" in ended.stdout
     assert "STEPS 3 5" in ended.stdout
-    assert "going on from ./ckpt/ckpt_3.pt (step 3)" in ended.stderr
+    assert "resuming from ./ckpt/ckpt_3.pt (step 3)" in ended.stderr
 
 
 def test_a_truncated_newest_checkpoint_is_passed_over_and_named(gpulaunch, tmp_path: Path, checkpoints: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_truncated_newest_checkpoint_is_passed_over_and_named(gpulaunch, tmp_p
     )
 
     assert ended.code == 0, ended
-    assert "checkpoint ./ckpt/ckpt_3.pt is passed over: " in ended.stderr
+    assert "checkpoint ./ckpt/ckpt_3.pt is skipped: " in ended.stderr
     assert f"RESUME ckpt_2.pt {checkpoints}/ckpt_2.pt" in ended.stdout
 
 
@@ -94,8 +94,8 @@ def test_a_pattern_that_fits_nothing_is_said_when_a_checkpoint_is_looked_for(
         script(tmp_path),
     )
 
-    assert "nothing in it fits the pattern 'model-{step}.pt': ckpt_" in ended.stderr
-    assert "the program is started as the first time" in ended.stderr
+    assert "nothing in it matches the pattern 'model-{step}.pt': ckpt_" in ended.stderr
+    assert "the program starts without one" in ended.stderr
 
 
 def test_another_run_goes_on_from_the_same_job_directory(gpulaunch, tmp_path: Path) -> None:
@@ -260,8 +260,10 @@ def test_a_program_that_finds_its_own_way_back_is_told_where_checkpoints_were_lo
 
     assert ended.code == 0, ended
     assert "WENT ON" in ended.stdout
-    assert "/checkpoints: the program is started as the first time" in ended.stderr
-    assert "goes on by itself, is not seen here: name its directory with --checkpoint-dir" in ended.stderr
+    assert "/checkpoints: the program starts without one" in ended.stderr
+    assert (
+        "if it resumes from another directory by itself, specify that directory with --checkpoint-dir" in ended.stderr
+    )
     summary = json.loads((ended.run_dir / "summary.json").read_text())
     assert summary["goodput_seconds"]["lost_work"] is None
 
@@ -285,7 +287,7 @@ def test_storage_that_cannot_be_searched_is_no_reason_to_begin_from_the_start(gp
 
     assert ended.code == 1, ended
     assert "nonsense" in ended.stderr
-    assert "--resume never begins from the start" in ended.stderr
+    assert "to start from scratch: --resume never" in ended.stderr
     assert "STEPS" not in ended.stdout
 
 
@@ -298,7 +300,7 @@ FLIPPED = """
     for step in ckpt.steps(5):
         ckpt.step()
         if step == 3 and attempt == 0:
-            ckpt._saver.wait()
+            ckpt.wait()
             newest = os.path.join(ckpt.directory, "step-000000000003", "__0_0.distcp")
             with open(newest, "r+b") as file:  # a flipped bit, in a place that loading does not look at
                 file.seek(-1, 2)
@@ -320,7 +322,7 @@ def test_what_is_read_behind_the_ranks_and_found_damaged_is_said_and_not_taken_a
 
     assert ended.code == 0, ended
     assert "there was no time to read all of it (--resume-search-timeout 0)" in ended.stderr
-    assert "is damaged: __0_0.distcp is not what was written" in ended.stderr
+    assert "is damaged: __0_0.distcp has changed since it was written" in ended.stderr
     history = [json.loads(line) for line in (ended.run_dir / "events.jsonl").read_text().splitlines()]
     assert "checkpoint_damaged" in {event["event"] for event in history}
     resumed = [line.split("RESUMED ")[1] for line in ended.stdout.splitlines() if "RESUMED" in line]

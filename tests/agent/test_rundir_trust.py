@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.launcher.agent import rundir
-from gpulaunch.launcher.agent.rundir import distrust
+from gpulaunch.launcher.agent.rundir import RunDirError, RunDirLockedError, open_run_dir, why_untrusted
 
 ME, OTHER, ROOT = 1000, 1001, 0
+
+
+def spec_of(job_dir: Path) -> Any:
+    return SimpleNamespace(
+        nnodes=1, job_dir=os.fspath(job_dir), log_dir=None, node_rank=0, elastic=None, shared_dir=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,7 @@ def test_whose_directory_is_trusted(owner: int, group: int, mode: int, me: int, 
     found: Any = SimpleNamespace(st_uid=owner, st_gid=group, st_mode=0o040000 | mode)
     made: Any = SimpleNamespace(st_uid=me, st_mode=0o100600)
 
-    assert distrust(found, made=made, groups={me, 2000}, mounted=mounted) == why
+    assert why_untrusted(found, made=made, groups={me, 2000}, mounted=mounted) == why
 
 
 @pytest.mark.parametrize("shown", [0o777, 0o770])
@@ -49,8 +54,8 @@ def test_modes_that_a_file_system_makes_up_say_nothing(shown: int) -> None:
     found: Any = SimpleNamespace(st_uid=ROOT, st_gid=ME, st_mode=0o040000 | shown)
     others: Any = SimpleNamespace(st_uid=OTHER, st_gid=ME, st_mode=0o040000 | shown)
 
-    assert distrust(found, made=made, groups=(), mounted=False) == ""
-    assert distrust(others, made=made, groups=(), mounted=False) == "belongs to another user (uid 1001)"
+    assert why_untrusted(found, made=made, groups=(), mounted=False) == ""
+    assert why_untrusted(others, made=made, groups=(), mounted=False) == "belongs to another user (uid 1001)"
 
 
 @pytest.mark.root
@@ -97,8 +102,79 @@ def test_a_directory_that_is_pruned_before_it_is_locked_is_made_again(
         flock(lock, how)
 
     monkeypatch.setattr(fcntl, "flock", pruned)
-    lock = rundir._hold(str(path), "--job-dir")
+    held = open_run_dir(spec_of(path))
 
-    assert os.path.samestat(os.fstat(lock), path.stat())
     assert len(locks) == 3
-    os.close(lock)
+    assert os.path.samestat(os.fstat(locks[-1]), path.stat())
+    with pytest.raises(RunDirLockedError):
+        open_run_dir(spec_of(path))
+    held.close()
+
+
+def test_events_are_not_written_through_a_link(gpulaunch, tmp_path: Path) -> None:
+    """The events are lost, the job is not."""
+    aim = tmp_path / "of-somebody"
+    aim.write_text("as it was")
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run/events.jsonl").symlink_to(aim)
+
+    ended = gpulaunch("--no-python", "--no-profile", "--job-dir", tmp_path / "run", "true")
+
+    assert ended.code == 0, ended
+    assert aim.read_text() == "as it was"
+
+
+def test_a_link_that_takes_the_place_of_the_directory_is_not_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at where the path leads and the opening."""
+    (tmp_path / "of-somebody").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "of-somebody")
+    monkeypatch.setattr(os.path, "realpath", os.fspath)
+
+    with pytest.raises(NotADirectoryError):
+        open_run_dir(spec_of(tmp_path / "run"))
+
+
+def of_several(job_dir: Path) -> Any:
+    """Nodes without numbers of their own."""
+    return SimpleNamespace(**{**vars(spec_of(job_dir)), "nnodes": 3, "elastic": SimpleNamespace(order=None)})
+
+
+def test_hosts_have_numbers_in_the_order_in_which_they_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def node_of(host: str) -> int:
+        monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=host))
+        rundir = open_run_dir(of_several(tmp_path / "job"))
+        rundir.close()
+        assert (
+            rundir.path
+            == os.fspath(tmp_path / "job" / (f"node-{rundir.node}" if rundir.node else ""))[: len(rundir.path)]
+        )
+        return rundir.node
+
+    os.umask(os.umask(0))
+    assert [node_of(host) for host in ("b", "a", "c", "a", "b")] == [0, 1, 2, 1, 0]
+    assert (tmp_path / "job").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("planted", ["open to all", "a link", "a pipe", "a linked number"])
+def test_the_numbers_of_hosts_are_not_taken_from_others(tmp_path: Path, planted: str) -> None:
+    job, nodes = tmp_path / "job", tmp_path / "job" / ".nodes"
+    job.mkdir(mode=0o700)
+    if planted == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        nodes.symlink_to(tmp_path / "elsewhere")
+    else:
+        nodes.mkdir()
+    if planted == "open to all":
+        job.chmod(0o777)
+    elif planted == "a pipe":
+        os.mkfifo(nodes / "0")
+    elif planted == "a linked number":
+        (tmp_path / "name").write_text(os.uname().nodename)
+        (nodes / "0").symlink_to(tmp_path / "name")
+    if planted == "a pipe":  # does not block
+        assert open_run_dir(of_several(job)).node == 1
+        return
+    with pytest.raises(RunDirError):
+        open_run_dir(of_several(job))

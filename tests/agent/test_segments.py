@@ -44,3 +44,15 @@ def test_what_killed_launchers_have_left_goes_and_nothing_else(tmp_path: Path) -
         assert [path.name for path in stays if not path.exists()] == []
         segments.close()
     assert not Path(segments.directory).exists()
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    """That no process holds the file it leads to does not make the directory abandoned."""
+    aim = tmp_path / "of-somebody"
+    aim.touch()
+    linked = left(tmp_path, f"gpulaunch-{os.getuid()}-linked", lock="", old=True)
+    (linked / "lock").symlink_to(aim)
+
+    Segments("new", run_dir="", root=str(tmp_path)).close()
+
+    assert (linked / "lock").is_symlink()

@@ -251,6 +251,13 @@ def test_when_a_peer_fails_our_ranks_are_stopped_and_all_try_again() -> None:
     assert (state.phase, done[-1]) == (Phase.JOINING, Join(attempt=1))
 
 
+def test_the_ranks_save_before_another_node_leaves_and_the_job_goes_on() -> None:
+    state, done = play([*BEGUN, PeerFailed(saves=True), *ended(0, 1, 2, ok=False), Cleared()], restarts=1)
+
+    assert done[2:5] == [Notice(signum=SIGTERM, within_s=30.0), Stop(signum=SIGTERM), GRACE]
+    assert (state.phase, state.attempt) == (Phase.JOINING, 1)
+
+
 def test_without_their_store_the_ranks_start_again() -> None:
     _, done = play([*BEGUN, StoreLost(), *ended(0, 1, 2, ok=False), Cleared()], restarts=1)
 
@@ -280,7 +287,7 @@ EVENTS = st.one_of(
     st.builds(Started, ranks=st.frozensets(st.integers(0, 3), min_size=1)),
     st.builds(StartFailed, ranks=st.frozensets(st.integers(0, 3)), final=st.booleans()),
     st.builds(RankEnded, local_rank=st.integers(0, 3), ok=st.booleans(), echo=st.booleans()),
-    st.builds(PeerFailed, final=st.booleans()),
+    st.builds(PeerFailed, final=st.booleans(), saves=st.booleans()),
     st.just(PeersDone()),
     st.just(StoreLost()),
     st.builds(Hung, final=st.booleans()),

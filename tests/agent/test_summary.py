@@ -55,7 +55,7 @@ def test_long_jobs_show_the_first_and_the_last_ranks() -> None:
 def test_a_stopped_job_says_so_and_one_that_never_ran_claims_no_memory() -> None:
     told = text({}, stopped_by="SIGINT")
 
-    assert told == "no step was seen; 8.5 s in all\nstopped by SIGINT; 0 restarts; files in ./run"
+    assert told == "no steps were observed; 8.5 s in all\nstopped by SIGINT; 0 restarts; files in ./run"
 
 
 def test_without_a_profile_no_step_could_be_seen() -> None:
@@ -63,7 +63,7 @@ def test_without_a_profile_no_step_could_be_seen() -> None:
 
     told = summary.as_text(ranks, elapsed_s=8.5, restarts=0, run_dir="./run", stopped_by="", profiled=False)
 
-    assert told[0] == "steps were not watched (--no-profile); 8.5 s in all"
+    assert told[0] == "steps were not observed (--no-profile); 8.5 s in all"
     assert "(shared pages included, workers not)" in told[1], "whether it had any is not known"
 
 
@@ -112,4 +112,4 @@ def test_a_job_that_stands_still_is_not_told_the_pace_that_it_had(tmp_path: Path
     segments = {0: segment.read(path)}
 
     assert summary.progress(segments, 25.0, 103.0) == "25.0 s: step 10, 16 samples/s, data wait 0% of the step"
-    assert summary.progress(segments, 42.0, 120.0) == "42.0 s: step 10; no rank has moved for 20.0 s"
+    assert summary.progress(segments, 42.0, 120.0) == "42.0 s: step 10; no rank has made progress for 20.0 s"

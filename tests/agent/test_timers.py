@@ -163,9 +163,9 @@ def test_a_pipe_of_a_killed_launcher_is_replaced_and_a_file_of_the_users_is_not(
     FileTimers(loop, str(tmp_path / "pipe"), lambda *_: None).close()
     (tmp_path / "file").write_text("mine")
 
-    with pytest.raises(UsageError, match="is no named pipe; name another"):
+    with pytest.raises(UsageError, match="is not a named pipe; use another path"):
         FileTimers(loop, str(tmp_path / "file"), lambda *_: None)
-    with pytest.raises(UsageError, match="cannot make the pipe"):
+    with pytest.raises(UsageError, match="cannot create the pipe"):
         FileTimers(loop, str(tmp_path / "nowhere" / "pipe"), lambda *_: None)
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -44,7 +44,7 @@ def collects(gc_ms: float) -> Window:
 
 def heard(*windows: Window) -> list[list[str]]:
     advisor = Advisor()
-    return [[found.rule for found in advisor.hear(each)] for each in windows]
+    return [[found.rule for found in advisor.add_window(each)] for each in windows]
 
 
 def test_a_finding_appears_in_its_second_window() -> None:
@@ -65,9 +65,9 @@ def test_a_finding_goes_after_three_windows_without_it() -> None:
 def test_the_figures_told_are_the_median_of_the_last_five() -> None:
     advisor = Advisor()
     for gc_ms in (10.0, 20.0, 90.0, 30.0, 20.0, 10.0):
-        advisor.hear(collects(gc_ms))
+        advisor.add_window(collects(gc_ms))
 
-    (found,) = advisor.hear(collects(20.0))
+    (found,) = advisor.add_window(collects(20.0))
 
     assert found.seconds_per_step == pytest.approx(0.020)
 
@@ -77,7 +77,7 @@ def test_what_is_told_is_one_window_and_not_the_loss_of_one_beside_the_figures_o
     advisor = Advisor()
     windows = [collects(gc_ms) for gc_ms in (300.0, 250.0, 200.0, 20.0, 10.0)]
     for each in windows:
-        told = advisor.hear(each)
+        told = advisor.add_window(each)
 
     assert told == advise(windows[2])
     (found,) = told
@@ -92,7 +92,7 @@ def test_what_costs_no_time_is_told_as_it_is_now() -> None:
     full, fuller = (window(rank(memory=memory(trainer_mib=mib))) for mib in (50.0, 100.0))
     advisor = Advisor()
     for each in (full, full, full, fuller):
-        told = advisor.hear(each)
+        told = advisor.add_window(each)
 
     assert told == advise(fuller) != advise(full)
 
@@ -141,7 +141,7 @@ def test_nobody_who_does_not_listen_misses_that_it_failed(broken: str) -> None:
 
 def test_an_advisor_goes_on_with_the_others_and_knows_who_failed(broken: str) -> None:
     advisor = Advisor()
-    told = [[found.rule for found in advisor.hear(COLLECTS)] for _ in range(3)]
+    told = [[found.rule for found in advisor.add_window(COLLECTS)] for _ in range(3)]
 
     assert told == [[], ["gc-pauses"], ["gc-pauses"]]
     assert advisor.failed == {broken: "ZeroDivisionError"}
@@ -150,7 +150,7 @@ def test_an_advisor_goes_on_with_the_others_and_knows_who_failed(broken: str) ->
 def test_where_all_rules_are_well_nobody_failed() -> None:
     advisor = Advisor()
     for case in CASES.values():
-        advisor.hear(case.fault)
+        advisor.add_window(case.fault)
 
     assert advisor.failed == {}
 
@@ -255,5 +255,5 @@ def test_no_finding_stands_that_was_not_seen_twice(seen: list[Window]) -> None:
     for each in seen:
         for found in advise(each):
             times[found.key] = times.get(found.key, 0) + 1
-        for found in advisor.hear(each):
+        for found in advisor.add_window(each):
             assert times[found.key] >= 2

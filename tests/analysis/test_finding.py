@@ -97,7 +97,7 @@ def test_losses_of_different_subjects_stay_apart() -> None:
 def test_a_verdict_that_is_not_sure_says_what_would_make_it_so(changes: dict[str, Any], is_sure: bool) -> None:
     (found,) = findings_of("a-rule", [replace(loss(3, 0.01), **changes)])
 
-    more = "" if is_sure else " To be sure: gpulaunch trace --steps 5 --rank 3."
+    more = "" if is_sure else " To verify: gpulaunch trace --steps 5 --rank 3."
     assert found.advice == f"Do it otherwise.{more}"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpulaunch.exporters.files.findings import read_findings
 
-pytestmark = [pytest.mark.torch, pytest.mark.alone]
+pytestmark = pytest.mark.torch
 
 PROGRAM = Path(__file__).parents[1] / "findings/programs/straggler.py"
 FOUND_WITHIN_S = 90.0
@@ -52,6 +52,13 @@ def finds(gpulaunch: Any, tmp_path: Path) -> Finds:
     return run
 
 
-@pytest.mark.parametrize(("by", "cause"), [("input", "input"), ("cpu", "CPU contention"), ("gc", "garbage collection")])
+@pytest.mark.parametrize(
+    ("by", "cause"),
+    [
+        pytest.param("input", "input", marks=pytest.mark.light),
+        pytest.param("cpu", "CPU contention", marks=pytest.mark.alone),
+        pytest.param("gc", "garbage collection", marks=pytest.mark.light),
+    ],
+)
 def test_the_rank_is_found_and_why_it_is_late(finds: Finds, by: str, cause: str) -> None:
     assert finds(by, cause)["seconds_per_step"] > 0

@@ -60,7 +60,7 @@ def main() -> None:
         if what == "sigterm" and rank == 1 and step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         if what == "full" and rank == 1 and step in (2, 4):
-            ckpt._saver.wait()
+            ckpt.wait()
             _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100 if step == 2 else most, most))
         ckpt.step()

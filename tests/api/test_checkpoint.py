@@ -130,11 +130,11 @@ def test_saving_changes_nothing(tmp_path: Path) -> None:
 
 def test_what_is_saved_is_what_was_there_at_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights that training changes while the save is under way are not the ones in it."""
-    from gpulaunch.checkpoint import _saver
+    from gpulaunch.checkpoint import saver
 
     go = threading.Event()
-    write = _saver.save_tensors
-    monkeypatch.setattr(_saver, "save_tensors", lambda *args, **kwargs: (go.wait(30), write(*args, **kwargs)))
+    write = saver.save_tensors
+    monkeypatch.setattr(saver, "save_tensors", lambda *args, **kwargs: (go.wait(30), write(*args, **kwargs)))
     program = Program(tmp_path / "a")
     program.ckpt.resume()
     for step in program.ckpt.steps(6):
@@ -202,7 +202,7 @@ def test_a_damaged_one_is_skipped_and_named(tmp_path: Path, capfd: pytest.Captur
         file.write(b"\xff")
 
     assert Program(tmp_path).ckpt.resume() == 2
-    assert "step-000000000004 is skipped: __0_0.distcp is not what was written" in capfd.readouterr().err
+    assert "step-000000000004 is skipped: __0_0.distcp has changed since it was written" in capfd.readouterr().err
 
 
 def test_the_launcher_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,9 +239,9 @@ def test_of_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     saved_at(tmp_path / "saved", 2)
     other = Net(width=5)
 
-    with fails(r"of another model: model.first.bias is \(4,\) in it, \(5,\) in the program"):
+    with fails(r"of a different model: model.first.bias is \(4,\) in it, \(5,\) in the program"):
         Checkpoint(model=other, dir=tmp_path / "saved").resume()
-    with fails("it has model.first.bias, the program has not; it has model.first.weight"):
+    with fails("it has model.first.bias, the program does not; it has model.first.weight"):
         Checkpoint(model=nn.Linear(1, 1), dir=tmp_path / "saved").resume()
     with fails("no state of 'scaler', which this program saves"):
         Checkpoint(model=Net(), dir=tmp_path / "saved", extra={"scaler": torch.amp.GradScaler("cpu")}).resume()
@@ -271,7 +271,7 @@ def test_in_the_wrong_order(tmp_path: Path) -> None:
         ckpt.resume()
     with fails("outside of the loop"):
         ckpt.step()
-    with fails("at the end of each turn"):
+    with fails("at the end of each iteration"):
         list(ckpt.steps(2))
 
 
@@ -283,7 +283,7 @@ def test_epochs_without_a_step_are_told_once(tmp_path: Path, capfd: pytest.Captu
         for _ in program.ckpt.batches([1, 2, 3]):
             pass
 
-    assert capfd.readouterr().err.count("without a call of step(), so nothing is saved") == 1
+    assert capfd.readouterr().err.count("without a call to step(), so nothing is saved") == 1
 
 
 def test_epochs_with_a_step_now_and_then_are_not(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -364,7 +364,7 @@ def test_preempted_without_room(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpulaunch.checkpoint._saver.save_tensors", full)
+    monkeypatch.setattr("gpulaunch.checkpoint.saver.save_tensors", full)
     with pytest.raises(Preempted) as ended:  # noqa: PT012
         for _ in program.ckpt.steps(10):
             os.kill(os.getpid(), signal.SIGTERM)

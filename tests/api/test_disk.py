@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from gpulaunch.checkpoint import Checkpoint, CheckpointError, _api, _saver
+from gpulaunch.checkpoint import Checkpoint, CheckpointError, api, saver
 
 pytestmark = pytest.mark.torch
 
@@ -45,7 +45,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tiny_disk: Path, capfd: p
 
     for step in ckpt.steps(6):
         if step == 5:
-            ckpt._saver.wait()
+            ckpt.wait()
             assert set(os.listdir(tiny_disk / "saved")) <= OWN_FILES
             ballast.unlink()
         ckpt.step()
@@ -54,7 +54,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tiny_disk: Path, capfd: p
     assert said.count("could not be saved") == 1
     assert "step 1 could not be saved in" in said
     assert "No space left on device" in said
-    assert "training goes on" in said
+    assert "training continues" in said
     assert sorted(path.name[-2:] for path in (tiny_disk / "saved").glob("step-*")) == ["05", "06"]
 
 
@@ -63,11 +63,11 @@ def test_a_limit_on_file_size_too(
 ) -> None:
     ckpt = Checkpoint(model=nn.Linear(1000, 500), dir=tmp_path, every=1)
     ckpt.resume()
-    monkeypatch.setattr(_api, "LAST_SAVE_AGAIN_S", (0.01,))
+    monkeypatch.setattr(api, "LAST_SAVE_AGAIN_S", (0.01,))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"^step 3, the last, is not saved in .*: File too large$"):  # noqa: PT012
+        with pytest.raises(CheckpointError, match=r"^the last step, 3, was not saved in .*: File too large$"):  # noqa: PT012
             for _ in ckpt.steps(3):
                 ckpt.step()
     finally:
@@ -91,8 +91,8 @@ def test_the_last_save_is_tried_again(
         if trouble := next(failures, None):
             raise trouble
 
-    monkeypatch.setattr(_saver, "sync_file", sync)
-    monkeypatch.setattr(_api, "LAST_SAVE_AGAIN_S", (0.01, 0.01))
+    monkeypatch.setattr(saver, "sync_file", sync)
+    monkeypatch.setattr(api, "LAST_SAVE_AGAIN_S", (0.01, 0.01))
     for _ in ckpt.steps(2):
         ckpt.step()
 
@@ -102,8 +102,8 @@ def test_the_last_save_is_tried_again(
 
 READ_ONLY = """
     import sys, torch
-    from gpulaunch.checkpoint import Checkpoint, _api
-    _api.LAST_SAVE_AGAIN_S = (0.01,)
+    from gpulaunch.checkpoint import Checkpoint, api
+    api.LAST_SAVE_AGAIN_S = (0.01,)
     ckpt = Checkpoint(model=torch.nn.Linear(1, 1), dir=sys.argv[1], every=1)
     ckpt.resume()
     for step in ckpt.steps(3):
@@ -119,7 +119,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     done = run(READ_ONLY, tmp_path / "file" / "saved")
 
     assert (done.returncode, done.stdout) == (1, "step 1\nstep 2\nstep 3\n")
-    assert done.stderr.endswith("the last, is not saved in {}: Not a directory\n".format(tmp_path / "file" / "saved"))
+    assert done.stderr.endswith("was not saved in {}: Not a directory\n".format(tmp_path / "file" / "saved"))
     assert done.stderr.count("could not be saved") == 1
     assert "Not a directory" in done.stderr
 

@@ -6,7 +6,6 @@ import datetime
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from gpulaunch.checkpoint import Checkpoint, CheckpointError
-from gpulaunch.checkpoint._saver import SHARED_FILE, rank_file
+from gpulaunch.checkpoint.saver import SHARED_FILE, rank_file
 
 pytestmark = pytest.mark.torch
 
@@ -34,13 +33,14 @@ class Noted:
 
 
 @pytest.fixture
-def again(tmp_path: Path) -> Callable[..., tuple[Checkpoint, Noted]]:
+def again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Checkpoint, Noted]]:
     """Save a value in a run, then make the Checkpoint of a later run (`same`: a later life of that run)."""
 
     def make(value: object, *, same: bool = False, **options: Any) -> tuple[Checkpoint, Noted]:
-        first = Checkpoint(model=torch.nn.Linear(1, 1), dir=tmp_path, extra={"noted": Noted(value)})
-        if not same:
-            first._store.owner = replace(first._store.owner, run="an earlier run")
+        with monkeypatch.context() as earlier:
+            if not same:
+                earlier.setenv("GPULAUNCH_RUN_ID", "an earlier run")
+            first = Checkpoint(model=torch.nn.Linear(1, 1), dir=tmp_path, extra={"noted": Noted(value)})
         first.resume()
         for _ in first.steps(1):
             first.step()

@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from gpulaunch.checkpoint import Checkpoint, CheckpointError
-from gpulaunch.checkpoint._position import Feed, Position
+from gpulaunch.checkpoint.position import Feed, Position
 
 pytestmark = pytest.mark.torch
 
@@ -116,7 +116,7 @@ class Loop:
                 self.seen[step] = f"epoch {epoch} {batch} {drawn}"
                 self.ckpt.step(save=step in save_at)
                 if step == stop_after:
-                    self.ckpt._saver.wait()
+                    self.ckpt.wait()
                     return self
         return self
 
@@ -228,7 +228,7 @@ def test_a_loader_that_saves_itself_is_left_to_do_so(tmp_path: Path) -> None:
 def test_an_iterator_is_refused(tmp_path: Path) -> None:
     loop = Loop(iter([1, 2]), tmp_path)
 
-    with pytest.raises(CheckpointError, match="give it the loader itself"):
+    with pytest.raises(CheckpointError, match="pass the loader itself"):
         loop.run()
 
 

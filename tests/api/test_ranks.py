@@ -38,7 +38,7 @@ def test_on_the_same_ranks_and_on_others(gpulaunch, tmp_path: Path, kind: str) -
     assert said(again, "BEGIN") == said(first, "END")
     assert said(again, "END") == said(undisturbed, "END")
     assert said(alone, "BEGIN") == said(again, "END")
-    assert "resuming on 1 ranks what 2 saved" in alone.stderr
+    assert "resuming on 1 ranks a checkpoint of 2" in alone.stderr
     assert said(wider, "BEGIN") == said(alone, "END")
     (end,) = said(wider, "END")
     assert end[0] == "12"
@@ -59,7 +59,7 @@ def test_what_one_rank_cannot_write_nobody_commits(gpulaunch, tmp_path: Path) ->
     ended = run(gpulaunch, 2, "ddp", tmp_path / "saved", 6, "full")
 
     assert ended.stderr.count("could not be saved") == 1
-    assert re.search(r"step 2 could not be saved in .*: rank 1: File too large; training goes on", ended.stderr)
+    assert re.search(r"step 2 could not be saved in .*: rank 1: File too large; training continues", ended.stderr)
     assert sorted(name for name in os.listdir(tmp_path / "saved") if name[0] == "s") == [
         f"step-{step:012d}" for step in (1, 4, 5, 6)
     ]

@@ -19,9 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.checkpoint import _owner, _store
-from gpulaunch.checkpoint._owner import InUseError
-from gpulaunch.checkpoint._store import Keep, Saved, StaleError, Store, obsolete
+from gpulaunch.checkpoint import ownership
+from gpulaunch.checkpoint import store as stores
+from gpulaunch.checkpoint.ownership import InUseError
+from gpulaunch.checkpoint.store import Keep, Saved, StaleError, Store, obsolete
 from gpulaunch.launcher.checkpoint.manifest import Manifest, ManifestFile, digest, verify
 
 ALL = Keep(newest=None, every=None)
@@ -187,15 +188,15 @@ def test_leftovers_of_older_generations_are_cleared_away(tmp_path: Path) -> None
 
 STALE = """
     import os, signal, sys, torch
-    from gpulaunch.checkpoint import Checkpoint, _store
+    from gpulaunch.checkpoint import Checkpoint, store
 
-    write = _store.write
+    write = store.write
     def slow(directory, manifest):
         write(directory, manifest)
         print("written", flush=True)
         sys.stdin.readline()  # here it is stopped: everything is written, nothing committed
 
-    _store.write = slow
+    store.write = slow
     ckpt = Checkpoint(model=torch.nn.Linear(1, 1), dir=sys.argv[1])
     if sys.argv[2:]:
         print("not begun", flush=True)
@@ -224,7 +225,7 @@ def test_a_process_stopped_in_its_save_finds_itself_replaced(tmp_path: Path, new
     if newer:
         assert "was taken over by run the-job (" in error
         assert f"pid {os.getpid()} on " in error
-        assert "CheckpointError: step 5, the last, is not saved in" in error
+        assert "CheckpointError: the last step, 5, was not saved in" in error
     else:
         assert not error
     assert steps(tmp_path) == ([7] if newer else [1, 5])
@@ -237,16 +238,44 @@ def test_a_rank_of_an_older_attempt_that_comes_late_is_refused_for_ever(tmp_path
     one need not live any more for the older to be refused."""
     with rank_of_attempt_0(tmp_path, "late") as process:
         assert process.stdout.readline() == "not begun\n"
-        newer = claimed(tmp_path, attempt=1)
-        under_way = newer.begin(7)
-        _owner._forget()  # as if it had ended
+        newer = os.fork()
+        if not newer:
+            claimed(tmp_path, attempt=1).begin(7)
+            os._exit(0)
+        assert os.waitpid(newer, 0) == (newer, 0)
+        generation = (tmp_path / ".generation").read_text()
 
         said, error = process.communicate("\n\n", timeout=60)
 
     assert (process.returncode, said) == (69, "")
     assert "taken over by run the-job (" in error
+    assert names(tmp_path) == {f".saving-{7:012d}-g{int(generation)}"}
+    assert (tmp_path / ".generation").read_text() == generation
+
+
+def test_a_rank_0_of_an_older_generation_on_another_node_is_refused_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has its own run and counts its own attempts; the job and its generations are the same for all."""
+
+    def rank_0(run: str, attempt: int, generation: int) -> Store:
+        monkeypatch.setenv("GPULAUNCH_RUN_ID", run)
+        monkeypatch.setenv("GPULAUNCH_ATTEMPT", str(attempt))
+        monkeypatch.setenv("GPULAUNCH_JOB", "the-job")
+        monkeypatch.setenv("GPULAUNCH_GENERATION", str(generation))
+        return Store(str(tmp_path))
+
+    older, newer, newest = rank_0("node-a", 5, 1), rank_0("node-b", 0, 2), rank_0("node-c", 0, 3)
+    newer.claim()
+    under_way = newer.begin(7)
+
+    with pytest.raises(StaleError):
+        older.claim()
+
     assert os.path.isdir(under_way)
-    assert newer._newest_generation() == newer.generation
+    newest.claim()  # at once: it need not wait for the host that is gone
+    with pytest.raises(StaleError):
+        newer.claim()
 
 
 def rank_of_attempt_0(directory: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -295,8 +324,8 @@ def other() -> Iterator[Callable[..., int]]:
 
 SWEEP = """
     import sys, torch
-    from gpulaunch.checkpoint import Checkpoint, _store
-    _store.OWNER_WAIT_S = 0.2
+    from gpulaunch.checkpoint import Checkpoint, store
+    store.OWNER_WAIT_S = 0.2
     model = torch.nn.Linear(1, 1)
     ckpt = Checkpoint(model=model, every=1)
     print("resumed", ckpt.resume(), flush=True)
@@ -343,7 +372,7 @@ def test_a_job_whose_directory_another_run_holds_ends_with_69_at_once(
     assert ended.code == 69, ended
     assert "is in use by run" in ended.stderr
     assert "; 0 restarts; " in ended.stderr
-    assert "another live run saves there; give each run a directory of its own" in ended.stderr
+    assert "another live run saves there; use one directory per run" in ended.stderr
 
 
 def test_sweeps_with_names_of_their_own_share_a_parent(tmp_path: Path, other: Callable[..., object]) -> None:
@@ -381,7 +410,7 @@ def test_an_owner_on_another_host_is_waited_for_until_its_lease_ends(
     tmp_path: Path, other: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The host has died; the NFS server gives its locks back later than a requeued job starts."""
-    monkeypatch.setattr(_store, "OWNER_WAIT_S", 0.1)
+    monkeypatch.setattr(stores, "OWNER_WAIT_S", 0.1)
     timer = threading.Timer(0.5, os.kill, (other(tmp_path, GPULAUNCH_RUN_ID="the job before"), signal.SIGKILL))
     timer.start()
     store = Store(str(tmp_path))
@@ -398,7 +427,7 @@ def test_two_ranks_that_do_not_know_of_each_other_are_not_one_owner(
     tmp_path: Path, other: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job without a process group, in which each rank saves for itself, into one directory."""
-    monkeypatch.setattr(_store, "OWNER_WAIT_S", 0.1)
+    monkeypatch.setattr(stores, "OWNER_WAIT_S", 0.1)
     other(tmp_path, GPULAUNCH_RUN_ID="the-job", GPULAUNCH_ATTEMPT="1")
 
     with pytest.raises(InUseError, match="in use by run the-job"):
@@ -411,7 +440,7 @@ def test_where_nothing_can_be_locked_the_numbers_tell(tmp_path: Path, monkeypatc
     def cannot(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(_owner.fcntl, "flock", cannot)
+    monkeypatch.setattr(ownership.fcntl, "flock", cannot)
     first = claimed(tmp_path)
     save(first, 1)
     save(claimed(tmp_path), 2)
@@ -433,9 +462,9 @@ def test_a_dataloader_worker_that_was_forked_over_a_commit_does_not_keep_the_loc
 ) -> None:
     """It has all that was open then, and lives for an epoch: no checkpoint would be saved meanwhile."""
     store = claimed(tmp_path)
-    monkeypatch.setattr(_store, "LOCK_WAIT_S", 2.0)
+    monkeypatch.setattr(stores, "LOCK_WAIT_S", 2.0)
     ends, lives = os.pipe()
-    with store._locked():
+    with store.locked():
         worker = os.fork()
         if not worker:
             os.close(lives)
@@ -452,7 +481,7 @@ def test_a_dataloader_worker_that_was_forked_over_a_commit_does_not_keep_the_loc
 
 def test_whoever_holds_the_lock_for_ever_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = claimed(tmp_path)
-    monkeypatch.setattr(_store, "LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr(stores, "LOCK_WAIT_S", 0.05)
 
-    with store._locked(), pytest.raises(TimeoutError, match="another process holds its"):
+    with store.locked(), pytest.raises(TimeoutError, match="another process holds its"):
         claimed(tmp_path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.checkpoint._votes import INTERVAL_S, Votes
+from gpulaunch.checkpoint.votes import INTERVAL_S, Votes
 
 
 @dataclass

@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bad_node import step
 
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
-from gpulaunch.profiler.channel.workers import WorkersWriter, own
+from gpulaunch.profiler.channel.workers import WorkersWriter, claim
 
 
 def rank(directory: str, number: int, done: int) -> None:
     writer = SegmentWriter(f"{directory}/rank-{number}.bin")
     path = f"{directory}/workers-{number}.bin"
-    own(path)
+    claim(path)
     worker = WorkersWriter(path, parent_pid=os.getpid(), worker=0, knows=3)
     worker.add((1, 8, 3000, 1000, 1000, 1000, 0, 0, 0))
     step(writer, 5 + number)

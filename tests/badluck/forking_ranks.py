@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -148,11 +149,12 @@ def orphan(training: Training) -> None:
 def impostor(training: Training) -> None:
     """A child that takes itself for the rank: what this test would see if forked children were not switched off."""
 
+    probe = inject.current()
+    assert probe is not None
+
     def pretend() -> None:
-        probe = inject._probe
-        assert probe is not None
-        probe.thread = __import__("threading").get_ident()
-        inject._probe_pid = os.getpid()
+        probe.thread = threading.get_ident()
+        inject.adopt(probe)
         child(training)
 
     forked(pretend)
@@ -187,7 +189,8 @@ def main(directory: str) -> None:
             except BaseException:
                 traceback.print_exc()
             finally:
-                inject._probe.loader.flush() if inject._probe is not None else None
+                probe = inject.current()
+                probe.loader.flush() if probe is not None else None
                 os._exit(code)
         print(story.__name__, pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 

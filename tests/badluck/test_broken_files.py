@@ -64,7 +64,7 @@ def test_a_file_of_workers_that_is_cut_short_costs_their_figures(node: Node) -> 
 
 def worked(node: Node, rank: int) -> workers.WorkersWriter:
     path = str(node.workers(rank))
-    workers.own(path)
+    workers.claim(path)
     writer = workers.WorkersWriter(path, parent_pid=os.getpid(), worker=0, knows=3)
     writer.add((1, 8, 3 * MS, MS, MS, MS, 0, 0, 0))
     return writer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,21 +10,32 @@ import pytest
 from bad_node import Refreshes
 
 from gpulaunch.launcher.cli.collectors import collectors
+from gpulaunch.profiler.daemon.findings import Findings
 from gpulaunch.profiler.record import Collector
+from gpulaunch.profiler.samplers.collectives import CollectivesSampler
+from gpulaunch.profiler.samplers.host import HostSampler
+from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
+from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler
+from gpulaunch.profiler.samplers.nvml.health import GpuHealthSampler
+from gpulaunch.profiler.samplers.process import ProcessSampler
+from gpulaunch.profiler.samplers.ranks import RankSampler
+from gpulaunch.profiler.samplers.run import RunSampler
+from gpulaunch.profiler.samplers.stacks import Stacks
+from gpulaunch.profiler.samplers.workers import WorkersSampler
 
-# Where the sidecar has what a collector is made of, and the call that is made each second.
-CALLS = {
-    Collector.RANKS: ("_ranks", "read"),
-    Collector.PROCESS: ("_processes", "read"),
-    Collector.HOST: ("_host", "read"),
-    Collector.RUN: ("_run", "read"),
-    Collector.GPU: ("_nvml.health", "read"),
-    Collector.DEVICE: ("_nvml.gpus", "read"),
-    Collector.WORKERS: ("_workers", "read"),
-    Collector.COLLECTIVES: ("_collectives", "read"),
-    Collector.STACKS: ("_stacks", "read"),
-    Collector.FINDINGS: ("_findings", "look"),
-    Collector.LEDGER: ("_ledger", "save"),
+# What a collector is made of, and the call that is made each second.
+CALLS: dict[Collector, tuple[type[object], str]] = {
+    Collector.RANKS: (RankSampler, "read"),
+    Collector.PROCESS: (ProcessSampler, "read"),
+    Collector.HOST: (HostSampler, "read"),
+    Collector.RUN: (RunSampler, "read"),
+    Collector.GPU: (GpuHealthSampler, "read"),
+    Collector.DEVICE: (GpuSampler, "read"),
+    Collector.WORKERS: (WorkersSampler, "read"),
+    Collector.COLLECTIVES: (CollectivesSampler, "read"),
+    Collector.STACKS: (Stacks, "read"),
+    Collector.FINDINGS: (Findings, "look"),
+    Collector.LEDGER: (MonotonicTotals, "save"),
 }
 
 
@@ -60,8 +70,7 @@ def test_a_collector_that_fails_says_so_and_the_others_go_on(
         raise UnheardOfError
 
     with monkeypatch.context() as patch:
-        owner, call = CALLS[collector]
-        patch.setattr(attrgetter(owner)(refreshes.sidecar), call, fail)
+        patch.setattr(*CALLS[collector], fail)
         during = failing(refreshes)
         errors = refreshes.scrape().value("gpulaunch_collector_errors_total", collector=collector.value)
     after = failing(refreshes)

@@ -95,7 +95,7 @@ def test_a_job_goes_on_being_measured_by_one_sidecar_after_another(gpulaunch: An
     made = {rank_pid: int(steps) for steps, rank_pid in re.findall(r"MADE (\d+) (\d+)", ended.stdout)}
     assert sorted(made) == started, "the same two processes"
     assert min(made.values()) >= min(before.value(STEPS, rank=rank) or 0 for rank in ("0", "1")) > 0
-    assert ended.stderr.count("the metrics sidecar ended (signal 9); training goes on") == 1, "said once"
+    assert ended.stderr.count("the metrics sidecar ended (signal 9); training continues") == 1, "said once"
     assert (ended.run_dir / FINDINGS_FILE).exists()
 
 

@@ -96,7 +96,7 @@ def test_without_the_profiler_nothing_is_touched_and_nobody_watches(gpulaunch: A
         assert (seen["ours"], seen["hooks"]) == (ours, hooks)
         assert seen["threads"] == as_ever["threads"]
         assert seen["maps"] == []
-        assert seen["alive"] == ["let_go_of_the_group_last.<locals>.build_and_order"] * len(ours)
+        assert seen["alive"] == ["release_process_group_last.<locals>.build_and_order"] * len(ours)
         rooms = {room.removeprefix("gpulaunch.profiler") for room in seen["modules"] if ".profiler" in room}
         assert {room for room in rooms - DOOR if not room.startswith(PRELOADED)} == set()
     assert rooms <= DOOR, "the spawned one has not even the code"

@@ -56,10 +56,9 @@ def reasons(state: NodeState) -> list[str]:
 
 
 def test_a_driver_that_hangs_costs_its_figures_and_the_loop_goes_on(driver: Driver, root: Path, tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path, lambda _: None, root=root, interval_s=0.001)
     states: list[NodeState] = []
+    sidecar = Sidecar(tmp_path, states.append, root=root, interval_s=0.001)
     rounds = iter(range(40))
-    sidecar._publish = states.append
 
     sidecar.run(lambda _: next(rounds, None) is None)
 

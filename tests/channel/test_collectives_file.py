@@ -14,9 +14,9 @@ from gpulaunch.profiler.channel.collectives import (
     COMPLETED,
     ENQUEUED,
     KINDS,
+    READABLE,
     RECORDER,
     SEQUENCE,
-    TELLS,
     CollectivesError,
     CollectivesReader,
     words_of_call,
@@ -59,12 +59,12 @@ def test_a_call_is_seen_while_it_runs_and_when_it_is_over(path: str, kind: str) 
 
 def test_what_the_recorder_says_is_read_back(path: str) -> None:
     words = collectives.open_new(path, attempt=0)
-    words[ENQUEUED], words[COMPLETED], words[SEQUENCE], words[RECORDER] = 9, 8, 7, TELLS
+    words[ENQUEUED], words[COMPLETED], words[SEQUENCE], words[RECORDER] = 9, 8, 7, READABLE
 
     with CollectivesReader(path) as reader:
         seen = reader.read()
 
-    assert (seen.recorder, seen.enqueued, seen.completed, seen.sequence) == (TELLS, 9, 8, 7)
+    assert (seen.recorder, seen.enqueued, seen.completed, seen.sequence) == (READABLE, 9, 8, 7)
 
 
 def test_the_next_program_of_a_rank_has_a_file_of_its_own(path: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.profiler.channel.mapping import Held, make
+from gpulaunch.profiler.channel.mapping import OpenFile, make
 
 BYTES = 4096
 MAGIC = 0x1234
@@ -28,8 +28,8 @@ def path(tmp_path: Path) -> str:
     return made
 
 
-def held(path: str) -> Held:
-    return Held(path, size_bytes=BYTES, magic=MAGIC, version=1, what="thing", error=ThingError)
+def held(path: str) -> OpenFile:
+    return OpenFile(path, size_bytes=BYTES, magic=MAGIC, version=1, what="thing", error=ThingError)
 
 
 def test_what_is_written_is_read(path: str) -> None:

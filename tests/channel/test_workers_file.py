@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> str:
     """The file of a rank that is this process."""
     made = str(tmp_path / "workers-3.bin")
     workers.create(made)
-    workers.own(made)
+    workers.claim(made)
     return made
 
 
@@ -167,7 +167,7 @@ def test_a_child_that_a_worker_forks_does_not_hold_its_slot(path, start):
 
 def test_workers_of_another_program_are_turned_away(path, start):
     """A rank starts what it likes, and its environment goes along."""
-    program = f"from gpulaunch.profiler.channel import workers; workers.own({path!r})"
+    program = f"from gpulaunch.profiler.channel import workers; workers.claim({path!r})"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert "of process" in start().said
     assert workers.read(path) == ()
@@ -241,7 +241,7 @@ def test_a_damaged_file_says_what_is_wrong(tmp_path, content, why):
     with pytest.raises(WorkersError, match=why):
         workers.read(str(path))
     with pytest.raises(WorkersError, match=why):
-        workers.own(str(path))
+        workers.claim(str(path))
     with pytest.raises(FileNotFoundError):
         workers.read(str(tmp_path / "none"))
 

@@ -70,7 +70,7 @@ def test_a_checkpoint_of_one_file(tmp_path) -> None:
 
 def test_nothing_to_damage(tmp_path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match="holds no file"):
+    with pytest.raises(RunError, match="contains no file"):
         damage(str(tmp_path / "empty"), "flip", random.Random(0))
     with pytest.raises(RunError):
         damage(str(tmp_path / "not there"), "flip", random.Random(0))

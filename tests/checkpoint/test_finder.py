@@ -14,7 +14,7 @@ import pytest
 from gpulaunch.launcher.checkpoint import files
 from gpulaunch.launcher.checkpoint import find as search_module
 from gpulaunch.launcher.checkpoint.find import Search, find
-from gpulaunch.launcher.checkpoint.finder import Ask, Finder
+from gpulaunch.launcher.checkpoint.finder import Finder, SearchRequest
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.loop import Loop
 
@@ -28,7 +28,7 @@ def loop() -> Iterator[Loop]:
     loop.close()
 
 
-def answer(loop: Loop, finder: Finder, ask: Ask) -> Search:
+def answer(loop: Loop, finder: Finder, ask: SearchRequest) -> Search:
     """Search, and turn until it has answered."""
     answers: list[Search] = []
     finder.start(ask, answers.append)
@@ -56,11 +56,13 @@ def test_it_answers_as_find_does(loop: Loop, put: Callable[..., Path], tmp_path:
 
     assert expected.found
     assert expected.skipped
-    assert answer(loop, finder, Ask(where=(str(root),))) == expected
-    assert answer(loop, finder, Ask(where=(str(root), "nonsense://x"), limit=0)).error.startswith("nonsense://x cannot")
-    named = answer(loop, finder, Ask(named=str(root / "step_1"), memory=str(tmp_path / "verified.json")))
+    assert answer(loop, finder, SearchRequest(where=(str(root),))) == expected
+    assert answer(loop, finder, SearchRequest(where=(str(root), "nonsense://x"), limit=0)).error.startswith(
+        "nonsense://x cannot"
+    )
+    named = answer(loop, finder, SearchRequest(named=str(root / "step_1"), memory=str(tmp_path / "verified.json")))
     assert [one.path for one in named.found] == [str(root / "step_1")]
-    refused = answer(loop, finder, Ask(named=str(root / "step_2")))
+    refused = answer(loop, finder, SearchRequest(named=str(root / "step_2")))
     assert [(one.path, one.why) for one in refused.skipped] == [(str(root / "step_2"), "__0_0.distcp is missing")]
 
 
@@ -69,7 +71,7 @@ def test_it_searches_remote_storage(loop: Loop, put: Callable[..., Path]) -> Non
     pytest.importorskip("fsspec")
     root = put("new.pt", "run/model_1.pt").parent
 
-    search = answer(loop, Finder(loop), Ask(where=(f"file://{root}",)))
+    search = answer(loop, Finder(loop), SearchRequest(where=(f"file://{root}",)))
 
     assert [one.path for one in search.found] == [f"file://{root}/model_1.pt"]
 
@@ -78,7 +80,7 @@ def test_an_answer_larger_than_a_pipe_arrives_whole(loop: Loop, tmp_path: Path) 
     for number in range(2000):
         (tmp_path / f"model_{number}.pt").touch()
 
-    search = answer(loop, Finder(loop), Ask(where=(str(tmp_path),)))
+    search = answer(loop, Finder(loop), SearchRequest(where=(str(tmp_path),)))
 
     assert len(search.skipped) == 2000
 
@@ -91,17 +93,17 @@ def never_answers(where: object, **_: object) -> Search:
 def test_a_search_that_takes_too_long_is_ended_and_said(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "find", never_answers)
 
-    search = answer(loop, Finder(loop), Ask(where=("/x",), timeout_s=0.2))
+    search = answer(loop, Finder(loop), SearchRequest(where=("/x",), timeout_s=0.2))
 
     assert search.found == ()
-    assert search.error.startswith("the search for a checkpoint was ended after 0 s")
+    assert search.error.startswith("the search for a checkpoint timed out after 0 s")
 
 
 def test_a_cancelled_search_is_gone_and_never_answers(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     finder = Finder(loop)
     with monkeypatch.context() as patched:
         patched.setattr(search_module, "find", never_answers)
-        finder.start(Ask(where=("/x",), timeout_s=0.3), lambda _: pytest.fail("answered"))
+        finder.start(SearchRequest(where=("/x",), timeout_s=0.3), lambda _: pytest.fail("answered"))
     pid = finder.pid
     assert pid is not None
 
@@ -111,7 +113,7 @@ def test_a_cancelled_search_is_gone_and_never_answers(loop: Loop, monkeypatch: p
     assert finder.pid is None
     until_gone(loop, pid)
     # The timer of the first must not end the second.
-    assert answer(loop, finder, Ask(where=("/gone",))) == Search()
+    assert answer(loop, finder, SearchRequest(where=("/gone",))) == Search()
 
 
 def test_a_search_that_cannot_be_started_is_said(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +122,7 @@ def test_a_search_that_cannot_be_started_is_said(loop: Loop, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fork", no_more_processes)
 
-    search = answer(loop, Finder(loop), Ask(where=("/x",)))
+    search = answer(loop, Finder(loop), SearchRequest(where=("/x",)))
 
     assert search.error == "cannot start the search for a checkpoint: Resource temporarily unavailable"
 
@@ -128,13 +130,15 @@ def test_a_search_that_cannot_be_started_is_said(loop: Loop, monkeypatch: pytest
 def test_a_child_that_is_killed_or_fails_is_said(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "find", lambda where, **_: os.kill(os.getpid(), signal.SIGKILL))
     finder = Finder(loop)
-    assert "ended by signal 9 before it answered" in answer(loop, finder, Ask(where=("/x",))).error
+    assert "ended with signal 9 before it had a result" in answer(loop, finder, SearchRequest(where=("/x",))).error
 
     def out_of_memory(where: object, **_: object) -> Search:
         raise MemoryError
 
     monkeypatch.setattr(search_module, "find", out_of_memory)
-    assert answer(loop, finder, Ask(where=("/x",))).error.startswith("the search for a checkpoint failed: MemoryError")
+    assert answer(loop, finder, SearchRequest(where=("/x",))).error.startswith(
+        "the search for a checkpoint failed: MemoryError"
+    )
 
 
 def test_the_child_has_nothing_of_the_agents(
@@ -153,7 +157,7 @@ def test_the_child_has_nothing_of_the_agents(
         return Search()
 
     monkeypatch.setattr(search_module, "find", look)
-    assert answer(loop, Finder(loop), Ask(where=("/x",))) == Search()
+    assert answer(loop, Finder(loop), SearchRequest(where=("/x",))) == Search()
     assert report.read_text() == "([3], [])"
     assert capfd.readouterr() == ("", "")
     assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN)
@@ -163,14 +167,14 @@ def test_the_child_dies_with_the_agent(loop: Loop) -> None:
     program = """
 import os, signal, sys
 from gpulaunch.launcher.checkpoint import find
-from gpulaunch.launcher.checkpoint.finder import Ask, Finder
+from gpulaunch.launcher.checkpoint.finder import Finder, SearchRequest
 from gpulaunch.launcher.loop.loop import Loop
 def block(where, **_):
     signal.pause()
 find.find = block
 loop = Loop()
 finder = Finder(loop)
-finder.start(Ask(where=("/x",)), print)
+finder.start(SearchRequest(where=("/x",)), print)
 print(finder.pid, flush=True)
 loop.run()
 """
@@ -211,5 +215,5 @@ def test_what_reads_while_the_ranks_train_stays_behind_them(loop: Loop, monkeypa
 
     monkeypatch.setattr(search_module, "find", told)
 
-    assert answer(loop, Finder(loop), Ask()).error == f"{os.nice(0)} 8"
-    assert answer(loop, Finder(loop), Ask(is_behind=True)).error == "19 2"
+    assert answer(loop, Finder(loop), SearchRequest()).error == f"{os.nice(0)} 8"
+    assert answer(loop, Finder(loop), SearchRequest(is_behind=True)).error == "19 2"

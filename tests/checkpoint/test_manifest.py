@@ -50,7 +50,7 @@ def harms(path: Path) -> dict[str, tuple[str, bytes | None]]:
     return {
         "__0_0.distcp is missing": ("__0_0.distcp", None),
         f"__0_0.distcp has {len(shard) - 1} of {len(shard)} bytes": ("__0_0.distcp", shard[:-1]),
-        "__0_0.distcp is not what was written": ("__0_0.distcp", bytes([shard[0] ^ 1]) + shard[1:]),
+        "__0_0.distcp has changed since it was written": ("__0_0.distcp", bytes([shard[0] ^ 1]) + shard[1:]),
         f"{MANIFEST} is missing": (MANIFEST, None),
         f"{MANIFEST} is not JSON": (MANIFEST, b'{"version": 1'),
     }
@@ -90,7 +90,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path: Path) -> Non
     for name in ("../secret", "/etc/passwd", "a/../../b", "a\0b"):
         document = json.loads((path / MANIFEST).read_text())
         document["files"][0]["name"] = name
-        with pytest.raises(Damaged, match="does not say what it must"):
+        with pytest.raises(Damaged, match="is invalid"):
             manifest.parse(json.dumps(document).encode())
 
 
@@ -217,7 +217,7 @@ def test_the_shares_of_the_nodes_are_together_all_files(tmp_path: Path, name: st
             why.append(str(damaged))
 
     (only,) = why
-    assert only.startswith(f"{name} is not what was written")
+    assert only.startswith(f"{name} has changed since it was written")
 
 
 def harm(path: Path) -> None:

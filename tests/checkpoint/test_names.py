@@ -94,9 +94,9 @@ def test_what_a_pattern_matches(pattern: str, path: str, step: int | None) -> No
     assert names.check_pattern(pattern) is None
     made = names.Pattern(pattern)
     assert made.match(path)[:2] == (True, step)
-    assert made.leads_to("")
-    assert all(made.leads_to("/".join(path.split("/")[:depth])) for depth in range(1, made.depth))
-    assert not made.leads_to(path)
+    assert made.may_match_below("")
+    assert all(made.may_match_below("/".join(path.split("/")[:depth])) for depth in range(1, made.depth))
+    assert not made.may_match_below(path)
 
 
 @pytest.mark.parametrize("path", ["model_x.pt", "model_20.pt.tmp", "xmodel_20.pt", "a/model_20.pt", "model_.pt", ""])

@@ -36,7 +36,7 @@ def test_the_paths_of_remote_and_shallow_checkpoints() -> None:
 
 
 def test_a_step_that_is_asked_for_and_not_there_is_said() -> None:
-    with pytest.raises(ValueError, match="'release' has none"):
+    with pytest.raises(ValueError, match="'release' contains no step"):
         resume_args("megatron", "/ckpt/release")
 
 
@@ -48,11 +48,11 @@ def test_whatever_the_path_it_is_one_argument(path: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("--resume", "has no {path} in it and is no preset (transformers, lightning, megatron)"),
-        ("huggingface", "is no preset"),
-        ("", "has no {path}"),
-        ("--resume {checkpoint}", "has {checkpoint}; there is {path}, {dir}, {name}, {step}"),
-        ("--resume {}", "has {}; there is"),
+        ("--resume", "contains no {path} and is not a preset (transformers, lightning, megatron)"),
+        ("huggingface", "is not a preset"),
+        ("", "contains no {path}"),
+        ("--resume {checkpoint}", "contains {checkpoint}; available: {path}, {dir}, {name}, {step}"),
+        ("--resume {}", "contains {}; available:"),
         ("--resume '{path}", "cannot be split into arguments: No closing quotation"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_shard_of_zeros_is_found(put: Callable[..., Path], tmp_path: Path) -> 
         examine(str(path.parent))
 
     path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(Damaged, match=r"__0_1\.distcp: the item at byte 0 is no archive, as the others are"):
+    with pytest.raises(Damaged, match=r"__0_1\.distcp: the item at byte 0 is not an archive, unlike the others"):
         examine(str(path.parent))
 
     write_dcp(tmp_path / "step_2", {"__0_0.distcp": bytes(100)})
@@ -210,7 +210,7 @@ def test_a_safetensors_file_is_whole_when_its_header_says_so(tmp_path: Path, saf
         (path.read_bytes()[:5], "its header needs"),
         (path.read_bytes()[:50], "its header needs"),
         (b"\xff" * 8 + path.read_bytes()[8:], "its header needs"),
-        (path.read_bytes().replace(b"[8, 32]", b"[8, 33]"), "no sense for tensor weight"),
+        (path.read_bytes().replace(b"[8, 32]", b"[8, 33]"), "invalid for tensor weight"),
         (path.read_bytes().replace(b'"weight"', b'"weight'), "is not JSON"),
         (b"", "its header needs"),
     ):

@@ -45,8 +45,17 @@ def test_every_option_and_verb_is_in_every_shells_script(shell: str, capsys: pyt
     script = capsys.readouterr().out
     missing = [name for name in (*VERBS, *(option.name for option in OPTIONS)) if name not in script]
     assert missing == []
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_the_shell_can_read_its_script(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    script = completion.completion(shell)
+
+    read = subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, timeout=60)
+
+    assert (read.returncode, read.stdout, read.stderr) == (0, "", "")
 
 
 def test_another_shell_and_a_missing_package_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from gpulaunch.launcher.cli import checks, collectors, doctor
 from gpulaunch.launcher.cli.checks import Finding, Status
-from gpulaunch.launcher.job.host_info import look
+from gpulaunch.launcher.job.host_info import detect
 from gpulaunch.profiler.record import Collector
 
 
@@ -72,7 +72,7 @@ def test_a_check_that_breaks_is_a_finding_and_not_the_end(monkeypatch: pytest.Mo
     def fine() -> Iterable[Finding]:
         yield Finding(name="fine", status=Status.OK, value="")
 
-    monkeypatch.setattr(doctor, "checks", lambda environ, place: {"odd": broken, "fine": fine})
+    monkeypatch.setattr(doctor, "checks", lambda environ, host: {"odd": broken, "fine": fine})
     monkeypatch.setattr(doctor, "hooks", lambda: ())
 
     found = status(doctor.examine())
@@ -132,13 +132,13 @@ def test_the_entry_point_of_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
         assert status(checks.entry_point(environ)) == {"torch.backends entry": expected}
 
 
-def test_gpus_and_limits_are_the_places() -> None:
+def test_gpus_and_limits_are_the_hosts() -> None:
     import dataclasses
 
-    place = dataclasses.replace(look({}), gpus=(), gpus_why="no NVIDIA driver", memory_limit_bytes=1 << 30)
+    host = dataclasses.replace(detect({}), gpus=(), gpus_why="no NVIDIA driver", memory_limit_bytes=1 << 30)
 
-    assert [finding.value for finding in checks.gpus(place)] == ["none: no NVIDIA driver; ranks run on CPU with gloo"]
-    assert status(checks.cores_and_memory(place)) == {"cores": Status.OK, "memory limit": Status.WARN}
+    assert [finding.value for finding in checks.gpus(host)] == ["none: no NVIDIA driver; ranks run on CPU with gloo"]
+    assert status(checks.cores_and_memory(host)) == {"cores": Status.OK, "memory limit": Status.WARN}
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,8 @@ def test_what_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_of_the_probe_that_finds_no_place_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that looks different: what is known of it is in service, and the rest is named."""
     rank = "import torch.optim.optimizer as o\ndel o.register_optimizer_step_pre_hook\n"
-    monkeypatch.setattr(collectors, "_RANK", collectors._RANK.replace("import torch\n", f"import torch\n{rank}"))
+    program = collectors.RANK_PROGRAM.replace("import torch\n", f"import torch\n{rank}")
+    monkeypatch.setattr(collectors, "RANK_PROGRAM", program)
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # so that it is armed after that
     found = {each.name: each for each in collectors.hooks()}
 
@@ -370,12 +371,12 @@ def test_a_part_of_the_probe_that_finds_no_place_says_why(tmp_path: Path, monkey
 
 
 def test_a_process_that_the_probe_does_not_get_into_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectors, "_RANK", "raise SystemExit('torch is broken here')")
+    monkeypatch.setattr(collectors, "RANK_PROGRAM", "raise SystemExit('torch is broken here')")
 
     (found,) = collectors.hooks()
     assert (found.name, found.status) == ("probe", Status.WARN)
     assert "torch is broken here" in found.value
-    monkeypatch.setattr(collectors, "_RANK", "import time; time.sleep(600)")
-    monkeypatch.setattr(collectors, "_IMPORT_S", 0.5)
+    monkeypatch.setattr(collectors, "RANK_PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(collectors, "IMPORT_TIMEOUT_S", 0.5)
     (found,) = collectors.hooks()
     assert found.value == "torch was not imported within 0.5 s"

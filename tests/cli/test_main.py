@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.cli import doctor
 from gpulaunch.launcher.cli import main as entry
 
 
@@ -154,12 +155,12 @@ def test_a_fault_of_ours_is_one_line_and_exit_70(
     def broken(argv: object) -> int:
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr(entry, "_dispatch", broken)
+    monkeypatch.setattr(doctor, "run", broken)
 
-    assert entry.main([]) == 70
+    assert entry.main(["doctor"]) == 70
     assert capsys.readouterr().err == (
         "gpulaunch: internal error: KeyError: 'two\\nlines'; please report; for details set GPULAUNCH_DEBUG=1\n"
     )
     monkeypatch.setenv("GPULAUNCH_DEBUG", "1")
     with pytest.raises(KeyError):
-        entry.main([])
+        entry.main(["doctor"])

@@ -70,6 +70,8 @@ OURS = """
     --on-hang --on_hang | GPULAUNCH_ON_HANG
     --hang-timeout --hang_timeout | GPULAUNCH_HANG_TIMEOUT
     --first-step-timeout --first_step_timeout | GPULAUNCH_FIRST_STEP_TIMEOUT
+    --token-file --token_file | GPULAUNCH_TOKEN_FILE
+    --insecure | GPULAUNCH_INSECURE
 """
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulaunch.launcher.cli import doctor
 from gpulaunch.launcher.cli import main as entry
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.verb_parser import VerbParser, count, time_s, wants_help
@@ -89,13 +90,15 @@ def test_a_complaint_is_one_line_whatever_was_said(
     def complain(argv: object) -> int:
         raise UsageError("no run in a\nb\x1b[2J\udcff")
 
-    monkeypatch.setattr(entry, "_dispatch", complain)
+    monkeypatch.setattr(doctor, "run", complain)
 
-    assert entry.main([]) == 2
+    assert entry.main(["doctor"]) == 2
     assert capsys.readouterr().err == "gpulaunch: error: no run in a b\\x1b[2J\\udcff\n"
 
 
-@pytest.mark.parametrize("verb", ["chaos", "compare", "doctor", "export", "flame", "report", "runs", "top", "trace"])
+@pytest.mark.parametrize(
+    "verb", ["chaos", "compare", "doctor", "export", "flame", "init", "report", "runs", "top", "trace"]
+)
 def test_every_verb_tells_its_usage(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.main([verb, "--help"]) == 0
 

@@ -26,13 +26,13 @@ from runs_on_disk import begin, keep  # noqa: E402
 
 from gpulaunch.exporters.files.rows import rows_of  # noqa: E402
 from gpulaunch.launcher.cli import export  # noqa: E402
-from gpulaunch.launcher.cli.waiting import bar, told_while  # noqa: E402
+from gpulaunch.launcher.cli.waiting import bar, show_activity  # noqa: E402
 
 WAIT_S = 60.0
 SLOW = """
 import sys
-from gpulaunch.launcher.cli.waiting import told_while
-with told_while("reading A", patience_s=0.1, again_s=0.01) as doing:
+from gpulaunch.launcher.cli.waiting import show_activity
+with show_activity("reading A", patience_s=0.1, again_s=0.01) as doing:
     sys.stdin.readline()
     doing("reading B")
     sys.stdin.readline()
@@ -44,8 +44,8 @@ print("the answer", file=sys.stderr)
 """
 BLOCKS = """
 import signal, sys
-from gpulaunch.launcher.cli.waiting import told_while
-with told_while("about to begin", patience_s=0.1, again_s=0.01) as doing:
+from gpulaunch.launcher.cli.waiting import show_activity
+with show_activity("about to begin", patience_s=0.1, again_s=0.01) as doing:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     doing("busy")
     sys.stdin.readline()
@@ -142,7 +142,7 @@ def test_what_is_quick_says_nothing(terminal: Open) -> None:
 
 
 def test_where_nobody_looks_on_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with told_while("reading", patience_s=0.0, again_s=0.001) as doing:
+    with show_activity("reading", patience_s=0.0, again_s=0.001) as doing:
         doing("reading more")
         time.sleep(0.05)
 
@@ -191,7 +191,7 @@ def test_every_verb_that_reads_a_run_waits_like_that(verb: str) -> None:
     """By its source: what a verb does within it is in the verb's own tests."""
     from gpulaunch.launcher import cli
 
-    assert "with told_while(" in (Path(cli.__file__).parent / f"{verb}.py").read_text()
+    assert "with show_activity(" in (Path(cli.__file__).parent / f"{verb}.py").read_text()
 
 
 # --- doctor
@@ -211,7 +211,7 @@ sys.exit(doctor.run([]))
 
 def test_the_doctor_says_what_it_looks_at_and_how_far_it_is(terminal: Open) -> None:
     doctor = terminal(DOCTOR)
-    doctor.wait_for("\rlooking at the tide [####----------------]  20 %, ")
+    doctor.wait_for("\rchecking the tide [####----------------]  20 %, ")
     doctor.goes_on()
 
     assert doctor.ends() == (0, "ok    tide  high\n1 ok, 0 warn, 0 fail\n")
@@ -224,8 +224,8 @@ def test_the_doctor_says_what_it_looks_at_and_how_far_it_is(terminal: Open) -> N
 REPORT = """
 import sys
 from gpulaunch.launcher.cli import report_page
-report_page._WAITED_S = 60.0
-report_page._ENTRY = "import os, sys, time\\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)"
+report_page.WAIT_TIMEOUT_S = 60.0
+report_page.ENTRY = "import os, sys, time\\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)"
 print(report_page.wait(report_page.begin(sys.argv[1])))
 """
 
@@ -304,7 +304,7 @@ def test_chaos_says_that_there_are_no_ranks_yet(terminal: Open, toy: Toy) -> Non
 def test_chaos_says_how_long_a_rank_is_slowed_and_still_hears_when_it_is_told_to_end(terminal: Open, toy: Toy) -> None:
     """A stopped rank must not stay stopped."""
     chaos = terminal(CHAOS, "slow-rank", "1", "--for", "1000s", "--job-dir", str(toy.run_dir))
-    chaos.wait_for("\rslow-rank is being made [")
+    chaos.wait_for("\rinjecting slow-rank [")
     chaos.process.send_signal(signal.SIGTERM)
 
     code, answer = chaos.ends()

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpulaunch.compat import _config, torchrun
+from gpulaunch.compat import torchrun
+from gpulaunch.compat.config import options_of
 from gpulaunch.compat.torchrun import LaunchConfig
 
 
@@ -51,17 +52,17 @@ def test_the_configuration_is_torchs(call: Callable[[str], str]) -> None:
         specs = api.DefaultLogsSpecs(
             log_dir="logs", redirects=torchs.Std.OUT, tee={1: torchs.Std.ALL}, local_ranks_filter={2, 0}
         )
-        from gpulaunch.compat import _config
-        options = _config.options_of(ours.LaunchConfig(1, 1, 2, logs_specs=specs))
+        from gpulaunch.compat.config import options_of
+        options = options_of(ours.LaunchConfig(1, 1, 2, logs_specs=specs))
         wanted = {"log_dir": "logs", "redirects": "1", "tee": "1:3", "local_ranks_filter": "0,2"}
         assert {name: options[name] for name in wanted} == wanted
 
         class Own(api.DefaultLogsSpecs):
             def reify(self, envs): ...
         try:
-            _config.options_of(ours.LaunchConfig(1, 1, 2, logs_specs=Own()))
+            options_of(ours.LaunchConfig(1, 1, 2, logs_specs=Own()))
         except ValueError as err:
-            assert "__main__.Own decides by itself where output goes" in str(err), err
+            assert "__main__.Own decides itself where output goes" in str(err), err
         else:
             raise AssertionError("accepted a LogsSpecs that it cannot honour")
     """)
@@ -79,7 +80,7 @@ def test_a_negative_shutdown_timeout_is_refused_and_the_default_comes_from_torch
 
 def test_one_node_needs_no_rendezvous_whatever_its_backend() -> None:
     for backend in ("etcd", "c10d", "zeus"):
-        options = _config.options_of(LaunchConfig(1, 1, 2, rdzv_backend=backend, rdzv_endpoint="nowhere:1"))
+        options = options_of(LaunchConfig(1, 1, 2, rdzv_backend=backend, rdzv_endpoint="nowhere:1"))
 
         assert (options["rdzv_backend"], options["rdzv_endpoint"]) == ("c10d", "")
 
@@ -88,9 +89,9 @@ def test_each_of_several_nodes_needs_its_rank() -> None:
     config = LaunchConfig(2, 2, 1, rdzv_backend="static", rdzv_endpoint="h:1")
 
     with pytest.raises(ValueError, match='no "rank"'):
-        _config.options_of(config)
+        options_of(config)
     config.rdzv_configs["rank"] = "1"
-    assert _config.options_of(config)["node_rank"] == 1
+    assert options_of(config)["node_rank"] == 1
 
 
 def test_a_timeout_that_is_no_number_is_told_as_on_the_command_line() -> None:
@@ -101,15 +102,15 @@ def test_a_timeout_that_is_no_number_is_told_as_on_the_command_line() -> None:
 
 
 def test_unknown_objects_for_logs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"a builtins\.dict decides by itself"):
+    with pytest.raises(ValueError, match=r"a builtins\.dict decides itself"):
         torchrun.elastic_launch(LaunchConfig(1, 1, 1, logs_specs={}), "true")()
 
 
 @pytest.mark.parametrize(
     ("config", "entrypoint", "complaint"),
     [
-        (LaunchConfig(1, 2, 1), "true", "elastic multi-node"),
-        (LaunchConfig(2, 2, 1, rdzv_backend="c10d", rdzv_endpoint="h:1"), "true", "elastic multi-node"),
+        (LaunchConfig(1, 2, 1), "true", "2 nodes need a place to meet"),
+        (LaunchConfig(2, 2, 1, rdzv_backend="c10d"), "true", "need a place to meet"),
         (LaunchConfig(1, 1, 0), "true", "at least 1 rank"),
         (LaunchConfig(1, 1, 1), "no-such-command", "no-such-command: not found in PATH"),
         (LaunchConfig(1, 1, 1), None, "the entrypoint is None"),

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpulaunch.compat import _callable
-from gpulaunch.compat._config import LogSettings
+from gpulaunch.compat import function_call
+from gpulaunch.compat.config import LogSettings
 from gpulaunch.compat.torchrun import LaunchConfig, elastic_launch, launch_agent
 from ports import free_port
 
@@ -109,14 +109,14 @@ def test_the_first_cause_comes_first_though_an_echo_left_the_older_file(call: Ca
     """A rank killed by a signal leaves no file; torch, which goes by the files' times, would blame its peer."""
     printed = call("""
         import json
-        from gpulaunch.compat import _launch
+        from gpulaunch.compat import launch
 
         echo = {"message": "Connection closed by peer", "extraInfo": {"py_callstack": "", "timestamp": "1000"}}
         with open("error.json", "w") as file:
             json.dump({"message": echo}, file)
         with open("torn.json", "w") as file:
             file.write('{"message": ')
-        error = _launch._child_failed([
+        error = launch.child_failed_error([
             dict(rank=5, local_rank=1, pid=15, exitcode=-9, error_file="none.json", wall_time_s=1001.5),
             dict(rank=4, local_rank=0, pid=14, exitcode=1, error_file="error.json", wall_time_s=1002.5),
             dict(rank=6, local_rank=2, pid=16, exitcode=1, error_file="torn.json", wall_time_s=1003.5),
@@ -206,14 +206,14 @@ def test_a_main_file_without_its_guard_fails_once_and_says_why(start_caller: Any
 
 
 def test_the_call_and_its_values_are_private(here: Path) -> None:
-    _callable.pack(str(here), os.getcwd, [])
-    _callable.keep(str(here), 3, {"loss": 0.5})
+    function_call.pack(str(here), os.getcwd, [])
+    function_call.keep(str(here), 3, {"loss": 0.5})
 
     assert {path.name: path.stat().st_mode & 0o777 for path in here.iterdir()} == {
         "call.pickle": 0o600,
         "value-3.pickle": 0o600,
     }
-    assert _callable.value(str(here), 3) == {"loss": 0.5}
+    assert function_call.value(str(here), 3) == {"loss": 0.5}
 
 
 def test_a_rank_that_exits_well_without_returning_gives_none(call: Callable[[str], str]) -> None:

@@ -42,10 +42,11 @@ def ours(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, An
 
 
 def as_this_torch(namespace: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Without the options that came with torch 2.14, where an older one is installed."""
-    if namespace is not None and not command_lines.IS_NEW_TORCH:
-        namespace.pop("log_line_prefix_template", None)
+    """Without what the tests leave out of torch's, and what came with torch 2.14 where an older one is installed."""
+    if namespace is not None:
         namespace.pop("print_completion", None)
+        if not command_lines.IS_NEW_TORCH:
+            namespace.pop("log_line_prefix_template", None)
     return namespace
 
 

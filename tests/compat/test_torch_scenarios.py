@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpulaunch.compat import torchrun
-from gpulaunch.launcher.job.host_info import look
+from gpulaunch.launcher.job.host_info import detect
 from ports import free_port
 
 SCRIPT = """
@@ -142,8 +142,8 @@ def test_a_namespace_may_be_changed_before_it_is_run(scenario: Scenario, monkeyp
 
 @pytest.mark.parametrize("nproc", ["default", "3", "auto", "cpu"])
 def test_the_number_of_ranks(scenario: Scenario, nproc: str) -> None:
-    place = look(os.environ)
-    expected = {"default": 1, "3": 3, "auto": len(place.gpus) or place.cores, "cpu": place.cores}[nproc]
+    host = detect(os.environ)
+    expected = {"default": 1, "3": 3, "auto": len(host.gpus) or host.cores, "cpu": host.cores}[nproc]
     torchrun.main([*([] if nproc == "default" else [f"--nproc-per-node={nproc}"]), "--no-python", *scenario.shell])
 
     assert scenario.ranks() == list(range(expected))
@@ -154,7 +154,7 @@ def test_an_unknown_number_of_ranks(scenario: Scenario) -> None:
         torchrun.main(["--nproc-per-node=unknown", "--no-python", *scenario.shell])
 
 
-@pytest.mark.skipif(bool(look(os.environ).gpus), reason="there are GPUs here")
+@pytest.mark.skipif(bool(detect(os.environ).gpus), reason="there are GPUs here")
 def test_gpus_where_there_are_none(scenario: Scenario) -> None:
     with pytest.raises(ValueError, match="there is no GPU here"):
         torchrun.main(["--nproc-per-node=gpu", "--no-python", *scenario.shell])
@@ -167,11 +167,16 @@ def test_the_range_of_nodes_is_read_as_torch_reads_it() -> None:
         torchrun.parse_min_max_nnodes("2:20:30")
 
 
-def test_elastic_nodes_are_refused_and_never_run_as_fewer(scenario: Scenario) -> None:
-    with pytest.raises(ValueError, match="elastic multi-node"):
-        torchrun.main(["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", *scenario.python])
+def test_nodes_that_may_be_fewer_run_after_the_last_call(scenario: Scenario) -> None:
+    """As torch's own test of `--nnodes 1:2` does, with a shorter wait."""
+    torchrun.main(
+        [
+            *("--nnodes=1:2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}"),
+            *("--rdzv-conf=last_call_timeout=1", *scenario.python),
+        ]
+    )
 
-    assert scenario.ranks() == []
+    assert scenario.ranks() == [0, 1]
 
 
 # --- failures -----------------------------------------------------------------------------------------------------

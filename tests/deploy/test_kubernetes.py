@@ -12,9 +12,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gpulaunch.launcher.cli import init
 from gpulaunch.launcher.job import host_info
 from gpulaunch.launcher.job.load import load
+from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
+from gpulaunch.launcher.rendezvous.auth import read_token
 
 SHIPPED = Path(__file__).parents[2] / "deploy/kubernetes"
 OBJECTS: dict[str, dict[str, Any]] = {
@@ -46,8 +49,16 @@ def test_the_pods_find_each_other() -> None:
     assert OBJECTS["Service"]["spec"]["clusterIP"] == "None"
     assert OBJECTS["Service"]["spec"]["selector"] == {"job-name": name}
     assert POD["spec"]["subdomain"] == OBJECTS["Service"]["metadata"]["name"]
-    assert f"--master-addr={name}-0.{POD['spec']['subdomain']}" in CONTAINER["args"]
+    assert f"--rdzv-endpoint={name}-0.{POD['spec']['subdomain']}:29400" in CONTAINER["args"]
     assert f"--nnodes={OBJECTS['Job']['spec']['completions']}" in CONTAINER["args"]
+
+
+def test_the_token_is_a_secret_that_is_mounted_and_nowhere_else() -> None:
+    (volume,) = (volume for volume in POD["spec"]["volumes"] if "secret" in volume)
+    (mount,) = (mount for mount in CONTAINER["volumeMounts"] if mount["name"] == volume["name"])
+    assert f"--token-file={mount['mountPath']}/token" in CONTAINER["args"]
+    assert mount["readOnly"]
+    assert not any("secret" in str(variable).lower() for variable in CONTAINER["env"])
 
 
 def test_the_metrics_are_served_where_the_annotation_says() -> None:
@@ -198,7 +209,7 @@ def in_pod(index: int) -> JobSpec:
     env["JOB_COMPLETION_INDEX"] = str(index)  # given to the pods of an indexed Job
     filled = [re.sub(r"\$\((\w+)\)", lambda found: env[found[1]], argument) for argument in CONTAINER["args"]]
     told = [argument.replace("--nproc=gpu", "--nproc=2") for argument in filled]  # there is no GPU here
-    return load(told, {}, host_info.look({})).spec
+    return load(told, {}, host_info.detect({})).spec
 
 
 def test_a_run_is_called_in_its_pods_as_prometheus_calls_it(
@@ -219,5 +230,70 @@ def test_the_command_is_one_that_gpulaunch_takes(tmp_path: Path, monkeypatch: py
 
     spec = in_pod(1)
 
-    assert (spec.nnodes, spec.node_rank, spec.master_addr) == (2, 1, "train-0.train")
+    assert (spec.nnodes, spec.node_rank, spec.master_addr, spec.master_port) == (2, 1, "train-0.train", 29400)
+    assert spec.elastic is not None
+    assert (spec.elastic.order, spec.elastic.join_timeout_s, spec.elastic.away_s) == (1, 1800.0, 1800.0)
     assert (spec.metrics_host, spec.metrics_port) == ("0.0.0.0", METRICS_PORT_BASE)
+
+
+def test_the_example_is_what_init_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert init.run(["kubernetes", "--nodes", "2", "train.py"]) == 0
+
+    assert capsys.readouterr().out == (SHIPPED / "job.yaml").read_text()
+
+
+WORDS = ["--lr", "0.1", "a b", "true", "12:30", "$(HOME)", "a$$b", "{x}", "- x", "#", "", "\u00e9\n", "-", "a: b"]
+
+
+def test_a_job_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the program's arguments are, it gets them; what the options say is in the objects."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "My_Train.py").touch()
+    options = "--nodes 4 --min-nodes 2 --gpus 0 --cpus 3 --memory 9Gi --image r.io/a:1".split()
+    assert init.run(["kubernetes", *options, "jobs/My_Train.py", *WORDS]) == 0
+
+    objects = {each["kind"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
+    for each in objects.values():
+        kubernetes_validate.validate(each, "1.37", strict=True)
+        assert each["metadata"]["name"] == "my-train"
+    job = objects["Job"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    assert (job["completions"], job["parallelism"], container["image"]) == (4, 4, "r.io/a:1")
+    assert container["resources"]["limits"] == {"memory": "9Gi"}
+    assert container["resources"]["requests"] == {"cpu": "3", "memory": "9Gi"}
+    at = container["args"].index("jobs/My_Train.py")
+    assert [word.replace("$$", "$") for word in container["args"][at + 1 :]] == WORDS
+    args = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["args"]]
+    spec = load(args, {}, host_info.detect({})).spec
+    assert spec.elastic is not None
+    assert (spec.elastic.min_nodes, spec.elastic.max_nodes, spec.nproc) == (2, 4, 1)
+    assert spec.master_addr == "my-train-0.my-train"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["kubernetes", "_.py"], "--name: Kubernetes takes small letters"),
+        (["kubernetes", "--name", "A", "train.py"], "--name: Kubernetes takes small letters"),
+        (["kubernetes", "--memory", "much", "train.py"], "expected a size as Kubernetes writes it"),
+        (["kubernetes", "--time", "1:00", "train.py"], "--time is for slurm"),
+        (["slurm", "--image", "x", "train.py"], "--image is for kubernetes"),
+        (["kubernetes"], "PROGRAM"),
+        (["token", "train.py"], "a token is not for a program: train.py; --out FILE says where to write it"),
+    ],
+)
+def test_what_cannot_be_written(words: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(why)):
+        init.run(words)
+
+
+def test_a_token_is_read_by_its_owner_alone(tmp_path: Path) -> None:
+    assert init.run(["token", "--out", str(tmp_path / "token")]) == 0
+    assert init.run(["token", "--out", str(tmp_path / "other")]) == 0
+
+    tokens = [read_token(str(tmp_path / name)) for name in ("token", "other")]
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    assert len({*tokens}) == 2
+    with pytest.raises(UsageError, match="File exists"):
+        init.run(["token", "--out", str(tmp_path / "token")])

@@ -129,7 +129,7 @@ class Library:
 
         return answer
 
-    def _gpu(self, handle: Any) -> Gpu:
+    def gpu_of(self, handle: Any) -> Gpu:
         address = ctypes.cast(handle, ctypes.c_void_p).value or 0
         place, number = divmod(address, 4096)
         gpu = self.gpus[number - 1]
@@ -142,7 +142,7 @@ class Library:
         return gpu
 
     def _answer(self, handle: Any, name: str) -> Any:
-        answer = self._gpu(handle).answers.get(name, NOT_SUPPORTED)
+        answer = self.gpu_of(handle).answers.get(name, NOT_SUPPORTED)
         if isinstance(answer, Code):
             raise answer
         return answer
@@ -161,26 +161,26 @@ class Library:
         _point(handle._obj, index.value + 1)
 
     def c_nvmlDeviceGetUUID(self, handle: Any, text: Any, _size: Any) -> None:
-        text.value = self._gpu(handle).uuid.encode()
+        text.value = self.gpu_of(handle).uuid.encode()
 
     def c_nvmlDeviceGetName(self, handle: Any, text: Any, _size: Any) -> None:
-        text.value = self._gpu(handle).name.encode()
+        text.value = self.gpu_of(handle).name.encode()
 
     def c_nvmlDeviceGetPciInfo_v3(self, handle: Any, info: Any) -> None:
-        slot = self._gpu(handle).slot
+        slot = self.gpu_of(handle).slot
         if isinstance(slot, Code):
             raise slot
         info._obj.busId = slot.encode()
 
     def c_nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, place: Any, instance: Any) -> None:
-        if place.value not in self._gpu(handle).instances:
+        if place.value not in self.gpu_of(handle).instances:
             raise NOT_FOUND
         address = ctypes.cast(handle, ctypes.c_void_p).value or 0
         _point(instance._obj, address + 4096 * (place.value + 1))
 
     def c_nvmlDeviceGetFieldValues(self, handle: Any, count: Any, values: Any) -> None:
         self._answer(handle, "nvmlDeviceGetFieldValues")
-        fields = self._gpu(handle).fields
+        fields = self.gpu_of(handle).fields
         assert count.value == len(values._obj)
         for each in values._obj:
             assert each.scopeId == (ALL_LINKS if each.fieldId in (138, 139) else 0)
@@ -193,7 +193,7 @@ class Library:
                 each.valueType, each.value.ullVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, answer
 
     def c_nvmlGpmQueryDeviceSupport(self, handle: Any, support: Any) -> None:
-        support._obj.isSupportedDevice = self._gpu(handle).gpm is not None
+        support._obj.isSupportedDevice = self.gpu_of(handle).gpm is not None
 
     def c_nvmlGpmSampleAlloc(self, buffer: Any) -> None:
         self._count += 1
@@ -204,10 +204,10 @@ class Library:
         del self.samples[_address(buffer)]
 
     def c_nvmlGpmSampleGet(self, handle: Any, buffer: Any) -> None:
-        self._sample(self._gpu(handle), None, buffer)
+        self._sample(self.gpu_of(handle), None, buffer)
 
     def c_nvmlGpmMigSampleGet(self, handle: Any, instance: int, buffer: Any) -> None:
-        self._sample(self._gpu(handle), instance, buffer)
+        self._sample(self.gpu_of(handle), instance, buffer)
 
     def _sample(self, gpu: Gpu, instance: int | None, buffer: Any) -> None:
         if gpu.gpm is None:

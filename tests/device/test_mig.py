@@ -11,7 +11,7 @@ from libnvidia import GIB, NOT_SUPPORTED, Gpu, Library
 
 from gpulaunch.exporters.prometheus.values import Facts, families
 from gpulaunch.profiler.record import NodeState
-from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler, _lasting
+from gpulaunch.profiler.samplers.nvml.gpus import GpuSampler, lasting
 
 Gpus = Callable[..., GpuSampler]
 
@@ -70,7 +70,7 @@ def test_no_metric_calls_an_instance_by_its_uuid(gpus: Gpus, clock: Any, node: N
     of_uuids = [s.name for s in samples if any("MIG-" in value for value in s.labels.values())]
     assert set(of_uuids) == {"gpulaunch_gpu_info"}
     assert any(s.labels == {"gpu": "0.7.1", "state": "used"} for s in samples)
-    assert [_lasting(state).label for state in devices] == [state.label for state in devices]
+    assert [lasting(state).label for state in devices] == [state.label for state in devices]
 
 
 def test_instances_that_are_made_anew_are_others(gpus: Gpus, clock: Any) -> None:

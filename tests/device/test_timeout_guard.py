@@ -52,12 +52,12 @@ def patiently(source: Source, helper: Helper) -> TimeoutGuard[int]:
 def hang(sampler: TimeoutGuard[Any], gate: threading.Event) -> None:
     """From now on it does not come back, and a test does not wait long for it."""
     gate.clear()
-    sampler._patience_s = SHORT_S
+    sampler.patience_s = SHORT_S
 
 
 def come_back(sampler: TimeoutGuard[Any], gate: threading.Event, helper: Helper) -> None:
     gate.set()
-    sampler._patience_s = BOUND_S
+    sampler.patience_s = BOUND_S
     until_s = time.monotonic() + BOUND_S
     while helper.busy_s() is not None:
         assert time.monotonic() < until_s, "it does not come back"
@@ -179,7 +179,7 @@ def test_an_nvml_that_hangs_leaves_what_is_lasting_and_comes_back(gpus: Gpus, he
     sampler = gpus(library)
     sampler.read(clock())
     library.gates["nvmlDeviceGetClockInfo"] = gate = threading.Event()
-    hang(sampler._node, gate)
+    hang(sampler.guard, gate)
     gpu.fields[83] += 5_000_000
     clock.s += 3
     young = sampler.read(clock())
@@ -195,7 +195,7 @@ def test_an_nvml_that_hangs_leaves_what_is_lasting_and_comes_back(gpus: Gpus, he
     assert old.absent == "NVML has not answered for 9.0 s"
     assert len(library.asked) == asked
 
-    come_back(sampler._node, gate, helper)
+    come_back(sampler.guard, gate, helper)
     clock.s += 1
     reading = sampler.read(clock())
     (state,) = reading.values

@@ -6,19 +6,19 @@ import io
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from kept_run import SYNC, WALL_S, line, state
 from runs_on_disk import begin, closed, keep, whole, write
 
-from gpulaunch.exporters.files import parquet
 from gpulaunch.exporters.files.jsonl import read_jsonl, write_jsonl
-from gpulaunch.exporters.files.parquet import PyarrowMissingError, read_parquet, write_parquet
+from gpulaunch.exporters.files.parquet import read_parquet, write_parquet
 from gpulaunch.exporters.files.rows import Row, rows_of
 from gpulaunch.exporters.store.reading import TelemetryReader
 from gpulaunch.launcher.cli import export
-from gpulaunch.launcher.cli.waiting import Doing, bar
+from gpulaunch.launcher.cli.waiting import Activity, bar
 from gpulaunch.launcher.job.options import UsageError
 
 
@@ -227,7 +227,9 @@ def test_what_is_no_file_is_not_replaced_by_one(run_dir: Path, tmp_path: Path) -
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    with pytest.raises(UsageError, match=r"cannot write .*pipe: it is there, and no file; name a file with --out"):
+    with pytest.raises(
+        UsageError, match=r"cannot write .*pipe: it exists and is not a file; specify a file with --out"
+    ):
         run(str(run_dir), "--out", str(pipe))
 
     assert pipe.is_fifo()
@@ -236,10 +238,7 @@ def test_what_is_no_file_is_not_replaced_by_one(run_dir: Path, tmp_path: Path) -
 def test_without_pyarrow_one_line_says_what_to_install(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> None:
-        raise PyarrowMissingError("No module named 'pyarrow'")
-
-    monkeypatch.setattr(parquet, "_pyarrow", missing)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
 
     with pytest.raises(UsageError, match=r"pip install 'gpulaunch\[parquet\]'"):
         run(str(run_dir), "--out", str(tmp_path / "out"), "--format", "parquet")
@@ -247,7 +246,7 @@ def test_without_pyarrow_one_line_says_what_to_install(
 
 
 def test_each_thousand_rows_are_told() -> None:
-    doing = Doing("reading the run")
+    doing = Activity("reading the run")
 
     lines = [doing.line() for _ in export.counted(range(3000), doing, share_of=lambda row: row / 3000)]
 

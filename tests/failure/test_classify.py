@@ -84,7 +84,7 @@ SAID = [
     (Kind.EXIT_CODE, "SystemExit: no data"),
     (Kind.PREEMPTED, "gpulaunch.checkpoint.save.Preempted: 75"),
     (Kind.EXCEPTION, "__main__.Preempted: by my colleague"),
-    (Kind.CHECKPOINT_IN_USE, "gpulaunch.checkpoint._messages.DirectoryInUse: runs/a is in use by run 3f2a"),
+    (Kind.CHECKPOINT_IN_USE, "gpulaunch.checkpoint.messages.DirectoryInUse: runs/a is in use by run 3f2a"),
     (Kind.EXCEPTION, "__main__.DirectoryInUse: by my colleague"),
     (Kind.EXIT_CODE, "SystemExit: 69"),
     (Kind.INTERRUPT, "KeyboardInterrupt"),

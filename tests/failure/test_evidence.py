@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpulaunch.launcher.failure import evidence, inside
-from gpulaunch.launcher.failure.evidence import OomWatch, read_last_words, shm_evidence, shm_sentence
+from gpulaunch.launcher.failure.evidence import OomWatch, read_rank_evidence, shm_evidence, shm_sentence
 from gpulaunch.launcher.failure.kernel_log import KernelLog
 
 
@@ -217,7 +217,7 @@ def test_an_empty_fault_log_is_none_and_a_broken_error_file_is_told(tmp_path: Pa
     (tmp_path / "fault.log").touch()
     (tmp_path / "error.json").write_text('{"mess')
 
-    words = read_last_words(str(tmp_path))
+    words = read_rank_evidence(str(tmp_path))
 
     assert words.error is None
     assert words.fault is None
@@ -229,6 +229,6 @@ def test_the_rank_writes_where_the_agent_reads() -> None:
 
 
 def test_a_rank_without_a_directory_left_no_words(tmp_path: Path) -> None:
-    words = read_last_words(str(tmp_path / "none"))
+    words = read_rank_evidence(str(tmp_path / "none"))
 
     assert (words.error, words.fault, words.evidence) == (None, None, ())

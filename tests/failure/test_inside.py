@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpulaunch.launcher.failure.errors import examine
-from gpulaunch.launcher.failure.evidence import read_last_words
+from gpulaunch.launcher.failure.evidence import read_rank_evidence
 from gpulaunch.launcher.failure.inside import exit_status
 
 ARM = "import sys; from gpulaunch.launcher.failure import inside; inside.arm(sys.argv[1])\n"
@@ -121,7 +121,7 @@ def run(program):
     try:
         exec(compile(program, "train.py", "exec"), {"__name__": "__main__"})
     except BaseException as exc:
-        inside.last_words(exc, sys.argv[1])
+        inside.write_error_file(exc, sys.argv[1])
         raise SystemExit(inside.exit_status(exc)) from None
 """
 
@@ -165,7 +165,7 @@ def test_the_traceback_begins_in_the_users_program(toy: Toy) -> None:
 def test_the_runner_hears_every_kind_of_end(toy: Toy, program: str, code: int, headline: str | None) -> None:
     done = toy.run("", arm=under_the_runner(program))
 
-    error = read_last_words(str(toy.where)).error
+    error = read_rank_evidence(str(toy.where)).error
 
     assert done.returncode == code
     assert (error and error.headline) == headline
@@ -212,7 +212,7 @@ def test_os_exit_leaves_nothing_and_keeps_its_code(toy: Toy) -> None:
 def test_a_deadly_signal_leaves_the_python_stack(toy: Toy, program: str, signum: int, words: str) -> None:
     done = toy.run(f"def native():\n    {program}\nnative()\n")
 
-    fault = read_last_words(str(toy.where)).fault
+    fault = read_rank_evidence(str(toy.where)).fault
 
     assert done.returncode == -signum
     assert fault is not None
@@ -225,7 +225,7 @@ def test_a_faulthandler_of_the_users_own_wins(toy: Toy) -> None:
     done = toy.run("import faulthandler, os; faulthandler.enable(); os.abort()\n")
 
     assert "Fatal Python error: Aborted" in done.stderr
-    assert read_last_words(str(toy.where)).fault is None
+    assert read_rank_evidence(str(toy.where)).fault is None
 
 
 def test_a_keyboard_interrupt_is_heard_and_python_still_dies_of_it(toy: Toy) -> None:
@@ -252,7 +252,7 @@ print("still here")
     assert done.stdout == "still here\n"
     assert "OSError: disk is gone" in done.stderr
     assert not toy.error_file.exists()
-    assert read_last_words(str(toy.where)).evidence == ("a thread of this rank had ended by OSError: disk is gone",)
+    assert read_rank_evidence(str(toy.where)).evidence == ("a thread of this rank had ended by OSError: disk is gone",)
 
 
 def test_a_later_hook_of_the_users_own_replaces_ours_and_the_runner_still_hears(toy: Toy) -> None:
@@ -389,8 +389,8 @@ def main():
 try:
     main()
 except ValueError as exc:
-    inside.last_words(exc, sys.argv[1])
-    inside.last_words(RuntimeError("ours"), sys.argv[1] + ".ours")
+    inside.write_error_file(exc, sys.argv[1])
+    inside.write_error_file(RuntimeError("ours"), sys.argv[1] + ".ours")
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=sys.argv[1] + ".ours")
     print(failure.message["message"], failure.timestamp > 0)
 """
@@ -401,3 +401,22 @@ except ValueError as exc:
     error = examine(str(toy.error_file))[0]
     assert error is not None
     assert error.headline == "ValueError: recorded"
+
+
+@pytest.mark.parametrize("name", ["fault.log", "stacks.log"])
+def test_no_stacks_are_written_through_a_link(toy: Toy, name: str) -> None:
+    aim = toy.where / "of-somebody"
+    aim.write_text("as it was")
+    (toy.where / name).symlink_to(aim)
+
+    done = toy.run(
+        "import os\n"
+        "from gpulaunch.launcher.loop import linux\n"
+        "if linux.catches(os.getpid(), inside.STACKS_SIGNAL):\n"
+        "    os.kill(os.getpid(), inside.STACKS_SIGNAL)\n"
+        "print('goes on', flush=True)\n"
+        "os.abort()\n"
+    )
+
+    assert (done.returncode, done.stdout) == (-signal.SIGABRT, "goes on\n")
+    assert aim.read_text() == "as it was"

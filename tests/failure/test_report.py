@@ -162,7 +162,7 @@ def test_a_shells_exit_code_is_decoded(make_end: Any) -> None:
 def test_a_traceback_that_the_program_printed_before_os_exit(make_end: Any) -> None:
     verdict = blame([make_end(0, code=7, tail=TRACEBACK.splitlines())])
 
-    assert headline(verdict).endswith(" exited with code 7, and there is a traceback in its last lines")
+    assert headline(verdict).endswith(" exited with code 7; its last lines: ValueError: bad loss nan")
     assert "the traceback above names the line" in page(verdict)
 
 
@@ -172,7 +172,7 @@ def test_many_different_failures_are_cut_short(make_end: Any, make_error: Any) -
     text = page(blame(ends))
 
     assert text.count(" failed too: ") == 8
-    assert "ranks 9-63 failed too, each in its own way" in text
+    assert "ranks 9-63 failed too, for other reasons" in text
 
 
 def hostile(make_end: Any, make_error: Any) -> Blame:

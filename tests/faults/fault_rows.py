@@ -74,11 +74,10 @@ class Row:
         if self.must:
             return self.must
         if self.restarts:
-            words = f"goes on after {'one restart' if self.restarts == 1 else f'{self.restarts} restarts'}"
-            words += ", as if it had never happened"
+            words = f"{'one restart' if self.restarts == 1 else f'{self.restarts} restarts'}, same result"
         else:
-            words = "nothing: training goes on" if self.code == 0 else "ends"
-        return f"{words}; named {self.kind}, rank {self.rank}" if self.kind else words
+            words = "training continues" if self.code == 0 else "the job ends"
+        return f"{words}; first cause {self.kind}, rank {self.rank}" if self.kind else words
 
 
 ROWS: tuple[Row, ...] = (
@@ -91,7 +90,7 @@ ROWS: tuple[Row, ...] = (
         ranks=4,
         kind="exception",
         cause=1,
-        does="ends the other ranks, which only lost a peer, and starts all of them again",
+        does="terminates the other ranks, which only lost a peer, and restarts all ranks",
     ),
     Row(
         name="os-exit",
@@ -99,11 +98,11 @@ ROWS: tuple[Row, ...] = (
         plant="os-exit",
         kind="exit_code",
         cause=7,
-        does="the same; the code is the rank's own",
+        does="the same; the exit code is the rank's own",
     ),
     Row(
         name="sigkill",
-        fault="a rank is killed",
+        fault="a rank is killed (SIGKILL)",
         acts=("kill-rank",),
         kind="signal",
         cause=KILLED,
@@ -111,19 +110,19 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="segfault",
-        fault="native code in a rank touches memory that is not its own",
+        fault="native code in a rank accesses invalid memory",
         plant="segfault",
         kind="segfault",
         cause=128 + signal.SIGSEGV,
-        does="the same; the report has the Python line that called it",
+        does="the same; the report names the Python line that called it",
     ),
     Row(
         name="early-exit",
-        fault="a rank exits with 0 while the others still step",
+        fault="a rank exits with 0 while the others are still training",
         plant="exit-0",
         kind="early_exit_0",
         cause=1,
-        does="takes it for a failure: the others need it",
+        does="treats it as a failure, because the others need it",
     ),
     Row(
         name="ignores-sigterm",
@@ -135,47 +134,47 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="grandchild",
-        fault="a rank leaves a daemon of its own session behind and raises",
+        fault="a rank leaves a daemon in a session of its own behind and raises",
         plant="grandchild",
         kind="exception",
         cause=1,
-        does="ends the daemon too: the agent is the subreaper of all it started",
+        does="terminates the daemon too: the agent is the subreaper of all its descendants",
     ),
     Row(
         name="repeats",
-        fault="a rank raises the same exception at the same step, again and again",
+        fault="a rank raises the same exception at the same step in every attempt",
         plant="always",
         kind="exception",
         cause=1,
         code=93,
         says=r"same|again|progress",
-        does="restarts once, to tell a passing error from one that repeats; then it gives up and says so",
-        must="ends with 93, after one restart of the three allowed; named exception, rank 1",
+        does="restarts once, to distinguish a transient error from a persistent one; then stops and says so",
+        must="exit code 93 after one restart of the three allowed; first cause exception, rank 1",
         allowed=3,
     ),
     # -- memory
     Row(
         name="oom-cgroup",
-        fault="a rank outgrows the job's memory cgroup",
+        fault="a rank exceeds the memory limit of the job's cgroup",
         plant="hog",
         around="memory-cgroup",
         kind="host_oom",
         cause=KILLED,
         root=True,
-        does="tells the OOM killer's SIGKILL from any other by the cgroup's counter",
+        does="recognizes the OOM killer's SIGKILL by the cgroup's counter",
     ),
     Row(
         name="oom-limit",
-        fault="the kernel gives a rank no more memory (`gpulaunch chaos oom-rank`)",
+        fault="the kernel refuses a rank more memory (`gpulaunch chaos oom-rank`)",
         plant="leak",
         acts=("oom-rank",),
         kind="host_oom",
         cause=1,
-        does="ends the other ranks and starts all of them again",
+        does="terminates the other ranks and restarts all ranks",
     ),
     Row(
         name="shm-loader",
-        fault="/dev/shm is too small for what DataLoader workers hand over",
+        fault="/dev/shm is too small for the batches of the DataLoader workers",
         plant="big-batch",
         around="small-shm",
         kind="shm_full",
@@ -184,18 +183,18 @@ ROWS: tuple[Row, ...] = (
         allowed=3,
         code=1,
         root=True,
-        does="names /dev/shm and how to enlarge it; no step was made, so it starts all ranks again as often as "
-        "`--max-restarts` says, after growing pauses",
-        must="ends with 1 after three restarts; named shm_full, rank 1",
+        does="names /dev/shm and how to enlarge it; no step was made, so it restarts up to `--max-restarts` times, "
+        "with increasing pauses",
+        must="exit code 1 after three restarts; first cause shm_full, rank 1",
     ),
     Row(
         name="shm-pages",
-        fault="the place of the shared pages (`GPULAUNCH_SHM_DIR`) is full",
+        fault="the directory of the shared-memory segments (`GPULAUNCH_SHM_DIR`) is full",
         around="full-shm-dir",
         restarts=0,
         says=r"profiling is off|no profile of this attempt",
         root=True,
-        does="says once that there is no profile",
+        does="reports once that there is no profile",
     ),
     # -- hangs
     Row(
@@ -205,7 +204,7 @@ ROWS: tuple[Row, ...] = (
         kind="hang",
         cause=124,
         allowed_s=STOPPED_S,
-        does="sees that no step ends any more, shows all stacks, and starts all ranks again",
+        does="detects that steps no longer end, prints all stacks, and restarts all ranks",
     ),
     Row(
         name="deadlock",
@@ -216,7 +215,7 @@ ROWS: tuple[Row, ...] = (
         kind="hang",
         cause=124,
         allowed_s=DEADLOCK_S,
-        does="the same; the rank whose stack differs from the others' is named",
+        does="the same; names the rank whose stack differs from the others'",
     ),
     Row(
         name="hang-dataset",
@@ -229,8 +228,8 @@ ROWS: tuple[Row, ...] = (
         told=True,
         says=r"rank 1 is in train.py:\d+ sleep\(\), rank 0 waits for it in backward: no progress for \d+",
         allowed_s=TIMEOUT_S,
-        does="tells rank, line and what waits for it after 30 s; it may be a retry, so it starts all ranks again only "
-        "after `--hang-timeout` (600 s where it is not given)",
+        does="reports the rank, its line and the waiting ranks after 30 s; it may be a retry, so all ranks restart "
+        "only after `--hang-timeout` (default 600 s)",
     ),
     Row(
         name="stall-dataset",
@@ -240,7 +239,7 @@ ROWS: tuple[Row, ...] = (
         restarts=0,
         told=True,
         says=r"rank 1 moves again after \d+",
-        does="tells it after 30 s, and takes it back",
+        does="reports a possible hang after 30 s, and then that the rank moves again",
     ),
     Row(
         name="hang-gil",
@@ -250,12 +249,12 @@ ROWS: tuple[Row, ...] = (
         cause=124,
         allowed_s=HELD_S,
         told=True,
-        does="the same after 130 s, as a slow file system may stall code that holds the GIL; nothing in the rank has "
-        "to answer",
+        does="reports it, and restarts all ranks after 130 s, because code that holds the GIL may wait for a slow file "
+        "system; detection needs no response from the rank",
     ),
     Row(
         name="teardown",
-        fault="a rank holds the GIL for ever after `destroy_process_group()`, as torch's teardown can",
+        fault="a rank holds the GIL forever after `destroy_process_group()`, as torch's teardown can",
         plant="teardown",
         kind="hang",
         cause=124,
@@ -263,15 +262,15 @@ ROWS: tuple[Row, ...] = (
         restarts=0,
         allowed=1,
         says=r"rank 1 has finished \(60 steps; its process group is destroyed\), is stuck in its teardown",
-        does="says that it has finished; its steps count as productive, and it is not started again, which might do "
-        "all of them anew",
+        does="reports that the rank has finished; its steps count as productive, and there is no restart, which might "
+        "repeat all of them",
     ),
     Row(
         name="slow-rank",
         fault="a rank is four times slower for two seconds",
         acts=("slow-rank",),
         restarts=0,
-        does="takes it for no hang",
+        does="does not report a hang",
     ),
     # -- beside the ranks
     Row(
@@ -281,22 +280,22 @@ ROWS: tuple[Row, ...] = (
         program=("--pace", "0.1"),  # an epoch has its own, and they end with it
         kind="loader_worker",
         cause=1,
-        does="ends the other ranks and starts all of them again",
+        does="terminates the other ranks and restarts all ranks",
     ),
     Row(
         name="fork-server",
-        fault="the fork server is killed, and a rank after it",
+        fault="the fork server is killed, then a rank",
         acts=("kill-fork-server", "kill-rank"),
         kind="signal",
         cause=KILLED,
-        does="ranks that run need it no more; the restart gets a new one",
+        does="running ranks do not need it; the restart starts a new one",
     ),
     Row(
         name="store",
         fault="the ranks' store is killed",
         acts=("kill-store",),
         says=r"the ranks' store \(pid \d+\) was killed by SIGKILL",
-        does="starts all ranks again, with a new store: who asks the old one would wait for ever",
+        does="restarts all ranks with a new store, because requests to the old one would wait forever",
     ),
     Row(
         name="sidecar",
@@ -304,32 +303,32 @@ ROWS: tuple[Row, ...] = (
         acts=("kill-sidecar",),
         restarts=0,
         says=r"the metrics sidecar ended",
-        does="starts another one at the same address",
+        does="starts a new one at the same address",
     ),
     Row(
         name="agent",
-        fault="the agent is killed, and the job started again in its directory",
+        fault="the agent is killed, and the job is started again in its directory",
         acts=("kill-agent", "start-again"),
         restarts=0,
         save_every=5,
-        does="everything goes with the agent; started again, the job goes on from its newest checkpoint",
-        must="nothing is left, and the second run goes on from the newest checkpoint",
+        does="all processes end with the agent; when started again, the job continues from its newest checkpoint",
+        must="no process is left, and the second run continues from the newest checkpoint",
     ),
     # -- checkpoints and disks
     Row(
         name="disk-full",
-        fault="the disk for the checkpoints is full until the last step",
+        fault="the checkpoint disk is full until the last step",
         around="small-checkpoint-disk",
         acts=("enlarge-disk",),
         restarts=0,
         save_every=5,
         says=r"No space left on device",
         root=True,
-        does="says that a checkpoint could not be saved, and why; the next save tries again",
+        does="reports that a checkpoint could not be saved, and why; the next save tries again",
     ),
     Row(
         name="last-save-lost",
-        fault="the disk for the checkpoints is full, to the end",
+        fault="the checkpoint disk is full to the end",
         around="small-checkpoint-disk",
         of_all_ranks=True,
         restarts=0,
@@ -337,20 +336,20 @@ ROWS: tuple[Row, ...] = (
         code=1,
         save_every=5,
         kind="disk_full",
-        says=r"step \d+, the last, is not saved",
+        says=r"the last step, \d+, was not saved",
         root=True,
-        must="ends with an error: the end of the training is lost",
-        does="tries the last save three times, in 6 s, then ends the program with `CheckpointError`",
+        must="the job fails: the final state is lost",
+        does="tries the last save three times in 6 s, then the program fails with `CheckpointError`",
     ),
     Row(
         name="checkpoint-truncated",
-        fault="the newest checkpoint is cut short, then a rank is killed",
+        fault="the newest checkpoint is truncated, then a rank is killed",
         acts=("truncate-checkpoint", "kill-rank"),
         save_every=5,
         kind="signal",
         cause=KILLED,
-        says=r"is passed over",
-        does="skips it, says why, and goes on from the one before",
+        says=r"is skipped",
+        does="skips it, reports why, and continues from the previous one",
     ),
     Row(
         name="checkpoint-bit",
@@ -359,8 +358,8 @@ ROWS: tuple[Row, ...] = (
         save_every=5,
         kind="signal",
         cause=KILLED,
-        says=r"is passed over",
-        does="the same, by its SHA-256",
+        says=r"is skipped",
+        does="the same, detected by SHA-256",
     ),
     Row(
         name="checkpoint-shard",
@@ -369,47 +368,47 @@ ROWS: tuple[Row, ...] = (
         save_every=5,
         kind="signal",
         cause=KILLED,
-        says=r"is passed over",
+        says=r"is skipped",
         does="the same",
     ),
     # -- surroundings
     Row(
         name="port-taken",
-        fault="the port for the store is taken",
+        fault="the port for the store is in use",
         around="taken-port",
         restarts=0,
         code=69,
         says=r"gpulaunch: error: .*port .*in use",
-        does="says so before anything is started",
-        must="ends at once, with one line",
+        does="reports it before anything starts",
+        must="exits at once, with one line",
     ),
     Row(
         name="clock-back",
-        fault="the wall clock goes back by an hour, checkpoints' times too; then a rank is killed",
+        fault="the wall clock and the checkpoints' times go back by an hour, then a rank is killed",
         acts=("clock-back", "kill-rank"),
         around="clock",
         save_every=5,
         kind="signal",
         cause=KILLED,
-        does="every deadline is on the monotonic clock, and the newest checkpoint is the one with the highest step",
+        does="uses the monotonic clock for all deadlines; the newest checkpoint is the one with the highest step",
     ),
     Row(
         name="stdout-closed",
-        fault="whoever reads gpulaunch's output goes away",
+        fault="the reader of gpulaunch's output closes the pipe",
         acts=("close-output",),
         restarts=0,
-        does="goes on; the ranks' files are complete",
+        does="continues; the ranks' files are complete",
     ),
     Row(
         name="double-ctrl-c",
-        fault="Ctrl-C twice, and the ranks ignore it",
+        fault="Ctrl-C twice, while the ranks ignore it",
         acts=("ctrl-c", "ctrl-c"),
         options=("--shutdown-timeout", "600"),
         program=("--deaf-to", "SIGINT,SIGTERM"),
         restarts=0,
         code=128 + signal.SIGINT,
-        says=r"SIGINT again: ending at once",
-        does="the first asks the ranks to end, the second ends them",
-        must="ends at once with 130",
+        says=r"SIGINT again: ending immediately",
+        does="the first asks the ranks to exit, the second kills them",
+        must="exits at once with 130",
     ),
 )

@@ -20,8 +20,14 @@ TIMES = 3
 """So many times what it needs and what the settings allow may pass between the last step before and the first after."""
 
 
+def waits_long(row: Row) -> bool:
+    """All that its test does is to wait."""
+    return row.kind == "hang" or row.told
+
+
 def marks(row: Row) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.torch, *([pytest.mark.root] if row.root else [])]
+    more = (pytest.mark.root, row.root), (pytest.mark.waits, waits_long(row))
+    return [pytest.mark.torch, *(mark for mark, is_so in more if is_so)]
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name, marks=marks(row)) for row in ROWS])
@@ -63,11 +69,6 @@ def go_through(row: Row, directory: Path) -> Ran:
             return job, job.wait()
         finally:
             job.close()
-
-
-def waits_long(row: Row) -> bool:
-    """All that its test does is to wait."""
-    return row.kind == "hang" or row.told
 
 
 @pytest.fixture(scope="module")

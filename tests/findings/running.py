@@ -65,7 +65,12 @@ def fairly(measure: Callable[[], T], judge: Callable[[T], None]) -> None:
 
     Where others have a good part of the cores the last time, too, nothing can be said here: what a program does to full
     cores is not to be told from what its neighbours do, and the rules do not try.
+
+    Beside other tests there is no calm to wait for: the first failure counts, and `make test` asks again, alone.
     """
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        judge(measure())
+        return
     calm = 0
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -108,20 +113,20 @@ class Thefts:
 
     def __init__(self) -> None:
         self.worst = 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Thefts:
-        self._thread.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self.over.set()
+        self.thread.join()
 
     def _watch(self) -> None:
         before_s, at_s = stolen_s(), time.monotonic()
-        while not self._over.wait(2.0):
+        while not self.over.wait(2.0):
             now_s, then_s, at_s = stolen_s(), at_s, time.monotonic()
             self.worst = max(self.worst, (now_s - before_s) / (at_s - then_s) / (os.cpu_count() or 1))
             before_s = now_s

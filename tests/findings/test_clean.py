@@ -14,7 +14,7 @@ from running import Program, Train, Trained, fairly
 
 from gpulaunch.profiler.analysis.thresholds import GROWN_BYTES
 
-pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 CLEAN = Path(__file__).with_name("programs") / "clean.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -26,6 +26,7 @@ KINDS = (
 )
 
 
+@pytest.mark.light
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 def test_nothing_is_found_in_a_program_that_is_well(train: Train, kinds: tuple[str, ...]) -> None:
     programs = [Program(path=CLEAN, args=(kind,), ranks=RANKS.get(kind, 1)) for kind in kinds]
@@ -37,6 +38,7 @@ def test_nothing_is_found_in_a_program_that_is_well(train: Train, kinds: tuple[s
     fairly(lambda: train(*programs), judge)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "example", [("digits_ddp.py", "--epochs", "40"), ("gpt_fsdp.py", "--steps", "200")], ids=lambda example: example[0]
 )
@@ -50,6 +52,8 @@ def test_nothing_is_found_in_the_examples(train: Train, example: tuple[str, ...]
     fairly(lambda: train(program), judge)
 
 
+@pytest.mark.light
+@pytest.mark.waits
 def test_nothing_is_found_in_a_program_that_is_well_for_longer(train: Train) -> None:
     """As long as it takes to find memory that grows, and lines that log, which are sampled: six windows, a minute.
 

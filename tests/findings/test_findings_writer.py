@@ -132,12 +132,11 @@ def test_before_the_first_step_nobody_has_looked(run: Run) -> None:
     assert not run.file.exists()
 
 
-def test_the_last_state_is_written_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpulaunch.profiler.samplers.nvml.timeout_guard._GOODBYE_S", WAIT_S)
+def test_the_last_state_is_written_at_the_end(run: Run) -> None:
     run.refresh(GC)
     run.until(run.file.exists)
     run.refresh(GC)
-    run.keeper.close()
+    run.keeper.close(within_s=WAIT_S)
 
     (found,) = read_findings(run.file)
     assert (found["first_seen_s"], found["last_seen_s"]) == (1001.0, 1002.0)

@@ -21,7 +21,7 @@ from running import Program, Train, Trained, fairly
 
 from gpulaunch.exporters.files.findings import read_findings
 
-pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 PROGRAMS = Path(__file__).with_name("programs")
 WITHIN = 0.30
@@ -96,7 +96,13 @@ def judge(planted: Planted, faulty: Trained, repaired: Trained) -> None:
     assert 1e3 * found["seconds_per_step"] == pytest.approx(saved_ms, rel=WITHIN), (faulty, repaired)
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.program)
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param(each, id=each.program, marks=pytest.mark.alone if each.fills_the_cores else pytest.mark.light)
+        for each in PLANTED
+    ],
+)
 def test_a_planted_fault_is_found_and_worth_what_was_said(
     train: Train, two_cores: None, tmp_path: Path, planted: Planted
 ) -> None:
@@ -112,6 +118,8 @@ def test_a_planted_fault_is_found_and_worth_what_was_said(
     fairly(measure, lambda measured: judge(planted, *measured))
 
 
+@pytest.mark.light
+@pytest.mark.waits
 def test_what_takes_a_minute_to_be_found(train: Train) -> None:
     """Beside each other, as they mostly sleep: lines that log, which are sampled, and memory that grows.
 
@@ -139,6 +147,7 @@ def statm(trained: Trained) -> tuple[int, int]:
     return int(resident), int(shared)
 
 
+@pytest.mark.alone
 @pytest.mark.root
 def test_shared_memory_that_is_nearly_full_is_found(tmp_path: Path) -> None:
     """Each of the two has a /dev/shm of its own, as a container has, of the 64 MB that it gets if nobody says more."""
@@ -172,6 +181,7 @@ def test_shared_memory_that_is_nearly_full_is_found(tmp_path: Path) -> None:
     fairly(measure, judge_both)  # where the cores are others', workers do not fill what is to be full
 
 
+@pytest.mark.alone
 def test_more_threads_than_cores_are_found_and_worth_what_was_said(train: Train, two_cores: None) -> None:
     """Both fill the cores, and how fast these are changes with the host: there and back, and mean shares are compared.
 

@@ -121,7 +121,7 @@ def test_what_is_over_says_so(here: Path) -> None:
     run = a_run(here / "run", SYNC)
     FindingsFile(run / "findings.jsonl").tell((), 2000.0)
 
-    assert "sync-every-step train.py:88, not any more\n" in report.as_text(report.collect(run))
+    assert "sync-every-step train.py:88, no longer active\n" in report.as_text(report.collect(run))
 
 
 def test_what_only_an_earlier_run_in_the_directory_had_is_said_to_be_its(here: Path) -> None:
@@ -130,7 +130,7 @@ def test_what_only_an_earlier_run_in_the_directory_had_is_said_to_be_its(here: P
     os.utime(run / "findings.jsonl", (1000.0, 1000.0))
     unwatched = report.collect(run)
     assert (unwatched["watched"], [found["earlier"] for found in unwatched["findings"]]) == (False, [True])
-    assert report.as_text(unwatched).splitlines()[0].endswith(": nobody watched this run")
+    assert report.as_text(unwatched).splitlines()[0].endswith(": this run was not profiled")
 
     FindingsFile(run / "findings.jsonl").tell((), 2000.0)
     first, _, finding, *_ = report.as_text(report.collect(run)).splitlines()
@@ -158,9 +158,9 @@ def test_nothing_found_is_another_thing_than_nobody_looked(here: Path) -> None:
     unwatched = report.as_text(report.collect(here / "unwatched"))
 
     assert watched.endswith("watched: nothing found")
-    assert unwatched.endswith("unwatched: nobody watched this run")
+    assert unwatched.endswith("unwatched: this run was not profiled")
     (here / "unwatched" / "job.json").write_text('{"version": 1, "profile": false}')
-    assert report.as_text(report.collect(here / "unwatched")).endswith(": nobody watched this run (--no-profile)")
+    assert report.as_text(report.collect(here / "unwatched")).endswith(": this run was not profiled (--no-profile)")
 
 
 @pytest.mark.parametrize("line", ['{"version": 1, "rule"', '{"version": 2}'])
@@ -170,7 +170,7 @@ def test_nothing_found_is_another_thing_than_nothing_read(here: Path, line: str)
 
     first, note = report.as_text(report.collect(run)).splitlines()
 
-    assert first.startswith(f"{run}: what was found is not known")
+    assert first.startswith(f"{run}: findings are unknown")
     assert note.startswith("note: findings.jsonl is ")
 
 

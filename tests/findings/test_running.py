@@ -14,6 +14,12 @@ CALM, DISTURBED = running.OTHERS / 2, 0.5
 LAST = running.ATTEMPTS - 1
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are about a test that runs alone, however many run beside this one."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
+
+
 def test_what_we_have_started_is_not_others() -> None:
     """As long as nobody has waited for a child, what it used could be anybody's."""
     cores = running.Cores()
@@ -70,10 +76,10 @@ def test_a_theft_that_is_little_of_the_whole_excuses_it_too(monkeypatch: pytest.
     stolen_s = iter((0.0, 0.0, 4.0 * (os.cpu_count() or 1), *[4.0 * (os.cpu_count() or 1)] * 1000))
     monkeypatch.setattr(running, "stolen_s", lambda: next(stolen_s))
     thefts = running.Thefts()
-    monkeypatch.setattr(thefts._over, "wait", lambda _: thefts.worst > 0)
+    monkeypatch.setattr(thefts.over, "wait", lambda _: thefts.worst > 0)
 
     with thefts:
-        thefts._thread.join()
+        thefts.thread.join()
 
     assert thefts.worst > running.CROWDED
 
@@ -109,3 +115,21 @@ def test_measuring_again_has_an_end_for_all_tests_together(monkeypatch: pytest.M
     with pytest.raises(AssertionError):
         running.fairly(lambda: measured.append(True), judge)
     assert measured == [True]
+
+
+@pytest.mark.parametrize(("workers", "measured"), [("3", 1), ("1", 2)])
+def test_beside_other_tests_the_first_failure_counts(
+    monkeypatch: pytest.MonkeyPatch, workers: str, measured: int
+) -> None:
+    """Whatever else used the cores: it is asked again where it is alone."""
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", workers)
+    monkeypatch.setattr(running.Cores, "taken_by_others", lambda _: CALM)
+    monkeypatch.setattr(running, "wait_for_calm", lambda: None)
+    measurements: list[bool] = []
+
+    def judge(_: None) -> None:
+        raise AssertionError
+
+    with pytest.raises(AssertionError):
+        running.fairly(lambda: measurements.append(True), judge)
+    assert len(measurements) == measured

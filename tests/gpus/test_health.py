@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.gpus.health import HEALTH_FILE, Health, Placement, fault, parse, place, read, sentence
+from gpulaunch.launcher.gpus.health import HEALTH_FILE, Health, Placement, assign_cards, fault, parse, read, sentence
 from gpulaunch.launcher.job.host_info import Gpu
 
 
@@ -115,7 +115,7 @@ FOUR = [card(index) for index in range(4)]
 def test_a_rank_goes_to_a_free_card_that_is_well(
     num_ranks: int, faults: Sequence[Health], busy: Sequence[str], moves: list[tuple[int, int | None]], visible: str
 ) -> None:
-    placement = place(FOUR, num_ranks, faults, busy=busy)
+    placement = assign_cards(FOUR, num_ranks, faults, busy=busy)
 
     assert where(placement) == moves
     assert placement.visible == tuple(f"GPU-{index}" for index in visible.split())
@@ -125,7 +125,7 @@ def test_a_rank_goes_to_a_free_card_that_is_well(
 def test_no_rank_of_a_good_card_moves_and_none_to_a_bad_busy_or_shared_one(
     num_cards: int, num_ranks: int, bad: set[int], taken: set[int]
 ) -> None:
-    placement = place(
+    placement = assign_cards(
         [card(index) for index in range(num_cards)],
         num_ranks,
         [health(index, 79) for index in bad],
@@ -143,18 +143,18 @@ def test_no_rank_of_a_good_card_moves_and_none_to_a_bad_busy_or_shared_one(
 def test_a_mig_instance_shares_its_cards_fault() -> None:
     instances = [card(0, "MIG-a"), card(0, "MIG-b"), card(1, "MIG-c"), card(1, "MIG-d")]
 
-    placement = place(instances, 2, [health(0, 79)])
+    placement = assign_cards(instances, 2, [health(0, 79)])
 
     assert placement.visible == ("MIG-c", "MIG-d")
 
 
 def test_the_user_is_told_where_a_rank_went_or_that_it_stays() -> None:
-    moved, stuck = place(FOUR, 3, [health(0, 79), health(1, 79)]).moves
+    moved, stuck = assign_cards(FOUR, 3, [health(0, 79), health(1, 79)]).moves
 
     assert sentence(moved) == (
-        "GPU 0 (GPU-0) reported Xid 79 (the GPU has fallen off the bus); local rank 0 goes on with GPU 3 (GPU-3)"
+        "GPU 0 (GPU-0) reported Xid 79 (the GPU has fallen off the bus); local rank 0 moves to GPU 3 (GPU-3)"
     )
-    assert sentence(stuck).endswith("; no other card is free, so local rank 1 is started on it again")
+    assert sentence(stuck).endswith("; no other GPU is free, so local rank 1 is started on it again")
 
 
 def test_errors_from_before_the_run_do_not_count() -> None:

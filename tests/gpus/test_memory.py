@@ -20,7 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.launcher.gpus import memory
-from gpulaunch.launcher.gpus.memory import TOLERANCE_BYTES, Holder, MemoryWait, Reading, busy, complaint, kept
+from gpulaunch.launcher.gpus.memory import (
+    TOLERANCE_BYTES,
+    Holder,
+    MemoryWait,
+    Reading,
+    busy,
+    still_used,
+    still_used_message,
+)
 from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.loop.loop import Loop
 
@@ -41,14 +49,14 @@ def reading(used_bytes: int, *holders: Holder) -> Reading:
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
 def test_a_card_is_given_back_at_its_baseline_and_a_little_more(used_bytes: int, before: int) -> None:
-    held = kept([reading(used_bytes)], {"GPU-0": before})
+    held = still_used([reading(used_bytes)], {"GPU-0": before})
 
     assert bool(held) == (used_bytes - before > TOLERANCE_BYTES)
 
 
 def test_a_card_without_a_baseline_was_empty() -> None:
-    assert kept([reading(TOLERANCE_BYTES)], {}) == []
-    assert len(kept([reading(TOLERANCE_BYTES + 1)], {})) == 1
+    assert still_used([reading(TOLERANCE_BYTES)], {}) == []
+    assert len(still_used([reading(TOLERANCE_BYTES + 1)], {})) == 1
 
 
 def test_cards_with_more_than_small_change_are_busy() -> None:
@@ -64,14 +72,14 @@ def test_cards_with_more_than_small_change_are_busy() -> None:
         ),
         (
             [Holder(pid=9, used_bytes=40 * GIB, command="python")],  # a rank: by now another process or a zombie
-            "the driver still counts process 9 with 40.0 GiB, which has ended",
+            "the driver still lists process 9 with 40.0 GiB, which has ended",
         ),
-        ([Holder(pid=7, used_bytes=None, command="")], "the driver still counts process 7, which has ended"),
-        ([], "no process that can be seen from here holds it; look with nvidia-smi on the host"),
+        ([Holder(pid=7, used_bytes=None, command="")], "the driver still lists process 7, which has ended"),
+        ([], "no process visible from here uses it; run nvidia-smi on the host"),
     ],
 )
 def test_the_sentence_names_who_holds_the_most(holders: list[Holder], words: str) -> None:
-    said = complaint([reading(41 * GIB, *holders)], {"GPU-0": GIB}, frozenset({9}), 10.2)
+    said = still_used_message([reading(41 * GIB, *holders)], {"GPU-0": GIB}, frozenset({9}), 10.2)
 
     assert said == f"GPU 0 still has 40.0 GiB of memory in use 10 s after the ranks ended: {words}"
 
@@ -123,7 +131,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver(tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", driver.module())
     # As on a host, wherever this test runs.
-    monkeypatch.setattr(memory, "_INITIAL_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
+    monkeypatch.setattr(memory, "INITIAL_PID_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
     return driver
 
 
@@ -214,13 +222,13 @@ def test_what_others_had_in_use_before_is_not_waited_for(asked: Asked, driver: D
 
 def test_in_a_container_no_process_is_named(asked: Asked, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML tells the host's numbers there, and this number is a stranger's."""
-    monkeypatch.setattr(memory, "_INITIAL_PID_NAMESPACE", 0)
+    monkeypatch.setattr(memory, "INITIAL_PID_NAMESPACE", 0)
     driver.set(GPU_0=(40 * GIB, [os.getpid()]))
     asked.start(0.2)
 
     said = asked.answer()
     assert "GPU 0 still has 40.0 GiB" in said
-    assert "process that can be seen" in said
+    assert "process visible from here" in said
     assert str(os.getpid()) not in said
 
 
@@ -234,7 +242,7 @@ def test_a_lost_card_is_not_waited_for(asked: Asked, driver: Driver) -> None:
 def test_a_driver_that_does_not_answer_holds_up_nobody_but_the_child(
     asked: Asked, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(memory, "ANSWER_GRACE_S", 0.1)
     monkeypatch.setitem(sys.modules, "pynvml", driver.module(init=lambda: time.sleep(600)))
     asked.start(3.0)
     ticks = asked.ticks
@@ -243,7 +251,7 @@ def test_a_driver_that_does_not_answer_holds_up_nobody_but_the_child(
 
     # Nothing of the agent's is open in it (3 is its pipe), so that nobody waits for a pipe that it holds.
     asked.until(lambda: sorted(map(int, os.listdir(f"/proc/{asked.wait.pid}/fd"))) == [0, 1, 2, 3])
-    assert "did not answer within 3 s" in asked.answer()
+    assert "did not respond within 3 s" in asked.answer()
 
 
 def test_an_nvml_that_fails_is_said_and_not_waited_for(
@@ -255,9 +263,7 @@ def test_an_nvml_that_fails_is_said_and_not_waited_for(
     monkeypatch.setitem(sys.modules, "pynvml", driver.module(init=mismatch))
     asked.start(PATIENCE_S)
 
-    assert asked.answer() == (
-        "it is not known whether GPU memory was given back: NVML: Driver/library version mismatch"
-    )
+    assert asked.answer() == ("it is unknown whether GPU memory was freed: NVML: Driver/library version mismatch")
 
 
 def test_a_cancelled_wait_is_silent_and_its_child_ends(asked: Asked, driver: Driver) -> None:

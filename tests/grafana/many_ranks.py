@@ -88,12 +88,12 @@ class Rank:
         self.mode = mode
         self.writer = segment_writer.SegmentWriter(f"{directory}/rank-{rank}.bin")
         file = f"{directory}/workers-{rank}.bin"
-        workers.own(file)
+        workers.claim(file)
         self.worker = workers.WorkersWriter(
             file, parent_pid=os.getpid(), worker=0, knows=workers.KNOWS_RUNQUEUE | workers.KNOWS_IO
         )
         self.calls = collectives.open_new(f"{directory}/collectives-{rank}.bin", attempt=attempt)
-        self.calls[collectives.RECORDER] = collectives.TELLS
+        self.calls[collectives.RECORDER] = collectives.READABLE
         words = self.writer.words
         words[StepTotals.budget_ppm] = 10_000
         words[CheckpointState.resumed_step] = 100 * attempt

@@ -153,7 +153,7 @@ def report(events: list[int]) -> None:
         data._obj.eventData = events.pop()
 
     def uncorrected(library: Library, handle: Any, _kind: Any, _since: Any, errors: Any) -> None:
-        errors._obj.value = library._gpu(handle).fields[4]
+        errors._obj.value = library.gpu_of(handle).fields[4]
 
     for name, function in (
         *(("EventSetCreate", nothing), ("DeviceRegisterEvents", nothing), ("EventSetWait_v2", wait)),
@@ -164,7 +164,7 @@ def report(events: list[int]) -> None:
 
 def stand_in(trouble: Path) -> None:
     """Put made-up figures in the place of the machine's."""
-    host, processes, findings, spent_ns = HostSampler.read, ProcessSampler.read, Findings.look, loop._cpu_ns
+    host, processes, findings, spent_ns = HostSampler.read, ProcessSampler.read, Findings.look, loop.process_cpu_ns
     lacked, waited, stacks, computed = Counters(), Counters(), Counters(), Counters()
 
     def a_node(self: HostSampler, now: float) -> Reading[HostState]:
@@ -199,7 +199,7 @@ def stand_in(trouble: Path) -> None:
 
     for of, name, instead in (
         *((HostSampler, "read", a_node), (ProcessSampler, "read", its_processes)),
-        *((Stacks, "read", its_stacks), (Findings, "look", fails), (loop, "_cpu_ns", computes_ns)),
+        *((Stacks, "read", its_stacks), (Findings, "look", fails), (loop, "process_cpu_ns", computes_ns)),
     ):
         setattr(of, name, instead)
 

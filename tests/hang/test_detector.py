@@ -316,7 +316,8 @@ def test_moving_again_ends_the_helper(job: Job) -> None:
     assert job.turn(gone)
 
 
-def test_a_killed_helper_is_replaced(job: Job) -> None:
+def test_a_killed_helper_is_replaced(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detector, "RETRY_AFTER_TROUBLE_S", 0.5)
     job.rank(WORKS, Region.FORWARD)
     watch = job.start()
     assert job.turn(lambda: watch.helper_pids())
@@ -325,7 +326,6 @@ def test_a_killed_helper_is_replaced(job: Job) -> None:
     os.kill(helper, signal.SIGKILL)
 
     assert job.turn(lambda: watch.trouble == "the helper ended")
-    watch._look_at_s = 0.0  # not to wait out the pause after trouble
     assert job.turn(lambda: watch.helper_pids() - {helper})
     assert job.verdicts == []
 
@@ -333,8 +333,8 @@ def test_a_killed_helper_is_replaced(job: Job) -> None:
 def test_without_any_helper_what_the_clock_tells_is_told_and_none_is_acted_on(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detector, "_ENTRY", "raise SystemExit(1)")
-    monkeypatch.setattr(detector, "_AFTER_TROUBLE_S", 0.5)
+    monkeypatch.setattr(detector, "ENTRY", "raise SystemExit(1)")
+    monkeypatch.setattr(detector, "RETRY_AFTER_TROUBLE_S", 0.5)
     job.rank(SLEEPS, Region.FORWARD)
     job.start(SHORT)
 
@@ -344,8 +344,8 @@ def test_without_any_helper_what_the_clock_tells_is_told_and_none_is_acted_on(
 
 
 def test_a_helper_that_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detector, "_ENTRY", "import time; time.sleep(600)")
-    monkeypatch.setattr(detector, "_LOOK_S", 0.5)
+    monkeypatch.setattr(detector, "ENTRY", "import time; time.sleep(600)")
+    monkeypatch.setattr(detector, "ANSWER_TIMEOUT_S", 0.5)
     job.rank(SLEEPS, Region.FORWARD)
     watch = job.start()
 

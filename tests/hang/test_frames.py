@@ -9,7 +9,7 @@ import pytest
 
 from gpulaunch.launcher.hang import frames as stacks
 from gpulaunch.launcher.hang.judge import judge
-from gpulaunch.launcher.hang.values import Limits, Sample, Standing, to_json, verdict_from
+from gpulaunch.launcher.hang.values import Limits, RankProgress, Sample, to_json, verdict_from
 from gpulaunch.profiler.channel.layout import Region
 from gpulaunch.profiler.stack import Frame
 
@@ -171,7 +171,7 @@ def test_the_golden_sentence(tmp_path: Path) -> None:
     seen = {rank: [Sample(at_s=float(s), state="S", frames=waits) for s in range(0, 40, 2)] for rank in ranks}
     seen[3] = [Sample(at_s=float(s), state="S", frames=(at("load", str(script), 88), main)) for s in range(0, 40, 2)]
     standings = [
-        Standing(
+        RankProgress(
             rank=rank, pid=rank + 1, region=Region.LOADER if rank == 3 else Region.STEPPING, steps=4, armed=True,
             begun=True, saving=False, quiet_s=40.0, allowed_s=10.0, stopped_s=0.0,
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.waits, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("waiting_program.py")
 ANSWERS_AFTER_S = 150.0

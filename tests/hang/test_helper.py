@@ -16,11 +16,11 @@ import pytest
 from gpulaunch.launcher.hang import proc
 from gpulaunch.launcher.hang.detector import mark_over
 from gpulaunch.launcher.hang.helper import serve
-from gpulaunch.launcher.hang.values import Limits, Standing, standing_from, to_json, verdict_from
+from gpulaunch.launcher.hang.values import Limits, RankProgress, progress_from, to_json, verdict_from
 from gpulaunch.launcher.loop import linux
 from gpulaunch.profiler.channel.layout import Region
 
-ENDED_RANK = Standing(
+ENDED_RANK = RankProgress(
     rank=3, pid=2**22 - 7, region=Region.LOADER, steps=1, armed=True, begun=True, saving=False, quiet_s=9.0,
     allowed_s=10.0, stopped_s=0.0,
 )  # fmt: skip
@@ -34,7 +34,7 @@ def exchange(*requests: object, path: str = "/nonexistent/hang.json", **limits: 
 
 
 def test_what_is_said_survives_json() -> None:
-    assert standing_from(json.loads(json.dumps(to_json(ENDED_RANK)))) == ENDED_RANK
+    assert progress_from(json.loads(json.dumps(to_json(ENDED_RANK)))) == ENDED_RANK
 
 
 def test_a_request_is_answered_with_a_verdict() -> None:
@@ -62,7 +62,7 @@ def test_nothing_said_is_nothing_answered() -> None:
 
 
 def me(quiet_s: float) -> dict[str, Any]:
-    return to_json(Standing(**{**vars(ENDED_RANK), "pid": os.getpid(), "quiet_s": quiet_s, "stopped_s": 5.0}))
+    return to_json(RankProgress(**{**vars(ENDED_RANK), "pid": os.getpid(), "quiet_s": quiet_s, "stopped_s": 5.0}))
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -84,7 +84,7 @@ def test_what_is_told_is_written_down_when_it_is_told(tmp_path: Path, tell_from_
     with subprocess.Popen(["sleep", "60"]) as rests:
         while linux.state_of(rests.pid) != "S":  # it still reads its libraries
             time.sleep(0.01)
-        late = to_json(Standing(**{**vars(ENDED_RANK), "pid": rests.pid, "quiet_s": 40.0}))
+        late = to_json(RankProgress(**{**vars(ENDED_RANK), "pid": rests.pid, "quiet_s": 40.0}))
         (answer,) = exchange({"standings": [late], "dirs": {}, "tell_from_s": tell_from_s}, path=str(path))
         rests.kill()
 

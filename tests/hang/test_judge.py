@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpulaunch.launcher.hang import frames as stacks
 from gpulaunch.launcher.hang.activity import following
 from gpulaunch.launcher.hang.judge import judge
-from gpulaunch.launcher.hang.values import Limits, Recorders, Sample, Standing, Verdict
+from gpulaunch.launcher.hang.values import Limits, RankProgress, Recorders, Sample, Verdict
 from gpulaunch.profiler.channel.layout import Region
 from gpulaunch.profiler.stack import Frame
 
@@ -53,11 +53,11 @@ SET_UP = (
 )
 
 
-def standing(rank: int, region: Region = Region.BACKWARD, **given: object) -> Standing:
+def standing(rank: int, region: Region = Region.BACKWARD, **given: object) -> RankProgress:
     known: dict[str, object] = {
         "steps": 10, "armed": True, "begun": True, "saving": False, "quiet_s": 40.0, "allowed_s": 30.0, "stopped_s": 0.0
     }  # fmt: skip
-    return Standing(rank=rank, pid=1000 + rank, region=region, **{**known, **given})  # type: ignore[arg-type]
+    return RankProgress(rank=rank, pid=1000 + rank, region=region, **{**known, **given})  # type: ignore[arg-type]
 
 
 def still(
@@ -75,7 +75,7 @@ def still(
     return samples
 
 
-def followed(standing: Standing, samples: list[Sample]) -> list[Sample]:
+def followed(standing: RankProgress, samples: list[Sample]) -> list[Sample]:
     """As the helper puts them together, which has looked since the floor."""
     began = replace(standing, quiet_s=min(standing.quiet_s, LIMITS.floor_s))
     known: list[Sample] = []
@@ -84,7 +84,7 @@ def followed(standing: Standing, samples: list[Sample]) -> list[Sample]:
     return known
 
 
-def decide(*ranks: tuple[Standing, list[Sample]], whole: bool = True, **given: object) -> Verdict:
+def decide(*ranks: tuple[RankProgress, list[Sample]], whole: bool = True, **given: object) -> Verdict:
     samples = {one.rank: followed(one, seen) for one, seen in ranks}
     known = {"closed": True, **given}
     return judge([one for one, _ in ranks], samples, LIMITS, whole=whole, **known)  # type: ignore[arg-type]
@@ -329,6 +329,7 @@ WORK = {
     "bytes of its loader workers": [by(i, one, io_bytes=1 << 20) for i, one in enumerate(still(ELSEWHERE))],
     "its stack changes": [replace(one, frames=(Frame("f", "x.py", i),)) for i, one in enumerate(still(ELSEWHERE))],
     "it waits for a CPU": still(ELSEWHERE, state="R"),
+    "a compile worker below it gets no CPU": [replace(one, running=(7, 8)) for one in still(ELSEWHERE)],
     "it spins in one place, with a GPU": still(ELSEWHERE, cores=1.0, gpu=True),
 }
 
@@ -342,6 +343,12 @@ def test_a_rank_at_work_is_told_of_late_and_never_acted_on(samples: list[Sample]
     assert after(120.0).sentence.startswith("rank 0 runs in ")
     assert (after(120.0).tells, after(120.0).due_in_s) == (True, None)
     assert not after(1e6).acts
+
+
+def test_a_logger_below_it_that_runs_now_and_then_is_no_work() -> None:
+    samples = [replace(one, running=(7,) if i % 2 else (8,)) for i, one in enumerate(still(ELSEWHERE))]
+
+    assert decide((standing(0, Region.OTHER, quiet_s=1e6), samples)).rule == "timeout"
 
 
 def test_while_a_rank_works_none_is_acted_on() -> None:
@@ -511,7 +518,10 @@ def test_waiting_past_the_timeout_for_a_rank_that_moves_is_no_hang() -> None:
     waits = (standing(1, Region.OTHER, quiet_s=2000.0), still(BARRIER))
 
     assert not decide((standing(0, Region.OTHER, quiet_s=1.0), still(VALIDATE, cores=1.0)), waits).acts
-    assert decide(waits, whole=False).rule == "timeout", "none here moves"
+    elsewhere = decide(waits, whole=False)
+    assert (elsewhere.rule, elsewhere.acts, elsewhere.due_in_s) == ("late", False, None), "one on another node may move"
+    rests = (standing(2, Region.OTHER, quiet_s=2000.0), still(ELSEWHERE))
+    assert decide(rests, waits, whole=False).rule == "timeout"
 
 
 @pytest.mark.parametrize(
@@ -606,7 +616,7 @@ def test_progress_never_leads_to_an_act(data: st.DataObject) -> None:
     regions = st.sampled_from(list(Region))
     num_ranks = data.draw(st.integers(1, 5))
     alive = data.draw(st.integers(0, num_ranks - 1))
-    ranks: list[tuple[Standing, list[Sample]]] = []
+    ranks: list[tuple[RankProgress, list[Sample]]] = []
     for rank in range(num_ranks):
         region = data.draw(regions)
         quiet_s = data.draw(st.floats(10.0, 1e5))

@@ -50,19 +50,23 @@ def test_what_cannot_be_seen_is_not_within() -> None:
 
 @pytest.mark.parametrize(("error", "gpu"), [(PermissionError, True), (FileNotFoundError, False)])
 def test_what_may_not_be_read_may_have_a_gpu(monkeypatch: pytest.MonkeyPatch, error: type[OSError], gpu: bool) -> None:
-    def refuse(path: str) -> list[str]:
-        raise error(path)
+    listdir: Callable[[str], list[str]] = os.listdir
 
-    assert not proc._has_gpu(os.getpid()), "the control"
+    def refuse(path: str) -> list[str]:
+        if path.endswith("/fd"):
+            raise error(path)
+        return listdir(path)
+
+    assert not proc.read(os.getpid(), {}).gpu, "the control"
     monkeypatch.setattr(os, "listdir", refuse)
-    assert proc._has_gpu(os.getpid()) is gpu
+    assert proc.read(os.getpid(), {}).gpu is gpu
 
 
 @pytest.mark.parametrize("device", ["/dev/accel/accel0", "/dev/davinci1", "/dev/neuron0", "/dev/dxg", "/dev/nvidia0"])
 def test_an_accelerator_that_is_open_is_seen(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     readlink: Callable[[str], str] = lambda _: device  # noqa: E731
     monkeypatch.setattr(os, "readlink", readlink)
-    assert proc._has_gpu(os.getpid())
+    assert proc.read(os.getpid(), {}).gpu
 
 
 MOVES = """

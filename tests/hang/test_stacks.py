@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from gpulaunch.launcher.loop import linux
 HOLDS_THE_GIL = "import ctypes\ndef in_c():\n    ctypes.PyDLL(None).sleep(600)\nREADY()\nin_c()\n"
 OPENS_A_PIPE = "import os\nos.mkfifo('pipe')\ndef load():\n    return open('pipe')\nREADY()\nload()\n"
 SLEEPS = "import time\ndef nap():\n    time.sleep(600)\nREADY()\nnap()\n"
+PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_without_pyspy_the_rank_itself_writes_its_stacks(toys: Any, no_pyspy: No
     assert (first.source, where(first)[:2]) == ("faulthandler", ["load", "<module>"])
     assert first.main == second.main
     assert first.refused == (
-        "py-spy: it is not installed beside this Python, nor on PATH",
+        "py-spy: it is installed neither next to this Python nor on PATH",
         "torch's worker server: the program runs none (TORCH_WORKER_SERVER_SOCKET is not set)",
     )
 
@@ -175,8 +177,8 @@ def test_the_worker_that_is_stuck_is_told_from_the_one_that_has_nothing_to_do(to
     """The second of two waits for storage; the first has delivered what was asked of it."""
     workers = proc.read(toys.start(LOADS).pid, {}).workers
 
-    pid, frames = helper._busy_worker(workers)
-    nobody = helper._busy_worker([each for each in workers if each != pid])
+    pid, frames = helper.busy_worker(workers)
+    nobody = helper.busy_worker([each for each in workers if each != pid])
 
     assert (len(workers), pid) == (2, max(workers))
     assert (frames[0].name.rpartition(".")[2], Path(frames[0].file).name) == ("__getitem__", "train.py")
@@ -224,15 +226,15 @@ def test_torchs_worker_server_answers_for_a_hung_rank(toys: Any, tmp_path: Path,
         server.ask(paths[0], "nonsense")  # an unknown handler is an error, not an answer
         pytest.fail("the worker server answered to nonsense")
 
-    recorded = {rank.rank: server.recorded_by(rank.pid) for rank in ranks}
+    recorded = {rank.rank: server.read_flight_record(rank.pid) for rank in ranks}
     while recorded[0] is None or recorded[0].enqueued["0"] < 4:  # it was ready just before its fourth
-        recorded[0] = server.recorded_by(ranks[0].pid)
+        recorded[0] = server.read_flight_record(ranks[0].pid)
     known = {rank: one for rank, one in recorded.items() if one is not None}
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     found = stacks.take(ranks)
 
-    assert server.together(known, known) == Recorders(behind=(1,))
+    assert server.compare_records(known, known) == Recorders(behind=(1,))
     assert server.summary(known) == (
         "flight recorder: rank 1 has begun 3 collectives (the last gloo:all_reduce), others 4"
     )
@@ -244,12 +246,12 @@ def test_torchs_worker_server_answers_for_a_hung_rank(toys: Any, tmp_path: Path,
 def test_no_worker_server_is_an_answer_too(toys: Any, tmp_path: Path) -> None:
     rank = toys.start(SLEEPS, env={server.SOCKET_VARIABLE: str(tmp_path / "nobody.sock")})
 
-    assert server.recorded_by(rank.pid) is None
+    assert server.read_flight_record(rank.pid) is None
     assert server.waits_of(rank.pid) == {}
     assert server.summary({}) == ""
 
 
-def recorder(*entries: tuple[str, int, str]) -> server.Recorded:
+def recorder(*entries: tuple[str, int, str]) -> server.FlightRecord:
     """What a rank has begun: process group, number, operation."""
     told = [
         {"process_group": [group, "tp"], "collective_seq_id": number, "profiling_name": call, "is_p2p": False}
@@ -280,7 +282,7 @@ def test_recorders_are_compared_by_process_group(
 ) -> None:
     known = {rank: recorder(*entries) for rank, entries in recorders.items()}
 
-    assert server.together(known, {0, 1, *recorders}) == expected
+    assert server.compare_records(known, {0, 1, *recorders}) == expected
 
 
 @given(st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode))
@@ -339,6 +341,16 @@ def test_the_cpu_of_a_rank_counts_what_its_dead_children_used(toys: Any) -> None
     assert reading.tree_ticks >= reading.own_ticks + 5
     assert (reading.state, reading.gpu, reading.traced, reading.workers) == ("S", False, False, ())
     assert reading.own_ticks >= reading.main_ticks > 0
+
+
+def test_what_runs_below_a_rank_is_known(toys: Any) -> None:
+    child = "import os\nmine = os.getppid()\nwhile os.getppid() == mine: pass"
+    rank = toys.start(f"import subprocess, sys\nREADY()\nsubprocess.run([sys.executable, '-c', {child!r}])\n")
+    until_s = time.monotonic() + PATIENCE_S
+    while not (running := proc.read(rank.pid, {}).running) and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+    assert running == tuple(linux.descendants_of(rank.pid)) != ()
 
 
 def test_a_rank_that_is_gone_reads_as_gone() -> None:

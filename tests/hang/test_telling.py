@@ -11,7 +11,7 @@ from gpulaunch.launcher.hang.activity import following
 from gpulaunch.launcher.hang.announcer import Announcer
 from gpulaunch.launcher.hang.judge import judge
 from gpulaunch.launcher.hang.values import Limits, Sample, Verdict
-from gpulaunch.launcher.hang.watch import Look, Watch
+from gpulaunch.launcher.hang.watch import RankSnapshot, Watch
 from gpulaunch.profiler.channel.layout import Region
 from gpulaunch.profiler.stack import Frame
 
@@ -58,16 +58,16 @@ def live(*ranks: Stand, limits: Limits = LIMITS, whole: bool = True) -> History:
     samples: dict[int, list[Sample]] = {}
     look_at_s, acted, begin_s = 0.0, False, 1010.0
     for now_s in map(float, range(1001, int(begin_s + max(one.for_s for one in ranks) + 20))):
-        looks: list[Look] = []
+        looks: list[RankSnapshot] = []
         for rank, stand in enumerate(ranks):
             stands = begin_s <= now_s < begin_s + stand.for_s
-            look = Look(
+            look = RankSnapshot(
                 rank=rank, pid=7 + rank, state="S", armed=True, begun=stand.begun, armed_s=1000.0,
                 edge_s=begin_s - 0.1 if stands else now_s - 0.1, region=stand.region, steps=int(now_s),
             )  # fmt: skip
             looks.append(replace(look, steps=1010, saving=stand.saving) if stands else look)
         standings = watch.tick(now_s, looks)
-        over = telling.over(watch.moved_s)
+        over = telling.resolved(watch.moved_s)
         if over is not None:
             history.over.append((now_s - begin_s, *over))
         if not standings:
@@ -90,7 +90,7 @@ def live(*ranks: Stand, limits: Limits = LIMITS, whole: bool = True) -> History:
             history.acted.append((now_s - begin_s, verdict))
         elif telling.is_due(verdict):
             history.told.append((now_s - begin_s, verdict))
-            telling.told(verdict, watch.moved_s)
+            telling.reported(verdict, watch.moved_s)
         look_at_s = now_s + telling.again_s(verdict)
     return history
 
@@ -181,26 +181,26 @@ def test_a_second_standstill_is_told_anew() -> None:
     late = Verdict(tells=True, acts=False, rule="late", sentence="", odd=(0,), quiet_s=40.0)
     watch.tick(1.0, [])
 
-    telling.told(late, moved.get)
-    assert telling.over(moved.get) is None
+    telling.reported(late, moved.get)
+    assert telling.resolved(moved.get) is None
     assert not telling.is_due(replace(late, quiet_s=79.0))
     moved[0] = 163.0
 
-    assert telling.over(moved.get) == ((0,), 63.0)
-    assert telling.over(moved.get) is None, "once"
+    assert telling.resolved(moved.get) == ((0,), 63.0)
+    assert telling.resolved(moved.get) is None, "once"
     assert telling.is_due(late)
 
 
 def test_of_several_ranks_it_is_taken_back_when_all_have_moved_or_ended() -> None:
     telling, moved = Announcer(), {0: 1.0, 1: 1.0, 2: 1.0}
-    telling.told(Verdict(tells=True, acts=False, rule="late", sentence="", odd=(0, 1, 2), quiet_s=40.0), moved.get)
+    telling.reported(Verdict(tells=True, acts=False, rule="late", sentence="", odd=(0, 1, 2), quiet_s=40.0), moved.get)
 
     moved[0] = 50.0
-    assert telling.over(moved.get) is None
+    assert telling.resolved(moved.get) is None
     del moved[1]
     moved[2] = 60.0
 
-    assert telling.over(moved.get) == ((0, 2), 59.0)
+    assert telling.resolved(moved.get) == ((0, 2), 59.0)
 
 
 def test_what_rests_for_ever_is_acted_on_after_the_timeout() -> None:

@@ -9,29 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.hang.values import Limits, Standing
-from gpulaunch.launcher.hang.watch import Look, Watch
+from gpulaunch.launcher.hang.values import Limits, RankProgress
+from gpulaunch.launcher.hang.watch import RankSnapshot, Watch
 from gpulaunch.profiler.channel.layout import Region
 
 LIMITS = Limits()
 START_S = 1000.0
-TRAINS = Look(
+TRAINS = RankSnapshot(
     rank=0, pid=7, state="S", armed=True, begun=True, armed_s=START_S, edge_s=START_S, region=Region.BACKWARD, steps=5
 )
 
 
-def run(watch: Watch, seconds: float, look_at: Callable[[float], Look], *, from_s: float = START_S) -> list[Standing]:
+def run(
+    watch: Watch, seconds: float, look_at: Callable[[float], RankSnapshot], *, from_s: float = START_S
+) -> list[RankProgress]:
     """Tick once a second; how the rank stood whenever it was worth a closer look."""
     found = [watch.tick(from_s + second, [look_at(from_s + second)]) for second in range(1, int(seconds) + 1)]
     return [standings[0] for standings in found if standings]
 
 
-def told_after_s(found: list[Standing]) -> float:
+def report_after_s(found: list[RankProgress]) -> float:
     """From which quiet time on it is beyond its allowance."""
     return next(one.quiet_s for one in found if one.quiet_s >= one.allowed_s)
 
 
-def stands_still(look: Look) -> Callable[[float], Look]:
+def stands_still(look: RankSnapshot) -> Callable[[float], RankSnapshot]:
     return lambda _: look
 
 
@@ -59,18 +61,18 @@ def test_the_allowance_is_learnt_from_what_the_region_took(
 
     found = run(watch, 120, stands_still(moved), from_s=START_S + longest_s + 1)
 
-    assert least_s <= told_after_s(found) <= most_s + 1
+    assert least_s <= report_after_s(found) <= most_s + 1
 
 
 def test_what_took_longer_and_went_on_is_not_told_again_at_once() -> None:
     """A validation of 200 s after each epoch is told of after 30 s in the first, then after 2 minutes."""
     watch, rests = Watch(LIMITS), replace(TRAINS, region=Region.OTHER)
-    assert told_after_s(run(watch, 200, stands_still(rests))) == 30
+    assert report_after_s(run(watch, 200, stands_still(rests))) == 30
     moved = replace(rests, edge_s=START_S + 200.5, steps=6)
 
     found = run(watch, 600, stands_still(moved), from_s=START_S + 201)
 
-    assert told_after_s(found) // 1 == LIMITS.told_patiently_s, "and never later than what is named after a pause"
+    assert report_after_s(found) // 1 == LIMITS.told_patiently_s, "and never later than what is named after a pause"
 
 
 @pytest.mark.parametrize(
@@ -81,24 +83,24 @@ def test_what_took_longer_and_went_on_is_not_told_again_at_once() -> None:
         (replace(TRAINS, saving=True), 120),
     ],
 )
-def test_a_save_and_the_first_step_are_told_of_later(look: Look, after_s: float) -> None:
+def test_a_save_and_the_first_step_are_told_of_later(look: RankSnapshot, after_s: float) -> None:
     """They are looked at before, because a deadlock can be anywhere."""
     found = run(Watch(LIMITS), 150, stands_still(look))
 
     assert found[0].quiet_s == LIMITS.floor_s
-    assert told_after_s(found) == after_s
+    assert report_after_s(found) == after_s
 
 
 def test_with_a_short_timeout_it_is_told_before_it_is_acted_on() -> None:
     limits = Limits(timeout_s=20, first_step_s=30)
 
-    assert told_after_s(run(Watch(limits), 30, stands_still(TRAINS))) == 10
-    assert told_after_s(run(Watch(limits), 30, stands_still(replace(TRAINS, saving=True)))) == 10
-    assert told_after_s(run(Watch(limits), 30, stands_still(replace(TRAINS, begun=False)))) == 15
+    assert report_after_s(run(Watch(limits), 30, stands_still(TRAINS))) == 10
+    assert report_after_s(run(Watch(limits), 30, stands_still(replace(TRAINS, saving=True)))) == 10
+    assert report_after_s(run(Watch(limits), 30, stands_still(replace(TRAINS, begun=False)))) == 15
 
 
 def test_a_program_without_a_probe_is_never_judged_by_time() -> None:
-    assert run(Watch(LIMITS), 5000, stands_still(Look(rank=0, pid=7, state="S"))) == []
+    assert run(Watch(LIMITS), 5000, stands_still(RankSnapshot(rank=0, pid=7, state="S"))) == []
 
 
 @pytest.mark.parametrize("armed", [True, False])
@@ -109,7 +111,7 @@ def test_a_stopped_rank_is_suspected_within_seconds(armed: bool) -> None:
 
 
 def test_a_rank_that_is_stopped_for_a_moment_is_not() -> None:
-    def now_and_then(now_s: float) -> Look:
+    def now_and_then(now_s: float) -> RankSnapshot:
         return replace(TRAINS, edge_s=now_s, state="T" if int(now_s) % 3 else "S")
 
     assert run(Watch(LIMITS), 60, now_and_then) == []

@@ -28,7 +28,9 @@ ELSEWHERE = {
         "--extra-index-url",
     ),
     *("--use-env", "--local-rank", "--ckpt"),
-    *("--kill-on-bad-exit", "--signal", "--ntasks", "--ntasks-per-node", "--pty"),  # of Slurm
+    *("--kill-on-bad-exit", "--signal", "--ntasks-per-node", "--pty", "--no-kill", "--wait", "--label"),  # of Slurm
+    *("--gres", "--gpu-bind", "--gpus-per-node", "--gpus-per-task", "--cpus-per-task", "--account", "--partition"),
+    *("--nodes", "--min-nodes", "--image", "--out", "--from-literal"),  # of Slurm, gpulaunch init and kubectl
     *("--duration", "--rank", "--what", "--again"),  # of gpulaunch trace
     *("--format", "--every"),  # of gpulaunch export
     *("--once", "--json"),  # of gpulaunch top

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -151,3 +152,36 @@ def test_a_lock_has_a_hash_for_everything_but_torch(lock: str, extra: str, build
     assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry or "==" not in entry] == []
     assert {re.split("[<>=[]", need)[0] for need in wanted} - locked == {"torch"}
     assert "://" not in text
+
+
+def installs(text: str) -> tuple[list[str], list[str]]:
+    """The `pip install` commands of a text: those by hashes, and the others."""
+    commands = [line for line in text.splitlines() if re.search(r"\bpip install ", line)]
+    return [each for each in commands if "--require-hashes" in each], [
+        each for each in commands if "--require-hashes" not in each
+    ]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_ci_and_the_image_install_what_is_locked() -> None:
+    """By hashes, all but torch and the project itself, which brings no dependency along. What .ci/run has from
+    elsewhere is not locked by hashes: Debian's packages are signed, npm's have a version."""
+    ci = (ROOT / ".ci/run").read_text()
+    words = " ".join(re.findall(r"^make (.+)", ci, re.MULTILINE)).split()
+    targets = [word for word in words if "=" not in word]
+    assert targets == [".venv/.test", "test", "install-newest", "test-newest"]
+    makes = ["make", "-n", "VENV=unmade", "NEWEST=unmade-newest", "unmade/.test", *targets[1:]]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    made = subprocess.run(makes, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    image = (ROOT / "deploy/docker/Dockerfile").read_text()
+
+    assert "pip install" not in ci
+    assert re.findall(r"[\w/@]+(?=@[\d.]+\b)", ci) == ["@grafana/schema", "typescript"]
+    for text, lock, times in ((made, "requirements.lock", 2), (image, "/src/requirements.lock", 1)):
+        by_hashes, others = installs(text)
+        assert [each.split()[-1] for each in by_hashes] == [lock] * times
+        assert all("--no-deps" in each for each in by_hashes)
+        ours = [each for each in others if each.split()[-1] != "torch"]
+        assert [each.split()[-1] for each in ours] == (["."] * times if text is made else ["/src"])
+        assert all("--no-deps --no-build-isolation" in each for each in ours)
+    assert re.search(r"COPY .*deploy/docker/requirements\.lock .*/src/$", image, re.MULTILINE)

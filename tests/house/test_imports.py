@@ -51,11 +51,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters.push": {"exporters.prometheus", "profiler.record"},
     "exporters.report": {"exporters.view", "profiler.channel", "profiler.analysis"},
     "exporters.tui": {"exporters.view", "profiler.redact"},
-    "exporters.web": {"exporters.http", "exporters.prometheus", "exporters.view", "profiler.record"},
+    "exporters.web": {
+        *("exporters.http", "exporters.prometheus", "exporters.report", "exporters.view", "profiler.record"),
+    },
     "exporters.otlp": {"exporters.prometheus", "profiler.record"},
     "launcher.job": {"profiler.cgroup", "profiler.redact"},
     "launcher.loop": {"profiler.files"},
-    "launcher.rendezvous": {"launcher.loop", "launcher.job"},
+    "launcher.rendezvous": {"launcher.loop", "launcher.job", "launcher.failure", "launcher.policy"},
     "launcher.failure": {"launcher.loop", "launcher.job", "profiler.redact", "profiler.xid"},
     "launcher.checkpoint": {"launcher.loop", "launcher.job"},
     "launcher.hang": {"launcher.loop", "launcher.job", "profiler.channel", "profiler.stack"},
@@ -80,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # By name, and no other: one process, the rank, is put together below the agent; and looking into one is shared.
 BY_NAME: dict[str, set[str]] = {
-    "launcher.loop.rank_main": {"launcher.failure.inside", "profiler.probe.inject", "compat._callable"},
+    "launcher.loop.rank_main": {"launcher.failure.inside", "profiler.probe.inject", "compat.function_call"},
     "launcher.loop.preload": {"launcher.failure.inside", "profiler.probe.cost", "profiler.probe.inject"},
     # Only in the process that looks into ranks, never in the agent.
     "launcher.hang.stacks": {"profiler.samplers.pyspy"},
@@ -105,7 +107,7 @@ IN_RANK = (
         "launcher.loop.import_state",
     ),
     *("launcher.loop.preload_finder", "launcher.loop.restart_plain"),
-    *("compat._callable",),
+    *("compat.function_call",),
 )
 
 

@@ -20,7 +20,7 @@ def _gpu(index: int) -> Gpu:
     )
 
 
-def _place(*, cores: int = 8, gpus: int | tuple[Gpu, ...] = 0, root: str = "/") -> HostInfo:
+def _host(*, cores: int = 8, gpus: int | tuple[Gpu, ...] = 0, root: str = "/") -> HostInfo:
     found = tuple(_gpu(i) for i in range(gpus)) if isinstance(gpus, int) else gpus
     return HostInfo(
         cores=cores,
@@ -42,9 +42,9 @@ def gpu() -> Callable[[int], Gpu]:
 
 
 @pytest.fixture
-def place() -> Callable[..., HostInfo]:
+def make_host() -> Callable[..., HostInfo]:
     """Makes a machine: 8 cores, no GPU, unless told otherwise."""
-    return _place
+    return _host
 
 
 @pytest.fixture
@@ -62,6 +62,6 @@ def job(script: str) -> Callable[..., Request]:
     def run(
         *words: str, environ: Mapping[str, str] | None = None, on: HostInfo | None = None, program: bool = True
     ) -> Request:
-        return load([*words, *([script] if program else [])], environ or {}, on or _place())
+        return load([*words, *([script] if program else [])], environ or {}, on or _host())
 
     return run

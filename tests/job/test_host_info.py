@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.launcher.job.describe import ranges
-from gpulaunch.launcher.job.host_info import Gpu, look, parse_cpu_list, select
+from gpulaunch.launcher.job.host_info import Gpu, detect, parse_cpu_list, select
 from gpulaunch.profiler.cgroup import Cgroups
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -48,18 +48,18 @@ def root(tmp_path: Path) -> Root:
 
 
 def test_a_plain_machine(root: Root) -> None:
-    place = look({}, root=root.path)
+    host = detect({}, root=root.path)
 
-    assert (place.cores, place.cores_why) == (64, "all 64")
-    assert (place.gpus, place.gpus_why) == ((), "no NVIDIA driver (/dev/nvidiactl does not exist)")
-    assert (place.memory_limit_bytes, place.memory_why) == (None, "no cgroup limit")
-    assert place.launched_by == "one host"
+    assert (host.cores, host.cores_why) == (64, "all 64")
+    assert (host.gpus, host.gpus_why) == ((), "no NVIDIA driver (/dev/nvidiactl does not exist)")
+    assert (host.memory_limit_bytes, host.memory_why) == (None, "no cgroup limit")
+    assert host.launched_by == "one host"
 
 
 def test_an_affinity_mask_counts(root: Root) -> None:
     root.write("proc/self/status", "Cpus_allowed_list:\t0-3,8,10-11\n")
 
-    assert (look({}, root=root.path).cores, look({}, root=root.path).cores_why) == (7, "7 of 64: affinity mask")
+    assert (detect({}, root=root.path).cores, detect({}, root=root.path).cores_why) == (7, "7 of 64: affinity mask")
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_an_affinity_mask_counts(root: Root) -> None:
 def test_a_quota_of_cgroup_v2(root: Root, quota: str, cores: int, why: str) -> None:
     root.write("proc/self/cgroup", "0::/kube/pod1\n").write("proc/self/mountinfo", V2_MOUNT)
     root.write("sys/fs/cgroup/kube/pod1/cpu.max", quota + "\n")
-    place = look({}, root=root.path)
+    host = detect({}, root=root.path)
 
-    assert (place.cores, place.cores_why) == (cores, why)
+    assert (host.cores, host.cores_why) == (cores, why)
 
 
 def test_the_tightest_limit_on_the_way_up_counts(root: Root) -> None:
@@ -120,11 +120,11 @@ def test_a_mount_of_a_part_of_the_tree(root: Root) -> None:
 
 
 def test_without_proc_the_kernel_is_asked(tmp_path: Path) -> None:
-    assert look({}, root=str(tmp_path)).cores == len(os.sched_getaffinity(0))
+    assert detect({}, root=str(tmp_path)).cores == len(os.sched_getaffinity(0))
 
 
 def test_the_real_machine_is_read_without_complaint() -> None:
-    assert look(os.environ).cores >= 1
+    assert detect(os.environ).cores >= 1
 
 
 @given(st.frozensets(st.integers(0, 300), max_size=40))
@@ -149,6 +149,13 @@ def test_a_list_of_cpus_survives_writing_and_reading(cpus: frozenset[int]) -> No
             "one host (Slurm job 12, but no step of srun: its rank variables mean nothing here)",
         ),
         (
+            {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"},
+            (
+                "one host (Slurm job 12, but no step of srun: its rank variables mean nothing here; `srun gpulaunch` "
+                "uses all 2 nodes of the job)"
+            ),
+        ),
+        (
             {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"},
             "Slurm step 12.0, task 1 of 4 (SLURM_STEP_ID)",
         ),
@@ -160,7 +167,7 @@ def test_a_list_of_cpus_survives_writing_and_reading(cpus: frozenset[int]) -> No
     ],
 )
 def test_what_launched_us(root: Root, environ: dict[str, str], launched_by: str) -> None:
-    assert look(environ, root=root.path).launched_by == launched_by
+    assert detect(environ, root=root.path).launched_by == launched_by
 
 
 # -- GPUs
@@ -216,26 +223,26 @@ def driver(root: Root, monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType]
 
 
 def test_gpus_through_nvml(driver: Callable[[ModuleType], Root]) -> None:
-    place = look({}, root=driver(fake_nvml()).path)
+    host = detect({}, root=driver(fake_nvml()).path)
 
-    assert place.gpus_why == "2 through NVML"
-    assert [(gpu.index, gpu.uuid, gpu.pci_bus_id) for gpu in place.gpus] == [
+    assert host.gpus_why == "2 through NVML"
+    assert [(gpu.index, gpu.uuid, gpu.pci_bus_id) for gpu in host.gpus] == [
         (0, "GPU-0", "0000:3b:00.0"),
         (1, "GPU-1", "0000:3c:00.0"),
     ]
-    assert place.gpus[0].name == "NVIDIA H200"
+    assert host.gpus[0].name == "NVIDIA H200"
 
 
 def test_mig_instances_stand_for_their_card(driver: Callable[[ModuleType], Root]) -> None:
-    place = look({}, root=driver(fake_nvml(mig=3)).path)
+    host = detect({}, root=driver(fake_nvml(mig=3)).path)
 
-    assert [(gpu.index, gpu.uuid) for gpu in place.gpus] == [(0, "MIG-0-0"), (0, "MIG-0-2"), (1, "GPU-1")]
+    assert [(gpu.index, gpu.uuid) for gpu in host.gpus] == [(0, "MIG-0-0"), (0, "MIG-0-2"), (1, "GPU-1")]
 
 
 def test_a_broken_nvml_is_a_reason(driver: Callable[[ModuleType], Root]) -> None:
-    place = look({}, root=driver(fake_nvml(broken="Driver/library version mismatch")).path)
+    host = detect({}, root=driver(fake_nvml(broken="Driver/library version mismatch")).path)
 
-    assert (place.gpus, place.gpus_why) == ((), "NVML: Driver/library version mismatch")
+    assert (host.gpus, host.gpus_why) == ((), "NVML: Driver/library version mismatch")
 
 
 @pytest.mark.parametrize(
@@ -254,10 +261,10 @@ def test_a_broken_nvml_is_a_reason(driver: Callable[[ModuleType], Root]) -> None
 def test_cuda_visible_devices_as_cuda_reads_it(
     driver: Callable[[ModuleType], Root], visible: str, indices: list[int]
 ) -> None:
-    place = look({"CUDA_VISIBLE_DEVICES": visible}, root=driver(fake_nvml()).path)
+    host = detect({"CUDA_VISIBLE_DEVICES": visible}, root=driver(fake_nvml()).path)
 
-    assert [gpu.index for gpu in place.gpus] == indices
-    assert place.gpus_why == f"{len(indices)} of 2: CUDA_VISIBLE_DEVICES={visible}"
+    assert [gpu.index for gpu in host.gpus] == indices
+    assert host.gpus_why == f"{len(indices)} of 2: CUDA_VISIBLE_DEVICES={visible}"
 
 
 def test_selecting_stops_at_the_first_unknown(gpu: Callable[[int], Gpu]) -> None:

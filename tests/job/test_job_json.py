@@ -38,7 +38,7 @@ def test_no_secret_of_the_command_line_or_the_job_file_is_in_it(
 
 
 def test_a_secret_is_known_by_its_value_wherever_it_stands(
-    job: Load, place: Callable[..., HostInfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Load, make_host: Callable[..., HostInfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, key = "ghp_0123456789abcdefghij0123456789abcdef", "AKIAIOSFODNN7EXAMPLE"
     (tmp_path / "job.toml").write_text(
@@ -49,7 +49,7 @@ def test_a_secret_is_known_by_its_value_wherever_it_stands(
     monkeypatch.setattr(sys, "argv", ["gpulaunch", *words])
     spec = job(*words, program=False).spec
 
-    for text in (json.dumps(job_document(spec)), describe(spec, place())):
+    for text in (json.dumps(job_document(spec)), describe(spec, make_host())):
         assert "hunter" not in text
         assert token not in text
         assert key not in text
@@ -82,14 +82,14 @@ def test_it_says_what_the_job_ran_on(job: Load, tmp_path: Path) -> None:
     assert versions == {"torch": "2.13.0+cu130", "nvidia-ml-py": "13.5", "some_package": "0.1"}
 
 
-def test_it_and_the_plan_say_what_is_preloaded_and_what_is_not(job: Load, place: Callable[..., HostInfo]) -> None:
+def test_it_and_the_plan_say_what_is_preloaded_and_what_is_not(job: Load, make_host: Callable[..., HostInfo]) -> None:
     spec, refused = job("--preload", "kept,left").spec, {"left": "it opened 1 socket(s)"}
 
     forked = job_document(spec, ["kept", "left"], refused=refused)["preloading"]
-    spawned = job_document(spec, ["kept"], spawn_because="there is a module torch beside the script")["preloading"]
+    spawned = job_document(spec, ["kept"], spawn_because="there is a module torch next to the script")["preloading"]
 
     assert forked == {"packages": ["torch", "kept"], "refused": refused, "spawn_because": ""}
-    assert spawned == {"packages": [], "refused": {}, "spawn_because": "there is a module torch beside the script"}
+    assert spawned == {"packages": [], "refused": {}, "spawn_because": "there is a module torch next to the script"}
     assert with_preloaded({"version": 1, "preloading": forked}, ["torch"], {"kept": "it made a lock"}, "") == {
         "version": 1,
         "preloading": {
@@ -99,5 +99,5 @@ def test_it_and_the_plan_say_what_is_preloaded_and_what_is_not(job: Load, place:
         },
     }
     assert "torch, kept (named; each must pass the checks for forking); not left: it opened 1" in describe(
-        spec, place(), refused=refused
+        spec, make_host(), refused=refused
     )

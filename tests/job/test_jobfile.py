@@ -43,10 +43,10 @@ def refused(text: str | bytes) -> str:
         ("[env.A]\nB = ''", "job.toml: key 'env.A' must be a string, got a table"),
         ("[env]\n'A=B' = ''", "job.toml: 'A=B' cannot be an environment variable"),
         ("[env]\nRANK = '0'", "job.toml: [env] cannot set RANK: the launcher sets it for each rank"),
-        ("config = 'x'", "job.toml: a job file cannot name another one (key 'config')"),
+        ("config = 'x'", "job.toml: a job file cannot include another one (key 'config')"),
         (
             "nproc = 1\nnproc_per_node = 1",
-            "job.toml: key 'nproc_per_node' says --nproc-per-node a second time under another name",
+            "job.toml: key 'nproc_per_node' sets --nproc-per-node a second time under another name",
         ),
     ],
 )

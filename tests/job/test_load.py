@@ -12,10 +12,10 @@ import pytest
 
 from gpulaunch.launcher.job.host_info import Gpu, HostInfo
 from gpulaunch.launcher.job.load import UsageError, load
-from gpulaunch.launcher.job.spec import Request, Std
+from gpulaunch.launcher.job.spec import Etcd, Request, Std
 
 Load = Callable[..., Request]
-MakePlace = Callable[..., HostInfo]
+MakeHost = Callable[..., HostInfo]
 
 
 def refused(job: Load, *words: str, **kwargs: object) -> str:
@@ -24,44 +24,6 @@ def refused(job: Load, *words: str, **kwargs: object) -> str:
     line = str(caught.value)
     assert "\n" not in line
     return line
-
-
-STEP = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_NTASKS": "2",
-    "SLURM_STEP_NUM_TASKS": "2",
-}
-
-
-def test_a_launcher_in_each_of_two_tasks_of_srun_is_refused_with_the_lines_that_work(job: Load) -> None:
-    line = refused(job, "--nproc", "4", environ=STEP)
-
-    assert line.startswith("srun starts 2 tasks, and each would train for itself; on one node: ")
-    assert "srun --ntasks=1 gpulaunch --nproc 4 " in line
-    assert "--nnodes $SLURM_NNODES --node-rank $SLURM_NODEID --master-addr HOST --nproc 4 " in line
-
-
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        ({**STEP, "SLURM_STEP_ID": "4294967291"}, []),  # the batch script
-        ({name: value for name, value in STEP.items() if "STEP" not in name}, []),  # its variables, without a step
-        ({**STEP, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}, []),
-        ({**STEP, "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, []),  # a step of one task in a job of eight
-        ({**STEP, "SLURM_PTY_PORT": "40000", "SLURM_PTY_WIN_COL": "80"}, []),  # srun --ntasks=2 --pty bash
-        ({**STEP, "TORCHELASTIC_RUN_ID": "x"}, []),  # in a rank of a launcher that knew its place
-        (STEP, ["--nnodes", "2", "--node-rank", "1", "--master-addr", "n1"]),
-        (STEP, ["--nnodes", "1"]),
-        (STEP, ["--standalone"]),
-        ({**STEP, "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n1"}, []),
-    ],
-)
-def test_a_launcher_that_is_alone_or_told_its_place_is_not(
-    job: Load, environ: dict[str, str], words: list[str]
-) -> None:
-    assert job(*words, environ=environ).spec.nproc == 1
 
 
 # -- precedence
@@ -125,11 +87,11 @@ def test_a_bad_variable_is_named_as_such(job: Load) -> None:
 # -- the program
 
 
-def test_the_program_as_torchrun_would_run_it(job: Load, script: str, place: MakePlace) -> None:
+def test_the_program_as_torchrun_would_run_it(job: Load, script: str, make_host: MakeHost) -> None:
     Path("run.sh").write_text("")
     Path("run.sh").chmod(0o755)
     kinds = [
-        load(words, {"PATH": "/nowhere"}, place()).spec.program
+        load(words, {"PATH": "/nowhere"}, make_host()).spec.program
         for words in (
             ["train.py", "-x"],
             ["-m", "pkg.mod"],
@@ -148,8 +110,8 @@ def test_the_program_as_torchrun_would_run_it(job: Load, script: str, place: Mak
     assert job(environ={"PYTHON_EXEC": "/opt/python"}).spec.program.python == "/opt/python"
 
 
-def test_what_follows_the_program_belongs_to_it(script: str, place: MakePlace) -> None:
-    spec = load(["--nproc", "2", script, "--nproc", "9", "-m", "--help", "--"], {}, place()).spec
+def test_what_follows_the_program_belongs_to_it(script: str, make_host: MakeHost) -> None:
+    spec = load(["--nproc", "2", script, "--nproc", "9", "-m", "--help", "--"], {}, make_host()).spec
 
     assert (spec.nproc, spec.program.args) == (2, ("--nproc", "9", "-m", "--help", "--"))
 
@@ -163,27 +125,30 @@ def test_what_follows_the_program_belongs_to_it(script: str, place: MakePlace) -
         (["zzz"], "no such script: zzz"),
         (["nowhere/train.py"], "no such script: nowhere/train.py (the directory nowhere does not exist)"),
         (["--no-python", "no-such-command"], "--no-python: no-such-command: not found in PATH"),
-        (["--no-python", "./train.py"], "--no-python: ./train.py is not executable; chmod +x it, or drop --no-python"),
+        (
+            ["--no-python", "./train.py"],
+            "--no-python: ./train.py is not executable; run chmod +x, or remove --no-python",
+        ),
         (
             ["--no-python", "-m", "pkg"],
-            "--no-python and --module contradict each other: a module is run by python; drop one",
+            "--no-python and --module contradict each other: a module is run by python; remove one",
         ),
         ([], "no program to run: gpulaunch [options] PROGRAM [arguments] (or `script` in a job file)"),
         ([""], "the program's name is empty"),
     ],
 )
 def test_a_program_that_cannot_run_is_refused_before_anything_starts(
-    script: str, words: list[str], line: str, place: MakePlace
+    script: str, words: list[str], line: str, make_host: MakeHost
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        load(words, {"PATH": "/bin"}, place())
+        load(words, {"PATH": "/bin"}, make_host())
 
     assert str(caught.value) == line
 
 
-def test_a_module_is_left_to_python_and_so_is_a_name_with_a_macro(script: str, place: MakePlace) -> None:
-    assert load(["-m", "no.such.module"], {}, place()).spec.program.target == "no.such.module"
-    assert load(["train_${local_rank}.py"], {}, place()).spec.program.target == "train_${local_rank}.py"
+def test_a_module_is_left_to_python_and_so_is_a_name_with_a_macro(script: str, make_host: MakeHost) -> None:
+    assert load(["-m", "no.such.module"], {}, make_host()).spec.program.target == "no.such.module"
+    assert load(["train_${local_rank}.py"], {}, make_host()).spec.program.target == "train_${local_rank}.py"
 
 
 @pytest.mark.parametrize(
@@ -195,8 +160,8 @@ def test_a_module_is_left_to_python_and_so_is_a_name_with_a_macro(script: str, p
         (["--name", "a-b.1", "train.py"], "a-b.1"),
     ],
 )
-def test_the_job_has_a_name_fit_for_a_directory(script: str, words: list[str], name: str, place: MakePlace) -> None:
-    assert load(words, {}, place()).spec.name == name
+def test_the_job_has_a_name_fit_for_a_directory(script: str, words: list[str], name: str, make_host: MakeHost) -> None:
+    assert load(words, {}, make_host()).spec.name == name
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a b", "x" * 65])
@@ -211,8 +176,8 @@ def test_a_name_unfit_for_a_directory_is_refused(job: Load, name: str) -> None:
     ("text", "gpus", "nproc"),
     [("3", 0, 3), ("auto", 0, 8), ("auto", 4, 4), ("gpu", 2, 2), ("cpu", 2, 8), (" 2 ", 0, 2)],
 )
-def test_nproc_in_words(job: Load, text: str, gpus: int, nproc: int, place: MakePlace) -> None:
-    assert job("--nproc", text, on=place(gpus=gpus)).spec.nproc == nproc
+def test_nproc_in_words(job: Load, text: str, gpus: int, nproc: int, make_host: MakeHost) -> None:
+    assert job("--nproc", text, on=make_host(gpus=gpus)).spec.nproc == nproc
 
 
 @pytest.mark.parametrize(
@@ -249,23 +214,23 @@ accelerator, cuda, xpu = torch({any}), torch({gpu}), torch({xpu})
     ],
 )
 def test_accelerators_that_nvml_does_not_know_are_counted_by_torch(
-    job: Load, place: MakePlace, tmp_path: Path, device: str, text: str, seen: dict[str, int], nproc: int
+    job: Load, make_host: MakeHost, tmp_path: Path, device: str, text: str, seen: dict[str, int], nproc: int
 ) -> None:
     """A made-up torch: 50 ms each."""
     (tmp_path / "torch.py").write_text(TORCH.format(**seen))
     (tmp_path / "dev" / device).parent.mkdir(parents=True)
     (tmp_path / "dev" / device).touch()
 
-    counted = job("--nproc", text, on=place(root=str(tmp_path)), environ={"PYTHONPATH": str(tmp_path)})
+    counted = job("--nproc", text, on=make_host(root=str(tmp_path)), environ={"PYTHONPATH": str(tmp_path)})
 
     assert counted.spec.nproc == nproc
 
 
-def test_a_torch_that_cannot_count_is_not_taken_for_none(job: Load, place: MakePlace, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_count_is_not_taken_for_none(job: Load, make_host: MakeHost, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libamdhip64.so: no such file')")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()
-    given = {"on": place(root=str(tmp_path)), "environ": {"PYTHONPATH": str(tmp_path)}}
+    given = {"on": make_host(root=str(tmp_path)), "environ": {"PYTHONPATH": str(tmp_path)}}
 
     assert refused(job, "--nproc", "auto", **given) == (
         "--nproc auto: torch cannot count the accelerators here (ImportError: libamdhip64.so: no such file); "
@@ -274,11 +239,11 @@ def test_a_torch_that_cannot_count_is_not_taken_for_none(job: Load, place: MakeP
     assert job("--nproc", "3", **given).spec.nproc == 3
 
 
-def test_an_accelerator_without_torch_is_no_gpu(job: Load, place: MakePlace, tmp_path: Path) -> None:
+def test_an_accelerator_without_torch_is_no_gpu(job: Load, make_host: MakeHost, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kfd").touch()
-    given = {"on": place(root=str(tmp_path)), "environ": {"PYTHONPATH": str(tmp_path)}}
+    given = {"on": make_host(root=str(tmp_path)), "environ": {"PYTHONPATH": str(tmp_path)}}
 
     assert job("--nproc", "auto", **given).spec.nproc == 8
     with pytest.raises(UsageError, match="there is no GPU here"):
@@ -336,26 +301,41 @@ def test_rendezvous(job: Load, words: list[str], addr: str, port: int | None, ru
     assert uuid.UUID(spec.run_id).version == 4 if run_id == "uuid" else spec.run_id == run_id
 
 
-WORKS = "what works: --nnodes N --node-rank R --master-addr A --master-port P, the same on every node but R"
+ETCD = ("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=a", "--rdzv-id=7")
+WORKS = "--rdzv-backend leader --rdzv-endpoint HOST:PORT, the same on every node"
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--nnodes", "1:4"], f"--nnodes: 1:4: elastic multi-node (MIN:MAX) is not there yet; {WORKS}"),
-        (
-            ["--nnodes=2", "--rdzv-backend=c10d"],
-            f"--rdzv-backend c10d with 2 nodes: elastic multi-node is not there yet; {WORKS}",
-        ),
+        (["--nnodes", "1:4"], f"--nnodes: 1:4 nodes need {WORKS}"),
+        (["--nnodes=2", "--rdzv-backend=c10d"], f"--rdzv-backend: 2 nodes need a place to meet: {WORKS}"),
         (
             ["--nnodes=2", "--rdzv_backend=etcd-v2"],
-            f"--rdzv-backend etcd-v2 with 2 nodes: elastic multi-node is not there yet; {WORKS}",
+            "--rdzv-backend: 2 nodes need a place to meet: --rdzv-endpoint HOST:PORT,HOST:PORT, members of etcd",
+        ),
+        ([*ETCD, "--rdzv-endpoint=a,:5"], "--rdzv-endpoint: expected HOST:PORT,HOST:PORT, got 'a,:5'"),
+        (
+            [*ETCD, "--token-file=t"],
+            "--token-file: etcd lets the nodes in by itself; see --rdzv-conf user, password_file, cert and key",
+        ),
+        (
+            [*ETCD, "--rdzv-conf=password=x"],
+            "--rdzv-conf: password: everybody on this machine can see it here; write it to a file: password_file=FILE",
+        ),
+        ([*ETCD, "--rdzv-id=none"], "--rdzv-id: the jobs in etcd are told apart by it; give each another"),
+        ([*ETCD, "--rdzv-conf=user=x"], "--rdzv-conf: user and password_file: one needs the other"),
+        ([*ETCD, "--rdzv-conf=protocol=ftp"], "--rdzv-conf: protocol: expected http or https, got 'ftp'"),
+        ([*ETCD, "--rdzv-conf=key=k"], "--rdzv-conf: key: a certificate is used with protocol=https only"),
+        (
+            ["--nnodes=2", "--rdzv-endpoint=a:0"],
+            "--rdzv-endpoint: the other nodes cannot find any free port (0); name one",
         ),
         (["--nnodes", "2:20:30"], "--nnodes: expected N (or MIN:MAX), got '2:20:30'"),
         (["--nnodes", "two"], "--nnodes: expected N (or MIN:MAX), got 'two'"),
         (["--nnodes", "0"], "--nnodes: a job needs at least 1 node, and MIN at most MAX, got '0'"),
         (["--nnodes", "3:2"], "--nnodes: a job needs at least 1 node, and MIN at most MAX, got '3:2'"),
-        (["--nnodes", "2", "--standalone"], "--standalone is one node, but --nnodes says 2"),
+        (["--nnodes", "2", "--standalone"], "--standalone is one node, but --nnodes is 2"),
         (["--nnodes", "2", "--node-rank", "2"], "--node-rank: 2 nodes have ranks 0 to 1, got 2"),
         (["--master-port", "5", "--node-rank", "1"], "--node-rank: there is one node, rank 0, got 1"),
         (["--nnodes", "2", "--master-port", "0"], "--master-port: 0 (any free port) works on one node only; name one"),
@@ -369,6 +349,30 @@ WORKS = "what works: --nnodes N --node-rank R --master-addr A --master-port P, t
 )
 def test_what_is_no_rendezvous_is_refused_never_shrunk(job: Load, words: list[str], line: str) -> None:
     assert refused(job, *words) == line
+
+
+def test_etcd_is_reached_as_torchrun_names_it(job: Load) -> None:
+    words = ["--nnodes", "2:3", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "a, b:5,[::1]:6", "--rdzv-id", "7"]
+    conf = "protocol=https,ca_cert=ca,ssl_cert=own,ssl_cert_key=key,user=me,password_file=f,etcd_prefix=/p"
+    conf += ",join_timeout=5"
+    elastic = job(*words, "--rdzv-conf", conf).spec.elastic
+
+    assert elastic is not None
+    assert elastic.etcd == Etcd(
+        endpoints=(("a", 2379), ("b", 5), ("::1", 6)),
+        tls=True,
+        cacert="ca",
+        cert="own",
+        key="key",
+        user="me",
+        password_file="f",
+        prefix="/p",
+    )
+    assert (elastic.min_nodes, elastic.max_nodes, elastic.join_timeout_s) == (2, 3, 5.0)
+    plain = job(*words).spec.elastic
+    assert plain is not None
+    assert plain.etcd is not None
+    assert (plain.etcd.tls, plain.etcd.cacert, plain.etcd.prefix) == (False, "", "/gpulaunch")
 
 
 def test_the_rendezvous_timeout(job: Load) -> None:
@@ -446,8 +450,8 @@ def test_signals_that_ask_for_a_save(job: Load) -> None:
     assert job("--signals-to-handle", "SIGTERM,SIGUSR2").spec.notify_signals == ()
     assert job("--preempt-signals", "SIGUSR2").spec.notify_signals == ()
     assert job("--preempt-signals", "", "--notify-signals", "").spec.preempt_signals == ()
-    assert "SIGCHLD is how the launcher hears" in refused(job, "--preempt-signals", "SIGCHLD")
-    assert "SIGUSR1 already means the end" in refused(job, "--notify-signals", "SIGUSR1")
+    assert "SIGCHLD is used by the launcher" in refused(job, "--preempt-signals", "SIGCHLD")
+    assert "SIGUSR1 already ends the job" in refused(job, "--notify-signals", "SIGUSR1")
 
 
 @pytest.mark.parametrize(
@@ -528,9 +532,9 @@ def test_metrics_addresses_that_are_none(job: Load, text: str) -> None:
 # -- GPUs
 
 
-def test_the_job_files_cuda_visible_devices_is_what_the_ranks_have(job: Load, place: MakePlace) -> None:
+def test_the_job_files_cuda_visible_devices_is_what_the_ranks_have(job: Load, make_host: MakeHost) -> None:
     Path("job.toml").write_text("nproc = 'gpu'\n[env]\nCUDA_VISIBLE_DEVICES = '2,3'\n")
-    on = place(gpus=4)
+    on = make_host(gpus=4)
 
     assert job("--config", "job.toml", on=on).spec.nproc == 2
     assert job("--config", "job.toml", "--gpus", "1", on=on).spec.gpus == ("3",)
@@ -548,18 +552,18 @@ def test_the_job_files_cuda_visible_devices_is_what_the_ranks_have(job: Load, pl
     ],
 )
 def test_gpus_become_cuda_visible_devices(
-    job: Load, text: str, inherited: str | None, entries: tuple[str, ...], place: MakePlace
+    job: Load, text: str, inherited: str | None, entries: tuple[str, ...], make_host: MakeHost
 ) -> None:
     environ = {} if inherited is None else {"CUDA_VISIBLE_DEVICES": inherited}
-    spec = job("--gpus", text, "--nproc", "gpu", environ=environ, on=place(gpus=4)).spec
+    spec = job("--gpus", text, "--nproc", "gpu", environ=environ, on=make_host(gpus=4)).spec
 
     assert (spec.gpus, spec.visible_devices, spec.nproc) == (entries, entries, len(entries))
 
 
-def test_a_mig_instance_is_named_by_its_uuid(job: Load, place: MakePlace, gpu: Callable[[int], Gpu]) -> None:
+def test_a_mig_instance_is_named_by_its_uuid(job: Load, make_host: MakeHost, gpu: Callable[[int], Gpu]) -> None:
     slices = tuple(dataclasses.replace(gpu(0), uuid=f"MIG-{i}") for i in range(3))
 
-    assert job("--gpus", "1,2", on=place(gpus=slices)).spec.gpus == ("MIG-1", "MIG-2")
+    assert job("--gpus", "1,2", on=make_host(gpus=slices)).spec.gpus == ("MIG-1", "MIG-2")
 
 
 @pytest.mark.parametrize(
@@ -573,8 +577,8 @@ def test_a_mig_instance_is_named_by_its_uuid(job: Load, place: MakePlace, gpu: C
         ("", "--gpus: expected indices or UUIDs (GPU-..., MIG-...) separated by commas, got ''"),
     ],
 )
-def test_gpus_that_are_none(job: Load, text: str, line: str, place: MakePlace) -> None:
-    assert refused(job, "--gpus", text, on=place(gpus=4)) == line
+def test_gpus_that_are_none(job: Load, text: str, line: str, make_host: MakeHost) -> None:
+    assert refused(job, "--gpus", text, on=make_host(gpus=4)) == line
 
 
 def test_gpus_where_there_are_none(job: Load) -> None:
@@ -610,12 +614,12 @@ def test_virtual_local_rank_needs_a_visible_gpu_per_rank(job: Load) -> None:
     )
 
 
-def test_numa_binding_without_a_gpu_to_be_near_to(job: Load, place: MakePlace) -> None:
+def test_numa_binding_without_a_gpu_to_be_near_to(job: Load, make_host: MakeHost) -> None:
     line = refused(job, "--numa-binding", "node")
 
     assert line == "--numa-binding node: binds ranks to the cores near their GPU, and there is no GPU: no NVIDIA driver"
-    assert "3 ranks but 2 GPUs" in refused(job, "--numa-binding", "node", "--nproc", "3", on=place(gpus=2))
-    assert "cannot read" in refused(job, "--numa-binding", "node", on=place(gpus=1, root="/nonexistent"))
+    assert "3 ranks but 2 GPUs" in refused(job, "--numa-binding", "node", "--nproc", "3", on=make_host(gpus=2))
+    assert "cannot read" in refused(job, "--numa-binding", "node", on=make_host(gpus=1, root="/nonexistent"))
 
 
 def test_dry_run_is_asked_for_apart_from_the_job(job: Load) -> None:

@@ -120,11 +120,13 @@ def test_a_gpu_that_sysfs_does_not_know(tmp_path: Path) -> None:
 
 
 SERVER = """
-import builtins, json, os, shutil, sys
+import builtins, inspect, json, os, shutil, sys
 from unittest import mock
 import torch
 from torch.numa import binding
 
+find = binding._get_validated_logical_cpus_to_bind_to
+first = next(iter(inspect.signature(find).parameters))  # gpu_index; from torch 2.14 on device_index
 real_open, real_listdir = builtins.open, os.listdir
 for line in sys.stdin:
     root, mode, gpus, allowed = json.loads(line)
@@ -140,13 +142,13 @@ for line in sys.stdin:
         mock.patch.object(shutil, "which", lambda name: "/bin/" + name),
         mock.patch.object(torch.cuda, "get_device_properties", properties),
         mock.patch.object(torch.cuda, "device_count", lambda: len(gpus)),
+        mock.patch.object(torch.accelerator, "device_count", lambda: len(gpus)),
+        mock.patch.object(torch.accelerator, "is_available", lambda: True),
+        mock.patch.object(torch.accelerator, "current_accelerator", lambda: torch.device("cuda")),
     ):
         options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
         try:
-            answer = [
-                sorted(binding._get_validated_logical_cpus_to_bind_to(gpu_index=index, numa_options=options))
-                for index in range(len(gpus))
-            ]
+            answer = [sorted(find(**{first: index}, numa_options=options)) for index in range(len(gpus))]
         except Exception as err:
             answer = None
     print(json.dumps(answer), flush=True)

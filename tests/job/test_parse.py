@@ -40,6 +40,7 @@ for line in sys.stdin:
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
             answer = vars(get_args_parser().parse_args(argv))
+            answer.pop("print_completion", None)  # torch 2.14; None, for an option that prints and exits
         except SystemExit as end:
             answer = None if end.code else {"help": True}
         except ValueError:  # PET_STANDALONE=yes and the like end torchrun with a traceback

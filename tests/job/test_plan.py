@@ -18,7 +18,7 @@ from gpulaunch.launcher.job.plan import line_prefix, prefix_is_unused, rank_args
 from gpulaunch.launcher.job.spec import JobSpec, Request, Std
 
 Load = Callable[..., Request]
-MakePlace = Callable[..., HostInfo]
+MakeHost = Callable[..., HostInfo]
 
 
 def environment(spec: JobSpec, local_rank: int = 0, attempt: int = 0) -> dict[str, str]:
@@ -78,7 +78,7 @@ with open(f"rank-{os.environ['RANK']}.json", "w") as file:
     ids=["free port", "static"],
 )
 def test_the_environment_is_torchruns_name_by_name(
-    job: Load, place: MakePlace, tmp_path: Path, words: list[str]
+    job: Load, make_host: MakeHost, tmp_path: Path, words: list[str]
 ) -> None:
     """Every rank under torchrun against our plan for the same words; only paths, ports and random ids may differ."""
     from contextlib import closing
@@ -92,7 +92,7 @@ def test_the_environment_is_torchruns_name_by_name(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(tmp_path / "logs"), *argv]
     subprocess.run(torchrun, env=clean, capture_output=True, check=True, timeout=120)
     theirs = [json.loads(Path(f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-    spec = job(*argv, environ=clean, on=place(cores=2), program=False).spec
+    spec = job(*argv, environ=clean, on=make_host(cores=2), program=False).spec
 
     free = {"TORCHELASTIC_ERROR_FILE"}
     if spec.master_port is None:
@@ -133,10 +133,10 @@ def test_the_job_files_environment_is_below_the_launchers(job: Load) -> None:
     ],
 )
 def test_visible_devices(
-    job: Load, place: MakePlace, words: list[str], inherited: str | None, visible: list[str | None]
+    job: Load, make_host: MakeHost, words: list[str], inherited: str | None, visible: list[str | None]
 ) -> None:
     environ = {} if inherited is None else {"CUDA_VISIBLE_DEVICES": inherited}
-    spec = job("--nproc", "2", *words, environ=environ, on=place(gpus=3 if inherited is None else 2)).spec
+    spec = job("--nproc", "2", *words, environ=environ, on=make_host(gpus=3 if inherited is None else 2)).spec
     envs = [environment(spec, rank) for rank in (0, 1)]
 
     assert [env.get("CUDA_VISIBLE_DEVICES") for env in envs] == visible
@@ -223,12 +223,12 @@ def test_a_prefix_without_a_teed_stream_is_of_no_use(job: Load) -> None:
 # -- --dry-run
 
 
-def test_the_plan_as_text(job: Load, place: MakePlace) -> None:
+def test_the_plan_as_text(job: Load, make_host: MakeHost) -> None:
     Path("train.py").write_text("import torch\nimport numpy, pytest\n")
     Path("job.toml").write_text('name = "digits"\n[env]\nWANDB_API_KEY = "abc"\nPLAIN = "text"\n')
     words = ["--config", "job.toml", "--nproc", "2", "--master-port", "5", "--metrics-addr", "[::1]:9"]
     argv = [*words, "train.py", "--hf-token", "s3cret", "--api_key=s3cret", "--out", "${local_rank}"]
-    machine = place(gpus=1)
+    machine = make_host(gpus=1)
     spec = job(*argv, environ={"PET_ROLE": "trainer", "PYTHON_EXEC": "python"}, on=machine, program=False).spec
     text = describe(spec, machine, refused={"pytest": "it opens a socket"})
     lines = [" ".join(line.split()) for line in text.splitlines()]
@@ -279,26 +279,29 @@ def test_the_plan_as_text(job: Load, place: MakePlace) -> None:
         ),
         (
             ["--job-dir", "out"],
-            "checkpoints in out/checkpoints; begins with the newest complete one, told as GPULAUNCH_RESUME_FROM",
+            "checkpoints in out/checkpoints; resumes from the newest complete one, passed as GPULAUNCH_RESUME_FROM",
         ),
         (
             ["--checkpoint-dir", "a,b", "--resume", "never"],
-            "checkpoints in a, b; none is gone on from (--resume never)",
+            "checkpoints in a, b; none is used (--resume never)",
         ),
-        (["--hang-timeout", "0"], "hangs not looked for (--hang-timeout 0)"),
-        (["--no-profile"], "hangs restart, where a rank is stopped by a signal; no other is seen with --no-profile"),
-        (["--on-hang", "stop"], "hangs stop; at once where it is proven, else after 600 s, 3600 s for the first step"),
+        (["--hang-timeout", "0"], "hangs no detection (--hang-timeout 0)"),
+        (
+            ["--no-profile"],
+            "hangs restart, only for ranks stopped by a signal (--no-profile)",
+        ),
+        (["--on-hang", "stop"], "hangs stop; at once if proven, else after 600 s, 3600 s for the first step"),
     ],
 )
-def test_rows_of_the_plan(job: Load, place: MakePlace, words: list[str], row: str) -> None:
-    assert row in [" ".join(line.split()) for line in describe(job(*words).spec, place()).splitlines()]
+def test_rows_of_the_plan(job: Load, make_host: MakeHost, words: list[str], row: str) -> None:
+    assert row in [" ".join(line.split()) for line in describe(job(*words).spec, make_host()).splitlines()]
 
 
-def test_the_plan_has_a_row_for_every_option(job: Load, place: MakePlace) -> None:
+def test_the_plan_has_a_row_for_every_option(job: Load, make_host: MakeHost) -> None:
     from gpulaunch.launcher.job.option_table import OPTIONS
 
     spec = job().spec
-    text = describe(spec, place())
+    text = describe(spec, make_host())
 
     assert [option.name for option in OPTIONS if f"\n  {option.name} " not in text] == []
     assert set(spec.options) == set(spec.origins)

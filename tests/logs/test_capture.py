@@ -168,7 +168,7 @@ def test_ten_megabytes_without_newline(job: Job, pipe: Any, loop: Any) -> None:
     code = f"import os\nleft = {size}\nwhile left: left -= os.write(1, b'y' * min(left, 1 << 20))\nos.write(1, b'\\n')"
     with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=end) as rank:
         job.hand_over(end)
-        pipe.until(lambda _: job.hub._reading == {} and pipe.data.count(b"y") == size)
+        pipe.until(lambda _: job.hub.num_open == 0 and pipe.data.count(b"y") == size)
     assert rank.returncode == 0
 
     assert job.file("0-OUT.log") == b"y" * size + b"\n"
@@ -250,10 +250,10 @@ def test_a_dead_rank_is_heard_out_though_its_child_holds_the_pipe(job: Job, pipe
         job.hub.finish(0)  # without a turn of the loop: all of it is in the pipe
         assert job.hub.tail(0, Std.OUT)[1:] == ["said", "last words"]
         assert pipe.now().endswith(b"[0] said\n[0] last words\n")
-        assert job.hub._reading, "somebody holds it still"
+        assert job.hub.num_open, "somebody holds it still"
     finally:
         os.kill(int(job.file("0-OUT.log").split()[0]), signal.SIGKILL)
-    loop.until(lambda: not job.hub._reading, "end of the pipe")
+    loop.until(lambda: not job.hub.num_open, "end of the pipe")
 
 
 def test_leftovers_go_to_the_file_until_close(job: Job) -> None:
@@ -497,7 +497,7 @@ def test_a_rank_that_prints_to_a_terminal_alone_has_a_terminal(terminal_job: Job
     assert terminal_job.hub.tail(0, Std.OUT) == ["True True 123 40", "no newline"]
     terminal_job.console.say("the end")
     assert terminal.now().endswith(b"\n[gpulaunch] the end\n")
-    loop.until(lambda: not terminal_job.hub._reading, "the end of both")
+    loop.until(lambda: not terminal_job.hub.num_open, "the end of both")
 
 
 def test_a_terminal_of_a_rank_follows_the_size_of_ours(terminal_job: Job, terminal: Any, loop: Any) -> None:
@@ -523,7 +523,7 @@ def test_megabytes_through_a_terminal_come_whole(terminal_job: Job, terminal: An
     code = "import os\nfor n in range(20000): os.write(1, b'%099d\\n' % n)"
     with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=end) as rank:
         terminal_job.hand_over(end)
-        terminal.until(lambda data: len(data) == 2_000_000 and not terminal_job.hub._reading)
+        terminal.until(lambda data: len(data) == 2_000_000 and not terminal_job.hub.num_open)
     assert rank.returncode == 0
 
     assert terminal.data == terminal_job.file("0-OUT.log") == b"".join(b"%099d\n" % n for n in range(20000))

@@ -45,17 +45,21 @@ def test_lines_in_another_order_are_not_folded_across() -> None:
 
 def test_what_waits_is_bounded() -> None:
     window = FoldWindow(num_ranks=2)
+    waiting = 0
     for number in range(3 * MAX_WAITING_LINES):
         window.add(0.0, 0, b"%d" % number)
-        window.ready(0.0)
-        assert len(window._groups) <= MAX_WAITING_LINES
-    window.flush()
+        waiting += 1 - len(window.ready(0.0))
+        assert 0 < waiting <= MAX_WAITING_LINES
+    assert len(window.flush()) == waiting
+    long, waited = b"x" * (MAX_WAITING_BYTES // 3), [0]
     for _ in range(10):
-        window.add(0.0, 0, b"x" * (MAX_WAITING_BYTES // 3))
-        window.ready(0.0)
-        assert window._waiting_bytes <= MAX_WAITING_BYTES
-    window.flush()
-    assert (window._waiting_bytes, len(window._by_line)) == (0, 0)
+        window.add(0.0, 0, long)
+        waited.append(waited[-1] + 1 - len(window.ready(0.0)))
+    assert len(long) < max(waited) * len(long) <= MAX_WAITING_BYTES
+    assert len(window.flush()) == waited[-1]
+    assert (window.deadline_s, window.flush()) == (None, [])
+    window.add(0.0, 1, long)
+    assert window.flush() == [Fold(long, (1,))], "of what has left nothing is known"
 
 
 @given(

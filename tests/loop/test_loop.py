@@ -204,7 +204,7 @@ def test_whose_stacks_may_be_read_names_who_may(
 ) -> None:
     """Under Yama only ancestors may, and the sidecar is none. (Whether a kernel has Yama cannot be chosen here.)"""
     said = tmp_path / "said"
-    monkeypatch.setattr(linux, "_prctl", lambda option, value: said.write_text(f"{option} {value.value}"))
+    monkeypatch.setattr(linux, "prctl", lambda option, value: said.write_text(f"{option} {value.value}"))
     monkeypatch.setattr(linux, "die_with_parent", lambda agent_pid: None)
 
     pid = child.start(["/bin/true"], os.environ, tracer_pid=tracer_pid)

@@ -139,7 +139,7 @@ def test_which_process_cleans_up_after_the_others() -> None:
         )
         try:
             until_s = time.monotonic() + 10
-            while words[0] not in linux.words_of(process.pid) and time.monotonic() < until_s:
+            while words[0] not in linux.cmdline_of(process.pid) and time.monotonic() < until_s:
                 time.sleep(0.005)
             return linux.is_resource_tracker(process.pid)
         finally:

@@ -56,10 +56,10 @@ def imports(tmp_path: Path, name: str) -> int:
     return len(count.read_text()) if count.exists() else 0
 
 
-def run(gpulaunch, tmp_path: Path, packages: Path, names: list[str], program: str, *options: str):
+def run(gpulaunch, tmp_path: Path, packages: Path, names: list[str], program: str, *options: str, **env: str):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(program))
-    env = {"PYTHONPATH": os.fspath(packages), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env |= {"PYTHONPATH": os.fspath(packages), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     job = tmp_path / f"job-{len(list(tmp_path.glob('job-*')))}"
     ended = gpulaunch("--nproc", "2", "--preload", ",".join(names), "--job-dir", job, *options, script, env=env)
     (ready,) = [
@@ -107,7 +107,7 @@ def test_a_shared_package_is_imported_once_and_a_refused_one_is_remembered(
 
 
 def test_what_imports_print_is_each_ranks_and_once(gpulaunch, tmp_path: Path, packages: Path) -> None:
-    """As torch's own "No CUDA runtime is found": with torchrun every rank says it; it is no line of the launcher's."""
+    """With torchrun every rank says it; it is no line of the launcher's."""
     for name, habit in (("printy", ""), ("refused", HABITS["thready"])):
         (packages / name).mkdir()
         said = f"import os, sys; print('banner of {name}'); os.write(2, b'warning of {name}\\n')"
@@ -122,6 +122,22 @@ def test_what_imports_print_is_each_ranks_and_once(gpulaunch, tmp_path: Path, pa
         assert sorted(line for line in ended.stderr.splitlines() if line.endswith(f"warning of {name}")) == [
             f"[{rank}] warning of {name}" for rank in range(2)
         ]
+
+
+def test_a_warning_of_torchs_own_is_each_ranks(gpulaunch, tmp_path: Path, packages: Path) -> None:
+    """Where CUDA is installed and no GPU is seen, a build for CUDA says it as this module is imported; the CPU's is
+    asked for it. Two ranks: 4 s of CPU time."""
+    (packages / "kernels").mkdir()
+    (packages / "kernels/__init__.py").write_text(
+        "import torch.utils.cpp_extension as built\nhome = built.CUDA_HOME or built._find_cuda_home()\n"
+    )
+    env = {"CUDA_HOME": "/opt/cuda-of-nobody", "CUDA_VISIBLE_DEVICES": ""}
+    ended, ready = run(gpulaunch, tmp_path, packages, ["kernels"], "import kernels; print(kernels.home)", **env)
+
+    assert (ended.code, ready["loaded"]) == (0, ["kernels"]), ended
+    said = [line for line in ended.stderr.splitlines() if "No CUDA runtime is found" in line]
+    assert sorted(line[:4] for line in said) == ["[0] ", "[1] "]
+    assert all(line.endswith("using CUDA_HOME='/opt/cuda-of-nobody'") for line in said)
 
 
 def test_the_plan_tells_what_will_not_be_preloaded(gpulaunch, tmp_path: Path, packages: Path) -> None:

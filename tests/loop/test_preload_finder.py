@@ -76,7 +76,7 @@ def test_a_variable_set_conditionally_before_an_import_has_its_effect_and_is_rem
 
     assert seen(first.stdout) == seen(second.stdout) == ["3 True"] * 2
     assert len(events(tmp_path / "first", "rank_started_again")) == 2
-    (said,) = [line for line in first.stderr.splitlines() if "start again" in line]
+    (said,) = [line for line in first.stderr.splitlines() if "restart from" in line]
     assert "READSVAR_NUM_THREADS was set before the import of readsvar" in said
     assert not events(tmp_path / "second", "rank_started_again")
     (ready,) = events(tmp_path / "second", "fork_server_ready")
@@ -112,12 +112,33 @@ def test_what_torch_reads_while_it_is_imported_may_come_from_load_dotenv(
     assert seen(first.stdout)[:2] == seen(first.stdout)[2:] == seen(second.stdout) == ["2 10 unset"] * 2
     assert seen(plain.stdout) == ["2 10 unset"]
     assert len(events(tmp_path / "first", "rank_started_again")) == 2
-    (said,) = [line for line in first.stderr.splitlines() if "start again" in line]
+    (said,) = [line for line in first.stderr.splitlines() if "restart from" in line]
     assert "OMP_NUM_THREADS" in said
     assert "appear twice" in said
     assert first.stdout.count("FIRST") == 6
     assert second.stdout.count("FIRST") == 2
     assert "OMP_NUM_THREADS, TORCH_LOGS were set before the import of torch" in second.stderr
+
+
+def test_what_mkl_reads_while_torch_is_imported_has_its_effect(gpulaunch, tmp_path: Path, env: dict[str, str]) -> None:
+    """Read in C, unseen from Python. A job and a plain interpreter: 6 s of CPU time."""
+    script = write(
+        tmp_path,
+        """
+        import settings
+        import torch
+        print("SEEN", torch.get_num_threads(), "mkl_get_max_threads() : 2" in torch.__config__.parallel_info())
+        """,
+    )
+    write(tmp_path, "import os\nfor n in ('2',):\n    os.environ['MKL_NUM_THREADS'] = n", "settings.py")
+    env |= {"OMP_NUM_THREADS": "1"}
+    plain = subprocess.run([sys.executable, script], env={**os.environ, **env}, capture_output=True, text=True)
+
+    ended = gpulaunch("--nproc", "1", "--job-dir", tmp_path / "run", script, env=env)
+
+    assert ended.code == 0, ended
+    assert seen(ended.stdout) == seen(plain.stdout) != []
+    assert "MKL_NUM_THREADS was set before the import of torch" in ended.stderr
 
 
 def test_a_rank_that_starts_again_has_what_it_was_started_with(gpulaunch, tmp_path: Path, env: dict[str, str]) -> None:
@@ -157,7 +178,7 @@ def test_a_rank_that_starts_again_has_what_it_was_started_with(gpulaunch, tmp_pa
     assert (ended.code, seen(ended.stdout)) == (0, ["3"])
     first, second = (line.partition("BEGAN ")[2] for line in ended.stdout.splitlines() if "BEGAN" in line)
     assert first == second
-    assert "1 thread(s) of theirs were ended" in ended.stderr
+    assert "1 of their threads were ended" in ended.stderr
     assert ((tmp_path / "log").read_text(), (tmp_path / "ends").read_text()) == ("line", "end")
 
 
@@ -290,6 +311,31 @@ def test_torch_is_not_there_before_the_program_imports_it(gpulaunch, tmp_path: P
     assert seen(ended.stdout) == ["False"] * 2
     assert not events(tmp_path / "run", "rank_started_again")
     assert set(events(tmp_path / "run", "fork_server_ready")[0]["loaded"]) == {"beforetorch", "warnsoftorch", "healthy"}
+
+
+def test_what_must_come_before_torch_is_not_handed_out_after_it(gpulaunch, tmp_path: Path, env: dict[str, str]) -> None:
+    """Torch is imported where the source does not show it, so both were preloaded before it. A job and a plain
+    interpreter, each of which imports torch: 6 s of CPU time."""
+    script = write(
+        tmp_path,
+        """
+        exec("import torch")
+        import warnsoftorch
+        print("SEEN", warnsoftorch.late, flush=True)
+        import beforetorch
+        import torch
+        """,
+    )
+    plain = subprocess.run([sys.executable, script], env={**os.environ, **env}, capture_output=True, text=True)
+
+    ended = gpulaunch("--nproc", "1", "--job-dir", tmp_path / "run", script, env=env)
+
+    assert (ended.code, plain.returncode) == (1, 1)
+    assert seen(ended.stdout) == seen(plain.stdout) == ["True"]
+    for stderr in (ended.stderr, plain.stderr):
+        assert "ImportError: import beforetorch before torch" in stderr
+    assert set(events(tmp_path / "run", "fork_server_ready")[0]["loaded"]) == {"beforetorch", "warnsoftorch"}
+    assert "warnsoftorch depends on whether torch is imported before it" in ended.stderr
 
 
 def test_a_module_found_first_by_a_changed_path_is_the_programs(gpulaunch, tmp_path: Path, env: dict[str, str]) -> None:

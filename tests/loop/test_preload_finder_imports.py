@@ -1,4 +1,4 @@
-"""Ways in which programs import, tried on a shelf without torch: as in a plain interpreter, or the rank restarts."""
+"""Ways in which programs import, tried on a shelf without the real torch: as in a plain interpreter, or a restart."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulaunch.launcher.loop.preload_finder import Package, concerns
+
 PACKAGES = {
     "first/__init__.py": "import second\nfrom . import part\nruns = [1]",
     "first/part.py": "name = 'part'",
@@ -17,6 +19,11 @@ PACKAGES = {
     "second/deep.py": "value = 3",
     "replaced.py": "import sys\nclass Made: pass\nsys.modules[__name__] = Made()",
     "space/inside/__init__.py": "value = 4",
+    "beforetorch.py": "import sys\nif 'torch' in sys.modules: raise ImportError('import beforetorch before torch')",
+    "warnsoftorch.py": "import sys\nlate = sys.modules.get('torch') is not None",
+    "wants.py": "import warnsoftorch",
+    "torch.py": "value = 5",
+    "withtorch.py": "import sys\nkernels = 'torch' in sys.modules",
 }
 SHELF = """
 import sys, os, importlib, importlib.util
@@ -24,13 +31,13 @@ sys.path.insert(0, {site!r})
 from gpulaunch.launcher.loop.import_watch import Watch
 from gpulaunch.launcher.loop.preload_finder import PreloadFinder
 watch, at_start = Watch(), frozenset(sys.modules)
-for name in ("first", "second", "replaced", "space.inside"):
+for name in ("first", "second", "replaced", "space.inside", "beforetorch", "wants", "torch", "withtorch"):
     with watch.importing(name, keeps=True):
         importlib.import_module(name)
 prepared = {{name: module for name, module in sys.modules.items() if name not in at_start}}
 shelf, restarts = PreloadFinder(watch.packages), []
 shelf.fill(at_start)
-assert not {{"first", "second", "replaced", "space"}} & sys.modules.keys()
+assert not {{"first", "second", "replaced", "space", "torch"}} & sys.modules.keys()
 shelf.arm(os.environ, again=lambda packages, why: restarts.append(why), on_torch=lambda: None)
 """
 HEALTHY = {
@@ -101,6 +108,12 @@ HEALTHY = {
         import second
         assert second is prepared["second"]
         """,
+    "before torch what looks for it, after it what was found after it": """
+        import beforetorch, wants, torch, withtorch
+        assert not wants.warnsoftorch.late and withtorch.kernels
+        assert torch is prepared["torch"] and beforetorch is prepared["beforetorch"]
+        """,
+    "torch first, then what does not look for it": "import torch, first\n",
 }
 RESTARTS = {
     "an import hook, which would see what is imported": """
@@ -116,6 +129,18 @@ RESTARTS = {
     "a stand-in for what it needs": "sys.modules['second'] = os\nimport first",
     "what it needs is disabled": "sys.modules['second'] = None\nimport first",
     "a stand-in for a part of what it needs": "sys.modules['second.deep'] = os\nimport first",
+    "what must come before torch, after it": """
+        import torch, beforetorch
+        assert restarts == ["beforetorch depends on whether torch is imported before it"]
+        """,
+    "what looks for torch, needed by another": """
+        import torch, wants
+        assert restarts == ["warnsoftorch depends on whether torch is imported before it"]
+        """,
+    "what found torch, before it": """
+        import withtorch
+        assert restarts == ["withtorch depends on whether torch is imported before it"]
+        """,
 }
 
 
@@ -136,3 +161,25 @@ def test_an_import_is_as_in_a_plain_interpreter(program: str, tmp_path: Path) ->
 @pytest.mark.parametrize("program", RESTARTS.values(), ids=RESTARTS)
 def test_the_rank_restarts_where_an_import_would_make_something_else(program: str, tmp_path: Path) -> None:
     run(tmp_path, textwrap.dedent(program) + "\nassert len(restarts) >= 1")
+
+
+READ_IN_C = """
+    OMP_NUM_THREADS MKL_NUM_THREADS MKL_DYNAMIC KMP_AFFINITY KMP_BLOCKTIME GOMP_CPU_AFFINITY OPENBLAS_NUM_THREADS
+    TORCH_LOGS TORCHINDUCTOR_CACHE_DIR PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF C10_LOG_LEVEL ONEDNN_VERBOSE
+    TRITON_CACHE_DIR NCCL_DEBUG NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME UCX_TLS CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING
+    CUBLAS_WORKSPACE_CONFIG HSA_OVERRIDE_GFX_VERSION
+    """
+READ_LATER = "CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER TORCH_HOME TORCH_NCCL_BLOCKING_WAIT TORCHELASTIC_RUN_ID"
+
+
+@pytest.mark.parametrize("variable", READ_IN_C.split())
+def test_a_variable_of_torchs_families_concerns_compiled_code_unseen(variable: str) -> None:
+    """Which of them torch reads while it is imported is not seen from Python."""
+    assert concerns("torch", Package(native=True), variable)
+    assert not concerns("pure", Package(), variable)
+
+
+@pytest.mark.parametrize("variable", [*READ_LATER.split(), "HF_HOME", "WANDB_MODE", "MY_OMP_NUM_THREADS"])
+def test_a_variable_that_is_read_later_or_of_no_family_concerns_no_import(variable: str) -> None:
+    assert not concerns("torch", Package(native=True), variable)
+    assert concerns("torch", Package(native=True, asked={variable}), variable)

@@ -112,7 +112,7 @@ def test_what_was_made_again_is_not_known_where_nobody_saw_what_an_attempt_went_
     assert spent(ledger, 36.0)["lost_work"] is None
     assert line(ledger.seconds(T0 + 36.0), 36.0, advice=": name it") == (
         "goodput at most 69.4 %: productive 25.0 s, detection 2.0 s, teardown 1.0 s, restart 3.0 s, startup 5.0 s; "
-        "lost work is not known: name it"
+        "lost work is unknown: name it"
     )
 
     ledger.failed(T0 + 36.0, T0 + 36.0)
@@ -228,9 +228,9 @@ def test_of_ranks_without_steps_it_is_not_known_what_they_did() -> None:
     }
     assert share(told, 20.0) is None
     assert line(told, 20.0) == (
-        "goodput not known, no step was seen: detection 1.0 s, teardown 1.0 s, restart 3.0 s, startup 2.0 s"
+        "goodput unknown, no steps were observed: detection 1.0 s, teardown 1.0 s, restart 3.0 s, startup 2.0 s"
     )
-    assert line(told, 20.0, why_unknown="nobody looked").startswith("goodput not known, nobody looked: ")
+    assert line(told, 20.0, why_unknown="nobody looked").startswith("goodput unknown, nobody looked: ")
 
 
 def test_a_first_step_that_is_known_late() -> None:

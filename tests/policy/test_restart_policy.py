@@ -23,7 +23,6 @@ GENEROUS = Limits(max_restarts=1000, rate=None, backoff_max_s=60.0, no_progress=
 def failure(kind: Kind | None = Kind.EXCEPTION, **fields: Any) -> Failure:
     values: dict[str, Any] = {
         "kind": kind,
-        "elsewhere": False,
         "signature": kind.value if kind is not None else "",
         "at_s": 100.0,
         "step": None,
@@ -68,7 +67,7 @@ def test_equal_exceptions_before_the_first_step_are_restarted_as_often_as_asked(
     *again, last = live(asked, *[one] * 9)
 
     assert [(each.again, each.wait_s) for each in again] == [(True, 0.0), (True, 1.0), (True, 2.0)]
-    assert (last.again, last.code, last.why) == (False, None, "all 3 restarts of --max-restarts are used")
+    assert (last.again, last.code, last.why) == (False, None, "all 3 restarts allowed by --max-restarts are used")
 
     _, _, third = live(replace(asked, no_progress=3), *[one] * 9)
     assert (third.again, third.code) == (False, 93)
@@ -124,7 +123,7 @@ def test_a_script_as_torchrun_knows_it_keeps_its_restarts_and_its_code() -> None
     exits = live(replace(GENEROUS, max_restarts=2), *[failure(Kind.EXIT_CODE)] * 20)
     assert [decision.again for decision in exits] == [True, True, False]
     assert exits[-1].code is None, "the rank's own: the user's budget ended it"
-    assert exits[-1].why == "all 2 restarts of --max-restarts are used"
+    assert exits[-1].why == "all 2 restarts allowed by --max-restarts are used"
 
     (never,) = live(replace(GENEROUS, max_restarts=0), failure(Kind.SYNTAX))
     assert (never.again, never.code, never.why) == (False, None, "")
@@ -165,7 +164,7 @@ def test_a_rate_is_used_up_and_comes_back() -> None:
     at = [failure(Kind.SIGNAL, at_s=at_s) for at_s in (0.0, 10.0, 50.0)]
 
     assert [decision.again for decision in live(limits, *at)] == [True, True, False]
-    assert live(limits, *at)[-1].why == "--restart-rate allows 2 restarts within 60 s, and they are used"
+    assert live(limits, *at)[-1].why == "--restart-rate allows 2 restarts within 60 s, and all are used"
     assert all(decision.again for decision in live(limits, *at[:2], failure(Kind.SIGNAL, at_s=60.0)))
 
 
@@ -192,14 +191,11 @@ def test_a_faulty_card_asks_for_another_machine() -> None:
     assert none_left.code == 75
 
 
-def test_the_fault_of_another_node_is_followed_and_not_charged() -> None:
-    for kind in (None, Kind.PEER, Kind.EXCEPTION, Kind.NODE_LOSS):
-        history, decision = decide(GENEROUS, RestartHistory(), failure(kind, elsewhere=True))
-        assert (decision.again, decision.charged, history.restarts) == (True, False, 0)
-    never = replace(GENEROUS, max_restarts=0)
-    for kind, code in ((Kind.PEER, None), (Kind.NODE_LOSS, 75)):
-        decision = decide(never, RestartHistory(), failure(kind, elsewhere=True))[1]
-        assert (decision.again, decision.code) == (False, code)
+def test_the_loss_of_a_node_is_not_charged() -> None:
+    history, decision = decide(GENEROUS, RestartHistory(), failure(Kind.NODE_LOSS))
+    assert (decision.again, decision.charged, history.restarts) == (True, False, 0)
+    decision = decide(replace(GENEROUS, max_restarts=0), RestartHistory(), failure(Kind.NODE_LOSS))[1]
+    assert (decision.again, decision.code) == (False, 75)
 
 
 def test_a_preempted_job_is_to_be_run_again_by_somebody_else() -> None:
@@ -238,7 +234,6 @@ FAILURES = st.lists(
     st.builds(
         Failure,
         kind=KINDS,
-        elsewhere=st.booleans(),
         signature=st.sampled_from(["a", "b", ""]),
         at_s=st.floats(0.0, 400.0),  # here: after the restart before
         step=STEP,
@@ -259,7 +254,7 @@ def test_no_budget_is_ever_exceeded(limits: Limits, failures: list[Failure]) -> 
         history, decision = decide(limits, history, replace(one, at_s=now_s))
         assert 0.0 <= decision.wait_s <= limits.backoff_max_s
         assert decision.charged == (history.restarts > before.restarts)
-        assert not (decision.charged and (one.elsewhere or one.kind in UNCHARGED))
+        assert not (decision.charged and one.kind in UNCHARGED)
         if decision.charged:
             now_s += decision.wait_s
             restarts_s.append(now_s)
@@ -300,7 +295,7 @@ def test_progress_always_makes_it_start_anew(failures: list[Failure], kind: Kind
 
     row = TABLE[kind]
     assert decision.wait_s == 0.0
-    assert decision.again == (row.action in (Action.RESTART, Action.FOLLOW))
+    assert decision.again == (row.action in (Action.RESTART, Action.REPLACE))
 
 
 @given(FAILURES)

@@ -203,7 +203,7 @@ def ddp_waits_for_others() -> None:
     were a first look at it, in which this rank had lost its core, ever so dear."""
     from gpulaunch.profiler.probe import recorder
 
-    recorder._DEAREST = 0  # type: ignore[misc]
+    recorder.PAUSE_PER_QUERY = 0  # type: ignore[misc]
 
     def loop(late_s: float) -> None:
         model = nn.parallel.DistributedDataParallel(a_model())
@@ -241,7 +241,7 @@ def taps_come_out() -> None:
     probe: Any = inject.current()
     before = taps(), callbacks()
     hooks = Hooks(probe, torch)
-    hooks.place()
+    hooks.install()
     assert not any(one is other for one, other in zip(taps(), before[0], strict=True))
     assert callbacks() == tuple(count + 1 for count in before[1])
     hooks.remove()

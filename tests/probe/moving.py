@@ -501,7 +501,7 @@ def ledger_taps_come_out() -> None:
     probe: Any = inject.current()
     os.environ["GPULAUNCH_DEVICE_TYPES"] = "meta"
     undo: list[Callable[[], None]] = []
-    copies.place(probe, torch, undo)
+    copies.install(probe, torch, undo)
     assert len(what_is_tapped()) == 13
     while undo:
         undo.pop()()
@@ -510,7 +510,7 @@ def ledger_taps_come_out() -> None:
     synchronize = torch.cuda.synchronize
     del torch.cuda.synchronize
     with pytest.raises(AttributeError, match="synchronize"):
-        copies.place(probe, torch, undo)
+        copies.install(probe, torch, undo)
     while undo:
         undo.pop()()
     torch.cuda.synchronize = synchronize

@@ -119,8 +119,8 @@ def many_steps_past_the_budget() -> None:
     """No time is given to a short program; after every 300 steps the model is looked at."""
     from gpulaunch.profiler.probe import budget, observed
 
-    observed._SECOND_NS = 0
-    budget._WINDOW_NS, budget._PATIENCE = 50_000_000, 1
+    observed.LOOKS_EVERY_NS = 0
+    budget.WINDOW_NS, budget.PATIENCE = 50_000_000, 1
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number, (inputs, targets) in enumerate(many_batches(2_500), 1):

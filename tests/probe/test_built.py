@@ -45,7 +45,7 @@ class FreshBuilder:
         return Tensor()
 
 
-torch = SimpleNamespace(**{name: FreshBuilder() for name in built._BUILDERS}, from_numpy=FreshBuilder())
+torch = SimpleNamespace(**{name: FreshBuilder() for name in built.BUILDERS}, from_numpy=FreshBuilder())
 found: list[int] = []
 
 

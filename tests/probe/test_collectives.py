@@ -18,19 +18,19 @@ from gpulaunch.profiler.channel import segment_writer
 from gpulaunch.profiler.channel.collectives import (
     CALL,
     CALLS,
-    CANNOT,
     COMPLETED,
     ENQUEUED,
     KINDS,
+    READABLE,
     RECORDER,
     SEQUENCE,
-    TELLS,
+    UNREADABLE,
     CollectivesReader,
     CollectivesSnapshot,
     words_of_call,
 )
 from gpulaunch.profiler.channel.layout import Word
-from gpulaunch.profiler.probe import collectives
+from gpulaunch.profiler.probe import collectives, recorder
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.state import Probe
 
@@ -41,7 +41,7 @@ RANKS = str(Path(__file__).with_name("ranks.py"))
 
 
 def test_every_function_has_a_kind() -> None:
-    kinds = {name: collectives.kind_of(name) for name in collectives._COLLECTIVES}
+    kinds = {name: collectives.kind_of(name) for name in collectives.COLLECTIVES}
 
     assert kinds["all_gather_into_tensor"] == kinds["_all_gather_base"] == kinds["all_gather_object"] == "all_gather"
     assert kinds["reduce_scatter_tensor"] == kinds["_reduce_scatter_base"] == "reduce_scatter"
@@ -78,7 +78,7 @@ def no_words() -> list[int]:
 
 
 def tapped(probe: Probe, words: list[int], original: Callable[[], Any], kind: str = "barrier") -> Callable[[], Any]:
-    return collectives._tap(probe, TORCH, collectives._Calls(probe, words), kind, original)
+    return collectives.tap_collective(probe, TORCH, collectives.Calls(probe, words), kind, original)
 
 
 def test_a_call_is_said_before_it_waits(probe: Probe) -> None:
@@ -126,7 +126,7 @@ def test_where_there_is_no_room_for_the_file_the_steps_are_measured_all_the_same
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("GPULAUNCH_CHANNEL_DIR", str(tmp_path / "nowhere"))
 
-    assert isinstance(collectives._words(probe), list)
+    assert isinstance(collectives.open_words(probe), list)
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -135,7 +135,7 @@ def test_leaving_all_process_groups_is_told_once_it_is_done(probe: Probe, left: 
     told = probe.writer.words
     seen: list[int] = []
     c10d = SimpleNamespace(is_initialized=lambda: not left)
-    leave = collectives._tap_leave(probe, c10d, lambda group=None: seen.append(told[Word.LEFT_GROUP_NS]))
+    leave = collectives.tap_leave(probe, c10d, lambda group=None: seen.append(told[Word.LEFT_GROUP_NS]))
 
     leave(group=None)
 
@@ -178,7 +178,7 @@ def test_the_numbers_of_all_groups_and_recorders_are_summed() -> None:
     words = no_words()
     Recorder(a_torch(says(g0=(40, 39), g1=(5, 5)), says(g0=(100, 90), g1=(-1, -1))), words).look()
 
-    assert (words[RECORDER], words[ENQUEUED], words[COMPLETED], words[SEQUENCE]) == (TELLS, 145, 134, 100)
+    assert (words[RECORDER], words[ENQUEUED], words[COMPLETED], words[SEQUENCE]) == (READABLE, 145, 134, 100)
 
 
 @pytest.mark.parametrize("torch", [a_torch(says()), a_torch(says(g0=(3, 3)), initialized=False)])
@@ -190,7 +190,10 @@ def test_nothing_is_said_before_the_first_collective(torch: Any) -> None:
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b'{"pg_status": {"0": {}}}', b'{"pg_status": 7}'])
-def test_a_recorder_of_another_shape_is_asked_once_and_raises_nothing(broken: bytes) -> None:
+def test_a_recorder_of_another_shape_is_asked_once_and_raises_nothing(
+    broken: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "PAUSE_PER_QUERY", 0)
     asked: list[int] = []
 
     def dump(**_: bool) -> bytes:
@@ -198,12 +201,11 @@ def test_a_recorder_of_another_shape_is_asked_once_and_raises_nothing(broken: by
         return broken
 
     words = no_words()
-    recorder = Recorder(a_torch(dump), words)
+    asks = Recorder(a_torch(dump), words)
     for _ in range(3):
-        recorder._due_ns = 0
-        recorder.look()
+        asks.look()
 
-    assert words[RECORDER] == CANNOT
+    assert words[RECORDER] == UNREADABLE
     assert len(asked) == 1
 
 
@@ -211,7 +213,7 @@ def test_a_torch_without_a_recorder_is_told() -> None:
     words = no_words()
     Recorder(a_torch(), words).look()
 
-    assert words[RECORDER] == CANNOT
+    assert words[RECORDER] == UNREADABLE
 
 
 def test_an_answer_that_takes_long_is_seldom_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +286,7 @@ def test_what_ddp_begins_by_itself_is_in_the_flight_recorder(run: Callable[[str]
     seen = run("ddp_waits_for_others")
 
     assert sum(seen.calls) == 0
-    assert seen.recorder == TELLS
+    assert seen.recorder == READABLE
     assert seen.sequence == seen.enqueued > 20
     assert seen.enqueued - seen.completed in (0, 1), "asked at the end of a step: gloo may still be entering the last"
 

@@ -32,7 +32,7 @@ class Rank:
 
 @pytest.fixture
 def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    monkeypatch.setattr(facts, "_facts", facts._Facts())
+    monkeypatch.setattr(facts, "rank_facts", facts.Facts())
     yield Rank(tmp_path)
     facts.stop()
 

@@ -19,11 +19,11 @@ TORCH = SimpleNamespace(compiler=SimpleNamespace(is_dynamo_compiling=lambda: Fal
 
 @pytest.fixture(autouse=True)
 def own_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "_facts", facts._Facts())
+    monkeypatch.setattr(facts, "rank_facts", facts.Facts())
 
 
 def told() -> list[dict[str, Any]]:
-    return facts._facts.known["loaders"]
+    return facts.rank_facts.known["loaders"]
 
 
 class Loader:

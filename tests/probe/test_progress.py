@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -21,15 +21,15 @@ Read = Callable[[], SegmentSnapshot]
 
 
 @pytest.fixture
-def read(tmp_path, monkeypatch) -> Read:
+def read(tmp_path) -> Iterator[Read]:
     """This process is an armed rank; what its page says."""
     path = str(tmp_path / "rank-0.bin")
     segment_writer.create(path, rank=0, local_rank=0, attempt=0)
     probe = Probe(segment_writer.SegmentWriter(path), TORCH)
-    monkeypatch.setattr(inject, "_probe", probe)
-    monkeypatch.setattr(inject, "_probe_pid", os.getpid())
-    monkeypatch.setattr(progress, "_stands_still", 0)
-    return lambda: segment.read(path)
+    inject.adopt(probe)
+    yield lambda: segment.read(path)
+    progress.checkpoint_failed()  # whatever save a test has begun is over
+    inject.adopt(None)
 
 
 def in_a_thread(call: Callable[[], None]) -> None:

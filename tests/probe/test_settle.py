@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import monotonic_ns
 from types import SimpleNamespace
 
 import pytest
@@ -82,16 +81,15 @@ def test_what_it_takes_to_take_up_steps_is_counted_once(probe: Probe, clock: Tur
     assert probe.machine.overhead_ns - before_ns == (taking_up_ns if apart else 0)
 
 
-def test_that_the_taps_are_called_is_counted_in_steps_that_are_not_observed_too() -> None:
+def test_that_the_taps_are_called_is_counted_in_steps_that_are_not_observed_too(clock: Turned) -> None:
     """Three edges in each step, and 2 us for each: 6 us, beside the 10 us that a tap takes where it is observed."""
     own = Cost()
     own.call_ns = 2 * US
     total_ns = 0
     for step in range(STEPS):
         if own.measures:
-            for _ in range(3):
-                own.spent(monotonic_ns())
-            own._spent_ns = 10 * US * (own._steps + 1)
+            for took_us in (2, 3, 5):
+                own.spent(clock() - took_us * US)
         total_ns += own.settle(step, step + 1, 1)
     unobserved_ns = own.settle(STEPS, STEPS + 1000, 0)
 

@@ -140,7 +140,7 @@ def test_a_thread_that_reads_ahead_is_told_of(run):
     seen = run("helper_thread_reads_for_long")
 
     assert (seen.steps, seen.samples, seen.hooks_unavailable) == (200, 1_600, Hook.DATALOADER)
-    assert "reads ahead" in seen.fault
+    assert "prefetches batches" in seen.fault
 
 
 def test_the_parts_sum_to_what_the_program_itself_measures(run):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import time
@@ -79,7 +81,7 @@ class InWorker:
 
     def __init__(self, path: str) -> None:
         workers.create(path)
-        workers.own(path)
+        workers.claim(path)
         self.path = path
 
     def runs(self, body: Callable[[Callable[[Any, Any], Any], Meter], None]) -> tuple[WorkerSlot, ...]:
@@ -188,8 +190,10 @@ def test_a_fault_of_the_measuring_ends_it_and_nothing_else(in_worker):
     def body(fetch, meter):
         fetcher = Fetcher()
         assert fetch(fetcher, 3) == [0, 0, 0]
-        os.close(meter._schedstat)  # a dataset that closes what it does not know
-        os.close(meter._io)
+        for descriptor in os.listdir("/proc/self/fd"):  # a dataset that closes what it does not know
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{descriptor}").endswith(("/schedstat", "/io")):
+                    os.close(int(descriptor))
         assert fetch(fetcher, 3) == [0, 0, 0]
         assert fetch(Fetcher(), 3) == [0, 0, 0]
 
@@ -202,8 +206,8 @@ def test_a_kernel_that_keeps_no_accounts_leaves_the_clocks(in_worker, monkeypatc
     from gpulaunch.profiler.probe import worker
 
     (tmp_path / "schedstat").write_text("0 0 0\n")
-    monkeypatch.setattr(worker, "_SCHEDSTAT", str(tmp_path / "schedstat"))
-    monkeypatch.setattr(worker, "_IO", str(tmp_path / "no such file"))
+    monkeypatch.setattr(worker, "SCHEDSTAT_PATH", str(tmp_path / "schedstat"))
+    monkeypatch.setattr(worker, "IO_PATH", str(tmp_path / "no such file"))
 
     def body(fetch, meter):
         fetch(Fetcher(lambda data: time.sleep(0.02)), 3)
@@ -217,10 +221,14 @@ def test_a_kernel_that_keeps_no_accounts_leaves_the_clocks(in_worker, monkeypatc
 
 def test_a_worker_lets_its_stacks_be_read_once(in_worker, monkeypatch, tmp_path):
     """Under Yama only ancestors may, and who looks is none. (Whether a kernel has Yama cannot be chosen here.)"""
-    from gpulaunch.profiler.probe import worker
-
     said = tmp_path / "said"
-    monkeypatch.setattr(worker, "_show_stacks", lambda: said.open("a").write("once\n"))
+
+    def prctl(option, pid, *_):
+        with said.open("a") as once:
+            once.write(f"{option:#x} {pid.value}\n")
+
+    monkeypatch.setenv("GPULAUNCH_TRACER_PID", "4321")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(prctl=prctl))
 
     def body(fetch, meter):
         for _ in range(3):
@@ -228,7 +236,7 @@ def test_a_worker_lets_its_stacks_be_read_once(in_worker, monkeypatch, tmp_path)
 
     in_worker.runs(body)
 
-    assert said.read_text() == "once\n"
+    assert said.read_text() == "0x59616d61 4321\n"  # PR_SET_PTRACER
 
 
 def test_outside_a_worker_nothing_is_measured_or_opened(in_worker):

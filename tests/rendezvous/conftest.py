@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpulaunch.launcher.failure.causes import Cause, Tier
 from gpulaunch.launcher.loop.loop import Loop
+from gpulaunch.launcher.policy.restart import Decision, Limits
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
-from gpulaunch.launcher.rendezvous.connection import Pace
-from gpulaunch.launcher.rendezvous.static import StaticRendezvous
+from gpulaunch.launcher.rendezvous.group import GroupRendezvous
+from gpulaunch.launcher.rendezvous.plan import Settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what lies beside this, as `simulation`
 
 LIMIT_S = 60.0
+LIMITS = Limits(max_restarts=3, rate=None, backoff_max_s=30.0, no_progress=None)
 
 
 class Turning:
@@ -40,6 +48,10 @@ class Turning:
         sock = socket.create_connection((host, port), timeout=LIMIT_S)
         self._sockets.append(sock)
         return sock
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Close it in the end."""
+        self._sockets.append(sock)
 
     def ended_by_peer(self, sock: socket.socket) -> bool:
         """Whether the other side has closed; what it said before is thrown away."""
@@ -76,7 +88,11 @@ class Recorder:
         rendezvous.on_node_lost = lambda why: self.peer_failed.append((True, why))
         rendezvous.on_peer_preempted = lambda why: self.peer_preempted.append(why)
         rendezvous.on_peers_done = self._count_done
-        if isinstance(rendezvous, StaticRendezvous):
+        self.judged: list[tuple[Decision, str]] = []
+        self.over: list[tuple[int | None, str]] = []
+        rendezvous.on_over = lambda decision, why: self.over.append((decision.code, why))
+        rendezvous.on_judged = lambda decision, why: self.judged.append((decision, why))
+        if isinstance(rendezvous, GroupRendezvous):
             rendezvous.on_note = self.notes.append
 
     def _count_done(self) -> None:
@@ -89,8 +105,15 @@ class Recorder:
     def join(self, attempt: int = 0) -> None:
         self.rendezvous.join(attempt)
 
-    def tell(self, *, ok: bool, final: bool = False, why: str = "") -> None:
-        self.rendezvous.tell(ok=ok, final=final, why=why)
+    def fail(self, text: str = "rank 5 failed", **more: Any) -> None:
+        """Its ranks have failed, and have ended."""
+        cause = Cause(text=text, tier=Tier.OWN, **more)
+        self.rendezvous.failed(cause)
+        self.rendezvous.judge(cause)
+
+    def follow(self) -> None:
+        """Its ranks have ended, because another node's failed."""
+        self.rendezvous.judge(Cause(text="", tier=Tier.NONE))
 
 
 @pytest.fixture
@@ -115,31 +138,47 @@ def record() -> Iterator[Callable[[Rendezvous], Recorder]]:
 
 @pytest.fixture
 def node(turning: Turning, record: Callable[[Rendezvous], Recorder]) -> Callable[..., Recorder]:
-    """One node of a static job on loopback, named host-R; node 0 chooses its port."""
+    """One node of a fixed group on loopback, named host-R; node 0 chooses its port."""
 
-    def make(rank: int, *, port: int = 0, **options: Any) -> Recorder:
-        settings: dict[str, Any] = {
-            "run_id": "test",
-            "nnodes": 2,
-            "nproc": 2,
-            "master_addr": "127.0.0.1",
-            "host": f"host-{rank}",
-            "pace": Pace(beat_s=0.05, lost_s=5.0, note_s=60.0),
-            **options,
-        }
-        return record(StaticRendezvous(turning.loop, node_rank=rank, master_port=port, **settings))
+    def make(
+        rank: int,
+        *,
+        port: int = 0,
+        nnodes: int = 2,
+        nproc: int = 2,
+        addr: str = "127.0.0.1",
+        limits: Limits = LIMITS,
+        timeout_s: float = 900.0,
+        token: bytes | None = None,
+        host: str = "",
+        **settings: Any,
+    ) -> Recorder:
+        of_group = Settings.of_fixed(nnodes, limits, join_timeout_s=timeout_s)
+        return record(
+            GroupRendezvous(
+                turning.loop,
+                run_id="test",
+                settings=replace(of_group, **settings),
+                order=rank,
+                nproc=nproc,
+                addr=addr,
+                port=port,
+                token=token,
+                host=host or f"host-{rank}",
+            )
+        )
 
     return make
 
 
 @pytest.fixture
 def nodes(node: Callable[..., Recorder]) -> Callable[..., list[Recorder]]:
-    """All nodes of a job; the leader first, so that the port is known."""
+    """All nodes of a fixed group; the leader first, so that the port is known."""
 
     def make(*nprocs: int, **options: Any) -> list[Recorder]:
         leader = node(0, nnodes=len(nprocs), nproc=nprocs[0], **options)
-        assert isinstance(leader.rendezvous, StaticRendezvous)
-        port = leader.rendezvous.master_port
+        assert isinstance(leader.rendezvous, GroupRendezvous)
+        port = leader.rendezvous.port
         others = [
             node(rank, port=port, nnodes=len(nprocs), nproc=nproc, **options)
             for rank, nproc in enumerate(nprocs)

@@ -15,36 +15,42 @@ from gpulaunch.launcher.rendezvous.connection import Connection
 from gpulaunch.launcher.rendezvous.messages import (
     MAX_LINE_BYTES,
     Beat,
-    Done,
-    Ended,
-    Failed,
-    Go,
-    Hello,
+    Bye,
+    Challenge,
     MessageError,
-    Ready,
+    Planned,
     Refused,
+    Register,
+    Reported,
     VersionError,
-    Welcome,
     clean,
     decode,
     encode,
 )
+from gpulaunch.launcher.rendezvous.plan import NodeState, Plan, Report, Seat, Stage
 
 number = st.integers(0, 2**31 - 1)
 text = st.text(max_size=700).map(clean)
+reports = st.builds(
+    Report,
+    node=text,
+    host=text,
+    order=st.none() | number,
+    nproc=number,
+    state=st.sampled_from(NodeState),
+    offers=st.tuples(text, text),
+)
+seats = st.builds(Seat, node=text, host=text, node_rank=number, nproc=number, first_rank=number)
+plans = st.builds(Plan, job=text, stage=st.sampled_from(Stage), generation=number, seats=st.tuples(seats), why=text)
 messages = st.one_of(
-    st.builds(
-        Hello, run_id=text, nnodes=number, node_rank=number, nproc=number, host=text, max_restarts=number
-    ),
-    st.builds(Welcome, host=text),
+    st.builds(Register, run_id=text, min_nodes=number, max_nodes=number, max_restarts=number),
     st.builds(Refused, why=text),
-    st.builds(Ready, attempt=number),
-    st.builds(Go, attempt=number, first_rank=number, world_size=number),
-    st.builds(Ended, attempt=number, ok=st.booleans(), final=st.booleans(), why=text),
-    st.builds(Failed, attempt=number, final=st.booleans(), why=text),
-    st.builds(Done, attempt=number),
-    st.builds(Beat),
-)  # fmt: skip
+    st.builds(Challenge, nonce=text),
+    st.builds(Reported, report=reports),
+    st.builds(Planned, host=text, plan=plans, port=number),
+    st.builds(Beat, number=number),
+    st.builds(Bye),
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -85,13 +91,13 @@ def test_a_field_of_another_type_is_refused(message: Any, data: st.DataObject) -
     "line",
     [
         b"[" * 12_000,
-        b'{"gpulaunch": 2, "say": "ready", "attempt": ' + b"9" * 5_000 + b"}",
-        b'{"gpulaunch": 2, "say": "ready", "attempt": -1}',
-        b'{"gpulaunch": 2, "say": "ready", "attempt": true}',
-        b'{"gpulaunch": 2, "say": "ready", "attempt": NaN}',
-        b'{"gpulaunch": 2, "say": "ready"}',
-        b'{"gpulaunch": 2, "say": ["ready"]}',
-        b'{"gpulaunch": 2, "say": "format_disk"}',
+        b'{"gpulaunch": 3, "say": "beat", "number": ' + b"9" * 5_000 + b"}",
+        b'{"gpulaunch": 3, "say": "beat", "number": -1}',
+        b'{"gpulaunch": 3, "say": "beat", "number": true}',
+        b'{"gpulaunch": 3, "say": "beat", "number": NaN}',
+        b'{"gpulaunch": 3, "say": "refused"}',
+        b'{"gpulaunch": 3, "say": ["beat"]}',
+        b'{"gpulaunch": 3, "say": "format_disk"}',
         b"null",
         b"",
     ],
@@ -103,18 +109,18 @@ def test_hostile_lines_are_refused(line: bytes) -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(VersionError, match="speaks version 3 of the protocol, not 2"):
-        decode(b'{"gpulaunch": 3, "say": "hello", "token": "x"}')
+    with pytest.raises(VersionError, match="speaks version 4 of the protocol, not 3"):
+        decode(b'{"gpulaunch": 4, "say": "hello", "token": "x"}')
 
 
 def test_fields_of_a_later_release_are_left_alone() -> None:
-    assert decode(b'{"gpulaunch": 2, "say": "ready", "attempt": 3, "more": [1]}') == Ready(attempt=3)
+    assert decode(b'{"gpulaunch": 3, "say": "beat", "number": 3, "more": [1]}') == Beat(number=3)
 
 
 def test_text_from_outside_cannot_move_the_cursor() -> None:
     why = "\x1b[2J\x07gone\r\n\ud800"
 
-    heard = decode(json.dumps({"gpulaunch": 2, "say": "refused", "why": why}).encode())
+    heard = decode(json.dumps({"gpulaunch": 3, "say": "refused", "why": why}).encode())
 
     assert isinstance(heard, Refused)
     assert heard.why == "?[2J?gone???"
@@ -143,28 +149,28 @@ def end(turning: Any) -> Iterator[End]:
 
 
 def test_lines_may_come_in_any_pieces(turning: Any, end: End) -> None:
-    said = encode(Ready(attempt=1)) + encode(Done(attempt=1)) + encode(Beat())
+    said = encode(Beat(number=1)) + encode(Bye()) + encode(Beat())
     for byte in said:
         end.far.send(bytes([byte]))
         turning.loop.turn(0.01)
 
     turning.until(lambda: len(end.messages) == 3)
-    assert end.messages == [Ready(attempt=1), Done(attempt=1), Beat()]
+    assert end.messages == [Beat(number=1), Bye(), Beat()]
     assert end.ends == []
 
 
 def test_words_said_before_the_end_are_heard_before_it(turning: Any, end: End) -> None:
-    end.far.sendall(encode(Failed(attempt=0, final=True, why="rank 5 failed")))
+    end.far.sendall(encode(Refused(why="rank 5 failed")))
     end.far.close()
 
     turning.until(lambda: end.ends)
-    assert end.messages == [Failed(attempt=0, final=True, why="rank 5 failed")]
+    assert end.messages == [Refused(why="rank 5 failed")]
     assert end.ends == ["connection closed"]
 
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\x09\x00\x00\x00", b"GET / HTTP/1.1\r\n\r\n", b"{" + b"x" * 2 * MAX_LINE_BYTES, b"{}\n", b"\n"],
+    [b"\x09\x00\x00\x00", b"GET / HTTP/1.1\r\n\r\n", b"{" + b"x" * MAX_LINE_BYTES, b"{}\n", b"\n"],
     ids=["torch store", "http", "endless line", "empty object", "empty line"],
 )
 def test_a_stranger_is_recognised_without_waiting(turning: Any, end: End, garbage: bytes) -> None:
@@ -186,7 +192,7 @@ def test_one_who_reads_nothing_costs_bounded_memory(turning: Any, end: End) -> N
 def test_a_full_pipe_is_continued_when_it_drains(turning: Any, end: End) -> None:
     """Control: nothing is lost or doubled while the bound is not reached."""
     end.connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    said = [Ready(attempt=attempt) for attempt in range(2_000)]
+    said = [Beat(number=number) for number in range(2_000)]
     for message in said:
         end.connection.send(message)
     assert end.connection._unsent, "the pipe should have filled up"
@@ -223,3 +229,19 @@ def test_an_owner_may_close_while_being_called(turning: Any) -> None:
 
     assert heard == [Beat()]
     assert ends == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"gpulaunch": 3, "say": "reported", "report": {"node": "n", "host": "h", "nproc": 1, "cause": '
+        '{"text": "", "tier": 0, "age_s": 1' + "0" * 400 + "}}}",
+        '{"gpulaunch": 3, "say": "reported", "report": {"node": "n", "host": "h", "nproc": 1, "state": []}}',
+        '{"gpulaunch": 3, "say": "reported", "report": {"node": "n", "host": "h", "nproc": 1e999}}',
+        '{"gpulaunch": 3, "say": "reported", "report": ' + "[" * 5000 + "]" * 5000 + "}",
+    ],
+    ids=["a number without end", "no state", "no number", "lists without end"],
+)
+def test_values_that_no_report_has_are_no_message(line: str) -> None:
+    with pytest.raises(MessageError):
+        decode(line.encode())

@@ -11,26 +11,21 @@ from typing import Any
 
 import pytest
 
+from gpulaunch.launcher.policy.restart import Limits
 from gpulaunch.launcher.rendezvous import listen
 from gpulaunch.launcher.rendezvous.base import RendezvousError
 from gpulaunch.launcher.rendezvous.local import LocalRendezvous
-from ports import free_port
+from ports import free_port, has_ipv6
+
+LIMITS = Limits(max_restarts=0, rate=None, backoff_max_s=30.0, no_progress=None)
 
 
 @pytest.fixture
 def local(turning: Any, record: Callable[..., Any]) -> Callable[..., Any]:
     def make(addr: str = "localhost", port: int | None = None, nproc: int = 2) -> Any:
-        return record(LocalRendezvous(turning.loop, nproc=nproc, master_addr=addr, master_port=port))
+        return record(LocalRendezvous(turning.loop, nproc=nproc, master_addr=addr, master_port=port, limits=LIMITS))
 
     return make
-
-
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
 
 
 def listens(fd: int) -> str:
@@ -86,7 +81,7 @@ def test_without_a_port_every_attempt_has_its_own(turning: Any, local: Callable[
     node.join(0)
     turning.until(lambda: len(node.worlds) == 1)
     old = turning.client(node.worlds[0].master_port)
-    node.tell(ok=False)
+    node.fail()
     node.join(1)
     turning.until(lambda: len(node.worlds) == 2)
 
@@ -148,7 +143,7 @@ def test_all_is_done_when_this_node_is(turning: Any, local: Callable[..., Any], 
     node = local()
     node.join(0)
     turning.until(lambda: node.worlds)
-    node.tell(ok=ok, final=not ok)
+    node.rendezvous.succeeded() if ok else node.fail(final=True)
 
     assert node.done == 0
     turning.for_s(0.1)

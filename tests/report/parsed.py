@@ -12,7 +12,7 @@ from itertools import pairwise
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 KNOWN = set(
     "html head meta title style body a header h1 h2 h3 h4 p ul li nav main section div figure figcaption svg desc rect "
-    "path text span details summary table caption thead tbody tr th td footer script".split()
+    "path text span details summary table caption thead tbody tr th td footer script dl dt dd".split()
 )
 LOADS = {"src", "href", "action", "data", "poster", "srcset", "background", "formaction", "xlink:href", "style"}
 

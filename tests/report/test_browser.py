@@ -71,11 +71,11 @@ def test_without_the_library_the_charts_are_still(view: RunView, browser: Any, t
 
     assert trouble == []
     assert page.locator("svg.still:visible").count() >= 8
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     # Wide tables scroll by themselves: the page does not, on a narrow screen.
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to what held the run back"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the bottlenecks"
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
@@ -90,14 +90,18 @@ def test_with_the_library_they_are_drawn_by_it(view: RunView, browser: Any, tmp_
 
     page, trouble = opened(browser, path, color_scheme="light")
 
+    for figure in page.locator("figure").all():  # each is drawn when it comes into view
+        figure.scroll_into_view_if_needed()
+        figure.locator("div.live .main-svg").first.wait_for()
     assert trouble == []
-    assert page.locator("div.live .main-svg").count() >= len(document.charts())
+    assert page.locator("figure").count() == len(document.charts())
     assert page.locator("svg.still:visible").count() == 0
+    page.locator("figure").first.scroll_into_view_if_needed()
     assert page.locator("b").count() == 0
     assert "rgb(255, 255, 255)" in page.locator("div.live .main-svg").first.get_attribute("style")
     page.emulate_media(color_scheme="dark")
     until_s = time.monotonic() + WAIT_S  # Playwright's own wait has the page evaluate a string, which it forbids
-    while "rgb(20, 23, 26)" not in page.locator("div.live .main-svg").first.get_attribute("style"):
+    while "rgb(29, 33, 38)" not in page.locator("div.live .main-svg").first.get_attribute("style"):
         assert time.monotonic() < until_s, "the charts stayed light"
         page.wait_for_timeout(20)
     page.emulate_media(media="print")

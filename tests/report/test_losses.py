@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunView:
 def test_a_run_that_is_over_is_told_what_it_lost(run: RunView) -> None:
     first, second = headline(replace(run, status=Status.FINISHED))
 
-    assert first.startswith("sync-every-step at train.py:1: 9 s of this run while it stood, 1 ms of every step.")
+    assert first.startswith("sync-every-step at train.py:1: 9 s of this run, 1 ms of every step.")
     assert second.startswith("straggler at train.py:2: 3 s of this run")
 
 
@@ -57,8 +57,8 @@ def test_what_an_earlier_run_lost_is_told_as_such(run: RunView, status: Status) 
     part = section(view)
     (table,) = (block for block in part.blocks if isinstance(block, Table))
     assert [row[4] for row in table.rows] == ["9 s", "no time"]
-    assert table.rows[1][-1] == "in an earlier run only"
+    assert table.rows[1][-1] == "only in an earlier run"
     (said,) = (
         block.text for block in part.parts[1].blocks if isinstance(block, Paragraph) and "every hour" in block.text
     )
-    assert said == "It cost an earlier run 2 ms of every step, 10 min 00 s of every hour."
+    assert said == "Cost in an earlier run: 2 ms of every step, 10 min 00 s of every hour."

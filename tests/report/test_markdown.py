@@ -34,7 +34,7 @@ def test_it_says_what_the_page_says(view: RunView) -> None:
     text = as_markdown(report_of(view))
 
     assert text.startswith("# demo: finished\n\nFinished after 1 min 50 s; 990 steps on 2 ranks; 1 restart;")
-    assert text.index("## What held the run back") < text.index("## Where the time of a step went")
+    assert text.index("## Bottlenecks") < text.index("## Step time")
     assert "| sync-every-step | train.py:88 | 20 ms | 12 min 00 s |" in text
     assert "Say less often." in text
     assert "| Rank | Steps | Step | data wait | forward | backward |" in text
@@ -98,7 +98,7 @@ def test_hostile_text_stays_text(view: RunView, text: str) -> None:
 def test_a_line_begins_no_list_and_no_heading(view: RunView, text: str) -> None:
     said = as_markdown(report_of(replace(view, notes=(text,))))
 
-    line = said.partition("missing or damaged\n\n")[2].splitlines()[0]
+    line = said.partition("missing or damaged data\n\n")[2].splitlines()[0]
     assert line.startswith("- ")
     assert not re.match(r"- ([-+=#>|]|\d+[.)] )", line)
 

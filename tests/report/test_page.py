@@ -37,11 +37,11 @@ def test_what_held_the_run_back_comes_first_with_its_price(view: RunView) -> Non
     page = parse(page_of(view))
 
     assert page.title == "demo: finished - gpulaunch report"
-    assert next(text for level, text in page.headings if level == 2) == "What held the run back"
+    assert next(text for level, text in page.headings if level == 2) == "Bottlenecks"
     findings = page.tables[0]
-    assert findings[0][:4] == ["Finding", "Where", "Each step", "Each hour"]
+    assert findings[0][:4] == ["Finding", "Where", "Per step", "Per hour"]
     assert findings[1][:4] == ["sync-every-step", "train.py:88", "20 ms", "12 min 00 s"]
-    assert findings[1][-1] == "to the end"
+    assert findings[1][-1] == "until the end"
     assert findings[2][0] == "gc-pauses"
     assert "What to change: Say less often." in page.text
     assert (3, "1. sync-every-step at train.py:88") in page.headings
@@ -51,25 +51,25 @@ def test_every_part_of_a_run_has_its_section(view: RunView) -> None:
     page = parse(page_of(view))
 
     assert [text for level, text in page.headings if level == 2] == [
-        "What held the run back",
-        "Where the time of a step went",
+        "Bottlenecks",
+        "Step time",
         "Memory",
-        "Copies and waits, by line",
+        "Copies and synchronization",
         "Dataloader",
         "GPUs",
         "Failures and restarts",
         "Goodput",
-        "What the profiler cost",
-        "The run",
-        "Notes: what is missing or damaged",
+        "Profiler overhead",
+        "Run details",
+        "Notes: missing or damaged data",
     ]
     cells = [cell for table in page.tables for row in table for cell in row]
     for said in (
         *("75.0 %", "25.0 %", "train.py:10 step", "host to GPU", "NVIDIA H200", "GPU_TIME: no GPU"),
-        *("rank 1: out of GPU memory at train.py:12", "Make the batch smaller.", "steps that counted", "90.0 %"),
+        *("rank 1: out of GPU memory at train.py:12", "Make the batch smaller.", "steps that were kept", "90.0 %"),
     ):
         assert any(said in cell for cell in cells), said
-    assert "The newest attempt went on from step 40." in page.text
+    assert "The newest attempt resumed from step 40." in page.text
     assert "something is damaged" in page.text
     assert page.counts["svg"] >= 8
 
@@ -81,10 +81,10 @@ def test_what_is_not_known_is_a_dash_and_never_zero(tmp_path: Path) -> None:
 
     page = parse(page_of(load_run(tmp_path / "run")))
 
-    assert "Nobody watched this run" in page.text
-    assert "Failed after 1 min 50 s, exit code 1; no step was seen" in page.text
+    assert "This run was not profiled" in page.text
+    assert "Failed after 1 min 50 s, exit code 1; no step was observed" in page.text
     facts = {row[0]: row[1] for table in page.tables for row in table if len(row) == 2}
-    assert facts["newest checkpoint known of, at step"] == "-"
+    assert facts["step of the newest known checkpoint"] == "-"
     assert "svg" not in page.counts or page.counts["svg"] <= 2
 
 
@@ -104,7 +104,7 @@ def test_nothing_at_all_is_still_a_page(tmp_path: Path) -> None:
 
     page = parse(page_of(load_run(tmp_path / "empty")))
 
-    assert "It is not known how it ended" in page.text
+    assert "It is unknown how the run ended" in page.text
 
 
 def test_what_happened_is_told_in_words(view: RunView) -> None:
@@ -164,7 +164,7 @@ def test_of_thousands_of_ranks_the_slowest_are_shown(view: RunView) -> None:
 
     page = parse(content)
     assert len(content.encode()) < 1_500_000
-    assert "Of 4096 ranks, 128 are shown" in page.text
+    assert "128 of 4096 ranks are shown" in page.text
     assert any(row[0] == "4095" for table in page.tables for row in table)
     assert any(row[0] == "0" for table in page.tables for row in table)
 
@@ -194,10 +194,10 @@ def test_the_slowest_rank_is_shown_though_it_made_steps_that_nobody_timed(view: 
 def test_light_dark_and_paper_have_their_styles(view: RunView) -> None:
     content = page_of(view)
 
-    assert "@media (prefers-color-scheme:dark)" in content
+    assert "@media (prefers-color-scheme: dark)" in content
     assert "@media print" in content
     for colour in range(12):
-        assert content.count(f"--c{colour}:#") == 2
+        assert content.count(f"--s{colour}: #") == 2
 
 
 def test_every_chart_says_what_it_shows(view: RunView) -> None:

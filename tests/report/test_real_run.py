@@ -70,7 +70,7 @@ def test_a_run_that_was_stopped_is_told_as_such_wherever_one_looks(gpulaunch: La
     )
 
     assert report.stdout.startswith("# wait: stopped\n\nStopped after "), report
-    assert " by SIGINT; no step was seen on 2 ranks; goodput not known." in report.stdout
+    assert " by SIGINT; no step was observed on 2 ranks; goodput unknown." in report.stdout
     assert "STOPPED by SIGINT" in top.stdout, top
     view = json.loads(found.stdout)
     assert (view["status"], view["stopped_by"], view["exit_code"]) == ("stopped", "SIGINT", 130)
@@ -78,10 +78,10 @@ def test_a_run_that_was_stopped_is_told_as_such_wherever_one_looks(gpulaunch: La
 
     # What the ranks did is not known, and nobody makes a figure of it.
     summed_up = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert "steps were not watched (--no-profile); " in ended.stderr
-    assert "goodput not known, steps were not watched: " in ended.stderr
+    assert "steps were not observed (--no-profile); " in ended.stderr
+    assert "goodput unknown, steps were not observed: " in ended.stderr
     assert summed_up["stopped_by"] == "SIGINT"
-    assert "goodput not known, no step was seen; of " in top.stdout
+    assert "goodput unknown, no steps were observed; of " in top.stdout
     assert re.findall(r"^ +(\d+) .* not measured .* off$", top.stdout, re.M) == ["0", "1"], top
     for told in (summed_up["goodput_seconds"], view["goodput_seconds"]):
         assert (told["productive"], told["checkpoint_stall"]) == (None, None)

@@ -70,10 +70,10 @@ def test_secrets_are_in_none_of_them(here: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["mine", "--html", "page.txt"], "--html page.txt: name a file that ends in .html"),
+        (["mine", "--html", "page.txt"], "--html page.txt: the file name must end in .html"),
         (["mine", "--html", "no/such/place.html"], "cannot write no/such/place.html: No such file or directory"),
         (["mine", "--json", "--md"], "not allowed with argument"),
-        (["mine", "--static"], "use it with --html"),
+        (["mine", "--static"], "--static requires --html"),
         (["--html", "nosuch"], "there is no run directory nosuch"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_run_that_cannot_be_reported_leaves_nothing(here: Path) -> None:
     (here / "mine" / "report.html").mkdir()
 
     done = subprocess.run(
-        [sys.executable, "-P", "-c", report_page._ENTRY, str(here / "mine"), str(os.getpid())],
+        [sys.executable, "-P", "-c", report_page.ENTRY, str(here / "mine"), str(os.getpid())],
         capture_output=True,
         text=True,
         timeout=60,
@@ -112,7 +112,7 @@ def test_what_takes_too_long_ends_itself_and_leaves_nothing(here: Path) -> None:
 import os, sys
 from gpulaunch.launcher.cli import report_document, report_page
 from gpulaunch.launcher.loop import files
-report_page._LONGEST_S = 1
+report_page.WRITE_TIMEOUT_S = 1
 def endless(run_dir, **_):
     while True:
         pass
@@ -135,8 +135,8 @@ def lives(cmdline: Path) -> bool:
 
 def test_the_end_of_a_job_is_not_held_up_for_long(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that hangs is ended by who waits for it, and so is one that the launcher, killed, has left alone."""
-    monkeypatch.setattr(report_page, "_WAITED_S", 0.1)
-    monkeypatch.setattr(report_page, "_ENTRY", "import time; time.sleep(60)")
+    monkeypatch.setattr(report_page, "WAIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(report_page, "ENTRY", "import time; time.sleep(60)")
     pid = report_page.begin("mine")
     assert pid is not None
     assert not report_page.wait(pid)
@@ -146,9 +146,9 @@ def test_the_end_of_a_job_is_not_held_up_for_long(here: Path, monkeypatch: pytes
     program = """
 import os
 from gpulaunch.launcher.cli import report_page
-report_page._ENTRY = (
-    "import sys, time; from gpulaunch.launcher.cli.report_page import _settle;"
-    "_settle(int(sys.argv[2])); time.sleep(60)"
+report_page.ENTRY = (
+    "import sys, time; from gpulaunch.launcher.cli import report_document, report_page;"
+    "report_document.as_page = lambda *_, **__: time.sleep(60); report_page.run(sys.argv[1:])"
 )
 print(report_page.begin("mine"), flush=True)
 """

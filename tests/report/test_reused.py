@@ -73,16 +73,16 @@ def test_attempts_of_all_runs_are_where_they_were(view: RunView) -> None:
     assert [row[1] for row in attempts[1:]] == ["1 s", "2 h 47 min", "5 h 33 min"]
     assert [row[2] for row in attempts[1:]] == ["1 min 09 s", "-", "1 min 49 s"], "nobody knows when the second ended"
     (history,) = (table for table in taken.tables if "Details" in table[0])
-    assert history[1][:2] == ["0 s", "run started"]
+    assert history[-1][:2] == ["0 s", "run started"]
     assert not any(cell.startswith(("-", "\N{MINUS SIGN}")) for row in history[1:] for cell in row[:1])
-    assert "this one began 5 h 33 min after it" in taken.text
+    assert "this run started 5 h 33 min after it" in taken.text
     (drawn,) = re.findall(r"<svg[^>]*chart-attempts-title.*?</svg>", page, re.DOTALL)
     boxes = [
         (float(x), float(x) + float(wide)) for x, wide in re.findall(r'<rect[^>]*x="(.*?)".*?width="(.*?)"', drawn)
     ]
     assert len(boxes) == 3
     assert all(end <= begin + 1.05 for (_, end), (begin, _) in pairwise(boxes)), "one after another"
-    assert "lost, it is not known when" in drawn
+    assert "lost, end time unknown" in drawn
 
 
 def test_a_directory_of_one_run_says_nothing_of_others(view: RunView, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_where_the_first_run_left_no_attempt_it_is_the_beginning_all_the_same(tm
     view = load_run(tmp_path / "run")
 
     assert clock_of(view).zero_s == WALL_S - 500
-    assert "this one began 8 min 10 s after it" in parse(as_html(report_of(view))).text
+    assert "this run started 8 min 10 s after it" in parse(as_html(report_of(view))).text
 
 
 def test_a_span_is_within_the_box_wherever_its_ends_are() -> None:

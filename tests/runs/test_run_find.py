@@ -86,7 +86,7 @@ def test_a_directory_that_holds_what_is_asked_for_will_do(tmp_path: Path) -> Non
         ("x" * 5000, "there is no run directory xxx"),
         ("a\nb", "there is no run directory a\nb"),
         ("a file", "there is no run directory a file"),
-        ("empty", "/empty is no run directory: there is no job.json in it"),
+        ("empty", "/empty is not a run directory: it contains no job.json"),
         (None, "no runs in "),
     ],
 )
@@ -118,10 +118,10 @@ def test_the_run_of_another_user_is_told_as_such() -> None:
         for words, why in (
             (
                 ["flame", "mine"],
-                f"flame: cannot read {mine}: Permission denied; a run's directory is for its owner only",
+                f"flame: cannot read {mine}: Permission denied; only its owner can read a run directory",
             ),
-            (["trace", "--job-dir", "mine"], "trace: no run of yours is under way in mine: Permission denied"),
-            (["trace"], f"trace: no run is under way in {mine.parent}; name its run directory with --job-dir"),
+            (["trace", "--job-dir", "mine"], "trace: none of your runs is active in mine: Permission denied"),
+            (["trace"], f"trace: no run is active in {mine.parent}; specify its run directory with --job-dir"),
         ):
             done = subprocess.run(
                 [sys.executable, "-c", program, base, *words], capture_output=True, text=True, timeout=60, check=False
@@ -144,7 +144,7 @@ def test_the_only_run_under_way_is_found(start: Start, tmp_path: Path) -> None:
 
 
 def test_none_and_several_are_told_in_one_line(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no run is under way in .*; name its run directory with --job-dir"):
+    with pytest.raises(RunError, match=r"no run is active in .*; specify its run directory with --job-dir"):
         find_under_way(None, str(tmp_path))
     for name in ("a", "b"):
         start(a_run(tmp_path / "gpulaunch-runs" / name))
@@ -157,9 +157,9 @@ def test_why_a_run_is_not_under_way_is_told(tmp_path: Path) -> None:
     a_run(tmp_path / "over")
     (tmp_path / "other").mkdir()
 
-    with pytest.raises(RunError, match="no run of yours is under way in over: that one is over"):
+    with pytest.raises(RunError, match="none of your runs is active in over: the run has ended"):
         find_under_way("over", str(tmp_path))
-    with pytest.raises(RunError, match="no run of yours is under way in other: it is no run directory"):
+    with pytest.raises(RunError, match="none of your runs is active in other: it is not a run directory"):
         find_under_way("other", str(tmp_path))
     with pytest.raises(RunError, match="there is no run directory nowhere"):
         find_under_way("nowhere", str(tmp_path))

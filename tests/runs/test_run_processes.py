@@ -73,7 +73,7 @@ def test_a_process_of_the_run_is_signalled(start: Start, tmp_path: Path) -> None
 @pytest.mark.parametrize("run", [None, "another", RUN[:-1], RUN + "0"])
 def test_a_process_of_anybody_else_is_left_alone(start: Start, tmp_path: Path, run: str | None) -> None:
     pid = start(run=run)
-    with pytest.raises(RunError, match=f"process {pid} is not of this run"):
+    with pytest.raises(RunError, match=f"process {pid} does not belong to this run"):
         Process(pid, group(tmp_path))
 
     assert state_of(pid) in "SR"
@@ -86,7 +86,7 @@ def test_a_process_that_has_ended_is_gone(start: Start, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has ended"):
         Process(pid, group(tmp_path))
     os.waitpid(pid, 0)
-    with pytest.raises(RunError, match="is gone"):
+    with pytest.raises(RunError, match="no longer exists"):
         Process(pid, group(tmp_path))
 
 
@@ -94,7 +94,7 @@ def test_the_agent_is_known_by_the_directory_that_it_holds(start: Start, tmp_pat
     agent, stranger = start(run=None, holding=tmp_path), start(run=None)
 
     groups.take_helper(group(tmp_path, agent=agent), "agent").close()
-    with pytest.raises(RunError, match="not of this run"):
+    with pytest.raises(RunError, match="does not belong to this run"):
         groups.take_helper(group(tmp_path, agent=stranger), "agent")
 
 

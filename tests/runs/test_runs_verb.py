@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.exporters.files.flame_svg import flame_svg
 from gpulaunch.launcher.cli import main as entry
-from gpulaunch.launcher.runs.stored import Run, State, chosen, stored
+from gpulaunch.launcher.runs.stored import Run, State, removable, stored
 
 DAY_S = 86400.0
 
@@ -74,7 +74,7 @@ def test_runs_are_listed_with_state_size_and_age(here: Path, capsys: pytest.Capt
     assert runs() == 0
 
     printed = capsys.readouterr()
-    assert "--job-dir elsewhere: name the directory" in printed.err
+    assert "--job-dir, specify the directory" in printed.err
     head, ended, gone, bad, good, total = printed.out.splitlines()
     assert head.split() == ["RUN", "STATE", "AGE", "SIZE", "FILES", "CHECKPOINTS"]
     assert [line.split()[:2] for line in (ended, gone, bad, good)] == [
@@ -144,7 +144,7 @@ def test_no_runs_are_no_error(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert runs() == 0
     told = capsys.readouterr().out
     assert told.startswith("no runs in ")
-    assert "--job-dir elsewhere: name the directory" in told
+    assert "--job-dir, specify the directory" in told
 
     here.parent.rmdir()  # the current directory
     assert runs() == 0
@@ -245,7 +245,7 @@ def test_what_gpulaunch_has_not_made_stays(here: Path, capsys: pytest.CaptureFix
 
     assert runs("prune", "--keep", "0") == 0
 
-    assert "and stays: flame, model.pt" in capsys.readouterr().out
+    assert "did not create it: flame, model.pt" in capsys.readouterr().out
     assert sorted(path.name for path in run.iterdir()) == ["flame", "model.pt"]
     assert (elsewhere / "keep").read_text() == "mine too"
     assert other.exists()
@@ -282,7 +282,9 @@ def test_a_programs_own_files_under_our_names_stay(here: Path, capsys: pytest.Ca
     assert runs("prune", "--keep", "0") == 0
 
     assert {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()} == set(theirs)
-    assert "not of gpulaunch, and stays: flame, report.html, summary.json, traces" in capsys.readouterr().out
+    assert (
+        "kept, because gpulaunch did not create it: flame, report.html, summary.json, traces" in capsys.readouterr().out
+    )
 
     other = a_run(here, "other", days=3)
     (other / "report.html").write_text(MARKED)
@@ -320,6 +322,24 @@ def test_checkpoints_into_which_another_run_saves_stay(here: Path, capsys: pytes
     assert not run.exists()
 
 
+@pytest.mark.parametrize(("after_s", "state"), [(0.0, State.FINISHED), (7200.0, State.LOST)])
+def test_a_job_whose_first_node_has_left_goes_on_where_another_one_writes(
+    here: Path, after_s: float, state: State
+) -> None:
+    """On a machine that is not seen from here: it is not removed within a day."""
+    run = a_run(here, "run", days=0.2, code=75, stopped_by="SIGTERM")
+    a_run(run, "node-1", days=0.2, code=0 if state is State.FINISHED else None)
+    os.utime(run, (run / "job.json").stat()[7:9])
+    at_s = (run / "summary.json").stat().st_mtime + 1.0
+    for name in ("summary.json", "telemetry.sqlite") if state is State.FINISHED else ("telemetry.sqlite",):
+        os.utime(run / "node-1" / name, (at_s + after_s, at_s + after_s))
+
+    (found,) = stored(str(here))
+
+    assert found.state is state
+    assert bool(removable([found], now_s=time.time(), keep=0, older_s=None)) == (state is State.FINISHED)
+
+
 def test_a_summary_of_an_earlier_run_in_the_directory_says_nothing(here: Path) -> None:
     """The later one was killed, or runs on another machine: lost, and so not removed within a day."""
     run = a_run(here, "run", days=0.1)
@@ -328,7 +348,7 @@ def test_a_summary_of_an_earlier_run_in_the_directory_says_nothing(here: Path) -
     (found,) = stored(str(here))
 
     assert found.state is State.LOST
-    assert chosen([found], now_s=time.time(), keep=0, older_s=None) == []
+    assert removable([found], now_s=time.time(), keep=0, older_s=None) == []
 
 
 def test_checkpoints_behind_a_link_stay(here: Path) -> None:
@@ -372,7 +392,7 @@ def test_only_what_is_over_old_and_not_among_the_newest_is_chosen(
         )
         for at, (state, age) in enumerate(ages)
     ]
-    going = chosen(all_runs, now_s=now_s, keep=keep, older_s=older_s)
+    going = removable(all_runs, now_s=now_s, keep=keep, older_s=older_s)
 
     assert not {run.path for run in all_runs[: keep or 0]} & {run.path for run in going}
     for run in going:
@@ -384,7 +404,7 @@ def test_only_what_is_over_old_and_not_among_the_newest_is_chosen(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["prune"], "runs prune: say which may go: --keep N, --older TIME, or both"),
+        (["prune"], "runs prune: --keep N, --older TIME, or both are required"),
         (["--keep", "3"], "runs: --keep, --older, --checkpoints and --dry-run are for `gpulaunch runs prune`"),
         (["prune", "--older", "soon"], "runs: argument --older: expected a time such as"),
         (["prune", "--keep", "-1"], "runs: argument --keep: expected"),

@@ -42,7 +42,7 @@ class Node:
     def attempt(self, number: int, ranks: int) -> None:
         for rank in range(ranks):
             workers.create(self.path(rank))
-            workers.own(self.path(rank))
+            workers.claim(self.path(rank))
         places = tuple(RankPlace(rank=rank, local_rank=rank, pid=os.getpid()) for rank in range(ranks))
         self.group = AttemptGroup(
             run_id="0123456789abcdef", name="toy", attempt=number, world_size=ranks, node_rank=0, ranks=places

@@ -10,12 +10,12 @@ import pytest
 from gpulaunch.profiler.channel import collectives
 from gpulaunch.profiler.channel.collectives import (
     CALL,
-    CANNOT,
     COMPLETED,
     ENQUEUED,
+    READABLE,
     RECORDER,
     SEQUENCE,
-    TELLS,
+    UNREADABLE,
     words_of_call,
 )
 from gpulaunch.profiler.record import AttemptGroup, RankCollectives, RankPlace, Reading
@@ -69,7 +69,7 @@ class Program:
 
     def recorded(self, enqueued: int, completed: int) -> None:
         self.words[ENQUEUED], self.words[COMPLETED], self.words[SEQUENCE] = enqueued, completed, enqueued
-        self.words[RECORDER] = TELLS
+        self.words[RECORDER] = READABLE
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_recorder_that_cannot_be_asked_is_told_and_calls_are_counted_all_the_s
     node.attempt(0)
     program = node.program()
     program.calls("barrier")
-    program.words[RECORDER] = CANNOT
+    program.words[RECORDER] = UNREADABLE
     reading = node.reading()
 
     assert reading.absent == "torch's flight recorder cannot be asked"

@@ -30,7 +30,7 @@ def test_the_threads_of_a_process_are_added_up() -> None:
     queue.look({1: times(5, 1), 2: times(3, 2)}, 10.0)
 
     assert (queue.ran_ns, queue.waited_ns) == (8 * S, 3 * S)
-    assert queue.wanting is None  # all of that may have been long ago
+    assert queue.runnable_threads is None  # all of that may have been long ago
 
 
 def test_a_thread_that_has_ended_stays_in_the_sum() -> None:
@@ -54,7 +54,7 @@ def test_threads_that_want_a_core_are_those_that_run_and_those_that_wait() -> No
     queue.look({1: times(5, 1), 2: times(3, 2)}, 10.0)
     queue.look({1: times(6, 2), 2: times(3, 3), 3: times(1, 0)}, 12.0)
 
-    assert queue.wanting == 2.0  # 4 s of wanting in 2 s
+    assert queue.runnable_threads == 2.0  # 4 s of wanting in 2 s
 
 
 def test_a_second_look_at_the_same_moment_divides_by_nothing() -> None:
@@ -62,7 +62,7 @@ def test_a_second_look_at_the_same_moment_divides_by_nothing() -> None:
     queue.look({1: times(5, 1)}, 10.0)
     queue.look({1: times(6, 1)}, 10.0)
 
-    assert queue.wanting is None
+    assert queue.runnable_threads is None
     assert queue.ran_ns == 6 * S
 
 
@@ -78,7 +78,7 @@ def test_sums_never_fall(history: list[dict[int, tuple[int, int]]]) -> None:
         queue.look({tid: ThreadTimes(ran_ns=r, waited_ns=w) for tid, (r, w) in threads.items()}, float(moment))
         assert queue.ran_ns >= before[0]
         assert queue.waited_ns >= before[1]
-        assert queue.wanting is None or queue.wanting >= 0
+        assert queue.runnable_threads is None or queue.runnable_threads >= 0
         before = queue.ran_ns, queue.waited_ns
 
 

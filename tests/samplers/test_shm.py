@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpulaunch.profiler.record import AttemptGroup, RankPlace
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.process import ProcessSampler
-from gpulaunch.profiler.samplers.shm import Segment, batches, held, listed, maker
+from gpulaunch.profiler.samplers.shm import Segment, batches, creator_pid, listed_segments, open_segments
 
 WAIT_S = 60.0
 
@@ -97,20 +97,20 @@ def test_a_listed_file_that_is_open_too_is_one(node: FakeNode) -> None:
 
 
 def test_a_process_that_is_gone_holds_nothing(node: FakeNode) -> None:
-    assert held(str(node.proc), 10) == {}
+    assert open_segments(str(node.proc), 10) == {}
     node.opens(11, node.unlinked / "torch_11_1_0 (deleted)")  # closed between the look at its name and at its size
-    assert held(str(node.proc), 11) == {}
+    assert open_segments(str(node.proc), 11) == {}
 
 
 def test_what_may_not_be_looked_at_is_an_error(node: FakeNode) -> None:
     (node.proc / "10").mkdir(parents=True)
     (node.proc / "10/fd").write_text("no directory")
     with pytest.raises(NotADirectoryError):
-        held(str(node.proc), 10)
+        open_segments(str(node.proc), 10)
 
 
 def test_a_node_without_shared_memory_has_no_segments(tmp_path: Path) -> None:
-    assert listed(str(tmp_path / "none")) == {}
+    assert listed_segments(str(tmp_path / "none")) == {}
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_a_node_without_shared_memory_has_no_segments(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_tells_who_made_it(path: str, pid: int | None) -> None:
-    assert maker(path) == pid
+    assert creator_pid(path) == pid
 
 
 @given(st.text())
 def test_any_name_is_read_without_trouble(name: str) -> None:
-    pid = maker(name)
+    pid = creator_pid(name)
     assert pid is None or name.rpartition("/")[2].startswith("torch_")
 
 
@@ -167,11 +167,13 @@ def test_a_real_file_that_was_unlinked_is_found_until_it_is_freed() -> None:
         try:
             assert holder.stdout.readline() == "ready\n"
             assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{holder.pid}_")]
-            assert list(held("/proc", holder.pid).values()) == [Segment(maker_pid=holder.pid, size_bytes=1 << 20)]
+            assert list(open_segments("/proc", holder.pid).values()) == [
+                Segment(maker_pid=holder.pid, size_bytes=1 << 20)
+            ]
             holder.stdin.write("\n")
             holder.stdin.flush()
             assert holder.stdout.readline() == "freed\n"
-            assert held("/proc", holder.pid) == {}
+            assert open_segments("/proc", holder.pid) == {}
         finally:
             holder.kill()
 

@@ -1,4 +1,7 @@
-"""A real Slurm of two nodes on this machine: munged, slurmctld and two slurmd in a private directory, on loopback."""
+"""A real Slurm of two nodes on this machine: munged, slurmctld and two slurmd in a private directory, on loopback.
+
+Each slurmd has a host name of its own, which both know, as on a cluster: in UTS and mount namespaces.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sysconfig
 import time
@@ -18,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo")
+PROGRAMS = ("munged", "unshare", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo")
 PATIENCE_S = 150.0
 KILL_WAIT_S = 15
 """What Slurm leaves between SIGTERM and SIGKILL; its default is 30."""
@@ -49,6 +53,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
+FirstJobId={first_job}
 ReturnToService=2
 KillWait={kill_wait_s}
 GresTypes=gpu
@@ -80,6 +85,7 @@ class Slurm:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._log = open(home / "log", "ab")
         scripts = sysconfig.get_path("scripts")
+        self._nodes: dict[str, int] = {}
         drop = ("PET_", "GPULAUNCH_", "TORCHELASTIC_", "SLURM_", "SBATCH_", "TEST_OF_GPULAUNCH")
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(drop)},
@@ -97,9 +103,9 @@ class Slurm:
         key = home / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
-        # GPUs that jobs can ask for, as the examples do: Slurm only looks whether these files exist.
+        # GPUs that jobs can ask for, as the examples do: Slurm only looks whether these files are devices.
         for index in range(NUM_GPUS):
-            (home / f"gpu{index}").touch()
+            os.mknod(home / f"gpu{index}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
         (home / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={home}/gpu[0-{NUM_GPUS - 1}]\n")
         # 22.05 looks for a cgroup even where it uses none; from 23.11 on that can be switched off.
         version = subprocess.run(["slurmd", "-V"], env=self.env, capture_output=True, text=True).stdout
@@ -108,17 +114,54 @@ class Slurm:
             "CgroupPlugin=disabled\n" if new else "CgroupAutomount=no\nIgnoreSystemd=yes\n"
         )
         (home / "slurm.conf").write_text(
-            CONFIGURATION.format(home=home, host=host, ports=three_ports(), kill_wait_s=KILL_WAIT_S, num_gpus=NUM_GPUS)
+            CONFIGURATION.format(
+                home=home,
+                host=host,
+                ports=three_ports(),
+                kill_wait_s=KILL_WAIT_S,
+                num_gpus=NUM_GPUS,
+                # The port where a job's nodes meet follows from its number, and another cluster may run beside this.
+                first_job=1 + 20 * (os.getpid() % 28),
+            )
         )
         self._daemon(
             *("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={home}/munge.sock"),
             *(f"--pid-file={home}/munged.pid", f"--seed-file={home}/munge.seed", f"--log-file={home}/munged.log"),
         )
         self.wait_until(lambda: (home / "munge.sock").exists(), "munged did not start")
+        (home / "hosts").write_text("127.0.0.1 localhost\n127.0.0.11 n1\n127.0.0.12 n2\n")
         self._daemon("slurmctld", "-D", "-i")
         for node in ("n1", "n2"):
-            self._daemon("slurmd", "-D", "-N", node)
+            self.start_node(node)
+        self.wait_for_nodes()
+
+    def wait_for_nodes(self) -> None:
+        """Wait until both nodes are idle."""
         self.wait_until(lambda: self.run("sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"], "no idle nodes")
+
+    def start_node(self, node: str) -> None:
+        """Start its slurmd."""
+        as_host = f"hostname {node} && mount --bind {self.home}/hosts /etc/hosts && exec slurmd -D -N {node}"
+        self._nodes[node] = self._daemon("unshare", "--uts", "--mount", "sh", "-c", as_host)
+
+    def lose_node(self, node: str) -> None:
+        """Kill all that runs on a node, its slurmd too, and have Slurm see it at once (SlurmdTimeout is minutes).
+
+        Children first: the kernel sends SIGHUP to a stopped process group whose parent ends.
+        """
+        uts = os.readlink(f"/proc/{self._nodes[node]}/ns/uts")
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in sorted(map(int, filter(str.isdecimal, os.listdir("/proc"))), reverse=True):
+                with contextlib.suppress(OSError):  # ended meanwhile
+                    if os.readlink(f"/proc/{pid}/ns/uts") == uts:
+                        os.kill(pid, signum)
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+
+    def repair_node(self, node: str) -> None:
+        """Start it again after `lose_node`."""
+        self.start_node(node)
+        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        self.wait_for_nodes()
 
     def submit(
         self, script: Path, cwd: Path, *options: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None
@@ -181,10 +224,10 @@ class Slurm:
                 daemon.wait()
         self._log.close()
 
-    def _daemon(self, *argv: str) -> None:
-        self._daemons.append(
-            subprocess.Popen(argv, env=self.env, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
-        )
+    def _daemon(self, *argv: str) -> int:
+        daemon = subprocess.Popen(argv, env=self.env, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+        self._daemons.append(daemon)
+        return daemon.pid
 
 
 def three_ports() -> list[int]:

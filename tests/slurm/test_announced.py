@@ -1,4 +1,5 @@
-"""Prometheus finds a job of Slurm: the variables that the examples name, exported before sbatch, reach every node."""
+"""Prometheus finds a job of Slurm: the variables that `gpulaunch init slurm` names, exported before sbatch, reach every
+node."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from gpulaunch.launcher.cli import init
+
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
-EXAMPLE = Path(__file__).parents[2] / "deploy/slurm/two-nodes.sbatch"
 WAITS = """
 import os, sys, time
 while not os.path.exists(sys.argv[1]):
@@ -28,17 +30,13 @@ def test_both_nodes_are_announced_under_the_job_until_it_ends(slurm, tmp_path: P
     (tmp_path / "wait.py").write_text(WAITS)
     shared, stop = tmp_path / "targets", tmp_path / "stop"
     shared.mkdir()
+    script = tmp_path / "job.sbatch"
+    size = ("--nodes", "2", "--gpus", "2", "--cpus", "4", "--time", "30")
+    assert init.run(["slurm", *size, "--out", str(script), str(tmp_path / "wait.py"), str(stop)]) == 0
     job = slurm.submit(
-        EXAMPLE,
+        script,
         tmp_path / "job",
-        *("--time=30", "--gpus-per-node=2", "--cpus-per-task=4"),
-        args=(str(tmp_path / "wait.py"), str(stop)),
-        env={
-            "NPROC": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "GPULAUNCH_METRICS_SD": str(shared),
-            "GPULAUNCH_METRICS_ADDR": "127.0.0.1",
-        },
+        env={"NPROC": "1", "GPULAUNCH_METRICS_SD": str(shared), "GPULAUNCH_METRICS_ADDR": "127.0.0.1"},
     )
     try:
         slurm.wait_until(lambda: len(targets(shared)) == 2, "two nodes were not announced", job)

@@ -9,13 +9,12 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(600)]
+from gpulaunch.launcher.cli import init
 
-EXAMPLES = Path(__file__).parents[2] / "deploy/slurm"
+pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(600)]
 
 # Saves when it is told to and not otherwise; ends by itself only when it has gone on from there.
 TRAIN = """
@@ -50,7 +49,7 @@ class Way:
     """One way to be told, and what Slurm then says of the job's first run."""
 
     script: str
-    """A batch script, or the name of an example."""
+    """A batch script, or the options of `gpulaunch init slurm` that writes one."""
     options: tuple[str, ...]
     told_by: str = "limit"
     """`limit`: the time limit comes near; `end`: it is reached; `scancel`."""
@@ -61,8 +60,8 @@ class Way:
 
 WAYS: Mapping[str, Way] = {
     # Without B: every process of the step is sent the signal, ranks and helpers included.
-    "example for one node": Way(script="one-node.sbatch", options=(f"--signal={SIGNAL}",), state="PENDING", code=""),
-    "example for two nodes": Way(script="two-nodes.sbatch", options=(f"--signal={SIGNAL}",), state="PENDING", code=""),
+    "init slurm, one node": Way(script="--nodes 1", options=(f"--signal={SIGNAL}",), state="PENDING", code=""),
+    "init slurm, two nodes": Way(script="--nodes 2", options=(f"--signal={SIGNAL}",), state="PENDING", code=""),
     "srun, without B:": Way(script=SRUN, options=(f"--signal={SIGNAL}",), state="FAILED", code="75:0"),
     # With B: it is sent to the batch script's own process: here srun, which passes it on, or gpulaunch.
     "srun, with B:": Way(script=SRUN, options=(f"--signal=B:{SIGNAL}",), state="FAILED", code="75:0"),
@@ -86,14 +85,14 @@ def jobs(slurm, tmp_path_factory: pytest.TempPathFactory) -> dict:
     for name, way in WAYS.items():
         cwd = home / re.sub(r"\W+", "-", name)
         options = ("--time=30", "--open-mode=append", *way.options)
-        if way.script.endswith(".sbatch"):
-            # As in the file, but for the size: on the command line of sbatch it wins.
-            script, args = EXAMPLES / way.script, (str(home / "train.py"),)
-            options += ("--gpus-per-node=2", "--cpus-per-task=4")
+        script = home / f"{cwd.name}.sbatch"
+        if way.script.startswith("-"):
+            # As written, but for the signal: on the command line of sbatch it wins.
+            size = (*way.script.split(), "--gpus", "2", "--cpus", "4")
+            assert init.run(["slurm", *size, "--out", str(script), str(home / "train.py")]) == 0
         else:
-            script, args = home / f"{cwd.name}.sbatch", ()
             script.write_text(f"#!/bin/bash\n{way.script.replace('train.py', str(home / 'train.py'))}\n")
-        submitted[name] = slurm.submit(script, cwd, *options, args=args, env={"NPROC": "2", "MASTER_ADDR": "127.0.0.1"})
+        submitted[name] = slurm.submit(script, cwd, *options, env={"NPROC": "2"})
         started_s[name] = time.monotonic()
     for name, job in submitted.items():
         if slurm.happens(lambda job=job: "STEPPING" in job.output, job):
@@ -120,7 +119,7 @@ def test_the_ranks_save_and_the_next_run_goes_on_from_there(slurm, jobs, name: s
     code = slurm.field(job, "ExitCode")
     first = job.output
     assert list(job.cwd.rglob("step-*/gpulaunch-manifest.json")), f"nothing was saved\n{first}"
-    if way.state != "PENDING":  # the examples requeue themselves
+    if way.state != "PENDING":  # those of `gpulaunch init` requeue themselves
         slurm.run("scontrol", "requeue", job.id)
     slurm.start_again(job)
     slurm.wait_until(lambda: slurm.ended(job), "its second run did not end", job)

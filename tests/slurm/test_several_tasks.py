@@ -1,4 +1,4 @@
-"""`srun` with several tasks, of which each would launch: refused, with lines that work; its healthy twins are not."""
+"""Which launchers of a step are one job, and which are alone."""
 
 from __future__ import annotations
 
@@ -16,32 +16,55 @@ export -f launch
 srun --ntasks=2 bash -c launch; echo "TWO $?"
 srun --ntasks=1 bash -c 'launch --nproc 2'; echo "ONE $?"
 srun --ntasks=2 bash -c 'launch --standalone'; echo "STANDALONE $?"
+srun --ntasks=2 bash -c 'launch --nnodes 1'; echo "APART $?"
+srun --ntasks=2 bash -c 'launch --nnodes 3'; echo "MORE $?"
 export SHELL=/bin/bash
 script -qec "srun --ntasks=2 --pty bash -c 'if [ -t 0 ]; then launch; fi'" /dev/null < /dev/null; echo "PTY $?"
 launch; echo "BATCH $?"
+salloc --quiet --nodes=1 --ntasks=2 bash -c launch; echo "SALLOC $?"
+"""
+SAID = {
+    "TWO": ["0 of 2", "1 of 2"],
+    "ONE": ["0 of 2", "1 of 2"],
+    "STANDALONE": ["0 of 1", "0 of 1"],
+    "APART": ["0 of 1", "0 of 1"],
+    "MORE": [],
+    "PTY": ["0 of 1"],
+    "BATCH": ["0 of 1"],
+    "SALLOC": ["0 of 1"],
+}
+
+
+def test_tasks_are_one_job_unless_they_are_told_otherwise_or_alone(slurm, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(BATCH)
+    job = slurm.submit(tmp_path / "job.sh", tmp_path / "job", "--time=30", "--nodes=1", "--ntasks=2")
+    (job.cwd / "hello.py").write_text("import os; print('HELLO', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    slurm.wait_until(lambda: slurm.ended(job), "it does not end", job)
+
+    said: dict[str, list[str]] = {}
+    rest = job.output
+    for name in SAID:
+        part, found, rest = rest.partition(f"{name} {2 if name == 'MORE' else 0}\n")
+        assert found, f"{name}\n{job.output}"
+        said[name] = sorted(re.findall(r"HELLO (\d of \d)", part))
+        if name == "MORE":
+            assert part.count("error: --nnodes: 3 nodes, but srun starts 2 tasks") == 2, part
+    assert said == SAID, job.output
+
+
+HETEROGENEOUS = """#!/bin/bash
+srun --het-group=0,1 gpulaunch --no-profile --start-method spawn hello.py; echo "BOTH $?"
+srun gpulaunch --no-profile --start-method spawn hello.py; echo "FIRST $?"
 """
 
 
-def test_two_tasks_without_nodes_are_refused_and_what_works_is_not(slurm, tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(BATCH)
-    job = slurm.submit(tmp_path / "job.sh", tmp_path / "job", "--time=30", "--nodes=1", "--ntasks=2", "--exclusive")
-    (job.cwd / "hello.py").write_text("import os; print('HELLO', os.environ['RANK'], os.environ['WORLD_SIZE'])\n")
+def test_a_step_over_the_parts_of_a_heterogeneous_job_is_refused(slurm, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(HETEROGENEOUS)
+    job = slurm.submit(tmp_path / "job.sh", tmp_path / "job", "--time=30", "--ntasks=1", ":", "--ntasks=1")
+    (job.cwd / "hello.py").write_text("import os; print('HELLO', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
     slurm.wait_until(lambda: slurm.ended(job), "it does not end", job)
 
-    parts: dict[str, str] = {}
-    rest = job.output
-    for name, code in (("TWO", 2), ("ONE", 0), ("STANDALONE", 0), ("PTY", 0), ("BATCH", 0)):
-        parts[name], found, rest = rest.partition(f"{name} {code}\n")
-        assert found, f"{name}\n{job.output}"
-    assert "HELLO" not in parts["TWO"], job.output
-    refusal = next(line for line in parts["TWO"].splitlines() if "srun starts 2 tasks" in line)
-    assert "srun --ntasks=1 gpulaunch --nproc 2 hello.py" in refusal
-    assert "--nnodes $SLURM_NNODES --node-rank $SLURM_NODEID" in refusal
-    said = {name: sorted(re.findall(r"HELLO (\d) (\d)", part)) for name, part in parts.items()}
-    assert said == {
-        "TWO": [],
-        "ONE": [("0", "2"), ("1", "2")],
-        "STANDALONE": [("0", "1"), ("0", "1")],
-        "PTY": [("0", "1")],
-        "BATCH": [("0", "1")],
-    }
+    both, _, first = job.output.partition("BOTH 2\n")
+    assert both.count("error: a heterogeneous job of Slurm is not read from its variables: ") == 2, job.output
+    assert "HELLO" not in both
+    assert re.findall(r"HELLO .*|FIRST \d", first) == ["HELLO 0 of 1", "FIRST 0"], job.output

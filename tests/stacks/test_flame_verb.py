@@ -123,7 +123,7 @@ def test_a_run_without_stacks_says_why_that_may_be(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "has a stacks.folded; name a run directory: a job with --job-dir has it elsewhere. If there is none: the"),
+        ([], "has a stacks.folded; for a job with --job-dir, specify that directory. Possible reasons: the"),
         (["nowhere"], "there is no run directory nowhere"),
         (["--out"], "argument --out: expected one argument"),
         (["--uot", "x"], "unknown argument --uot; did you mean --out?"),
@@ -142,7 +142,7 @@ def test_where_it_may_not_write_it_says_so(cwd: Path) -> None:
     run = a_run(cwd, "job")
     (run / "flame").write_text("in the way")
 
-    with pytest.raises(UsageError, match=r"cannot write to .*/flame: File exists; name a directory with --out"):
+    with pytest.raises(UsageError, match=r"cannot write to .*/flame: File exists; specify a directory with --out"):
         flame.run([])
 
 

@@ -150,7 +150,7 @@ def test_one_that_is_installed_while_the_job_runs_is_found(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     spy = PySpy()
 
-    assert spy.absent() == "py-spy: it is not installed beside this Python, nor on PATH"
+    assert spy.absent() == "py-spy: it is installed neither next to this Python nor on PATH"
     assert spy.look(os.getpid()) == Look(failed=spy.absent())
     (tmp_path / "py-spy").touch(0o700)
     assert spy.absent() == ""

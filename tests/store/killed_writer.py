@@ -17,7 +17,7 @@ def main() -> None:
     at_s = float(sys.argv[2])
     while True:
         at_s += 1.0
-        keeper._try(state(at_s, attempt=int(at_s) // 500, findings=(SYNC,) if int(at_s) % 3 else (), gpu=True))
+        keeper.write_now(state(at_s, attempt=int(at_s) // 500, findings=(SYNC,) if int(at_s) % 3 else (), gpu=True))
         if not keeper.condition.available:
             sys.exit(keeper.condition.reason)
         print(at_s, flush=True)

@@ -61,7 +61,7 @@ def kept(run_dir: Path) -> list[float]:
 
 def close(keeper: TelemetryWriter) -> None:
     """End a keeper whose thread never began."""
-    keeper._close(None)
+    keeper.write_now(None, last=True)
 
 
 # -- the thread
@@ -117,12 +117,12 @@ def test_a_last_look_that_comes_soon_after_the_one_before_is_stored_when_it_turn
     run_dir: Path, keeper: TelemetryWriter
 ) -> None:
     """A sidecar that is told to stop looks once more, and hands that over before it lets the thread know."""
-    keeper._work(state(1.0), False)
-    keeper._work(state(1.2, findings=(SYNC,)), False)
-    keeper._work(state(1.4, findings=(SYNC,)), False)
+    keeper.write_now(state(1.0))
+    keeper.write_now(state(1.2, findings=(SYNC,)))
+    keeper.write_now(state(1.4, findings=(SYNC,)))
     assert kept(run_dir) == [1.0]  # too soon for a write of its own, should another follow
 
-    keeper._work(None, True)
+    keeper.write_now(None, last=True)
 
     assert kept(run_dir) == [1.0, 1.4]
     assert steps_of(run_dir) == {0: [14.0, 14.0]}
@@ -140,12 +140,12 @@ def test_where_looks_are_stored_seldom_the_last_one_of_a_rank_and_of_an_attempt_
     for module in ("schema", "writing"):
         monkeypatch.setattr(f"gpulaunch.exporters.store.{module}.is_shared", lambda path: True)
     for second in (1, 2, 3):
-        keeper._work(state(second), False)
+        keeper.write_now(state(second))
     for second in (4, 5):
-        keeper._work(state(second, ranks=(0,)), False)
+        keeper.write_now(state(second, ranks=(0,)))
     for second in (6, 7):
-        keeper._work(state(second, attempt=1), False)
-    keeper._work(None, True)
+        keeper.write_now(state(second, attempt=1))
+    keeper.write_now(None, last=True)
 
     assert kept(run_dir) == [1.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert steps_of(run_dir) == {0: [50.0, 30.0], 1: [70.0, 70.0]}
@@ -172,8 +172,8 @@ def test_where_no_thread_can_be_had_it_is_told_and_the_next_state_is_stored(
 
 def test_before_the_agent_has_named_a_directory_nothing_happens(tmp_path: Path) -> None:
     keeper = TelemetryWriter(tmp_path)
-    keeper._try(state(1.0, ended=True))
-    keeper._try(state(1.0))
+    keeper.write_now(state(1.0, ended=True))
+    keeper.write_now(state(1.0))
 
     assert keeper.condition.available
     assert list(tmp_path.iterdir()) == []
@@ -220,27 +220,27 @@ def test_killed_at_any_moment_the_file_is_whole_and_goes_on(run_dir: Path) -> No
 
 
 NO_ROOM = """
-import resource, sys
+import itertools, resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from kept_run import state
-from gpulaunch.exporters.store import telemetry_writer as keepers
-keepers._FIRST_PAUSE_S = keepers._LONGEST_PAUSE_S = 0.0
-keeper = keepers.TelemetryWriter(Path(sys.argv[1]))
+from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
+later = itertools.count(step=100.0)  # every pause between two tries is over
+keeper = TelemetryWriter(Path(sys.argv[1]), clock=lambda: next(later))
 for second in range(1, 4):
-    keeper._try(state(second))
+    keeper.write_now(state(second))
 assert keeper.condition.available, keeper.condition
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
 for second in range(4, 8):
-    keeper._try(state(second))
+    keeper.write_now(state(second))
 assert not keeper.condition.available
 print(keeper.condition.reason, keeper.condition.errors)
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-keeper._try(state(8.0))
-keeper._try(state(9.0))
+keeper.write_now(state(8.0))
+keeper.write_now(state(9.0))
 assert keeper.condition.available, keeper.condition
-keeper._close(None)
+keeper.write_now(None, last=True)
 """
 
 
@@ -260,27 +260,27 @@ FULL_DISK = """
 set -e
 mount -t tmpfs -o size=400k tmpfs "$1"
 exec "$2" -c '
-import json, os, sys
+import itertools, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from kept_run import state
-from gpulaunch.exporters.store import telemetry_writer as keepers
-keepers._FIRST_PAUSE_S = keepers._LONGEST_PAUSE_S = 0.0
+from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
+later = itertools.count(step=100.0)  # every pause between two tries is over
 run, channel = Path(sys.argv[1]), Path(sys.argv[1]).parent / "channel"
-keeper = keepers.TelemetryWriter(channel)
-keeper._try(state(1.0))
+keeper = TelemetryWriter(channel, clock=lambda: next(later))
+keeper.write_now(state(1.0))
 assert keeper.condition.available, keeper.condition
 with open(run / "filler", "wb", buffering=0) as filler:
     try:
         while True: filler.write(bytes(4096))
     except OSError: pass
-for second in range(2, 60): keeper._try(state(second, gpu=True))
+for second in range(2, 60): keeper.write_now(state(second, gpu=True))
 print(keeper.condition.reason)
 assert not keeper.condition.available
 os.unlink(run / "filler")
-for second in range(60, 62): keeper._try(state(second))
+for second in range(60, 62): keeper.write_now(state(second))
 print(keeper.condition.available)
-os.chdir("/"); keeper._close(None)
+os.chdir("/"); keeper.write_now(None, last=True)
 from gpulaunch.exporters.store.reading import TelemetryReader
 with TelemetryReader(run / "telemetry.sqlite") as reader:
     print(len(reader.newest(100)) >= 3)
@@ -296,7 +296,7 @@ sys.path.insert(0, sys.argv[2])
 from kept_run import state
 from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
 keeper = TelemetryWriter(Path(sys.argv[1]).parent / "channel")
-keeper._try(state(1.0))
+keeper.write_now(state(1.0))
 print(keeper.condition.available, keeper.condition.reason)
 ' "$1" "$3"
 """
@@ -334,13 +334,13 @@ def test_a_directory_that_went_away_is_told_and_tried_again_later_and_later(
     run_dir.rmdir()
     for second in range(1, 200):
         clock.now_s = second
-        keeper._try(state(second))
+        keeper.write_now(state(second))
 
     assert keeper.condition.reason == f"{TELEMETRY_FILE}: No such file or directory"
     assert keeper.condition.errors == 9  # 1, 2, 4 ... 60 s apart
     run_dir.mkdir()
     clock.now_s += 60
-    keeper._try(state(300.0))
+    keeper.write_now(state(300.0))
     assert keeper.condition.available
     close(keeper)
     assert kept(run_dir) == [300.0]
@@ -351,7 +351,7 @@ def test_a_link_to_another_file_is_not_followed(run_dir: Path, keeper: Telemetry
     other.write_text("precious")
     (run_dir / TELEMETRY_FILE).symlink_to(other)
 
-    keeper._try(state(1.0))
+    keeper.write_now(state(1.0))
 
     assert not keeper.condition.available
     assert other.read_text() == "precious"
@@ -360,18 +360,18 @@ def test_a_link_to_another_file_is_not_followed(run_dir: Path, keeper: Telemetry
 def test_another_process_that_locks_the_file_holds_nothing_up_for_long(
     run_dir: Path, keeper: TelemetryWriter, clock: Clock
 ) -> None:
-    keeper._try(state(1.0))
+    keeper.write_now(state(1.0))
     other = sqlite3.connect(run_dir / TELEMETRY_FILE, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     clock.now_s = 2.0
-    keeper._try(state(2.0))
+    keeper.write_now(state(2.0))
 
     assert keeper.condition.reason == f"{TELEMETRY_FILE}: locked by another process"
     assert kept(run_dir) == [1.0]  # it is readable all the while
     other.execute("COMMIT")
     other.close()
     clock.now_s = 10.0
-    keeper._try(state(10.0))
+    keeper.write_now(state(10.0))
     assert keeper.condition.available
     close(keeper)
     assert kept(run_dir) == [1.0, 10.0]
@@ -396,14 +396,14 @@ def test_a_damaged_file_is_set_aside_and_one_line_says_so(
             torn.write(os.urandom(200_000))
     before = path.read_bytes()
 
-    keeper._try(state(1.0))
+    keeper.write_now(state(1.0))
 
     assert not keeper.condition.available
     assert keeper.condition.errors == 1
     assert "damaged" in keeper.condition.reason
     assert keeper.condition.reason.endswith(f"; set aside as {TELEMETRY_FILE}.damaged, begun anew")
     assert (run_dir / f"{TELEMETRY_FILE}.damaged").read_bytes() == before
-    keeper._try(state(2.0))
+    keeper.write_now(state(2.0))
     assert keeper.condition.available
     assert "set aside" in keeper.condition.reason  # what failed last stays told
     close(keeper)
@@ -414,21 +414,25 @@ def test_a_file_that_is_damaged_while_it_is_open_is_set_aside_too(
     run_dir: Path, keeper: TelemetryWriter, clock: Clock
 ) -> None:
     for second in range(1, 40):
-        keeper._try(state(second))
+        keeper.write_now(state(second))
     path = run_dir / TELEMETRY_FILE
-    keeper._file.close()  # type: ignore[union-attr]
-    keeper._file = None
+    other = sqlite3.connect(path, isolation_level=None)  # whose lock makes the writer open the file again
+    other.execute("BEGIN EXCLUSIVE")
+    keeper.write_now(state(40.0))
+    assert keeper.condition.errors == 1
+    other.execute("COMMIT")
+    other.close()
     with open(path, "r+b") as torn:
         torn.seek(100)
         torn.write(os.urandom(50_000))
-    for second in range(40, 44):
+    for second in range(41, 45):
         clock.now_s = second
-        keeper._try(state(second))
+        keeper.write_now(state(second))
     close(keeper)
 
-    assert keeper.condition.errors >= 1
+    assert keeper.condition.errors >= 2
     assert (run_dir / f"{TELEMETRY_FILE}.damaged").exists()
-    assert kept(run_dir)[-1] == 43.0
+    assert kept(run_dir)[-1] == 44.0
 
 
 def test_a_newer_file_is_refused_and_left_as_it_is(run_dir: Path, keeper: TelemetryWriter, clock: Clock) -> None:
@@ -440,7 +444,7 @@ def test_a_newer_file_is_refused_and_left_as_it_is(run_dir: Path, keeper: Teleme
     before = path.read_bytes()
     for second in range(1, 100):
         clock.now_s = second
-        keeper._try(state(second))
+        keeper.write_now(state(second))
 
     newer = "is of a newer gpulaunch (schema 7, this one knows 1): left alone"
     assert keeper.condition.reason == f"{TELEMETRY_FILE}: {newer}"
@@ -456,7 +460,7 @@ def test_a_database_of_another_program_is_refused(run_dir: Path, keeper: Telemet
         connection.execute("CREATE TABLE theirs (x)")
     connection.close()
 
-    keeper._try(state(1.0))
+    keeper.write_now(state(1.0))
 
     assert keeper.condition.reason == f"{TELEMETRY_FILE}: is not gpulaunch's: move it away"
     with pytest.raises(UnreadableError, match="not of gpulaunch"):
@@ -490,7 +494,7 @@ def test_a_file_with_other_tables_than_ours_is_not_read_and_not_written_to(
         TelemetryReader(path)
     for second in range(1, 100):
         clock.now_s = second
-        keeper._try(state(second))
+        keeper.write_now(state(second))
     close(keeper)
     assert path.with_name(f"{TELEMETRY_FILE}.damaged").exists()
     assert kept(run_dir)[-1] == 99.0
@@ -524,7 +528,7 @@ def test_readers_see_a_whole_file_while_it_is_written(run_dir: Path) -> None:
         thread.start()
     try:
         for second in range(1, 200):
-            keeper._try(state(second, findings=(SYNC,) if second % 2 else (GC,)))
+            keeper.write_now(state(second, findings=(SYNC,) if second % 2 else (GC,)))
     finally:
         done.set()
         for thread in threads:
@@ -542,7 +546,7 @@ def test_a_clock_that_is_set_back_or_forth_moves_no_row(run_dir: Path, keeper: T
     for second in range(1, 25):
         shift_s = shifts.get(second, shift_s)
         seen = state(second)
-        keeper._try(replace(seen, taken_wall_ns=seen.taken_wall_ns + round(shift_s * 1e9)))
+        keeper.write_now(replace(seen, taken_wall_ns=seen.taken_wall_ns + round(shift_s * 1e9)))
     close(keeper)
 
     assert kept(run_dir) == [float(second) for second in range(1, 25)]
@@ -553,7 +557,7 @@ def test_a_sidecar_that_begins_on_a_clock_set_back_goes_on_behind_what_is_there(
         keeper = TelemetryWriter(run_dir.parent / "channel")
         for second in range(first, first + 10):
             seen = state(second)
-            keeper._try(replace(seen, taken_wall_ns=seen.taken_wall_ns + round(shift_s * 1e9)))
+            keeper.write_now(replace(seen, taken_wall_ns=seen.taken_wall_ns + round(shift_s * 1e9)))
         close(keeper)
 
     assert kept(run_dir) == [float(second) for second in range(1, 21)]
@@ -565,7 +569,7 @@ def test_each_node_has_its_own_file(run_dir: Path) -> None:
         directory = run_dir / f"node-{node}" if node else run_dir
         announce(run_dir.parent / f"channel-{node}", directory)
         keeper = TelemetryWriter(run_dir.parent / f"channel-{node}")
-        keeper._try(state(1.0, ranks=(2 * node, 2 * node + 1), node=node))
+        keeper.write_now(state(1.0, ranks=(2 * node, 2 * node + 1), node=node))
         close(keeper)
 
     assert [(node, path.parent.name) for node, path in files_of(run_dir)] == [
@@ -590,7 +594,7 @@ def test_on_a_network_file_system_there_is_no_write_ahead_log(run_dir: Path, mon
         monkeypatch.setattr(f"gpulaunch.exporters.store.{module}.is_shared", lambda path: True)
     keeper = TelemetryWriter(run_dir.parent / "channel")
     for second in range(1, 22):
-        keeper._try(state(second))
+        keeper.write_now(state(second))
         assert not (run_dir / f"{TELEMETRY_FILE}-wal").exists()
         assert kept(run_dir)[-1] > second - 5
     close(keeper)
@@ -604,7 +608,7 @@ def test_findings_come_and_go_and_what_they_cost_adds_up(run_dir: Path, keeper: 
     """A hundred steps, 20 ms longer each, are 2 s lost; a finding that comes back goes on where it was."""
     for second in range(31):
         standing = (SYNC,) if 1 <= second <= 5 or second > 25 else ()
-        keeper._try(state(second, findings=standing))
+        keeper.write_now(state(second, findings=standing))
     close(keeper)
 
     with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
@@ -624,13 +628,13 @@ def test_a_finding_costs_nothing_while_nobody_trains(run_dir: Path, keeper: Tele
         return replace(state(second, attempt=attempt, findings=(SYNC,)), training=ranks)
 
     for second in range(11):
-        keeper._try(seen(second, second))
+        keeper.write_now(seen(second, second))
     for second in range(11, 1811, 5):
-        keeper._try(seen(second, 10.0))
-    keeper._try(seen(1811, 10.1))
-    keeper._try(replace(seen(1812, 10.1), training=()))
+        keeper.write_now(seen(second, 10.0))
+    keeper.write_now(seen(1811, 10.1))
+    keeper.write_now(replace(seen(1812, 10.1), training=()))
     for second in range(11):
-        keeper._try(seen(1820 + second, 10.1 + second, attempt=1))
+        keeper.write_now(seen(1820 + second, 10.1 + second, attempt=1))
     close(keeper)
 
     with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
@@ -644,7 +648,7 @@ def test_what_was_made_while_nothing_could_be_kept_is_not_charged_to_a_finding(
 ) -> None:
     """An hour of a full disk: nobody knows for how much of it the finding stood."""
     for second in (*range(11), *range(3610, 3621)):
-        keeper._try(state(second, findings=(SYNC,)))
+        keeper.write_now(state(second, findings=(SYNC,)))
     close(keeper)
 
     with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
@@ -658,17 +662,17 @@ def test_the_history_of_the_run_and_the_causes_of_its_failures_are_carried_over(
     history = run_dir / "events.jsonl"
     began = line("run_started", -10, run_id="aaaa", pid=1)
     history.write_text(began + "no json\n" + line("started", 0, seen_s=7.5, attempt=0))
-    keeper._try(state(1.0))
+    keeper.write_now(state(1.0))
     attempt = run_dir / "attempts" / "0"
     attempt.mkdir(parents=True)
     first = {"rank": 1, "kind": "segfault", "headline": "rank 1 was killed", "why": "first", "advice": "look"}
     (attempt / "failure.json").write_text(json.dumps({"version": 1, "first": first, "exit_code": 139, "attempt": 0}))
     with open(history, "a") as more:
         more.write(line("phase", 2, phase="clearing", attempt=0) + '{"half": ')
-    keeper._try(state(2.0, restarts={"segfault": 1}))
+    keeper.write_now(state(2.0, restarts={"segfault": 1}))
     with open(history, "a") as more:
         more.write('"a line", "event": "late", "time_s": 1.0}\n')
-    keeper._try(state(3.0, attempt=1))
+    keeper.write_now(state(3.0, attempt=1))
     close(keeper)
 
     with TelemetryReader(run_dir / TELEMETRY_FILE) as reader:
@@ -685,8 +689,8 @@ def test_the_history_of_the_run_and_the_causes_of_its_failures_are_carried_over(
 def test_texts_of_any_length_and_kind_are_stored(run_dir: Path, keeper: TelemetryWriter) -> None:
     odd = replace(SYNC, file="a\udcff\x1b[31m\n.py", subject="x" * 100_000, advice="\u202e")
     (run_dir / "events.jsonl").write_text(line("noise", 0, text="y" * 200_000, bad="\ud800"))
-    keeper._try(state(1.0, findings=(odd,)))
-    keeper._try(state(2.0, findings=(odd,)))
+    keeper.write_now(state(1.0, findings=(odd,)))
+    keeper.write_now(state(2.0, findings=(odd,)))
     close(keeper)
 
     assert keeper.condition.errors == 0

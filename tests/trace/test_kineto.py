@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_client import BUSY, Client
 
-from gpulaunch.profiler.daemon.kineto import WHAT, Ask, Daemon, frame, order, parse
+from gpulaunch.profiler.daemon.kineto import WHAT, ClientRequest, Daemon, frame, order, parse
 
 
-def nothing(_: Ask) -> str:
+def nothing(_: ClientRequest) -> str:
     return ""
 
 
@@ -39,13 +39,13 @@ def test_an_empty_answer_is_an_answer_and_no_order(directory: Path) -> None:
 
 
 def test_a_busy_profiler_is_told_from_a_free_one(directory: Path) -> None:
-    seen: list[Ask] = []
+    seen: list[ClientRequest] = []
     with Daemon(str(directory)) as daemon, Client(directory) as client:
         client.ask()
         client.ask(BUSY)
         daemon.answer(lambda ask: seen.append(ask) or "")
 
-    assert seen == [Ask(pid=os.getpid(), free=True), Ask(pid=os.getpid(), free=False)]
+    assert seen == [ClientRequest(pid=os.getpid(), free=True), ClientRequest(pid=os.getpid(), free=False)]
 
 
 def test_greetings_are_answered(directory: Path) -> None:

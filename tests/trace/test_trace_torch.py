@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from trace_format import faults_of
 
 from gpulaunch.launcher.cli import trace, tracer
+from gpulaunch.profiler.daemon.tracefile import part_name
 
 TRAIN = Path(__file__).with_name("train_traced.py")
 STEP_S = 0.5
@@ -101,7 +101,7 @@ def test_two_ranks_are_traced_together_and_train_on(
 
     # The client is there by now. And what is asserted above would not be so if a rank began a part of the window late.
     late(monkeypatch, rank=1, by_s=4 * STEP_S)
-    monkeypatch.setattr(tracer, "_BEGUN_NS", 60 * 10**9)  # it is waited for
+    monkeypatch.setattr(tracer, "MISSED_AFTER_NS", 60 * 10**9)  # it is waited for
     assert trace.run(["--steps", "5", "--job-dir", str(traced.run_dir), "--again"]) == 0
     again = sorted({*traced.run_dir.glob("traces/*/rank-*.json")} - {*paths})
     assert len(again) == 2
@@ -117,14 +117,13 @@ def test_two_ranks_are_traced_together_and_train_on(
 
 def late(monkeypatch: pytest.MonkeyPatch, *, rank: int, by_s: float) -> None:
     """Have this rank told another start than the others."""
-    text = tracer.Tracer._text
+    order = tracer.order
 
-    def later(self, told, of_all, parts):
-        by_ns = round(by_s * 1e9) if told.number == rank else 0
-        shifted = dataclasses.replace(of_all, start_ns=of_all.start_ns + by_ns, end_ns=of_all.end_ns + by_ns)
-        return text(self, told, shifted, parts)
+    def later(path, *, start_ms, **more):
+        by_ms = round(by_s * 1e3) if Path(path).name == part_name(rank) else 0
+        return order(path, start_ms=start_ms + by_ms, **more)
 
-    monkeypatch.setattr(tracer.Tracer, "_text", later)
+    monkeypatch.setattr(tracer, "order", later)
 
 
 def assert_told_of_steps(told: list[dict], stdout: str, program: str) -> None:
@@ -138,7 +137,7 @@ def assert_told_of_steps(told: list[dict], stdout: str, program: str) -> None:
         assert in_s == pytest.approx(steps_s, rel=0.01)
         assert min(steps_s) >= STEP_S
         assert steps_s[0] == pytest.approx(float(own[0]), rel=0.3)
-        is_slower = f"warning: rank {rank['rank']} has not come back to its speed" in stdout
+        is_slower = f"warning: rank {rank['rank']} is still slower than before" in stdout
         assert is_slower == (rank["back"] is False)
 
 

@@ -59,11 +59,11 @@ def job(tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trace, "directory_of", lambda run_id: str(directory))
-    monkeypatch.setattr(window, "_LOOKS_EVERY_S", 0.5)
+    monkeypatch.setattr(window, "RANK_CHECKS_EVERY_S", 0.5)
     monkeypatch.setattr(window, "ASKS_EVERY_S", 0.5)
-    monkeypatch.setattr(window, "_MAKES_READY_S", 0.1)
-    monkeypatch.setattr(tracer, "_STILL_NS", 1_000_000_000)
-    monkeypatch.setattr(tracer, "_SETTLE_NS", 5_000_000_000)
+    monkeypatch.setattr(window, "KINETO_PREPARES_S", 0.1)
+    monkeypatch.setattr(tracer, "STALLED_AFTER_NS", 1_000_000_000)
+    monkeypatch.setattr(tracer, "SETTLE_TIMEOUT_NS", 5_000_000_000)
     yield begin
     for process in started:
         process.kill()
@@ -89,7 +89,7 @@ def test_all_ranks_are_traced_in_one_window(job: Job, capsys: pytest.CaptureFixt
     assert trace.run(["--steps", "60"]) == 0
 
     first, *rest = lines(capsys)
-    assert re.fullmatch(r"rank 0, 1: a trace of .* begins in \d+ s \(steps take .* ms\)", first)
+    assert re.fullmatch(r"rank 0, 1: a trace of .* starts in \d+ s \(steps take .* ms\)", first)
     (directory,) = [path for path in (run_dir / "traces").iterdir() if path.is_dir()]
     assert sorted(os.listdir(directory)) == ["rank-0.json", "rank-1.json", "trace.json"]
     assert len(json.loads((directory / "rank-0.json").read_text())["traceEvents"]) == 100
@@ -115,7 +115,7 @@ def test_somebody_who_looks_on_is_told_what_is_waited_for(
     job("slowed")
     said: list[str] = []
 
-    class Told(waiting.Doing):
+    class Told(waiting.Activity):
         def __call__(self, what: str, share: float | None = None, *, lasts_s: float | None = None) -> None:
             said.append(re.sub(r"\d+", "N", what).replace("N steps", "N step"))
             super().__call__(what, share, lasts_s=lasts_s)
@@ -123,8 +123,8 @@ def test_somebody_who_looks_on_is_told_what_is_waited_for(
     screen, stderr = pty.openpty()
     shown = ""
     with monkeypatch.context() as looked_on, open(stderr, "w") as terminal:
-        looked_on.setattr(waiting, "Doing", Told)
-        looked_on.setattr(tracer, "_SETTLE_NS", 2_000_000_000)
+        looked_on.setattr(waiting, "Activity", Told)
+        looked_on.setattr(tracer, "SETTLE_TIMEOUT_NS", 2_000_000_000)
         looked_on.setattr(sys, "stderr", terminal)
         assert trace.run(["--duration", "2s"]) == 0
     with contextlib.suppress(OSError):  # when all is read
@@ -133,9 +133,9 @@ def test_somebody_who_looks_on_is_told_what_is_waited_for(
     os.close(screen)
 
     assert list(dict.fromkeys(said)) == [
-        "waiting for its beginning",
+        "waiting for the start",
         "recording, N step",
-        "writing, N of N traces are there",
+        "writing, N of N traces are complete",
         "waiting until ranks are as fast as before, N s at most",
     ]
     assert re.search(r"\r(waiting|recording|writing)[^\r]*, \d+ s +\r", shown)
@@ -159,7 +159,7 @@ def test_one_rank_into_another_directory(job: Job, tmp_path: Path, capsys: pytes
     assert trace.run(["--rank", "1", "--duration", "100ms", "--out", str(out), "--what", "cpu"]) == 0
     assert sorted(os.listdir(out)) == ["rank-1.json", "trace.json"]
 
-    with pytest.raises(UsageError, match="there is a trace of rank 1 in"):
+    with pytest.raises(UsageError, match="already contains a trace of rank 1"):
         trace.run(["--rank", "1", "--duration", "100ms", "--out", str(out), "--again"])
 
 
@@ -244,10 +244,10 @@ def test_the_slowest_is_chosen(job: Job, capsys: pytest.CaptureFixture[str]) -> 
     ("how", "why"),
     [
         ("refuses", "it does not like to"),
-        ("silent", "torch's trace client in it did not ask for its order"),
-        ("busy", "its own program is being profiled"),
+        ("silent", "its torch trace client did not fetch the request"),
+        ("busy", "the program uses torch.profiler itself"),
         ("dies", "it has ended"),
-        ("halved", "its trace is not whole"),
+        ("halved", "its trace is incomplete"),
     ],
 )
 def test_a_rank_without_a_trace_says_why_and_the_others_have_theirs(
@@ -271,7 +271,10 @@ def test_a_rank_that_is_stopped_hears_of_nothing(job: Job, directory: Path, caps
     finally:
         os.kill(rank, signal.SIGCONT)
 
-    assert "rank 0: no trace: it has ended no step since, and only then does it hear of a trace" in lines(capsys)
+    assert (
+        "rank 0: no trace: it has completed no step since the request, and requests are read at the end of a step"
+        in lines(capsys)
+    )
     assert not [path for path in (run_dir / "traces").iterdir() if path.is_dir()]  # nothing came of it
 
 
@@ -280,7 +283,7 @@ def test_a_rank_that_stays_slow_is_told(job: Job, capsys: pytest.CaptureFixture[
 
     assert trace.run(["--duration", "100ms"]) == 0
 
-    assert "  warning: rank 0 has not come back to its speed; a restart of the job helps" in lines(capsys)
+    assert "  warning: rank 0 is still slower than before; a restart of the job helps" in lines(capsys)
     (record,) = run_dir.glob("traces/*/trace.json")
     (rank,) = json.loads(record.read_text())["ranks"]
     assert rank["back"] is False
@@ -305,7 +308,7 @@ def test_a_trace_in_which_nothing_happened_is_told(job: Job, capsys: pytest.Capt
     job("empty")
 
     assert trace.run(["--duration", "100ms", "--what", "memcpy"]) == 0
-    assert "  warning: rank 0 did nothing of what was to be recorded" in lines(capsys)
+    assert "  warning: rank 0 performed none of the operations to record" in lines(capsys)
 
 
 def test_what_the_gpu_copied_is_held_against_the_ledger(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,7 +322,7 @@ def test_what_the_gpu_copied_is_held_against_the_ledger(job: Job, capsys: pytest
     assert rank["copied"].keys() == {"h2d"}
     assert rank["copied"]["h2d"]["traced_bytes"] == 20_000
     assert abs(rank["copied"]["h2d"]["ledger_bytes"] - 1000 * rank["num_steps"]) <= 10_000  # the steps at the edges
-    assert [line for line in lines(capsys) if line.startswith("  copies h2d: 0.0 MB in the trace, 0.0 MB in the")]
+    assert [line for line in lines(capsys) if line.startswith("  copies h2d: 0.0 MB in the trace, 0.0 MB observed")]
 
 
 def test_who_interrupts_a_trace_leaves_nothing_behind(job: Job, directory: Path) -> None:
@@ -355,7 +358,7 @@ def test_a_second_trace_has_to_wait_or_to_be_asked_for_twice(job: Job) -> None:
     run_dir = job("good")
     assert trace.run(["--duration", "100ms"]) == 0
 
-    with pytest.raises(UsageError, match=r"the last trace of this run was .* ago, .* wait, or say --again"):
+    with pytest.raises(UsageError, match=r"the last trace of this run was .* ago, .* wait, or use --again"):
         trace.run(["--duration", "100ms"])
     assert trace.run(["--duration", "100ms", "--again"]) == 0
     os.utime(run_dir / "traces" / "last", (time.time() - 601, time.time() - 601))
@@ -370,12 +373,16 @@ def test_a_trace_that_did_not_come_about_does_not_count(job: Job) -> None:
 
 
 def test_two_at_once_are_one_too_many(job: Job) -> None:
-    run_dir = job("good")
-    with (
-        trace._one_at_a_time(str(run_dir), again=False),
-        pytest.raises(UsageError, match="another trace of this run is being made"),
-    ):
-        trace.run(["--again"])
+    traces = job("good") / "traces"
+    with ThreadPoolExecutor(1) as apart:
+        first = apart.submit(trace.run, ["--duration", "1s"])
+        until_s = time.monotonic() + 60
+        while not any(path.is_dir() for path in traces.glob("*")):
+            assert time.monotonic() < until_s, "no trace is being made"
+            time.sleep(0.01)
+        with pytest.raises(UsageError, match="another trace of this run is being recorded"):
+            trace.run(["--again"])
+        assert first.result() == 0
 
 
 def test_a_run_without_the_profiler_cannot_be_traced(job: Job, directory: Path) -> None:
@@ -410,12 +417,12 @@ def test_the_pages_may_be_somewhere_else(job: Job, directory: Path, monkeypatch:
 def test_steps_need_a_step_to_go_by_and_fit_in_a_minute(job: Job, directory: Path) -> None:
     job("good")
 
-    with pytest.raises(UsageError, match=r"trace: 100000 steps would take \d+ s, and 60 s are the most"):
+    with pytest.raises(UsageError, match=r"trace: 100000 steps would take \d+ s, and the maximum is 60 s"):
         trace.run(["--steps", "100000"])
 
 
 def test_no_run_and_no_such_rank(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="trace: no run is under way"):
+    with pytest.raises(UsageError, match="trace: no run is active"):
         trace.run([])
     job("good")
     with pytest.raises(UsageError, match="trace: rank 4 is not on this node; its ranks are 0"):

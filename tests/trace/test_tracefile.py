@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulaunch.profiler.daemon import tracefile
-from gpulaunch.profiler.daemon.tracefile import Contents, TraceFileError, Watched, contents_of, part_name
+from gpulaunch.profiler.daemon.tracefile import Contents, TraceFileError, TraceFileWatch, contents_of, part_name
 
 # Two operations, the window, a name of a process and an instant, as torch 2.13 lays a trace out.
 TRACE = """{
@@ -121,7 +121,7 @@ def test_a_huge_one_is_looked_at_from_its_end_only(tmp_path: Path, monkeypatch: 
 
 
 def test_a_trace_is_whole_when_it_has_stopped_growing_and_ends(tmp_path: Path) -> None:
-    watched = Watched(str(tmp_path), 0)
+    watched = TraceFileWatch(str(tmp_path), 0)
     assert not watched.look()
     write(tmp_path, TRACE[:300])
     assert [watched.look(), watched.look()] == [False, False]  # still, but it does not end
@@ -135,7 +135,7 @@ def test_the_end_of_an_event_is_not_the_end_of_the_trace(tmp_path: Path) -> None
     """Kineto may be between two of its writes."""
     end_of_an_event = TRACE.index("},\n  {", TRACE.index("aten::linear")) + 1
     write(tmp_path, TRACE[:end_of_an_event])
-    watched = Watched(str(tmp_path), 0)
+    watched = TraceFileWatch(str(tmp_path), 0)
 
     assert TRACE[:end_of_an_event].endswith("}")
     assert [watched.look(), watched.look()] == [False, False]
@@ -144,7 +144,7 @@ def test_the_end_of_an_event_is_not_the_end_of_the_trace(tmp_path: Path) -> None
 def test_one_that_has_not_its_last_name_is_not_whole_yet(tmp_path: Path) -> None:
     part = tmp_path / "rank-0.part_7.json.tmp"
     part.write_text(TRACE)
-    watched = Watched(str(tmp_path), 0)
+    watched = TraceFileWatch(str(tmp_path), 0)
     assert [watched.look(), watched.look()] == [False, False]
     assert watched.path == str(part)
 
@@ -155,7 +155,7 @@ def test_one_that_has_not_its_last_name_is_not_whole_yet(tmp_path: Path) -> None
 def test_the_trace_of_a_rank_is_found_whatever_pid_is_in_its_name(tmp_path: Path) -> None:
     for name in ("rank-11.part_5.json", "rank-1.json", "rank-0.part_5.json", "trace.json"):
         (tmp_path / name).write_text(TRACE)
-    watched = Watched(str(tmp_path), 1)
+    watched = TraceFileWatch(str(tmp_path), 1)
     watched.look()
     assert watched.path == ""
 

@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from gpulaunch.exporters.tui.app import Top
-from gpulaunch.exporters.tui.reader import Reader, Snapshot
+from gpulaunch.exporters.tui.reader import Reader, Request, Snapshot
 from gpulaunch.exporters.tui.tail import LogPlace, Tail
 from gpulaunch.exporters.tui.task import Command
 from gpulaunch.exporters.tui.widgets import RankTable
@@ -510,15 +510,18 @@ def test_a_disk_that_stalls_stops_no_key() -> None:
             assert answers.wait(WAIT_S)
         return views.healthy()
 
+    readers: list[Reader] = []
+
     def reader(tell: Callable[[Snapshot], None]) -> Reader:
-        return Reader(Path("run"), tell, load=load, now=lambda: clock[0])
+        readers.append(Reader(Path("run"), tell, load=load, now=lambda: clock[0]))
+        return readers[0]
 
     app = Top(Path("run"), reader=reader)
 
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "RUNNING")
         clock[0] += 2.0  # time to read again
-        app._reader._wake.set()
+        readers[0].request(Request(window_s=60.0))
         while len(reads) < 2:
             await pilot.pause(0.02)
         clock[0] += 40.0
@@ -541,7 +544,7 @@ def test_a_frame_that_cannot_be_drawn_costs_one_line(monkeypatch: pytest.MonkeyP
     async def story(pilot: Pilot[None]) -> None:
         await until(pilot, "RUNNING")
         with monkeypatch.context() as patch:
-            patch.setattr("gpulaunch.exporters.tui.app.summary", broken)
+            patch.setattr("gpulaunch.exporters.tui.summary.summary", broken)
             await pilot.press("2")
             await until(pilot, "cannot draw this: ZeroDivisionError: by \\x1b[2J")
         await pilot.press("1")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gpulaunch.exporters.tui.app import HELP
 from gpulaunch.exporters.tui.charts import GOODPUT, PHASES
+from gpulaunch.exporters.tui.layout import HELP
 from gpulaunch.exporters.tui.once import as_text, once
 from gpulaunch.exporters.tui.pages import PAGES
 from gpulaunch.exporters.tui.selection import Selection, marks_of
@@ -179,7 +179,7 @@ def test_where_it_is_not_known_what_was_made_again_goodput_is_the_most_that_it_c
 
     shown = text(unknown, "history")
     assert "goodput at most 80%" in shown
-    assert "lost work is not known: name the directory of the program's checkpoints" in shown
+    assert "lost work is unknown: specify the directory of the program's checkpoints" in shown
     assert "at most" not in text(view, "history")
 
 

@@ -29,12 +29,15 @@ class Disk:
         self.answers = threading.Event()
         self.answers.set()
         self.reads: list[tuple[float, float | None]] = []
+        self.faults: list[Exception] = []
         self.seen: queue.Queue[Snapshot] = queue.Queue()
         self.reader = Reader(Path("run"), self.seen.put, load=self.load, tail=self.tail)
 
     def load(self, run_dir: Path, window_s: float | None) -> RunView:
         self.reads.append((time.monotonic(), window_s))
         assert self.answers.wait(WAIT_S)
+        if self.faults:
+            raise self.faults.pop()
         return self.view
 
     def tail(self, run_dir: Path, place: LogPlace) -> Tail:
@@ -100,14 +103,8 @@ def test_a_disk_that_does_not_answer_holds_nobody_up(disk: Disk) -> None:
     assert disk.seen.empty()
 
 
-def test_what_cannot_be_read_is_told_and_tried_again(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = disk.reader._load
-
-    def fails_once(run_dir: Path, window_s: float | None) -> RunView:
-        monkeypatch.setattr(disk.reader, "_load", good)
-        raise RuntimeError("broken\x1b[2J")
-
-    monkeypatch.setattr(disk.reader, "_load", fails_once)
+def test_what_cannot_be_read_is_told_and_tried_again(disk: Disk) -> None:
+    disk.faults = [RuntimeError("broken\x1b[2J")]
     disk.reader.start()
 
     first, second = disk.next(), disk.next()

@@ -53,7 +53,7 @@ def test_the_newest_run_is_shown_unless_one_is_named(cwd: Path, capsys: pytest.C
     assert top.run(["--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run_dir"].endswith("newer")
     assert top.run(["--once"]) == 0
-    assert "no run is under way in" in capsys.readouterr().err
+    assert "no run is active in" in capsys.readouterr().err
     assert top.run(["newer", "--once"]) == 0
     assert capsys.readouterr().err == ""
     assert top.run(["older", "--json"]) == 0
@@ -63,7 +63,7 @@ def test_the_newest_run_is_shown_unless_one_is_named(cwd: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "no runs in .*: a job with --job-dir has it elsewhere"),
+        ([], "no runs in .*; for a job with --job-dir, specify that directory"),
         (["nowhere"], "there is no run directory nowhere"),
         (["a", "b"], "one run at a time"),
         (["--once", "--json"], "--once or --json, not both"),
@@ -141,7 +141,9 @@ def test_without_textual_it_says_what_to_install(
     cwd: Path, without_textual: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_run(cwd, "job", at_s=0)
-    monkeypatch.setattr(top, "_on_a_terminal", lambda: True)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
 
     with pytest.raises(UsageError, match=r"pip install 'gpulaunch\[top\]'; or use gpulaunch top --once"):
         top.run([])
@@ -267,7 +269,7 @@ def test_the_stack_and_a_trace_of_a_running_rank(gpulaunch: Any, tmp_path: Path)
     said: list[str] = []
     top.Dump(run_dir, 1).run(said.append)
     told: list[str] = []
-    top._trace(run_dir, 1).run(told.append)
+    top.trace_task(run_dir, 1).run(told.append)
     nobody: list[str] = []
     top.Dump(run_dir, 7).run(nobody.append)
 

@@ -35,9 +35,9 @@ def keep(run_dir: Path, states: Iterable[NodeState], *, channel: str = "channel"
     announce(run_dir.parent / channel, run_dir)
     keeper = TelemetryWriter(run_dir.parent / channel)
     for each in states:
-        keeper._try(each)
+        keeper.write_now(each)
     assert keeper.condition.available, keeper.condition
-    keeper._close(None)
+    keeper.write_now(None, last=True)
     assert keepers.TELEMETRY_FILE in os.listdir(run_dir)
 
 

@@ -75,10 +75,10 @@ def test_nor_where_the_sidecar_was_killed_before_it_wrote_that_down(tmp_path: Pa
     announce(tmp_path / "channel", run_dir)
     keeper = TelemetryWriter(tmp_path / "channel")
     for second in range(1, 20):
-        keeper._try(state(second, gpu=second < 15))
+        keeper.write_now(state(second, gpu=second < 15))
 
     (device,) = load_run(run_dir, now_s=NOW_S).devices
-    keeper._close(None)
+    keeper.write_now(None, last=True)
 
     assert device.values == {"energy_joules": 350.0 * 14, "pcie_receive_bytes": 14 << 20, "pcie_transmit_bytes": 0.0}
 

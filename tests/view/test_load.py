@@ -564,7 +564,7 @@ def test_a_damaged_report_of_a_failure_is_told(run_dir: Path) -> None:
     ("inside", "told"),
     [
         ("node-1", "node-1/findings.jsonl cannot be read: Permission denied"),
-        ("attempts/0", "attempts/0/failure.json cannot be read: why that attempt failed is not known"),
+        ("attempts/0", "attempts/0/failure.json cannot be read: the reason of that failure is unknown"),
         (".", "telemetry.sqlite cannot be read: Permission denied"),
     ],
 )
@@ -637,9 +637,9 @@ def test_a_killed_sidecar_leaves_a_log_that_is_read_too(run_dir: Path, tmp_path:
     announce(tmp_path / "channel", run_dir)
     keeper = TelemetryWriter(tmp_path / "channel")
     for second in range(1, 30):
-        keeper._try(state(second))
+        keeper.write_now(state(second))
     shutil.copytree(run_dir, tmp_path / "copy")
-    keeper._close(None)
+    keeper.write_now(None, last=True)
 
     view = load(tmp_path / "copy")
 

@@ -251,6 +251,29 @@ def test_of_a_node_alone_the_totals_are_those_of_its_own_newest_run(run_dir: Pat
     assert (view.status, view.steps, view.ranks) == (Status.RUNNING, 0, ())
 
 
+def test_a_run_of_one_node_after_one_of_several_is_the_newest(run_dir: Path) -> None:
+    """The job of several is led by the node that is left of it: no longer."""
+    for path in (run_dir, run_dir / "node-1"):
+        begin(path, run_id=f"of {path.name}")
+        with (path / "events.jsonl").open("a") as history:
+            started = {
+                "version": 1,
+                "time_s": WALL_S + 1,
+                "event": "started",
+                "attempt": 0,
+                "job": "j",
+                "generation": 1,
+            }
+            history.write(json.dumps(started) + "\n")
+    end(run_dir / "node-1", 60, code=75)
+    assert load(run_dir).status is Status.FAILED
+
+    begin(run_dir, run_id="bbbb", at_s=LATER_S)
+
+    with held(run_dir):
+        assert load(run_dir).status is Status.RUNNING
+
+
 # -- how the earlier run ended
 
 
@@ -289,7 +312,7 @@ def test_of_a_run_on_another_host_nobody_can_say_from_here_that_its_launcher_is_
     assert stands(run_dir, 5.0) is Status.RUNNING
     assert stands(run_dir, 3600.0) is Status.UNKNOWN
     (note,) = (note for note in load_run(run_dir, now_s=2 * NOW_S).notes if "cannot be seen from here" in note)
-    assert (host or "a host that is not known") in note
+    assert (host or "an unknown host") in note
 
 
 def test_of_a_run_on_this_host_everybody_can(run_dir: Path) -> None:

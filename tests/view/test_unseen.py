@@ -35,13 +35,13 @@ def test_of_a_run_without_a_profiler_neither_steps_nor_work_are_told(tmp_path: P
         assert rank.memory.rss_bytes == {"trainer": 300 << 20}
 
     shown = once(view, 80)
-    assert "goodput not known, no step was seen; of 1m 50s: startup 10.0s" in shown
+    assert "goodput unknown, no steps were observed; of 1m 50s: startup 10.0s" in shown
     assert "- steps" in shown
     assert "no steps lately" not in shown
     assert [row.split()[-1] for row in shown.splitlines() if "not measured" in row] == ["off", "off"]
     page = as_markdown(report_of(view))
-    assert "; no step was seen on 2 ranks; goodput not known." in page
-    assert "how much of the time went into steps that counted is not known" in page
+    assert "; no step was observed on 2 ranks; goodput unknown." in page
+    assert "the productive time is unknown" in page
 
 
 def test_a_rank_without_a_probe_is_not_one_that_stands_still(tmp_path: Path) -> None:

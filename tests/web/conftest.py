@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-for room in ("store", "view", "web"):
+for room in ("store", "view", "web", "report"):
     sys.path.insert(0, str(Path(__file__).parents[1] / room))
 
 from scenes import Scene, Served  # noqa: E402 - found by the lines above

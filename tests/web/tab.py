@@ -51,10 +51,10 @@ class Tab:
         self.page.wait_for_selector(f'#connection[data-state="{state}"]')
         return self.page
 
-    def see(self, charts: str) -> Any:
-        """Go to where charts are, and wait until one is drawn."""
-        self.page.locator(charts).scroll_into_view_if_needed()
-        self.page.wait_for_selector(f"{charts} .chart.js-plotly-plot")
+    def draw(self, chart: str) -> Any:
+        """Go to a chart, and wait until it is drawn."""
+        self.page.locator(f"#figure-{chart}").scroll_into_view_if_needed()
+        self.page.wait_for_selector(f"#figure-{chart} .live .main-svg")
         return self.page
 
     def until_so(self, expression: str) -> Any:

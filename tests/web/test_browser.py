@@ -3,49 +3,54 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import scenes
 from kept_run import GC, SYNC, state
+from reported import with_text
 from scenes import EVIL, Scene, Served
 from tab import CHROMIUM, Tab
+
+from gpulaunch.exporters.view.model import RunView, StallView
+from gpulaunch.exporters.web import live_documents
 
 Serve = Callable[..., Served]
 Look = Callable[..., Tab]
 Stage = Callable[..., Scene]
 
-PANELS = ("now", "findings", "steps", "phases", "loader", "copies", "memory", "devices", "history", "profiler")
+SECTIONS = ("losses", "steps", "memory", "copies", "loader", "gpus", "failures", "goodput", "cost", "run", "notes")
 
 
-def text_of(page: Any, panel: str) -> str:
-    return str(page.locator(f"#{panel}").inner_text())
+def text_of(page: Any, section: str) -> str:
+    return str(page.locator(f"#{section}").inner_text())
 
 
-def tiles(page: Any) -> dict[str, str]:
-    names, values = (page.locator(f"#now {tag}").all_inner_texts() for tag in ("dt", "dd"))
+def figures(page: Any) -> dict[str, str]:
+    names, values = (page.locator(f".figures {tag}").all_inner_texts() for tag in ("dt", "dd"))
     return dict(zip(names, values, strict=True))
 
 
-def rows(page: Any, panel: str, part: str) -> list[list[str]]:
-    cells = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    found: list[list[str]] = page.eval_on_selector_all(f'#{panel} [data-part="{part}"] tbody tr', cells)
+def rows(page: Any, section: str, caption: str) -> list[list[str]]:
+    """The rows of the table whose caption begins so."""
+    found: list[list[str]] = page.eval_on_selector_all(
+        f"#{section} table",
+        """(tables, caption) => tables.filter((table) => table.caption.textContent.startsWith(caption)).flatMap(
+            (table) => [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.textContent)))""",
+        caption,
+    )
     return found
 
 
-def opened_table(figure: Any) -> Any:
-    """Rows of the table below a chart, which is filled by the event that follows the click."""
-    figure.locator("summary").click()
-    found = figure.locator("tbody tr")
-    found.first.wait_for()
-    return found
+def legend(page: Any, chart: str) -> list[str]:
+    return list(page.locator(f"#figure-{chart} .legendtext").all_text_contents())
 
 
 # --- the states of a run --------------------------------------------------------------------------------------------
@@ -57,23 +62,27 @@ def test_before_the_first_look_the_page_says_so_and_then_goes_on(serve: Serve, l
     page = tab.open()
     tab.until("starting")
     assert "the first look at the run is not over yet" in page.locator("#connection").inner_text()
+    for _ in range(3):
+        with page.expect_response("**/api/page.json"):
+            pass
+    tab.until("starting")
 
     served.board.publish(state(10.0))
     tab.until("live")
-    assert tiles(page)["Steps"] == "100"
+    assert figures(page)["Steps"] == "100"
 
 
 def test_a_run_without_ranks_has_sentences_and_no_empty_charts(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.empty)).url)
     tab.open()
     page = tab.until("live")
-    assert "No rank has begun yet." in text_of(page, "steps")
-    assert "No GPU is seen." in text_of(page, "devices")
-    assert "No dataloader has been seen." in text_of(page, "loader")
-    assert "Nothing to change has been found." in text_of(page, "findings")
-    assert page.locator("figure:visible").count() == 0
-    assert page.locator("table:visible tbody:not(:has(tr))").count() == 0
-    assert tiles(page)["Steps a second"] == "\u2013"
+    assert "No rank has started yet." in text_of(page, "steps")
+    assert "No GPU was found." in text_of(page, "gpus")
+    assert "No batch from a torch DataLoader was observed." in text_of(page, "loader")
+    assert "No rule found a problem." in text_of(page, "losses")
+    assert page.locator("figure").count() == 0
+    assert page.locator("table tbody:not(:has(tr))").count() == 0
+    assert figures(page)["Steps/s"] == "-"
 
 
 def test_a_run_that_goes_on_is_followed_and_only_news_is_read_out(serve: Serve, look: Look, stage: Stage) -> None:
@@ -82,9 +91,9 @@ def test_a_run_that_goes_on_is_followed_and_only_news_is_read_out(serve: Serve, 
     tab.open()
     page = tab.until("live")
     assert page.title() == "demo: running - gpulaunch"
-    assert tiles(page)["Steps"] == "900"
-    assert [row[:2] for row in rows(page, "steps", "ranks")] == [["0", "900"], ["1", "900"]]
-    tab.see("#steps")
+    assert figures(page)["Steps"] == "900"
+    assert [row[:2] for row in rows(page, "steps", "Progress by rank")] == [["0", "900"], ["1", "900"]]
+    tab.draw("rate-by-rank")
     focused = page.locator("#steps summary >> nth=0")
     focused.focus()
     page.evaluate("""() => {
@@ -95,7 +104,7 @@ def test_a_run_that_goes_on_is_followed_and_only_news_is_read_out(serve: Serve, 
     }""")
 
     served.board.publish(state(91.0, findings=(GC,), gpu=True))
-    tab.until_so("document.querySelector('#now dd').textContent === '910'")
+    tab.until_so("document.querySelector('.figures dd').textContent === '910'")
     assert page.evaluate("window.told") == []
 
     served.board.publish(state(92.0, findings=(SYNC, GC), gpu=True))
@@ -105,41 +114,82 @@ def test_a_run_that_goes_on_is_followed_and_only_news_is_read_out(serve: Serve, 
     assert focused.evaluate("node => node === document.activeElement"), "an update takes nobody's place away"
 
 
+def test_what_appears_leaves_the_rest_in_place(
+    serve: Serve, look: Look, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chart and a paragraph come before others: these stay open, drawn and focused, and so they do when it goes."""
+    views = itertools.chain(
+        [lambda view: replace(view, ranks=tuple(replace(rank, phase_ratios_now={}) for rank in view.ranks))],
+        [lambda view: replace(view, hang_suspicions=2)],
+        itertools.repeat(lambda view: replace(view, nodes=())),
+    )
+    changed(monkeypatch, lambda view: next(views)(view))
+    served = serve(stage(scenes.live))
+    tab = look(served.url)
+    tab.open()
+    page = tab.until("live")
+    tab.draw("phases-by-rank")
+    assert page.locator("#figure-phases-now").count() == 0
+    page.evaluate("""() => {
+        window.kept = ["#figure-phases-by-rank", "#figure-rate-by-rank", "#failures .wide", "#failures figure"].map(
+            (each) => document.querySelector(each));
+    }""")
+    same = "window.kept.every((one) => one.isConnected)"
+    summary = page.locator("#figure-phases-by-rank summary")
+    summary.click()
+    summary.focus()
+
+    served.board.publish(state(91.0, gpu=True))
+    page.locator("#figure-phases-now").wait_for()
+    assert "Warnings of missing progress: 2." in text_of(page, "failures")
+    assert page.evaluate(same)
+    assert summary.evaluate("node => node === document.activeElement")
+    assert page.locator("#figure-phases-by-rank table").is_visible()
+    assert page.locator("#figure-phases-by-rank .main-svg").first.is_visible()
+
+    served.board.publish(state(92.0, gpu=True))
+    page.locator("#figure-sidecar-cores").wait_for(state="detached")
+    assert page.evaluate(same)
+
+
 def test_a_run_that_is_over_stays_readable(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.finished)).url)
     tab.open()
     page = tab.until("live")
-    assert page.locator("#status").inner_text() == "finished"
+    assert page.locator("h1 .badge").inner_text() == "finished"
     assert page.locator("#connection").inner_text() == "Over"
-    assert "exit code 0" in page.locator("#headline").inner_text()
+    assert ["exit code", "0"] in rows(page, "run", "Run details")
 
 
 def test_a_run_that_was_stopped_has_not_failed(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.stopped)).url)
     tab.open()
     page = tab.until("live")
-    assert page.locator("#status").inner_text() == "stopped by SIGINT"
+    assert page.locator("h1 .badge").inner_text() == "stopped"
+    assert re.match(r"Stopped after .* by SIGINT; ", page.locator(".lead").inner_text())
     assert page.title() == "demo: stopped - gpulaunch"
-    assert [row[:2] for row in rows(page, "history", "attempts")] == [["0", "stopped"]]
-    assert "blocked per step 12.3 ms; bytes per step 2 KiB; kind item" in text_of(page, "findings")
-    newest = rows(page, "history", "events")[0]
-    assert newest[1:] == ["finding gone", "rule gc-pauses"]
+    assert [[row[0], row[3]] for row in rows(page, "failures", "Attempts: ")] == [["0", "stopped"]]
+    evidence = rows(page, "losses", "Evidence of finding 1")
+    assert evidence[:3] == [["blocked per step", "12.3 ms"], ["bytes per step", "2 KiB"], ["kind", "item"]]
+    newest = rows(page, "failures", "Events, newest first")[0]
+    assert newest[1:] == ["finding gone", "0", "rule gc-pauses"]
 
 
 def test_what_went_wrong_is_told_with_its_cause(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.faulty)).url)
     tab.open()
     page = tab.until("live")
-    newest, first = rows(page, "history", "attempts")
-    assert newest[:2] == ["1", "running"]
-    assert first[:2] == ["0", "failed"]
-    assert first[4:] == ["segfault: rank 1 was killed by SIGSEGV", "look at its stack in stacks.txt"]
-    assert "Restarts: segfault 1." in text_of(page, "history")
-    assert tiles(page)["Restarts"] == "1"
-    assert ["gpu", "0", "no", "no NVIDIA driver"] in [row[:4] for row in rows(page, "profiler", "collectors")]
-    assert "sync every step \u2014 12 min 0 s of each hour" in text_of(page, "findings")
-    page.locator("#history summary", has_text="Events").click()
-    assert "rank ended" in text_of(page, "history")
+    first, newest = rows(page, "failures", "Attempts: ")
+    assert [newest[0], newest[3]] == ["1", "running"]
+    assert [first[0], first[3]] == ["0", "failed"]
+    assert first[4:6] == ["segfault", "rank 1 was killed by SIGSEGV"]
+    assert ["what to do", "look at its stack in stacks.txt"] in rows(page, "failures", "First cause of attempt 0")
+    assert "Restarts by first cause: segfault 1." in text_of(page, "failures")
+    assert figures(page)["Restarts"] == "1"
+    collectors = rows(page, "cost", "Collectors of the sidecar")
+    assert ["gpu", "0", "no", "no NVIDIA driver"] in [[*row[:3], row[5]] for row in collectors]
+    assert [row[3] for row in rows(page, "losses", "Findings")] == ["12 min 00 s"]
+    assert "rank ended" in text_of(page, "failures")
 
 
 def test_an_attempt_whose_launcher_was_killed_lasted_no_longer_than_until_the_next(
@@ -148,11 +198,9 @@ def test_an_attempt_whose_launcher_was_killed_lasted_no_longer_than_until_the_ne
     tab = look(serve(stage(scenes.lost_before)).url)
     tab.open()
     page = tab.until("live")
-    page.eval_on_selector("#history [data-part=attempts-over-time] details", "details => { details.open = true; }")
-    page.wait_for_selector("#history [data-part=attempts-over-time] tbody tr")
-    assert rows(page, "history", "attempts-over-time") == [
-        ["attempts/0, lost, at most", "\u2013", "3 d 0 h"],
-        ["attempt 0, running", "69 s", "\u2013"],
+    assert rows(page, "failures", "Timeline of attempts") == [
+        ["attempts/0", "lost, end time unknown"],
+        ["attempt 0", "running after 1 min 09 s"],
     ]
 
 
@@ -160,28 +208,27 @@ def test_of_many_ranks_the_ends_are_drawn_and_any_one_apart(serve: Serve, look: 
     tab = look(serve(stage(scenes.large)).url)
     tab.open()
     page = tab.until("live")
-    assert len(rows(page, "steps", "ranks")) == 64
-    chart = page.locator("#steps .chart >> nth=0")
-    chart.locator(".legendtext >> nth=0").wait_for()
-    assert chart.locator(".legendtext").all_text_contents() == ["lowest rank", "median", "highest rank"]
-    page.get_by_label("Rank to show apart").select_option("17")
-    chart.locator(".legendtext >> nth=3").wait_for()
-    assert chart.locator(".legendtext").all_text_contents()[3:] == ["rank 17"]
+    assert len(rows(page, "steps", "Progress by rank")) == 64
+    tab.draw("rate-by-rank")
+    assert legend(page, "rate-by-rank") == ["lowest rank", "median", "highest rank"]
+    page.get_by_label("Rank to show apart").select_option("rank 17")
+    page.locator("#figure-rate-by-rank .legendtext >> nth=3").wait_for()
+    assert legend(page, "rate-by-rank")[3:] == ["rank 17"]
 
 
 def test_a_hundred_thousand_steps_are_as_many_points_as_a_hundred(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.long_run)).url, viewport={"width": 1280, "height": 6000})
     tab.open()
     page = tab.until("live")
-    assert tiles(page)["Steps"] == "100,000"
-    tab.see("#steps")
+    assert figures(page)["Steps"] == "100,000"
+    tab.draw("rate-by-rank")
     points = page.evaluate(
         "[...document.querySelectorAll('.js-plotly-plot')].flatMap(one => one.data.map("
         "line => (line.x ?? line.y).length))"
     )
     assert points
     assert max(points) <= 180
-    assert 30 <= page.evaluate("document.querySelector('#steps .js-plotly-plot').data[0].x.length")
+    assert 30 <= page.evaluate("document.querySelector('#figure-rate-by-rank .live').data[0].x.length")
 
 
 # --- text of other people -------------------------------------------------------------------------------------------
@@ -191,82 +238,67 @@ def test_markup_of_other_people_is_text(serve: Serve, look: Look, stage: Stage) 
     tab = look(serve(stage(scenes.hostile)).url)
     tab.open()
     page = tab.until("live")
-    tab.see("#copies")
+    tab.draw("dearest-lines")
     assert_inert(page)
     shown = EVIL.replace("\u202e", r"\u202e").replace("\x1b", r"\x1b")
-    assert page.locator("#name").inner_text() == shown
-    assert shown in text_of(page, "findings")
+    assert page.locator("h1").inner_text() == f"{shown} running"
+    assert shown in text_of(page, "losses")
+    assert "script>'" in " ".join(page.locator("#figure-dearest-lines .ytick").all_text_contents())
     assert "\u202e" not in page.locator("body").inner_text()
 
 
-def test_even_a_run_of_nothing_but_markup_is_text(serve: Serve, look: Look, stage: Stage) -> None:
-    """Every string of the document, and every name in it, is hostile: whatever the server lets through."""
+def test_even_a_run_of_nothing_but_markup_is_text(
+    serve: Serve, look: Look, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every string of the view, and every name in it that a program may choose, is hostile."""
+    changed(monkeypatch, lambda view: with_text(view, lambda _: EVIL))
     tab = look(serve(stage(scenes.faulty)).url)
-
-    def spoil(value: Any) -> Any:
-        if isinstance(value, str):
-            return EVIL
-        if isinstance(value, list):
-            return [spoil(each) for each in value]
-        if isinstance(value, dict):
-            return {name: spoil(each) for name, each in value.items()} | {EVIL: EVIL}
-        return value
-
-    def replace(route: Any) -> None:
-        answer = route.fetch()
-        spoiled = {name: spoil(each) for name, each in answer.json().items()}
-        for rank in spoiled["ranks"]:
-            rank["phase_ratios_now"][EVIL] = 0.25
-            rank["rss_bytes"][EVIL] = [1.0] * len(spoiled["times_s"])
-        spoiled["phase_ratios"][EVIL] = [0.5] * len(spoiled["times_s"])
-        spoiled["goodput_seconds"][EVIL] = 5.0
-        spoiled["restarts"] = {EVIL: 1}
-        route.fulfill(response=answer, body=json.dumps(spoiled))
-
-    tab.page.route("**/api/run.json", replace)
     tab.open()
     page = tab.until("live")
-    tab.see("#phases")
+    for figure in page.locator("figure").all():
+        figure.scroll_into_view_if_needed()
+        figure.locator(".main-svg").first.wait_for()
     assert_inert(page)
-    assert "<img src=x" in " ".join(page.locator("#phases .legendtext").all_text_contents())
+    assert page.locator("main").inner_text().count("<img src=x") > 50
 
 
-def test_what_no_probe_has_seen_is_a_dash(serve: Serve, look: Look, stage: Stage) -> None:
-    tab = look(serve(stage(scenes.live)).url)
+def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[RunView], RunView]) -> None:
+    """The page shows the run with this change."""
+    make = live_documents.view_of_state
+    monkeypatch.setattr(live_documents, "view_of_state", lambda *args, **how: change(make(*args, **how)))
 
-    def without(route: Any) -> None:
-        answer = route.fetch()
-        told = answer.json()
+
+def test_what_no_probe_has_seen_is_a_dash(
+    serve: Serve, look: Look, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(view: RunView) -> RunView:
         of_steps = ("step_source", "steps", "samples", "steps_per_second_now", "step_seconds_now", "last_step_s")
-        told["ranks"][1] |= {**dict.fromkeys(of_steps), "armed": False}
-        told["goodput_seconds"] |= {"productive": None, "checkpoint_stall": None}
-        route.fulfill(response=answer, body=json.dumps({**told, "steps": None, "goodput_ratio": None}))
+        unseen = replace(view.ranks[1], armed=False, **dict.fromkeys(of_steps))
+        unknown = {**view.goodput_seconds, "productive": None, "checkpoint_stall": None}
+        return replace(view, ranks=(view.ranks[0], unseen), steps=None, goodput_ratio=None, goodput_seconds=unknown)
 
-    tab.page.route("**/api/run.json", without)
-    tab.open()
-    page = tab.until("live")
-    assert [tiles(page)[name] for name in ("Steps", "Goodput")] == ["\u2013"] * 2
-    assert rows(page, "steps", "ranks")[1] == ["1", *["\u2013"] * 5, "no probe"]
-    assert "How much of the time was productive is not known: no step was seen." in text_of(page, "history")
-
-
-def test_a_standstill_is_on_the_page_until_it_is_over(serve: Serve, look: Look, stage: Stage) -> None:
+    changed(monkeypatch, without)
     tab = look(serve(stage(scenes.live)).url)
-    stall = {"what": "rank 1 is in data.py:31 sleep(), rank 0 waits for it in backward", "since_s": 0, "due_s": None}
-    told: list[Any] = [stall, None]
-
-    def standing(route: Any) -> None:
-        answer = route.fetch()
-        now = told.pop(0) if len(told) > 1 else told[0]
-        tagged = {**answer.headers, "etag": f'"{now is None}"'}
-        route.fulfill(response=answer, headers=tagged, body=json.dumps({**answer.json(), "stall": now}))
-
-    tab.page.route("**/api/run.json", standing)
     tab.open()
     page = tab.until("live")
-    assert page.locator("#stall").inner_text().startswith("No progress since ")
-    assert page.locator("#stall").inner_text().endswith(stall["what"])
-    page.locator("#stall").wait_for(state="hidden")
+    assert [figures(page)[name] for name in ("Steps", "Goodput")] == ["-"] * 2
+    assert rows(page, "steps", "Progress by rank")[1] == ["1", *["-"] * 5, "no probe"]
+    assert "No step was observed: the productive time is unknown." in text_of(page, "goodput")
+
+
+def test_a_standstill_is_on_the_page_until_it_is_over(
+    serve: Serve, look: Look, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = "rank 1 is in data.py:31 sleep(), rank 0 waits for it in backward"
+    stalls: list[StallView | None] = [StallView(what=what, since_s=0.0, due_s=None), None]
+    changed(monkeypatch, lambda view: replace(view, stall=stalls.pop(0) if len(stalls) > 1 else stalls[0]))
+    served = serve(stage(scenes.live))
+    tab = look(served.url)
+    tab.open()
+    page = tab.until("live")
+    assert re.search(rf"No progress for .*: {re.escape(what)}\.$", page.locator(".alarm").inner_text())
+    served.board.publish(state(91.0, gpu=True))
+    page.locator(".alarm").wait_for(state="detached")
 
 
 def assert_inert(page: Any) -> None:
@@ -292,7 +324,7 @@ def test_what_these_tests_look_for_would_be_seen(serve: Serve, browser: Any, sta
             assert_inert(page)
         assert page.evaluate("window.owned") is None, "what is parsed by mistake does not run, either"
 
-        page.evaluate("document.querySelector('#now h2').style.color = 'rgb(200, 200, 200)'")
+        page.evaluate("document.querySelector('#steps h2').style.color = 'rgb(200, 200, 200)'")
         assert any(one["contrast"] < 4.5 for one in page.evaluate(CONTRASTS))
 
         tab.strangers.clear()
@@ -306,27 +338,31 @@ def test_what_these_tests_look_for_would_be_seen(serve: Serve, browser: Any, sta
 # --- charts ---------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_chart_library_everything_is_in_open_tables(serve: Serve, look: Look, stage: Stage) -> None:
+def test_without_the_chart_library_the_charts_are_still(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.live), plotly=False).url)
     tab.open()
     page = tab.until("live")
-    assert "pip install 'gpulaunch[web]'" in page.locator("#charts-missing").inner_text()
-    assert page.locator(".chart:visible").count() == 0
-    table = page.locator("#steps figure table >> nth=0")
-    assert table.locator("thead").inner_text().split() == ["Time", "rank", "0", "rank", "1"]
-    assert re.fullmatch(r"[\d-]* ?\d\d:\d\d:\d\d\t10\t10", table.locator("tbody tr >> nth=-1").inner_text().strip())
+    drawn = page.locator("figure").count()
+    assert drawn > 10
+    assert page.locator("svg.still:visible").count() == drawn
+    assert page.locator(".live:visible").count() == 0
 
 
 def test_a_chart_has_the_same_values_as_a_table(serve: Serve, look: Look, stage: Stage) -> None:
     tab = look(serve(stage(scenes.live)).url)
     tab.open()
     page = tab.until("live")
-    figure = page.locator("#phases figure >> nth=0")
-    label = figure.locator("[role=img]").get_attribute("aria-label")
-    assert label.startswith("Phases over time, all ranks. Last values: data wait 38 %, forward 38 %, backward 25 %")
-    table = opened_table(figure)
-    assert table.last.inner_text().split("\t")[1:] == ["38 %", "38 %", "25 %"]
-    assert 2 < table.count() <= 25
+    figure = page.locator("#figure-phases-now")
+    label = figure.locator("[role=img].live").get_attribute("aria-label")
+    assert "All ranks together: data wait 37.5 %, forward 37.5 %, backward 25.0 %" in label
+    table = figure.locator("tbody tr")
+    assert not table.first.is_visible()
+    figure.locator("summary").click()
+    assert table.all_inner_texts() == ["rank 0\t0\t75\t25", "rank 1\t75\t0\t25"]
+    over_time = page.locator("#figure-rate-by-rank")
+    over_time.locator("summary").click()
+    assert 10 <= over_time.locator("tbody tr").count() <= 25
+    assert over_time.locator("tbody tr").last.inner_text().split("\t")[1:] == ["10", "10"]
 
 
 def test_a_rank_that_makes_no_steps_has_no_phases_of_now(serve: Serve, look: Look, stage: Stage) -> None:
@@ -334,11 +370,9 @@ def test_a_rank_that_makes_no_steps_has_no_phases_of_now(serve: Serve, look: Loo
     tab = look(serve(stage(scenes.standing)).url)
     tab.open()
     page = tab.until("live")
-    figure = page.locator("#phases figure >> nth=1")
-    drawn = {name: phases for name, *phases in (row.split("\t") for row in opened_table(figure).all_inner_texts())}
-    assert any(value.endswith("%") for value in drawn["0"])
-    assert not any(value.endswith("%") for value in drawn["1"]), drawn
-    assert all("s" in row[1] for row in rows(page, "phases", "totals"))
+    now = rows(page, "steps", "Phases of a step by rank, last")
+    assert [(name, "-" in shares) for name, *shares in now] == [("rank 0", False), ("rank 1", True)]
+    assert all("s" in row[1] for row in rows(page, "steps", "Time in each phase by rank"))
 
 
 # --- the connection -------------------------------------------------------------------------------------------------
@@ -350,14 +384,14 @@ def test_who_stops_answering_is_told_and_asked_again(serve: Serve, look: Look, s
     tab.page.clock.install()
     tab.open()
     page = tab.until("live")
-    page.route("**/api/run.json", lambda route: route.abort())
+    page.route("**/api/page.json", lambda route: route.abort())
     for _ in range(2):
         with page.expect_event("requestfailed"):
             page.clock.fast_forward(5000)
     tab.until("silent")
     assert re.match(r"Not answering since \d\d:\d\d:\d\d; what is shown is from then", page.inner_text("#connection"))
-    assert tiles(page)["Steps"] == "900"
-    page.unroute("**/api/run.json")
+    assert figures(page)["Steps"] == "900"
+    page.unroute("**/api/page.json")
     page.clock.fast_forward(30_000)
     tab.until("live")
     assert {"Failed to load resource: net::ERR_FAILED"} == set(tab.complaints)
@@ -370,7 +404,7 @@ def test_a_page_that_is_not_looked_at_asks_seldom(serve: Serve, look: Look, stag
     asked: list[str] = []
     answered: list[str] = []
     for event, seen in (("request", asked), ("requestfinished", answered), ("requestfailed", answered)):
-        tab.page.on(event, lambda request, seen=seen: seen.append(request.url) if "run.json" in request.url else None)
+        tab.page.on(event, lambda request, seen=seen: seen.append(request.url) if "page.json" in request.url else None)
     tab.page.clock.install()
     tab.open()
     page = tab.until("live")
@@ -389,7 +423,7 @@ def test_a_page_that_is_not_looked_at_asks_seldom(serve: Serve, look: Look, stag
     page.evaluate("window.away = true; Object.defineProperty(document, 'hidden', {get: () => window.away})")
     pass_seconds(2)  # the one that was due already
     assert pass_seconds(12) <= 1
-    with page.expect_request("**/api/run.json"):  # looked at again, it asks at once
+    with page.expect_request("**/api/page.json"):  # looked at again, it asks at once
         page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
 
 
@@ -405,7 +439,7 @@ def test_a_token_is_asked_for_and_not_kept_in_the_address(serve: Serve, look: Lo
     page.get_by_label("Token").fill(token)
     page.keyboard.press("Enter")
     tab.until("live")
-    assert tiles(page)["Steps"] == "900"
+    assert figures(page)["Steps"] == "900"
     assert not page.locator("#token").is_visible()
     assert len(tab.complaints) == 2
     assert all("401 (Unauthorized)" in complaint for complaint in tab.complaints)
@@ -426,7 +460,7 @@ def test_text_has_contrast_in_both_schemes_also_when_they_change(serve: Serve, l
     tab = look(serve(stage(scenes.faulty)).url, color_scheme="dark")
     tab.open()
     page = tab.until("live")
-    tab.see("#steps")
+    tab.draw("rate-by-rank")
     for scheme, ground, ink in (
         ("dark", "rgb(20, 23, 27)", "rgb(232, 234, 237)"),
         ("light", "rgb(244, 245, 247)", "rgb(27, 31, 36)"),
@@ -436,7 +470,7 @@ def test_text_has_contrast_in_both_schemes_also_when_they_change(serve: Serve, l
         assert len(found) > 100
         assert [one for one in found if one["contrast"] < 4.5] == []
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
-        tab.until_so(f"getComputedStyle(document.querySelector('#steps .xtick text')).fill === '{ink}'")
+        tab.until_so(f"getComputedStyle(document.querySelector('#figure-rate-by-rank .xtick text')).fill === '{ink}'")
 
 
 CONTRASTS = """() => {
@@ -469,12 +503,12 @@ def test_everything_has_a_name_and_a_role(serve: Serve, look: Look, stage: Stage
     tab = look(serve(stage(scenes.large)).url)
     tab.open()
     page = tab.until("live")
-    tab.see("#steps")
+    tab.draw("rate-by-rank")
     assert page.get_attribute("html", "lang") == "en"
     for role in ("banner", "navigation", "main", "contentinfo"):
         assert page.get_by_role(role).count() == 1, role
-    for panel in PANELS:
-        title = page.locator(f"#{panel} h2").inner_text()
+    for section in SECTIONS:
+        title = page.locator(f"#{section} h2").inner_text()
         assert page.get_by_role("region", name=title, exact=True).count() == 1
     levels = page.eval_on_selector_all("h1, h2, h3, h4", "all => all.map((one) => Number(one.tagName[1]))")
     assert levels[0] == 1
@@ -486,8 +520,10 @@ def test_everything_has_a_name_and_a_role(serve: Serve, look: Look, stage: Stage
     untitled = "all => all.filter((one) => one.checkVisibility() && !one.caption?.textContent).length"
     assert page.eval_on_selector_all("table", untitled) == 0
     assert page.eval_on_selector_all("th", "all => all.filter((one) => !one.scope).length") == 0
-    assert page.get_by_role("img", name=re.compile(r"^Steps a second\. Last values: lowest rank 10,")).count() == 1
-    assert page.get_by_role("table", name="Steps, by rank").get_by_role("rowheader").count() == 64
+    chart = re.compile(r"^Steps per second by rank\. Last values: lowest rank 10 \(rank 0\), median 10,")
+    assert page.get_by_role("img", name=chart).count() == 1
+    progress = page.get_by_role("table", name=re.compile("^Progress by rank"))
+    assert progress.get_by_role("rowheader").count() == 64
     live = "all => Object.fromEntries(all.map((one) => [one.id, one.ariaLive ?? one.role]))"
     assert page.eval_on_selector_all("[aria-live], [role=status], [role=alert], [role=log], [role=timer]", live) == {
         "announcement": "polite",
@@ -499,7 +535,7 @@ def test_the_keyboard_reaches_everything_and_one_sees_where_it_is(serve: Serve, 
     tab = look(serve(stage(scenes.live)).url)
     tab.open()
     page = tab.until("live")
-    tab.see("#steps")
+    tab.draw("rate-by-rank")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the run"
     assert page.locator(".skip").bounding_box()["x"] >= 0
@@ -520,9 +556,9 @@ def test_the_keyboard_reaches_everything_and_one_sees_where_it_is(serve: Serve, 
     assert {tuple(outline) for _, _, *outline in seen} == {("solid", "3px")}
     assert all(before < after for (_, before, *_), (_, after, *_) in itertools.pairwise(seen)), "in the page's order"
 
-    page.locator("#steps summary >> nth=0").focus()
+    page.locator("#figure-rate-by-rank summary").focus()
     page.keyboard.press("Enter")
-    assert page.locator("#steps figure table >> nth=0").is_visible()
+    assert page.locator("#figure-rate-by-rank table").is_visible()
     page.locator(".skip").focus()
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
@@ -545,7 +581,7 @@ def test_on_a_narrow_screen_nothing_is_beside_the_page(serve: Serve, look: Look,
     tab = look(serve(stage(scenes.faulty)).url, viewport={"width": 320, "height": 4000})
     tab.open()
     page = tab.until("live")
-    tab.see("#steps")
+    tab.draw("rate-by-rank")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
@@ -601,15 +637,16 @@ def test_a_real_run_of_two_ranks_is_followed_from_its_own_endpoint(gpulaunch: An
     tab = look(found[0])
     page = tab.open()
     tab.until("live")
-    table = "document.querySelectorAll('#steps [data-part=ranks] tbody tr')"
-    steps = f"[...{table}].map((row) => Number(row.cells[1].textContent.replaceAll(',', '')))"
+    tables = "[...document.querySelectorAll('#steps table')]"
+    progress = f"{tables}.filter((one) => one.caption.textContent.startsWith('Progress by rank'))"
+    cells = f"{progress}.flatMap((one) => [...one.tBodies[0].rows]).map((row) => row.cells[1].textContent)"
+    steps = f"{cells}.map((cell) => Number(cell.replaceAll(',', '')))"
     tab.until_so(f"{steps}.length === 2 && Math.min(...{steps}) > 20")
     before = page.evaluate(steps)
     tab.until_so(f"Math.min(...{steps}) > {max(before)}")
-    tab.see("#phases")
-    assert page.locator("#name").inner_text() == "two-of-them"
-    assert page.locator("#status").inner_text() == "running"
-    assert "train.py" in page.locator("#headline").inner_text()
+    tab.draw("rate-by-rank")
+    assert page.locator("h1").inner_text() == "two-of-them running"
+    assert "train.py" in dict(rows(page, "run", "Run details"))["command"]
     page.goto("about:blank")  # the endpoint goes with the run
     run.signal(2)
     run.wait()

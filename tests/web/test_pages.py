@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Callable
@@ -22,11 +23,12 @@ import scenes
 from kept_run import state
 from scenes import EVIL, Served, as_document
 
-from gpulaunch.exporters.http.server import _Connection
+from gpulaunch.exporters.http import Request, Response, server
+from gpulaunch.exporters.report.content import report_of
 from gpulaunch.exporters.view.as_json import from_json
+from gpulaunch.exporters.web import live_documents as documents
 from gpulaunch.exporters.web import pages
-from gpulaunch.exporters.web import run_json as documents
-from gpulaunch.exporters.web.run_json import PackedJson, RunJsonCache, run_dir_of
+from gpulaunch.exporters.web.live_documents import LiveDocument, LiveViews, PackedJson, run_dir_of
 
 STATIC = Path(pages.__file__).parent / "static"
 TOKEN = "correct horse battery"
@@ -63,17 +65,18 @@ def test_everything_the_page_names_is_there_and_nothing_is_elsewhere(serve: Serv
         if not name.startswith("#"):
             assert get(served, f"/{name}")[0].status == (200 if name != "healthz" else 503), name  # its clock is ours
     assert sum(name.startswith("assets/plotly.js?v=") for name in named) == 1
-    for name in pages._FILES[1:]:
+    for name in pages.ASSETS:
         answer, _ = get(served, f"/assets/{name}")
         assert (answer.status, answer.headers["X-Content-Type-Options"]) == (200, "nosniff")
 
 
-def test_no_script_is_in_the_page_and_no_text_is_ever_read_as_html() -> None:
+def test_no_script_is_in_the_page_and_none_is_made() -> None:
+    """HTML is read only by DOMParser, which runs nothing: the document of a run, as the server escaped it."""
     inline = [tag for tag, attributes in Elements((STATIC / "index.html").read_text()).found if "style" in attributes]
     assert inline == []
     scripts = [attributes for tag, attributes in Elements((STATIC / "index.html").read_text()).found if tag == "script"]
     assert all(attributes.get("src") for attributes in scripts)
-    code = "".join(path.read_text() for path in STATIC.glob("*.js"))
+    code = "".join(path.read_text() for path in pages.ASSETS.values() if path.suffix == ".js")
     for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "://"):
         assert forbidden not in code
 
@@ -90,7 +93,8 @@ def test_links_point_to_headings_and_labels_to_fields() -> None:
 
 
 def test_the_parts_are_all_packed_with_the_package() -> None:
-    assert sorted(path.name for path in STATIC.iterdir()) == sorted(pages._FILES)
+    assert sorted(path.name for path in STATIC.iterdir()) == ["icon.svg", "index.html", "live.js"]
+    assert all(path.is_file() for path in pages.ASSETS.values())
 
 
 def test_the_run_as_json_is_the_view(serve: Serve, tmp_path: Path) -> None:
@@ -121,7 +125,7 @@ def test_nothing_comes_packed_to_who_says_that_it_cannot_unpack_it(
     serve: Serve, tmp_path: Path, header: str, as_it_is: bool
 ) -> None:
     served = serve(scenes.live(tmp_path, seconds=5))
-    for path in ("/", "/assets/page.css", "/assets/plotly.js", "/api/run.json"):
+    for path in ("/", "/assets/page.css", "/assets/plotly.js", "/api/run.json", "/api/page.json"):
         answer, _ = get(served, path, accept_encoding=header)
         assert answer.headers["Content-Encoding"] == (None if as_it_is else "gzip"), path
         assert answer.headers["Vary"] == "Accept-Encoding"
@@ -129,7 +133,7 @@ def test_nothing_comes_packed_to_who_says_that_it_cannot_unpack_it(
 
 def test_who_has_it_already_gets_nothing_until_there_is_something_new(serve: Serve, tmp_path: Path) -> None:
     served = serve(scenes.live(tmp_path, seconds=40))
-    for path in ("/", "/assets/page.css", "/api/run.json"):
+    for path in ("/", "/assets/page.css", "/api/run.json", "/api/page.json"):
         answer, _ = get(served, path)
         again, body = get(served, path, if_none_match=f'"other", W/{answer.headers["ETag"]}')
         assert (again.status, body) == (304, b"")
@@ -138,7 +142,8 @@ def test_who_has_it_already_gets_nothing_until_there_is_something_new(serve: Ser
 
 
 def test_before_the_first_look_and_before_the_first_rank(serve: Serve, tmp_path: Path) -> None:
-    assert as_document(get(serve(scenes.starting(tmp_path)), "/api/run.json")[1]) == {"version": 1, "starting": True}
+    for path in ("/api/run.json", "/api/page.json"):
+        assert as_document(get(serve(scenes.starting(tmp_path)), path)[1]) == {"version": 1, "starting": True}
     view = from_json(as_document(get(serve(scenes.empty(tmp_path)), "/api/run.json")[1]))
     assert (view.ranks, view.steps) == ((), 0)
 
@@ -152,10 +157,22 @@ def test_hostile_text_arrives_as_text(serve: Serve, tmp_path: Path) -> None:
     assert EVIL in view.sites[0].text
 
 
+def test_the_page_has_the_document_of_the_report(serve: Serve, tmp_path: Path) -> None:
+    served = serve(scenes.live(tmp_path, ranks=range(9), seconds=40))
+    told = as_document(get(served, "/api/page.json")[1])
+    assert (told["title"], told["running"]) == ("demo: running - gpulaunch", True)
+    assert told["findings"] == ["sync-every-step train.py:88", "gc-pauses"]
+    assert told["ranks"] == list(range(9))
+    headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", told["body"])
+    view = from_json(as_document(get(served, "/api/run.json")[1]))
+    document = report_of(view, every_rank=True)
+    assert headings == [section.title for section in document.sections]
+    assert [chart["id"] for chart in told["charts"]] == [chart.id for chart in document.charts()]
+
+
 def test_without_the_chart_library_the_page_asks_for_none(serve: Serve, tmp_path: Path) -> None:
     served = serve(scenes.live(tmp_path), plotly=False)
-    assert b"<script src=" not in get(served, "/")[1]
-    assert b"pip install\n  'gpulaunch[web]'" in get(served, "/")[1]
+    assert b"plotly" not in get(served, "/")[1]
     assert get(served, "/assets/plotly.js")[0].status == 404
 
 
@@ -166,7 +183,12 @@ def test_the_chart_library_is_that_of_its_package_and_kept_for_long(serve: Serve
     answer, packed = get(served, "/assets/plotly.js?v=1", accept_encoding="gzip")
     assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
     assert gzip.decompress(packed) == get(served, "/assets/plotly.js")[1] == found.path.read_bytes()
-    assert pages._whole(found.path) is pages._whole(found.path), "who does not read it shares it with the others"
+    page = pages.pages(lambda: None, lambda: None)["/assets/plotly.js"]
+    plain = Request(method="GET", path="/assets/plotly.js", host=None, accept="", minor=1)
+    one, other = page(plain), page(plain)
+    assert isinstance(one, Response)
+    assert isinstance(other, Response)
+    assert one.body is other.body, "who does not read it shares it with the others"
 
 
 def test_whoever_scrapes_does_not_wait_for_the_page(serve: Serve, tmp_path: Path, monkeypatch) -> None:
@@ -196,7 +218,11 @@ def test_whoever_scrapes_does_not_wait_for_the_page(serve: Serve, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("path", "module", "maker"),
-    [("/api/run.json", documents, "view_of_state"), ("/assets/plotly.js", pages, "_gzipped")],
+    [
+        ("/api/run.json", documents, "view_of_state"),
+        ("/api/page.json", documents, "view_of_state"),
+        ("/assets/plotly.js", pages, "packed"),
+    ],
 )
 def test_while_it_hangs_nothing_is_kept_of_who_has_left(
     serve: Serve, tmp_path: Path, monkeypatch, path: str, module: ModuleType, maker: str
@@ -210,6 +236,10 @@ def test_while_it_hangs_nothing_is_kept_of_who_has_left(
         return make(*args, **more)
 
     monkeypatch.setattr(module, maker, hang)
+    found = pages.installed_plotly()
+    assert found is not None
+    nobody_has_read = Path(shutil.copy(found.path, tmp_path))
+    monkeypatch.setattr(scenes, "installed_plotly", lambda: replace(found, path=nobody_has_read))
     served = serve(scenes.live(tmp_path, seconds=5), max_connections=4)
     ask = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n".encode()
     try:
@@ -218,7 +248,7 @@ def test_while_it_hangs_nothing_is_kept_of_who_has_left(
                 client.sendall(ask)
         assert get(served, "/metrics")[0].status == 200  # so all of them have been heard
         gc.collect()
-        assert sum(type(each) is _Connection for each in gc.get_objects()) <= 20
+        assert sum(type(each).__module__ == server.__name__ for each in gc.get_objects()) <= 20
         with socket.create_connection(served.address, timeout=30) as last:
             last.sendall(ask)
             go_on.set()
@@ -243,13 +273,12 @@ def test_a_document_is_made_once_for_a_state_and_not_before_its_rest_is_over() -
     now = [0.0]
     made: list[int] = []
 
-    class Slow(RunJsonCache):
-        def _plain(self, state):
-            made.append(state.taken_monotonic_ns)
-            now[0] += 1.0
-            return {"made": len(made)}
+    def make(state):
+        made.append(state.taken_monotonic_ns)
+        now[0] += 1.0
+        return {"made": len(made)}
 
-    slow = Slow(lambda: seen[0], lambda: None, clock=lambda: now[0] + next(ticks) * 1e-9)
+    slow = LiveDocument(lambda: seen[0], make, clock=lambda: now[0] + next(ticks) * 1e-9)
 
     def body() -> dict[str, int]:
         newest = slow.newest()
@@ -267,11 +296,10 @@ def test_a_document_is_made_once_for_a_state_and_not_before_its_rest_is_over() -
 
 def test_what_is_of_now_is_of_the_last_seconds_where_no_file_has_it(tmp_path: Path) -> None:
     seen = [state(10.0)]
-    live = RunJsonCache(lambda: seen[0], lambda: None, rest=0.0)
+    live = LiveViews(lambda: None)
 
     def view():
-        newest = live.newest()
-        return from_json(json.loads((newest.result(30) if isinstance(newest, Future) else newest).body))
+        return live.of(seen[0])
 
     assert view().steps_per_second_now is None
     for second in range(11, 30):
@@ -296,7 +324,7 @@ def test_the_run_directory_is_the_one_that_the_agent_names(tmp_path: Path) -> No
 
 def test_with_a_token_only_what_is_the_same_for_everyone_is_for_everyone(serve: Serve, tmp_path: Path) -> None:
     served = serve(scenes.live(tmp_path, seconds=5), token=TOKEN)
-    for path in ("/metrics", "/api/run.json", "/nowhere"):
+    for path in ("/metrics", "/api/run.json", "/api/page.json", "/nowhere"):
         answer, body = get(served, path)
         assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gpulaunch"')
         assert body == b"401 Unauthorized\n"
@@ -332,7 +360,7 @@ def test_every_rank_more_makes_the_curves_coarser(serve: Serve, tmp_path: Path) 
 
 def test_the_colours_have_the_contrast_that_is_said(tmp_path: Path) -> None:
     """WCAG 2.2: 4.5 for text, 3 for lines, areas and borders of state; in both schemes, on every ground they stand."""
-    light, dark = re.findall(r":root \{(.*?)\}", (STATIC / "page.css").read_text(), re.DOTALL)
+    light, dark, _ = re.findall(r":root \{(.*?)\}", pages.ASSETS["page.css"].read_text(), re.DOTALL)
     schemes = {"light": colours(light), "dark": {**colours(light), **colours(dark)}}
     assert set(colours(light)) == set(colours(dark))
     for scheme, of in schemes.items():

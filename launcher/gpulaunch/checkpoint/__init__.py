@@ -12,7 +12,7 @@ Under gpulaunch, under torchrun and under plain python. See docs/checkpoints.md.
 
 from __future__ import annotations
 
-from gpulaunch.checkpoint._api import Checkpoint
-from gpulaunch.checkpoint._messages import CheckpointError, DirectoryInUse, Preempted
+from gpulaunch.checkpoint.api import Checkpoint
+from gpulaunch.checkpoint.messages import CheckpointError, DirectoryInUse, Preempted
 
 __all__ = ["Checkpoint", "CheckpointError", "DirectoryInUse", "Preempted"]

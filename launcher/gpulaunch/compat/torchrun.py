@@ -9,7 +9,7 @@ For programs that build a torchrun command line in Python and run it (accelerate
 
     torchrun.elastic_launch(torchrun.LaunchConfig(1, 1, 2, rdzv_backend="c10d"), train)(lr)  # {rank: return value}
 
-The engine runs in a process of its own: threads, CUDA, children and signal handlers of the caller do not affect it,
+The engine runs in a separate process: threads, CUDA, children and signal handlers of the caller do not affect it,
 and it ends with the caller. gpulaunch's own options come from the environment (GPULAUNCH_JOB_DIR and so on).
 
 torch is imported only by `config_from_args` and to raise torch's own exceptions.
@@ -24,8 +24,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from gpulaunch.compat._config import LaunchConfig, LogSettings
-from gpulaunch.compat._launch import Entrypoint, elastic_launch, launch_agent, run_script_path
+from gpulaunch.compat.config import LaunchConfig, LogSettings
+from gpulaunch.compat.launch import Entrypoint, elastic_launch, launch_agent, run_script_path
 from gpulaunch.launcher.job.option_table import OPTIONS
 from gpulaunch.launcher.job.options import Converter, Option, UsageError, integer, logs_specs, number, text
 
@@ -220,7 +220,7 @@ def _entrypoint(args: argparse.Namespace) -> tuple[Entrypoint, list[str]]:
         return run_script_path, [args.training_script, *rest]
     if args.no_python:
         if args.module:
-            raise ValueError("--no-python and --module contradict each other: a module is run by python; drop one")
+            raise ValueError("--no-python and --module contradict each other: a module is run by python; remove one")
         return args.training_script, rest
     module = ["-m"] if args.module else []
     return os.environ.get("PYTHON_EXEC", sys.executable), ["-u", *module, args.training_script, *rest]
@@ -241,17 +241,17 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     except ValueError:
         pass
     from gpulaunch.launcher.job import accelerators
-    from gpulaunch.launcher.job.host_info import look
+    from gpulaunch.launcher.job.host_info import detect
 
-    place = look(os.environ)
+    host = detect(os.environ)
     if nproc_per_node == "cpu":
-        return place.cores
+        return host.cores
     if nproc_per_node in ("auto", "gpu", "xpu"):
-        found = 0 if nproc_per_node == "xpu" else len(place.gpus)
+        found = 0 if nproc_per_node == "xpu" else len(host.gpus)
         found = found or accelerators.count(nproc_per_node, os.environ)
         if found or nproc_per_node == "auto":
-            return found or place.cores
-        why = f"there is no GPU here: {place.gpus_why}" if nproc_per_node == "gpu" else "there is no Intel GPU here"
+            return found or host.cores
+        why = f"there is no GPU here: {host.gpus_why}" if nproc_per_node == "gpu" else "there is no Intel GPU here"
         raise ValueError(f"--nproc-per-node {nproc_per_node}: {why}; use auto, cpu or a number")
     raise ValueError(f"--nproc-per-node: expected a number, auto, gpu, cpu or xpu, got {nproc_per_node!r}")
 

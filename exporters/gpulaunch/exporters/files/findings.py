@@ -128,7 +128,7 @@ def read_findings(path: Path, notes: list[str] | None = None) -> list[dict[str, 
         else:
             damaged += 1
     if damaged:
-        notes.append(f"{name} is damaged: what was in {damaged} of its lines is not known")
+        notes.append(f"{name} is damaged: {damaged} of its lines cannot be read")
     if other:
         notes.append(f"{name} is of another gpulaunch in {other} of its lines: this one knows version {_VERSION}")
     return found

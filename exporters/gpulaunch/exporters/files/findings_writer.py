@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, FindingsFile
 from gpulaunch.exporters.worker import Worker
 from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import Collector, Finding, NodeState
 
-_GOODBYE_S: Final = 0.5
 """How long the end of a run waits for the last write; `channel.ending` has the sidecar's total."""
 
 _Seen = tuple[tuple[Finding, ...], float, bool]
@@ -49,9 +48,9 @@ class FindingsWriter:
             self._fail("no thread to write it")
         return self._with_trouble(state)
 
-    def close(self) -> None:
-        """Write one last time; does not wait for a hanging file system."""
-        self._worker.close(_GOODBYE_S)
+    def close(self, within_s: float = 0.5) -> None:
+        """Write one last time; does not wait longer for a hanging file system."""
+        self._worker.close(within_s)
 
     def _with_trouble(self, state: NodeState) -> NodeState:
         late_s = self._worker.late_s

@@ -55,9 +55,9 @@ def markdown() -> str:
     lines = [
         "# Metrics",
         "",
-        "Written from `exporters/gpulaunch/exporters/prometheus/catalogue.py`; a test keeps the two the same.",
-        "What is not known is absent, never zero. Counters go on over restarts of the ranks and of the sidecar,",
-        "but for those that are about the sidecar itself (`gpulaunch_sidecar_`, `gpulaunch_collector_`).",
+        "Generated from `exporters/gpulaunch/exporters/prometheus/catalogue.py`; a test compares the two.",
+        "Unknown values are absent, never zero. Counters continue across restarts of the ranks and of the sidecar,",
+        "except those of the sidecar itself (`gpulaunch_sidecar_`, `gpulaunch_collector_`).",
         "",
         "| name | type | labels | meaning |",
         "|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Report sections on attempts, failures and restarts, and on the goodput of the whole run."""
+"""Sections on attempts, failures and restarts, and on the goodput of the whole run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from gpulaunch.exporters.report.document import Block, Chart, Column, Facts, Paragraph, Section, Series, Span, Table
-from gpulaunch.exporters.report.formatting import moment, percent, seconds
-from gpulaunch.exporters.report.time_axis import clock_of
+from gpulaunch.exporters.report.formatting import moment, percent, seconds, words
+from gpulaunch.exporters.report.time_axis import clock_of, over_time
 from gpulaunch.exporters.view.figures import UNKNOWN
 from gpulaunch.exporters.view.model import AttemptView, RunView, Status
 
@@ -24,12 +24,12 @@ _COLOURS: Final = {
     Status.UNKNOWN: 5,
 }
 _BUCKETS: Final = {
-    "productive": "steps that counted",
-    "checkpoint_stall": "training stood still while checkpoints were written",
-    "detection": "from a failure until it was noticed",
-    "teardown": "ending what was left of an attempt",
-    "restart": "starting the ranks again",
-    "lost_work": "steps that were made again after a restart",
+    "productive": "steps that were kept",
+    "checkpoint_stall": "training blocked by checkpoint writes",
+    "detection": "from a failure until its detection",
+    "teardown": "ending the processes of an attempt",
+    "restart": "restarting the ranks",
+    "lost_work": "steps repeated after a restart",
     "startup": "from the command until the first step",
 }
 
@@ -44,24 +44,20 @@ def failures(view: RunView) -> Section:
     elif view.attempts:
         blocks.append(Paragraph("No restart."))
     if view.hangs or view.hang_suspicions:
-        blocks.append(
-            Paragraph(
-                f"Hangs: {view.hangs}. Standstills told of, most of which end by themselves: {view.hang_suspicions}."
-            )
-        )
+        blocks.append(Paragraph(f"Hangs acted on: {view.hangs}. Warnings of missing progress: {view.hang_suspicions}."))
     if view.status is Status.STOPPED:
         by = f"by {view.stopped_by}" if view.stopped_by else "as another node of it was"
         blocks.append(Paragraph(f"The job was told to end, {by}."))
     if view.preempted:
         blocks.append(Paragraph("The job was preempted."))
     if view.resumed_step is not None:
-        blocks.append(Paragraph(f"The newest attempt went on from step {view.resumed_step}."))
+        blocks.append(Paragraph(f"The newest attempt resumed from step {view.resumed_step}."))
     if len(view.attempts) > _MOST_ATTEMPTS:
-        blocks.append(Paragraph(f"Of {len(view.attempts)} attempts, the newest {_MOST_ATTEMPTS} are shown."))
+        blocks.append(Paragraph(f"The newest {_MOST_ATTEMPTS} of {len(view.attempts)} attempts are shown."))
     if (after_s := _after_first(view)) is not None:
         blocks.append(
             Paragraph(
-                "There are earlier runs in this directory: times are since the first of them began, and this one began "
+                "This directory has earlier runs: times are relative to the start of the first, and this run started "
                 f"{seconds(after_s)} after it."
             )
         )
@@ -70,11 +66,11 @@ def failures(view: RunView) -> Section:
         blocks += [*_timeline(view, attempts), _attempts(view, attempts)]
     parts = [_cause(attempt) for attempt in failed[-_MOST_ATTEMPTS:]]
     if view.events:
-        parts.append(Section(id="events", title="History", blocks=(_events(view),)))
+        parts.append(Section(id="events", title="Events", blocks=(_events(view),)))
     return Section(
         id="failures",
         title="Failures and restarts",
-        blocks=tuple(blocks) or (Paragraph("Nothing is known of attempts."),),
+        blocks=tuple(blocks) or (Paragraph("No attempt was recorded."),),
         parts=tuple(parts),
     )
 
@@ -109,7 +105,7 @@ def _timeline(view: RunView, attempts: tuple[AttemptView, ...]) -> list[Block]:
         if attempt.began_s is None or end_s is None:
             continue
         told = attempt.ended_s is not None or end_s in (view.ended_s, view.seen_s)
-        length = f" after {seconds(max(0.0, end_s - attempt.began_s))}" if told else ", it is not known when"
+        length = f" after {seconds(max(0.0, end_s - attempt.began_s))}" if told else ", end time unknown"
         spans.append(
             Span(
                 label=attempt.name,
@@ -124,10 +120,10 @@ def _timeline(view: RunView, attempts: tuple[AttemptView, ...]) -> list[Block]:
     return [
         Chart(
             id="attempts",
-            title="Attempts over time",
+            title="Timeline of attempts",
             kind="spans",
             unit=clock.unit,
-            summary="The table below has the same figures.",
+            summary="The table below has the same values.",
             time_unit=clock.unit,
             spans=tuple(spans),
         )
@@ -147,17 +143,19 @@ def _attempts(view: RunView, attempts: tuple[AttemptView, ...]) -> Table:
                 attempt.status.value,
                 attempt.cause.kind if attempt.cause is not None else UNKNOWN,
                 attempt.cause.headline if attempt.cause is not None else UNKNOWN,
+                moment(began_s),
             )
         )
     return Table(
-        caption="Attempts: when each began, how long it lasted, and the first cause of its end",
+        caption="Attempts: start, duration and first cause of failure",
         columns=(
             Column("Attempt"),
-            Column("Began after", number=True),
-            Column("Lasted", number=True),
-            Column("Ended"),
+            Column("Started after", number=True),
+            Column("Duration", number=True),
+            Column("Status"),
             Column("Kind"),
             Column("First cause"),
+            Column("Started at"),
         ),
         rows=tuple(rows),
     )
@@ -167,12 +165,12 @@ def _cause(attempt: AttemptView) -> Section:
     cause = attempt.cause
     assert cause is not None, "only attempts that have one"
     pairs = (
-        ("what happened", cause.headline),
+        ("failure", cause.headline),
         ("kind", cause.kind),
         ("rank", str(cause.rank) if cause.rank is not None else ""),
-        ("why this is the first cause", cause.why),
+        ("why it is the first cause", cause.why),
         ("what to do", cause.advice),
-        ("whole report", cause.report),
+        ("failure report", cause.report),
     )
     return Section(
         id=f"attempt-{attempt.place}",
@@ -183,33 +181,30 @@ def _cause(attempt: AttemptView) -> Section:
 
 def _events(view: RunView) -> Table:
     zero_s = clock_of(view).zero_s
-    shown = view.events[-_MOST_EVENTS:]
+    shown = view.events[: -_MOST_EVENTS - 1 : -1]
     more = f" (the newest {len(shown)} of {len(view.events)})" if len(shown) < len(view.events) else ""
     return Table(
-        caption=f"What happened, oldest first{more}",
+        caption=f"Events, newest first{more}",
         columns=(Column("After", number=True), Column("Event"), Column("Node", number=True), Column("Details")),
         rows=tuple(
-            (seconds(event.at_s - zero_s), event.what.replace("_", " "), str(event.node), _fields(event.fields))
-            for event in shown
+            (seconds(event.at_s - zero_s), words(event.what), str(event.node), _fields(event.fields)) for event in shown
         ),
     )
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
-    told = _words(fields)
+    told = _details(fields)
     return told if len(told) <= _LONGEST_FIELDS else told[: _LONGEST_FIELDS - 3] + "..."
 
 
-def _words(value: object) -> str:
+def _details(value: object) -> str:
     """Format a field's value; in a mapping, True is just its name, and False and empty values are omitted."""
     if isinstance(value, Mapping):
         named = cast("Mapping[str, object]", value)
-        held = {
-            name.replace("_", " "): each for name, each in named.items() if each is not False and each not in _EMPTY
-        }
-        return ", ".join(name if each is True else f"{name} {_words(each)}".rstrip() for name, each in held.items())
+        held = {words(name): each for name, each in named.items() if each is not False and each not in _EMPTY}
+        return ", ".join(name if each is True else f"{name} {_details(each)}".rstrip() for name, each in held.items())
     if isinstance(value, (list, tuple)):
-        return " ".join(map(_words, cast("Sequence[object]", value)))
+        return " ".join(map(_details, cast("Sequence[object]", value)))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -218,25 +213,22 @@ def goodput(view: RunView) -> Section:
     used = [(bucket, spent) for bucket, spent in view.goodput_seconds.items() if spent is not None and spent > 0]
     whole = view.goodput_whole_seconds
     if not used:
-        said = "It is not known where the time of the run went."
+        said = "It is unknown how the time of the run was spent."
         return Section(id="goodput", title="Goodput", blocks=(Paragraph(said),))
     if view.goodput_ratio is None:
-        said = (
-            "No step was seen: how much of the time went into steps that counted is not known. Start-up and restarts "
-            "are told until the ranks ran."
-        )
+        said = "No step was observed: the productive time is unknown. Startup and restarts end when the ranks run."
         return Section(id="goodput", title="Goodput", blocks=(Paragraph(said), _table(view, whole)))
     blocks: list[Block] = [
         Paragraph(_counted(view, whole)),
         Chart(
             id="goodput-shares",
-            title="Where the time of the run went",
+            title="Time of the run",
             kind="bars",
             unit="%",
-            summary="; ".join(f"{bucket.replace('_', ' ')} {percent(value / whole)}" for bucket, value in used) + ".",
+            summary="; ".join(f"{words(bucket)} {percent(value / whole)}" for bucket, value in used) + ".",
             labels=("run",),
             series=tuple(
-                Series(name=bucket.replace("_", " "), values=(100 * value / whole,), colour=index)
+                Series(name=words(bucket), values=(100 * value / whole,), colour=index)
                 for index, (bucket, value) in enumerate(view.goodput_seconds.items())
                 if value is not None and value > 0
             ),
@@ -244,24 +236,14 @@ def goodput(view: RunView) -> Section:
         _table(view, whole),
     ]
     if any(value is not None for value in view.goodput_ratio_over_time):
-        clock = clock_of(view)
-        blocks.append(
-            Chart(
-                id="goodput-over-time",
-                title="Goodput from the beginning until then",
-                kind="lines",
-                unit="%",
-                summary=f"It ends at {percent(view.goodput_ratio)}.",
-                times=clock.times,
-                time_unit=clock.unit,
-                series=(
-                    Series(
-                        name="goodput",
-                        values=tuple(None if value is None else 100 * value for value in view.goodput_ratio_over_time),
-                        colour=2,
-                    ),
-                ),
-            )
+        blocks += over_time(
+            view,
+            "goodput-over-time",
+            "Goodput since the start",
+            "%",
+            f"{percent(view.goodput_ratio)} at the end.",
+            [Series(name="goodput", values=view.goodput_ratio_over_time, colour=2)],
+            factor=100.0,
         )
     if view.ended_s is not None:
         blocks.append(Paragraph(f"From {moment(view.began_s)} to {moment(view.ended_s)}."))
@@ -269,22 +251,22 @@ def goodput(view: RunView) -> Section:
 
 
 def _counted(view: RunView, whole: float) -> str:
-    told = f"{percent(view.goodput_ratio)} of {seconds(whole)} went into steps that counted."
+    told = f"{percent(view.goodput_ratio)} of {seconds(whole)} was spent on steps that were kept."
     if not view.goodput_at_most:
         return told
     return (
-        f"At most {told} Which steps were made again after a restart is not known: from where the program went on by "
-        "itself is not seen here. Name the directory of its checkpoints with --checkpoint-dir."
+        f"At most {told} It is unknown which steps were repeated after a restart: the program resumed on its own. Name "
+        "the directory of its checkpoints with --checkpoint-dir."
     )
 
 
 def _table(view: RunView, whole: float) -> Table:
     return Table(
-        caption="Where the time of the run went",
-        columns=(Column("Part"), Column("Time", number=True), Column("Share", number=True), Column("What it is")),
+        caption="Time of the run",
+        columns=(Column("Part"), Column("Time", number=True), Column("Share", number=True), Column("Meaning")),
         rows=tuple(
             (
-                bucket.replace("_", " "),
+                words(bucket),
                 seconds(value),
                 percent(None if value is None else value / whole),
                 _BUCKETS.get(bucket, UNKNOWN),

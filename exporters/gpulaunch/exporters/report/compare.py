@@ -347,7 +347,7 @@ def _notes(a: RunView, b: RunView, crowding: tuple[Crowding | None, Crowding | N
     if a.world_size != b.world_size and a.world_size and b.world_size:
         notes.append(f"A has {a.world_size} ranks and B {b.world_size}: a step is not the same work in both")
     if any(change is None for change in crowding):
-        notes.append("it is not known whether others used the cores of both runs")
+        notes.append("it is unknown whether other processes used the cores of both runs")
     return notes
 
 

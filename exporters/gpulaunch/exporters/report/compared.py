@@ -174,9 +174,7 @@ def _more(rows: Sequence[object]) -> list[str]:
 
 
 def _named(found: FindingView) -> str:
-    number = "" if found.line is None else f":{found.line}"
-    place = f" {found.file}{number}" if found.file else ""
-    return f"{found.rule}{place}" + (f" ({found.subject})" if found.subject else "")
+    return f"{found.rule} {found.location}".rstrip() + (f" ({found.subject})" if found.subject else "")
 
 
 def _cost(found: FindingView) -> str:

@@ -1,11 +1,21 @@
-"""The content of a report, independent of its format: sections of sentences, tables and charts. Raw text only: the
-renderer escapes it, once, and in one place."""
+"""What is shown of a run, independent of the format: sections of sentences, tables and charts.
+
+Raw text only: the writer of a format escapes it, once, and in one place.
+
+The live page, the report and its Markdown are written from the same document.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
+
+from gpulaunch.exporters.view.figures import PROSE
+
+_MOST_MOMENTS: Final = 12
+"""Rows of a table that is made of curves."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Series:
     values: tuple[float | None, ...]
     colour: int = 0
     """Index into the palette; it wraps around."""
+    on_request: bool = False
+    """Of one rank among many: drawn only where its reader asks for that rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +90,25 @@ class Chart:
     id: str
     title: str
     kind: Literal["bars", "stack", "lines", "spans"]
-    """`bars`: one row per label, with the series side by side in it. `stack` and `lines`: over time, the series
-    stacked or separate. `spans`: from begin to end."""
+    """`bars`: one row per label. `stack` and `lines`: over time, the series stacked or separate. `spans`: from begin to
+    end."""
     unit: str
     summary: str
     """What the chart shows, in a sentence: for readers who cannot see it."""
     labels: tuple[str, ...] = ()
-    """Labels of the rows of `bars`."""
+    """Labels of the rows of `bars`, in each of which the series follow each other."""
     times: tuple[float, ...] = ()
     """Times of the values: ends of equal intervals, in `time_unit` since the run began."""
     time_unit: str = "s"
     series: tuple[Series, ...] = ()
     spans: tuple[Span, ...] = ()
     table: Table | None = None
-    """The values, if no adjacent table has them."""
+    """The values in stretches; None: `as_table` makes one."""
+
+    @property
+    def shown(self) -> tuple[Series, ...]:
+        """The series that are drawn without being asked for."""
+        return tuple(series for series in self.series if not series.on_request)
 
 
 Block: TypeAlias = Paragraph | Items | Facts | Table | Chart
@@ -109,12 +126,16 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """The whole report."""
+    """All that is shown of a run."""
 
     title: str
     status: str
     lead: tuple[str, ...]
-    """What matters most, in sentences."""
+    """What matters most, in sentences: how the run stands, then what it loses."""
+    alarm: bool = False
+    """Whether the first sentence says what went wrong."""
+    figures: tuple[tuple[str, str], ...] = ()
+    """The few that are looked at first: names and values."""
     sections: tuple[Section, ...]
     made: str = ""
     """Creation time, and program."""
@@ -122,6 +143,25 @@ class Document:
     def charts(self) -> tuple[Chart, ...]:
         """Return all charts, in order."""
         return tuple(chart for section in self.sections for chart in _charts(section))
+
+
+def as_table(chart: Chart) -> Table:
+    """Return a chart's values as a table: all rows of bars and spans, some moments of curves."""
+    if chart.kind == "spans":
+        spans = tuple((span.label, span.text) for span in chart.spans)
+        return Table(caption=chart.title, columns=(Column(""), Column("")), rows=spans)
+    columns = tuple(Column(f"{series.name} ({chart.unit})", number=True) for series in chart.shown)
+    if chart.kind == "bars":
+        names, places = chart.labels, list(range(len(chart.labels)))
+    else:
+        places = list(range(len(chart.times)))[:: -max(1, math.ceil(len(chart.times) / _MOST_MOMENTS))][::-1]
+        names = tuple(f"{PROSE.number(chart.times[place])} {chart.time_unit}" for place in places)
+    rows: list[tuple[str, ...]] = [
+        (name, *(PROSE.number(series.values[place]) for series in chart.shown))
+        for name, place in zip(names, places, strict=True)
+    ]
+    first = Column("" if chart.kind == "bars" else "Since the start")
+    return Table(caption=chart.title, columns=(first, *columns), rows=tuple(rows))
 
 
 def rewritten(document: Document, by: Callable[[str], str]) -> Document:

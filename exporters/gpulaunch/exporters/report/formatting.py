@@ -10,10 +10,15 @@ from gpulaunch.exporters.view.figures import PROSE, UNKNOWN, known
 seconds, size, percent, amount = PROSE.seconds, PROSE.size, PROSE.ratio, PROSE.number
 
 
+def words(name: str) -> str:
+    """Format a name of ours: `data wait`."""
+    return name.replace("_", " ")
+
+
 def measured(figures: Mapping[str, float | str]) -> list[tuple[str, str]]:
     """Format the evidence of a finding: names as text, values in the units of their names."""
     return [
-        (name.replace("_", " "), value) if isinstance(value, str) else PROSE.measured(name, value)
+        (words(name), value) if isinstance(value, str) else PROSE.measured(name, value)
         for name, value in figures.items()
     ]
 

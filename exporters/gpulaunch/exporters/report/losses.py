@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gpulaunch.exporters.report.document import Block, Column, Facts, Paragraph, Section, Table
-from gpulaunch.exporters.report.formatting import measured, moment, percent, rank_list, seconds
+from gpulaunch.exporters.report.formatting import measured, moment, percent, rank_list, seconds, words
 from gpulaunch.exporters.view.figures import UNKNOWN
-from gpulaunch.exporters.view.findings import nobody_watched
+from gpulaunch.exporters.view.findings import not_profiled
 from gpulaunch.exporters.view.model import FindingView, RunView, Status
 from gpulaunch.profiler.analysis.rules import RULES
 
@@ -35,8 +35,8 @@ def headline(view: RunView) -> tuple[str, ...]:
         bucket = max(idle, key=lambda each: idle[each])
         if idle[bucket] >= 0.05 * whole:
             said.append(
-                f"{percent(idle[bucket] / whole)} of the run's time ({seconds(idle[bucket])}) was no training but "
-                f"{bucket.replace('_', ' ')}."
+                f"{percent(idle[bucket] / whole)} of the run's time ({seconds(idle[bucket])}) was spent on "
+                f"{words(bucket)} instead of training."
             )
     return tuple(said)
 
@@ -45,24 +45,24 @@ def section(view: RunView) -> Section:
     """Return the findings, largest loss first, each with what to change."""
     findings = view.findings
     if not findings:
-        return Section(id="losses", title="What held the run back", blocks=(Paragraph(_nothing(view)),))
+        return Section(id="losses", title="Bottlenecks", blocks=(Paragraph(_nothing(view)),))
     blocks: list[Block] = [
         Paragraph(
-            "The time is what every step, and an hour of training, would be shorter by. Confidence: 90 % is read off "
-            "a clock or a counter, 70 % follows from what was measured, 40 % is a bound. Findings that have one cause "
-            "tell the same time twice: mend the first, and run again."
+            "The time is what would be saved in every step, and in an hour of training. Confidence: 90 % is read from "
+            "a clock or a counter, 70 % is derived from measurements, 40 % is a bound. Findings with the same cause "
+            "count the same time twice: fix the first one and run again."
         ),
         Table(
-            caption="Findings, the largest loss first",
+            caption="Findings, largest loss first",
             columns=(
                 Column("Finding"),
                 Column("Where", code=True),
-                Column("Each step", number=True),
-                Column("Each hour", number=True),
+                Column("Per step", number=True),
+                Column("Per hour", number=True),
                 Column("In this run", number=True),
                 Column("Confidence", number=True),
                 Column("Ranks"),
-                Column("Stands"),
+                Column("Active"),
             ),
             rows=tuple(
                 (
@@ -80,10 +80,10 @@ def section(view: RunView) -> Section:
         ),
     ]
     if len(findings) > _MOST_IN_DETAIL:
-        blocks.append(Paragraph(f"In detail below: the first {_MOST_IN_DETAIL} of {len(findings)}."))
+        blocks.append(Paragraph(f"Details of the first {_MOST_IN_DETAIL} of {len(findings)} follow."))
     return Section(
         id="losses",
-        title="What held the run back",
+        title="Bottlenecks",
         blocks=tuple(blocks),
         parts=tuple(_part(number, found, view) for number, found in enumerate(findings[:_MOST_IN_DETAIL], 1)),
     )
@@ -96,20 +96,20 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
         blocks.append(Paragraph(rule.problem.replace("`", "")))
     blocks.append(
         Paragraph(
-            f"It {'cost an earlier run' if found.earlier else 'costs'} {_price(found)}."
+            f"Cost{' in an earlier run' if found.earlier else ''}: {_price(found)}."
             if found.seconds_per_step
-            else "It costs no time, or none yet."
+            else "Cost: no time, or none yet."
         )
     )
     if found.advice:
         blocks.append(Paragraph(f"What to change: {found.advice}"))
     if rule is not None:
-        blocks.append(Paragraph(f"How in general: {rule.fix.replace('`', '')}"))
+        blocks.append(Paragraph(f"In general: {rule.fix.replace('`', '')}"))
     pairs = [
         *measured(found.evidence),
         ("ranks", rank_list(found.ranks, 64) or UNKNOWN),
         ("confidence", f"{found.confidence:.0%}"),
-        ("lost while it stood", _lost(found)),
+        ("lost while active", _lost(found)),
         ("seen", f"{moment(found.first_seen_s)} to {moment(found.last_seen_s)}"),
     ]
     if view.num_nodes is not None and view.num_nodes > 1:
@@ -120,12 +120,12 @@ def _part(number: int, found: FindingView, view: RunView) -> Section:
 
 def _nothing(view: RunView) -> str:
     if not view.watched and not view.ranks:
-        return f"N{nobody_watched(profiled=view.profiled)[1:]}: nothing can be said of where time went."
+        return f"{not_profiled(requested=view.profiled).capitalize()}: it is unknown where time was spent."
     if not view.watched:
-        return "No finding is on record. What each rank did in all is below."
+        return "No finding was recorded. The totals of each rank are below."
     return (
-        "Nothing was found that a rule knows. A finding needs two windows of 5 s in a row, after 10 steps of warm-up: "
-        "a short run may have had none. Where the time of a step went is below."
+        "No rule found a problem. A finding needs two consecutive windows of 5 s after 10 warm-up steps, which a short "
+        "run may not have. The time of a step is broken down below."
     )
 
 
@@ -135,15 +135,14 @@ def _lost(found: FindingView) -> str:
 
 def _stands(found: FindingView, view: RunView) -> str:
     if found.earlier:
-        return "in an earlier run only"
+        return "only in an earlier run"
     if not found.active:
-        return "not any more"
-    return "yes" if view.status is Status.RUNNING else "to the end"
+        return "no"
+    return "yes" if view.status is Status.RUNNING else "until the end"
 
 
 def _where(found: FindingView) -> str:
-    place = "" if found.file is None else found.file if found.line is None else f"{found.file}:{found.line}"
-    return " ".join(each for each in (place, f"({found.subject})" if found.subject else "") if each)
+    return " ".join(each for each in (found.location, f"({found.subject})" if found.subject else "") if each)
 
 
 def _at(found: FindingView) -> str:
@@ -153,7 +152,7 @@ def _at(found: FindingView) -> str:
 
 def _price_of_run(found: FindingView) -> str:
     each = f"{seconds(found.seconds_per_step)} of every step"
-    return f"{seconds(found.lost_seconds)} of this run while it stood, {each}" if found.lost_seconds else _price(found)
+    return f"{seconds(found.lost_seconds)} of this run, {each}" if found.lost_seconds else _price(found)
 
 
 def _price(found: FindingView) -> str:

@@ -1,4 +1,4 @@
-"""Report sections on the GPUs, and on the overhead of the profiler."""
+"""Sections on the GPUs, and on the overhead of the profiler."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import Final
 
 from gpulaunch.exporters.report.anatomy import MOST_ROWS
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
-from gpulaunch.exporters.report.formatting import amount, percent, seconds, size
-from gpulaunch.exporters.report.time_axis import chosen, clock_of
-from gpulaunch.exporters.view.figures import UNKNOWN, count
+from gpulaunch.exporters.report.formatting import amount, moment, percent, seconds, size
+from gpulaunch.exporters.report.time_axis import chosen, over_time
+from gpulaunch.exporters.view.figures import PROSE, UNKNOWN, count
 from gpulaunch.exporters.view.model import RankView, RunView
 
 _MOST_LINES: Final = 8
 
 
-def gpus(view: RunView) -> Section | None:
-    """Return the section on GPUs; None if there are none."""
+def gpus(view: RunView) -> Section:
+    """Return the section on GPUs."""
     if not view.devices:
-        return None
+        said = "No GPU was found." if view.watched else "Unknown: the run was not profiled."
+        return Section(id="gpus", title="GPUs", blocks=(Paragraph(said),))
     rows: list[tuple[str, ...]] = []
     for device in view.devices[:MOST_ROWS]:
         value = device.values.get
@@ -29,50 +30,52 @@ def gpus(view: RunView) -> Section | None:
                 percent(value("utilization_ratio")),
                 percent(value("sm_active_ratio")),
                 f"{size(value('memory_used_bytes'))} of {size(value('memory_total_bytes'))}",
-                f"{amount(value('power_watts'))} W",
-                f"{amount(value('temperature_celsius'))} C",
+                _with_unit(value("power_watts"), "W"),
+                _with_unit(value("temperature_celsius"), "C"),
+                PROSE.hertz(value("clock_hertz")),
                 amount(value("energy_joules")),
+                count(value("ecc_uncorrected")),
                 count(value("xid_errors")),
                 throttled or UNKNOWN,
             )
         )
-    titles = ("GPU", "Model", "Busy", "SMs active", "Memory", "Power", "Temperature", "Energy (J)", "Xid errors")
+    titles = (
+        *("GPU", "Model", "Utilization", "SMs active", "Memory", "Power", "Temperature", "Clock", "Energy (J)"),
+        *("ECC, uncorrected", "Xid errors"),
+    )
     blocks: list[Block] = [
         Table(
-            caption="GPUs (node:number) when they were seen last; energy and errors of the run",
-            columns=(*(Column(title, number=index > 1) for index, title in enumerate(titles)), Column("Slowed down")),
+            caption="GPUs (node:index), last sample; energy and errors over the run",
+            columns=(*(Column(title, number=index > 1) for index, title in enumerate(titles)), Column("Throttled")),
             rows=tuple(rows),
         )
     ]
-    clock = clock_of(view)
     for name, title, unit, factor in (
-        ("utilization_ratio", "GPU busy", "%", 100.0),
-        ("pcie_receive_bytes_per_second", "PCIe to the GPU", "MB/s", 1e-6),
+        ("utilization_ratio", "GPU utilization", "%", 100.0),
+        ("sm_active_ratio", "SMs active", "%", 100.0),
+        ("memory_used_bytes", "GPU memory used", "GiB", 1 / (1 << 30)),
+        ("pcie_receive_bytes_per_second", "PCIe received by the GPU", "MB/s", 1e-6),
+        ("pcie_transmit_bytes_per_second", "PCIe sent by the GPU", "MB/s", 1e-6),
         ("power_watts", "GPU power", "W", 1.0),
     ):
         devices = [device for device in view.devices if device.curves.get(name)][:_MOST_LINES]
-        if not devices:
-            continue
-        blocks.append(
-            Chart(
-                id=f"gpu-{name.replace('_', '-')}",
-                title=f"{title} over time",
-                kind="lines",
-                unit=unit,
-                summary=f"Of {len(devices)} GPUs; the table above has what was seen last.",
-                times=clock.times,
-                time_unit=clock.unit,
-                series=tuple(
-                    Series(
-                        name=f"GPU {device.node}:{device.gpu}",
-                        values=tuple(None if value is None else factor * value for value in device.curves[name]),
-                        colour=index,
-                    )
-                    for index, device in enumerate(devices)
-                ),
-            )
+        blocks += over_time(
+            view,
+            f"gpu-{name.replace('_', '-')}",
+            title,
+            unit,
+            f"{len(devices)} of {len(view.devices)} GPUs; the table above has the last sample.",
+            [
+                Series(name=f"GPU {device.node}:{device.gpu}", values=device.curves[name], colour=index)
+                for index, device in enumerate(devices)
+            ],
+            factor=factor,
         )
     return Section(id="gpus", title="GPUs", blocks=tuple(blocks))
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{amount(value)} {unit}"
 
 
 def cost(view: RunView) -> Section:
@@ -82,17 +85,17 @@ def cost(view: RunView) -> Section:
     if priced:
         blocks += [
             Paragraph(
-                "In the probe: time that it took of the steps, as it measures itself, its calls included. Past its "
-                "budget not all steps are observed."
+                "Probe: its own time within the steps, including its calls, as it measures itself. Above its budget, "
+                "it observes only some of the steps."
             ),
             _probe(priced),
         ]
     if view.nodes:
-        blocks.append(_sidecars(view))
+        blocks += [_sidecars(view), *_sidecar_cores(view)]
     if view.collectors:
         blocks.append(_collectors(view))
-    said = "Nobody measured, so it cost nothing." if not view.watched else "It is not known what being measured cost."
-    return Section(id="cost", title="What the profiler cost", blocks=tuple(blocks) or (Paragraph(said),))
+    said = "None: the run was not profiled." if not view.watched else "Unknown."
+    return Section(id="cost", title="Profiler overhead", blocks=tuple(blocks) or (Paragraph(said),))
 
 
 def _probe(ranks: list[RankView]) -> Table:
@@ -110,12 +113,12 @@ def _probe(ranks: list[RankView]) -> Table:
                 ", ".join(own.parts_unavailable) + (f" ({own.fault})" if own.fault else "") or UNKNOWN,
             )
         )
-    titles = ("Rank", "In the probe", "of the steps", "Budget", "Steps not observed")
+    titles = ("Rank", "Probe time", "Share of steps", "Budget", "Unobserved steps")
     return Table(
-        caption="What the probe cost each rank",
+        caption="Probe overhead by rank",
         columns=(
             *(Column(title, number=index > 0) for index, title in enumerate(titles)),
-            Column("Out of service"),
+            Column("Parts unavailable"),
         ),
         rows=tuple(rows),
     )
@@ -123,14 +126,18 @@ def _probe(ranks: list[RankView]) -> Table:
 
 def _sidecars(view: RunView) -> Table:
     return Table(
-        caption="The sidecar of each node: one process beside the ranks, at low priority",
+        caption="Sidecars: one process per node, at low priority",
         columns=(
             Column("Node"),
-            *(Column(title, number=True) for title in ("CPU time", "Cores", "Memory", "Looks", "Late")),
+            *(
+                Column(title, number=True)
+                for title in ("Last sample", "CPU time", "Cores", "Memory", "Samples", "Late samples")
+            ),
         ),
         rows=tuple(
             (
                 f"{node.node}: {node.host}" if node.host else str(node.node),
+                moment(node.seen_s),
                 seconds(node.sidecar_cpu_seconds),
                 amount(_cores(node.sidecar_cpu_seconds, view.elapsed_seconds)),
                 size(node.sidecar_rss_bytes),
@@ -142,20 +149,32 @@ def _sidecars(view: RunView) -> Table:
     )
 
 
+def _sidecar_cores(view: RunView) -> tuple[Chart, ...]:
+    nodes = [node for node in view.nodes if node.sidecar_cores][:_MOST_LINES]
+    return over_time(
+        view,
+        "sidecar-cores",
+        "Cores used by the sidecar",
+        "cores",
+        "The table above has the mean.",
+        [Series(name=f"node {node.node}", values=node.sidecar_cores, colour=index) for index, node in enumerate(nodes)],
+    )
+
+
 def _cores(cpu_seconds: float | None, elapsed_seconds: float | None) -> float | None:
     return cpu_seconds / elapsed_seconds if cpu_seconds is not None and elapsed_seconds else None
 
 
 def _collectors(view: RunView) -> Table:
     return Table(
-        caption="What the sidecar collects, and what it could not",
+        caption="Collectors of the sidecar",
         columns=(
             Column("Collector"),
             Column("Node", number=True),
-            Column("Works"),
+            Column("Available"),
             Column("Errors", number=True),
             Column("Time", number=True),
-            Column("Why not, or the last trouble"),
+            Column("Reason, or last error"),
         ),
         rows=tuple(
             (

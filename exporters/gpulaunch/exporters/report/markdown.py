@@ -22,6 +22,7 @@ def as_markdown(document: Document) -> str:
     lines = [f"# {_text(document.title)}: {_text(document.status)}", ""]
     lead, *more = document.lead or ("",)
     lines += [_text(lead), "", *(f"- {_text(each)}" for each in more), ""]
+    lines += [*(f"- {_text(name)}: {_text(value)}" for name, value in document.figures), ""]
     for section in document.sections:
         lines += _section(section, 2)
     lines += ["", _text(document.made), ""]

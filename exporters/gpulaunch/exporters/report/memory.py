@@ -1,4 +1,4 @@
-"""Report section on memory of the ranks, their GPUs and their nodes."""
+"""Section on memory of the ranks, their GPUs and their nodes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Final
 from gpulaunch.exporters.report.anatomy import MOST_ROWS
 from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph, Section, Series, Table
 from gpulaunch.exporters.report.formatting import size
-from gpulaunch.exporters.report.time_axis import chosen, clock_of, mean, slices
+from gpulaunch.exporters.report.rank_curves import FEW, RankCurves
+from gpulaunch.exporters.report.time_axis import chosen, over_time
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 
-_MOST_LINES: Final = 8
 _MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
 _STATES: Final = ("allocated", "reserved")
 
 
-def section(view: RunView) -> Section:
+def section(view: RunView, curves: RankCurves) -> Section:
     """Return the section."""
     ranks = [rank for rank in view.ranks if rank.memory.rss_bytes or rank.memory.gpu_bytes]
     blocks: list[Block] = []
@@ -25,19 +26,19 @@ def section(view: RunView) -> Section:
         blocks.append(_by_rank(shown))
     if any(rank.memory.gpu_bytes for rank in shown):
         blocks.append(_on_gpu(shown))
-    blocks += _over_time(view)
+    blocks += _over_time(view, curves)
     if view.nodes:
         blocks.append(_of_nodes(view))
-    return Section(id="memory", title="Memory", blocks=tuple(blocks) or (Paragraph("Nothing is known of memory."),))
+    return Section(id="memory", title="Memory", blocks=tuple(blocks) or (Paragraph("Memory was not measured."),))
 
 
 def _by_rank(ranks: list[RankView]) -> Table:
     return Table(
-        caption="Host memory of each rank when it was seen last (resident counts shared pages in each process)",
+        caption="Host memory by rank, last sample (RSS counts shared pages in each process, PSS in proportion)",
         columns=tuple(
             Column(title, number=index > 0)
             for index, title in enumerate(
-                ("Rank", "Trainer", "Workers", "Trainer, proportional", "Workers, proportional", "Batches in shm")
+                ("Rank", "Trainer RSS", "Workers RSS", "Trainer PSS", "Workers PSS", "Batches in shm")
             )
         ),
         rows=tuple(
@@ -55,9 +56,18 @@ def _by_rank(ranks: list[RankView]) -> Table:
 
 
 def _on_gpu(ranks: list[RankView]) -> Table:
-    titles = ("Rank", "Allocated", "Reserved", "Peak allocated", "Peak reserved", "Pinned host", "Retries", "OOMs")
+    titles = (
+        "Rank",
+        "Allocated",
+        "Reserved",
+        "Peak allocated",
+        "Peak reserved",
+        "Pinned host memory",
+        "Retries",
+        "OOMs",
+    )
     return Table(
-        caption="GPU memory of each rank, as torch's allocator has it",
+        caption="GPU memory by rank, as reported by torch's allocator",
         columns=tuple(Column(title, number=index > 0) for index, title in enumerate(titles)),
         rows=tuple(
             (
@@ -73,55 +83,38 @@ def _on_gpu(ranks: list[RankView]) -> Table:
     )
 
 
-def _over_time(view: RunView) -> list[Block]:
+def _over_time(view: RunView, curves: RankCurves) -> list[Block]:
     blocks: list[Block] = []
-    quantities = (
-        ("host-memory", "Resident memory of the trainers", "trainer"),
-        ("worker-memory", "Resident memory of the dataloader workers", "workers"),
+    for name, title, what in (
+        ("host-memory", "Trainer RSS", "trainer"),
+        ("worker-memory", "Dataloader workers RSS", "workers"),
         ("gpu-memory", "GPU memory allocated", "allocated"),
+        ("gpu-memory-reserved", "GPU memory reserved", "reserved"),
+    ):
+
+        def curve_of(rank: RankView, what: str = what) -> Curve:
+            return rank.rss_bytes.get(what) or rank.gpu_bytes.get(what) or ()
+
+        said = [_course(rank, curve_of(rank), what) for rank in view.ranks]
+        few = " ".join(each for each in said if each) if len(view.ranks) <= FEW else ""
+        blocks += curves.chart(name, title, "MiB", curve_of, size, summary=few, factor=1 / _MIB)
+    return [*blocks, *_available(view)]
+
+
+def _available(view: RunView) -> tuple[Chart, ...]:
+    nodes = [node for node in view.nodes if node.memory_available_bytes][:FEW]
+    return over_time(
+        view,
+        "available-memory",
+        "Memory available by node",
+        "GiB",
+        "The table below has the last sample.",
+        [
+            Series(name=f"node {node.node}", values=node.memory_available_bytes, colour=index)
+            for index, node in enumerate(nodes)
+        ],
+        factor=1 / _GIB,
     )
-    clock = clock_of(view)
-    for name, title, what in quantities:
-        curves = _curves(view, what)
-        ranks = chosen([rank for rank in view.ranks if rank.rank in curves], _MOST_LINES)
-        if not ranks:
-            continue
-        blocks.append(
-            Chart(
-                id=name,
-                title=f"{title} over time",
-                kind="lines",
-                unit="MiB",
-                summary=" ".join(_course(rank, curves[rank.rank], what) for rank in ranks[:4]),
-                times=clock.times,
-                time_unit=clock.unit,
-                series=tuple(
-                    Series(
-                        name=f"rank {rank.rank}",
-                        values=tuple(None if value is None else value / _MIB for value in curves[rank.rank]),
-                        colour=index,
-                    )
-                    for index, rank in enumerate(ranks)
-                ),
-                table=Table(
-                    caption=f"{title}, mean in stretches of the run",
-                    columns=(
-                        Column("Since the beginning"),
-                        *(Column(f"Rank {rank.rank}", number=True) for rank in ranks),
-                    ),
-                    rows=tuple(
-                        (called, *(size(mean(curves[rank.rank][part])) for rank in ranks))
-                        for called, part in slices(view)
-                    ),
-                ),
-            )
-        )
-    return blocks
-
-
-def _curves(view: RunView, name: str) -> dict[int, Curve]:
-    curves = {rank.rank: rank.rss_bytes.get(name) or rank.gpu_bytes.get(name) or () for rank in view.ranks}
-    return {rank: curve for rank, curve in curves.items() if curve}
 
 
 def _course(rank: RankView, curve: Curve, what: str) -> str:
@@ -130,7 +123,7 @@ def _course(rank: RankView, curve: Curve, what: str) -> str:
     if not known:
         return ""
     most = f", {size(rank.most_bytes[what])} at most" if what in rank.most_bytes else ""
-    return f"Rank {rank.rank}: {size(known[0])} at first, {size(known[-1])} in the end{most}."
+    return f"Rank {rank.rank}: {size(known[0])} at the start, {size(known[-1])} at the end{most}."
 
 
 def _of_nodes(view: RunView) -> Table:
@@ -142,10 +135,10 @@ def _of_nodes(view: RunView) -> Table:
         *("memory_total_bytes", "memory_available_bytes", "page_cache_bytes", "cgroup_limit_bytes"),
         *("cgroup_used_bytes", "swap_used_bytes", "shm_size_bytes", "shm_used_bytes"),
     )
-    titles = ("Total", "Available", "Page cache", "Limit", "Used of it", "Swap used", "shm", "shm used")
+    titles = ("Total", "Available", "Page cache", "cgroup limit", "cgroup used", "Swap used", "shm size", "shm used")
     columns = [values(name) for name in names]
     return Table(
-        caption="Memory of the nodes when they were seen last",
+        caption="Memory by node, last sample",
         columns=(Column("Node"), *(Column(title, number=True) for title in titles)),
         rows=tuple((host, *cells) for host, *cells in zip(hosts, *columns, strict=True)) or ((UNKNOWN,) * 9,),
     )

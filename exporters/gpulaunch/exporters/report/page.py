@@ -1,7 +1,7 @@
-"""Renders a document as one self-contained HTML page: no requests, and no scripts except those with a listed digest.
+"""Writes a document as HTML: the body that the live page shows, and a report that is one self-contained page.
 
 All untrusted text goes through `_text`: control characters are made visible, then HTML is escaped. Should anything get
-past it, the page's Content-Security-Policy blocks all other scripts and all loading.
+past it, the Content-Security-Policy of either page blocks all other scripts and all loading.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import itertools
 import json
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.report.document import (
@@ -23,30 +27,32 @@ from gpulaunch.exporters.report.document import (
     Paragraph,
     Section,
     Table,
+    as_table,
 )
-from gpulaunch.exporters.report.style import DRAW, STYLE
 from gpulaunch.exporters.report.svg import COLOURS, still
 from gpulaunch.exporters.view.text import inert
 
+ASSETS: Final = Path(__file__).parent / "assets"
+"""The style sheet, and the script that draws the charts with Plotly: of both pages."""
 _LONGEST_CELL: Final = 2000
 
 
 def as_html(document: Document, *, library: str | None = None) -> str:
-    """Return the page.
+    """Return the report.
 
     Args:
         document: the content.
         library: the source of plotly.js, to be embedded; None: static charts.
     """
     charts = document.charts()
-    scripts = [library.replace("\r\n", "\n").replace("\r", "\n"), DRAW] if library and charts else []
+    scripts: list[str] = []
+    if library and charts:
+        scripts = [library.replace("\r\n", "\n").replace("\r", "\n"), (ASSETS / "draw.js").read_text()]
     sources = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
     policy = (
         f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    data = [f'<script type="application/json" id="charts">{_json(charts)}</script>'] if scripts else []
-    lead, *more = document.lead or ("",)
     return "\n".join(
         (
             "<!DOCTYPE html>",
@@ -55,34 +61,55 @@ def as_html(document: Document, *, library: str | None = None) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="referrer" content="no-referrer">',
             f"<title>{_text(document.title)}: {_text(document.status)} - gpulaunch report</title>",
-            f"<style>{STYLE}</style></head><body>",
-            '<a class="skip" href="#losses">Skip to what held the run back</a>',
-            f"<header><h1>{_text(document.title)}</h1>",
-            f'<p class="lead">{_text(lead)}</p>',
-            f"<ul>{''.join(f'<li>{_text(each)}</li>' for each in more)}</ul>" if more else "",
-            '<nav aria-label="Sections"><ul>',
-            *(f'<li><a href="#{_id(each.id)}">{_text(each.title)}</a></li>' for each in document.sections),
-            "</ul></nav></header><main>",
-            *(_section(section, 2, live=bool(scripts)) for section in document.sections),
-            f"</main><footer><p>{_text(document.made)}</p></footer>",
-            *data,
+            f"<style>{(ASSETS / 'page.css').read_text()}</style></head><body>",
+            '<a class="skip" href="#main">Skip to the bottlenecks</a>',
+            body_of(document),
+            f"<footer><p>{_text(document.made)}</p></footer>",
+            *([f'<script type="application/json" id="charts">{_json(charts)}</script>'] if scripts else []),
             *(f"<script>{script}</script>" for script in scripts),
             "</body></html>\n",
         )
     )
 
 
-def _section(section: Section, level: int, *, live: bool) -> str:
-    body = "\n".join(_block(block, live=live) for block in section.blocks)
-    parts = "\n".join(_section(part, level + 1, live=live) for part in section.parts)
+def body_of(document: Document) -> str:
+    """Return the header, the navigation and the sections, as HTML."""
+    lead, *more = document.lead or ("",)
+    status = _text(document.status)
+    figures = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in document.figures)
+    return "\n".join(
+        (
+            f'<header><h1>{_text(document.title)} <span class="badge" data-status="{status}">{status}</span></h1>',
+            f'<p class="{"lead alarm" if document.alarm else "lead"}">{_text(lead)}</p>',
+            f'<dl class="figures">{figures}</dl>' if figures else "",
+            f"<ul>{''.join(f'<li>{_text(each)}</li>' for each in more)}</ul>" if more else "",
+            '</header><nav aria-label="Sections"><ul>',
+            *(f'<li><a href="#{_id(each.id)}">{_text(each.title)}</a></li>' for each in document.sections),
+            '</ul></nav><main id="main" tabindex="-1">',
+            *(_section(section, 2) for section in document.sections),
+            "</main>",
+        )
+    )
+
+
+def _section(section: Section, level: int) -> str:
+    body = "\n".join(_blocks(section.blocks))
+    parts = "\n".join(_section(part, level + 1) for part in section.parts)
     name = _id(section.id)
     return (
-        f'<section aria-labelledby="{name}-heading"><div id="{name}"></div>'
+        f'<section id="{name}" aria-labelledby="{name}-heading">'
         f'<h{level} id="{name}-heading">{_text(section.title)}</h{level}>\n{body}\n{parts}</section>'
     )
 
 
-def _block(block: Block, *, live: bool) -> str:
+def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
+    """Yield the blocks; charts that follow each other stand side by side where there is room."""
+    for of_charts, group in itertools.groupby(blocks, key=lambda block: isinstance(block, Chart)):
+        told = "\n".join(map(_block, group))
+        yield f'<div class="charts" data-key="charts">{told}</div>' if of_charts else told
+
+
+def _block(block: Block) -> str:
     if isinstance(block, Paragraph):
         return f"<p>{_text(block.text)}</p>"
     if isinstance(block, Items):
@@ -93,30 +120,26 @@ def _block(block: Block, *, live: bool) -> str:
         )
     if isinstance(block, Table):
         return _table(block)
-    return _chart(block, live=live)
+    return _chart(block)
 
 
-def _chart(chart: Chart, *, live: bool) -> str:
+def _chart(chart: Chart) -> str:
     legend = "".join(
         f'<li><span class="swatch c{series.colour % COLOURS}"></span>{_text(series.name)}</li>'
-        for series in chart.series
+        for series in chart.shown
     )
-    name = _id(chart.id)
-    place = f'<div class="live replaced" role="img" aria-label="{_text(chart.title)}"></div>' if live else ""
-    figures = (
-        f"<details><summary>As a table: {_text(chart.title)}</summary>{_table(chart.table)}</details>"
-        if chart.table is not None
-        else ""
-    )
+    # The element in which the library draws stays hidden where it does not.
     return (
-        f'<figure id="figure-{name}"><figcaption>{_text(chart.title)} ({_text(chart.unit)})</figcaption>'
-        f"{still(chart)}{place}{f'<ul class=legend>{legend}</ul>' if len(chart.series) > 1 else ''}"
-        f'<p class="soft">{_text(chart.summary)}</p>{figures}</figure>'
+        f'<figure id="figure-{_id(chart.id)}"><figcaption>{_text(chart.title)} ({_text(chart.unit)})</figcaption>'
+        f'{still(chart)}<div class="live replaced" role="img" aria-label="{_text(f"{chart.title}. {chart.summary}")}">'
+        f"</div>{f'<ul class=legend>{legend}</ul>' if len(chart.shown) > 1 else ''}"
+        f'<p class="quiet">{_text(chart.summary)}</p>'
+        f'<details><summary>As a table<span class="unseen">: {_text(chart.title)}</span></summary>'
+        f"{_table(chart.table or as_table(chart))}</details></figure>"
     )
 
 
 def _table(table: Table, *, headless: bool = False) -> str:
-    name = f"table-{_digest(table.caption)[:10]}".replace("+", "-").replace("/", "_")
     head = (
         ""
         if headless
@@ -124,10 +147,11 @@ def _table(table: Table, *, headless: bool = False) -> str:
         "</tr></thead>"
     )
     body = "".join(f"<tr>{''.join(_cells(row, table.columns))}</tr>" for row in table.rows)
+    caption, key = _text(table.caption), _text(re.split(r"[:;(]", table.caption)[0])
     # A wide table scrolls separately: it needs keyboard focus and a label for screen readers.
     return (
-        f'<div class="wide" role="region" tabindex="0" aria-labelledby="{name}"><table><caption id="{name}">'
-        f"{_text(table.caption)}</caption>{head}<tbody>{body}</tbody></table></div>"
+        f'<div class="wide" data-key="{key}" role="group" tabindex="0" aria-label="{caption}"><table>'
+        f"<caption>{caption}</caption>{head}<tbody>{body}</tbody></table></div>"
     )
 
 
@@ -159,20 +183,28 @@ def _digest(text: str) -> str:
 
 
 def _json(charts: Iterable[Chart]) -> str:
-    """Return the charts as JSON for the script: no `<` in it can end the block."""
-    content: list[dict[str, Any]] = [
+    data = json.dumps(chart_data(charts), allow_nan=False, separators=(",", ":"))
+    for each in "<>&":  # nothing in it ends its element
+        data = data.replace(each, f"\\u{ord(each):04x}")
+    return data
+
+
+def chart_data(charts: Iterable[Chart]) -> list[dict[str, Any]]:
+    """Return the charts as plain values for the script that draws them."""
+    return [
         {
             "id": _id(chart.id),
             "kind": chart.kind,
             "unit": inert(chart.unit),
-            "time_unit": inert(chart.time_unit),
             "labels": [inert(label) for label in chart.labels],
             "times": [_number(time) for time in chart.times],
+            "time_unit": inert(chart.time_unit),
             "series": [
                 {
                     "name": inert(series.name),
                     "colour": series.colour % COLOURS,
                     "values": [_number(value) for value in series.values],
+                    "on_request": series.on_request,
                 }
                 for series in chart.series
             ],
@@ -189,9 +221,8 @@ def _json(charts: Iterable[Chart]) -> str:
         }
         for chart in charts
     ]
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _number(value: float | None) -> float | None:
-    return None if value is None or value != value or value in (float("inf"), float("-inf")) else float(f"{value:.5g}")
+    rounded = math.nan if value is None else float(f"{value:.5g}")  # which may round up to infinity
+    return rounded if math.isfinite(rounded) else None

@@ -16,6 +16,8 @@ from gpulaunch.exporters.view.text import inert
 
 COLOURS: Final = 12
 """Number of colours in the style sheet."""
+DASHES: Final = 6
+"""Number of dash patterns there, the solid line included."""
 _WIDTH: Final = 760
 _LEFT: Final = 96
 _RIGHT: Final = 56
@@ -83,10 +85,10 @@ def _over_time(chart: Chart) -> tuple[str, int]:
     count = len(chart.times)
     stacked = chart.kind == "stack"
     if stacked:
-        tops = [sum(series.values[index] or 0.0 for series in chart.series) for index in range(count)]
+        tops = [sum(series.values[index] or 0.0 for series in chart.shown) for index in range(count)]
         low, high = 0.0, max(tops, default=0.0)
     else:
-        known = [value for series in chart.series for value in series.values if value is not None]
+        known = [value for series in chart.shown for value in series.values if value is not None]
         low, high = min(known, default=0.0), max(known, default=0.0)
         low = 0.0 if low >= 0 and low < 0.7 * high else low
     high = high if high > low else low + 1.0
@@ -98,8 +100,9 @@ def _over_time(chart: Chart) -> tuple[str, int]:
 
     parts = [f'<path class="frame" d="M{_LEFT} {_TOP}V{_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/>']
     below = [0.0] * count
-    for series in chart.series:
+    for number, series in enumerate(chart.shown):
         colour = series.colour % COLOURS
+        line = f"l{colour}" + (f" d{number % DASHES}" if number % DASHES else "")
         for begin, end in _runs(series.values):
             if stacked:
                 upper = [below[index] + (series.values[index] or 0.0) for index in range(begin, end)]
@@ -113,7 +116,7 @@ def _over_time(chart: Chart) -> tuple[str, int]:
                     f"{y(series.values[index] or 0.0):.1f}"
                     for index in range(begin, end)
                 )
-                parts.append(f'<path class="l{colour}" d="{step}h.1"/>')  # so that a single point is visible
+                parts.append(f'<path class="{line}" d="{step}h.1"/>')  # so that a single point is visible
     parts.append(f'<text class="end" x="{_LEFT - 6}" y="{_TOP + 8}">{_text(amount(high))}</text>')
     parts.append(f'<text class="end" x="{_LEFT - 6}" y="{_HEIGHT - _BOTTOM}">{_text(amount(low))}</text>')
     if chart.times:

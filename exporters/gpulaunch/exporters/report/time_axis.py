@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from gpulaunch.exporters.report.document import Chart, Series
 from gpulaunch.exporters.report.formatting import seconds
 from gpulaunch.exporters.view.model import Curve, RankView, RunView
 
@@ -43,6 +44,41 @@ def clock_of(view: RunView) -> Clock:
         unit=unit,
         zero_s=zero_s,
         seconds_per_unit=length_s,
+    )
+
+
+def over_time(
+    view: RunView, name: str, title: str, unit: str, summary: str, series: Sequence[Series], *, factor: float = 1.0
+) -> tuple[Chart, ...]:
+    """Return a chart of lines over the run; () if there is none.
+
+    Args:
+        view: the run.
+        name: id of the chart.
+        title: of the chart.
+        unit: of its axis.
+        summary: what it shows, in a sentence.
+        series: the lines; their values are curves of the run.
+        factor: from the curves' unit to the axis's.
+    """
+    if not series:
+        return ()
+    clock = clock_of(view)
+    scaled = [
+        replace(each, values=tuple(None if value is None else factor * value for value in each.values))
+        for each in series
+    ]
+    return (
+        Chart(
+            id=name,
+            title=title,
+            kind="lines",
+            unit=unit,
+            summary=summary,
+            times=clock.times,
+            time_unit=clock.unit,
+            series=tuple(scaled),
+        ),
     )
 
 

@@ -53,9 +53,11 @@ LEVELS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The size limits of a file."""
+    """The limits of a file: its size, and how long a write may wait."""
 
     file_bytes: int = 96 * _MIB
     ahead_bytes: int = 32 * _MIB
     levels: tuple[Level, ...] = field(default=LEVELS)
     most_events: int = MOST_EVENTS
+    lock_wait_s: float = 1.0
+    """The longest wait for a lock of another process; afterwards the write fails."""

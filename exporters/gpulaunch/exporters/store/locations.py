@@ -41,15 +41,18 @@ _SHARED: Final = frozenset(
 
 def files_of(run_dir: Path) -> list[tuple[int, Path]]:
     """Return node and file of every node that has a file, or may have one that is not accessible; node 0 first."""
-    found = [(0, run_dir / TELEMETRY_FILE)]
+    found = ((node, directory / TELEMETRY_FILE) for node, directory in nodes_of(run_dir))
+    return [(node, path) for node, path in found if may_be_there(path)]
+
+
+def nodes_of(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return number and directory of each node: the first one's has those of the others."""
     try:
         names = os.listdir(run_dir)
     except OSError:
         names = []
-    found += sorted(
-        (int(name[5:]), run_dir / name / TELEMETRY_FILE) for name in names if re.fullmatch(r"node-[0-9]{1,6}", name)
-    )
-    return [(node, path) for node, path in found if may_be_there(path)]
+    others = sorted((int(name[5:]), run_dir / name) for name in names if re.fullmatch(r"node-[0-9]{1,6}", name))
+    return [(0, run_dir), *others]
 
 
 def may_be_there(path: Path) -> bool:

@@ -28,7 +28,6 @@ SCHEMA: Final = 1
 APPLICATION: Final = 0x67706C74
 """`gplt` (PRAGMA application_id): identifies the file, also to the tool `file`."""
 _PAGE_BYTES: Final = 4096
-_BUSY_S: Final = 1.0
 
 _TABLES: Final = """
 CREATE TABLE run (
@@ -82,7 +81,9 @@ def open_to_write(path: Path, limits: Limits) -> sqlite3.Connection:
     if not stat.S_ISREG(status.st_mode):
         raise RefusedError(f"{path.name} is no file")
     # Autocommit: transactions are explicit. Another thread than the working one may close the connection.
-    connection = sqlite3.connect(os.fsencode(path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        os.fsencode(path), timeout=limits.lock_wait_s, isolation_level=None, check_same_thread=False
+    )
     try:
         return _prepared(connection, path, limits, fresh=status.st_size == 0)
     except sqlite3.DatabaseError as error:

@@ -45,7 +45,7 @@ class TelemetryWriter:
         self._channel_dir = channel_dir
         self._limits = limits or Limits()
         self._clock = clock
-        self._worker: Worker[NodeState] = Worker("telemetry", self._work, clock=clock)
+        self._worker: Worker[NodeState] = Worker("telemetry", self.write_now, clock=clock)
         # Used by the thread only:
         self._closing = False
         self._run_dir: Path | None = None
@@ -92,7 +92,13 @@ class TelemetryWriter:
 
     # -- the thread
 
-    def _work(self, state: NodeState | None, last: bool) -> None:
+    def write_now(self, state: NodeState | None, last: bool = False) -> None:
+        """Store a state in the calling thread: what the thread does with the states of `keep`.
+
+        Args:
+            state: the state; None with `last`, if there is no newer one.
+            last: it is the last one: close the file, too.
+        """
         self._closing = last
         if state is not None:
             began_s = self._clock()

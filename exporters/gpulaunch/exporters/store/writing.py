@@ -118,7 +118,7 @@ class TelemetryFile:
         if known is None:
             self._connection.execute(
                 "INSERT OR IGNORE INTO run (run_id, name, node, world_size, host, began_s) VALUES (?, ?, ?, ?, ?, ?)",
-                (group.run_id, group.name, group.node_rank, group.world_size, host, now_s),
+                (group.run_id, group.name, group.node, group.world_size, host, now_s),
             )
             found = self._connection.execute("SELECT id FROM run WHERE run_id = ?", (group.run_id,))
             known = self._runs[group.run_id] = int(found.fetchone()[0])

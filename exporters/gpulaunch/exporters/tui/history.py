@@ -70,13 +70,13 @@ def _goodput(view: RunView) -> Iterator[RenderableType]:
     yield Text()
     if view.goodput_ratio is None:
         known = ", ".join(f"{plain(name.replace('_', ' '))} {seconds(value)}" for name, value in spent.items())
-        yield Text(f"goodput not known, no step was seen; of {took(view.elapsed_seconds)}: {known}", "bold")
+        yield Text(f"goodput unknown, no steps were observed; of {took(view.elapsed_seconds)}: {known}", "bold")
         return
     share = f"{'at most ' if view.goodput_at_most else ''}{ratio(view.goodput_ratio)}"
     whole, productive = took(view.goodput_whole_seconds), seconds(spent.get("productive", 0.0))
     yield Text(f"goodput {share}: of {whole}, {productive} productive", "bold")
     if view.goodput_at_most:
-        yield Text("lost work is not known: name the directory of the program's checkpoints with --checkpoint-dir")
+        yield Text("lost work is unknown: specify the directory of the program's checkpoints with --checkpoint-dir")
     shares = {name: value / sum(spent.values()) for name, value in spent.items()}
     yield Bar(shares, GOODPUT)
     yield legend(shares, GOODPUT)

@@ -18,7 +18,7 @@ from gpulaunch.exporters.tui.selection import Selection, chosen, own_seconds, se
 from gpulaunch.exporters.tui.tables import INPUT, MEMORY, STEPS, Column
 from gpulaunch.exporters.tui.text import figure, measured, pairs, plain, ratio, seconds, size, took
 from gpulaunch.exporters.view.figures import UNKNOWN, count
-from gpulaunch.exporters.view.findings import nobody_watched
+from gpulaunch.exporters.view.findings import not_profiled
 from gpulaunch.exporters.view.model import DeviceView, FindingView, NodeView, RankView, RunView
 
 _CROWD: Final = 17
@@ -66,7 +66,7 @@ def _ranks(view: RunView, selection: Selection) -> Iterator[RenderableType]:
         table.add_row(f"{len(ranks)} ranks, own step time", Spark(tuple(own), merge=max), most)
         yield table
     if not view.ranks:
-        yield Text("no rank has been seen" + ("" if view.watched else f": {nobody_watched(profiled=view.profiled)}"))
+        yield Text("no rank has been seen" + ("" if view.watched else f": {not_profiled(requested=view.profiled)}"))
     elif not ranks:
         yield Text("no rank passes the filter", "dim")
 
@@ -90,9 +90,9 @@ def _headlines(view: RunView, _: Selection) -> Iterator[RenderableType]:
 def _findings(view: RunView, _: Selection) -> Iterator[RenderableType]:
     """Yield what to change, where, and what it costs; largest loss first."""
     if not view.findings:
-        yield Text("nothing found" if view.watched else nobody_watched(profiled=view.profiled), "dim")
+        yield Text("nothing found" if view.watched else not_profiled(requested=view.profiled), "dim")
     for number, finding in enumerate(view.findings, 1):
-        state = "" if finding.active else "  not any more"
+        state = "" if finding.active else "  no longer active"
         sure = f"{told_ranks(finding.ranks)}; confidence {ratio(finding.confidence)}"
         details = [
             Text(f"{_cost(finding)}; {sure}; since {since(view, finding.first_seen_s)}"),
@@ -106,8 +106,7 @@ def _findings(view: RunView, _: Selection) -> Iterator[RenderableType]:
 
 def _where(finding: FindingView) -> str:
     """Return ` file:line (subject)`, as far as known."""
-    number = "" if finding.line is None else f":{finding.line}"
-    place = f" {plain(finding.file)}{number}" if finding.file else ""
+    place = f" {plain(finding.location)}" if finding.location else ""
     return place + (f" ({plain(finding.subject)})" if finding.subject else "")
 
 

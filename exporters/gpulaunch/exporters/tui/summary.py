@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpulaunch.exporters.tui.charts import PHASES, Bar, Line, NamedCurve, legend
+from gpulaunch.exporters.tui.selection import Selection
 from gpulaunch.exporters.tui.text import figure, plain, ratio, seconds, took
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import RunView, Status
@@ -27,6 +28,28 @@ _OLD_S: Final = 15.0
 """Data of a running run that is older than this is shown with its age."""
 _NAME_CELLS: Final = 28
 _LABEL_CELLS: Final = 6
+
+
+def header(view: RunView | None, selection: Selection, *, trouble: str, stale_s: float) -> Group:
+    """Return the summary of the view, with what is wrong with reading it and the selection.
+
+    Args:
+        view: the newest view, if there is one.
+        selection: of the ranks.
+        trouble: why the run could not be read the last time.
+        stale_s: how long the disk has not responded.
+    """
+    lines: list[RenderableType] = []
+    if stale_s:
+        told = f"the disk has not answered for {took(stale_s)}"
+        lines.append(Line(told + (": what is shown is of then" if view is not None else ""), style="yellow"))
+    if trouble:
+        lines.append(Text(plain(trouble), "yellow"))
+    if view is not None:
+        lines.append(summary(view))
+    if str(selection):
+        lines.append(Line(str(selection), style="yellow"))
+    return Group(*(lines or [Text("reading the run", "dim")]))
 
 
 def summary(view: RunView) -> Group:

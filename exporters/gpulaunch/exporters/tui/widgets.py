@@ -11,7 +11,7 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.coordinate import Coordinate
-from textual.widgets import DataTable, RichLog
+from textual.widgets import DataTable, Input, RichLog
 
 from gpulaunch.exporters.tui.pages import Page
 from gpulaunch.exporters.tui.selection import Selection, marks_of, selected
@@ -50,6 +50,25 @@ class Log(RichLog):
         self.write(
             text, width=self.app.size.width - 1, scroll_end=follow
         )  # its own width is 0 on a page that is hidden
+
+
+class FilterInput(Input):
+    """The input line of the filter; hidden until it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(id="filter", placeholder="ranks: 3, 8-15, n1 (node 1), ! (marked); empty: all", max_length=200)
+
+    def open(self, text: str) -> None:
+        """Ask for a filter, beginning with this one."""
+        self.add_class("asked")
+        self.value = text
+        self.focus()
+
+    def close(self) -> bool:
+        """Hide it; returns whether it was open."""
+        was_open = self.has_class("asked")
+        self.remove_class("asked")
+        return was_open
 
 
 class RankCell:

@@ -45,7 +45,7 @@ def read_files(run_dir: Path) -> RunFiles:
     except OSError as error:
         files.notes.append(f"cannot read {run_dir}: {error.strerror}")
         return files
-    files.job = _object(files, "job.json", missing="job.json is missing: what was asked for is not known")
+    files.job = _object(files, "job.json", missing="job.json is missing: the requested job is unknown")
     files.group = _object(files, "group.json")
     files.summary = _object(files, "summary.json")
     _read_history(files, there)
@@ -91,7 +91,7 @@ def _object(files: RunFiles, name: str, *, missing: str = "") -> dict[str, Any]:
 
 def _read_history(files: RunFiles, there: set[str]) -> None:
     if EVENTS_FILE not in there:
-        files.notes.append(f"{EVENTS_FILE} is missing: the run's history is not known")
+        files.notes.append(f"{EVENTS_FILE} is missing: the run's history is unknown")
         return
     path = files.run_dir / EVENTS_FILE
     try:
@@ -107,9 +107,7 @@ def _read_history(files: RunFiles, there: set[str]) -> None:
         if isinstance(line.get("event"), str) and _is_time(line.get("time_s"))
     ]
     if not files.events:
-        files.notes.append(
-            f"{EVENTS_FILE} is {'damaged' if status.st_size else 'empty'}: the run's history is not known"
-        )
+        files.notes.append(f"{EVENTS_FILE} is {'damaged' if status.st_size else 'empty'}: the run's history is unknown")
 
 
 def _read_attempts(files: RunFiles) -> None:
@@ -123,7 +121,7 @@ def _read_attempts(files: RunFiles) -> None:
             files.causes[number] = {**first, "report": str(path)}
         elif may_be_there(path):
             how = "is damaged" if os.access(path, os.R_OK) else "cannot be read"
-            files.notes.append(f"attempts/{number}/failure.json {how}: why that attempt failed is not known")
+            files.notes.append(f"attempts/{number}/failure.json {how}: the reason of that failure is unknown")
 
 
 def _is_time(value: object) -> bool:

@@ -15,9 +15,9 @@ from gpulaunch.exporters.view.source import NodeSource
 MOST_FINDINGS: Final = 200
 
 
-def nobody_watched(*, profiled: bool) -> str:
-    """Say why nothing is known; `profiled`: profiling was requested."""
-    return "nobody watched this run" + ("" if profiled else " (--no-profile)")
+def not_profiled(*, requested: bool) -> str:
+    """Say why nothing is known; `requested`: profiling was."""
+    return "this run was not profiled" + ("" if requested else " (--no-profile)")
 
 
 def findings_of(

@@ -49,7 +49,7 @@ def view_of_state(
             live=True,
         )
     try:
-        node = state.group.node_rank if state.group is not None else None
+        node = state.group.node if state.group is not None else None
         kept = next((source for source in parts.sources if node is None or source.node == node), None)
         live = live_source(state, kept, earlier)
         others = [source for source in parts.sources if source is not kept]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
-from gpulaunch.exporters.store.locations import files_of
+from gpulaunch.exporters.store.locations import files_of, nodes_of
 from gpulaunch.exporters.view.assemble import Parts, assemble, events_of
 from gpulaunch.exporters.view.attempts import AttemptHistory, history_of
 from gpulaunch.exporters.view.files import RunFiles, holds, read_files
@@ -20,6 +19,8 @@ from gpulaunch.profiler.kernel import kernel
 
 _FRESH_S: Final = 30.0
 """A run with anything newer than this is running, wherever its launcher is."""
+_MOST_NODES: Final = 1024
+"""Beside the first."""
 _CLOCKS_S: Final = 5.0
 """Clocks of two nodes rarely differ by more than this."""
 
@@ -48,23 +49,26 @@ def load_run(
 def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
     """Read everything; the caller closes the sources. `live`: for a sidecar of the run, which then counts as running
     until its end is recorded."""
-    files = read_files(run_dir)
+    others = [(node, path) for node, path in nodes_of(run_dir) if node]
+    nodes = {node: read_files(path) for node, path in [(0, run_dir), *others[:_MOST_NODES]]}
+    lead = 0 if live else _lead(nodes)
+    files = nodes[lead]
     places = files_of(run_dir)
     sources = [read_source(path, node) for node, path in places]
+    of_lead = next((source for (node, _), source in zip(places, sources, strict=True) if node == lead), None)
     history = history_of(files.events, files.group, files.attempts)
-    files.summary = _summary_of(files, history, sources)
+    files.summary = _summary_of(files, history, of_lead)
     notes: list[str] = []
     if not sources and files.job and not live:  # if live, a collector reports why there is none yet
         notes.append("telemetry.sqlite is missing: nothing is known over time (--no-profile, or an older gpulaunch)")
-    for (node, _), source in zip(places, sources, strict=True):
-        (_only_joined if node else _only_of)(source, history, notes)
-    others = _other_nodes(run_dir)
-    events = [event for node, path in others for event in events_of(read_files(path), node)]
+    for source in sources:
+        (_only_of if source is of_lead else _only_joined)(source, history, notes)
+    events = [event for node, each in nodes.items() if node != lead for event in events_of(each, node)]
     status = _status(files, history, sources, now_s, live=live)
     if status is Status.LOST:
         notes.append("the launcher of this run is gone and has not said how it ended: killed, or its node went down")
     if status is Status.UNKNOWN and history.began_s is not None:
-        where = history.host or "a host that is not known"
+        where = history.host or "an unknown host"
         if where == socket.gethostname():
             where += " (in another container, of another user, or of before it was booted)"
         notes.append(
@@ -80,8 +84,9 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
         sources=sources,
         findings=[
             finding
-            for node, path in [(sources[0].node if sources else 0, run_dir), *others]
-            for finding in _findings(path, node, notes)
+            for node, each in nodes.items()
+            # The directory of another node than the first may be looked at alone.
+            for finding in _findings(each.run_dir, node or (sources[0].node if sources else 0), notes)
         ],
         other_events=events,
         live=live,
@@ -119,12 +124,12 @@ def _empty(source: NodeSource) -> None:
     source.recent, source.seen_s = None, None
 
 
-def _summary_of(files: RunFiles, history: AttemptHistory, sources: list[NodeSource]) -> dict[str, Any]:
+def _summary_of(files: RunFiles, history: AttemptHistory, source: NodeSource | None) -> dict[str, Any]:
     """Return the summary of the newest run: the file is written at the end of a run, and stays during the next."""
     run_id = files.summary.get("run_id")
     if not isinstance(run_id, str):  # from an older gpulaunch: a finished run has written its own
         return files.summary if history.ended_s is not None or history.began_s is None else {}
-    of_source = next((source.run.run_id for source in sources if source.run is not None and not source.node), "")
+    of_source = source.run.run_id if source is not None and source.run is not None else ""
     return files.summary if run_id == (history.run_id or of_source or run_id) else {}
 
 
@@ -143,7 +148,7 @@ def _status(files: RunFiles, history: AttemptHistory, sources: list[NodeSource],
     seen_s = [source.seen_s for source in sources if source.seen_s is not None]
     seen_s += [files.touched_s] if files.touched_s is not None else []
     fresh = bool(seen_s) and now_s - max(seen_s) <= _FRESH_S
-    runs = [source.run for source in sources[:1] if source.run is not None]
+    runs = [source.run for source in sources if source.run is not None]
     host = history.host or next((run.host for run in runs if history.run_id in ("", run.run_id)), "")
     here = _is_here(history, host)
     pid = history.pid if history.pid is not None else files.group.get("agent_pid")
@@ -170,13 +175,30 @@ def _was_booted_anew(history: AttemptHistory) -> bool:
     return all(boots) and boots[0] != boots[1] and history.host == socket.gethostname()
 
 
-def _other_nodes(run_dir: Path) -> list[tuple[int, Path]]:
-    try:
-        names = os.listdir(run_dir)
-    except OSError:
-        return []
-    numbers = sorted(int(name[5:]) for name in names if name.startswith("node-") and name[5:].isdecimal())
-    return [(number, run_dir / f"node-{number}") for number in numbers[:1024]]
+def _lead(nodes: dict[int, RunFiles]) -> int:
+    """The node whose history is that of the run: the first, but of a job that goes on without a lost node one that took
+    part in the newest group."""
+    starts = {node: each for node, files in nodes.items() if (each := _last_start(files)) is not None}
+    newest = max(starts.values(), key=lambda start: start["time_s"], default=None)
+    if newest is None or _begun_s(nodes[0]) > newest["time_s"]:  # a newer run, of one node for instance
+        return 0
+    of_job = [node for node, start in starts.items() if start["job"] == newest["job"]]
+    return max(of_job, key=lambda node: (starts[node]["generation"], _has_ended(nodes[node]), -node))
+
+
+def _last_start(files: RunFiles) -> dict[str, Any] | None:
+    """The last start of ranks, of a job of several nodes that share a plan."""
+    last = next((line for line in reversed(files.events) if line["event"] == "started"), None)
+    known = last is not None and isinstance(last.get("job"), str) and isinstance(last.get("generation"), int)
+    return last if known else None
+
+
+def _begun_s(files: RunFiles) -> float:
+    return max((line["time_s"] for line in files.events if line["event"] in ("run_started", "started")), default=0.0)
+
+
+def _has_ended(files: RunFiles) -> bool:
+    return bool(files.events) and files.events[-1]["event"] == "run_ended"
 
 
 def _findings(run_dir: Path, node: int, notes: list[str]) -> list[FindingView]:

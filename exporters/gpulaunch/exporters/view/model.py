@@ -118,6 +118,11 @@ class FindingView:
     earlier: bool = False
     """Whether only an earlier run in the same directory had it."""
 
+    @property
+    def location(self) -> str:
+        """`file:line`, as far as known."""
+        return (self.file or "") + (f":{self.line}" if self.file and self.line is not None else "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderView:
@@ -429,58 +434,58 @@ class RunView:
     stall: StallView | None = None
     """The current stall of this node's ranks."""
     preempted: bool
-    goodput_seconds: Mapping[str, float | None]
+    goodput_seconds: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     """By `record.GOODPUT_BUCKETS`, in that order; empty if all are unknown. Where no step was seen,
     `productive` and `checkpoint_stall` are unknown, and `startup` and `restart` end when the ranks run. Where the step
     an attempt resumed from is unknown, so is `lost_work`, and `productive` and the ratio are upper bounds."""
-    goodput_ratio: float | None
+    goodput_ratio: float | None = None
     steps: int | None
     """Of the rank with the most steps, all attempts together."""
-    steps_per_second_now: float | None
+    steps_per_second_now: float | None = None
     """Of the slowest rank."""
-    samples_per_second_now: float | None
+    samples_per_second_now: float | None = None
     """Of all ranks together."""
-    step_seconds_now: float | None
+    step_seconds_now: float | None = None
     """Mean length of a step, over the ranks."""
-    phase_ratios_now: Mapping[str, float]
+    phase_ratios_now: Mapping[str, float] = field(default_factory=dict[str, float])
     """Share of all ranks' steps, by phase."""
-    recent_seconds: float
+    recent_seconds: float = 0.0
     """What every `_now` value covers while the run is running: this many seconds up to `seen_s`."""
     checkpoint_step: int | None
     """Of the newest known checkpoint; a program may save others by itself."""
     resumed_step: int | None
     """The step that the newest attempt resumed from."""
     # over time
-    times_s: tuple[float, ...]
+    times_s: tuple[float, ...] = ()
     """Ends of the intervals of every Curve, equally spaced; () if nothing was stored."""
-    interval_seconds: float
+    interval_seconds: float = 0.0
     """Length of an interval."""
-    steps_per_second: Curve
-    samples_per_second: Curve
-    step_mean_seconds: Curve
-    phase_ratios: Mapping[str, Curve]
-    goodput_ratio_over_time: Curve
+    steps_per_second: Curve = ()
+    samples_per_second: Curve = ()
+    step_mean_seconds: Curve = ()
+    phase_ratios: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
+    goodput_ratio_over_time: Curve = ()
     """Share of productive time from the beginning to each moment."""
     # in parts
     ranks: tuple[RankView, ...]
-    devices: tuple[DeviceView, ...]
-    nodes: tuple[NodeView, ...]
-    collectors: tuple[CollectorView, ...]
+    devices: tuple[DeviceView, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    collectors: tuple[CollectorView, ...] = ()
     findings: tuple[FindingView, ...]
     """Active ones first, then by loss, largest first."""
-    sites: tuple[SiteView, ...]
+    sites: tuple[SiteView, ...] = ()
     """Lines that cost time, the largest first; at most 200."""
     events: tuple[EventView, ...]
     """The newest 500, oldest first."""
     watched: bool
-    """Whether a profiler observed it at all."""
+    """Whether a profiler observed it at all, or does so now."""
     profiled: bool = True
     """Whether profiling was requested, as far as is known: not with --no-profile."""
     phases: tuple[str, ...] = PHASES
     """The names of the phases of a step, in the order in which they are shown."""
     goodput_buckets: tuple[str, ...] = GOODPUT_BUCKETS
     """The names of the buckets of goodput, in the order in which they are shown."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """What is missing or damaged, one line each, ready for display (except for `inert`)."""
 
     @property

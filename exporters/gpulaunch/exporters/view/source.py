@@ -97,7 +97,7 @@ def read_source(path: Path, node: int) -> NodeSource:
 
 def live_source(state: NodeState, kept: NodeSource | None, earlier: NodeState | None) -> NodeSource:
     """Return the state of a running sidecar, with its file's data for the time before."""
-    node = state.group.node_rank if state.group is not None else kept.node if kept is not None else 0
+    node = state.group.node if state.group is not None else kept.node if kept is not None else 0
     source = kept if kept is not None else NodeSource(node=node)
     source.node = node
     at_s = state.taken_wall_ns / 1e9
@@ -112,7 +112,7 @@ def live_source(state: NodeState, kept: NodeSource | None, earlier: NodeState | 
             id=0,
             run_id=group.run_id,
             name=group.name,
-            node=group.node_rank,
+            node=group.node,
             world_size=group.world_size,
             host="",
             began_s=at_s,

@@ -1,4 +1,4 @@
-"""Serves the web page: the page, its assets, and the run as JSON. Nothing is loaded from elsewhere."""
+"""Serves the web page: the page, its assets, what it shows, and the run as JSON. Nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from gpulaunch.exporters.http import Page, Request, Response, takes_gzip
-from gpulaunch.exporters.web.run_json import REST, PackedJson, RunJsonCache, in_thread, packed
+from gpulaunch.exporters.view.as_json import to_json
+from gpulaunch.exporters.web.live_documents import (
+    REST,
+    LiveDocument,
+    LiveViews,
+    PackedJson,
+    in_thread,
+    packed,
+    page_of,
+)
 from gpulaunch.profiler.record import NodeState
 
 _T = TypeVar("_T")
@@ -27,22 +36,27 @@ POLICY: Final = (
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _STATIC: Final = Path(__file__).parent / "static"
+_OF_REPORTS: Final = Path(__file__).parents[1] / "report" / "assets"
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_FILES: Final = (
-    "index.html",
-    *("page.css", "icon.svg"),
-    *("page.js", "panels.js", "charts.js", "build.js", "format.js"),
-)
+_INDEX: Final = _STATIC / "index.html"
+ASSETS: Final = {
+    path.name: path
+    for path in (
+        *(_STATIC / name for name in ("icon.svg", "live.js")),
+        *(_OF_REPORTS / name for name in ("page.css", "draw.js")),
+    )
+}
+"""The files that the page loads from /assets, by name, except the chart library."""
 _PLOTLY: Final = "/assets/plotly.js"
 _SLOT: Final = b"<!-- plotly -->"
 _MAP_STYLE: Final = re.compile(rb'getElementById\("([0-9a-f]{64})"\)\)\{var \w+=document\.createElement\("style"\)')
 
-PUBLIC: Final = frozenset({"/", "/healthz", _PLOTLY, *(f"/assets/{name}" for name in _FILES[1:])})
+PUBLIC: Final = frozenset({"/", "/healthz", _PLOTLY, *(f"/assets/{name}" for name in ASSETS)})
 """Paths that are the same for every run and need no token: the page itself prompts for the token."""
 
 
@@ -81,15 +95,14 @@ def pages(
         state: returns the newest state.
         run_dir: returns the run directory, once known.
         find_plotly: returns the chart library.
-        rest: pause after making the run's document, as a multiple of the time it took.
+        rest: pause after making a document of the run, as a multiple of the time it took.
     """
-    documents = RunJsonCache(state, run_dir, rest=rest)
+    views = LiveViews(run_dir)
     plotly = find_plotly()
-    found: dict[str, Page] = {
-        f"/assets/{name}": _static(name, lambda body: body) for name in _FILES if name != "index.html"
-    }
-    found["/"] = _static("index.html", lambda body: body.replace(_SLOT, _elements(plotly)))
-    found["/api/run.json"] = _run(documents)
+    found: dict[str, Page] = {f"/assets/{name}": _static(path, lambda body: body) for name, path in ASSETS.items()}
+    found["/"] = _static(_INDEX, lambda body: body.replace(_SLOT, _elements(plotly)))
+    found["/api/run.json"] = _live(LiveDocument(state, lambda state: to_json(views.of(state)), rest=rest))
+    found["/api/page.json"] = _live(LiveDocument(state, lambda state: page_of(views.of(state)), rest=rest))
     if plotly is not None:
         found[_PLOTLY] = _library(plotly.path)
     return found
@@ -108,15 +121,15 @@ def _elements(plotly: Plotly | None) -> bytes:
     return f'{ours}<script src="assets/plotly.js?v={plotly.version}" defer></script>'.encode()
 
 
-def _static(name: str, finish: Callable[[bytes], bytes]) -> Page:
+def _static(path: Path, finish: Callable[[bytes], bytes]) -> Page:
     """Return the page of a static file of this package, read on the first request."""
 
     @functools.cache
     def document() -> PackedJson:
-        return packed(finish((_STATIC / name).read_bytes()))
+        return packed(finish(path.read_bytes()))
 
     def page(request: Request) -> Response:
-        return _answer(request, document(), _TYPES[Path(name).suffix], {"Cache-Control": "no-cache"})
+        return _answer(request, document(), _TYPES[path.suffix], {"Cache-Control": "no-cache"})
 
     return page
 
@@ -154,15 +167,15 @@ class _Waiters(Generic[_T]):
                 answer.set_exception(error)
 
 
-def _run(documents: RunJsonCache) -> Page:
+def _live(document: LiveDocument) -> Page:
     def page(request: Request) -> Response | Future[Response]:
-        newest = documents.newest()
+        newest = document.newest()
         if isinstance(newest, PackedJson):
             return told(request, newest)
         return waiters.wait(request, newest)
 
-    def told(request: Request, document: PackedJson) -> Response:
-        return _answer(request, document, "application/json; charset=utf-8", {"Cache-Control": "private, no-cache"})
+    def told(request: Request, newest: PackedJson) -> Response:
+        return _answer(request, newest, "application/json; charset=utf-8", {"Cache-Control": "private, no-cache"})
 
     waiters = _Waiters(told)
     return page

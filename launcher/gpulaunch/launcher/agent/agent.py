@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpulaunch.launcher.agent import cleanup, events, outcome, state, summary
 from gpulaunch.launcher.agent.cleanup import CLEAR_S, LeftoverPolicy
 from gpulaunch.launcher.agent.goodput_tracker import GoodputTracker
-from gpulaunch.launcher.agent.hangs import Hangs
+from gpulaunch.launcher.agent.hangs import HangMonitor
 from gpulaunch.launcher.agent.rank_group import GroupEvents, RankGroup
 from gpulaunch.launcher.agent.recovery import Recovery
 from gpulaunch.launcher.agent.run_context import RunContext
@@ -21,7 +21,8 @@ from gpulaunch.launcher.agent.starter import Starter, StarterEvents
 from gpulaunch.launcher.agent.status_writer import StatusWriter
 from gpulaunch.launcher.agent.timers import FileTimers
 from gpulaunch.launcher.checkpoint.find import Checkpoint
-from gpulaunch.launcher.failure.blame import Blame, failed_at_s
+from gpulaunch.launcher.failure.blame import Blame, exit_code, failed_at_s
+from gpulaunch.launcher.failure.causes import Cause, Tier
 from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify
 from gpulaunch.launcher.failure.ends import RankEnd, signal_name
 from gpulaunch.launcher.job.host_info import Gpu
@@ -30,13 +31,15 @@ from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop import linux
 from gpulaunch.launcher.loop.loop import Exit, Timer
 from gpulaunch.launcher.loop.orphan_reaper import OrphanReaper
-from gpulaunch.launcher.policy.restart import REQUEUE, Decision
+from gpulaunch.launcher.policy.restart import REQUEUE, Decision, signature
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
 from gpulaunch.profiler.channel.control import ControlWriter
 from gpulaunch.profiler.channel.ending import SIDECAR_ENDS_S
 
+_LEAVE_S = 10.0
+"""How long the leader of a job of several nodes waits until the others know that it is over."""
 _HELPERS_S = 1.0
-"""How long all helpers but the sidecar together may take to exit by themselves at the end of the job."""
+"""How long all helpers except the sidecar may take to exit at the end of the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class Ended:
     code: int
     blame: Blame | None
     error: str
-    """Why it could not be started or continued, where no rank is to blame."""
+    """Why it could not be started or continued, if no rank is to blame."""
     stopped_by: str
     """The name of the signal that ended it, or ""."""
 
@@ -62,7 +65,7 @@ class Agent:
         rendezvous: Rendezvous,
         sidecar: SidecarProcess | None,
         orphan_reaper: OrphanReaper,
-        report: Callable[[Blame, int, bool, str], None],
+        report: Callable[[Blame | None, int, bool, str, str], None],
         reading: Reading,
         spawn_because: str,
         gpus: tuple[Gpu, ...],
@@ -71,9 +74,9 @@ class Agent:
     ) -> None:
         """What one job needs.
 
-        `report(blame, attempt, restarting, why)` writes and shows a failure; `spawn_because`: why not to fork, or "";
-        `gpus`: the cards that the ranks may see; `began_s`: when the launcher was called, by the loop's clock;
-        `control`: the segment from which the ranks read the agent's requests.
+        `report(blame, attempt, restarting, why, elsewhere)` writes and shows a failure; `spawn_because`: why not to
+        fork, or ""; `gpus`: the GPUs that the ranks may see; `began_s`: when the launcher was called, by the loop's
+        clock; `control`: the segment from which the ranks read the agent's requests.
         """
         self._context = context
         self._loop = context.loop
@@ -102,7 +105,7 @@ class Agent:
         self._saved = False
         """Whether a rank's exit code says that it has saved."""
         self._state, self._first = state.first(
-            restarts=self._spec.max_restarts,
+            restarts=self._spec.max_restarts if self._spec.nnodes == 1 else _DECIDED_BY_PLAN,
             grace_s=self._spec.grace_s,
             failure_grace_s=self._spec.failure_grace_s,
         )
@@ -112,9 +115,14 @@ class Agent:
         self._blame: Blame | None = None
         self._error = ""
         self._peer_error = ""
+        self._told_s: float | None = None
+        """When the ranks were told to end because of another node."""
+        self._elsewhere = ""
+        """What failed first, on another node."""
+        self._awaits_verdict = False
         self._outcome = events.Outcome.OPEN
         self.goodput = GoodputTracker(context, began_s=began_s)
-        self._hangs = Hangs(
+        self._hangs = HangMonitor(
             context,
             goodput=self.goodput,
             say=console.say,
@@ -147,14 +155,28 @@ class Agent:
         rendezvous.on_joined = self._joined
         rendezvous.on_failed = self._join_failed
         rendezvous.on_peer_failed = self._peer_failed
+        rendezvous.on_fenced = self._fenced
         rendezvous.on_node_lost = self._lose_node
         rendezvous.on_peers_done = lambda: self._happened(events.PeersDone())
         rendezvous.on_peer_preempted = self._peer_preempted
+        rendezvous.on_saves = self._saves
+        rendezvous.on_judged = self._judged
+        rendezvous.on_over = self._over
 
     @property
     def num_restarts(self) -> int:
         """How often the ranks were restarted."""
-        return self._state.attempt
+        return self._attempt
+
+    @property
+    def node_rank(self) -> int:
+        """Of the last attempt."""
+        return self._world.node_rank if self._world is not None else self._spec.node_rank
+
+    @property
+    def _attempt(self) -> int:
+        """The present or last one; a node that came late has not taken part in the first."""
+        return self._world.attempt if self._world is not None else self._state.attempt
 
     def start_server(self) -> None:
         """Start the fork server before anything else: everything waits for `import torch`."""
@@ -182,6 +204,7 @@ class Agent:
         self._starter.close()
         if self._group is not None:
             self._group.kill()
+        self._turn_until(self._rendezvous.leave, _LEAVE_S)
         self._rendezvous.close()
         self._recovery.cancel()
         end_s = SIDECAR_ENDS_S - _HELPERS_S
@@ -192,7 +215,7 @@ class Agent:
         # sidecar still has something to write; it has exited when its `pid` is None.
         self._turn_until(lambda: not self._helpers() & frozenset(linux.children_of(os.getpid())), _HELPERS_S)
         self._turn_until(lambda: self._sidecar is None or self._sidecar.pid is None, end_s)
-        if self._outcome is events.Outcome.SUCCESS:  # nothing is left, or it is left on purpose
+        if self._outcome is events.Outcome.SUCCESS:  # nothing is left running, except on purpose
             for helper in helpers & frozenset(linux.children_of(os.getpid())):
                 for pid in (helper, *linux.descendants_of(helper)):
                     with contextlib.suppress(ProcessLookupError):
@@ -225,11 +248,15 @@ class Agent:
         self._state, actions = state.step(self._state, event)
         if self._state.phase is not before:
             if self._state.phase not in (events.Phase.STARTING, events.Phase.RUNNING):
-                self._starter.let_go()
+                self._starter.cancel()
                 self._hangs.stop()
             self.goodput.preempted = self._state.preempted
             self._context.rundir.event("phase", phase=self._state.phase.value, attempt=self._state.attempt)
         self._do(actions)
+        if self._awaits_verdict and self._state.final and self._state.signum:
+            # Asked to end: the verdict changes nothing, and the others are told.
+            self._rendezvous.failed(replace(self._cause(), final=True, preempted=self._state.preempted))
+            self._judged(Decision(again=True, wait_s=0.0, charged=False, why="", code=None), "")
 
     def _joined(self, world: World) -> None:
         self._world = world
@@ -239,18 +266,37 @@ class Agent:
         self._error = why
         self._happened(events.StartFailed())
 
+    def _over(self, decision: Decision, why: str) -> None:
+        """The job has ended, or is out of reach, while this node takes no part in it."""
+        self._error = why
+        self._decision = decision
+        self._happened(events.StartFailed(final=True))
+
     def _peer_failed(self, final: bool, why: str) -> None:
+        self._told_s = self._told_s or self._loop.now()
         self._peer_error = why
         self._console.say(why)
         self._happened(events.PeerFailed(final=final))
+
+    def _fenced(self, why: str) -> None:
+        self._told_s = self._told_s or self._loop.now()
+        self._peer_error = why
+        self._console.say(why)
+        self._happened(events.PeerFailed(fenced=True))
 
     def _lose_node(self, why: str) -> None:
         self._node_lost = True
         self._peer_failed(True, f"{why}; {ADVICE[Kind.NODE_LOSS]}")
 
     def _peer_preempted(self, why: str) -> None:
-        self._console.say(f"{why}: the ranks here are asked to save and end, too")
+        self._console.say(f"{why}: asked the ranks of this node to save and end")
         self._happened(events.PeerPreempted())
+
+    def _saves(self, why: str) -> None:
+        self._told_s = self._told_s or self._loop.now()
+        self._peer_error = why
+        self._console.say(why)
+        self._happened(events.PeerFailed(saves=True))
 
     def _without_store(self, why: str) -> None:
         self._error = why
@@ -267,7 +313,7 @@ class Agent:
         self._recovery.rank_ended(end.pid, segment)
         self._hangs.ended(end.rank)
         if segment is not None:
-            self.goodput.looked([segment])
+            self.goodput.update([segment])
         self._saved = self._saved or end.code == REQUEUE
         if end.code != 0:
             self._first_end_s = self._first_end_s or end.at_s
@@ -278,11 +324,11 @@ class Agent:
             pid=end.pid,
             code=end.code,
             signal=end.signal,
-            attempt=self._state.attempt,
+            attempt=self._attempt,
             stopped=end.stopped,
         )
         ok = end.code == 0
-        # A job manager may signal every process of the job: the ranks' exit is then seen before our own signal.
+        # A job manager may signal every process of the job: the ranks' exit then arrives before our own signal.
         notice = end.signal is not None and signal_name(end.signal) in self._spec.preempt_signals
         echo = not ok and (notice or classify(end) is Kind.PEER)
         self._happened(events.RankEnded(local_rank=local_rank, ok=ok, echo=echo))
@@ -295,8 +341,8 @@ class Agent:
 
     def _store_lost(self, exit_: Exit) -> None:
         how_ended = f"was killed by {signal_name(exit_.signal)}" if exit_.signal else f"ended with code {exit_.code}"
-        self._context.rundir.event("store_lost", pid=exit_.pid, how=how_ended, attempt=self._state.attempt)
-        self._error = f"the ranks' store (pid {exit_.pid}) {how_ended}; ranks that ask it would wait for ever"
+        self._context.rundir.event("store_lost", pid=exit_.pid, how=how_ended, attempt=self._attempt)
+        self._error = f"the ranks' store (pid {exit_.pid}) {how_ended}; the ranks would wait for it forever"
         self._console.say(self._error)
         self._happened(events.StoreLost())
 
@@ -342,7 +388,7 @@ class Agent:
 
     def _finish(self) -> None:
         """Leave the loop, but first look for the checkpoint that the job could be resumed from."""
-        self._recovery.look_again(self._finished, ok=self._outcome is events.Outcome.SUCCESS)
+        self._recovery.find_final(self._finished, ok=self._outcome is events.Outcome.SUCCESS)
 
     def _finished(self, newest: Checkpoint | None) -> None:
         self._resumable = newest is not None or self._saved
@@ -373,7 +419,7 @@ class Agent:
                     [(world.first_rank + local_rank, local_rank) for local_rank in range(spec.nproc)], world.attempt
                 )
             except OSError as err:
-                self._console.say(f"no profile of this attempt: no room for shared segments: {err.strerror}")
+                self._console.say(f"no profile of this attempt: no space for shared-memory segments: {err.strerror}")
         self._group = RankGroup(
             context,
             world,
@@ -397,14 +443,22 @@ class Agent:
         )
 
     def _ranks_started(self, ranks: frozenset[int]) -> None:
-        self._context.rundir.event(
-            "started", attempt=self._state.attempt, pids=dict(self._group.live) if self._group else {}
-        )
+        world = self._world
+        assert world is not None, "started before it was joined"
+        facts = {
+            "job": world.job,
+            "generation": world.generation,
+            "nnodes": world.nnodes,
+            "world_size": world.world_size,
+        }
+        group = facts if world.job else {}
+        pids = dict(self._group.live) if self._group else {}
+        self._context.rundir.event("started", attempt=self._attempt, pids=pids, **group)
         self._status_writer.publish()
         self.goodput.attempt_started()
         self._happened(events.Started(ranks=ranks))
         if self._group is not None and self._state.phase is events.Phase.RUNNING:
-            self._hangs.begin(self._group, self._state.attempt)
+            self._hangs.begin(self._group, self._attempt, whole=world.nnodes == 1)
 
     def _arm(self, action: events.Arm) -> None:
         self._disarm()
@@ -432,56 +486,90 @@ class Agent:
     def _group_cleared(self, left: list[int]) -> None:
         if left:
             pids = ", ".join(map(str, left))
-            self._console.say(f"cannot end {pids}: killed, but the kernel does not let go (state D?); see dmesg")
+            self._console.say(f"cannot end {pids}: still running after SIGKILL (state D?); see dmesg")
             self._context.rundir.event("unkillable", pids=left)
-        self._happened(self._cleared())
+        self._judge()
 
     def _left_running(self, pids: list[int]) -> None:
         self._context.rundir.event("left_running", pids=pids)
         self._console.say(cleanup.sentence(pids, LeftoverPolicy(self._spec.leftovers)))
 
-    def _cleared(self) -> events.Cleared:
-        """Who is to blame for the finished attempt, and whether there will be another."""
+    def _judge(self) -> None:
+        """Find out who is to blame for the finished attempt, and ask whether there will be another."""
         ended_as = self._state.outcome
         if ended_as not in (events.Outcome.FAILURE, events.Outcome.PEER_FAILURE):
             self._blame = self._decision = None
             self.goodput.stopped(self._signals.first_s)
-            return events.Cleared()
-        self._blame = outcome.blame_of(self._ends())
+            self._happened(events.Cleared())
+            return
+        self._blame = outcome.blame_of(self._ends(), self._told_s)
         seen_s = self._first_end_s or self._loop.now()
         cause_s = failed_at_s(self._blame.first) if self._blame is not None else seen_s
         self.goodput.failed(*(self._hangs.times_s or (min(cause_s, seen_s), seen_s)))
-        if self._state.final and not self._state.preempted:
-            return events.Cleared(again=False)
-        elsewhere = outcome.failed_elsewhere(ended_as, self._blame, nnodes=self._spec.nnodes)
-        self._decision = self._recovery.judge(self._blame, elsewhere=elsewhere)
-        if self._decision.again and not self._state.preempted:
-            self.goodput.restarted(self._blame.kind.value if self._blame is not None else ended_as.value)
-        return events.Cleared(again=self._decision.again, pause_s=self._decision.wait_s)
+        if self._state.final and not self._state.preempted and self._spec.nnodes == 1:
+            self._happened(events.Cleared(again=False))
+            return
+        self._awaits_verdict = True
+        self._rendezvous.judge(self._cause())
+
+    def _judged(self, decision: Decision, why: str) -> None:
+        if not self._awaits_verdict:
+            return
+        self._awaits_verdict = False
+        self._decision = decision
+        self._elsewhere = why
+        if decision.again and not self._state.final:
+            kind = self._blame.kind.value if self._blame is not None else self._state.outcome.value
+            self.goodput.restarted(kind)
+        self._happened(events.Cleared(again=decision.again, pause_s=decision.wait_s))
 
     def _tell_peers(self, action: events.TellPeers) -> None:
-        why = "" if action.ok else self._reason_for_peers()
-        self._rendezvous.tell(ok=action.ok, final=action.final, why=why, preempted=action.preempted)
+        if action.ok:
+            self._rendezvous.succeeded()
+        else:
+            self._rendezvous.failed(replace(self._cause(), final=action.final, preempted=action.preempted))
 
-    def _reason_for_peers(self) -> str:
+    def _cause(self) -> Cause:
+        """Why the ranks of this node end, as far as it is known now."""
+        blame = outcome.blame_of(self._ends(), self._told_s)
+        now_s = self._loop.now()
+        by_node = self._state.outcome is not events.Outcome.PEER_FAILURE  # a signal, or no rank could be started
+        return Cause(
+            text=self._reason_for_peers(blame),
+            tier=Tier.OWN if blame is None and by_node else outcome.tier_of(blame),
+            kind=blame.kind if blame is not None else None,
+            age_s=max(0.0, now_s - failed_at_s(blame.first)) if blame is not None else 0.0,
+            signature=signature(blame) if blame is not None else "",
+            step=self._recovery.last_step,
+            resumed_step=self._recovery.resumed_step,
+            uptime_s=self._recovery.uptime_s,
+            exit_code=exit_code(blame.first)
+            if blame is not None
+            else 128 + self._state.signum
+            if self._state.signum
+            else 1,
+            leaves=bool(self._state.signum),
+        )
+
+    def _reason_for_peers(self, blame: Blame | None) -> str:
         return outcome.reason_for_peers(
             signum=self._state.signum,
-            ends=self._ends(),
+            blame=blame,
             hang=self._group.hang if self._group is not None else "",
             decision=self._decision,
             error=self._error or self._peer_error,
         )
 
     def _report_failure(self, *, restarting: bool) -> None:
-        if self._blame is None:
+        if self._blame is None and not self._elsewhere:
             return
-        attempt = self._state.attempt - (1 if restarting else 0)
-        self._report(self._blame, attempt, restarting, self._decision.why if self._decision is not None else "")
+        why = self._decision.why if self._decision is not None else ""
+        self._report(self._blame, self._attempt, restarting, why, self._elsewhere)
 
     def _forget_attempt(self) -> None:
         """Detach that attempt's failure: what ends the job from here on is not caused by it."""
-        self._group = self._blame = self._decision = None
-        self._error = self._peer_error = ""
+        self._group = self._blame = self._decision = self._told_s = None
+        self._error = self._peer_error = self._elsewhere = ""
 
     def _ends(self) -> list[RankEnd]:
         return self._group.ends if self._group is not None else []
@@ -498,6 +586,8 @@ class Agent:
         )
 
 
+_DECIDED_BY_PLAN = 1 << 30
+"""How many restarts one node of several would allow: all share one budget, which the plan keeps."""
 _NO_WORLD = World(
     attempt=0, nnodes=1, node_rank=0, first_rank=0, world_size=0, master_addr="", master_port=0, store_fd=None
 )

@@ -2,7 +2,7 @@
 
 The agent is the subreaper of all of them: by now each is a child or a descendant of this process. If the agent had
 children when it began, or is PID 1, not every child belongs to a rank: a service started before `exec gpulaunch`, and
-its descendants, are re-parented to the agent, too. Then the ranks' processes are those in a rank's session and those
+its descendants, are also re-parented to the agent. Then the ranks' processes are those in a rank's session and those
 that carry the run's mark.
 """
 
@@ -40,7 +40,7 @@ class LeftoverPolicy(Enum):
 
 
 class Cleanup:
-    """Clears up after one attempt, once; a second request is less gentle."""
+    """Cleans up after one attempt, once; a second request is less gentle."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Cleanup:
             sessions: The sessions of the ranks.
             foreign: Whether this process may have children that do not belong to a rank.
             store_pid: The store of the attempt; `store_ended` reports its exit.
-            told: Called once after a successful run with what is waited for, left running, or ended.
+            told: Called once after a successful run with the processes that are waited for, left running, or ended.
         """
         self._loop = loop
         self._run_id = run_id
@@ -74,7 +74,7 @@ class Cleanup:
         self._done: Callable[[list[int]], None] | None = None
 
     def clear(self, keep: frozenset[int], how: LeftoverPolicy, *, done: Callable[[list[int]], None]) -> None:
-        """Clear up everything except `keep`; then call `done` with the pids that could not be ended."""
+        """Clean up everything except `keep`; then call `done` with the pids that could not be ended."""
         loop = self._loop
         self._keep = keep
         self._how = how
@@ -149,14 +149,14 @@ def sentence(pids: Sequence[int], how: LeftoverPolicy) -> str:
     more = [f"{len(pids) - _NAMED} more"] if len(pids) > _NAMED else []
     which = ", ".join([*named, *more])
     if how is LeftoverPolicy.END:
-        return f"ending what the ranks have left running: {which}"
+        return f"ending processes left running by the ranks: {which}"
     if how is LeftoverPolicy.WAIT:
-        return f"waiting for what the ranks have left running: {which}; --leftovers leave does not wait"
-    return f"left running: {which}; --leftovers wait waits for it, end ends it"
+        return f"waiting for processes left running by the ranks: {which}; to leave them: --leftovers leave"
+    return f"left running: {which}; to wait for it or end it: --leftovers wait or end"
 
 
 def _command(pid: int) -> str:
-    words = " ".join(redact_words(linux.words_of(pid)))
+    words = " ".join(redact_words(linux.cmdline_of(pid)))
     return words if len(words) <= _NAME_CHARS else f"{words[:_NAME_CHARS]}..."
 
 

@@ -64,7 +64,9 @@ class State:
     """The first signal sent to the launcher, 0 for none."""
     preempted: bool = False
     """The signal means: save, then end; the job will be run again."""
-    told: bool = False
+    fenced: bool = False
+    """The others may go on without this node: ranks that are being started are killed."""
+    peers_told: bool = False
     """The other nodes know that this attempt failed here."""
 
 
@@ -117,6 +119,10 @@ class PeerFailed:
     """A rank of another node failed, or a node is gone; `final`: the job is given up."""
 
     final: bool = False
+    fenced: bool = False
+    """The others may go on without this node in a moment: the ranks are killed at once."""
+    saves: bool = False
+    """That node was asked to save and leave: the ranks of all save before they are ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +184,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Tell the ranks to save at their next step and to end, within this time."""
+    """Ask the ranks to save at their next step and end, within this time."""
 
     signum: int
     within_s: float
@@ -211,7 +217,7 @@ class Disarm:
 
 @dataclass(frozen=True, kw_only=True)
 class Clear:
-    """End what the ranks left behind; `gently`: give it a moment to end by itself."""
+    """End the processes left behind by the ranks; `gently`: let them exit by themselves first."""
 
     gently: bool
 
@@ -227,7 +233,7 @@ class TellPeers:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write and show what went wrong; `restarting`: in one line, because the job continues."""
+    """Write and show the failure; `restarting`: in one line, because the job continues."""
 
     restarting: bool
 

@@ -8,14 +8,14 @@ import time
 
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.failure.ends import RankEnd
-from gpulaunch.launcher.failure.evidence import LastWords, read_last_words, shm_evidence
+from gpulaunch.launcher.failure.evidence import RankEvidence, read_rank_evidence, shm_evidence
 from gpulaunch.launcher.failure.kernel_log import xid_evidence, xids
 from gpulaunch.launcher.gpus import health
 from gpulaunch.launcher.job.spec import Std
 from gpulaunch.launcher.loop.loop import Exit
 
 
-def end_of(
+def rank_end_of(
     context: RunContext,
     exit_: Exit,
     *,
@@ -30,10 +30,10 @@ def end_of(
     """Gather everything about a rank that has just been reaped.
 
     `directory`: its own files; `stopped`: the attempt was being ended; `deaf`: it had no handler for the signal that
-    asked it to end; `hang`, `hung_s`: why it was held to hang, and since when, or "" and anything.
+    asked it to end; `hang`, `hung_s`: why it was considered hung, and since when; or "" and any value.
     """
     ok = exit_.code == 0
-    words = LastWords(error=None, fault=None, evidence=()) if ok else read_last_words(directory)
+    words = RankEvidence(error=None, fault=None, evidence=()) if ok else read_rank_evidence(directory)
     if deaf and exit_.code and words.error is None:
         stopped = False  # a signal without a handler cannot cause an exit code: the rank exited by itself
     outside = () if stopped or ok else _evidence_from_outside(context, local_rank, exit_)
@@ -68,7 +68,7 @@ def _evidence_from_outside(context: RunContext, local_rank: int, exit_: Exit) ->
 
 
 def _card_fault(context: RunContext, local_rank: int) -> str:
-    """What the sidecar has reported of this rank's card."""
+    """The sidecar's report on this rank's GPU."""
     cards, segments = context.spec.cards, context.segments
     if local_rank >= len(cards) or segments is None:
         return ""

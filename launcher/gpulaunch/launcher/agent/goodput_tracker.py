@@ -14,7 +14,7 @@ from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.policy import goodput
 from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
-_ADVICE = ": name the directory of the program's checkpoints with --checkpoint-dir"
+_ADVICE = ": specify the directory of the program's checkpoints with --checkpoint-dir"
 
 
 class GoodputTracker:
@@ -36,7 +36,7 @@ class GoodputTracker:
         self._lost_is_unknown = False
         """Whether this was reported."""
         self._unsettled = False
-        """The present attempt was given no checkpoint, and it is not known yet what it resumed from."""
+        """The current attempt was given no checkpoint, and it is not yet known what it resumed from."""
         self._captured: tuple[int, float] | None = None
         """Step of the newest checkpoint that a rank reported, and when its state was captured."""
         self._left: tuple[int, float] | None = None
@@ -75,7 +75,7 @@ class GoodputTracker:
         if self._context.segments is None:
             self._settle([])
 
-    def looked(self, segments: Iterable[SegmentSnapshot]) -> None:
+    def update(self, segments: Iterable[SegmentSnapshot]) -> None:
         """Read the ranks' segments."""
         segments = [segment for segment in segments if segment.attempt == self._attempt]
         firsts = [segment.first_step_start_ns for segment in segments]
@@ -132,7 +132,7 @@ class GoodputTracker:
         self._tell_what_is_known()
 
     def _tell_what_is_known(self) -> None:
-        """Update the values for readers while the run goes on."""
+        """Update the values for readers while the run continues."""
         unknown = self.seconds()["lost_work"] is None
         if unknown != self._lost_is_unknown:
             self._lost_is_unknown = unknown
@@ -157,7 +157,7 @@ class GoodputTracker:
         self._ledger.ended(self._loop.now(), ok=ok, saved_s=saved_s)
         self.write()
 
-    # -- what is told of it
+    # -- reports
 
     @property
     def captured_s(self) -> float:
@@ -179,7 +179,7 @@ class GoodputTracker:
             self.seconds(),
             sum(self._counted().values()),
             advice="" if named else _ADVICE,
-            why_unknown="no step was seen" if spec.profile else "steps were not watched",
+            why_unknown="no steps were observed" if spec.profile else "steps were not observed",
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class GoodputTracker:
         }
 
     def write(self) -> None:
-        """Tell the sidecar now. It takes only numbers, and counters must not fall: of lost work, what is known."""
+        """Report to the sidecar now. It takes only numbers, and counters must not fall: only known lost work counts."""
         if self._context.segments is not None:
             run_id = self._context.base_env["GPULAUNCH_RUN_ID"]
             told = self.as_json()

@@ -24,7 +24,7 @@ def _limits(spec: JobSpec) -> Limits:
     )
 
 
-class Hangs:
+class HangMonitor:
     """Watches the attempts one after another."""
 
     def __init__(
@@ -48,8 +48,8 @@ class Hangs:
         """The helper that inspects the ranks, while it runs."""
         return self._watch.helper_pids() if self._watch is not None else frozenset()
 
-    def begin(self, group: RankGroup, attempt: int) -> None:
-        """The ranks of an attempt are running."""
+    def begin(self, group: RankGroup, attempt: int, *, whole: bool) -> None:
+        """The ranks of an attempt are running; `whole`: they are all of the job."""
         spec, context = self._context.spec, self._context
         self.stop()
         if spec.hang_timeout_s <= 0:
@@ -67,7 +67,7 @@ class Hangs:
             self._over,
             self._hung,
             path=self._path,
-            whole=spec.nnodes == 1,
+            whole=whole,
             store_pid=lambda: group.store_pid,
         )
         self._watch.start()
@@ -103,9 +103,9 @@ class Hangs:
 
     def _follows(self, verdict: Verdict) -> str:
         if self._context.spec.on_hang == "report":
-            return "nothing will be done about it (--on-hang report)"
+            return "no action will be taken (--on-hang report)"
         if verdict.due_in_s is None:
-            return "nothing is done about it: this may be normal"
+            return "no action is taken: this may be normal"
         return f"acts in {duration(verdict.due_in_s)}; {verdict.due_by or 'the GIL is held without using the CPU'}"
 
     def _over(self, ranks: Sequence[int], after_s: float) -> None:
@@ -128,20 +128,20 @@ class Hangs:
         if verdict.path:
             self._say(f"the stacks of all ranks: {verdict.path}")
         if self._context.spec.on_hang == "report":
-            self._say("nothing is done about it (--on-hang report)")
+            self._say("no action is taken (--on-hang report)")
             return
         ranks = verdict.odd or tuple(map(self._group.rank_of, self._group.live))
         last_s, now_s = self._last_moved_s(ranks), self._context.loop.now()
         # A program that has finished has lost nothing: what follows is its end, not failure detection time. It is
-        # not started again, which might do all of its work anew. But code after that point (a last save, an
-        # upload) may not have run, so it is no success either.
+        # not restarted, which might repeat all of its work. But code after that point (a last save, an upload)
+        # may not have run, so it is no success either.
         self.finished = verdict.rule == "teardown"
         self.times_s = (last_s, last_s if self.finished else now_s)
         self._group.mark_hung(ranks, verdict.sentence)
         self._on_hang()
 
     def _tell_the_page(self, verdict: Verdict) -> None:
-        """Update what segment, metrics and `top` show until it is over."""
+        """Update what the segment, the metrics and `top` show until it is over."""
         now_s = self._context.loop.now()
         self._goodput.stall = {
             "ranks": list(verdict.odd) or sorted(rank for group in verdict.groups for rank in group.ranks),

@@ -17,7 +17,7 @@ def bind_metrics(host: str, port: int | None) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             # A past run's connections in TIME_WAIT do not matter. If two launchers bind a port at once, Linux lets one
-            # of them listen (inet_csk_listen_start looks for conflicts again), and the other goes on to the next.
+            # of them listen (inet_csk_listen_start checks for conflicts again), and the other tries the next port.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, candidate))
             sock.listen(socket.SOMAXCONN)
@@ -31,15 +31,15 @@ def bind_metrics(host: str, port: int | None) -> socket.socket:
 
 
 def url_of(sock: socket.socket, scheme: str = "http") -> str:
-    """URL of the metrics, as a person would type it."""
+    """URL of the metrics, as a user would type it."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 (shown, not bound)
         host = socket.gethostname()
     return f"{scheme}://[{host}]:{port}/metrics" if ":" in host else f"{scheme}://{host}:{port}/metrics"
 
 
-def moved(sock: socket.socket, port: int | None) -> str:
-    """Line for the console if the search had to go past its first port, else "" (`port`: as for `bind_metrics`)."""
+def other_port_notice(sock: socket.socket, port: int | None) -> str:
+    """Line for the console if the first port was in use, else "" (`port`: as for `bind_metrics`)."""
     used = sock.getsockname()[1]
     if port is not None or used == METRICS_PORT_BASE:
         return ""

@@ -1,4 +1,4 @@
-"""How a job or an attempt ended: who is to blame, the exit code, and what is said of it. Pure."""
+"""How a job or an attempt ended: which rank is to blame, the exit code, and the messages. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from gpulaunch.launcher.agent.events import Outcome
 from gpulaunch.launcher.checkpoint.find import Checkpoint
 from gpulaunch.launcher.failure import blame as blames
 from gpulaunch.launcher.failure.blame import Blame
-from gpulaunch.launcher.failure.classify import Kind
+from gpulaunch.launcher.failure.causes import Tier
+from gpulaunch.launcher.failure.classify import Kind, mentions_peer, raised_before
 from gpulaunch.launcher.failure.ends import RankEnd, signal_name
 from gpulaunch.launcher.failure.report import headline
 from gpulaunch.launcher.policy.restart import REQUEUE, Decision
@@ -23,9 +24,9 @@ class JobEnd:
     signum: int = 0
     """The first signal that the launcher was sent, 0 for none."""
     preempted: bool = False
-    """That signal means: save, and end to be run again."""
+    """That signal means: save and end, the job will be run again."""
     resumable: bool = False
-    """There is a checkpoint, or a rank has said by its exit code that it has saved."""
+    """There is a checkpoint, or a rank has reported by its exit code that it has saved."""
     node_lost: bool = False
     decision: Decision | None = None
     """Of the restart policy, about the last failure."""
@@ -49,46 +50,55 @@ class JobEnd:
 
     @property
     def stopped_by(self) -> str:
-        """The name of the signal that ended the job, or ""; a rank that had failed before it has the last word."""
+        """The name of the signal that ended the job, or ""; the failure of a rank before it takes precedence."""
         stopped = self.outcome is Outcome.SIGNAL or (self.preempted and self.exit_code in (REQUEUE, 128 + self.signum))
         return signal_name(self.signum) if stopped else ""
 
 
-def blame_of(ends: Sequence[RankEnd]) -> Blame | None:
-    """Name the first cause of an attempt; None if every rank ended because it was told to: nothing failed here."""
+def blame_of(ends: Sequence[RankEnd], told_s: float | None = None) -> Blame | None:
+    """Name the first cause of an attempt; None if every rank ended on request: nothing failed here.
+
+    `told_s`: when the ranks were asked to end because of another node, None if they were not.
+    """
     failed = [end for end in ends if end.code != 0]
-    return blames.blame(ends) if any(not end.stopped for end in failed) else None
+    by_itself = any(not end.stopped or raised_before(end, told_s) for end in failed)
+    return blames.blame(ends, told_s) if by_itself else None
 
 
-def failed_elsewhere(outcome: Outcome, blame: Blame | None, *, nnodes: int) -> bool:
-    """Whether the cause is another node's: it said so, or the ranks here only lost a peer. It is charged there."""
-    only_echoes = blame is not None and blame.kind is Kind.PEER and nnodes > 1
-    return only_echoes or outcome is Outcome.PEER_FAILURE
+def tier_of(blame: Blame | None) -> Tier:
+    """How much of the failure it explains."""
+    if blame is None:
+        return Tier.NONE
+    if blame.kind is Kind.PEER:
+        return Tier.ECHO
+    if blame.kind is Kind.EARLY_EXIT_0:
+        return Tier.LEFT
+    return Tier.DOUBTFUL if mentions_peer(blame.first) else Tier.OWN
 
 
-def reason_for_peers(*, signum: int, ends: Sequence[RankEnd], hang: str, decision: Decision | None, error: str) -> str:
+def reason_for_peers(*, signum: int, blame: Blame | None, hang: str, decision: Decision | None, error: str) -> str:
     """Say in one line, for the other nodes, what ended the attempt here.
 
     Args:
         signum: the signal that the launcher was sent, 0 for none.
-        ends: of the ranks that have ended so far.
+        blame: of the ranks that have ended so far.
         hang: why ranks are judged to hang, or "".
         decision: of the restart policy, if it was asked.
         error: what went wrong outside of the ranks, or "".
     """
     if signum:
-        return f"told to end by {signal_name(signum)}"
+        return f"asked to end by {signal_name(signum)}"
     not_again = f"; not restarted: {decision.why}" if decision is not None and decision.why else ""
     if hang:
         return f"the ranks hang: {hang}{not_again}"
-    if any(end.code != 0 for end in ends):
-        return headline(blames.blame(ends)) + not_again
+    if blame is not None:
+        return headline(blame) + not_again
     return error
 
 
 def preempted_line(newest: Checkpoint | None, code: int) -> str:
     """Say what the exit code of a preempted job means."""
     if code != REQUEUE:
-        return f"exit code {code}: no checkpoint to go on from was seen; --checkpoint-dir says where they are"
+        return f"exit code {code}: no checkpoint to resume from was found; specify its directory with --checkpoint-dir"
     where = f" from {newest.path}" if newest is not None else ""
-    return f"exit code {code}: run the same command again, and it goes on{where}"
+    return f"exit code {code}: run the same command again to resume{where}"

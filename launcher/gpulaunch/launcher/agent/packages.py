@@ -28,28 +28,28 @@ _OF_A_RANK = re.compile(rb"RANK\b|SLURM_(?:PROC|LOCAL|NODE)ID")
 
 
 def reading_of(spec: JobSpec) -> Reading:
-    """What must be known of the program before ranks are forked for it: from its source, and from earlier runs."""
+    """What must be known about the program before ranks are forked for it: from its source and from earlier runs."""
     kind, target = spec.program.kind, spec.program.target
     found = read_script(target) if kind in ("script", "run_path") else Reading()
     if kind == "module":
         found = read_module(target)
     if not found.obstacle and "torch" in (known := _of_script(spec)):
-        found = dataclasses.replace(found, obstacle=f"so it was in an earlier run: {known['torch']}")
+        found = dataclasses.replace(found, obstacle=f"as in an earlier run: {known['torch']}")
     if not found.obstacle:
-        found = dataclasses.replace(found, obstacle=_of_this_process({**os.environ, **spec.env}, sys.modules))
+        found = dataclasses.replace(found, obstacle=obstacle_of_process({**os.environ, **spec.env}, sys.modules))
     if spec.preload is None:
         return found
     return dataclasses.replace(found, packages=spec.preload, before_torch=())
 
 
-def _of_this_process(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> str:
-    """Why no rank of any program can be forked from a process started like this one, or ""."""
+def obstacle_of_process(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> str:
+    """Why no rank of any program can be forked from a process with this environment and these modules, or ""."""
     if any(name in environ for name in _FOLLOW_EXEC) or _FOLLOW_EXEC_PRELOADED.search(environ.get("LD_PRELOAD", "")):
-        return "a tool of NVIDIA's follows the ranks (Nsight or compute-sanitizer), and sees only those that exec"
+        return "an NVIDIA tool (Nsight or compute-sanitizer) traces the ranks, and sees only processes that exec"
     for name in ("sitecustomize", "usercustomize"):
         with contextlib.suppress(OSError, KeyError, AttributeError), open(str(modules[name].__file__), "rb") as file:
             if _OF_A_RANK.search(file.read(_MAX_CUSTOMIZE_BYTES)):
-                return f"{name} asks for variables that only ranks have"
+                return f"{name} reads variables that only ranks have"
     return ""
 
 

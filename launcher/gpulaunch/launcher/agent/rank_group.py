@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 
 from gpulaunch.launcher.agent import timers
 from gpulaunch.launcher.agent.cleanup import Cleanup, LeftoverPolicy, is_of_ranks
-from gpulaunch.launcher.agent.exit_info import end_of
+from gpulaunch.launcher.agent.exit_info import rank_end_of
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.failure.ends import RankEnd, signal_name
 from gpulaunch.launcher.job import plan
@@ -23,6 +24,7 @@ from gpulaunch.launcher.loop.forkserver import ForkedRank, ForkServer, Started
 from gpulaunch.launcher.loop.loop import Exit
 from gpulaunch.launcher.loop.orphan_reaper import comes_last
 from gpulaunch.launcher.rendezvous.base import World
+from gpulaunch.launcher.rendezvous.listen import interface_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +62,11 @@ class RankGroup:
         resume_args: Sequence[str] = (),
         visible_devices: Sequence[str] = (),
     ) -> None:
-        """`agent_store`: the store is started here, beside the ranks; else rank 0 hosts it.
+        """`agent_store`: the store is started here, alongside the ranks; else rank 0 hosts it.
 
         `resume_from`: the checkpoint to resume from, "" to start without any, None if none is known;
         `resume_args`: the program's arguments for it.
-        `visible_devices`: the cards, if they differ from those that the job would see anyway.
+        `visible_devices`: the GPUs, if they differ from those that the job would see anyway.
         """
         self._resume_from = resume_from
         self._resume_args = list(resume_args)
@@ -116,10 +118,10 @@ class RankGroup:
         fds: list[int] = []
         try:
             self._prepare()
-            self._told_fd, tell_fd = os.pipe()
+            self._told_fd, restart_notice_fd = os.pipe()
             os.set_blocking(self._told_fd, False)
             self._context.loop.watch_read(self._told_fd, self._hear_of_rank)
-            fds.append(tell_fd)
+            fds.append(restart_notice_fd)
             ranks: list[ForkedRank] = []
             for local_rank in range(self._context.spec.nproc):
                 out, err = self._open_logs(local_rank)
@@ -132,7 +134,7 @@ class RankGroup:
                         program=self._program(local_rank),
                         stdout_fd=out,
                         stderr_fd=err,
-                        tell_fd=tell_fd,
+                        restart_notice_fd=restart_notice_fd,
                     )
                 )
             server.fork(ranks, store=self._store(), tracer_pid=self._tracer_pid())
@@ -185,7 +187,7 @@ class RankGroup:
             self._events.started(ranks)
 
     def start_spawned(self) -> None:
-        """Start every rank as a program of its own, once."""
+        """Spawn every rank, once."""
         if self.asked:
             return
         self.asked = True
@@ -264,6 +266,11 @@ class RankGroup:
             )
         return fds[0], fds[1]
 
+    @functools.cached_property
+    def _gloo_interface(self) -> str:
+        """What GLOO_SOCKET_IFNAME is set to in every rank, unless the user has; "" for nothing."""
+        return interface_of(self._world.local_addr) if "GLOO_SOCKET_IFNAME" not in os.environ else ""
+
     def _environment(self, local_rank: int) -> dict[str, str]:
         context, world = self._context, self._world
         env = plan.rank_environment(
@@ -276,10 +283,18 @@ class RankGroup:
         )
         rank = str(self.rank_of(local_rank))
         # Nodes may run different numbers of ranks: the agreed values take precedence over this node's arithmetic.
-        env.update(RANK=rank, ROLE_RANK=rank, WORLD_SIZE=str(world.world_size), ROLE_WORLD_SIZE=str(world.world_size))
+        world_size, group_rank = str(world.world_size), str(world.node_rank)
+        env.update(RANK=rank, ROLE_RANK=rank, WORLD_SIZE=world_size, ROLE_WORLD_SIZE=world_size)
+        env.update(MASTER_ADDR=world.master_addr)
+        if context.spec.host_share is None:
+            env.update(GROUP_RANK=group_rank, GROUP_WORLD_SIZE=str(world.nnodes))
         env["GPULAUNCH_RUN_DIR"] = context.rundir.path
         env["GPULAUNCH_CONTROL"] = context.control_path
         env["GPULAUNCH_CHECKPOINT_DIR"] = context.checkpoint_dirs[0]
+        if self._gloo_interface:  # gloo takes what the machine's own name means, which Debian makes 127.0.1.1
+            env.setdefault("GLOO_SOCKET_IFNAME", self._gloo_interface)
+        if world.job:  # rank 0, which saves, may be on another node the next time
+            env.update(GPULAUNCH_JOB=world.job, GPULAUNCH_GENERATION=str(world.generation))
         env["GPULAUNCH_ATTEMPT"] = str(context.rundir.number_of(world.attempt))
         if self._resume_from is not None:
             env["GPULAUNCH_RESUME_FROM"] = self._resume_from
@@ -342,6 +357,7 @@ class RankGroup:
             "attempt": world.attempt,
             "world_size": world.world_size,
             "node_rank": world.node_rank,
+            "node": self._context.rundir.node,
             "ranks": [
                 {"rank": self.rank_of(local_rank), "local_rank": local_rank, "pid": pid}
                 for local_rank, pid in self.live.items()
@@ -354,7 +370,7 @@ class RankGroup:
         rank, directory = self.rank_of(local_rank), self._dirs[local_rank]
         del self.live[local_rank]
         self._context.hub.finish(rank)
-        end = end_of(
+        end = rank_end_of(
             self._context,
             exit_,
             rank=rank,
@@ -376,7 +392,7 @@ class RankGroup:
         self._hung_s = self._context.loop.now()
 
     def timer_expired(self, pid: int, signum: int, scope: str) -> str:
-        """Send a rank's process the signal that it asked for; return a message, or "" if it is not a rank's process."""
+        """Send a rank's process the signal that it requested; return a message, or "" if it is not a rank's process."""
         if not is_of_ranks(pid, self._sessions, self._run_id):
             return ""
         rank = next((self.rank_of(local_rank) for local_rank, each in self.live.items() if each == pid), None)
@@ -393,7 +409,7 @@ class RankGroup:
         """Why ranks are considered hung; "" if none is."""
         return next(iter(self._hung.values()), "")
 
-    def look(self) -> None:
+    def watch_cgroups(self) -> None:
         """Record what must be known of a rank before it dies: its cgroup."""
         for pid in self.live.values():
             self._context.oom.watch(pid)
@@ -417,7 +433,7 @@ class RankGroup:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
-    def stop_gently(self, signum: int, *, told: bool) -> None:
+    def request_save(self, signum: int, *, told: bool) -> None:
         """Pass on a notice after which the ranks should save and end by themselves.
 
         SIGUSR1 and SIGUSR2 go only to processes that catch them. `told`: a rank reads the control segment; if none
@@ -426,11 +442,11 @@ class RankGroup:
         ranks_hear = any(linux.catches(pid, signum) for pid in self.live.values())
         if signum in child.NOTICES and (told or ranks_hear):
             self._stopping = True
-            self.pass_on(signum)
+            self.forward_signal(signum)
         else:
             self.stop(signal.SIGTERM if signum in child.NOTICES else signum)
 
-    def pass_on(self, signum: int) -> None:
+    def forward_signal(self, signum: int) -> None:
         """Pass on a signal that does not mean the end, to the processes with a handler for it."""
         for pid in self._members():
             if linux.catches(pid, signum):

@@ -1,4 +1,4 @@
-"""Between two attempts: whether there is another, on which cards, and from which checkpoint it resumes.
+"""Between two attempts: whether there is another, on which GPUs, and from which checkpoint it resumes.
 
 Collects the input for the packages that decide (policy, checkpoint, gpus), calls them, and reports to the user.
 """
@@ -12,19 +12,17 @@ from dataclasses import dataclass, replace
 
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.checkpoint.find import Checkpoint, Search
-from gpulaunch.launcher.checkpoint.finder import Ask, Finder
+from gpulaunch.launcher.checkpoint.finder import Finder, SearchRequest
 from gpulaunch.launcher.checkpoint.resume import resume_args
-from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.gpus import health, memory
 from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.loop.files import shown
-from gpulaunch.launcher.policy import restart
 from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _OFFERS = 4
-"""How many checkpoints a node of a multi-node job offers: the newest may still be invisible to one of the others."""
+"""How many checkpoints a node of a multi-node job offers: the newest may not yet be visible on another node."""
 _SEARCHES = 3
-"""How often unresponsive storage is searched before a restart is given up; it never restarts from nothing."""
+"""How often unresponsive storage is searched before a restart is given up; it never restarts from scratch."""
 _VERIFY_S = 86_400.0
 _MEMORY_BOUND_S = 30.0
 """How long to wait for dead ranks' GPU memory to be freed before the next attempt is started anyway."""
@@ -33,9 +31,7 @@ _LAST_LOOK_S, _LAST_READ_S = 5.0, 3.0
 """Short at the end: a job manager has its own limit. Earlier verification results are reused."""
 _WALL_SLACK_S = 1.0
 """File times may be one clock tick older than the moment at which the file was made."""
-_ELSEWHERE = (
-    "; one elsewhere, from which it goes on by itself, is not seen here: name its directory with --checkpoint-dir"
-)
+_ELSEWHERE = "; if it resumes from another directory by itself, specify that directory with --checkpoint-dir"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +44,10 @@ class Resume:
 
 
 class Recovery:
-    """What a run has learnt from its attempts."""
+    """What a run has learned from its attempts."""
 
     def __init__(self, context: RunContext, *, gpus: tuple[Gpu, ...], say: Callable[[str], None]) -> None:
-        """`gpus`: the cards that the ranks may see, in their order."""
+        """`gpus`: the GPUs that the ranks may see, in their order."""
         spec = context.spec
         self._context = context
         self._loop = context.loop
@@ -61,13 +57,6 @@ class Recovery:
         self._finder = Finder(context.loop)
         self._verifier = Finder(context.loop)
         self._memory = memory.MemoryWait(context.loop)
-        self._limits = restart.Limits(
-            max_restarts=spec.max_restarts,
-            rate=spec.restart_rate,
-            backoff_max_s=spec.restart_backoff_s,
-            no_progress=spec.no_progress_limit,
-        )
-        self._history = restart.RestartHistory()
         self._baseline: Mapping[str, int] = {}
         self._dead_pids: set[int] = set()
         self._offered: dict[str, Checkpoint] = {}
@@ -83,7 +72,7 @@ class Recovery:
         self.resumed: Checkpoint | None = None
         """What the present attempt resumes from."""
         self.visible_devices: tuple[str, ...] = ()
-        """Which cards the next attempt sees, in order; () for those it would see anyway."""
+        """Which GPUs the next attempt sees, in order; () for those it would see anyway."""
 
     @property
     def pids(self) -> frozenset[int]:
@@ -92,7 +81,7 @@ class Recovery:
 
     @property
     def resumed_step(self) -> int | None:
-        """The step that the present attempt began with, if known."""
+        """The step that the current attempt started with, if known."""
         if self._own_resumed_step is not None:
             return self._own_resumed_step
         return self.resumed.step if self.resumed is not None else None
@@ -115,26 +104,20 @@ class Recovery:
         if segment.checkpoint.resumed_step:
             self._own_resumed_step = max(self._own_resumed_step or 0, segment.checkpoint.resumed_step)
 
-    def judge(self, verdict: Blame | None, *, elsewhere: bool) -> restart.Decision:
-        """Ask the policy about the attempt that has just ended; `elsewhere`: another node failed."""
-        now_s = self._loop.now()
-        step = None if self._steps is None else self._steps + (self.resumed_step or 0)
-        failure = restart.Failure(
-            kind=verdict.kind if verdict is not None else None,
-            elsewhere=elsewhere,
-            signature=restart.signature(verdict) if verdict is not None else "",
-            at_s=now_s,
-            step=step,
-            resumed_step=self.resumed_step,
-            uptime_s=now_s - self._began_s,
-        )
-        self._history, decision = restart.decide(self._limits, self._history, failure)
-        return decision
+    @property
+    def last_step(self) -> int | None:
+        """The last step of the present attempt, counted from the beginning of the training."""
+        return None if self._steps is None else self._steps + (self.resumed_step or 0)
+
+    @property
+    def uptime_s(self) -> float:
+        """For how long the ranks of the present attempt have run."""
+        return self._loop.now() - self._began_s
 
     # -- what comes next
 
     def prepare(self, attempt: int, ready: Callable[[tuple[str, ...]], None], refused: Callable[[str], None]) -> None:
-        """Check that the cards are free, look for checkpoints, and pass the keys of the best ones to `ready`.
+        """Check that the GPUs are free, search for checkpoints, and pass the keys of the best ones to `ready`.
 
         `refused`: called with the reason if the one that the user named cannot be used.
         """
@@ -150,17 +133,17 @@ class Recovery:
             named = self._spec.resume not in ("auto", "never")
             if named and attempt == 0 and not search.found:
                 why = search.error or next((one.why for one in search.skipped), "it is not complete")
-                refused(f"--resume {self._spec.resume}: {why}; name another checkpoint, or auto, or never")
+                refused(f"--resume {self._spec.resume}: {why}; specify another checkpoint, auto or never")
                 return
             usable = self._usable(search, attempt)
             self._searches += 1
             is_unknown = bool(search.error) and not usable and not (attempt == 0 and self._has_no_directory())
             if is_unknown and (attempt == 0 or self._searches >= _SEARCHES):
-                refused(f"{search.error}; --resume never begins from the start")
+                refused(f"{search.error}; to start from scratch: --resume never")
                 return
             self._tell_of(search)
             if is_unknown:
-                self._say("searching again: a checkpoint may be there")
+                self._say("searching again: a checkpoint may exist")
                 self._look_for_checkpoints(attempt, found)
                 return
             self._offered = {f"{one.identity}:{one.key}" if one.identity else one.key: one for one in usable}
@@ -185,28 +168,28 @@ class Recovery:
             if self._offered:
                 newest = next(iter(self._offered.values()))
                 self._say(
-                    f"beginning from the start: no checkpoint is the same on every node; the newest on this one is "
+                    f"starting from scratch: no checkpoint is the same on every node; the newest on this node is "
                     f"{newest.key} ({newest.identity}); is the checkpoint directory shared?"
                 )
             elif self._began_s:
                 where = ", ".join(map(shown, self._context.checkpoint_dirs))
                 elsewhere = "" if self._spec.checkpoint_dirs or self._spec.resume_arg else _ELSEWHERE
-                self._say(f"no complete checkpoint in {where}: the program is started as the first time{elsewhere}")
+                self._say(f"no complete checkpoint in {where}: the program starts without one{elsewhere}")
             return Resume()
         one, template = self.resumed, self._spec.resume_arg
         at = "" if one.step is None else f" (step {one.step})"
-        self._say(f"going on from {shown(one.path)}{at}")
+        self._say(f"resuming from {shown(one.path)}{at}")
         self._context.rundir.event("resuming", path=one.path, step=one.step, verified=one.verified)
         if not one.verified:
             self._verify(one, (node_rank, nnodes))
         try:
             args = resume_args(template, one.path) if template else []
         except ValueError as err:
-            self._say(f"the program is not told: {err}")
+            self._say(f"the checkpoint is not passed to the program: {err}")
             args = []
         return Resume(path=one.path, args=tuple(args))
 
-    def look_again(self, done: Callable[[Checkpoint | None], None], *, ok: bool) -> None:
+    def find_final(self, done: Callable[[Checkpoint | None], None], *, ok: bool) -> None:
         """At the end: pass the checkpoint that the job could be resumed from to `done`; after a successful end (`ok`)
         the newest in the named directories, for the summary."""
 
@@ -232,17 +215,17 @@ class Recovery:
         choice was not known. Each node reads its share of the files."""
         if self._spec.nnodes == 1:
             self._say(
-                f"{shown(one.path)} is whole by its names, sizes and manifest; there was no time to read all of it "
-                f"(--resume-search-timeout {self._spec.resume_search_s:g}), which is done meanwhile"
+                f"{shown(one.path)} is complete by its names, sizes and manifest; there was no time to read all of it "
+                f"(--resume-search-timeout {self._spec.resume_search_s:g}), it is read in the background"
             )
 
         def verified(search: Search) -> None:
             for found in search.skipped:
                 self._damaged[one.path] = one.saved_s
                 self._say(
-                    f"WARNING: {shown(one.path)}, from which this attempt goes on, is damaged: {found.why}; the next "
-                    "attempt passes it over. What the ranks have computed from it cannot be trusted: end the job, and "
-                    "name an older checkpoint (--resume PATH)"
+                    f"WARNING: {shown(one.path)}, from which this attempt resumed, is damaged: {found.why}; the next "
+                    "attempt skips it. Results computed from it cannot be trusted: stop the job, and specify an older "
+                    "checkpoint (--resume PATH)"
                 )
                 self._context.rundir.event("checkpoint_damaged", path=one.path, format=one.format, why=found.why)
 
@@ -258,8 +241,8 @@ class Recovery:
         path = resume if resume != "auto" and attempt == 0 else ""
         self._finder.start(self._ask(limit=_OFFERS if self._spec.nnodes > 1 else 1, path=path), found)
 
-    def _ask(self, *, limit: int, path: str) -> Ask:
-        return Ask(
+    def _ask(self, *, limit: int, path: str) -> SearchRequest:
+        return SearchRequest(
             where=self._context.checkpoint_dirs,
             named=path or None,
             pattern=self._spec.checkpoint_pattern,
@@ -273,7 +256,7 @@ class Recovery:
         )
 
     def _has_no_directory(self) -> bool:
-        """Whether nothing can be found because the default directory does not exist yet. A named one may be a mount
+        """Whether nothing can be found because the default directory does not exist yet. A specified one may be a mount
         that appears late."""
         if self._spec.checkpoint_dirs:
             return False
@@ -297,7 +280,7 @@ class Recovery:
         for one in search.skipped:
             if (one.path, one.why) not in self._complained:
                 self._complained.add((one.path, one.why))
-                self._say(f"checkpoint {shown(one.path)} is passed over: {one.why}")
+                self._say(f"checkpoint {shown(one.path)} is skipped: {one.why}")
                 self._context.rundir.event("checkpoint_skipped", path=one.path, format=one.format, why=one.why)
 
     def _set_baseline(self, used: dict[str, int]) -> str:
@@ -305,12 +288,12 @@ class Recovery:
         return "cards"
 
     def _cards_free(self, complaint: str) -> str:
-        """The wait for the cards is over; see whether a rank has to move to another card."""
+        """The wait for the GPUs is over; check whether a rank has to move to another one."""
         if complaint:
             self._say(complaint)
         if self._gpus and self._context.segments is not None:
             found = health.read(self._context.segments.directory)
-            placement = health.place(self._gpus, self._spec.nproc, found, busy=memory.busy(self._baseline))
+            placement = health.assign_cards(self._gpus, self._spec.nproc, found, busy=memory.busy(self._baseline))
             for sentence in map(health.sentence, placement.moves):
                 if (sentence, "") not in self._complained:
                     self._complained.add((sentence, ""))

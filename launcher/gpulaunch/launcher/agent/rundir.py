@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,8 +16,10 @@ from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.redact import redact_all
 
+_NAMES = 1000
+_LONGEST_NAME = 256
 _PRUNED = 10
-"""How often a directory that was removed before it was locked is made again."""
+"""How often a directory that was removed before it was locked is created again."""
 
 
 class RunDirError(Exception):
@@ -31,11 +34,23 @@ class RunDir:
     """`path` and what is below it. Attempts continue the numbers that an earlier run in the same directory used."""
 
     def __init__(
-        self, path: str, lock: int, *, torchrun_log_dir: str | None, fallback_from: str = "", ours: bool = False
+        self,
+        path: str,
+        lock: int,
+        *,
+        torchrun_log_dir: str | None,
+        shared: str = "",
+        node: int = 0,
+        fallback_from: str = "",
+        ours: bool = False,
     ) -> None:
         """Called by `open_run_dir`. `lock`: from `_lock`. `torchrun_log_dir`: <log-dir>/<run id>_<random>, when
-        --log-dir was given. `ours`: the directory was made for this run."""
+        --log-dir was given. `shared`, `node`: see there. `ours`: the directory was made for this run."""
         self.path = path
+        self.shared = shared or path
+        """What the nodes of the job have in common: `path`, or a directory above it."""
+        self.node = node
+        """The number of this node's directory."""
         self._ours = ours
         self.fallback_from = fallback_from
         self._log_dir = torchrun_log_dir
@@ -123,15 +138,26 @@ def open_run_dir(spec: JobSpec) -> RunDir:
         log_dir = os.path.abspath(os.path.join(spec.log_dir, f"{spec.run_id}_{os.urandom(4).hex()}"))
         _make(log_dir, "--log-dir")
     if spec.job_dir is not None:
-        path = os.path.abspath(spec.job_dir)
-        if spec.node_rank:  # all nodes of a job may name one directory on a shared file system
-            path = os.path.join(path, f"node-{spec.node_rank}")
-        return RunDir(path, _hold(path, "--job-dir"), torchrun_log_dir=log_dir)
+        shared = os.path.abspath(spec.job_dir)
+        if spec.nnodes > 1:
+            made = _make(shared, "--job-dir")
+            _refuse_untrusted(os.stat(shared), made, shared, "--job-dir")
+        try:
+            node = _node(spec, shared)
+        except OSError as err:
+            raise RunDirError(f"cannot number the nodes in --job-dir {shared}: {err.strerror}") from err
+        path = _of_node(shared, node)
+        return RunDir(path, _hold(path, "--job-dir"), torchrun_log_dir=log_dir, shared=shared, node=node)
     if log_dir is not None:
         return RunDir(log_dir, _hold(log_dir, "--log-dir"), torchrun_log_dir=log_dir)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     here = os.path.join(os.getcwd(), "gpulaunch-runs")
     try:
+        if spec.shared_dir is not None:
+            shared = _next(spec, os.path.join(here, spec.shared_dir.name), spec.shared_dir.start)
+            node = _node(spec, shared)
+            path = _of_node(shared, node)
+            return RunDir(path, _hold(path, "the run directory"), torchrun_log_dir=log_dir, shared=shared, node=node)
         path = _fresh(os.path.join(here, f"{spec.name}-{stamp}"))
         return RunDir(path, _lock(path), torchrun_log_dir=log_dir, ours=True)
     except OSError as err:
@@ -142,16 +168,72 @@ def open_run_dir(spec: JobSpec) -> RunDir:
         return RunDir(path, _lock(path), torchrun_log_dir=log_dir, fallback_from=why, ours=True)
 
 
+def _of_node(shared: str, node: int) -> str:
+    """Each node's part of a directory on a file system that all of them may share; the first one's is all of it."""
+    return os.path.join(shared, f"node-{node}") if node else shared
+
+
+def _node(spec: JobSpec, shared: str) -> int:
+    """The number of this node's part of it."""
+    if spec.elastic is not None and spec.elastic.order is None:
+        return _number_of_host(shared)
+    return spec.node_rank
+
+
+def _number_of_host(shared: str) -> int:
+    """Of this host among those that have used the directory, the first being 0: ranks of nodes may change, and are not
+    known yet. `.nodes/<number>` has the host's name. Raises OSError."""
+    host = os.uname().nodename
+    nodes = os.path.join(shared, ".nodes")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(nodes, 0o700)
+    directory = os.open(nodes, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for number in range(_NAMES):
+            if _host_of(directory, number, host) == host:
+                return number
+    finally:
+        os.close(directory)
+    raise OSError(errno.EMFILE, f"{_NAMES} hosts have used it; use another directory")
+
+
+def _host_of(directory: int, number: int, host: str) -> str:
+    """The host that has the number; this one takes it if it is free."""
+    try:
+        file = os.open(str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    except FileExistsError:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link, and no pipe that blocks
+        file = os.open(str(number), flags, dir_fd=directory)
+        with open(file, encoding="utf-8", errors="replace") as written:
+            return written.read(_LONGEST_NAME)
+    with open(file, "w", encoding="utf-8") as new:
+        new.write(host)
+    return host
+
+
+def _next(spec: JobSpec, path: str, start: int) -> str:
+    """The first of PATH, PATH-1, ... that this node has not used since the job was started."""
+    for number in range(_NAMES):
+        shared = path if number == 0 else f"{path}-{number}"
+        os.makedirs(shared, mode=0o700, exist_ok=True)
+        own = _of_node(shared, _node(spec, shared))
+        os.makedirs(own, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(os.path.join(own, f".start-{start}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            return shared
+    raise OSError(17, f"{path} and {_NAMES - 1} similar names already exist")
+
+
 def _fresh(path: str) -> str:
     """Make a directory that did not exist: two jobs started in the same second get different ones."""
-    for number in range(1000):
+    for number in range(_NAMES):
         candidate = path if number == 0 else f"{path}-{number}"
         try:
             os.makedirs(candidate, mode=0o700)
         except FileExistsError:
             continue
         return candidate
-    raise OSError(17, f"{path} and 999 more names are taken")
+    raise OSError(17, f"{path} and {_NAMES - 1} similar names already exist")
 
 
 def _make(path: str, flag: str) -> os.stat_result:
@@ -164,7 +246,7 @@ def _make(path: str, flag: str) -> os.stat_result:
         os.close(descriptor)
         os.unlink(probe)
     except OSError as err:
-        raise RunDirError(f"cannot write to {flag} {path}: {err.strerror}; name a directory you can write to") from err
+        raise RunDirError(f"cannot write to {flag} {path}: {err.strerror}; use a writable directory") from err
     return made
 
 
@@ -180,15 +262,22 @@ def _hold(path: str, flag: str) -> int:
                 break
             os.close(lock)
     else:
-        raise RunDirError(f"{flag} {path} is removed again and again; name another directory")
-    why = distrust(held, made=made, groups={os.getegid(), *os.getgroups()}, mounted=os.path.ismount(path))
-    if why:
+        raise RunDirError(f"{flag} {path} is removed repeatedly; use another directory")
+    try:
+        _refuse_untrusted(held, made, path, flag)
+    except RunDirError:
         os.close(lock)
-        raise RunDirError(
-            f"{flag} {path} {why}: what lies in it, such as the checkpoint to go on from, may be another's; name a "
-            "directory of your own"
-        )
+        raise
     return lock
+
+
+def _refuse_untrusted(found: os.stat_result, made: os.stat_result, path: str, flag: str) -> None:
+    why = why_untrusted(found, made=made, groups={os.getegid(), *os.getgroups()}, mounted=os.path.ismount(path))
+    if why:
+        raise RunDirError(
+            f"{flag} {path} {why}: its content, such as the checkpoint to resume from, may be another user's; "
+            "use a directory of your own"
+        )
 
 
 def _lock(path: str) -> int:
@@ -198,11 +287,13 @@ def _lock(path: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise RunDirLockedError(f"another gpulaunch runs in {path}: wait for it, or name another --job-dir") from None
+        raise RunDirLockedError(
+            f"another gpulaunch runs in {path}: wait until it ends, or use another --job-dir"
+        ) from None
     return lock
 
 
-def distrust(found: os.stat_result, *, made: os.stat_result, groups: Collection[int], mounted: bool) -> str:
+def why_untrusted(found: os.stat_result, *, made: os.stat_result, groups: Collection[int], mounted: bool) -> str:
     """Why a run directory cannot be trusted, as one phrase; "" where it can.
 
     Args:

@@ -1,4 +1,4 @@
-"""The shared-memory segments of a run: made for each attempt, kept beside a failure's report, removed at the end."""
+"""The shared-memory segments of a run: created for each attempt, copied to failure reports, removed at the end."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Segments:
             return None
 
     def keep(self, rank: int, directory: str) -> None:
-        """Copy a dead rank's segment beside its logs: its last steps, like a flight recorder's."""
+        """Copy a dead rank's segment to its log directory: its last steps, as in a flight recorder."""
         with contextlib.suppress(OSError):
             shutil.copyfile(self.path_of(rank), os.path.join(directory, "page.bin"))
 

@@ -17,7 +17,8 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 60.0
 _NICE = 10
 # `-P`: the user's directory must not shadow what the sidecar imports.
-_ENTRY = "import sys; from gpulaunch.launcher.cli.sidecar import run; sys.exit(run(sys.argv[1:]))"
+ENTRY = "import sys; from gpulaunch.launcher.cli.sidecar import run; sys.exit(run(sys.argv[1:]))"
+"""The program of the sidecar's process."""
 
 
 class SidecarProcess:
@@ -53,7 +54,7 @@ class SidecarProcess:
 
     def start(self) -> None:
         """Start it. If that fails, the failure is reported and the job continues without metrics."""
-        argv = [sys.executable, "-P", "-c", _ENTRY, "--channel-dir", self._channel_dir]
+        argv = [sys.executable, "-P", "-c", ENTRY, "--channel-dir", self._channel_dir]
         argv += ["--listen-fd", str(self._sock.fileno()), "--parent-pid", str(os.getpid())]
         argv += self._outlets
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -82,7 +83,7 @@ class SidecarProcess:
         self.num_deaths += 1
         if self.num_deaths == 1:
             how = f"signal {exit_.signal}" if exit_.signal is not None else f"code {exit_.code}"
-            self._say(f"the metrics sidecar ended ({how}); training goes on, the sidecar is started again")
+            self._say(f"the metrics sidecar ended ({how}); training continues, and the sidecar is restarted")
         self._timer = self._loop.call_at(self._loop.now() + self._pause_s, self.start)
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 

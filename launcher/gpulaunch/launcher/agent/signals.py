@@ -59,17 +59,18 @@ class Signals:
         if group is None:
             return
         if self._state().preempted:
-            group.stop_gently(signum, told=self._listening())
+            group.request_save(signum, told=self._listening())
         else:
             self._control.leave(True)  # before the signal: its handlers read this
             group.stop(signum)
 
     def attempt_began(self, captured_s: float) -> None:
-        """No request to leave is pending any more; a save is requested again only if none was made since.
+        """No request to leave, or to save and exit, is pending any more; a save only if none was made since.
 
         `captured_s`: when the state in the newest checkpoint that a rank reported was captured; 0.0: no report.
         """
         self._control.leave(False)
+        self._control.withdraw()
         if captured_s > self._save_asked_s:
             self._control.forget_saves()
 
@@ -81,24 +82,24 @@ class Signals:
         preempted = name in self._spec.preempt_signals
         before_s, self.first_s = self.first_s, now_s if self.first_s is None else self.first_s
         if preempted and state.preempted and (before_s is None or now_s - before_s < _ONE_NOTICE_S):
-            # A job manager that signals twice, or two nodes of which the other was faster, means one notice.
+            # Two signals of a job manager, or one here and one from another node, are one notice.
             self._context.rundir.event("signalled", signal=name, preempted=True, again=True)
             return
         if state.signum:
-            self._say(f"{name} again: ending at once")
+            self._say(f"{name} again: ending immediately")
         else:
             to = "save at their next step and end" if preempted and self._listening() else "end"
-            at_most = f"{self._spec.grace_s:g} s at most, and a second signal ends them at once"
+            at_most = f"{self._spec.grace_s:g} s at most, and a second signal ends them immediately"
             self._say(f"{name}: asked the ranks to {to}; {at_most}")
         self._context.rundir.event("signalled", signal=name, preempted=preempted)
         self._happened(events.Signalled(signum=signum, preempted=preempted))
 
     def _save(self, signum: int) -> None:
         """Independent of the state: the running ranks may save, and continue."""
-        self._say(f"{signal_name(signum)}: the ranks are asked to save at their next step and to go on")
+        self._say(f"{signal_name(signum)}: asked the ranks to save at their next step and continue")
         self._context.rundir.event("save_requested", signal=signal_name(signum))
         self._save_asked_s = self._loop.now()
         self._control.request_save()
         group = self._group()
         if group is not None:
-            group.pass_on(signum)
+            group.forward_signal(signum)

@@ -28,7 +28,7 @@ class StarterEvents:
     start_failed: Callable[[frozenset[int], str], None]
     """The local ranks that run although the others cannot be started, and why."""
     no_store: Callable[[str], None]
-    """Ranks wait for a store that cannot be started, and why."""
+    """Ranks wait for a store that cannot be started; the argument is the reason."""
 
 
 class Starter:
@@ -56,7 +56,7 @@ class Starter:
         self._lost_servers = 0
         self._refused: dict[str, str] = {}  # in this job, because ranks had to restart
         self._outdated = False  # the fork server has imported one of them
-        self._known: dict[str, str] = {}  # what the fork server was told not to import
+        self._known: dict[str, str] = {}  # packages that the fork server must not import
         self._group: RankGroup | None = None
         self._over = False
         self._not_noted: Ready | None = None  # not written to job.json yet
@@ -92,7 +92,7 @@ class Starter:
             )
         except OSError as err:
             self._server = None
-            self._spawn_because = self._spawn_because or f"the fork server cannot be started: {err.strerror}"
+            self._do_without_server(f"the fork server cannot be started: {err.strerror}")
 
     def start(self, group: RankGroup) -> None:
         """Start this attempt's store and ranks, now or as soon as the fork server is ready."""
@@ -106,7 +106,7 @@ class Starter:
             self.start_server()
         self._start_what_can_be()
 
-    def let_go(self) -> None:
+    def cancel(self) -> None:
         """The attempt is being cleared: start nothing more for it."""
         self._over = True
 
@@ -126,15 +126,15 @@ class Starter:
         self._outdated = True  # not closed yet: its answer with the ranks' pids may not be read yet
         if "too_late" in told:
             self._say(
-                f"{why}, too late to have its effect ({told['too_late']}): ranks go on with what was imported before "
-                f"the fork; from the next start on {later} for this script"
+                f"{why}, too late to take effect ({told['too_late']}): the ranks keep what was imported before the "
+                f"fork; from the next start of this script on, {later}"
             )
             return
-        twice = "; what they had printed until then may appear twice" if told["written"] else ""
-        lost = f"; {told['threads']} thread(s) of theirs were ended" if told["threads"] else ""
+        twice = "; output printed until then may appear twice" if told["written"] else ""
+        lost = f"; {told['threads']} of their threads were ended" if told["threads"] else ""
         self._say(
-            f"ranks start again from the script's first line, as programs of their own: {why}{twice}{lost}; "
-            f"from the next start on {later} for this script"
+            f"the ranks restart from the script's first line in new interpreters: {why}{twice}{lost}; from the next "
+            f"start of this script on, {later}"
         )
 
     def close(self) -> None:
@@ -159,10 +159,10 @@ class Starter:
         self._context.rundir.event("fork_server_ready", pid=ready.pid, loaded=ready.loaded, refused=dict(ready.refused))
         if ready.refused:
             left = "; ".join(f"{name} ({why})" for name, why in ready.refused.items())
-            self._say(f"not preloaded, each rank imports it for itself: {left}")
+            self._say(f"not preloaded, each rank imports it itself: {left}")
         if ready.problem and not self._spawn_because and self._spec.start_method != "fork":
             self._spawn_because = ready.problem
-            self._say(f"starting every rank as a program of its own, not as a fork: {ready.problem}")
+            self._say(f"ranks are spawned, not forked: {ready.problem}")
         self._on_pid()
         if self._group is not None and not self._over:
             self._start_what_can_be()
@@ -198,13 +198,16 @@ class Starter:
         elif self._lost_servers < _MAX_LOST_SERVERS:
             self.start_server()
         else:
-            self._do_without_server(group, f"the fork server died {self._lost_servers} times")
+            self._do_without_server(f"the fork server died {self._lost_servers} times")
 
-    def _do_without_server(self, group: RankGroup, why: str) -> None:
+    def _do_without_server(self, why: str) -> None:
         """From now on ranks are spawned, and rank 0 hosts the store."""
+        group = self._group
         self.agent_store = False
         self._spawn_because = self._spawn_because or why
-        self._say(f"starting every rank as a program of its own, not as a fork: {why}")
+        self._say(f"ranks are spawned, not forked: {why}")
+        if group is None or self._over:
+            return
         if group.asked:
             self._events.no_store(f"the ranks wait for a store that cannot be started: {why}")
         else:

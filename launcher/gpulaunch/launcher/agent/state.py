@@ -7,7 +7,7 @@ hang detection have found also arrives as events (`Cleared`, `Hung`).
     STARTING  store and ranks are being started
     RUNNING   ranks train
     SETTLING  a rank failed in a way that looks like an echo of another's death; wait for that other one, briefly
-    STOPPING  the live ranks were told to end; at the end of the grace budget they are killed
+    STOPPING  the live ranks were asked to end; at the end of the grace budget they are killed
     WAITING   this node has finished; other nodes still work, and may need this node's store
     CLEARING  no rank is left; the store and what ranks left behind are being ended
     PAUSING   nothing of the attempt is left; the next one is delayed because the last ones made no progress
@@ -82,7 +82,7 @@ def step(state: State, event: Event) -> Result:
 
 
 def _ignored(state: State, event: Event) -> Result:
-    """The event changes nothing any more (or not yet)."""
+    """The event no longer has an effect, or not yet."""
     return state, ()
 
 
@@ -98,7 +98,10 @@ def _run(state: State, event: Event) -> Result:
 def _stop_what_started(state: State, event: Event) -> Result:
     """The launcher was asked to end, or a peer failed, while the ranks were being started."""
     assert isinstance(event, Started), "table: Started"
-    return _stopping(replace(state, live=event.ranks), state.signum or SIGTERM)
+    begun = replace(state, live=event.ranks)
+    if state.fenced:
+        return replace(begun, phase=Phase.STOPPING), (Kill(), Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S))
+    return _stopping(begun, state.signum or SIGTERM)
 
 
 def _start_failed(state: State, event: Event) -> Result:
@@ -138,7 +141,7 @@ def _store_lost(state: State, event: Event) -> Result:
 
 
 def _store_lost_starting(state: State, event: Event) -> Result:
-    """The ranks being started are told when they run."""
+    """The ranks being started are notified when they run."""
     return replace(state, outcome=_worse(state, Outcome.FAILURE)), ()
 
 
@@ -152,6 +155,12 @@ def _hung(state: State, event: Event) -> Result:
 def _peer_failed(state: State, event: Event) -> Result:
     assert isinstance(event, PeerFailed), "table: PeerFailed"
     failed = replace(state, outcome=_worse(state, Outcome.PEER_FAILURE), final=state.final or event.final)
+    if event.fenced and failed.live:
+        return replace(failed, phase=Phase.STOPPING), (Kill(), Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S))
+    if event.saves and failed.live:
+        notice = Notice(signum=SIGTERM, within_s=state.grace_s)
+        grace = Arm(deadline=Deadline.GRACE, after_s=state.grace_s)
+        return replace(failed, phase=Phase.STOPPING), (notice, Stop(signum=SIGTERM), grace)
     return _stopping(failed, SIGTERM)
 
 
@@ -159,7 +168,8 @@ def _peer_failed_late(state: State, event: Event) -> Result:
     """What is under way here, a start or an end, continues; only whether there will be another attempt changes."""
     assert isinstance(event, PeerFailed), "table: PeerFailed"
     outcome = _worse(state, Outcome.PEER_FAILURE)
-    return replace(state, outcome=outcome, final=state.final or event.final), ()
+    fenced = state.fenced or event.fenced
+    return replace(state, outcome=outcome, final=state.final or event.final, fenced=fenced), ()
 
 
 def _peer_failed_waiting(state: State, event: Event) -> Result:
@@ -174,7 +184,7 @@ def _peer_preempted(state: State, event: Event) -> Result:
 
 
 def _peer_preempted_early(state: State, event: Event) -> Result:
-    """No rank of this node has anything to save."""
+    """No rank of this node has state to save."""
     after, actions = _clearing(_told_by_peer(state))
     return after, (Kill(), *actions)
 
@@ -185,6 +195,24 @@ def _peer_preempted_late(state: State, event: Event) -> Result:
 
 def _peers_done(state: State, event: Event) -> Result:
     return _clearing(state)
+
+
+def _done_without(state: State, event: Event) -> Result:
+    """The others have ended the job successfully, while this node waited to take part."""
+    return _clearing(replace(state, outcome=Outcome.SUCCESS))
+
+
+def _fenced_stopping(state: State, event: Event) -> Result:
+    """What is under way here continues, unless the others may go on without this node."""
+    assert isinstance(event, PeerFailed), "table: PeerFailed"
+    late, actions = _peer_failed_late(state, event)
+    if not event.fenced:
+        return late, actions
+    return late, (*actions, Kill(), Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S))
+
+
+def _start_failed_pausing(state: State, event: Event) -> Result:
+    return _start_failed(replace(state, live=frozenset()), event)
 
 
 def _signalled(state: State, event: Event) -> Result:
@@ -201,7 +229,7 @@ def _signalled_starting(state: State, event: Event) -> Result:
 
 
 def _signalled_stopping(state: State, event: Event) -> Result:
-    """A second signal ends the job now. A first one, after a failure, only forbids the restart."""
+    """A second signal ends the job now. A first one, after a failure, only prevents the restart."""
     assert isinstance(event, Signalled), "table: Signalled"
     if state.signum:
         return state, (Kill(), Arm(deadline=Deadline.KILL, after_s=UNKILLABLE_S))
@@ -244,7 +272,8 @@ def _cleared(state: State, event: Event) -> Result:
         restarts_left=state.restarts_left - 1,
         outcome=Outcome.OPEN,
         live=frozenset(),
-        told=False,
+        peers_told=False,
+        fenced=False,
     )
     if event.pause_s > 0:
         pause = Arm(deadline=Deadline.PAUSE, after_s=event.pause_s)
@@ -263,12 +292,12 @@ def _paused(state: State, event: Event) -> Result:
 
 
 def _worse(state: State, outcome: Outcome) -> Outcome:
-    """The first reason to end stays the reason."""
+    """The first reason to end is kept."""
     return outcome if state.outcome in (Outcome.OPEN, Outcome.SUCCESS) else state.outcome
 
 
 def _stopping(state: State, signum: int) -> Result:
-    """Tell the live ranks to end, under the one grace budget; if none is live, the attempt is over."""
+    """Ask the live ranks to end, within the grace budget; if none is live, the attempt is over."""
     if not state.live:
         return _clearing(state)
     known, tell = _tell(state)
@@ -285,10 +314,10 @@ def _clearing(state: State) -> Result:
 
 def _tell(state: State) -> Result:
     """Tell the other nodes, once and immediately, what ended the attempt here: their ranks wait for ours."""
-    if state.told or state.outcome not in (Outcome.FAILURE, Outcome.SIGNAL):
+    if state.peers_told or state.outcome not in (Outcome.FAILURE, Outcome.SIGNAL):
         return state, ()
     told = TellPeers(ok=False, final=not _again(state), preempted=state.preempted)
-    return replace(state, told=True), (told,)
+    return replace(state, peers_told=True), (told,)
 
 
 def _told(state: State, event: Signalled) -> State:
@@ -298,7 +327,7 @@ def _told(state: State, event: Signalled) -> State:
 
 def _told_by_peer(state: State) -> State:
     """Another node was asked to save and end, and the others know it."""
-    return replace(state, outcome=Outcome.SIGNAL, signum=SIGTERM, final=True, preempted=True, told=True)
+    return replace(state, outcome=Outcome.SIGNAL, signum=SIGTERM, final=True, preempted=True, peers_told=True)
 
 
 def _waiting(state: State) -> Result:
@@ -333,6 +362,7 @@ TABLE: dict[tuple[Phase, type], _Cell] = {
     (_P.JOINING, StartFailed): _start_failed,
     (_P.JOINING, PeerFailed): _join_over,
     (_P.JOINING, PeerPreempted): _peer_preempted_early,
+    (_P.JOINING, PeersDone): _done_without,
     (_P.JOINING, Signalled): _join_over,
     (_P.STARTING, Started): _started,
     (_P.STARTING, StartFailed): _start_failed,
@@ -354,7 +384,7 @@ TABLE: dict[tuple[Phase, type], _Cell] = {
     (_P.SETTLING, Signalled): _signalled,
     (_P.SETTLING, Expired): _expired_settling,
     (_P.STOPPING, RankEnded): _rank_ended_stopping,
-    (_P.STOPPING, PeerFailed): _peer_failed_late,
+    (_P.STOPPING, PeerFailed): _fenced_stopping,
     (_P.STOPPING, PeerPreempted): _peer_preempted_late,
     (_P.STOPPING, Signalled): _signalled_stopping,
     (_P.STOPPING, Expired): _expired_stopping,
@@ -366,6 +396,8 @@ TABLE: dict[tuple[Phase, type], _Cell] = {
     (_P.WAITING, PeerPreempted): _peer_preempted,
     (_P.WAITING, PeersDone): _peers_done,
     (_P.WAITING, Signalled): _signalled,
+    (_P.PAUSING, StartFailed): _start_failed_pausing,
+    (_P.PAUSING, PeersDone): _done_without,
     (_P.PAUSING, PeerFailed): _peer_failed_pausing,
     (_P.PAUSING, PeerPreempted): _peer_preempted_early,
     (_P.PAUSING, Signalled): _join_over,

@@ -1,4 +1,4 @@
-"""What the agent publishes while ranks run: their processes, the run's state, and now and then a progress line."""
+"""What the agent publishes while ranks run: their processes, the state of the run, and progress lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StatusWriter:
         group: Callable[[], RankGroup | None],
         helpers: Callable[[], dict[str, int | None]],
     ) -> None:
-        """`helpers`: pids by name, such as `store_pid`, of the processes beside the ranks."""
+        """`helpers`: pids by name, such as `store_pid`, of the processes alongside the ranks."""
         self._context = context
         self._loop = context.loop
         self._goodput = goodput
@@ -57,7 +57,7 @@ class StatusWriter:
         return any(segment.listens for segment in self.segments().values())
 
     def publish(self) -> None:
-        """Write down which processes run."""
+        """Record which processes run."""
         group, context = self._group(), self._context
         if group is None or not group.live:
             return
@@ -82,8 +82,8 @@ class StatusWriter:
         """Poll what no event reports: the ranks' progress, and the cgroup whose counter would show an OOM kill."""
         group = self._group()
         if group is not None:
-            group.look()
-        self._goodput.looked(self.segments().values())
+            group.watch_cgroups()
+        self._goodput.update(self.segments().values())
         self._goodput.write()
         self._loop.call_at(self._loop.now() + _TICK_S, self._tick)
 

@@ -1,4 +1,4 @@
-"""What a run did, in numbers: collected as attempts end, shown at the end, kept in summary.json. Pure but for text."""
+"""The numbers of a run: collected as attempts end, shown at the end, stored in summary.json. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RankTotals:
     """One rank's sums over the attempts of a run."""
 
     seen: bool = False
-    """Whether a probe was active in at least one attempt: otherwise nothing is known of steps."""
+    """Whether a probe was active in at least one attempt: otherwise nothing is known about steps."""
     steps: int = 0
     samples: int = 0
     untimed_steps: int = 0
@@ -53,7 +53,7 @@ class RankTotals:
 
 
 def samples_per_second(totals: Iterable[RankTotals]) -> float:
-    """The sum over ranks of samples per second of stepping; 0 where no batch size was seen."""
+    """The sum over ranks of samples per second of stepping; 0 if no batch size was observed."""
     return sum(1e9 * one.samples / one.step_ns for one in totals if one.step_ns)
 
 
@@ -77,7 +77,7 @@ def progress(segments: Mapping[int, SegmentSnapshot], elapsed_s: float, now_s: f
     rates = f", {rate:,.0f} samples/s" if rate else ""
     quiet_s = now_s - max(segment.last_edge_ns for segment in segments.values()) / 1e9
     if quiet_s > max(_QUIET_S, 2e-9 * step_ns / sum(one.steps for one in stepping)):
-        return f"{duration(elapsed_s)}: {step}; no rank has moved for {duration(quiet_s)}"
+        return f"{duration(elapsed_s)}: {step}; no rank has made progress for {duration(quiet_s)}"
     return f"{duration(elapsed_s)}: {step}{rates}, data wait {wait:.0%} of the step"
 
 
@@ -122,7 +122,7 @@ def as_text(
         lines.append(f"{steps} steps{attempts}; {rates}{duration(elapsed_s)} in all")
         lines += _table(stepping)
     else:
-        none = "no step was seen" if profiled else "steps were not watched (--no-profile)"
+        none = "no steps were observed" if profiled else "steps were not observed (--no-profile)"
         lines.append(f"{none}; {duration(elapsed_s)} in all")
     peak = max((one.max_rss_bytes for one in totals.values()), default=0)
     gpu = max((one.gpu_peak_bytes for one in totals.values()), default=0)

@@ -5,7 +5,7 @@ are those of torch's own client (elastic/timer/file_based_local_timer.py, versio
 
     {"version": 1, "pid": int, "scope_id": str, "expiration_time": Unix time in s, "signal": int}
 
-A negative time releases the scope; with a signal not above 0 nothing is done. torch's server kills
+A negative time releases the scope; a signal of 0 or less has no effect. torch's server kills
 itself after the rank; here the rank's end is a failure like any other.
 """
 
@@ -58,13 +58,13 @@ class FileTimers:
         try:
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISFIFO(os.lstat(path).st_mode):
-                    raise UsageError(f"{FILE}: {path} is there, and is no named pipe; name another")
+                    raise UsageError(f"{FILE}: {path} exists and is not a named pipe; use another path")
                 os.unlink(path)  # of a launcher that was killed
             os.mkfifo(path, 0o600)
             # Opened for writing, too: without a writer it would always be readable (end of file).
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as err:
-            raise UsageError(f"{FILE}: cannot make the pipe {path}: {err.strerror}; name another") from err
+            raise UsageError(f"{FILE}: cannot create the pipe {path}: {err.strerror}; use another path") from err
         loop.watch_read(self._fd, self._read)
 
     def clear(self) -> None:

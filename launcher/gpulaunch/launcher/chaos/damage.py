@@ -49,5 +49,5 @@ def _victim(path: str, rng: random.Random) -> str:
         if name not in _ABOUT and os.path.getsize(os.path.join(directory, name))
     )
     if not files:
-        raise RunError(f"{path} holds no file to damage")
+        raise RunError(f"{path} contains no file to damage")
     return rng.choices(files, [os.path.getsize(file) for file in files])[0]

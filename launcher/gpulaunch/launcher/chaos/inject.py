@@ -37,12 +37,12 @@ _HELPER = {
     Verb.KILL_AGENT: AGENT,
 }
 _PERIOD_S = 0.1
-"""One cycle of stop and continue: short beside a noticeably slow step."""
+"""One cycle of stop and continue: short compared with a noticeably slow step."""
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class InjectedFault:
     """One injected fault."""
 
     fault: Fault
@@ -54,7 +54,7 @@ class Done:
     """The signal that ended this process's work early, or 0."""
 
 
-def inject(fault: Fault, group: RunProcesses, rng: random.Random) -> Done:
+def inject(fault: Fault, group: RunProcesses, rng: random.Random) -> InjectedFault:
     """Inject `fault` into the run that `group` describes; unspecified details are chosen by `rng`.
 
     Raises:
@@ -81,21 +81,21 @@ def inject(fault: Fault, group: RunProcesses, rng: random.Random) -> Done:
         if fault.verb is Verb.OOM_RANK:
             size = _starve(process)
             return _done(
-                fault, group, process.pid, f"no more memory for {who}: its address space may not grow ({size})"
+                fault, group, process.pid, f"limited the memory of {who}: its address space cannot grow ({size})"
             )
         signum = slow(process, factor=fault.factor, for_s=fault.for_s)
         what = f"slowed {who}, by a factor of {fault.factor:g} for {fault.for_s:g} s"
         return _done(fault, group, process.pid, what, interrupted_by=signum)
 
 
-def _done(fault: Fault, group: RunProcesses, pid: int | None, what: str, *, interrupted_by: int = 0) -> Done:
-    return Done(fault=fault, pid=pid, attempt=group.attempt, what=what, interrupted_by=interrupted_by)
+def _done(fault: Fault, group: RunProcesses, pid: int | None, what: str, *, interrupted_by: int = 0) -> InjectedFault:
+    return InjectedFault(fault=fault, pid=pid, attempt=group.attempt, what=what, interrupted_by=interrupted_by)
 
 
-def _kill_loader(fault: Fault, group: RunProcesses, rank: int, rng: random.Random) -> Done:
+def _kill_loader(fault: Fault, group: RunProcesses, rank: int, rng: random.Random) -> InjectedFault:
     workers = loaders_of(group, rank)
     if not workers:
-        raise RunError(f"rank {rank} has no DataLoader worker now")
+        raise RunError(f"rank {rank} has no DataLoader worker")
     with Process(rng.choice(sorted(workers)), group) as worker:
         worker.send(signal.SIGKILL)
         return _done(fault, group, worker.pid, f"SIGKILL to a DataLoader worker of rank {rank}, pid {worker.pid}")

@@ -75,7 +75,7 @@ def members(file: BinaryIO, start: int, length: int) -> list[Member]:
         data_at = _data_start(file, start, member)
         # Header and data of a member must lie between those of its neighbours, and before the central directory.
         if member.start < taken_to or data_at + member.stored_bytes > ending.offset:
-            raise Damaged(f"member {member.name} ({member.stored_bytes} bytes) does not fit where it should lie")
+            raise Damaged(f"member {member.name} ({member.stored_bytes} bytes) does not fit at its position")
         taken_to = data_at + member.stored_bytes
         found.append(
             Member(
@@ -154,19 +154,19 @@ def _ending(file: BinaryIO, start: int, length: int) -> _Ending:
     if magic != END_MAGIC or comment:
         raise Damaged("it has no end record: it is cut off, or something follows it")
     if disk or first_disk or count_here != count:
-        raise Damaged("its end record makes no sense")
+        raise Damaged("its end record is invalid")
     if at < _LOCATOR.size:
         return _Ending(at=at, count=count, size_bytes=size_bytes, offset=offset)
     magic, disk, at64, disks = _LOCATOR.unpack(_read(file, start + at - _LOCATOR.size, _LOCATOR.size, "its end record"))
     if magic != _LOCATOR_MAGIC:
         return _Ending(at=at, count=count, size_bytes=size_bytes, offset=offset)
     if disk or disks > 1 or at64 + _END64.size + _LOCATOR.size > at:
-        raise Damaged("its zip64 locator makes no sense")
+        raise Damaged("its zip64 locator is invalid")
     magic, room, disk, first_disk, count_here, count64, size64, offset64 = _END64.unpack(
         _read(file, start + at64, _END64.size, "its zip64 end record")
     )
     if magic != _END64_MAGIC or disk or first_disk or count_here != count64 or at64 + 12 + room != at - _LOCATOR.size:
-        raise Damaged("its zip64 end record makes no sense")
+        raise Damaged("its zip64 end record is invalid")
     told = ((count, count64, 0xFFFF), (size_bytes, size64, 0xFFFFFFFF), (offset, offset64, 0xFFFFFFFF))
     if any(small not in (large, full) for small, large, full in told):
         raise Damaged("its two end records differ")
@@ -184,7 +184,7 @@ def _entries(central: bytes) -> Iterator[Member]:
         )
         at += _CENTRAL.size
         if magic != _CENTRAL_MAGIC or at + name_bytes + extra_bytes + comment_bytes > len(central):
-            raise Damaged("its central directory makes no sense")
+            raise Damaged("its central directory is invalid")
         name = central[at : at + name_bytes].decode("utf-8", "replace")
         extra = central[at + name_bytes : at + name_bytes + extra_bytes]
         at += name_bytes + extra_bytes + comment_bytes
@@ -224,7 +224,7 @@ def _data_start(file: BinaryIO, start: int, member: Member) -> int:
     magic, flags, method, name_bytes, extra_bytes = _LOCAL.unpack(header)
     name = _read(file, start + member.start + _LOCAL.size, name_bytes, f"the header of member {member.name}")
     if magic != LOCAL_MAGIC or flags & 1 or method != member.method or name.decode("utf-8", "replace") != member.name:
-        raise Damaged(f"the header of member {member.name} makes no sense")
+        raise Damaged(f"the header of member {member.name} is invalid")
     return member.start + _LOCAL.size + int(name_bytes) + int(extra_bytes)
 
 
@@ -233,7 +233,7 @@ def _read(file: BinaryIO, at: int, size_bytes: int, what: str) -> bytes:
         file.seek(at)
         data = file.read(size_bytes)
     except (OverflowError, ValueError):  # an offset larger than any file can be
-        raise Damaged(f"{what} lies outside") from None
+        raise Damaged(f"{what} is outside of the file") from None
     if len(data) != size_bytes:
         raise Damaged(f"{what} is cut off")
     return data

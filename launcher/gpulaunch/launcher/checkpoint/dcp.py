@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from gpulaunch.launcher.checkpoint import archive, pickles
 from gpulaunch.launcher.checkpoint.damaged import Damaged
 from gpulaunch.launcher.checkpoint.files import Files, in_parallel
-from gpulaunch.launcher.checkpoint.pickles import Thing
+from gpulaunch.launcher.checkpoint.pickles import PickledObject
 from gpulaunch.launcher.checkpoint.source import Entry
 
 METADATA = ".metadata"
@@ -28,7 +28,7 @@ Item = tuple[int, int, bool]
 """Offset, length, and whether the item is stored as it was saved (not compressed by an extension)."""
 
 
-def is_one(names: Iterable[str]) -> bool:
+def matches(names: Iterable[str]) -> bool:
     """Whether a directory with these names is such a checkpoint, finished or not."""
     return any(name == METADATA or name.endswith(".distcp") or _RANK_METADATA.fullmatch(name) for name in names)
 
@@ -57,7 +57,7 @@ def check(files: Files, directory: str) -> None:
     mixed = any(kind == _ARCHIVE for kind, _ in kinds)
     for kind, where in kinds:
         if kind == _ZEROS or (kind == _OTHER and mixed):
-            raise Damaged(f"{where} is {'all zeros' if kind == _ZEROS else 'no archive, as the others are'}")
+            raise Damaged(f"{where} is {'all zeros' if kind == _ZEROS else 'not an archive, unlike the others'}")
 
 
 def _shards(files: Files, description: Entry) -> dict[str, list[Item]]:
@@ -68,12 +68,12 @@ def _shards(files: Files, description: Entry) -> dict[str, list[Item]]:
         metadata = pickles.read(data).value
     except Damaged as why:
         raise Damaged(f"{label}: {why}") from None
-    stored = metadata.get("storage_data") if isinstance(metadata, Thing) else None
-    if not isinstance(stored, Thing) or not (pairs := stored.pairs):
+    stored = metadata.get("storage_data") if isinstance(metadata, PickledObject) else None
+    if not isinstance(stored, PickledObject) or not (pairs := stored.pairs):
         raise Damaged(f"{label} names no shards")
     shards: dict[str, list[Item]] = {}
     for _, info in pairs:
-        if not isinstance(info, Thing):
+        if not isinstance(info, PickledObject):
             raise Damaged(f"{label} has a shard that makes no sense")
         name, offset, length = info.get("relative_path"), info.get("offset"), info.get("length")
         if not isinstance(name, str) or not _is_count(offset) or not _is_count(length):

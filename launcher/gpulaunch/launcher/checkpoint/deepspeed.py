@@ -25,7 +25,7 @@ _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
 
 
-def is_one(names: Collection[str]) -> bool:
+def matches(names: Collection[str]) -> bool:
     """Whether a directory with these names is a tag, finished or not."""
     return any(_MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name) for name in names)
 

@@ -125,7 +125,7 @@ class Files:
         """Read a small file whole."""
         entry = self.entry(path)
         if entry.size_bytes > cap_bytes:
-            raise Damaged(f"{self.label(path)} has {entry.size_bytes} bytes, more than can be sensible")
+            raise Damaged(f"{self.label(path)} has {entry.size_bytes} bytes, which is too large")
         with self.opened(entry) as file:
             return file.read(cap_bytes + 1)
 

@@ -103,14 +103,14 @@ def find(
     errors: list[str] = []
     for root in where:
         try:
-            place = source.at(root)
-        except source.Unusable as err:
+            place = source.open_source(root)
+        except source.SourceError as err:
             errors.append(str(err))
             continue
         looked = scan(place, wanted)
         any_fits = any_fits or bool(looked.candidates)
         if looked.unfit:
-            why = f"nothing in it fits the pattern {pattern!r}: {looked.unfit[0]} does not"
+            why = f"nothing in it matches the pattern {pattern!r}: {looked.unfit[0]} does not"
             unfit.append(Skipped(path=place.root, format="", why=why))
         for candidate in looked.candidates:
             if since_s is not None and candidate.saved_s < since_s:
@@ -156,7 +156,7 @@ def examine(
 
     above, _, name = (path if source.is_remote(path) else os.path.abspath(path)).rstrip("/").rpartition("/")
     try:
-        place = source.at(above or "/")
+        place = source.open_source(above or "/")
         entry = place.entry(name)
         if entry is None:
             raise Damaged("there is no such file or directory")
@@ -172,7 +172,7 @@ def examine(
             and entry.is_dir
             and not any(names.format_of_file(one.name) for one in place.listing(name, scan.MAX_ENTRIES))
         )
-    except source.Unusable as err:
+    except source.SourceError as err:
         raise Damaged(str(err)) from None
     except OSError as err:
         raise Damaged(f"cannot be read: {reason(err)}") from None
@@ -182,7 +182,7 @@ def examine(
             return inside.found[0]
         if inside.skipped:
             raise Damaged(
-                f"nothing complete is in it: {os.path.basename(inside.skipped[0].path)}: {inside.skipped[0].why}"
+                f"it contains nothing complete: {os.path.basename(inside.skipped[0].path)}: {inside.skipped[0].why}"
             )
     remembered = Memory(memory)
     candidate = scan.Candidate(

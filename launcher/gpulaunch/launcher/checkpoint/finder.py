@@ -21,7 +21,7 @@ COMM = "gpulaunch-find"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class SearchRequest:
     """What to search for: the arguments of `find` and `examine`."""
 
     where: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Finder:
         """The child's pid, while it runs."""
         return self._aside.pid
 
-    def start(self, ask: Ask, done: Callable[[Search], None]) -> None:
+    def start(self, ask: SearchRequest, done: Callable[[Search], None]) -> None:
         """Search; `done` is called once, from the loop, unless cancelled. A running search is cancelled."""
         timeout_s = ask.content_s + _STRUCTURE_S if ask.timeout_s is None else ask.timeout_s
         try:
@@ -82,11 +82,12 @@ def _understood(answer: bytes | None, why: str, timeout_s: float) -> Search:
     """Parse the child's answer; without one, say why."""
     if why == "late":
         return Search(
-            error=f"the search for a checkpoint was ended after {timeout_s:.0f} s: is the storage slow or gone? "
-            f"--resume PATH names one to go on from, --resume never starts anew, --resume-search-timeout waits longer"
+            error=f"the search for a checkpoint timed out after {timeout_s:.0f} s: is the storage slow or unreachable? "
+            "Specify a checkpoint (--resume PATH), start from scratch (--resume never), or increase "
+            "--resume-search-timeout"
         )
     if answer is None:
-        return Search(error=f"the search for a checkpoint ended by {why} before it answered")
+        return Search(error=f"the search for a checkpoint ended with {why} before it had a result")
     document: Any = json.loads(answer)
     return Search(
         found=tuple(Checkpoint(**one) for one in document["found"]),
@@ -95,7 +96,7 @@ def _understood(answer: bytes | None, why: str, timeout_s: float) -> Search:
     )
 
 
-def _search(ask: Ask) -> Search:
+def _search(ask: SearchRequest) -> Search:
     from gpulaunch.launcher.checkpoint import files, find
     from gpulaunch.launcher.checkpoint.damaged import Damaged
 

@@ -35,23 +35,23 @@ class Verdict:
 
 
 def of_directory(name: str, inside: Collection[str], above: Collection[str]) -> str | None:
-    """Identify a directory by its name, the names in it and those beside it; None: it may contain checkpoints.
+    """Identify a directory by its name, the names in it and those next to it; None: it may contain checkpoints.
 
     Order: the library that writes more of a checkpoint comes before the one whose format it uses.
     """
-    if ours.is_one(name, inside):
+    if ours.matches(name, inside):
         return "gpulaunch"
-    if megatron.is_one(name, inside, above):
+    if megatron.matches(name, inside, above):
         return "megatron"
-    if lightning.is_one(name, inside):
+    if lightning.matches(name, inside):
         return "lightning"
     if huggingface.is_trainer(name, inside):
         return "trainer"
     if huggingface.is_accelerate(inside):
         return "accelerate"
-    if deepspeed.is_one(inside):
+    if deepspeed.matches(inside):
         return "deepspeed"
-    return "dcp" if dcp.is_one(inside) else None
+    return "dcp" if dcp.matches(inside) else None
 
 
 def holds_index(inside: Collection[str]) -> bool:
@@ -75,7 +75,7 @@ def of_container(source: Source, entry: Entry) -> tuple[str | None, Entry]:
             named = megatron.directory_of(named)
         target = source.entry(join(entry.path, named)) if named and "/" not in named and "\0" not in named else None
         if target is None or not target.is_dir:
-            raise Damaged(f"{tracker} names {named[:80]!r}, which is not there")
+            raise Damaged(f"{tracker} names {named[:80]!r}, which does not exist")
         return family, target
     return None, entry
 
@@ -108,7 +108,7 @@ def verify(files: Files, entry: Entry, family: str) -> Verdict:
             torchfile.check(files, entry)
         case _ if entry.is_dir:
             if not parts.check_all(files, path):
-                raise Damaged("nothing in it is of a kind that can be verified")
+                raise Damaged("it contains nothing that can be verified")
         case _:
             torchfile.check(files, entry, any_archive=True)
     return Verdict(step=names.step_of(entry.name))

@@ -1,6 +1,6 @@
 """Lightning's checkpoints: a `.ckpt` file of torch.save, or a directory where a strategy saves in shards.
 
-FSDP and model parallel strategies write a directory of torch.distributed.checkpoint with `meta.pt` beside it, the
+FSDP and model parallel strategies write a directory of torch.distributed.checkpoint with `meta.pt` next to it, the
 DeepSpeed strategy a directory with the tag `checkpoint`. The step is the one that Lightning stored inside, which also
 `last.ckpt` has; the one in the name if that cannot be read.
 """
@@ -19,9 +19,9 @@ META = "meta.pt"
 _TAG = "checkpoint"
 
 
-def is_one(name: str, names: Collection[str]) -> bool:
+def matches(name: str, names: Collection[str]) -> bool:
     """Whether a directory is a checkpoint saved in shards, finished or not."""
-    return name.endswith(".ckpt") or (META in names and dcp.is_one(names))
+    return name.endswith(".ckpt") or (META in names and dcp.matches(names))
 
 
 def check_file(files: Files, entry: Entry) -> int | None:

@@ -73,7 +73,7 @@ def parse(data: bytes) -> Manifest:
             files=tuple(_file(entry) for entry in document["files"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as err:
-        raise Damaged(f"{MANIFEST} does not say what it must: {type(err).__name__}: {err}"[:200]) from None
+        raise Damaged(f"{MANIFEST} is invalid: {type(err).__name__}: {err}"[:200]) from None
     if version != VERSION:
         raise Damaged(f"{MANIFEST} has version {version!r}, and this gpulaunch reads {VERSION}"[:200])
     return manifest
@@ -129,13 +129,15 @@ def check_size(entry: ManifestFile, size_bytes: int) -> None:
 def check_digest(entry: ManifestFile, sha256: str) -> None:
     """Compare with what the manifest says. Raises Damaged."""
     if sha256 != entry.sha256:
-        raise Damaged(f"{entry.name} is not what was written (SHA-256 {sha256[:12]}.., written {entry.sha256[:12]}..)")
+        raise Damaged(
+            f"{entry.name} has changed since it was written (SHA-256 {sha256[:12]}.., written {entry.sha256[:12]}..)"
+        )
 
 
 def _file(entry: Any) -> ManifestFile:
     name, sha256 = entry["name"], entry["sha256"]
     if not isinstance(name, str) or not isinstance(sha256, str):
-        raise TypeError("a file's name and sha256 are texts")
+        raise TypeError("name and sha256 of a file must be strings")
     # A manifest names files in its directory: never a path that leads out.
     if name.startswith("/") or "\0" in name or ".." in name.split("/"):
         raise ValueError(f"file name {name!r}")

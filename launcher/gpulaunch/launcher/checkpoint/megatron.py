@@ -1,7 +1,7 @@
 """Megatron's checkpoints: `latest_checkpointed_iteration.txt` names `iter_0000100/` (or `release/`).
 
 Two layouts: a file for each model parallel rank (`mp_rank_00_001/model_optim_rng.pt`, with a distributed optimizer
-also `distrib_optim.pt`), and a directory of torch.distributed.checkpoint with `metadata.json` beside it. Megatron
+also `distrib_optim.pt`), and a directory of torch.distributed.checkpoint with `metadata.json` next to it. Megatron
 writes the tracker after every rank has finished, so a later iteration was not finished. The checkpoint's path is the
 directory of the iteration: Megatron takes the directory above it (`--load`) and the number (`--ckpt-step`).
 """
@@ -28,8 +28,8 @@ _OPTIMIZER_FILE = "distrib_optim.pt"
 _DESCRIPTION = "metadata.json"
 
 
-def is_one(name: str, names: Collection[str], above: Collection[str]) -> bool:
-    """Whether a directory is an iteration's; `above` are the names beside it."""
+def matches(name: str, names: Collection[str], above: Collection[str]) -> bool:
+    """Whether a directory is an iteration's; `above` are the names next to it."""
     if _NAME.fullmatch(name) is None:
         return False
     return TRACKER in above or _DESCRIPTION in names or any(_RANK.fullmatch(one) for one in names)
@@ -51,7 +51,7 @@ def check(files: Files, directory: str) -> int | None:
     names = files.listing(directory)
     if any(_RANK.fullmatch(one) for one in names):
         _check_ranks(files, directory, names)
-    elif dcp.is_one(names):
+    elif dcp.matches(names):
         if _DESCRIPTION in names:
             files.json(join(directory, _DESCRIPTION))
         dcp.check(files, directory)
@@ -74,7 +74,7 @@ def _check_ranks(files: Files, directory: str, names: dict[str, Entry]) -> None:
         if _RANK_FILE not in inside:
             raise Damaged(f"{name}/{_RANK_FILE} is missing")
         has_optimizer = _OPTIMIZER_FILE in inside
-        # With experts some ranks have no optimizer of their own; otherwise all have one, or none does.
+        # With experts some ranks have no optimizer; otherwise all have one, or none does.
         if any(ranks) and has_optimizer != split_optimizer and not sizes[2]:
             raise Damaged(f"{_OPTIMIZER_FILE} is missing for some ranks")
         split_optimizer = has_optimizer

@@ -14,7 +14,7 @@ _NOT_STEPS = frozenset({"rank", "shard", "part", "version", "fold", "of", "seed"
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", "~")
 _UNFINISHED_BEGINNINGS = (".", "tmp-", "tmp_")
 
-# Files beside the weights in a checkpoint directory; never a checkpoint themselves.
+# Files next to the weights in a checkpoint directory; never a checkpoint themselves.
 _PARTS = re.compile(
     r"(optim|scheduler|lr_scheduler|rng_state|random_states|training_args|scaler|sampler|dl_state|custom_checkpoint|"
     r"trainer_state|meta\.pt).*|.*rank[-_=]?\d+.*|.*-\d{5}-of-\d{5}\..*|.*(optim|model)_states\.pt",
@@ -82,7 +82,7 @@ class Pattern:
                 parts[at] = f"{part[: found.start('step')]}{{step}}{part[found.end('step') :]}"
         return True, step, "/".join(parts)
 
-    def leads_to(self, directory: str) -> bool:
+    def may_match_below(self, directory: str) -> bool:
         """Whether something below this directory can match."""
         parts = directory.split("/") if directory else []
         return len(parts) < self.depth and all(

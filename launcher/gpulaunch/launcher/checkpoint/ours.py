@@ -15,7 +15,7 @@ _NAME = re.compile(r"step-\d{12}")
 _CAP_BYTES = 256 << 20
 
 
-def is_one(name: str, names: Iterable[str]) -> bool:
+def matches(name: str, names: Iterable[str]) -> bool:
     """Whether a directory is one of ours: by its manifest, or, if that is lost, by a name that only ours have."""
     return MANIFEST in names or _NAME.fullmatch(name) is not None
 
@@ -23,8 +23,8 @@ def is_one(name: str, names: Iterable[str]) -> bool:
 def age(source: Source, directory: str) -> int:
     """A number that grows with generation, then with step: the newer, the greater.
 
-    After `--resume` of an older checkpoint, the higher steps beside it are an abandoned branch. One without a readable
-    manifest counts as the newest, so that its rejection is reported instead of passed over silently.
+    After `--resume` of an older checkpoint, the higher steps next to it are an abandoned branch. One without a readable
+    manifest counts as the newest, so that its rejection is reported instead of being silent.
     """
     try:
         with source.open(join(directory, MANIFEST)) as file:

@@ -43,10 +43,10 @@ def check_all(files: Files, directory: str, *, depth: int = 2) -> int:
 
 def _check_directory(files: Files, directory: str, depth: int) -> int:
     names = files.listing(directory)
-    if dcp.is_one(names):
+    if dcp.matches(names):
         dcp.check(files, directory)
         return 1
-    if deepspeed.is_one(names):
+    if deepspeed.matches(names):
         deepspeed.check_tag(files, directory)
         return 1
     return check_all(files, directory, depth=depth)

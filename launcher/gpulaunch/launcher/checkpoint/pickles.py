@@ -1,7 +1,7 @@
 """Reads a pickle as data: follows its opcodes with `pickletools`; nothing is imported, called or created.
 
-The values become plain ones: numbers, texts, lists, tuples, and `Thing` for everything that would have been an object.
-A pickle that would run code when loaded is, here, a `Thing` with a name.
+The values become plain ones: numbers, texts, lists, tuples, and `PickledObject` for everything that would have been an
+object. A pickle that would run code when loaded is, here, a `PickledObject` with a name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ one per 5.9 bytes, and one memo entry per 8.9; without a cap, one byte is enough
 values before they store them."""
 
 
-class Thing:
+class PickledObject:
     """A would-be object: the name it was made by, its arguments, and what was put into it."""
 
     __slots__ = ("args", "flat", "items", "name", "state")
@@ -55,7 +55,7 @@ class Thing:
 
     def get(self, key: str) -> Any:
         """Return the value of a key of a dict, or of an attribute of an object; None if missing."""
-        flat = (self.state.flat if isinstance(self.state, Thing) and not self.flat else self.flat) or []
+        flat = (self.state.flat if isinstance(self.state, PickledObject) and not self.flat else self.flat) or []
         names = range(len(flat) - 2, -1, -2)
         return next((flat[at + 1] for at in names if type(flat[at]) is str and flat[at] == key), None)
 
@@ -107,7 +107,7 @@ class _Machine:
             or memo > _FREE + read_bytes // _BYTES_PER_MEMO
             or len(self._stack) > _MOST_STACKED
         ):
-            raise Damaged(f"its pickle makes more objects than any of its size: at byte {read_bytes}")
+            raise Damaged(f"its pickle creates more objects than its size allows: at byte {read_bytes}")
 
     def push(self, value: Any) -> None:
         """Most opcodes push the literal that they carry."""
@@ -145,7 +145,7 @@ class _Machine:
         self._stack.append(self._to_mark())
 
     def make_dict(self, _: Any) -> None:
-        made = Thing("dict")
+        made = PickledObject("dict")
         made.set_items(self._to_mark())
         self._stack.append(made)
 
@@ -153,7 +153,7 @@ class _Machine:
         self._stack.append(tuple(self._to_mark()))
 
     def make_frozenset(self, _: Any) -> None:
-        self._stack.append(Thing("frozenset", tuple(self._to_mark())))
+        self._stack.append(PickledObject("frozenset", tuple(self._to_mark())))
 
     def append(self, _: Any) -> None:
         self._extend([self._stack.pop()])
@@ -170,29 +170,29 @@ class _Machine:
         self._stack[-1].set_items(values)
 
     def name(self, words: Any) -> None:
-        self._stack.append(Thing(".".join(str(words).split(" ", 1))))
+        self._stack.append(PickledObject(".".join(str(words).split(" ", 1))))
 
     def stack_name(self, _: Any) -> None:
         module, attribute = self.take(2)
-        self._stack.append(Thing(f"{module}.{attribute}"))
+        self._stack.append(PickledObject(f"{module}.{attribute}"))
 
     def extension(self, number: Any) -> None:
-        self._stack.append(Thing(f"extension {number}"))
+        self._stack.append(PickledObject(f"extension {number}"))
 
     def instance(self, words: Any) -> None:
-        self._stack.append(Thing(".".join(str(words).split(" ", 1)), tuple(self._to_mark())))
+        self._stack.append(PickledObject(".".join(str(words).split(" ", 1)), tuple(self._to_mark())))
 
     def object(self, _: Any) -> None:
         made, *args = self._to_mark()
-        self._stack.append(Thing(made.name, tuple(args)))
+        self._stack.append(PickledObject(made.name, tuple(args)))
 
     def call(self, _: Any) -> None:
         made, args = self.take(2)
-        self._stack.append(Thing(made.name, args))
+        self._stack.append(PickledObject(made.name, args))
 
     def call_with_names(self, _: Any) -> None:
         made, args, _names = self.take(3)
-        self._stack.append(Thing(made.name, args))
+        self._stack.append(PickledObject(made.name, args))
 
     def build(self, _: Any) -> None:
         state = self._stack.pop()
@@ -200,13 +200,13 @@ class _Machine:
 
     def persistent_text(self, identity: Any) -> None:
         self.result.persistent.append(identity)
-        self._stack.append(Thing("persistent", identity))
+        self._stack.append(PickledObject("persistent", identity))
 
     def persistent(self, _: Any) -> None:
         self.persistent_text(self._stack.pop())
 
     def buffer(self, _: Any) -> None:
-        self._stack.append(Thing("buffer"))
+        self._stack.append(PickledObject("buffer"))
 
     def take(self, count: int) -> list[Any]:
         """Pop the topmost values, in the order in which they were pushed."""
@@ -228,7 +228,7 @@ class _Machine:
 
     def _extend(self, values: list[Any]) -> None:
         target = self._stack[-1]
-        if isinstance(target, Thing):
+        if isinstance(target, PickledObject):
             target = target.items = target.items or []
         target.extend(values)
 
@@ -246,8 +246,8 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "NEWFALSE": lambda machine, _: machine.push(False),
     "EMPTY_TUPLE": lambda machine, _: machine.push(()),
     "EMPTY_LIST": lambda machine, _: machine.push([]),
-    "EMPTY_DICT": lambda machine, _: machine.push(Thing("dict")),
-    "EMPTY_SET": lambda machine, _: machine.push(Thing("set")),
+    "EMPTY_DICT": lambda machine, _: machine.push(PickledObject("dict")),
+    "EMPTY_SET": lambda machine, _: machine.push(PickledObject("set")),
     "TUPLE1": lambda machine, _: machine.push(tuple(machine.take(1))),
     "TUPLE2": lambda machine, _: machine.push(tuple(machine.take(2))),
     "TUPLE3": lambda machine, _: machine.push(tuple(machine.take(3))),

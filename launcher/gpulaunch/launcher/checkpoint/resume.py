@@ -36,7 +36,7 @@ def resume_args(template: str, path: str) -> list[str]:
 
         step = step_of(name)
         if step is None:
-            raise ValueError(f"--resume-arg asks for {{step}}, and {name!r} has none in its name")
+            raise ValueError(f"--resume-arg contains {{step}}, but the name {name!r} contains no step")
         values["step"] = str(step)
     return [_FIELD.sub(lambda field: values[field[1]], part) for part in shlex.split(template)]
 
@@ -50,9 +50,9 @@ def check_template(text: str) -> str | None:
     presets = ", ".join(PRESETS)
     unknown = [name for name in _LIKE_A_FIELD.findall(text) if name not in FIELDS]
     if unknown:
-        return f"{text!r} has {{{unknown[0]}}}; there is {', '.join(f'{{{name}}}' for name in FIELDS)}"
+        return f"{text!r} contains {{{unknown[0]}}}; available: {', '.join(f'{{{name}}}' for name in FIELDS)}"
     if not _FIELD.search(text):
-        return f"{text!r} has no {{path}} in it and is no preset ({presets})"
+        return f"{text!r} contains no {{path}} and is not a preset ({presets})"
     try:
         shlex.split(text)
     except ValueError as err:

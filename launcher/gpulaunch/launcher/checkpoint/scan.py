@@ -65,7 +65,7 @@ def scan(source: Source, pattern: names.Pattern | None = None) -> Scan:
             beside = frozenset(entry.name for entry in inside)
             waiting.extend((entry, depth + 1, beside) for entry in down)
     if left <= 0:
-        found.unread.append((source.root, f"holds more than {MAX_ENTRIES} entries: the rest was not looked at"))
+        found.unread.append((source.root, f"contains more than {MAX_ENTRIES} entries: the rest was not searched"))
     return found
 
 
@@ -121,7 +121,7 @@ def _match(source: Source, inside: list[Entry], pattern: names.Pattern, found: S
                     saved_s=saved_s,
                 )
             )
-        elif entry.is_dir and pattern.leads_to(entry.path):
+        elif entry.is_dir and pattern.may_match_below(entry.path):
             down.append(entry)
         elif names.format_of_file(entry.name) or names.step_of(entry.name) is not None:
             found.unfit.append(entry.path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
 
 
-class Unusable(Exception):  # noqa: N818 - why a place cannot be searched at all, said to the user as it is
+class SourceError(Exception):
     """Why a location cannot be searched at all: one sentence with what to do."""
 
 
@@ -68,8 +68,8 @@ def is_remote(where: str) -> bool:
     return "://" in where
 
 
-def at(where: str) -> Source:
-    """Make the source for a directory or URL. Raises Unusable."""
+def open_source(where: str) -> Source:
+    """Make the source for a directory or URL. Raises SourceError."""
     return Remote(where) if is_remote(where) else Local(where)
 
 
@@ -146,14 +146,14 @@ class Remote:
         try:
             core = importlib.import_module("fsspec.core")
         except ImportError:
-            raise Unusable(f"{root} needs the package fsspec, which is not installed: pip install fsspec") from None
+            raise SourceError(f"{root} needs the package fsspec, which is not installed: pip install fsspec") from None
         try:
             self._fs, self._base = cast(tuple[Any, str], core.url_to_fs(root))
             self._fs.invalidate_cache()
         except ImportError as err:
-            raise Unusable(f"{root} cannot be reached: fsspec lacks the package for {protocol}:// ({err})") from None
+            raise SourceError(f"{root} cannot be reached: fsspec lacks the package for {protocol}:// ({err})") from None
         except Exception as err:  # an unknown protocol, credentials, a malformed URL
-            raise Unusable(f"{root} cannot be reached: {_words(err)}") from None
+            raise SourceError(f"{root} cannot be reached: {_words(err)}") from None
         self._base = self._base.rstrip("/")
 
     def where(self, path: str) -> str:

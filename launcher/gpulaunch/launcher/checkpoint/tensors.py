@@ -53,7 +53,7 @@ def _span(name: str, tensor: Any, label: str) -> tuple[int, int]:
     except (KeyError, TypeError, ValueError):
         fits = first = last = 0
     if not fits or type(first) is not int or type(last) is not int:
-        raise Damaged(f"{label}: its header makes no sense for tensor {name[:80]}")
+        raise Damaged(f"{label}: its header is invalid for tensor {name[:80]}")
     return first, last
 
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from gpulaunch.launcher.checkpoint import archive, pickles
 from gpulaunch.launcher.checkpoint.damaged import Damaged
 from gpulaunch.launcher.checkpoint.files import Files
-from gpulaunch.launcher.checkpoint.pickles import Thing
+from gpulaunch.launcher.checkpoint.pickles import PickledObject
 from gpulaunch.launcher.checkpoint.source import Entry
 
 # The first pickle of the old format: the number 0x1950a86a20f9469cfc6c (torch/serialization.py, MAGIC_NUMBER).
@@ -57,20 +57,20 @@ def _check(file: BinaryIO, size_bytes: int, *, any_archive: bool, known: bool) -
         raise Damaged(f"it is not a file of torch.save: it begins with {head[:4]!r}")
 
 
-def summary(files: Files, entry: Entry) -> Thing:
+def summary(files: Files, entry: Entry) -> PickledObject:
     """Return the object in a torch.save zip as data: what its top-level dict says of steps and sizes.
 
-    An empty one if unavailable: it adds to what the names tell, and never decides whether the checkpoint is whole.
+    An empty one if unavailable: it supplements the names, and never decides whether the checkpoint is complete.
     """
     try:
         with files.opened(entry) as file:
             for member in archive.members(file, 0, entry.size_bytes):
                 if _is_pickle(member):
                     value = pickles.read(archive.content(file, member, _SUMMARY_CAP_BYTES)).value
-                    return value if isinstance(value, Thing) else Thing("")
+                    return value if isinstance(value, PickledObject) else PickledObject("")
     except Damaged:
         pass
-    return Thing("")
+    return PickledObject("")
 
 
 _PROGRESS = ("step", "global_step", "steps", "iteration", "iter_num", "iter", "it")
@@ -125,7 +125,7 @@ def _check_old(file: BinaryIO, size_bytes: int) -> None:
 def _storage(identity: Any) -> tuple[str, int]:
     """The key and the width of one element, from ('storage', class, key, device, count, ...)."""
     match identity:
-        case ("storage", Thing(name=name), str(key), *_):
+        case ("storage", PickledObject(name=name), str(key), *_):
             width = _OLD_STORAGES.get(str(name).rpartition(".")[2].removesuffix("Storage"))
             if width is not None:
                 return key, width

@@ -1,4 +1,4 @@
-"""Print an answer to a question (help, plan, report) that may be read by half: `gpulaunch --help | head -1`."""
+"""Prints output (help, plan, report) whose reader may close the pipe early: `gpulaunch --help | head -1`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def answer(text: str) -> None:
     try:
         print(inert(text).encode(encoding, "replace").decode(encoding), end="", flush=True)
     except BrokenPipeError:
-        drop()
+        discard_unwritten()
     except OSError as err:
-        drop()
+        discard_unwritten()
         raise UsageError(f"cannot write to stdout: {err.strerror}") from None
 
 
-def drop() -> None:
+def discard_unwritten() -> None:
     """Drop what stdout did not take: buffered data would fail once more at interpreter exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`gpulaunch chaos`: make faults on a run that is under way on this node, to see it recover."""
+"""`gpulaunch chaos`: inject faults into an active run on this node, to test its recovery."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpulaunch.launcher.chaos.faults import DAMAGES, OF_A_RANK, RANDOM, Fault, Verb, choose
-from gpulaunch.launcher.chaos.inject import Done, inject
+from gpulaunch.launcher.chaos.inject import InjectedFault, inject
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.verb_parser import VerbParser, count, time_s, wants_help
-from gpulaunch.launcher.cli.waiting import Doing, told_while
+from gpulaunch.launcher.cli.waiting import Activity, show_activity
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.runs.events_log import note
 from gpulaunch.launcher.runs.find import find_under_way, here
@@ -25,28 +25,28 @@ from gpulaunch.launcher.runs.processes import RunError, RunProcesses, agent_of, 
 _HELP = """\
 usage: gpulaunch chaos FAULT [RANK] [options]
 
-Makes a fault on a run that is under way on this node, from outside: nothing is added to the ranks.
+Injects a fault into an active run on this node, from outside: no code is added to the ranks.
 
   kill-rank RANK        send it a signal (SIGKILL, or --signal NAME)
   hang-rank RANK        stop it where it is (SIGSTOP); it stays stopped
-  slow-rank RANK        stop and continue it by turns: --factor 4 times slower, --for 30s, then it goes on
-  oom-rank RANK         let it have no more memory than it has: its next allocation fails
+  slow-rank RANK        stop and continue it repeatedly: --factor 4 times slower, --for 30s
+  oom-rank RANK         limit its memory to its present size: its next allocation fails
   kill-loader RANK      kill one of its DataLoader workers
   corrupt-checkpoint    damage the newest checkpoint: --how truncate, flip (one bit) or remove (a file)
   kill-agent, kill-store, kill-fork-server, kill-sidecar
-                        kill one of the processes beside the ranks
-  random                one of these, chosen by --seed; --faults LIST names those to choose from
+                        kill one of the launcher's other processes
+  random                one of these, chosen by --seed, from --faults LIST
                         (default: all but kill-agent)
 
 RANK is a global rank of this node, or `any`: chosen by --seed.
 
-  --job-dir DIR         the run directory (default: the only run under way below ./gpulaunch-runs)
-  --after TIME          wait so long first (30s, 2m)
-  --every TIME          make it again and again, so far apart, until the run ends
-  --times N             but N times at most (default: once, with --every until the run ends)
-  --seed N              for what is left to chance (default: chosen, and told)
+  --job-dir DIR         the run directory (default: the only active run below ./gpulaunch-runs)
+  --after TIME          wait first (30s, 2m)
+  --every TIME          repeat it at this interval until the run ends
+  --times N             at most N times (default: once; with --every, until the run ends)
+  --seed N              seed of the random choices (default: random, and printed)
 
-Exit code 0 when a fault was made, 1 when none could be, 2 for wrong words.
+Exit code 0 if a fault was injected, 1 if none could be, 2 for a usage error.
 """
 _ANY = "any"
 _ALIVE_S = 60.0
@@ -97,14 +97,14 @@ class _Chaos:
         every_s, times = options.every, options.times
         pause_s = options.after
         for number in range(times or sys.maxsize):
-            with told_while(f"{self._name} is next", lasts_s=pause_s):
+            with show_activity(f"{self._name} is next", lasts_s=pause_s):
                 ended = _ended(agent, pause_s)
             if ended:
                 self._say(f"the run has ended; {number} of {times or 'any number of'} faults were tried")
                 break
             pause_s = every_s or 0.0
             try:
-                with told_while("looking for the ranks") as doing:
+                with show_activity("looking for the ranks") as doing:
                     done = self._make(agent, doing)
             except RunError as err:
                 self._say(str(err))
@@ -116,7 +116,7 @@ class _Chaos:
                 return 128 + done.interrupted_by
         return 0 if self._made else 1
 
-    def _make(self, agent: int, doing: Doing) -> Done:
+    def _make(self, agent: int, doing: Activity) -> InjectedFault:
         options = self._options
         # Drawn from a separate generator: the random details of one fault must not change the choice of the next.
         rng = random.Random(self._rng.random())  # noqa: S311
@@ -137,7 +137,7 @@ class _Chaos:
             rank = fault.rank
             doing(f"looking for rank {rank}")
             group = self._group(agent, lambda group: rank not in group.ranks or _is_alive(group, rank))
-        doing(f"{fault.verb.value} is being made", lasts_s=fault.for_s if fault.verb is Verb.SLOW_RANK else None)
+        doing(f"injecting {fault.verb.value}", lasts_s=fault.for_s if fault.verb is Verb.SLOW_RANK else None)
         return inject(fault, group, rng)
 
     def _group(self, agent: int, fits: Callable[[RunProcesses], bool]) -> RunProcesses:
@@ -148,7 +148,7 @@ class _Chaos:
             if group is not None and fits(group):
                 return group
             if time.monotonic() > until_s or _ended(agent, _LOOK_S):
-                raise RunError("no ranks are running now: nothing was done")
+                raise RunError("no ranks are running: no action was taken")
 
     def _say(self, what: str) -> None:
         answer(f"{time.strftime('%H:%M:%S')} {self._name}: {what}\n")
@@ -169,7 +169,7 @@ def _is_alive(group: RunProcesses, rank: int) -> bool:
         return False
 
 
-def _record(run_dir: str, done: Done, seed: int) -> None:
+def _record(run_dir: str, done: InjectedFault, seed: int) -> None:
     note(
         run_dir,
         "chaos",
@@ -214,7 +214,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = words(ranks=verb in OF_A_RANK)
     given = parser.read(argv[1:])
     if given.times is not None and given.times > 1 and given.every is None:
-        raise UsageError("chaos: --times needs --every: how far apart?")
+        raise UsageError("chaos: --times requires --every")
     if given.times is None and given.every is None:
         given.times = 1
     given.verb = verb
@@ -234,14 +234,14 @@ def _factor(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 1 < float(text) <= 1000:
             return float(text)
-    raise argparse.ArgumentTypeError(f"expected a number more than 1 and at most 1000, got {text!r}")
+    raise argparse.ArgumentTypeError(f"expected a number greater than 1 and at most 1000, got {text!r}")
 
 
 def _signal(text: str) -> int:
     name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
     names = [each.name for each in signal.Signals]
     if name not in names:
-        raise argparse.ArgumentTypeError(f"no signal is called {text}{did_you_mean(name, names)}")
+        raise argparse.ArgumentTypeError(f"unknown signal {text}{did_you_mean(name, names)}")
     return signal.Signals[name]
 
 

@@ -1,4 +1,4 @@
-"""The checks of the doctor: each a function that looks at one thing and says what it found and what to do.
+"""The checks of `gpulaunch doctor`: each function checks one thing, and reports what it found and what to do.
 
 A check reads, binds or creates something for a moment and undoes it. Only name resolution can block; it runs in a
 thread that is not waited for beyond its deadline.
@@ -60,7 +60,7 @@ _PACKAGES = (
     ("psutil", Status.WARN, "the sidecar cannot read processes: pip install psutil"),
     ("nvidia-ml-py", Status.WARN, "GPUs cannot be found or measured: pip install nvidia-ml-py"),
     ("prometheus-client", Status.WARN, "pip install prometheus-client"),
-    ("py-spy", Status.WARN, "no stacks of another Python's ranks, and fewer of those that hang: pip install py-spy"),
+    ("py-spy", Status.WARN, "fewer stacks of ranks, none with another Python: pip install py-spy"),
 )
 
 
@@ -102,7 +102,7 @@ def entry_point(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _warn(name, "not registered", "the profiler sees no steps: install gpulaunch again (pip install .)")
     elif environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         off = "TORCH_DEVICE_BACKEND_AUTOLOAD=0"
-        yield _warn(name, f"switched off by {off}", f"spawned ranks are not profiled; unset {off.partition('=')[0]}")
+        yield _warn(name, f"disabled by {off}", f"spawned ranks are not profiled; unset {off.partition('=')[0]}")
     else:
         yield _ok(name, found[0])
 
@@ -110,17 +110,17 @@ def entry_point(environ: Mapping[str, str]) -> Iterator[Finding]:
 # -- what the machine offers
 
 
-def gpus(place: HostInfo) -> Iterator[Finding]:
+def gpus(host: HostInfo) -> Iterator[Finding]:
     """GPUs and driver through NVML."""
-    if place.gpus:
-        names = ", ".join(sorted({gpu.name for gpu in place.gpus}))
-        yield _ok("GPUs", f"{len(place.gpus)}: {names} ({place.gpus_why})")
+    if host.gpus:
+        names = ", ".join(sorted({gpu.name for gpu in host.gpus}))
+        yield _ok("GPUs", f"{len(host.gpus)}: {names} ({host.gpus_why})")
         yield _ok("driver", _driver())
     elif os.path.exists("/dev/nvidiactl"):
-        advice = "the driver is there but shows no GPU: compare with `nvidia-smi -L`, and check CUDA_VISIBLE_DEVICES"
-        yield _warn("GPUs", f"none: {place.gpus_why}", advice)
+        advice = "the driver is loaded but reports no GPU: compare with `nvidia-smi -L`, and check CUDA_VISIBLE_DEVICES"
+        yield _warn("GPUs", f"none: {host.gpus_why}", advice)
     else:
-        yield _ok("GPUs", f"none: {place.gpus_why}; ranks run on CPU with gloo")
+        yield _ok("GPUs", f"none: {host.gpus_why}; ranks run on CPU with gloo")
 
 
 def _driver() -> str:
@@ -132,16 +132,16 @@ def _driver() -> str:
     return f"{version}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
 
 
-def cores_and_memory(place: HostInfo) -> Iterator[Finding]:
+def cores_and_memory(host: HostInfo) -> Iterator[Finding]:
     """Cores and the limits of the control group."""
-    yield _ok("cores", f"{place.cores} ({place.cores_why})")
-    if place.memory_limit_bytes is None:
-        yield _ok("memory limit", place.memory_why)
+    yield _ok("cores", f"{host.cores} ({host.cores_why})")
+    if host.memory_limit_bytes is None:
+        yield _ok("memory limit", host.memory_why)
         return
-    value = f"{place.memory_limit_bytes / _GIB:.1f} GiB ({place.memory_why})"
-    if place.memory_limit_bytes < 2 * _GIB:
+    value = f"{host.memory_limit_bytes / _GIB:.1f} GiB ({host.memory_why})"
+    if host.memory_limit_bytes < 2 * _GIB:
         yield _warn(
-            "memory limit", value, "one process with torch needs 0.3 GiB and more; raise the container's memory"
+            "memory limit", value, "one process with torch needs at least 0.3 GiB; raise the container's memory limit"
         )
     else:
         yield _ok("memory limit", value)
@@ -160,7 +160,7 @@ def shared_memory() -> Iterator[Finding]:
     if not os.access(_SHM, os.W_OK):
         yield _fail(name, f"{value}, not writable", "chmod 1777 /dev/shm, or run without --read-only")
     elif free < 16 * _MIB:
-        yield _fail(name, value, "full: remove what is left there, or mount it larger (docker run --shm-size=8g)")
+        yield _fail(name, value, "full: remove leftover files, or enlarge it (docker run --shm-size=8g)")
     elif size < 512 * _MIB:
         advice = (
             "small for DataLoader workers (bus errors): docker run --shm-size=8g, or a Memory emptyDir in Kubernetes"
@@ -185,7 +185,7 @@ def limits() -> Iterator[Finding]:
     if below(soft, 1024):
         yield _fail("open files", value, "too few for several ranks: ulimit -n 65536")
     elif below(soft, 4096):
-        yield _warn("open files", value, "dataloader workers that share by file descriptor run out: ulimit -n 65536")
+        yield _warn("open files", value, "too few for DataLoader workers, which pass descriptors: ulimit -n 65536")
     else:
         yield _ok("open files", value)
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -213,13 +213,13 @@ def run_directory() -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(prefix=".gpulaunch-doctor-", dir=here):
             pass
     except OSError as err:
-        yield _warn("run directory", f"{here}: {err.strerror}", "use --job-dir with a directory that can be written")
+        yield _warn("run directory", f"{here}: {err.strerror}", "use --job-dir with a writable directory")
         return
     stat = os.statvfs(here)
     free = stat.f_frsize * stat.f_bavail
     value = f"{here}, {free / _GIB:.1f} GiB free"
     if free < _GIB:
-        yield _warn("run directory", value, "little room for logs and checkpoints: use --job-dir elsewhere")
+        yield _warn("run directory", value, "little space for logs and checkpoints: use --job-dir on another disk")
     else:
         yield _ok("run directory", value)
 
@@ -246,14 +246,14 @@ def kernel() -> Iterator[Finding]:
     if ctypes.CDLL(None, use_errno=True).prctl(get_child_subreaper, ctypes.byref(answer), 0, 0, 0) != 0:
         missing.append(f"child subreaper ({os.strerror(ctypes.get_errno())})")
     if missing:
-        advice = "Linux 5.4 or newer is needed; in a container, let its seccomp profile allow these calls"
+        advice = "Linux 5.4 or newer is required; in a container, the seccomp profile must allow these calls"
         yield _fail("kernel", f"{value}; missing: {', '.join(missing)}", advice)
     else:
         yield _ok("kernel", f"{value}; pidfd, memfd, child subreaper")
 
 
 _CAP_SYS_PTRACE = 19
-_PTRACE_SCOPES = {"0": "any process of the user", "1": "descendants only", "2": "root only", "3": "nobody"}
+_PTRACE_SCOPES = {"0": "any process of the user", "1": "descendants only", "2": "root only", "3": "no process"}
 
 
 def tracing(root: str = "/") -> Iterator[Finding]:
@@ -291,7 +291,7 @@ def clock(root: str = "/") -> Iterator[Finding]:
     source = _read(os.path.join(root, "sys/devices/system/clocksource/clocksource0/current_clocksource")) or "unknown"
     value = f"{source}, {cost_ns:.0f} ns per reading, {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"
     if time.gmtime().tm_year < 2025:
-        yield _warn("clock", value, "the date is wrong: reports and TLS need it; switch NTP on")
+        yield _warn("clock", value, "the date is wrong, reports and TLS need it: enable NTP")
     elif source not in (*_FAST_CLOCKS, "unknown"):
         yield _warn("clock", value, f"{source} is a slow clock source: prefer tsc (boot option clocksource=tsc)")
     else:
@@ -309,12 +309,12 @@ def ports() -> Iterator[Finding]:
         following = range(METRICS_PORT_BASE + 1, METRICS_PORT_BASE + 100)
         free = next((port for port in following if _is_free(METRICS_HOST, port)), None)
         advice = f"{free} would be used; the address is printed at the start" if free else "use --metrics-addr"
-        yield _warn("metrics port", f"{METRICS_HOST}:{METRICS_PORT_BASE} is taken", advice)
+        yield _warn("metrics port", f"{METRICS_HOST}:{METRICS_PORT_BASE} is in use", advice)
     if _is_free("", STATIC_MASTER_PORT):
         yield _ok("master port", f"{STATIC_MASTER_PORT} is free")
     else:
-        advice = "one node does not need it; for several give --master-port another one, the same on every node"
-        yield _warn("master port", f"{STATIC_MASTER_PORT} is taken", advice)
+        advice = "not needed for one node; for several, set another --master-port, the same on every node"
+        yield _warn("master port", f"{STATIC_MASTER_PORT} is in use", advice)
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -335,14 +335,14 @@ _DNS_SLOW_S = 0.5
 
 
 def names() -> Iterator[Finding]:
-    """localhost must mean this machine; the hostname should resolve, and fast: gloo looks it up."""
+    """localhost must be this machine; the hostname should resolve quickly: gloo looks it up."""
     addresses, took_s = resolve("localhost", _DNS_TIMEOUT_S)
     loopback = all(each.startswith("127.") or each == "::1" for each in addresses)
     value = f"localhost is {', '.join(addresses)} ({took_s * 1e3:.0f} ms)"
     if not addresses:
         yield _fail("localhost", "does not resolve", "add `127.0.0.1 localhost` to /etc/hosts")
     elif not loopback:
-        yield _fail("localhost", value, "it must be this machine: correct /etc/hosts")
+        yield _fail("localhost", value, "it must resolve to this machine: correct /etc/hosts")
     else:
         yield _ok("localhost", value)
     hostname = os.uname().nodename
@@ -384,13 +384,13 @@ def _read(path: str) -> str:
         return ""  # missing on this kernel
 
 
-def checks(environ: Mapping[str, str], place: HostInfo) -> dict[str, Callable[[], Iterable[Finding]]]:
+def checks(environ: Mapping[str, str], host: HostInfo) -> dict[str, Callable[[], Iterable[Finding]]]:
     """Every check by name, ready to be called, in the order of the report."""
     return {
         "versions": versions,
         "entry point": lambda: entry_point(environ),
-        "GPUs": lambda: gpus(place),
-        "cores and memory": lambda: cores_and_memory(place),
+        "GPUs": lambda: gpus(host),
+        "cores and memory": lambda: cores_and_memory(host),
         "shared memory": shared_memory,
         "limits": limits,
         "run directory": run_directory,

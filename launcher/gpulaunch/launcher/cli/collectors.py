@@ -1,4 +1,4 @@
-"""The doctor's look at the profiler: what each of its parts can measure on this machine, by having them try."""
+"""Checks of the profiler for `gpulaunch doctor`: tries what each of its parts can measure on this machine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from gpulaunch.launcher.cli.checks import Finding, Status
 from gpulaunch.profiler.record import Collector
 
 _OF_A_JOB: Final[Mapping[Collector, str]] = {
-    Collector.RANKS: "what ranks write into their segments",
-    Collector.RUN: "what the launcher says of the run",
-    Collector.WORKERS: "what dataloader workers say of their fetches",
-    Collector.COLLECTIVES: "what ranks say of their collectives",
-    Collector.STORE: "telemetry.sqlite of the run directory",
+    Collector.RANKS: "reads the ranks' segments",
+    Collector.RUN: "reads the launcher's state of the run",
+    Collector.WORKERS: "reads the fetch times of DataLoader workers",
+    Collector.COLLECTIVES: "reads the ranks' collectives",
+    Collector.STORE: "writes telemetry.sqlite in the run directory",
 }
 """Metrics that do not exist without a job."""
 _TRACES_FROM = (2, 7)
 """As `profiler.probe.kineto.TORCH_FLOOR`."""
-_RANK: Final = "import torch\nfrom gpulaunch.profiler.probe.inject import arm\narm()"
-_IMPORT_S: Final = 120.0
+RANK_PROGRAM: Final = "import torch\nfrom gpulaunch.profiler.probe.inject import arm\narm()"
+"""The program of the process in which the probe is armed."""
+IMPORT_TIMEOUT_S: Final = 120.0
+"""How long the import of torch may take, from a slow file system."""
 
 
 def collectors() -> Iterator[Finding]:
@@ -42,7 +44,7 @@ def collectors() -> Iterator[Finding]:
         if condition is None:
             yield Finding(name=name, status=Status.OK, value=f"ready: {_OF_A_JOB[collector]}")
         elif condition.errors:
-            advice = "what it measures will be missing; see docs/metrics.md for what that is"
+            advice = "its metrics will be missing; see docs/metrics.md"
             yield Finding(name=name, status=Status.WARN, value=condition.reason, advice=advice)
         elif collector in _OF_A_JOB:
             yield Finding(name=name, status=Status.OK, value=f"ready: {_OF_A_JOB[collector]}")
@@ -68,20 +70,24 @@ def hooks() -> Iterator[Finding]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("GPULAUNCH_")}
         environ |= {"RANK": "0", "GPULAUNCH_CHANNEL_DIR": directory}
         try:
-            # -P: what is beside the user must not be taken for a part of torch.
+            # -P: files in the current directory must not be imported as parts of torch.
             rank = subprocess.run(
-                [sys.executable, "-P", "-c", _RANK], env=environ, capture_output=True, timeout=_IMPORT_S, check=False
+                [sys.executable, "-P", "-c", RANK_PROGRAM],
+                env=environ,
+                capture_output=True,
+                timeout=IMPORT_TIMEOUT_S,
+                check=False,
             )
         except subprocess.TimeoutExpired:
-            why = f"torch was not imported within {_IMPORT_S:g} s"
-            yield Finding(name="probe", status=Status.WARN, value=why, advice="is its file system slow?")
+            why = f"torch was not imported within {IMPORT_TIMEOUT_S:g} s"
+            yield Finding(name="probe", status=Status.WARN, value=why, advice="check whether its file system is slow")
             return
         seen = segment.read(path)
     if not seen.armed:
         said = rank.stderr.decode("utf-8", "replace").strip().splitlines()
-        value = f"it did not get into a process that imports torch: {said[-1] if said else 'no reason given'}"
+        value = f"not loaded into a process that imports torch: {said[-1] if said else 'unknown reason'}"
         yield Finding(
-            name="probe", status=Status.WARN, value=value, advice="jobs run, and nothing in ranks is measured"
+            name="probe", status=Status.WARN, value=value, advice="jobs run, but nothing in the ranks is measured"
         )
         return
     for hook in Hook:
@@ -89,12 +95,12 @@ def hooks() -> Iterator[Finding]:
             continue  # an option, which hooks into nothing
         name = f"probe {(hook.name or '').lower()}"
         if hook in seen.hooks_unavailable:
-            advice = "what it measures will be missing; a torch newer than this version knows?"
+            advice = "its metrics will be missing; this torch may be too new for this version of gpulaunch"
             yield Finding(name=name, status=Status.WARN, value=seen.fault, advice=advice)
         elif hook in seen.hooks_armed:
             yield Finding(name=name, status=Status.OK, value="available")
         else:
-            yield Finding(name=name, status=Status.OK, value="absent: no GPU that torch could use")
+            yield Finding(name=name, status=Status.OK, value="absent: no GPU that torch can use")
 
 
 def traces() -> Iterator[Finding]:
@@ -108,5 +114,5 @@ def traces() -> Iterator[Finding]:
         yield Finding(name="traces", status=Status.OK, value=f"torch {version}")
     else:
         needed = ".".join(map(str, _TRACES_FROM))
-        advice = f"gpulaunch trace needs torch {needed} or newer; all else works"
+        advice = f"gpulaunch trace needs torch {needed} or newer; everything else works"
         yield Finding(name="traces", status=Status.WARN, value=f"torch {version}", advice=advice)

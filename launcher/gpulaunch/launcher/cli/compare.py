@@ -1,4 +1,4 @@
-"""`gpulaunch compare`: what changed between two runs, and which of it can be told from noise."""
+"""`gpulaunch compare`: what changed between two runs, and which changes are significant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
-from gpulaunch.launcher.cli.waiting import told_while
+from gpulaunch.launcher.cli.waiting import show_activity
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import find_run, here
 from gpulaunch.launcher.runs.processes import RunError
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 _HELP = """\
 usage: gpulaunch compare RUN_A RUN_B [--json]
 
-Shows what changed from RUN_A to RUN_B: the length of a step and its parts, throughput, memory, goodput, findings that
-came and went, settings and versions that differ; and what of it can be told from noise. Each is a run directory, or
-the name of one below ./gpulaunch-runs.
+Shows what changed from RUN_A to RUN_B: step time and its phases, throughput, memory, goodput, new and resolved
+findings, different settings and versions; and which changes are significant. Each is a run directory, or the name of
+one below ./gpulaunch-runs.
 
-Both runs are taken in stretches of one length: no shorter than three steps of either, and than the intervals that
-the longer run was kept in (a 180th of it). Neighbouring stretches are alike, so they are taken together in blocks. A
-difference is told if the blocks of the two runs are apart by more than chance allows, by more than each run differs
-from itself, and by 3 % at least; and not where others had the cores. Runs of a few minutes tell more than those of a
-few seconds, and runs of about one length more than a short one and a long one.
+Both runs are divided into intervals of the same length: at least three steps of either run, and at least the
+resolution in which the longer run was stored (a 180th of it). Adjacent intervals are correlated, so they are grouped
+into blocks. A difference is significant if the blocks of the two runs differ by more than chance allows, by more than
+each run varies by itself, and by at least 3 %; and if other processes did not use the cores. Runs of several minutes
+and of similar length give better results than short runs or runs of different length.
 
-Exit code 0 whether they differ or not, 2 for wrong words.
+Exit code 0 whether they differ or not, 2 for a usage error.
 """
 _LARGEST_BYTES = 32 << 20
 
@@ -72,7 +72,7 @@ def compare_runs(run_a: str, run_b: str) -> Comparison:
     from gpulaunch.exporters.view.load import load_run
     from gpulaunch.profiler.redact import redact_all
 
-    with told_while("reading A") as doing:
+    with show_activity("reading A") as doing:
         view_a = load_run(run_a)
         doing("reading B")
         view_b = load_run(run_b)

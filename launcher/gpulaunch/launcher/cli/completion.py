@@ -29,7 +29,7 @@ def completion(shell: str) -> str:
 def _parser(shtab: object) -> argparse.ArgumentParser:
     """All options and verbs as one plain parser: used only for its list of them, not to parse."""
     parser = argparse.ArgumentParser(prog="gpulaunch", add_help=False)
-    parser.add_argument("-h", "--help", action="store_true", help="say what there is")
+    parser.add_argument("-h", "--help", action="store_true", help="show the help")
     parser.add_argument("--version", action="store_true", help="versions of gpulaunch, Python and torch")
     parser.add_argument("--print-completion", choices=SHELLS, help="print a completion script for a shell")
     for option in OPTIONS:

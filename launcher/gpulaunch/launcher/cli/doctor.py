@@ -1,4 +1,4 @@
-"""`gpulaunch doctor`: is this machine fit to run and watch a job, and if not, what to do."""
+"""`gpulaunch doctor`: checks whether this machine can run and profile a job, and says what to do if not."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.checks import Finding, Status, checks
 from gpulaunch.launcher.cli.collectors import collectors, hooks, traces
 from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
-from gpulaunch.launcher.cli.waiting import told_while
-from gpulaunch.launcher.job.host_info import look
+from gpulaunch.launcher.cli.waiting import show_activity
+from gpulaunch.launcher.job.host_info import detect
+from gpulaunch.launcher.job.network import ELASTIC_PORT, ETCD_BACKENDS, endpoint_of, etcd_conf, etcd_endpoints
+from gpulaunch.launcher.job.options import UsageError
+from gpulaunch.launcher.job.spec import Etcd
+from gpulaunch.launcher.rendezvous.auth import read_token
 
 _HELP = """\
-usage: gpulaunch doctor [--json]
+usage: gpulaunch doctor [--json] [--rdzv-endpoint HOST:PORT [--token-file FILE]]
+       gpulaunch doctor [--json] --rdzv-backend etcd --rdzv-endpoint HOST:PORT,... [--rdzv-conf K=V,...]
 
 Checks versions, GPUs, tracing, shared memory, limits, ports, name resolution, kernel and installation, and what the
-profiler can measure here: every collector of the sidecar, and every part of the probe, by arming it in a process of its
-own that imports torch.
+profiler can measure on this machine: every collector of the sidecar, and every part of the probe, by installing it in
+a separate process that imports torch.
 
-Each line: ok, warn (works, with a loss) or fail (jobs will not run), what was found, and what to do.
-Exit code 0 unless something is `fail`, then 1. Nothing is changed and nothing is left behind.
+With --rdzv-endpoint, for a job of several nodes: only checks whether this node reaches the leader, and if not, which
+step fails: name resolution, the connection, the leader's answer, the token, or the clock. With --rdzv-backend etcd:
+which members answer, whether they have a leader, and whether this node may read and write.
+
+Each line: ok, warn (works with limitations) or fail (jobs will not run), what was found, and what to do.
+Exit code 0, or 1 if a check is `fail`. The machine is not changed, and no files remain.
 """
 
 
@@ -28,6 +37,10 @@ def words() -> VerbParser:
     """The argument parser, also used for shell completion."""
     parser = VerbParser("doctor")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rdzv-endpoint", metavar="HOST:PORT", default="")
+    parser.add_argument("--token-file", metavar="FILE", default="")
+    parser.add_argument("--rdzv-backend", choices=("leader", "c10d", *ETCD_BACKENDS), default="leader")
+    parser.add_argument("--rdzv-conf", metavar="K=V", default="")
     return parser
 
 
@@ -36,23 +49,47 @@ def run(argv: Sequence[str]) -> int:
     if wants_help(argv):
         answer(_HELP)
         return 0
-    in_json = words().read(argv).json
-    findings = examine()
-    answer((as_json(findings) if in_json else as_text(findings)) + "\n")
+    given = words().read(argv)
+    if given.rdzv_backend in ETCD_BACKENDS:
+        findings = reach_etcd(given.rdzv_endpoint, given.rdzv_conf)
+    else:
+        findings = reach(given.rdzv_endpoint, given.token_file) if given.rdzv_endpoint else examine()
+    answer((as_json(findings) if given.json else as_text(findings)) + "\n")
     return 1 if any(finding.status is Status.FAIL for finding in findings) else 0
+
+
+def reach(endpoint: str, token_file: str) -> list[Finding]:
+    """Whether this node reaches the leader of a job. Raises UsageError."""
+    from gpulaunch.launcher.cli.endpoint_checks import endpoint as hops
+
+    host, port = endpoint_of(endpoint)
+    with show_activity(f"looking for {endpoint}"):
+        return list(hops(host, port or ELASTIC_PORT, read_token(token_file)))
+
+
+def reach_etcd(endpoints: str, conf: str) -> list[Finding]:
+    """Whether this node can use etcd for a job. Raises UsageError, RendezvousError."""
+    if not endpoints:
+        raise UsageError("doctor: --rdzv-backend etcd: its members are in --rdzv-endpoint")
+    from gpulaunch.launcher.cli.etcd_checks import members
+    from gpulaunch.launcher.cli.rendezvous import access_of
+
+    etcd = Etcd(endpoints=etcd_endpoints(endpoints), **etcd_conf(conf))
+    with show_activity(f"looking for etcd at {endpoints}"):
+        return list(members(access_of(etcd)))
 
 
 def examine() -> list[Finding]:
     """All findings; a check that fails itself is one of them, and does not stop the others."""
     findings: list[Finding] = []
-    with told_while("looking at this machine") as doing:
-        every = {**checks(os.environ, look(os.environ)), "collectors": collectors, "probe": hooks, "traces": traces}
+    with show_activity("checking this machine") as doing:
+        every = {**checks(os.environ, detect(os.environ)), "collectors": collectors, "probe": hooks, "traces": traces}
         for number, (name, check) in enumerate(every.items()):
-            doing(f"looking at {name}", number / len(every))
+            doing(f"checking {name}", number / len(every))
             try:
                 findings.extend(check())
-            except Exception as err:  # detecting machines strange enough to break a check is a doctor's purpose
-                value, advice = f"{type(err).__name__}: {err}", "this check could not be made; please report it"
+            except Exception as err:  # a machine that breaks a check is to be reported, too
+                value, advice = f"{type(err).__name__}: {err}", "this check failed to run; please report it"
                 findings.append(Finding(name=name, status=Status.WARN, value=value, advice=advice))
     return findings
 

@@ -1,4 +1,4 @@
-"""`gpulaunch export`: everything that was measured in a run, over time, as a file for other programs."""
+"""`gpulaunch export`: all measurements of a run over time, as a file for other programs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gpulaunch.launcher.cli.answer import answer, drop
+from gpulaunch.launcher.cli.answer import answer, discard_unwritten
 from gpulaunch.launcher.cli.verb_parser import VerbParser, time_s, wants_help
-from gpulaunch.launcher.cli.waiting import PATIENCE_S, Doing, told_while
+from gpulaunch.launcher.cli.waiting import PATIENCE_S, Activity, show_activity
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 _HELP = """\
 usage: gpulaunch export [RUN] --out FILE [--format jsonl|parquet] [--every TIME]
 
-Writes what was measured in a run, while it runs or afterwards, into FILE (replaced if it is there): every metric over
-time, events, findings, first causes of failures. RUN is a run directory, or the name of one below ./gpulaunch-runs;
-without it, the newest there.
+Writes all measurements of an active or finished run to FILE, which is replaced if it exists: every metric over time,
+events, findings, first causes of failures. RUN is a run directory, or the name of one below ./gpulaunch-runs (default:
+the newest there).
 
-  --format jsonl        one JSON object a line (default); FILE may be `-`, for stdout
+  --format jsonl        one JSON object per line (default); FILE may be `-` for stdout
   --format parquet      a table for pandas, Polars, DuckDB; needs pip install 'gpulaunch[parquet]'
-  --every TIME          samples about so far apart, such as 60s, are enough (default: as fine as there are: the last
-                        10 minutes by the second, 2 hours by 10 s, 2 days by the minute, what is older by 10 minutes)
+  --every TIME          minimum interval of samples, such as 60s (default: as stored: 1 s for the last 10 minutes,
+                        10 s for 2 hours, 1 minute for 2 days, 10 minutes for older data)
 
-Exit code 0 when something was written, 1 when there was nothing to write, 2 for wrong words.
+Exit code 0 if data was written, 1 if there was none, 2 for a usage error.
 """
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         # Rows that scroll on a terminal are progress enough.
         seen_s = threading.TIMEOUT_MAX if to_stdout and sys.stdout.isatty() else PATIENCE_S
-        with told_while("reading the run", patience_s=seen_s) as doing:
+        with show_activity("reading the run", patience_s=seen_s) as doing:
             rows = counted(rows_of(Path(run_dir), step_s=options.every, notes=notes), doing, share_of=extent.share_of)
             count = _to_stdout(rows) if to_stdout else _to_file(rows, options.out, options.format)
     except PyarrowMissingError as err:
@@ -71,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
             f"export: --format parquet needs pyarrow ({err}): pip install 'gpulaunch[parquet]'; or use --format jsonl"
         ) from None
     except OSError as err:
-        raise UsageError(f"export: cannot write {options.out}: {err.strerror}; name a file with --out") from None
+        raise UsageError(f"export: cannot write {options.out}: {err.strerror}; specify a file with --out") from None
     for note in notes:
         print(inert(f"gpulaunch export: {note}"), file=sys.stderr)
     if options.out != "-":
@@ -126,7 +126,9 @@ def _num_looks(age_s: float, every_s: float) -> float:
     return number
 
 
-def counted(rows: Iterable[T], doing: Doing, *, share_of: Callable[[T], float | None] = lambda _: None) -> Iterator[T]:
+def counted(
+    rows: Iterable[T], doing: Activity, *, share_of: Callable[[T], float | None] = lambda _: None
+) -> Iterator[T]:
     """Yield the rows, and let `doing` show how many there were, and their share."""
     for number, row in enumerate(rows, 1):
         yield row
@@ -141,7 +143,7 @@ def _to_file(rows: Iterator[Row], out: str, kind: str) -> int:
     from gpulaunch.profiler.files import replacing
 
     if os.path.exists(out) and not os.path.isfile(out):  # /dev/null must not be replaced
-        raise OSError(errno.EINVAL, "it is there, and no file")
+        raise OSError(errno.EINVAL, "it exists and is not a file")
     first = next(rows, None)
     if first is None:
         return 0
@@ -160,10 +162,10 @@ def _to_stdout(rows: Iterable[Row]) -> int:
         count = write_jsonl(rows, sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
-        drop()
+        discard_unwritten()
         return 1
     except OSError:
-        drop()
+        discard_unwritten()
         raise
     return count
 
@@ -183,5 +185,5 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     given = parser.read(argv)
     parser.one_run(given.run)
     if given.out == "-" and given.format == "parquet":
-        raise UsageError("export: --format parquet needs a file: name it with --out")
+        raise UsageError("export: --format parquet needs a file: specify it with --out")
     return given

@@ -1,4 +1,4 @@
-"""`gpulaunch flame`: the stacks that were sampled while a job ran, as flame graphs."""
+"""`gpulaunch flame`: flame graphs of the stacks sampled while a job ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpulaunch.exporters.files.flame import Stack, boxes_of, speedscope
 from gpulaunch.exporters.files.flame_svg import flame_svg
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
-from gpulaunch.launcher.cli.waiting import told_while
+from gpulaunch.launcher.cli.waiting import show_activity
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_text
@@ -22,19 +22,19 @@ from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
 _HELP = """\
 usage: gpulaunch flame [RUN] [--out DIR]
 
-Draws the stacks of the ranks' main threads that were sampled while a job ran (stacks.folded of its run directory):
-one flame graph for each phase of the step and one for all of them, as SVG files for a browser, and all together in one
-file for the viewer speedscope. Of a job that still runs, what was written down until now (every half a minute). Of a
-directory that was used again, those of the newest run that was watched.
+Draws the stacks of the ranks' main threads that were sampled while a job ran (stacks.folded in its run directory):
+one flame graph per phase of the step and one for all phases, as SVG files for a browser, and one file for the viewer
+speedscope. For an active job, the stacks written so far (every 30 s). If several runs used the directory, those of the
+newest run with stacks.
 
 RUN is a run directory, or the name of one below ./gpulaunch-runs (default: the newest one there that has stacks).
 
-  --out DIR             where the files go (default: `flame` in the run directory)
+  --out DIR             output directory (default: `flame` in the run directory)
 
-Exit code 0 when there were stacks, 1 when there are none, 2 for wrong words.
+Exit code 0 if there are stacks, 1 if there are none, 2 for a usage error.
 """
 _NONE = (
-    "the job ran with --no-profile or ended within seconds, or its processes may not be read here "
+    "the job ran with --no-profile or ended within seconds, or its processes cannot be read "
     "(see `ptrace` and `collector stacks` of gpulaunch doctor)"
 )
 _WHOLE = "all"
@@ -49,18 +49,18 @@ def run(argv: Sequence[str]) -> int:
     try:
         run_dir = Path(find_run(options.run[0] if options.run else None, here(), having=STACKS_FILE))
     except RunError as error:
-        raise UsageError(f"flame: {error}" + ("" if options.run else f". If there is none: {_NONE}")) from None
-    with told_while("reading stacks"):
+        raise UsageError(f"flame: {error}" + ("" if options.run else f". Possible reasons: {_NONE}")) from None
+    with show_activity("reading stacks"):
         stacks = read_all(run_dir)
     if not stacks.samples():
         answer(f"no stacks in {shown(str(run_dir))}: {_NONE}\n")
         return 1
     into = Path(options.out) if options.out is not None else run_dir / "flame"
     try:
-        with told_while("drawing"):
+        with show_activity("drawing"):
             write_all(stacks, into, name=inert(run_dir.name))
     except OSError as error:
-        raise UsageError(f"flame: cannot write to {into}: {error.strerror}; name a directory with --out") from None
+        raise UsageError(f"flame: cannot write to {into}: {error.strerror}; specify a directory with --out") from None
     files = f"{_WHOLE}.svg, an SVG for each phase, stacks.speedscope.json"
     answer(f"{table(stacks)}drawn in {shown(str(into))}: {files}\n")
     return 0

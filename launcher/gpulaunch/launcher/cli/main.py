@@ -1,4 +1,4 @@
-"""The console entry: which verb, and how anything that goes wrong is told. Everything else is imported when needed."""
+"""The console entry: selects the verb and reports errors. Everything else is imported when needed."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def _dispatch(argv: Sequence[str]) -> int:
 
         answer(completion(given["print_completion"]))
         return 0
-    from gpulaunch.launcher.job.host_info import look
+    from gpulaunch.launcher.job.host_info import detect
     from gpulaunch.launcher.job.load import resolve
 
-    place = look(os.environ)
-    request = resolve(given, os.environ, place)
+    host = detect(os.environ)
+    request = resolve(given, os.environ, host)
     from gpulaunch.launcher.cli.run import checked, run
 
     if request.dry_run:
@@ -89,9 +89,9 @@ def _dispatch(argv: Sequence[str]) -> int:
 
         checked(request.spec)
         reading = reading_of(request.spec)
-        answer(describe(request.spec, place, reading=reading, refused=recall(request.spec, reading.packages)))
+        answer(describe(request.spec, host, reading=reading, refused=recall(request.spec, reading.packages)))
         return 0
-    return run(request, place)
+    return run(request, host)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`gpulaunch report`: what a run's profiler found, from its run directory, while it runs or afterwards."""
+"""`gpulaunch report`: the findings of a run, from its run directory, while it runs or afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.report_document import as_markdown, as_page
 from gpulaunch.launcher.cli.report_page import PAGE_FILE
 from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
-from gpulaunch.launcher.cli.waiting import told_while
+from gpulaunch.launcher.cli.waiting import show_activity
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_text
 from gpulaunch.launcher.runs.find import find_run, here
@@ -22,19 +22,18 @@ from gpulaunch.launcher.runs.processes import RunError
 _HELP = """\
 usage: gpulaunch report [RUN] [--json | --md | --html [FILE.html] [--static]]
 
-Shows what was found in a run: what to change, where, and what it costs per hour. RUN is a run directory, or the name
-of one below ./gpulaunch-runs; without it, the newest there. docs/findings.md has a page for each rule.
+Shows the findings of a run: what to change, where, and the cost per hour. RUN is a run directory, or the name of one
+below ./gpulaunch-runs (default: the newest there). docs/findings.md describes each rule.
 
-  --json                the same for programs, and under `view` everything that is known of the run, as of
-                        gpulaunch top --json
-  --md                  the whole report (steps, memory, copies, failures, goodput) as Markdown
-  --html [FILE.html]    the whole report as one page that needs nothing else, into report.html of the run directory,
-                        or FILE.html; `-` is stdout. With pip install 'gpulaunch[report]' its charts can be zoomed
-  --static              do without that: a page of 100 kB, not of 5 MB
+  --json                the findings as JSON, and under `view` all data of the run, as in gpulaunch top --json
+  --md                  the full report (steps, memory, copies, failures, goodput) as Markdown
+  --html [FILE.html]    the full report as one self-contained page, in report.html of the run directory or FILE.html;
+                        `-` is stdout. With pip install 'gpulaunch[report]', its charts are interactive
+  --static              without interactive charts: a page of 100 kB instead of 5 MB
 
-A run that made steps has a report.html, a static one, when it ends.
+A run with steps writes a static report.html when it ends.
 
-Exit code 0 whether something was found or not, 2 for wrong words.
+Exit code 0 whether there are findings or not, 2 for a usage error.
 """
 
 
@@ -49,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     except RunError as err:
         raise UsageError(f"report: {err}") from None
     if given.html is not None:
-        with told_while("reading the run"):
+        with show_activity("reading the run"):
             page = as_page(run_dir, static=given.static)
         if given.html == "-":
             answer(page)
@@ -58,18 +57,18 @@ def run(argv: Sequence[str]) -> int:
         try:
             write_text(into, page)
         except OSError as err:
-            raise UsageError(f"report: cannot write {into}: {err.strerror}; name a file with --html") from None
+            raise UsageError(f"report: cannot write {into}: {err.strerror}; specify a file with --html") from None
         answer(f"report in {shown(into)}\n")
     elif given.md:
-        with told_while("reading the run"):
+        with show_activity("reading the run"):
             page = as_markdown(run_dir)
         answer(page)
     elif given.json:
-        with told_while("reading the run"):
+        with show_activity("reading the run"):
             everything = as_json(whole(run_dir))
         answer(everything + "\n")
     else:
-        with told_while("reading the run"):
+        with show_activity("reading the run"):
             text = as_text(collect(Path(run_dir)), _standing(run_dir))
         answer(text + "\n")
     return 0
@@ -93,10 +92,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if given.html and given.html != "-" and not given.html.endswith((".html", ".htm")):
         # Accept `report --html RUN`: its meaning is clear.
         if given.run:
-            raise UsageError(f"report: --html {given.html}: name a file that ends in .html")
+            raise UsageError(f"report: --html {given.html}: the file name must end in .html")
         given.run, given.html = [given.html], ""
     if given.static and given.html is None:
-        raise UsageError("report: --static is about the page: use it with --html")
+        raise UsageError("report: --static requires --html")
     parser.one_run(given.run)
     return given
 
@@ -179,18 +178,18 @@ def as_json(report: Mapping[str, Any]) -> str:
 
 def as_text(report: Mapping[str, Any], standing: str = "") -> str:
     """The report for people: the result of the run in a sentence, and each finding in three lines."""
-    from gpulaunch.exporters.view.findings import nobody_watched
+    from gpulaunch.exporters.view.findings import not_profiled
 
     notes = [f"note: {note}" for note in report["notes"]]
     if not report["watched"] and not notes:
-        found = nobody_watched(profiled=report["profiled"])
+        found = not_profiled(requested=report["profiled"])
     elif notes and not report["findings"]:  # otherwise "nothing found" would claim more than is known
-        found = "what was found is not known (--md tells what telemetry.sqlite has of it)"
+        found = "findings are unknown (--md shows the data of telemetry.sqlite)"
     else:
         found = _counted([found for found in report["findings"] if not found["earlier"]])
     lines = [f"{report['run']}: {found}", *([standing] if standing else []), *notes]
     for found in report["findings"]:
-        over = ", in an earlier run only" if found["earlier"] else "" if found["active"] else ", not any more"
+        over = ", in an earlier run only" if found["earlier"] else "" if found["active"] else ", no longer active"
         lines += [
             "",
             f"{found['rule']}{_where(found)}{over}",

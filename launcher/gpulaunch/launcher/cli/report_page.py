@@ -1,9 +1,9 @@
-"""The report of a run that has just ended, written into its directory by a process of its own: the launcher, which is
-small, does not load what it takes.
+"""Writes the report of a run that has just ended into its directory, in a separate process: the launcher stays small
+and does not import the modules for it.
 
-It steps back behind everything else on the node, and leaves a whole report.html or none. The launcher waits for it, not
-long, and it does not outlive the launcher. `gpulaunch report RUN --html` writes the page later, and with charts that
-can be zoomed if their library is there: too much to lie in every run directory.
+The process has a low priority, and writes a complete report.html or none. The launcher waits for it for a limited time,
+and it does not outlive the launcher. `gpulaunch report RUN --html` writes the page later, with interactive charts if
+their library is installed: too large for every run directory.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gpulaunch.launcher.cli.waiting import told_while
+from gpulaunch.launcher.cli.waiting import show_activity
 from gpulaunch.launcher.loop import linux
 
 PAGE_FILE = "report.html"
 """In the run directory."""
 
-_LONGEST_S = 8
+WRITE_TIMEOUT_S = 8
 """How long it may take; it then removes what it has written of the page."""
-_WAITED_S = _LONGEST_S + 2.0
+WAIT_TIMEOUT_S = WRITE_TIMEOUT_S + 2.0
 """How long the report may delay the end of a job."""
 _NICE = 10
-# `-P`: the user's directory must not shadow what is imported.
-_ENTRY = "import sys; from gpulaunch.launcher.cli.report_page import run; sys.exit(run(sys.argv[1:]))"
+ENTRY = "import sys; from gpulaunch.launcher.cli.report_page import run; sys.exit(run(sys.argv[1:]))"
+"""The program of the process; run with `-P`: the user's directory must not shadow what is imported."""
 
 
 def begin(run_dir: str) -> int | None:
     """Start the process, and return its pid at once; None: it cannot be started, and there is no report."""
-    argv = [sys.executable, "-P", "-c", _ENTRY, os.path.abspath(run_dir), str(os.getpid())]
+    argv = [sys.executable, "-P", "-c", ENTRY, os.path.abspath(run_dir), str(os.getpid())]
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
     try:
         return os.posix_spawn(argv[0], argv, os.environ, file_actions=null, setsigmask=())
@@ -48,8 +48,8 @@ def wait(pid: int) -> bool:
     """
     pidfd = os.pidfd_open(pid)
     try:
-        with told_while(f"writing {PAGE_FILE}"):
-            if not select.select([pidfd], [], [], _WAITED_S)[0]:
+        with show_activity(f"writing {PAGE_FILE}"):
+            if not select.select([pidfd], [], [], WAIT_TIMEOUT_S)[0]:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     finally:
         os.close(pidfd)
@@ -65,8 +65,10 @@ def run(argv: Sequence[str]) -> int:
         from gpulaunch.launcher.loop.files import write_text
 
         write_text(os.path.join(run_dir, PAGE_FILE), as_page(run_dir, static=True))
-    except Exception:  # no caller to report to: there is no report then
+    except Exception:  # no caller to report to: then there is no report
         return 1
+    finally:
+        signal.alarm(0)  # the handler is gone before the interpreter is
     return 0
 
 
@@ -74,7 +76,7 @@ def _settle(launcher: int) -> None:
     linux.die_with_parent(launcher)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(_LONGEST_S)
+    signal.alarm(WRITE_TIMEOUT_S)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from gpulaunch.launcher.agent import timers
 from gpulaunch.launcher.agent.agent import Agent, Ended
-from gpulaunch.launcher.agent.metrics_port import bind_metrics, moved, url_of
+from gpulaunch.launcher.agent.metrics_port import bind_metrics, other_port_notice, url_of
 from gpulaunch.launcher.agent.packages import reading_of, recall
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.agent.rundir import RunDir, RunDirError, RunDirLockedError, open_run_dir
@@ -20,6 +20,7 @@ from gpulaunch.launcher.agent.sidecar import SidecarProcess
 from gpulaunch.launcher.checkpoint.names import check_pattern
 from gpulaunch.launcher.checkpoint.resume import check_template
 from gpulaunch.launcher.cli import report_page
+from gpulaunch.launcher.cli.rendezvous import rendezvous_of
 from gpulaunch.launcher.cli.run_output import RunOutput
 from gpulaunch.launcher.cli.sink_options import SinkOptions, sink_options
 from gpulaunch.launcher.failure.evidence import OomWatch
@@ -34,7 +35,6 @@ from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.loop.orphan_reaper import OrphanReaper
 from gpulaunch.launcher.rendezvous.base import PortInUseError, Rendezvous, RendezvousError
-from gpulaunch.launcher.rendezvous.local import LocalRendezvous
 from gpulaunch.profiler.channel import control
 from gpulaunch.profiler.channel.control import ControlWriter
 
@@ -44,14 +44,15 @@ _FILES_BESIDE = 40
 _OF_A_RANK = (
     *("GPULAUNCH_CHANNEL_DIR", "GPULAUNCH_RUN_DIR", "GPULAUNCH_GPU_MEMORY_FRACTION", "GPULAUNCH_CONTROL"),
     *("GPULAUNCH_CHECKPOINT_DIR", "GPULAUNCH_RESUME_FROM", "GPULAUNCH_ATTEMPT", "GPULAUNCH_TRACER_PID"),
+    *("GPULAUNCH_JOB", "GPULAUNCH_GENERATION"),
 )
 """Variables that an outer launcher has set for its rank, and that ours must not inherit."""
 _FLUSH_S = 24 * 3600.0
 """How long the reader of our output may take for the rest once everything has ended: it may be a pager."""
 
 
-def run(request: Request, place: HostInfo, *, told: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
-    """Run the job; return the exit code. `told` is called with how it ended, if a caller needs more than the code."""
+def run(request: Request, host: HostInfo, *, on_end: Callable[[RunDir, Agent, Ended], None] | None = None) -> int:
+    """Run the job; return the exit code. `on_end` is called with how it ended, if a caller needs more than the code."""
     spec = request.spec
     sinks = checked(spec)
     foreign_children = os.getpid() == 1 or bool(linux.children_of(os.getpid()))
@@ -65,9 +66,9 @@ def run(request: Request, place: HostInfo, *, told: Callable[[RunDir, Agent, End
     loop = Loop()
     try:
         console = Console(loop)
-        rendezvous = _rendezvous(loop, spec, console)
+        rendezvous = rendezvous_of(loop, spec, console.say)
         rundir = _open(spec)
-        return _Job(spec, place, loop, console, rendezvous, rundir, sinks, run_id, foreign_children).run(told)
+        return _Job(spec, host, loop, console, rendezvous, rundir, sinks, run_id, foreign_children).run(on_end)
     except (PortInUseError, RunDirLockedError) as err:
         raise TryLaterError(str(err)) from err
     except (RendezvousError, RunDirError) as err:
@@ -85,35 +86,15 @@ def checked(spec: JobSpec) -> SinkOptions:
     if complaint:
         raise UsageError(f"--checkpoint-pattern: {complaint}")
     if spec.resume not in ("auto", "never") and "://" not in spec.resume and not os.path.exists(spec.resume):
-        raise UsageError(f"--resume: there is no {spec.resume}; name a checkpoint, or auto, or never")
+        raise UsageError(f"--resume: there is no {spec.resume}; specify a checkpoint, auto or never")
     return sink_options(spec)
-
-
-def _rendezvous(loop: Loop, spec: JobSpec, console: Console) -> Rendezvous:
-    if spec.nnodes == 1:
-        return LocalRendezvous(loop, nproc=spec.nproc, master_addr=spec.master_addr, master_port=spec.master_port)
-    from gpulaunch.launcher.rendezvous.static import StaticRendezvous
-
-    rendezvous = StaticRendezvous(
-        loop,
-        run_id=spec.run_id,
-        nnodes=spec.nnodes,
-        node_rank=spec.node_rank,
-        nproc=spec.nproc,
-        max_restarts=spec.max_restarts,
-        master_addr=spec.master_addr,
-        master_port=spec.master_port or 29500,
-        timeout_s=spec.rdzv_timeout_s,
-    )
-    rendezvous.on_note = console.say
-    return rendezvous
 
 
 def _open(spec: JobSpec) -> RunDir:
     try:
         return open_run_dir(spec)
     except OSError as err:
-        raise RunDirError(f"cannot make a run directory: {err.strerror}; name one with --job-dir") from err
+        raise RunDirError(f"cannot make a run directory: {err.strerror}; specify one with --job-dir") from err
 
 
 class _Job:
@@ -122,7 +103,7 @@ class _Job:
     def __init__(
         self,
         spec: JobSpec,
-        place: HostInfo,
+        host: HostInfo,
         loop: Loop,
         console: Console,
         rendezvous: Rendezvous,
@@ -139,10 +120,10 @@ class _Job:
         self._sinks = sinks
         self._run_id = run_id
         self._foreign_children = foreign_children
-        self._output = RunOutput(spec, place, console, rundir, run_id)
+        self._output = RunOutput(spec, host, console, rundir, run_id)
         self._oom = OomWatch()
 
-    def run(self, told: Callable[[RunDir, Agent, Ended], None] | None) -> int:
+    def run(self, on_end: Callable[[RunDir, Agent, Ended], None] | None) -> int:
         spec, loop, console, rundir, output = self._spec, self._loop, self._console, self._rundir, self._output
         has_torch = spec.program.python == sys.executable and importlib.util.find_spec("torch") is not None
         base_env = self._base_env()
@@ -169,7 +150,7 @@ class _Job:
             control_path=control_path,
             timer_file=timers.pipe_of(base_env, os.path.dirname(control_path)),
             checkpoint_dirs=tuple(_absolute(each) for each in spec.checkpoint_dirs)
-            or (os.path.join(os.path.abspath(spec.job_dir or rundir.path), "checkpoints"),),
+            or (os.path.join(rundir.shared, "checkpoints"),),
         )
         reading = reading_of(spec)
         spawn_because = _spawn_because(spec, reading, has_torch=has_torch)
@@ -200,20 +181,20 @@ class _Job:
                     "job.json", job_document(spec, reading.packages, refused=refused, spawn_because=spawn_because)
                 )
             except OSError as err:
-                console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job goes on")
+                console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job continues")
             if sidecar is None:
                 output.greet(sidecar_url="")
             else:
                 output.greet(
                     sidecar_url=url_of(self._metrics, self._sinks.scheme),
-                    moved=moved(self._metrics, spec.metrics_port),
+                    moved=other_port_notice(self._metrics, spec.metrics_port),
                 )
             if spawn_because == reading.obstacle != "":
-                console.say(f"starting every rank as a program of its own, not as a fork: {spawn_because}")
+                console.say(f"ranks are spawned, not forked: {spawn_because}")
             ended = agent.run()
             output.sum_up(agent, ended)
-            if told is not None:
-                told(rundir, agent, ended)
+            if on_end is not None:
+                on_end(rundir, agent, ended)
             return ended.code
         finally:
             if agent is not None:
@@ -230,13 +211,11 @@ class _Job:
                 signal.signal(signal.Signals[name], signal.SIG_DFL)
             for name in spec.notify_signals:  # nothing is left to save, so the signal must not end this process
                 signal.signal(signal.Signals[name], signal.SIG_IGN)
-            writing = report_page.begin(rundir.path) if output.worth_a_report else None
+            writing = report_page.begin(output.report_dir) if output.report_dir is not None else None
             console.flush(_FLUSH_S)
             if writing is not None:
                 if not report_page.wait(writing):
-                    console.say(
-                        f"no {report_page.PAGE_FILE}: it took too long, or failed; try: gpulaunch report --html"
-                    )
+                    console.say(f"no {report_page.PAGE_FILE}: it took too long, or failed; try gpulaunch report --html")
                 elif not output.ends_with_failure:
                     console.say(output.where_the_report_is())
                 console.flush(_FLUSH_S)
@@ -267,19 +246,19 @@ class _Job:
         except OSError as err:
             if self._spec.profile:
                 console.say(
-                    f"profiling is off: cannot make shared segments in {root}: {err.strerror}; see gpulaunch doctor"
+                    f"profiling is off: cannot create shared memory in {root}: {err.strerror}; see gpulaunch doctor"
                 )
             return None
 
     def _control(self, segments: Segments | None) -> str:
-        """Make the segment by which ranks are told to save: beside theirs or, without any, in the run directory."""
+        """Create the segment for requests to save: next to the ranks' or, without these, in the run directory."""
         path = os.path.join(segments.directory if segments is not None else self._rundir.path, "control.bin")
         try:
             control.create(path)
         except OSError as err:
             path = os.path.join(self._rundir.path, "control.bin")
             if segments is None:
-                raise RunDirError(f"cannot write {path}: {err.strerror}; name a directory with --job-dir") from err
+                raise RunDirError(f"cannot write {path}: {err.strerror}; specify a directory with --job-dir") from err
             control.create(path)
         return path
 
@@ -295,7 +274,7 @@ class _Job:
                 console.say(f"no metrics: cannot listen on {where}: {err.strerror}")
                 return None
             raise (TryLaterError if err.errno == errno.EADDRINUSE else UsageError)(
-                f"cannot serve metrics on {where}: {err.strerror}; choose another with --metrics-addr, or --no-profile"
+                f"cannot serve metrics on {where}: {err.strerror}; use another --metrics-addr, or --no-profile"
             ) from err
         env = {**base_env, "GPULAUNCH_CHANNEL_DIR": segments.directory}
         return SidecarProcess(
@@ -319,9 +298,9 @@ def _spawn_because(spec: JobSpec, reading: Reading, *, has_torch: bool) -> str:
     if spec.program.kind == "exec":
         return "the program is not run by Python"
     if spec.start_method == "spawn":
-        return "asked for"
+        return "requested by the user"
     if spec.program.python != sys.executable:
-        return "PYTHON_EXEC names another interpreter"
+        return "PYTHON_EXEC is another interpreter"
     if not has_torch:
-        return "torch is not installed here"
+        return "torch is not installed"
     return reading.obstacle if spec.start_method == "auto" else ""

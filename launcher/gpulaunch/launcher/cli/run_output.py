@@ -23,16 +23,18 @@ from gpulaunch.profiler.kernel import kernel
 class RunOutput:
     """The lines on the console, and failure.json, summary.json and the events around a run."""
 
-    def __init__(self, spec: JobSpec, place: HostInfo, console: Console, rundir: RunDir, run_id: str) -> None:
+    def __init__(self, spec: JobSpec, host: HostInfo, console: Console, rundir: RunDir, run_id: str) -> None:
         self._spec = spec
-        self._place = place
+        self._host = host
         self._console = console
         self._rundir = rundir
         self._run_id = run_id
         self.started_s = time.monotonic()
         self._started_wall_s = time.time()
         self._failure_report = ""
-        self.ended = self.ended_well = self.worth_a_report = False
+        self.ended = self.ended_well = False
+        self.report_dir: str | None = None
+        """Where the report of the run is to be written; None: nowhere."""
 
     @property
     def ends_with_failure(self) -> bool:
@@ -46,14 +48,19 @@ class RunOutput:
             sidecar_url: of its metrics, or "".
             moved: that their usual port was taken, or "".
         """
-        spec, place, console = self._spec, self._place, self._console
-        node = f"on node {spec.node_rank} of {spec.nnodes}" if spec.nnodes > 1 else f"on {place.hostname}"
+        spec, host, console = self._spec, self._host, self._console
+        node = f"on node {spec.node_rank} of {spec.nnodes}" if spec.nnodes > 1 else f"on {host.hostname}"
+        if spec.host_share is not None:  # the tasks are counted below
+            node = f"on {host.hostname}"
+        elif spec.elastic is not None:
+            node = f"on {host.hostname}, one of {spec.elastic.range} nodes"
         ranks = "1 rank" if spec.nproc == 1 else f"{spec.nproc} ranks"
-        gpus = f"{len(place.gpus)} ({place.gpus_why})" if place.gpus else f"none: {place.gpus_why}"
-        by = "" if place.launched_by == "one host" else f", launched by {place.launched_by}"
+        gpus = f"{len(host.gpus)} ({host.gpus_why})" if host.gpus else f"none: {host.gpus_why}"
+        by = "" if host.launched_by == "one host" else f", launched by {host.launched_by}"
         console.say(f"{spec.name}: {ranks} {node}{by}")
-        threads = "" if spec.omp_num_threads is None else f"; OMP_NUM_THREADS={spec.omp_num_threads} (cores // ranks)"
-        console.say(f"cores {place.cores} ({place.cores_why}){threads}; GPUs {gpus}")
+        of = "cores" if spec.host_share is None else "cores of this task"
+        threads = "" if spec.omp_num_threads is None else f"; OMP_NUM_THREADS={spec.omp_num_threads} ({of} // ranks)"
+        console.say(f"cores {host.cores} ({host.cores_why}){threads}; GPUs {gpus}")
         if moved:
             console.say(moved)
         if sidecar_url:
@@ -71,12 +78,20 @@ class RunOutput:
             run_id=self._run_id,
             metrics_url=sidecar_url,
             pid=os.getpid(),
-            host=place.hostname,
+            host=host.hostname,
             kernel=kernel(),
         )
 
-    def failure(self, blame: Blame, attempt: int, restarting: bool, why: str) -> None:
-        """Write failure.json of an attempt; print its headline when the job goes on, else keep the whole report."""
+    def failure(self, blame: Blame | None, attempt: int, restarting: bool, why: str, elsewhere: str = "") -> None:
+        """Write failure.json of an attempt; print its headline when the job goes on, else keep the whole report.
+
+        Args:
+            blame: what failed on this node; None: nothing, its ranks were told to end.
+            attempt: its number.
+            restarting: whether there will be another.
+            why: of the restart policy, or "".
+            elsewhere: what failed first, on another node; "": nothing.
+        """
         spec, console, started_s = self._spec, self._console, self.started_s
         path = os.path.join(self._rundir.attempt_dir(attempt), "failure.json")
         complaint = report.write_report(
@@ -87,11 +102,13 @@ class RunOutput:
             started_wall_s=self._started_wall_s,
             world_size=spec.nproc * spec.nnodes,
             attempt=attempt,
+            elsewhere=elsewhere,
         )
         if complaint:
             console.say(complaint)
         if restarting:
-            console.say(f"attempt {attempt} failed: {report.headline(blame)}")
+            headline = elsewhere or (report.headline(blame) if blame is not None else "")
+            console.say(f"attempt {attempt} failed: {headline}")
             console.say(f"restarting all ranks (restart {attempt + 1} of {spec.max_restarts}); why: {shown(path)}")
             if why:
                 console.say(why)
@@ -99,12 +116,17 @@ class RunOutput:
         if why:
             console.say(f"not restarted: {why}")
         parent_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if parent_file:
+        if parent_file and blame is not None:
             first = blame.first
             error_file = os.path.join(self._rundir.rank_path(attempt, first.rank), "error.json")
             report.tell_parent(first, error_file, parent_file)
         self._failure_report = report.render(
-            blame, script=spec.program.target, report_path=shown(path), started_s=started_s, attempt=attempt
+            blame,
+            script=spec.program.target,
+            report_path=shown(path),
+            started_s=started_s,
+            attempt=attempt,
+            elsewhere=elsewhere,
         )
 
     def sum_up(self, agent: Agent, ended: Ended) -> None:
@@ -138,21 +160,22 @@ class RunOutput:
         for line in [*lines, agent.goodput.line()]:
             console.say(line)
         # One for the whole job, and none if nothing was created that it could report.
-        self.worth_a_report = self._spec.node_rank == 0 and any(one.steps for one in agent.totals.values())
+        if agent.node_rank == 0 and any(one.steps for one in agent.totals.values()):
+            self.report_dir = self._rundir.shared
         self.ended, self.ended_well = True, ended.code == 0
 
     def conclude(self) -> None:
         """Report what is known only after the sidecar has written its last data."""
         lines = _found(self._rundir.path, self._started_wall_s)
         # A failure is the last output. Without one, the report is announced once it is written.
-        if self.worth_a_report and self._failure_report:
+        if self.report_dir is not None and self._failure_report:
             lines.append(self.where_the_report_is())
         for line in [*lines, *self._failure_report.splitlines()]:
             self._console.say(line)
 
     def where_the_report_is(self) -> str:
         """The line that names report.html."""
-        return f"report in {shown(os.path.join(self._rundir.path, report_page.PAGE_FILE))}"
+        return f"report in {shown(os.path.join(self.report_dir or self._rundir.path, report_page.PAGE_FILE))}"
 
 
 def _found(run_dir: str, since_s: float) -> list[str]:

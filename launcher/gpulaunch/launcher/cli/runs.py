@@ -1,4 +1,4 @@
-"""`gpulaunch runs`: which runs are stored, how large and how old; and the removal of those that are over."""
+"""`gpulaunch runs`: lists stored runs with their size and age, and removes finished ones."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from gpulaunch.launcher.cli.verb_parser import VerbParser, time_s, wants_help
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import RUNS, here
-from gpulaunch.launcher.runs.stored import CHECKPOINTS, Run, RunInUseError, chosen, is_saved_to, remove, stored
+from gpulaunch.launcher.runs.stored import CHECKPOINTS, Run, RunInUseError, is_saved_to, removable, remove, stored
 
 _HELP = """\
 usage: gpulaunch runs [DIR] [--json]
        gpulaunch runs prune [DIR] [--keep N] [--older TIME] [--checkpoints] [--dry-run]
 
-Lists the runs whose directories are right below DIR (default: ./gpulaunch-runs), the newest first: state, age since the
-last change, size, number of files, size of the checkpoints in it. `stopped`: a signal ended it. `lost`: no summary, and
-no agent on this machine.
+Lists the runs whose directories are directly below DIR (default: ./gpulaunch-runs), the newest first: state, time
+since the last change, size, number of files, size of its checkpoints. `stopped`: ended by a signal. `lost`: no summary,
+and no agent on this machine.
 
-prune removes runs that are over, and says each:
-  --keep N              but the N newest of all
-  --older TIME          only those that nothing has changed in for so long, such as 30d, 12h
-  --checkpoints         their checkpoints too; without it a run with checkpoints keeps them, and what is needed to go on
-  --dry-run             only say what would be removed
+prune removes finished runs, and prints each:
+  --keep N              keep the N newest of all runs
+  --older TIME          only those unchanged for this time, such as 30d, 12h
+  --checkpoints         also their checkpoints; by default these are kept, with the files needed to resume from them
+  --dry-run             only print what would be removed
 
-At least one of --keep and --older is needed; with both, both must allow it. A run that goes on is never removed, one
-that is lost not within a day, and files that gpulaunch has not made stay.
+At least one of --keep and --older is required; with both, both must allow it. Active runs are never removed, lost runs
+only after a day, and files that gpulaunch did not create stay.
 
-Exit code 0, 1 when something could not be removed, 2 for wrong words.
+Exit code 0, 1 if something could not be removed, 2 for a usage error.
 """
 
 
-_ELSEWHERE = "jobs with --job-dir elsewhere: name the directory that theirs is in, gpulaunch runs DIR"
+_ELSEWHERE = "for jobs with --job-dir, specify the directory that contains theirs: gpulaunch runs DIR"
 
 
 def words() -> VerbParser:
@@ -65,9 +65,9 @@ def run(argv: Sequence[str]) -> int:
     directory = os.path.join(here(), directories[0] if directories else RUNS)
     asked = [name for name in ("keep", "older") if getattr(given, name) is not None]
     if pruning and not asked:
-        raise UsageError("runs prune: say which may go: --keep N, --older TIME, or both")
+        raise UsageError("runs prune: --keep N, --older TIME, or both are required")
     if pruning and given.json:
-        raise UsageError("runs prune: --json is for the list")
+        raise UsageError("runs prune: --json is only for the list")
     if not pruning and (asked or given.checkpoints or given.dry_run):
         raise UsageError("runs: --keep, --older, --checkpoints and --dry-run are for `gpulaunch runs prune`")
     try:
@@ -88,7 +88,7 @@ def run(argv: Sequence[str]) -> int:
 def _prune(found: Sequence[Run], given: argparse.Namespace) -> int:
     from gpulaunch.exporters.view.figures import PROSE, count
 
-    going = chosen(found, now_s=time.time(), keep=given.keep, older_s=given.older, checkpoints=given.checkpoints)
+    going = removable(found, now_s=time.time(), keep=given.keep, older_s=given.older, checkpoints=given.checkpoints)
     trouble = num_files = freed_bytes = done = 0
     for each in going:
         stays: list[str] = []
@@ -104,7 +104,7 @@ def _prune(found: Sequence[Run], given: argparse.Namespace) -> int:
                 _complain(f"{each.name} stays: it is in use")
                 continue
             except OSError as err:
-                _complain(f"{each.name} cannot be removed whole: {err.filename or ''}: {err.strerror}")
+                _complain(f"{each.name} cannot be removed completely: {err.filename or ''}: {err.strerror}")
                 trouble = 1
                 continue
         kept_bytes = 0 if takes else each.checkpoint_bytes
@@ -113,7 +113,7 @@ def _prune(found: Sequence[Run], given: argparse.Namespace) -> int:
         others = ", ".join(name for name in stays if name != CHECKPOINTS) if not kept_bytes else ""
         why = ": another run saves there" if is_used else ""
         kept = f"; its checkpoints stay ({PROSE.size(kept_bytes)}){why}" if kept_bytes else ""
-        kept += f"; not of gpulaunch, and stays: {others}" if others else ""
+        kept += f"; kept, because gpulaunch did not create it: {others}" if others else ""
         size = PROSE.size(each.size_bytes - kept_bytes)
         answer(f"{'would remove' if given.dry_run else 'removed'} {each.name} ({_about(each)}, {size}){kept}\n")
     verb = "would be removed" if given.dry_run else "removed"

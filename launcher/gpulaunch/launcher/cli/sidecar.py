@@ -1,8 +1,8 @@
-"""`gpulaunch _sidecar`: the process beside the ranks that measures and exports; only the agent starts it.
+"""`gpulaunch _sidecar`: the process that measures and exports, alongside the ranks; only the agent starts it.
 
 Composition only: samplers and their loop (profiler), the page and its server (exporters), joined here. The main
-thread refreshes, one serves; the run directory is left to others. SIGTERM is blocked in all threads and taken where the
-loop waits for its next second: no handler runs in the middle of anything.
+thread refreshes, one serves; others write the run directory. SIGTERM is blocked in all threads and read where the loop
+waits for its next second: no handler interrupts other code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
         listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
         return _usage(f"--listen-fd {options.listen_fd}: {error.strerror}; pass a listening TCP socket")
-    os.set_inheritable(options.listen_fd, False)  # py-spy, which is started beside it, must not inherit it
+    os.set_inheritable(options.listen_fd, False)  # py-spy, which it starts, must not inherit it
     with listener:
         if not listening or listener.family not in (socket.AF_INET, socket.AF_INET6):
             return _usage(f"--listen-fd {options.listen_fd}: not listening for TCP; call listen() on it first")
@@ -59,9 +59,9 @@ def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     from gpulaunch.exporters.http import HttpServer, WebConfig, WebConfigError, read_web_config
     from gpulaunch.exporters.prometheus.render import Board
     from gpulaunch.exporters.store.telemetry_writer import TelemetryWriter
+    from gpulaunch.exporters.web.live_documents import run_dir_of
     from gpulaunch.exporters.web.pages import PUBLIC, pages
     from gpulaunch.exporters.web.routes import routes
-    from gpulaunch.exporters.web.run_json import run_dir_of
     from gpulaunch.launcher.cli.sinks import Sinks
     from gpulaunch.profiler.daemon.sidecar import Sidecar
     from gpulaunch.profiler.record import Collector
@@ -132,14 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpulaunch _sidecar", description="Measure the ranks and export metrics (internal)."
     )
-    parser.add_argument("--channel-dir", required=True, help="directory of the shared-memory pages")
+    parser.add_argument("--channel-dir", required=True, help="directory of the shared-memory segments")
     parser.add_argument("--listen-fd", required=True, type=int, help="listening TCP socket, inherited")
     parser.add_argument("--parent-pid", required=True, type=int, help="the agent; the sidecar ends with it")
-    parser.add_argument("--run-label", default="", help="what all nodes of the run have in common")
+    parser.add_argument("--run-label", default="", help="id of the run, the same on all its nodes")
     parser.add_argument("--sd-dir", default="", help="directory that Prometheus watches for targets")
     parser.add_argument("--push-url", default="", help="Pushgateway for the last values")
-    parser.add_argument("--otlp-url", default="", help="collector that takes OTLP")
-    parser.add_argument("--web-config", default="", help="file that says how the endpoint is protected")
+    parser.add_argument("--otlp-url", default="", help="OTLP collector")
+    parser.add_argument("--web-config", default="", help="Prometheus web configuration file")
     parser.add_argument("--interval", type=_interval_s, default=1.0, help="seconds between refreshes")
     return parser
 

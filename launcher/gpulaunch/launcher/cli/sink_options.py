@@ -1,4 +1,4 @@
-"""Where a job's metrics go and how they are served, as the sidecar is told; checked before anything is started."""
+"""The options of where a job's metrics go and how they are served, checked before anything is started."""
 
 from __future__ import annotations
 

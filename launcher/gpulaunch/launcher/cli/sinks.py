@@ -1,4 +1,4 @@
-"""Where else metrics go than to the page: announced in a directory, sent over OTLP, pushed at the end; as asked for."""
+"""Further destinations of metrics: announced in a directory, sent over OTLP, pushed at the end, as requested."""
 
 from __future__ import annotations
 

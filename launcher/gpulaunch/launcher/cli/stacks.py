@@ -1,7 +1,7 @@
-"""`gpulaunch _stacks`: the helper process that looks into suspected ranks; only the agent starts it.
+"""`gpulaunch _stacks`: the helper process that inspects suspected ranks; only the agent starts it.
 
-It is a process of its own because what it does takes seconds and may hang: it waits for py-spy, asks a socket of the
-rank's, reads /proc of processes in any state. The agent kills it when it takes too long. See `hang.helper`.
+It is a separate process because its work takes seconds and may hang: it waits for py-spy, queries a socket of the
+rank, reads /proc of processes in any state. The agent kills it when it takes too long. See `hang.helper`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`gpulaunch top`: a run in the terminal, while it goes on or afterwards."""
+"""`gpulaunch top`: a run in the terminal, while it runs or afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
-from gpulaunch.launcher.cli.waiting import told_while
+from gpulaunch.launcher.cli.waiting import show_activity
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.runs.find import find_run, here, none_under_way
 from gpulaunch.launcher.runs.processes import RunError, read_group, take_rank
@@ -25,16 +25,15 @@ if TYPE_CHECKING:
 _HELP = """\
 usage: gpulaunch top [RUN] [--once | --json]
 
-Shows a run in the terminal, while it goes on or afterwards: ranks by phase, what to change, input, copies, memory,
-attempts and why they failed, logs, stacks, traces. Keys only, from 40 columns on (? lists them). RUN is a run
-directory, or the name of one below ./gpulaunch-runs; without it, the newest there. A job that was started with
---job-dir has its run directory elsewhere: name it.
+Shows an active or finished run in the terminal: ranks by phase, findings, data loading, copies, memory, attempts and
+their failures, logs, stacks, traces. Controlled by keys (? lists them), in at least 40 columns. RUN is a run directory,
+or the name of one below ./gpulaunch-runs (default: the newest there). For a job with --job-dir, specify that directory.
 
-  --once                print everything once, as plain text; also where there is no terminal
+  --once                print everything once, as plain text; the default without a terminal
   --json                print everything once, as JSON
 
-The screen needs pip install 'gpulaunch[top]'; --once and --json do not.
-Exit code 0, 2 for wrong words or where the screen cannot be shown.
+The interactive screen needs pip install 'gpulaunch[top]'; --once and --json do not.
+Exit code 0, 2 for a usage error or if the screen cannot be shown.
 """
 _NARROWEST = 80
 """Minimum width of output that is printed once."""
@@ -70,7 +69,7 @@ def _as_json(run_dir: Path) -> str:
     from gpulaunch.exporters.view.as_json import to_json
     from gpulaunch.exporters.view.load import load_run
 
-    with told_while("reading the run"):
+    with show_activity("reading the run"):
         return json.dumps(to_json(load_run(run_dir)), allow_nan=False) + "\n"
 
 
@@ -80,7 +79,7 @@ def _as_text(run_dir: Path) -> str:
 
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     width = max(_NARROWEST, shutil.get_terminal_size((_NARROWEST, 24)).columns)
-    with told_while("reading the run"):
+    with show_activity("reading the run"):
         return once(load_run(run_dir), width, ascii_only=not encoding.startswith("utf"))
 
 
@@ -92,12 +91,12 @@ def _show(run_dir: Path, notice: str) -> None:
     try:
         from gpulaunch.exporters.tui.app import Top
     except ImportError as err:
-        why = f"{err.name or err} is missing" if isinstance(err, ModuleNotFoundError) else f"it does not fit: {err}"
+        why = f"{err.name or err} is missing" if isinstance(err, ModuleNotFoundError) else f"incompatible: {err}"
         raise UsageError(
             f"top: the screen needs Textual ({why}): pip install 'gpulaunch[top]'; or use gpulaunch top --once"
         ) from None
     # No mouse: over ssh the terminal's own, which selects and copies text, is worth more.
-    app = Top(run_dir, dump=_dump_of(run_dir), trace=lambda rank: _trace(run_dir, rank), notice=notice)
+    app = Top(run_dir, dump=_dump_of(run_dir), trace=lambda rank: trace_task(run_dir, rank), notice=notice)
     app.run(mouse=False)
     if app.fault is not None:
         raise app.fault
@@ -106,7 +105,8 @@ def _show(run_dir: Path, notice: str) -> None:
 # -- key commands for a running job
 
 
-def _trace(run_dir: Path, rank: int | None) -> Task:
+def trace_task(run_dir: Path, rank: int | None) -> Task:
+    """Return the task that runs `gpulaunch trace` for a rank; None: for all of them."""
     from gpulaunch.exporters.tui.task import Command
 
     code = "import sys; from gpulaunch.launcher.cli.main import main; sys.exit(main(sys.argv[1:]))"

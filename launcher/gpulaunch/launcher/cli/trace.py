@@ -1,4 +1,4 @@
-"""`gpulaunch trace`: what ranks of a run that is under way on this node do, operation by operation."""
+"""`gpulaunch trace`: records the operations of the ranks of an active run on this node."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from gpulaunch.launcher.agent.segments import directory_of
 from gpulaunch.launcher.cli.answer import answer
-from gpulaunch.launcher.cli.trace_result import TraceResult, time_of, told
+from gpulaunch.launcher.cli.trace_result import TraceResult, as_lines, time_of
 from gpulaunch.launcher.cli.tracer import Rank, Tracer, file_name
 from gpulaunch.launcher.cli.verb_parser import VerbParser, count, time_s, wants_help
-from gpulaunch.launcher.cli.waiting import Doing, told_while
+from gpulaunch.launcher.cli.waiting import Activity, show_activity
 from gpulaunch.launcher.job.options import UsageError, did_you_mean
 from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.launcher.runs.events_log import note
@@ -30,20 +30,20 @@ from gpulaunch.profiler.daemon.window import LONGEST_S, Window, length_s, slowes
 _HELP = """\
 usage: gpulaunch trace [RUN] [--steps N | --duration TIME] [options]
 
-Records what ranks of a run that is under way on this node do, operation by operation, with torch's own profiler. The
-program is not changed and not restarted; all ranks begin at the same moment. Open the files in https://ui.perfetto.dev
-RUN is a run directory, or the name of one below ./gpulaunch-runs; without it, the only run under way there.
+Records the operations of the ranks of an active run on this node, with torch's own profiler. The program is neither
+changed nor restarted; all ranks start recording at the same time. Open the files in https://ui.perfetto.dev
+RUN is a run directory, or the name of one below ./gpulaunch-runs (default: the only active run there).
 
-  --steps N             so many steps, at least (default: 5)
-  --duration TIME       so long instead (2s, 500ms; at most 60s)
-  --rank N|slowest|all  which ranks (default: all of this node)
-  --what LIST           cpu: operations; cuda: kernels, copies and calls; memcpy: copies alone (default: cpu,cuda)
+  --steps N             record at least N steps (default: 5)
+  --duration TIME       record for this time instead (2s, 500ms; at most 60s)
+  --rank N|slowest|all  ranks to record (default: all of this node)
+  --what LIST           cpu: operations; cuda: kernels, copies and calls; memcpy: copies only (default: cpu,cuda)
   --job-dir DIR         the same as RUN
-  --out DIR             where the files go (default: DIR/traces/<time> in the run directory)
-  --again               even if the last trace is less than ten minutes ago
+  --out DIR             output directory (default: traces/<time> in the run directory)
+  --again               even if the last trace was made less than ten minutes ago
 
-A rank is slower while it is recorded, and on a GPU may stay so for a while: steps and memory before, during and after
-are shown. Exit code 0 when all traces are there, 1 when some are not, 2 for wrong words.
+Recording slows a rank down, on a GPU possibly for some time afterwards: steps and memory before, during and after are
+shown. Exit code 0 if all traces were recorded, 1 if some are missing, 2 for a usage error.
 """
 _STEPS = 5
 _BETWEEN_S = 600.0
@@ -76,24 +76,24 @@ def _trace(options: argparse.Namespace, run_dir: str, group: RunProcesses, ranks
         ranks = [rank for rank in ranks if rank.number == slowest(steps)]
     speeds = [speed for rank in ranks if (speed := speed_of(steps[rank.number])) is not None]
     if not speeds and options.duration is None:
-        raise RunError("no step has ended yet, so nobody knows how long one takes; wait, or give a --duration")
+        raise RunError("no step has completed yet, so the step time is unknown; wait, or use --duration")
     step_s = max((speed.step_s for speed in speeds), default=0.0)
     duration_s = options.duration
     if duration_s is None:
         duration_s = max(length_s(options.steps, speed) for speed in speeds)
     if duration_s > LONGEST_S:
-        raise RunError(f"{options.steps} steps would take {duration_s:.0f} s, and {LONGEST_S:.0f} s are the most")
+        raise RunError(f"{options.steps} steps would take {duration_s:.0f} s, and the maximum is {LONGEST_S:.0f} s")
     directory = _directory(options.out, run_dir, ranks)
 
     waiting = contextlib.ExitStack()
 
-    def tell(window: Window) -> Doing:
+    def tell(window: Window) -> Activity:
         numbers = ", ".join(str(rank.number) for rank in ranks)
         in_s = (window.start_ns - monotonic_ns()) / 1e9
         answer(
-            f"rank {numbers}: a trace of {time_of(duration_s)} begins in {in_s:.0f} s (steps take {time_of(step_s)})\n"
+            f"rank {numbers}: a trace of {time_of(duration_s)} starts in {in_s:.0f} s (steps take {time_of(step_s)})\n"
         )
-        return waiting.enter_context(told_while("waiting for its beginning", lasts_s=in_s))
+        return waiting.enter_context(show_activity("waiting for the start", lasts_s=in_s))
 
     tracer = Tracer(ranks, channel_dir=_channel_dir(group), directory=directory, what=options.what)
     try:
@@ -106,7 +106,7 @@ def _trace(options: argparse.Namespace, run_dir: str, group: RunProcesses, ranks
             with contextlib.suppress(OSError):  # it is empty if no trace was made
                 os.rmdir(directory)
     wanted = options.steps if options.duration is None else None
-    answer("".join(f"{line}\n" for line in told(results, num_steps=wanted)))
+    answer("".join(f"{line}\n" for line in as_lines(results, num_steps=wanted)))
     if any(each.path for each in results):
         _record(run_dir, directory, results, options.what)
     return results
@@ -118,7 +118,7 @@ def _trace(options: argparse.Namespace, run_dir: str, group: RunProcesses, ranks
 def _group(run_dir: str) -> RunProcesses:
     group = read_group(run_dir)
     if group is None or not group.ranks:
-        raise RunError("no ranks are running now")
+        raise RunError("no ranks are running")
     return group
 
 
@@ -134,12 +134,10 @@ def _ranks(stack: contextlib.ExitStack, group: RunProcesses, which: str) -> list
         try:
             segment = stack.enter_context(SegmentReader(os.path.join(_channel_dir(group), f"rank-{number}.bin")))
         except (OSError, ValueError):
-            raise RunError(
-                "the profiler is off in this run (--no-profile?), and ranks hear of a trace through it"
-            ) from None
+            raise RunError("the profiler is off in this run (--no-profile?), and traces need it") from None
         if segment.read().pid != process.pid:
             raise RunError(
-                f"rank {number} has not loaded torch yet, or is a program that has started another one; try again"
+                f"rank {number} has not loaded torch yet, or is a wrapper that has started another program; try again"
             )
         ranks.append(Rank(number=number, process=process, segment=segment))
     return ranks
@@ -151,10 +149,10 @@ def _directory(out: str | None, run_dir: str, ranks: Sequence[Rank]) -> str:
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as err:
-        raise RunError(f"cannot make {path}: {err.strerror}") from None
+        raise RunError(f"cannot create {path}: {err.strerror}") from None
     for rank in ranks:
         if os.path.lexists(os.path.join(path, file_name(rank.number))):
-            raise RunError(f"there is a trace of rank {rank.number} in {path} already")
+            raise RunError(f"{path} already contains a trace of rank {rank.number}")
     return path
 
 
@@ -166,17 +164,17 @@ def _one_at_a_time(run_dir: str, *, again: bool) -> Generator[Any]:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         fd = os.open(os.path.join(directory, "last"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as err:
-        raise RunError(f"cannot write in {directory}: {err.strerror}") from None
+        raise RunError(f"cannot write to {directory}: {err.strerror}") from None
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError("another trace of this run is being made") from None
+            raise RunError("another trace of this run is being recorded") from None
         last = os.fstat(fd)
         since_s = time.time() - last.st_mtime
         if last.st_size and 0 <= since_s < _BETWEEN_S and not again:  # an empty file: there was none
             raise RunError(
-                f"the last trace of this run was {time_of(since_s)} ago, and each costs it time; wait, or say --again"
+                f"the last trace of this run was {time_of(since_s)} ago, and each slows the job; wait, or use --again"
             )
         yield lambda: os.pwrite(fd, time.strftime("%Y-%m-%d %H:%M:%S\n").encode(), 0)
     finally:
@@ -184,7 +182,7 @@ def _one_at_a_time(run_dir: str, *, again: bool) -> Generator[Any]:
 
 
 def _record(run_dir: str, directory: str, results: Sequence[TraceResult], what: Sequence[str]) -> None:
-    """Record what was made: beside the traces, and in the run's own history. A full disk costs only the record."""
+    """Record the trace: next to its files, and in the run's event log. A full disk costs only the record."""
     content = {"version": 1, "time_s": time.time(), "what": list(what), "ranks": [asdict(each) for each in results]}
     with contextlib.suppress(OSError):
         write_json(os.path.join(directory, "trace.json"), content)

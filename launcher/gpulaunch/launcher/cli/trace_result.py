@@ -1,4 +1,4 @@
-"""What became of a trace, and how it is told."""
+"""The result of a trace, and its text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TraceResult:
     """By direction; of those in which the GPU copied."""
 
 
-def told(results: Sequence[TraceResult], *, num_steps: int | None) -> list[str]:
+def as_lines(results: Sequence[TraceResult], *, num_steps: int | None) -> list[str]:
     """Describe the results in lines for people. `num_steps`: how many steps were requested."""
     return [line for each in results for line in _lines(each, num_steps)]
 
@@ -67,7 +67,7 @@ def _lines(each: TraceResult, num_steps: int | None) -> list[str]:
     rank = f"rank {each.rank}"
     if not each.path:
         return [f"{rank}: no trace: {each.trouble}"]
-    events = "too large to be read as a whole" if each.num_events is None else f"{each.num_events} events"
+    events = "too large to be read completely" if each.num_events is None else f"{each.num_events} events"
     lines = [
         f"{rank}: {shown(each.path)}: {_bytes(each.size_bytes)}, {events}, {_steps(each)}",
         f"  step {_speed(each.before)} before, {_speed(each.during)} during, {_speed(each.after)} after",
@@ -82,21 +82,21 @@ def _lines(each: TraceResult, num_steps: int | None) -> list[str]:
             )
     for direction, copied in each.copied.items():
         seen, everything = _bytes(copied.ledger_bytes), _bytes(copied.traced_bytes)
-        lines.append(f"  copies {direction}: {everything} in the trace, {seen} in the ledger of copies")
+        lines.append(f"  copies {direction}: {everything} in the trace, {seen} observed by the probe")
     if each.num_events == 0:
-        lines.append(f"  warning: {rank} did nothing of what was to be recorded")
+        lines.append(f"  warning: {rank} performed none of the operations to record")
     if num_steps is not None and each.num_steps < num_steps:
         lines.append(f"  warning: only {each.num_steps} of {num_steps} steps fit: recorded, they took longer")
     if each.back is False:
-        lines.append(f"  warning: {rank} has not come back to its speed; a restart of the job helps")
+        lines.append(f"  warning: {rank} is still slower than before; a restart of the job helps")
     elif each.back is None:
-        lines.append(f"  too few steps to tell whether {rank} is as fast as before")
+        lines.append(f"  too few steps to determine whether {rank} is as fast as before")
     return lines
 
 
 def _steps(each: TraceResult) -> str:
     if each.first_step is None:
-        return "no step as a whole"
+        return "no complete step"
     last = each.first_step + each.num_steps - 1
     return f"step {each.first_step}" if each.num_steps == 1 else f"steps {each.first_step} to {last}"
 

@@ -1,4 +1,4 @@
-"""Make a trace of ranks of a run that is under way: order it, wait for it, and look at what it cost.
+"""Makes a trace of ranks of an active run: requests it, waits for it, and measures its cost.
 
 The process that runs this is the daemon that torch's trace clients in the ranks ask; nothing else of the run takes
 part, so a trace can be made with the sidecar dead. What ranks do is in `profiler.probe.kineto`.
@@ -16,22 +16,22 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from gpulaunch.launcher.cli.trace_result import Copied, Rss, TraceResult
-from gpulaunch.launcher.cli.waiting import Doing
+from gpulaunch.launcher.cli.waiting import Activity
 from gpulaunch.launcher.runs.processes import Process
 from gpulaunch.profiler.channel import tracing
 from gpulaunch.profiler.channel.clock import anchor, monotonic_ns, wall_ns
 from gpulaunch.profiler.channel.ring import StepEvent, recent_from
 from gpulaunch.profiler.channel.segment import SegmentReader
-from gpulaunch.profiler.daemon.kineto import Ask, Daemon, order
-from gpulaunch.profiler.daemon.tracefile import Contents, TraceFileError, Watched, contents_of, part_name
+from gpulaunch.profiler.daemon.kineto import ClientRequest, Daemon, order
+from gpulaunch.profiler.daemon.tracefile import Contents, TraceFileError, TraceFileWatch, contents_of, part_name
 from gpulaunch.profiler.daemon.window import Span, Window, is_back, speed_of, window
 
 _LOOK_S = 0.1
-_BEGUN_NS = 2_000_000_000
+MISSED_AFTER_NS = 2_000_000_000
 """Kineto creates the file before the window begins; this long after its end there will be none."""
-_STILL_NS = 60_000_000_000
+STALLED_AFTER_NS = 60_000_000_000
 """How long a trace being written may stop growing before it is given up."""
-_SETTLE_NS = 30_000_000_000
+SETTLE_TIMEOUT_NS = 30_000_000_000
 """How long a rank may take to return to its speed."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -102,9 +102,9 @@ class Tracer:
         self._poller = select.poll()
         self._by_fd = {rank.process.pidfd: rank for rank in ranks}
         self._by_pid = {rank.process.pid: rank for rank in ranks}
-        self._files: dict[int, Watched] = {}
+        self._files: dict[int, TraceFileWatch] = {}
 
-    def make(self, *, duration_s: float, step_s: float, tell: Callable[[Window], Doing]) -> list[TraceResult]:
+    def make(self, *, duration_s: float, step_s: float, tell: Callable[[Window], Activity]) -> list[TraceResult]:
         """Make it, which takes about ten seconds more than the window itself. Raises OSError.
 
         Args:
@@ -122,7 +122,7 @@ class Tracer:
             rank.last_step = max(rank.before, default=-1)
         link = tracing.traces_path(self._channel_dir)
         with self._apart() as parts:
-            self._files = {rank.number: Watched(parts, rank.number) for rank in self._ranks}
+            self._files = {rank.number: TraceFileWatch(parts, rank.number) for rank in self._ranks}
             try:
                 # The ranks get a path through this link: its characters are safe, whatever the directory's name.
                 _remove(link)
@@ -159,7 +159,7 @@ class Tracer:
         """
         texts = {rank.number: self._text(rank, of_all, parts) for rank in self._ranks}
 
-        def order_for(ask: Ask) -> str:
+        def order_for(ask: ClientRequest) -> str:
             rank = self._by_pid.get(ask.pid)
             if rank is None or rank.ordered:
                 return ""
@@ -189,7 +189,7 @@ class Tracer:
             what=self._what,
         )
 
-    def _record(self, of_all: Window, doing: Doing) -> None:
+    def _record(self, of_all: Window, doing: Activity) -> None:
         """Wait until the window is over, and record what the ranks do in it."""
         for edge_ns in (of_all.start_ns, of_all.end_ns):
             while (now_ns := monotonic_ns()) < edge_ns and any(rank.open for rank in self._ranks):
@@ -208,12 +208,12 @@ class Tracer:
         count = min((len(rank.during) for rank in self._ranks if rank.open), default=0)
         return f"recording, {count} step{'' if count == 1 else 's'}"
 
-    def _collect(self, of_all: Window, doing: Doing) -> None:
+    def _collect(self, of_all: Window, doing: Activity) -> None:
         """Wait until all traces are written, and collect them."""
         while any(rank.open for rank in self._ranks):
             there = sum(rank.whole for rank in self._ranks)
             coming = sum(rank.open for rank in self._ranks)
-            doing(f"writing, {there} of {there + coming} traces are there", there / (there + coming))
+            doing(f"writing, {there} of {there + coming} traces are complete", there / (there + coming))
             self._wait()
             for rank in self._ranks:
                 try:
@@ -230,12 +230,12 @@ class Tracer:
             return
         if before != (file.path, file.size_bytes) or not rank.moved_ns:
             rank.moved_ns = now_ns
-        if not file.path and now_ns > of_all.end_ns + _BEGUN_NS:
-            rank.trouble = "torch has missed the start, or could not write; try again"
-        elif now_ns - rank.moved_ns > _STILL_NS:
+        if not file.path and now_ns > of_all.end_ns + MISSED_AFTER_NS:
+            rank.trouble = "torch missed the start, or could not write; try again"
+        elif now_ns - rank.moved_ns > STALLED_AFTER_NS:
             named = file.path.endswith(".json")
             rank.trouble = (
-                "its trace is not whole" if named else "torch gave it up: has the program used torch.profiler?"
+                "its trace is incomplete" if named else "torch cancelled it: did the program use torch.profiler?"
             )
 
     def _named(self, rank: Rank, path: str) -> bool:
@@ -253,11 +253,11 @@ class Tracer:
         rank.whole = True
         return True
 
-    def _settle(self, of_all: Window, doing: Doing) -> list[TraceResult]:
+    def _settle(self, of_all: Window, doing: Activity) -> list[TraceResult]:
         """Wait until the ranks are as fast as before, or the deadline; return the result of each."""
         written_ns = monotonic_ns()
-        until_ns = written_ns + _SETTLE_NS
-        doing(f"waiting until ranks are as fast as before, {_SETTLE_NS / 1e9:.0f} s at most")
+        until_ns = written_ns + SETTLE_TIMEOUT_NS
+        doing(f"waiting until ranks are as fast as before, {SETTLE_TIMEOUT_NS / 1e9:.0f} s at most")
         while True:
             results = [self._result(rank, of_all, written_ns) for rank in self._ranks]
             slow = [
@@ -318,10 +318,10 @@ def file_name(rank: int) -> str:
 def _why_not(rank: Rank) -> str:
     """Why a rank has not fetched its order."""
     if rank.busy:
-        return "its own program is being profiled"
+        return "the program uses torch.profiler itself"
     if max((event.step for event in rank.steps()), default=-1) == rank.last_step:
-        return "it has ended no step since, and only then does it hear of a trace"
-    return "torch's trace client in it did not ask for its order"
+        return "it has completed no step since the request, and requests are read at the end of a step"
+    return "its torch trace client did not fetch the request"
 
 
 def _copied(rank: Rank) -> dict[str, Copied]:

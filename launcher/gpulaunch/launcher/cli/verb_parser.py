@@ -1,4 +1,4 @@
-"""The words that a verb takes: read by argparse, and what is wrong with them told in one line like anything else."""
+"""The arguments of a verb, parsed by argparse; errors are one line, as everywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST_S = 1e9
 
 
 def wants_help(argv: Sequence[str]) -> bool:
-    """Whether any of these words asks for help."""
+    """Whether any of these words requests help."""
     return "help" in argv[:1] or "-h" in argv or "--help" in argv
 
 

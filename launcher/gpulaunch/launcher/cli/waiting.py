@@ -1,4 +1,4 @@
-"""What a verb says while it takes long and somebody looks on."""
+"""Shows on a terminal what a verb is doing while it takes long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = 80
 _BAR_CELLS = 20
 
 
-class Doing:
+class Activity:
     """The current activity, and the part of it that is done. Call it to change the activity."""
 
     def __init__(self, what: str, *, lasts_s: float | None = None) -> None:
@@ -54,21 +54,21 @@ def bar(share: float) -> str:
 
 
 @contextlib.contextmanager
-def told_while(
+def show_activity(
     what: str, *, lasts_s: float | None = None, patience_s: float = PATIENCE_S, again_s: float = _AGAIN_S
-) -> Generator[Doing]:
+) -> Generator[Activity]:
     """Show the current activity and its duration, once it takes longer than `patience_s`.
 
     Only on a terminal, on stderr, in one line that is erased afterwards. The block gets the function that changes the
     activity. Nothing waits for the terminal, and signals to this process are handled where they would be without this.
 
     Args:
-        what: as of `Doing`.
-        lasts_s: as of `Doing`.
+        what: as of `Activity`.
+        lasts_s: as of `Activity`.
         patience_s: how long nothing is shown.
         again_s: the interval between updates.
     """
-    doing = Doing(what, lasts_s=lasts_s)
+    doing = Activity(what, lasts_s=lasts_s)
     if sys.stderr is None or not sys.stderr.isatty():
         yield doing
         return
@@ -89,7 +89,7 @@ def told_while(
             thread.join()
 
 
-def _tell(doing: Doing, done: threading.Event, patience_s: float, again_s: float) -> None:
+def _tell(doing: Activity, done: threading.Event, patience_s: float, again_s: float) -> None:
     if done.wait(patience_s):
         return
     with contextlib.suppress(OSError, ValueError):  # the terminal is gone

@@ -1,11 +1,11 @@
 """Finds the rank that failed first: of many deaths within milliseconds, one is the cause and the rest are echoes.
 
-The order of deaths alone does not tell: a rank that raises needs longer to exit than its peers need to notice, and it
+The order of deaths alone is not enough: a rank that raises needs longer to exit than its peers need to notice, and it
 may hang in its cleanup until the launcher stops it. So the kind of exit decides first, and time only between equals:
 
-    a failure of its own, or a hang          by the time of its exception, of the verdict "hung", or of its death
+    its own failure, or a hang               by the time of its exception, of the verdict "hung", or of its death
     preempted: it has saved and exited       then no rank failed, and ranks that lost it as a peer are echoes
-    a failure of its own, then a lost peer   only if there is none of the kinds above
+    its own failure, then a lost peer        only if there is none of the kinds above
     an early exit with success               only before the first echo
     a lost peer (echo)                       then the origin is outside this node, or left no trace
     stopped by the launcher                  never, while there is another
@@ -36,22 +36,28 @@ class Blame:
     echoes: tuple[RankEnd, ...]
     """Ranks that only lost a peer."""
     also: tuple[RankEnd, ...]
-    """Ranks that failed for a reason of their own, later."""
+    """Ranks that failed later, for another reason."""
     ends: tuple[RankEnd, ...]
     """All ends, by rank, the first cause included."""
 
 
-def blame(ends: Sequence[RankEnd]) -> Blame:
+def blame(ends: Sequence[RankEnd], told_s: float | None = None) -> Blame:
     """Name the first cause among the ends of one attempt; the order of `ends` does not matter.
 
     All ends are of one host: the times compared are its monotonic clock.
+
+    Args:
+        ends: of all ranks of this node.
+        told_s: when the launcher ended the ranks because of another node; None: it did not.
 
     Raises:
         ValueError: `ends` is empty.
     """
     if not ends:
         raise ValueError("blame needs the end of at least one rank")
-    first, *others = sorted(_judge(_failed_before_the_stop(ends)), key=lambda row: (row.tier, row.at_s, row.end.rank))
+    first, *others = sorted(
+        _judge(_failed_before_the_stop(ends, told_s)), key=lambda row: (row.tier, row.at_s, row.end.rank)
+    )
     echo_tiers = {_ECHO} if first.tier == _DOUBTFUL else {_ECHO, _DOUBTFUL}
     echoes = [row.end for row in others if row.tier in echo_tiers]
     also = [row.end for row in others if row.tier in {_OWN, _DOUBTFUL} - echo_tiers]
@@ -69,7 +75,7 @@ def exit_code(first: RankEnd) -> int:
     """Return the launcher's exit code: the first cause's own, 128+n for a signal, and never 0.
 
     A rank that had raised but was stopped by the launcher before it could exit would have exited with 1. A hung rank
-    has no code of its own, since the signal was the launcher's: use the code of timeout(1).
+    has no exit code, since the signal was the launcher's: use the code of timeout(1).
     """
     if first.hang:
         return 1 if raised_before(first, first.hung_s) else _TIMED_OUT
@@ -95,14 +101,15 @@ def failed_at_s(end: RankEnd) -> float:
     return min(when_s for when_s in known_s if when_s is not None)
 
 
-def _failed_before_the_stop(ends: Sequence[RankEnd]) -> list[RankEnd]:
+def _failed_before_the_stop(ends: Sequence[RankEnd], told_s: float | None) -> list[RankEnd]:
     """Undo "stopped" for a rank whose exception is older than every death.
 
-    The launcher stops ranks only after a death or a hang. A rank that had raised by then, and was stopped while it
-    waited for its threads or for its process group, failed by itself.
+    The launcher stops ranks only after a death or a hang, here or on another node. A rank that had raised by then, and
+    was stopped while it waited for its threads or for its process group, failed by itself: its sockets may have closed
+    seconds before, and the ranks of the other nodes have died of that.
     """
     since_s = [end.hung_s if end.hang else end.at_s for end in ends if not end.stopped and (end.hang or end.code != 0)]
-    known_s = [when_s for when_s in since_s if when_s is not None]
+    known_s = [when_s for when_s in (*since_s, told_s) if when_s is not None]
     if not known_s:  # no rank died: a person stopped the job
         return list(ends)
     return [replace(end, stopped=False) if end.stopped and raised_before(end, min(known_s)) else end for end in ends]
@@ -156,7 +163,7 @@ def _why(first: _Judged, echoes: list[RankEnd], also: list[RankEnd], *, among: S
     if first.tier == _ECHO:
         return "every failed rank only lost a peer: the origin is outside this node, or left no trace"
     if first.tier == _LEFT:
-        return "it left before the others had finished" if echoes else "no rank failed"
+        return "it exited before the others had finished" if echoes else "no rank failed"
     if not also:
         return "the other failed ranks only lost a peer" if echoes else "no other rank failed"
     later_s = min(failed_at_s(end) for end in also) - first.at_s

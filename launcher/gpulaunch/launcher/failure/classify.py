@@ -1,7 +1,7 @@
 """Classifies how a rank ended: a table of rules, first match wins, and one sentence of advice for each kind.
 
 The most important distinction is between a cause and an echo. When one rank dies, all the others lose a connection and
-die of that a moment later: their errors are true, numerous and useless. Kind.PEER is the echo. Its rules match only
+die of that a moment later: their errors are correct, numerous and useless. Kind.PEER is the echo. Its rules match only
 messages of the communication libraries: a plain `ConnectionResetError` is no echo (a dead DataLoader worker or a failed
 download raises one too), and a gloo error about sizes that differ is a bug of the program.
 """
@@ -55,33 +55,33 @@ ADVICE: dict[Kind, str] = {
     Kind.LOADER_WORKER: "a DataLoader worker process died; num_workers=0 shows its own error, and a killed one often "
     "means too little host memory.",
     Kind.GPU_OOM: "the GPU's memory is full; try a smaller batch, activation checkpointing or FSDP sharding, and "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation; gpu-memory.pickle of the rank, if it is "
-    "there, shows what filled it (pytorch.org/memory_viz).",
-    Kind.GPU_FAULT: "the GPU or its driver reported an error; CUDA_LAUNCH_BLOCKING=1 names the true line, and an Xid "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation; the rank's gpu-memory.pickle, if it "
+    "exists, shows the allocations (pytorch.org/memory_viz).",
+    Kind.GPU_FAULT: "the GPU or its driver reported an error; CUDA_LAUNCH_BLOCKING=1 names the line, and an Xid "
     "line in dmesg means that the hardware or the driver is at fault.",
-    Kind.GPU_HARDWARE: "the card, its memory or its driver is at fault, not the program; run on another card or node, "
-    "have this one reset (nvidia-smi -r) and checked (dcgmi diag -r 3), and replace it if it does it again.",
-    Kind.HOST_OOM: "the host, or this job's cgroup, ran out of memory; use fewer or leaner DataLoader workers, cache "
+    Kind.GPU_HARDWARE: "the GPU, its memory or its driver is at fault, not the program; use another GPU or node, reset "
+    "this one (nvidia-smi -r), check it (dcgmi diag -r 3), and replace it if the error recurs.",
+    Kind.HOST_OOM: "the host, or this job's cgroup, ran out of memory; use fewer or smaller DataLoader workers, cache "
     "less, or raise the memory limit.",
     Kind.SHM_FULL: f"{SHM} is too small for the DataLoader workers; enlarge it (docker --shm-size, in Kubernetes an "
     "emptyDir with medium Memory) or use fewer workers.",
     Kind.DISK_FULL: "a file system is full; df -h and df -i show which.",
-    Kind.PORT_IN_USE: "the program binds a port that is taken; let it use MASTER_PORT, or a free port.",
-    Kind.SEGFAULT: "native code touched memory that is not its own; the stack above shows which Python line called it, "
-    "and so which extension to suspect.",
-    Kind.BUS_ERROR: f"memory without a page behind it was touched; see df -h {SHM}, and look for a mapped file "
-    "that was cut short.",
-    Kind.ABORT: "native code gave up; its last lines above say why.",
-    Kind.SIGNAL: "somebody outside this job sent the signal; the job manager's log or dmesg may say who and why.",
-    Kind.INTERRUPT: "somebody interrupted this rank, by Ctrl-C or another SIGINT.",
-    Kind.EXIT_CODE: "the program, or a library in it, chose this code by sys.exit or os._exit.",
-    Kind.EARLY_EXIT_0: "it ended with success while others still needed it; all ranks must make equally many steps.",
-    Kind.HANG: "the stacks name the line it stood in; if it would have gone on by itself, a larger --hang-timeout "
-    "waits longer, and --on-hang report only tells of it.",
-    Kind.PREEMPTED: "the job was asked to end and has saved; start it again with the same --job-dir to go on.",
-    Kind.CHECKPOINT_IN_USE: "another live run saves there; give each run a directory of its own (Checkpoint(dir=...), "
+    Kind.PORT_IN_USE: "the program binds a port that is in use; let it use MASTER_PORT, or a free port.",
+    Kind.SEGFAULT: "native code accessed invalid memory; the stack above shows the Python line that called it, and "
+    "therefore the extension.",
+    Kind.BUS_ERROR: f"memory without a backing page was accessed; check df -h {SHM}, and look for a memory-mapped "
+    "file that was truncated.",
+    Kind.ABORT: "native code aborted; its last lines above contain the reason.",
+    Kind.SIGNAL: "a process outside this job sent the signal; the job manager's log or dmesg may show the sender.",
+    Kind.INTERRUPT: "the rank was interrupted by Ctrl-C or another SIGINT.",
+    Kind.EXIT_CODE: "the program, or a library in it, exited with this code (sys.exit or os._exit).",
+    Kind.EARLY_EXIT_0: "it exited with 0 while others still needed it; all ranks must run the same number of steps.",
+    Kind.HANG: "the stacks show where it stopped; if the wait is expected, increase --hang-timeout, or use "
+    "--on-hang report, which takes no action.",
+    Kind.PREEMPTED: "the job was asked to end and has saved; run it again with the same --job-dir to resume.",
+    Kind.CHECKPOINT_IN_USE: "another live run saves there; use one directory per run (Checkpoint(dir=...), "
     "--checkpoint-dir), or try again when that run has ended.",
-    Kind.NODE_LOSS: "a node no longer answers; look at that machine, its network, and the job manager's log.",
+    Kind.NODE_LOSS: "a node no longer responds; check that machine, its network, and the job manager's log.",
     Kind.STOPPED: "the launcher stopped this rank; it did not fail by itself.",
 }
 
@@ -167,7 +167,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Kind.ABORT, signals=_ABORTS),
     Rule(Kind.INTERRUPT, signals=frozenset({signal.SIGINT})),
     Rule(Kind.SIGNAL, signals=_ANY_SIGNAL),
-    # A program without our hooks (not Python, or in an interpreter of its own) may still have printed a traceback.
+    # A program without our hooks (not Python, or in another interpreter) may still have printed a traceback.
     Rule(Kind.EXCEPTION, r"^Traceback \(most recent call last\):"),
     # A shell reports its child's SIGKILL by this code.
     Rule(Kind.HOST_OOM, evidence=r"\bOOM killer\b", code=128 + signal.SIGKILL),
@@ -186,7 +186,7 @@ def classify(end: RankEnd) -> Kind:
         if own is not Kind.PEER:
             return own
     if end.stopped and end.error is not None and classify(replace(end, stopped=False)) is Kind.PEER:
-        return Kind.PEER  # it had lost its peer before it was told to stop
+        return Kind.PEER  # it had lost its peer before it was asked to stop
     kinds = _kinds(end)
     if kinds[0] is Kind.PEER:
         return Kind.PEER
@@ -221,7 +221,7 @@ def mentions_peer(end: RankEnd) -> bool:
     """Whether an echo is further down the chain, though the oldest exception is none.
 
     Two cases look like this: a ValueError whose cleanup then lost its peers (a cause), and a harmless handled
-    KeyError before a lost peer (an echo). The rank alone cannot tell; `blame` compares it with the others.
+    KeyError before a lost peer (an echo). This cannot be decided from one rank; `blame` compares it with the others.
     """
     kinds = _kinds(end)
     return kinds[0] is not Kind.PEER and Kind.PEER in kinds

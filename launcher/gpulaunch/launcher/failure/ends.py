@@ -9,19 +9,19 @@ from gpulaunch.launcher.failure.errors import RankError
 
 SHM = "/dev/shm"  # noqa: S108 - a mount point to look at, not a place for temporary files
 
-# What the common ones mean to a person who trains a model; the rest only have their name.
+# The meaning of common signals for training jobs; others are only named.
 _MEANINGS = {
     "SIGABRT": "aborted by the C library or a C++ runtime: an assertion or an uncaught C++ exception",
-    "SIGBUS": f"touched memory that has no page behind it: {SHM} full, or a mapped file cut short",
+    "SIGBUS": f"accessed memory without a backing page: {SHM} is full, or a mapped file was truncated",
     "SIGFPE": "arithmetic error in native code, such as an integer division by zero",
-    "SIGHUP": "the terminal or session that it belonged to went away",
-    "SIGILL": "a machine instruction that this CPU does not have",
+    "SIGHUP": "its terminal or session was closed",
+    "SIGILL": "an instruction that this CPU does not support",
     "SIGINT": "interrupted from the keyboard",
-    "SIGKILL": "killed outright, which no program can catch: by the kernel's OOM killer, a person or a job manager",
-    "SIGPIPE": "wrote to a pipe or socket that nobody reads any more",
-    "SIGSEGV": "touched memory that is not its own: a fault in native code",
-    "SIGTERM": "asked to end by another process, and not by this launcher",
-    "SIGXCPU": "used up its CPU time limit",
+    "SIGKILL": "cannot be caught; sent by the kernel's OOM killer, a user or a job manager",
+    "SIGPIPE": "wrote to a pipe or socket that has no reader",
+    "SIGSEGV": "accessed invalid memory: a fault in native code",
+    "SIGTERM": "asked to end by a process other than this launcher",
+    "SIGXCPU": "exceeded its CPU time limit",
 }
 
 
@@ -63,14 +63,14 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def how(end: RankEnd) -> str:
+def describe_end(end: RankEnd) -> str:
     """Return one phrase about how the process ended: `was killed by SIGKILL (9)` or `exited with code 3`."""
     if end.signal is not None:
         return f"was killed by {signal_name(end.signal)} ({end.signal})"
-    return "ended, nobody knows how" if end.code is None else f"exited with code {end.code}"
+    return "ended in an unknown way" if end.code is None else f"exited with code {end.code}"
 
 
-def meaning(end: RankEnd) -> str:
+def signal_meaning(end: RankEnd) -> str:
     """Return what the signal means, or the signal that a code above 128 means in a shell; "" if unknown."""
     if end.signal is not None:
         return _MEANINGS.get(signal_name(end.signal), "")

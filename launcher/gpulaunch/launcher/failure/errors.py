@@ -104,7 +104,7 @@ def _parse(data: bytes) -> RankError | None:
 
 
 def _split(message: str, kind: str) -> tuple[str, str]:
-    """Split `ValueError: x`; without our `type` beside it, the prefix counts only if it looks like a class name."""
+    """Split `ValueError: x`; without our `type` field, the prefix counts only if it looks like a class name."""
     head, colon, text = message.partition(": ")
     if kind:
         return kind, text if colon and head == kind else message.removeprefix(f"{kind}:")

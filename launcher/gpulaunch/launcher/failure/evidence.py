@@ -24,7 +24,7 @@ _SHM_FULL_SHARE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastWords:
+class RankEvidence:
     """What a rank left in its own directory."""
 
     error: RankError | None
@@ -32,7 +32,7 @@ class LastWords:
     evidence: tuple[str, ...]
 
 
-def read_last_words(rank_dir: str) -> LastWords:
+def read_rank_evidence(rank_dir: str) -> RankEvidence:
     """Read all files that a dead rank left in `<job dir>/attempts/<k>/rank-<r>`. Never raises."""
     error, complaint = examine(os.path.join(rank_dir, "error.json"))
     if error is None and complaint is None:
@@ -42,7 +42,9 @@ def read_last_words(rank_dir: str) -> LastWords:
     if thread_error is not None:
         evidence.append(f"a thread of this rank had ended by {thread_error.headline}")
     fault = read_bounded(os.path.join(rank_dir, FAULT_FILE), _FAULT_CAP_BYTES)
-    return LastWords(error=error, fault=fault.decode("utf-8", "replace") if fault else None, evidence=tuple(evidence))
+    return RankEvidence(
+        error=error, fault=fault.decode("utf-8", "replace") if fault else None, evidence=tuple(evidence)
+    )
 
 
 class OomWatch:

@@ -3,7 +3,7 @@
 Standard library only. Nothing here may raise into the user's program, and nothing here changes what the user sees:
 the traceback on stderr is still printed by the code that would have printed it.
 
-Files, all beside `error_file` in the rank's own directory:
+Files, all next to `error_file` in the rank's own directory:
 
     error.json         the exception that ends the rank; an existing one by torch's `@record` stays
     exit.json          the same for a `sys.exit` with a status or a text: `@record` then leaves no error.json
@@ -43,16 +43,14 @@ _RUNPY_FRAMES = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen imp
 
 _armed_pid: int | None = None
 _fault_fd = _stacks_fd = -1  # faulthandler keeps the number, not the file: keep it open as long as the process
-_spare_fd = (
-    -1
-)  # closed just before the last words, so that a rank that died of "Too many open files" can still write them
+_spare_fd = -1  # closed before the error file is written, which may need a descriptor
 
 
 def arm(error_file: str) -> None:
     """Chain the exception hooks and start the fault log; call in the process that will be the rank, after its fork.
 
     Never raises. The user's own later `sys.excepthook` or `faulthandler.enable()` replaces ours, as it would replace
-    Python's; the runner that catches the final exception itself calls `last_words`, so nothing is lost by that.
+    Python's; the runner that catches the final exception itself calls `write_error_file`, so nothing is lost by that.
     """
     global _armed_pid, _spare_fd
     if not error_file:  # torchrun's way to say "no error files": --log-dir /dev/null
@@ -69,10 +67,10 @@ def arm(error_file: str) -> None:
         return
 
 
-def last_words(exc: BaseException, error_file: str) -> None:
+def write_error_file(exc: BaseException, error_file: str) -> None:
     """Write `exc`, the exception that ends this rank, to `error_file`; the first writer wins. Never raises.
 
-    A `SystemExit` goes to EXIT_FILE beside it; with status 0 it is a normal end and leaves no file. A process forked by
+    A `SystemExit` goes to EXIT_FILE next to it; with status 0 it is a normal end without a file. A process forked by
     the rank (a dataloader worker, a helper of the user) writes nothing: the file belongs to the rank.
     """
     if not isinstance(exc, SystemExit):
@@ -99,7 +97,7 @@ def user_traceback(exc: BaseException) -> TracebackType | None:
     frame = exc.__traceback__
     while frame is not None and _is_ours(frame.tb_frame.f_code.co_filename):
         frame = frame.tb_next
-    if frame is None and not isinstance(exc, SyntaxError):  # a script that does not parse has no frame of its own
+    if frame is None and not isinstance(exc, SyntaxError):  # a script that does not parse has no frame
         return exc.__traceback__
     return frame
 
@@ -113,7 +111,7 @@ def _chain_hooks(error_file: str) -> None:
     thread_file = os.path.join(os.path.dirname(error_file), THREAD_ERROR_FILE)
 
     def on_exception(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
-        last_words(exc, error_file)
+        write_error_file(exc, error_file)
         previous_hook(kind, exc, trace)
 
     def on_thread_exception(args: threading.ExceptHookArgs) -> None:
@@ -155,7 +153,7 @@ def _write_words(exc: BaseException, path: str, thread: str = "") -> None:
         _write_once(path, json.dumps(_words(exc, thread)).encode("ascii"))
     except (
         BaseException
-    ):  # even a second Ctrl-C or a MemoryError: the rank is ending, and its own way of ending must stand
+    ):  # even a second Ctrl-C or a MemoryError: the rank is ending, and the way it ends must not change
         return
     finally:
         if before is not None:
@@ -220,7 +218,7 @@ def _callstack(exc: BaseException) -> str:
         return "".join(traceback.format_exception(type(exc), exc, user_traceback(exc)))
     except (
         Exception
-    ):  # out of memory or stack, or an exception object that breaks the formatter: the message still stands
+    ):  # out of memory or stack, or an exception object that breaks the formatter: the message is still available
         return ""
 
 

@@ -125,7 +125,7 @@ def xids(text: str) -> tuple[Xid, ...]:
 
 
 def xid_evidence(reported: Sequence[Xid]) -> str | None:
-    """Say in one sentence which cards are at fault; None if only programs were."""
+    """Return a sentence that names the faulty GPUs; None if only programs caused errors."""
     faults = dict.fromkeys(
         f"Xid {one.number} of GPU {one.card}" + (f" ({one.said})" if one.said else "")
         for one in reported

@@ -7,7 +7,7 @@ end: the last lines are the first cause, the reason for choosing it, what to do,
 failure.json, version 1:
 
     {"version": 1, "script", "attempt", "world_size", "exit_code", "started_wall_s", "host", "torch",
-     "first": {"rank", "kind", "why", "advice", "headline"},
+     "first": {"rank", "kind", "why", "advice", "headline"},  kind "elsewhere", rank null: on another node
      "ranks": [{"rank", "local_rank", "pid", "host", "kind", "part": "first" | "also" | "echo" | "stopped" | "finished",
                 "code", "signal", "signal_name", "failed_after_s", "wall_time_s", "stopped",
                 "error": {"type", "message", "traceback", "at_monotonic_s", "at_wall_s"} | null,
@@ -18,13 +18,14 @@ Everything shown passes `redact`; nothing of the environment is written.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
 
 from gpulaunch.launcher.failure.blame import Blame, exit_code, failed_at_s, torch_exit_code
 from gpulaunch.launcher.failure.classify import ADVICE, Kind, classify, root_exception
-from gpulaunch.launcher.failure.ends import RankEnd, how, meaning, signal_name
+from gpulaunch.launcher.failure.ends import RankEnd, describe_end, signal_meaning, signal_name
 from gpulaunch.launcher.failure.errors import READ_CAP_BYTES, load_json, read_bounded
 from gpulaunch.launcher.failure.redact import inert
 from gpulaunch.launcher.loop.files import write_json
@@ -57,16 +58,24 @@ _MACHINERY = re.compile(
 )
 
 
-def render(blame: Blame, *, script: str, report_path: str, started_s: float, attempt: int = 0) -> str:
+def render(
+    blame: Blame | None, *, script: str, report_path: str, started_s: float, attempt: int = 0, elsewhere: str = ""
+) -> str:
     """Return the console text of a failed attempt, safe for a terminal, without a final newline.
 
     Args:
-        blame: the verdict.
+        blame: the verdict; None: nothing failed on this node.
         script: the program as the user named it.
         report_path: where failure.json is.
         started_s: when the attempt started, on the monotonic clock of the ends.
         attempt: its number.
+        elsewhere: what failed first, on another node, in one line; "": nothing.
     """
+    if blame is None or elsewhere:
+        here = f"here     : {_headline(blame.first, blame.kind)}" if blame is not None else ""
+        lines = ["=" * _WIDTH, f"{script} FAILED", "-" * _WIDTH, f"first cause, on another node: {elsewhere}"]
+        lines += [*([here] if here else []), f"report: {report_path}", "=" * _WIDTH]
+        return inert(redact("\n".join(lines)))
     first = blame.first
     if blame.kind is Kind.PREEMPTED:
         lines = [f"{script} was asked to end: {_headline(first, blame.kind)}", f"what to do: {ADVICE[blame.kind]}"]
@@ -105,9 +114,24 @@ def headline(blame: Blame) -> str:
     return inert(redact(_headline(blame.first, blame.kind)))
 
 
+def _first(blame: Blame) -> dict[str, object]:
+    return {
+        "rank": blame.first.rank,
+        "kind": blame.kind.value,
+        "why": blame.why,
+        "advice": ADVICE[blame.kind],
+        "headline": _headline(blame.first, blame.kind),
+    }
+
+
+def _first_elsewhere(headline: str) -> dict[str, object]:
+    """Of a node whose ranks failed later, or were only told to end: the node that failed has its own report."""
+    return {"rank": None, "kind": "elsewhere", "why": "another node failed first", "advice": "", "headline": headline}
+
+
 def write_report(
     path: str,
-    blame: Blame,
+    blame: Blame | None,
     *,
     script: str,
     started_s: float,
@@ -115,27 +139,26 @@ def write_report(
     world_size: int,
     attempt: int = 0,
     torch_version: str | None = None,
+    elsewhere: str = "",
 ) -> str | None:
     """Write failure.json atomically; return why it could not be written, None on success."""
-    parts = {end.rank: part for part, ends in (("echo", blame.echoes), ("also", blame.also)) for end in ends}
-    parts[blame.first.rank] = "first"
+    ends: tuple[RankEnd, ...] = ()
+    parts: dict[int, str] = {}
+    if blame is not None:
+        ends = blame.ends
+        parts = {end.rank: part for part, them in (("echo", blame.echoes), ("also", blame.also)) for end in them}
+        parts[blame.first.rank] = "also" if elsewhere else "first"
     document = {
         "version": VERSION,
         "script": script,
         "attempt": attempt,
         "world_size": world_size,
-        "exit_code": exit_code(blame.first),
+        "exit_code": exit_code(blame.first) if blame is not None else None,
         "started_wall_s": started_wall_s,
-        "host": blame.first.host,
+        "host": blame.first.host if blame is not None else os.uname().nodename,
         "torch": torch_version,
-        "first": {
-            "rank": blame.first.rank,
-            "kind": blame.kind.value,
-            "why": blame.why,
-            "advice": ADVICE[blame.kind],
-            "headline": _headline(blame.first, blame.kind),
-        },
-        "ranks": [_rank_document(end, parts.get(end.rank), started_s) for end in blame.ends],
+        "first": _first_elsewhere(elsewhere) if blame is None or elsewhere else _first(blame),
+        "ranks": [_rank_document(end, parts.get(end.rank), started_s) for end in ends],
     }
     return _write_json(path, redact_all(document))
 
@@ -170,7 +193,7 @@ def _others(blame: Blame) -> Iterator[str]:
     for what, ranks in shown[:_MAX_GROUPS]:
         yield f"{_ranks(ranks)} failed too: {what}"
     if len(shown) > _MAX_GROUPS:
-        yield f"{_ranks([rank for _, ranks in shown[_MAX_GROUPS:] for rank in ranks])} failed too, each in its own way"
+        yield f"{_ranks([rank for _, ranks in shown[_MAX_GROUPS:] for rank in ranks])} failed too, for other reasons"
     if blame.echoes:
         phrases = sorted({_echo_phrase(end) for end in blame.echoes})
         yield f"{_ranks([end.rank for end in blame.echoes])} followed: {', '.join(phrases)} (echo)"
@@ -192,19 +215,19 @@ def _headline(end: RankEnd, kind: Kind) -> str:
 def _what(end: RankEnd, kind: Kind) -> str:
     """Return in one line what happened to a rank: its exception, else how the process ended and what that means."""
     if kind is Kind.PREEMPTED:
-        return f"saved and ended, as it was asked to: {how(end)}"
-    what = how(end)
+        return f"saved and ended as requested: {describe_end(end)}"
+    what = describe_end(end)
     if end.hang and kind in (Kind.HANG, Kind.GPU_HARDWARE):
         what = f"hung: {_first_line(end.hang)}"
     elif end.error is not None and kind not in (Kind.STOPPED, Kind.EARLY_EXIT_0):
         root = _first_line(root_exception(end.error.traceback))
         said = _first_line(end.error.headline)
         what = f"raised {said}" if root.endswith(said) or not root else f"raised {said} (after {root})"
-    elif kind is Kind.EXCEPTION:
-        what += ", and there is a traceback in its last lines"
+    elif root := _first_line(root_exception("\n".join(end.tail))) if kind in (Kind.EXCEPTION, Kind.PEER) else "":
+        what += f"; its last lines: {root}"
     elif kind is Kind.HOST_OOM:
         what += ": out of memory"
-    elif explanation := meaning(end):
+    elif explanation := signal_meaning(end):
         what += f": {explanation}"
     if kind is Kind.GPU_HARDWARE:
         what = "; ".join([what, *(_first_line(fact) for fact in end.evidence if "Xid" in fact or "ECC" in fact)])

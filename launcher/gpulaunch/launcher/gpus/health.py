@@ -100,7 +100,9 @@ def fault(card: Health) -> str:
     return f"GPU {card.index} ({card.uuid}) reported {', '.join(said)}" if said else ""
 
 
-def place(cards: Sequence[Gpu], num_ranks: int, health: Sequence[Health], *, busy: Collection[str] = ()) -> Placement:
+def assign_cards(
+    cards: Sequence[Gpu], num_ranks: int, health: Sequence[Health], *, busy: Collection[str] = ()
+) -> Placement:
     """Decide which local ranks must move.
 
     Args:
@@ -129,5 +131,5 @@ def place(cards: Sequence[Gpu], num_ranks: int, health: Sequence[Health], *, bus
 def sentence(move: Move) -> str:
     """The message to the user about a move, or about one that was not possible."""
     if move.to is None:
-        return f"{move.evidence}; no other card is free, so local rank {move.local_rank} is started on it again"
-    return f"{move.evidence}; local rank {move.local_rank} goes on with GPU {move.to.index} ({move.to.uuid})"
+        return f"{move.evidence}; no other GPU is free, so local rank {move.local_rank} is started on it again"
+    return f"{move.evidence}; local rank {move.local_rank} moves to GPU {move.to.index} ({move.to.uuid})"

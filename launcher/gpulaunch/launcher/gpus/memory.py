@@ -25,10 +25,11 @@ TOLERANCE_BYTES = 512 << 20
 
 _POLL_S = (0.02, 0.5)
 """Interval between two readings: the first, and, doubled each time, the maximum. The driver has no notification."""
-_ANSWER_S = 1.0
+ANSWER_GRACE_S = 1.0
 """Time after the bound for the child to report; then the driver is blocking it."""
 _COMM = "gpulaunch-gpus"
-_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # linux/proc_ns.h PROC_PID_INIT_INO; NVML then counts pids as this process does
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""linux/proc_ns.h: PROC_PID_INIT_INO; NVML then counts pids as this process does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +58,14 @@ def busy(used: Mapping[str, int]) -> frozenset[str]:
     return frozenset(uuid for uuid, used_bytes in used.items() if used_bytes > TOLERANCE_BYTES)
 
 
-def kept(readings: Iterable[Reading], baseline: Mapping[str, int]) -> list[Reading]:
+def still_used(readings: Iterable[Reading], baseline: Mapping[str, int]) -> list[Reading]:
     """The cards whose memory has not been freed. One without a baseline is assumed to have been empty."""
     return [card for card in readings if card.used_bytes > baseline.get(card.uuid, 0) + TOLERANCE_BYTES]
 
 
-def complaint(held: Sequence[Reading], baseline: Mapping[str, int], dead: frozenset[int], waited_s: float) -> str:
+def still_used_message(
+    held: Sequence[Reading], baseline: Mapping[str, int], dead: frozenset[int], waited_s: float
+) -> str:
     """The message to the user when the wait is over and these cards are still in use; "" for none."""
     return "; ".join(
         f"GPU {card.index} still has {_gib(card.used_bytes - baseline.get(card.uuid, 0))} of memory in use "
@@ -74,11 +77,11 @@ def complaint(held: Sequence[Reading], baseline: Mapping[str, int], dead: frozen
 def _who(card: Reading, dead: frozenset[int]) -> str:
     if not card.holders:
         # Also in a container, where NVML gives the host's pids, which would name unrelated processes.
-        return "no process that can be seen from here holds it; look with nvidia-smi on the host"
+        return "no process visible from here uses it; run nvidia-smi on the host"
     largest = max(card.holders, key=lambda holder: holder.used_bytes or 0)
     size = "" if largest.used_bytes is None else f" with {_gib(largest.used_bytes)}"
     if largest.pid in dead or not largest.command:
-        return f"the driver still counts process {largest.pid}{size}, which has ended"
+        return f"the driver still lists process {largest.pid}{size}, which has ended"
     return f"held by process {largest.pid} ({largest.command}){size}; end it if it is yours"
 
 
@@ -125,9 +128,7 @@ class MemoryWait:
         dead = frozenset(dead_pids)
 
         def heard(text: str | None) -> None:
-            silent = (
-                f"the GPU driver did not answer within {bound_s:g} s; it is not known whether memory was given back"
-            )
+            silent = f"the GPU driver did not respond within {bound_s:g} s; it is unknown whether memory was freed"
             done(silent if text is None else text)
 
         self._ask(cards, lambda: _wait(cards, dead, baseline, bound_s), bound_s, heard)
@@ -148,7 +149,7 @@ class MemoryWait:
         try:
             self._aside.ask(
                 lambda: _answer(question),
-                bound_s + _ANSWER_S,
+                bound_s + ANSWER_GRACE_S,
                 lambda answer, _: heard(None if answer is None else answer.decode(errors="replace")),
             )
         except OSError:
@@ -162,17 +163,17 @@ def _answer(question: Callable[[], str]) -> bytes:
     try:
         return question().encode()
     except Exception as err:  # NVML raises its own family of errors
-        return f"it is not known whether GPU memory was given back: NVML: {err}".encode()
+        return f"it is unknown whether GPU memory was freed: NVML: {err}".encode()
 
 
 def _wait(cards: Sequence[Gpu], dead: frozenset[int], baseline: Mapping[str, int], bound_s: float) -> str:
     started_s = time.monotonic()
     pause_s = _POLL_S[0]
     while True:
-        held = kept(_read(cards), baseline)
+        held = still_used(_read(cards), baseline)
         waited_s = time.monotonic() - started_s
         if not held or waited_s + pause_s > bound_s:
-            return complaint(held, baseline, dead, waited_s)
+            return still_used_message(held, baseline, dead, waited_s)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _POLL_S[1])
 
@@ -181,7 +182,7 @@ def _read(cards: Sequence[Gpu]) -> list[Reading]:
     """Read the cards that respond; a lost card has no memory to wait for."""
     from gpulaunch.profiler.samplers.nvml import driver
 
-    names_processes = os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
+    names_processes = os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
     readings: list[Reading] = []
     with driver.session() as nvml:
         for card in cards:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpulaunch.launcher.hang import frames as stacks
-from gpulaunch.launcher.hang.values import Category, Limits, Sample, Standing
+from gpulaunch.launcher.hang.values import Category, Limits, RankProgress, Sample
 from gpulaunch.profiler.stack import Frame
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -23,7 +23,7 @@ _BUSY_BYTES_PER_S = 65536
 class Activity:
     """What one rank is doing."""
 
-    standing: Standing
+    progress: RankProgress
     category: Category
     what: str
     """A phrase with a verb: `is in train.py:88 open()`."""
@@ -35,9 +35,9 @@ class Activity:
     """How long they must show it to be certain."""
     call: str = ""
     """The collective in which it waits; "": none, or it creates a process group, or waits for its GPU."""
-    told_after_s: float = 0.0
+    report_after_s: float = 0.0
     """How long it may be quiet before it is reported."""
-    stood_s: float = 0.0
+    stalled_s: float = 0.0
     """How long it is known to have stood still: quiet, and not working in any sample."""
     proof_in_s: float = math.inf
     """It counts as proof after this time, if nothing changes until then."""
@@ -52,10 +52,10 @@ class Activity:
     @property
     def rank(self) -> int:
         """Its rank."""
-        return self.standing.rank
+        return self.progress.rank
 
 
-def following(before: Sample | None, sample: Sample, standing: Standing, limits: Limits) -> Sample:
+def following(before: Sample | None, sample: Sample, standing: RankProgress, limits: Limits) -> Sample:
     """Add a new sample to the previous ones: it records when the rank was last seen to move or to work.
 
     Before the first sample this is unknown, and only the time until sampling begins counts as rest.
@@ -65,13 +65,13 @@ def following(before: Sample | None, sample: Sample, standing: Standing, limits:
     return replace(sample, moved_s=before.moved_s if _stands_still(before, sample) else sample.at_s)
 
 
-def activity_of(standing: Standing, samples: Sequence[Sample], limits: Limits) -> Activity:
+def activity_of(standing: RankProgress, samples: Sequence[Sample], limits: Limits) -> Activity:
     """Assign one rank to its category; `samples` oldest first."""
     last = samples[-1] if samples else Sample(at_s=0.0, state="")
-    stood_s = 0.0  # nothing is known with fewer than two samples
+    stalled_s = 0.0  # nothing is known with fewer than two samples
     if len(samples) > 1:
-        stood_s = standing.quiet_s if last.moved_s is None else min(standing.quiet_s, last.at_s - last.moved_s)
-    found = partial(Activity, standing=standing, frames=last.frames, where=_where(last.frames), stood_s=stood_s)
+        stalled_s = standing.quiet_s if last.moved_s is None else min(standing.quiet_s, last.at_s - last.moved_s)
+    found = partial(Activity, progress=standing, frames=last.frames, where=_where(last.frames), stalled_s=stalled_s)
     if samples and last.state in ("", "Z", "X"):
         return found(category=Category.GONE, what="has ended")
     if last.traced or last.state == "t" or stacks.is_prompt(last.frames):
@@ -81,22 +81,22 @@ def activity_of(standing: Standing, samples: Sequence[Sample], limits: Limits) -
     held_s = _unbroken(samples, _still_held, limits)
     proof_in_s = limits.held_s * _patience(standing) - held_s if held_s else math.inf
     if proof_in_s <= 0:
-        what, told_after_s = _holds(standing, last), standing.allowed_s
+        what, report_after_s = _holds(standing, last), standing.allowed_s
         return found(
             category=Category.HELD,
             what=what,
             frames=last.gil_frames,
             for_s=held_s,
-            told_after_s=told_after_s,
+            report_after_s=report_after_s,
             candidate=True,
         )
     found = partial(found, proof_in_s=proof_in_s)
     if standing.armed and standing.region and standing.quiet_s < limits.floor_s:
-        return found(category=Category.ALIVE, what=f"has moved within {limits.floor_s:g} s", told_after_s=math.inf)
+        return found(category=Category.ALIVE, what=f"has moved within {limits.floor_s:g} s", report_after_s=math.inf)
     return _by_stack(standing, samples, limits, found)
 
 
-def _by_stack(standing: Standing, samples: Sequence[Sample], limits: Limits, found: partial[Activity]) -> Activity:
+def _by_stack(standing: RankProgress, samples: Sequence[Sample], limits: Limits, found: partial[Activity]) -> Activity:
     """The rest of the table: the cases that need stacks and CPU time."""
     last = samples[-1] if samples else Sample(at_s=0.0, state="")
     place = _place(last) if last.frames else ""
@@ -114,23 +114,25 @@ def _by_stack(standing: Standing, samples: Sequence[Sample], limits: Limits, fou
             call="" if stacks.is_set_up(last.frames) else collective,
             only_device=not collective,
             may_work=not collective and not stacks.certainly_waits_for_device(last.frames),
-            told_after_s=standing.allowed_s,
+            report_after_s=standing.allowed_s,
             candidate=for_s < enough_s,
         )
     if len(samples) > 1 and not _still_idle(samples[-2], last):
         what = f"runs in {place}" if place else "runs"
-        return found(category=Category.ALIVE, what=what, told_after_s=patiently_s, candidate=holding)
+        return found(category=Category.ALIVE, what=what, report_after_s=patiently_s, candidate=holding)
     what = "is in an unknown place" if not place else place if last.worker_frames else f"is in {place}"
     leaving = stacks.is_leaving(last.frames)
     if leaving:
         what = "has ended its program and waits for its threads"
-    told_after_s = patiently_s if leaving or stacks.is_pause(last.frames) else standing.allowed_s
+    report_after_s = patiently_s if leaving or stacks.is_pause(last.frames) else standing.allowed_s
     if last.state == "D":
         what += ", waiting for a disk or a network file system (state D)"
-    return found(category=Category.RESTING, what=what, told_after_s=told_after_s, leaving=leaving, candidate=holding)
+    return found(
+        category=Category.RESTING, what=what, report_after_s=report_after_s, leaving=leaving, candidate=holding
+    )
 
 
-def _holds(standing: Standing, last: Sample) -> str:
+def _holds(standing: RankProgress, last: Sample) -> str:
     where = f"holds the GIL in {stacks.describe(last.gil_frames)} without using the CPU"
     if not standing.left_group:
         return where
@@ -138,7 +140,7 @@ def _holds(standing: Standing, last: Sample) -> str:
     return f"has finished ({steps}), is stuck in its teardown and {where}"
 
 
-def _patience(standing: Standing) -> int:
+def _patience(standing: RankProgress) -> int:
     """Startup is slow in its own ways: drivers wake up with the GIL held, a store is still being started."""
     return 1 if standing.begun else 2
 
@@ -180,8 +182,12 @@ def _bytes_per_s(before: Sample, after: Sample) -> float:
 
 
 def _still_idle(before: Sample, after: Sample) -> bool:
-    """The rank and all of its descendants rest, in the same place."""
-    if after.state == "R" or _moved(before, after):
+    """The rank and all of its descendants rest, in the same place.
+
+    A compiler below it may get less than `_BUSY_CORES` of a crowded host: running in both samples, it works all the
+    same. In one sample it may be a logger that polls.
+    """
+    if after.state == "R" or _moved(before, after) or not set(before.running).isdisjoint(after.running):
         return False
     moves = _bytes_per_s(before, after) >= _BUSY_BYTES_PER_S
     return not moves and _cores(before.tree_ticks, after.tree_ticks, before, after) < _BUSY_CORES

@@ -24,13 +24,13 @@ class Announcer:
         left_s = self.from_s - verdict.quiet_s
         return min(verdict.again_s, left_s) if left_s > 0 else verdict.again_s
 
-    def told(self, verdict: Verdict, moved_s: Callable[[int], float | None]) -> None:
+    def reported(self, verdict: Verdict, moved_s: Callable[[int], float | None]) -> None:
         """It was reported; `moved_s`: when a rank last moved on, None if it has ended."""
         ranks = verdict.odd or tuple(rank for group in verdict.groups for rank in group.ranks)
         self.from_s = 2 * verdict.quiet_s
         self._moved_s = {rank: known for rank in ranks if (known := moved_s(rank)) is not None}
 
-    def over(self, moved_s: Callable[[int], float | None]) -> tuple[tuple[int, ...], float] | None:
+    def resolved(self, moved_s: Callable[[int], float | None]) -> tuple[tuple[int, ...], float] | None:
         """The stall is over: which ranks have moved on, and after how long; None: some reported rank has not.
 
         Ranks that have ended are not included.

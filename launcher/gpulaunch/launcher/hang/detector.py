@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpulaunch.launcher.hang.announcer import Announcer
-from gpulaunch.launcher.hang.values import OVER, TOLD, Limits, Standing, Verdict, to_json, verdict_from
-from gpulaunch.launcher.hang.watch import Look, Watch
+from gpulaunch.launcher.hang.values import OVER, TOLD, Limits, RankProgress, Verdict, to_json, verdict_from
+from gpulaunch.launcher.hang.watch import RankSnapshot, Watch
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.launcher.loop.loop import Exit, Loop, Timer
@@ -27,13 +27,15 @@ from gpulaunch.profiler.channel.segment import SegmentSnapshot
 _TICK_S = 1.0
 _MOVES_S = 2.0
 """A rank that has passed an edge this recently is not stopped: /proc is not read."""
-_LOOK_S = 15.0
+ANSWER_TIMEOUT_S = 15.0
 """How long the helper may take for one answer, in addition to its own waiting."""
-_AFTER_TROUBLE_S = 10.0
+RETRY_AFTER_TROUBLE_S = 10.0
+"""When another helper is tried, after one that failed."""
 _PIPE_BYTES = 16384
 """A quarter of a pipe's capacity: the first message and a request fit."""
 _ALL_EDGES = Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER
-_ENTRY = "import sys; from gpulaunch.launcher.cli.stacks import run; sys.exit(run())"
+ENTRY = "import sys; from gpulaunch.launcher.cli.stacks import run; sys.exit(run())"
+"""The program of the helper's process."""
 
 
 class HangDetector:
@@ -83,7 +85,7 @@ class HangDetector:
         self._telling = Announcer()
         self._timer: Timer | None = None
         self._helper: _Helper | None = None
-        self._standings: tuple[Standing, ...] = ()
+        self._standings: tuple[RankProgress, ...] = ()
         self._late: frozenset[int] = frozenset()
         self._judged = False
         self._look_at_s = 0.0
@@ -137,17 +139,17 @@ class HangDetector:
         if not self._standings:
             self._judged = False
             self._end_helper()
-        over = self._telling.over(self._watch.moved_s)
+        over = self._telling.resolved(self._watch.moved_s)
         if over is not None:
             self._on_over(*over)
 
-    def _look(self, rank: int, pid: int, now_s: float) -> Look:
+    def _look(self, rank: int, pid: int, now_s: float) -> RankSnapshot:
         segment = self._read(rank)
         # A probe that has disabled its edges (a fault of ours) says nothing about the rank any more.
         if segment is None or not segment.armed or segment.hooks_unavailable & _ALL_EDGES == _ALL_EDGES:
-            return Look(rank=rank, pid=pid, state=linux.state_of(pid))
+            return RankSnapshot(rank=rank, pid=pid, state=linux.state_of(pid))
         edge_s = segment.last_edge_ns / 1e9
-        return Look(
+        return RankSnapshot(
             rank=rank,
             pid=pid,
             state="" if now_s - edge_s < _MOVES_S else linux.state_of(pid),
@@ -174,7 +176,7 @@ class HangDetector:
             if self._helper is None:
                 first = {"limits": to_json(self._limits), "whole": self._whole, "path": self._path}
                 self._helper = _Helper(self._loop, first, self._answered)
-            self._helper.ask(request, within_s=self._limits.sample_s + _LOOK_S)
+            self._helper.ask(request, within_s=self._limits.sample_s + ANSWER_TIMEOUT_S)
         except OSError as error:
             self._failed(f"the helper cannot be started: {error.strerror}")
 
@@ -195,12 +197,12 @@ class HangDetector:
         self.trouble = why
         self._end_helper()
         verdict = judge(self._standings, {}, self._limits, whole=False)
-        self._take(replace(verdict, notes=(f"no stacks: {why}",), again_s=_AFTER_TROUBLE_S))
+        self._take(replace(verdict, notes=(f"no stacks: {why}",), again_s=RETRY_AFTER_TROUBLE_S))
 
     def _take(self, verdict: Verdict) -> None:
         due = self._telling.is_due(verdict)
         if verdict.acts or due:
-            self._telling.told(verdict, self._watch.moved_s)
+            self._telling.reported(verdict, self._watch.moved_s)
         if verdict.acts:
             self._judged = True
             self._end_helper()
@@ -241,7 +243,7 @@ class _Helper:
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             # `-P`: the user's directory must not shadow what the helper imports.
-            argv = [sys.executable, "-P", "-c", _ENTRY]
+            argv = [sys.executable, "-P", "-c", ENTRY]
             self.pid = child.start(argv, os.environ, stdin_fd=theirs_in, stdout_fd=theirs_out, stderr_fd=null)
         except OSError:
             os.close(self._to)

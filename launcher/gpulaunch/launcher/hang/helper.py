@@ -26,10 +26,10 @@ from gpulaunch.launcher.hang.values import (
     ACTED,
     TOLD,
     Limits,
+    RankProgress,
     Sample,
-    Standing,
     Verdict,
-    standing_from,
+    progress_from,
     to_json,
 )
 from gpulaunch.launcher.loop.files import write_json
@@ -54,11 +54,11 @@ class Session:
         self._sleep = sleep
         self._samples: dict[int, deque[Sample]] = {}
         self._stacks: dict[int, stacks.Stacks] = {}
-        self._recorded: dict[int, server.Recorded] = {}
+        self._recorded: dict[int, server.FlightRecord] = {}
 
     def look(
         self,
-        standings: Sequence[Standing],
+        standings: Sequence[RankProgress],
         dirs: Mapping[int, str],
         *,
         tell_from_s: float,
@@ -80,7 +80,7 @@ class Session:
         # A signal disturbs the rank, so at most one per look.
         self._sample([one for one in standings if self._stacks[one.rank].source != "faulthandler"], dirs)
         self._recorded = self._ask_recorders(standings)
-        recorders = server.together(self._recorded, self._samples)
+        recorders = server.compare_records(self._recorded, self._samples)
         closed = self._is_closed(standings, store_pid)
         verdict = judge(standings, self._samples, self._limits, whole=self._whole, closed=closed, recorders=recorders)
         verdict = replace(verdict, notes=(*self._sources(standings), *self._summary()))
@@ -89,7 +89,7 @@ class Session:
             self._write(to_json(verdict), standings)
         return verdict
 
-    def _sample(self, standings: Sequence[Standing], dirs: Mapping[int, str]) -> None:
+    def _sample(self, standings: Sequence[RankProgress], dirs: Mapping[int, str]) -> None:
         socket_bytes = sockets.bytes_by_socket()
         readings = {standing.rank: proc.read(standing.pid, socket_bytes) for standing in standings}
         targets = [
@@ -110,14 +110,14 @@ class Session:
             sample = self._joined(standing, readings[standing.rank])
             kept.append(following(kept[-1] if kept else None, sample, standing, self._limits))
 
-    def _joined(self, standing: Standing, reading: proc.Reading) -> Sample:
+    def _joined(self, standing: RankProgress, reading: proc.Reading) -> Sample:
         taken = self._stacks[standing.rank]
         assistants = [thread for thread in taken.threads if thread.frames != taken.main]
         idle = (thread for thread in taken.threads if thread.owns_gil and thread.idle)
         holder = next((thread for thread in idle if proc.waits_within(standing.pid, thread.os_id)), None)
         worker_pid, worker_frames = 0, tuple[Frame, ...]()
         if standing.region is Region.LOADER and standing.quiet_s >= self._limits.floor_s:
-            worker_pid, worker_frames = _busy_worker(reading.workers)
+            worker_pid, worker_frames = busy_worker(reading.workers)
         return Sample(
             at_s=time.monotonic(),
             state=reading.state,
@@ -125,6 +125,7 @@ class Session:
             main_ticks=reading.main_ticks,
             own_ticks=reading.own_ticks,
             tree_ticks=reading.tree_ticks,
+            running=reading.running,
             io_bytes=reading.io_bytes,
             gil_thread=holder.os_id if holder else 0,
             gil_frames=holder.frames if holder else (),
@@ -135,18 +136,18 @@ class Session:
             assisted=any(map(is_programs, (frame for thread in assistants for frame in thread.frames))),
         )
 
-    def _is_closed(self, standings: Sequence[Standing], store_pid: int | None) -> bool:
+    def _is_closed(self, standings: Sequence[RankProgress], store_pid: int | None) -> bool:
         """Whether no rank is connected to a process outside of the job; checked only if all wait for each other."""
         if not all(waits_in(self._samples[one.rank][-1].frames) for one in standings):
             return False
         pids = [one.pid for one in standings]
         return sockets.among_themselves(pids if store_pid is None else [*pids, store_pid])
 
-    def _ask_recorders(self, standings: Sequence[Standing]) -> dict[int, server.Recorded]:
-        answers = stacks.at_once(lambda standing: server.recorded_by(standing.pid), standings)
+    def _ask_recorders(self, standings: Sequence[RankProgress]) -> dict[int, server.FlightRecord]:
+        answers = stacks.at_once(lambda standing: server.read_flight_record(standing.pid), standings)
         return {one.rank: answer for one, answer in zip(standings, answers, strict=True) if answer is not None}
 
-    def _sources(self, standings: Sequence[Standing]) -> list[str]:
+    def _sources(self, standings: Sequence[RankProgress]) -> list[str]:
         """Say where the stacks came from, and why no better source was available."""
         sources: dict[tuple[str, tuple[str, ...]], list[int]] = {}
         for standing in standings:
@@ -163,7 +164,7 @@ class Session:
         said = server.summary(self._recorded)
         return [said] if said else []
 
-    def _write(self, verdict: Mapping[str, Any], standings: Sequence[Standing]) -> None:
+    def _write(self, verdict: Mapping[str, Any], standings: Sequence[RankProgress]) -> None:
         """Write all evidence atomically; the verdict is valid without it."""
         ranks: list[dict[str, Any]] = []
         all_waits = stacks.at_once(lambda standing: server.waits_of(standing.pid), standings)
@@ -197,7 +198,7 @@ class Session:
             write_json(self._path, document)
 
 
-def _busy_worker(pids: Sequence[int]) -> tuple[int, tuple[Frame, ...]]:
+def busy_worker(pids: Sequence[int]) -> tuple[int, tuple[Frame, ...]]:
     """Return the first loader worker that is in the middle of a fetch, and its stack inside of that."""
     taken = stacks.take_workers(sorted(pids)[:_MAX_WORKERS])
     for pid, one in sorted(taken.items()):
@@ -223,7 +224,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     for line in requests:
         try:
             request = json.loads(line)
-            standings = [standing_from(one) for one in request["standings"]]
+            standings = [progress_from(one) for one in request["standings"]]
             dirs = {int(rank): path for rank, path in request["dirs"].items()}
             verdict = session.look(
                 standings, dirs, tell_from_s=request["tell_from_s"], store_pid=request.get("store_pid")

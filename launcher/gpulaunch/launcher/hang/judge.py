@@ -52,8 +52,10 @@ Two operations under one number are proof whatever they are connected to.
 
 Ranks that reach the same collective from different lines match, continue, and do not appear here; if they do, and the
 recorders show the same collective, it is slow. With a GPU, the call returns before the work is done and
-ranks may wait for long computation, so only recorders that show two operations under one number are proof. On several
-nodes an agent sees only its own ranks: there is no proof, and the node of the rank that is waited for names it.
+ranks may wait for long computation, so only recorders that show two operations under one number are proof.
+
+On several nodes an agent sees only its own ranks. There is no proof from collectives, and ranks that wait are not acted
+on however long: they may wait for a rank of another node that works. The node of that rank judges it.
 """
 
 from __future__ import annotations
@@ -63,7 +65,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpulaunch.launcher.hang.activity import Activity, activity_of
-from gpulaunch.launcher.hang.values import Category, Limits, RankCluster, Recorders, Sample, Standing, Verdict, spans
+from gpulaunch.launcher.hang.values import (
+    Category,
+    Limits,
+    RankCluster,
+    RankProgress,
+    Recorders,
+    Sample,
+    Verdict,
+    spans,
+)
 from gpulaunch.profiler.channel.layout import Region
 
 _MIN_SAMPLES = 3
@@ -73,7 +84,7 @@ _NONE = Recorders()
 
 
 def judge(
-    standings: Sequence[Standing],
+    standings: Sequence[RankProgress],
     samples: Mapping[int, Sequence[Sample]],
     limits: Limits,
     *,
@@ -104,23 +115,23 @@ def judge(
     at_work = bool(of(Category.ALIVE)) or any(one.may_work for one in live)
     held = of(Category.HELD)
     if held and not at_work:
-        finished = all(one.standing.left_group for one in held)
+        finished = all(one.progress.left_group for one in held)
         return _verdict(found, "teardown" if finished else "held", held, limits, acts=True)
     waiting = of(Category.WAITING)
     odd = _out_of_line(waiting, recorders)
     if whole and len(waiting) == len(live) and _never_match(waiting, samples, closed, recorders):
         return _verdict(found, "deadlock", odd, limits, acts=True)
     judged = [one for one in live if _is_judged(one, anybody_waits=bool(waiting))]
-    late = [one for one in judged if one.standing.quiet_s >= one.told_after_s]
+    late = [one for one in judged if one.progress.quiet_s >= one.report_after_s]
     told = [one for one in late if one.category is not Category.WAITING]
     if late and len(waiting) == len(live) and all(_sure(one, samples) for one in waiting):
         told = odd or waiting if whole else waiting
-    due = [] if at_work else _due(live, judged)
+    due = [] if at_work else _due(live, judged, whole=whole)
     due_in_s = min((_left_s(one, limits) for one in due), default=None)
     if due_in_s is not None and due_in_s <= 0:
         over = [one for one in due if one.category is Category.RESTING and _left_s(one, limits) <= 0]
         return _verdict(found, "timeout", over or odd, limits, acts=True)
-    first_step = not any(one.standing.begun for one in due)
+    first_step = not any(one.progress.begun for one in due)
     due_by = "" if due_in_s is None else "--first-step-timeout" if first_step else "--hang-timeout"
     proof_in_s = min((one.proof_in_s for one in live), default=math.inf)
     if not at_work and proof_in_s < (math.inf if due_in_s is None else due_in_s):
@@ -132,26 +143,29 @@ def judge(
 
 def _is_judged(one: Activity, *, anybody_waits: bool) -> bool:
     """Whether its quiet time means anything."""
-    return one.standing.armed and (one.standing.region is not Region.NONE or anybody_waits)
+    return one.progress.armed and (one.progress.region is not Region.NONE or anybody_waits)
 
 
-def _due(live: Sequence[Activity], judged: Sequence[Activity]) -> list[Activity]:
-    """The ranks whose time runs, if none works. Waiting ranks count only if all wait: else they wait for another.
+def _due(live: Sequence[Activity], judged: Sequence[Activity], *, whole: bool) -> list[Activity]:
+    """The ranks whose time runs, if none works. Waiting ranks count only if all of the job wait: else they wait for
+    another, which may work.
 
     A rank that has left its process group after training may serve the model, or wait for an evaluation, forever.
     """
-    all_wait = all(one.category is Category.WAITING for one in live) and not all(one.only_device for one in live)
+    all_wait = (
+        whole and all(one.category is Category.WAITING for one in live) and not all(one.only_device for one in live)
+    )
     training = [
         one
         for one in judged
-        if one.standing.region is not Region.NONE and not one.leaving and not one.standing.left_group
+        if one.progress.region is not Region.NONE and not one.leaving and not one.progress.left_group
     ]
     return [one for one in training if all_wait or one.category is Category.RESTING]
 
 
 def _left_s(one: Activity, limits: Limits) -> float:
     """How much longer it may stand still."""
-    return (limits.timeout_s if one.standing.begun else limits.first_step_s) - one.stood_s
+    return (limits.timeout_s if one.progress.begun else limits.first_step_s) - one.stalled_s
 
 
 def _never_match(
@@ -218,7 +232,7 @@ def _verdict(
         sentence=", ".join(_phrase(group, awaited) for group in groups),
         odd=tuple(sorted(odd)),
         groups=groups,
-        quiet_s=max((max(one.standing.quiet_s, one.standing.stopped_s) for one in told or found), default=0.0),
+        quiet_s=max((max(one.progress.quiet_s, one.progress.stopped_s) for one in told or found), default=0.0),
         due_in_s=0.0 if acts else due_in_s,
         again_s=_again_s(found, limits, due_in_s),
     )
@@ -226,10 +240,10 @@ def _verdict(
 
 def _again_s(found: Sequence[Activity], limits: Limits, due_in_s: float | None) -> float:
     """When to look again: soon if there is something to confirm, else when a report or action may be due."""
-    quiet_s = max((one.standing.quiet_s for one in found), default=0.0)
+    quiet_s = max((one.progress.quiet_s for one in found), default=0.0)
     candidate = any(one.candidate for one in found)
     until_s = [limits.again_s if candidate else min(limits.rest_s, max(limits.floor_s, quiet_s / 2))]
-    until_s += [one.told_after_s - one.standing.quiet_s for one in found if one.standing.armed]
+    until_s += [one.report_after_s - one.progress.quiet_s for one in found if one.progress.armed]
     until_s += [due_in_s] if due_in_s is not None else []
     return min(each for each in until_s if each > 0)
 

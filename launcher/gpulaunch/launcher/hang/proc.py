@@ -33,6 +33,8 @@ class Reading:
     main_ticks: int = 0
     own_ticks: int = 0
     tree_ticks: int = 0
+    running: tuple[int, ...] = ()
+    """Its descendants that run or wait for a core."""
     io_bytes: int = 0
     workers: tuple[int, ...] = ()
     """Its dataloader workers."""
@@ -53,10 +55,7 @@ def read(pid: int, socket_bytes: Mapping[str, int]) -> Reading:
     main = _stat(f"/proc/{pid}/task/{pid}/stat") or own
     below = linux.descendants_of(pid)[:_MAX_PROCESSES]
     workers = tuple(one for one in below if linux.comm_of(one) == linux.LOADER_WORKER)
-    tree_ticks = sum(own[1:])
-    for one in below:
-        stat = _stat(f"/proc/{one}/stat")
-        tree_ticks += sum(stat[1:]) if stat else 0
+    stats = [(one, stat) for one in below if (stat := _stat(f"/proc/{one}/stat")) is not None]
     io_bytes = sum(_io_bytes(f"/proc/{one}/io") for one in (pid, *below))  # e.g. a copy by rsync is the rank's work
     inodes = {inode for one in (pid, *below) for inode in _sockets(one)}
     io_bytes += sum(socket_bytes.get(inode, 0) for inode in inodes)
@@ -64,7 +63,8 @@ def read(pid: int, socket_bytes: Mapping[str, int]) -> Reading:
         state=main[0],
         main_ticks=main[1],
         own_ticks=own[1],
-        tree_ticks=tree_ticks,
+        tree_ticks=sum(own[1:]) + sum(own_ticks + dead_ticks for _, (_, own_ticks, dead_ticks) in stats),
+        running=tuple(one for one, (state, *_) in stats if state == "R"),
         io_bytes=io_bytes,
         workers=workers,
         gpu=_has_gpu(pid),

@@ -66,7 +66,7 @@ def ask(path: str, handler: str) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class FlightRecord:
     """The last collective of each process group that a rank has begun, by torch's flight recorder."""
 
     enqueued: Mapping[str, int]
@@ -82,7 +82,7 @@ class Recorded:
         return self.calls[self.newest]
 
 
-def recorded_by(pid: int) -> Recorded | None:
+def read_flight_record(pid: int) -> FlightRecord | None:
     """Query a rank's flight recorder; None if it has none or it is empty."""
     try:
         return parse_recorder(ask(socket_of(pid), "fr_trace_json"))
@@ -90,7 +90,7 @@ def recorded_by(pid: int) -> Recorded | None:
         return None
 
 
-def parse_recorder(text: bytes) -> Recorded | None:
+def parse_recorder(text: bytes) -> FlightRecord | None:
     """Parse a flight recorder's JSON; None if it has no collective. Raises ValueError."""
     enqueued: dict[str, int] = {}
     calls: dict[str, str] = {}
@@ -103,10 +103,10 @@ def parse_recorder(text: bytes) -> Recorded | None:
                 enqueued[group], calls[group], newest = number, str(entry["profiling_name"]), group
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"no flight recorder's: {error!r}") from None
-    return Recorded(enqueued=enqueued, calls=calls, newest=newest) if enqueued else None
+    return FlightRecord(enqueued=enqueued, calls=calls, newest=newest) if enqueued else None
 
 
-def together(all_recorded: Mapping[int, Recorded], ranks: Iterable[int]) -> Recorders:
+def compare_records(all_recorded: Mapping[int, FlightRecord], ranks: Iterable[int]) -> Recorders:
     """Compare the recorders of all these ranks that have one."""
     late: set[int] = set()
     clashing: set[int] = set()
@@ -123,9 +123,9 @@ def together(all_recorded: Mapping[int, Recorded], ranks: Iterable[int]) -> Reco
     return Recorders(behind=tuple(sorted(late)), clashing=tuple(sorted(clashing)), agree=agree)
 
 
-def summary(all_recorded: Mapping[int, Recorded]) -> str:
+def summary(all_recorded: Mapping[int, FlightRecord]) -> str:
     """Say which rank is behind: `flight recorder: rank 3 is at collective 41 (gloo:all_reduce), the others at 42`."""
-    late = together(all_recorded, ()).behind
+    late = compare_records(all_recorded, ()).behind
     if not late:
         last = {one.last for one in all_recorded.values()}
         if not all_recorded:

@@ -119,7 +119,7 @@ def _pyspy(pids: Sequence[int]) -> tuple[dict[int, Stacks], dict[int, str]]:
     """Stacks by pid; for the other pids, the reason there are none."""
     binary = pyspy.find_pyspy()
     if binary is None:
-        return {}, dict.fromkeys(pids, "py-spy: it is not installed beside this Python, nor on PATH")
+        return {}, dict.fromkeys(pids, "py-spy: it is installed neither next to this Python nor on PATH")
     found: dict[int, Stacks] = {}
     refused: dict[int, str] = {}
     for at in range(0, len(pids), _AT_ONCE):

@@ -48,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RankProgress:
     """The state of one rank by its segment and the watch: everything known without inspecting it."""
 
     rank: int
@@ -84,6 +84,8 @@ class Sample:
     own_ticks: int = 0
     tree_ticks: int = 0
     """CPU time of the main thread, of the process, and of the process with all its descendants, dead ones included."""
+    running: tuple[int, ...] = ()
+    """Its descendants that run or wait for a core."""
     io_bytes: int = 0
     """Bytes that the process and its loader workers have read and written."""
     gil_thread: int = 0
@@ -176,7 +178,7 @@ def spans(ranks: Sequence[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def to_json(value: Standing | Sample | RankCluster | Verdict | Limits) -> dict[str, Any]:
+def to_json(value: RankProgress | Sample | RankCluster | Verdict | Limits) -> dict[str, Any]:
     """Convert to a dict that json can write."""
 
     def plain(item: Any) -> Any:
@@ -192,10 +194,10 @@ def to_json(value: Standing | Sample | RankCluster | Verdict | Limits) -> dict[s
     return document
 
 
-def standing_from(document: dict[str, Any]) -> Standing:
-    """Read back what `to_json` made of a Standing."""
+def progress_from(document: dict[str, Any]) -> RankProgress:
+    """Read back what `to_json` made of a RankProgress."""
     given = dict(document)
-    return Standing(region=Region(given.pop("region")), **given)
+    return RankProgress(region=Region(given.pop("region")), **given)
 
 
 def verdict_from(document: dict[str, Any]) -> Verdict:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpulaunch.launcher.hang.learn import Learner
-from gpulaunch.launcher.hang.values import Limits, Standing
+from gpulaunch.launcher.hang.values import Limits, RankProgress
 from gpulaunch.profiler.channel.layout import Region
 
 _GAP_S = 5.0
@@ -24,7 +24,7 @@ _GAP_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class RankSnapshot:
     """What is visible of one live rank without disturbing it."""
 
     rank: int
@@ -65,7 +65,7 @@ class Watch:
         self._ranks: dict[int, _Rank] = {}
         self._last_s: float | None = None
 
-    def tick(self, now_s: float, looks: Sequence[Look]) -> tuple[Standing, ...]:
+    def tick(self, now_s: float, looks: Sequence[RankSnapshot]) -> tuple[RankProgress, ...]:
         """Process one look at every live rank; return the standing of all if one needs a closer look."""
         last_s, self._last_s = self._last_s, now_s
         for look in looks:
@@ -80,7 +80,7 @@ class Watch:
         known = self._ranks.get(rank)
         return known.moved_s if known is not None else None
 
-    def _follow(self, now_s: float, last_s: float, look: Look) -> None:
+    def _follow(self, now_s: float, last_s: float, look: RankSnapshot) -> None:
         """Update what is remembered of a rank; `last_s` is the time of the previous look."""
         gap = now_s - last_s > _GAP_S
         seen = (look.pid, look.armed, look.edge_s, look.steps, look.begun, look.saving)
@@ -102,9 +102,9 @@ class Watch:
         if gap:
             known.moved_s = now_s
 
-    def _standing(self, now_s: float, look: Look) -> Standing:
+    def _standing(self, now_s: float, look: RankSnapshot) -> RankProgress:
         known = self._ranks[look.rank]
-        return Standing(
+        return RankProgress(
             rank=look.rank,
             pid=look.pid,
             region=look.region,
@@ -118,13 +118,13 @@ class Watch:
             left_group=look.left_group,
         )
 
-    def _allowed_s(self, look: Look) -> float:
+    def _allowed_s(self, look: RankSnapshot) -> float:
         limits = self._limits
         if look.saving or not look.begun:
             return min(limits.told_patiently_s, (limits.timeout_s if look.begun else limits.first_step_s) / 2)
         return self._learner.allowed_s(look.region)
 
-    def _worth_a_look(self, standing: Standing) -> bool:
+    def _worth_a_look(self, standing: RankProgress) -> bool:
         if standing.stopped_s >= self._limits.stopped_s:
             return True
         return standing.armed and standing.quiet_s >= self._limits.floor_s

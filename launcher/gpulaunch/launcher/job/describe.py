@@ -16,20 +16,20 @@ _RUN_DIR = "<run directory>"
 
 
 def describe(
-    spec: JobSpec, place: HostInfo, *, reading: Reading | None = None, refused: Mapping[str, str] | None = None
+    spec: JobSpec, host: HostInfo, *, reading: Reading | None = None, refused: Mapping[str, str] | None = None
 ) -> str:
     """The whole plan as text.
 
     Args:
         spec: the job.
-        place: the machine.
+        host: the machine.
         reading: what is known of the program; by default what its text says.
         refused: packages that an earlier run found unsafe to preload, with the reason.
     """
     if reading is None:
         reading = (read_module if spec.program.kind == "module" else read_script)(spec.program.target)
     lines = ["Plan of gpulaunch (dry run: nothing is started)", ""]
-    lines += _block("Detected", _detected(place))
+    lines += _block("Detected", _detected(host))
     lines += _block("Plan", _plan(spec, reading, refused or {}))
     lines += _block("Options: value, and where it came from", _options(spec))
     lines += _ranks(spec)
@@ -42,18 +42,18 @@ def _block(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
     return [title, *(f"  {name.ljust(width)}  {value}".rstrip() for name, value in rows), ""]
 
 
-def _detected(place: HostInfo) -> list[tuple[str, str]]:
-    limit = place.memory_limit_bytes
-    memory = f"{limit / 2**30:.1f} GiB ({place.memory_why})" if limit is not None else f"none ({place.memory_why})"
+def _detected(host: HostInfo) -> list[tuple[str, str]]:
+    limit = host.memory_limit_bytes
+    memory = f"{limit / 2**30:.1f} GiB ({host.memory_why})" if limit is not None else f"none ({host.memory_why})"
     gpus = [
         (f"GPU {each}", f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {gpu.uuid}")
-        for each, gpu in enumerate(place.gpus)
+        for each, gpu in enumerate(host.gpus)
     ]
     return [
-        ("host", place.hostname),
-        ("launched by", place.launched_by),
-        ("cores", f"{place.cores} ({place.cores_why})"),
-        ("GPUs", f"{len(place.gpus)} ({place.gpus_why})"),
+        ("host", host.hostname),
+        ("launched by", host.launched_by),
+        ("cores", f"{host.cores} ({host.cores_why})"),
+        ("GPUs", f"{len(host.gpus)} ({host.gpus_why})"),
         *gpus,
         ("memory limit", memory),
     ]
@@ -66,24 +66,43 @@ def _plan(spec: JobSpec, reading: Reading, refused: Mapping[str, str]) -> list[t
     host = f"[{spec.metrics_host}]" if ":" in spec.metrics_host else spec.metrics_host
     secured = f"; https if {spec.metrics_web_config} has a certificate" if spec.metrics_web_config else ""
     metrics = f"http://{host}:{port or _FREE_PORT}/metrics{upwards}{secured}"
+    nodes = f"node {spec.node_rank} of {spec.nnodes}"
+    world_size = str(spec.nnodes * spec.nproc)
+    if spec.elastic is not None:
+        nodes = f"one of {spec.elastic.range} nodes"
+        if spec.elastic.min_nodes < spec.elastic.max_nodes:
+            world_size = f"{spec.elastic.min_nodes * spec.nproc} to {world_size}"
     rows = [
         ("job", f"{spec.name}, run id {spec.run_id}"),
-        (
-            "ranks",
-            f"{spec.nproc} on this node (node {spec.node_rank} of {spec.nnodes}), {spec.nnodes * spec.nproc} in all",
-        ),
-        ("store", f"{spec.master_addr}, port {where}"),
+        ("ranks", f"{spec.nproc} on this node ({nodes}), {world_size} in all"),
+        ("store" if spec.elastic is None else "nodes meet at", _meeting_place(spec, where)),
         ("start", _start(spec, reading)),
         ("preload", _preload(spec, reading, refused)),
         ("restarts", _restarts(spec)),
         ("metrics", metrics if spec.profile else "off (--no-profile)"),
         ("checkpoints", _checkpoints(spec)),
         ("hangs", _hangs(spec)),
-        ("run directory", spec.job_dir or spec.log_dir or f"./gpulaunch-runs/{spec.name}-<time>"),
+        ("run directory", spec.job_dir or spec.log_dir or _default_dir(spec)),
     ]
     for local_rank, cpus in enumerate(spec.cpu_sets or ()):
         rows.append((f"cores of rank {local_rank}", f"{ranges(cpus)} ({spec.numa_binding})"))
     return rows
+
+
+def _default_dir(spec: JobSpec) -> str:
+    return (
+        f"./gpulaunch-runs/{spec.name}-<time>"
+        if spec.shared_dir is None
+        else f"./gpulaunch-runs/{spec.shared_dir.name}"
+    )
+
+
+def _meeting_place(spec: JobSpec, port: str) -> str:
+    if spec.elastic is None or spec.elastic.etcd is None:
+        return f"{spec.master_addr}, port {port}"
+    etcd = spec.elastic.etcd
+    members = ", ".join(f"{host} port {number}" for host, number in etcd.endpoints)
+    return f"etcd: {members}{' (TLS)' if etcd.tls else ''}, below {etcd.prefix}"
 
 
 def _restarts(spec: JobSpec) -> str:
@@ -95,20 +114,20 @@ def _restarts(spec: JobSpec) -> str:
 def _checkpoints(spec: JobSpec) -> str:
     where = ", ".join(spec.checkpoint_dirs) or f"{spec.job_dir or '<run directory>'}/checkpoints"
     if spec.resume == "never":
-        return f"in {where}; none is gone on from (--resume never)"
+        return f"in {where}; none is used (--resume never)"
     first = "the newest complete one" if spec.resume == "auto" else spec.resume
-    return f"in {where}; begins with {first}, told as GPULAUNCH_RESUME_FROM" + (
+    return f"in {where}; resumes from {first}, passed as GPULAUNCH_RESUME_FROM" + (
         f" and `{spec.resume_arg}`" if spec.resume_arg else ""
     )
 
 
 def _hangs(spec: JobSpec) -> str:
     if spec.hang_timeout_s <= 0:
-        return "not looked for (--hang-timeout 0)"
+        return "no detection (--hang-timeout 0)"
     if not spec.profile:
-        return f"{spec.on_hang}, where a rank is stopped by a signal; no other is seen with --no-profile"
+        return f"{spec.on_hang}, only for ranks stopped by a signal (--no-profile)"
     latest = f"{spec.hang_timeout_s:g} s, {spec.first_step_timeout_s:g} s for the first step"
-    return f"{spec.on_hang}; at once where it is proven, else after {latest}"
+    return f"{spec.on_hang}; at once if proven, else after {latest}"
 
 
 def _start(spec: JobSpec, reading: Reading) -> str:
@@ -117,7 +136,7 @@ def _start(spec: JobSpec, reading: Reading) -> str:
     if spec.start_method == "auto":
         if reading.obstacle:
             return f"spawn: {reading.obstacle}"
-        return "fork from a process that has loaded torch, or spawn where that is not safe"
+        return "fork from a process that has loaded torch, or spawn if that is not safe"
     return spec.start_method
 
 
@@ -152,7 +171,7 @@ def _ranks(spec: JobSpec) -> list[str]:
     ranks = range(spec.nproc)
     environments = [_environment(spec, local_rank) for local_rank in ranks]
     common = {name: value for name, value in environments[0].items() if all(e.get(name) == value for e in environments)}
-    lines = ["Environment of every rank (what gpulaunch sets, beside GPULAUNCH_ variables of the run)"]
+    lines = ["Environment of every rank (set by gpulaunch, without the GPULAUNCH_ variables of the run)"]
     lines += [f"  {name}={value}" for name, value in sorted(common.items())]
     for local_rank, environment in zip(ranks, environments, strict=True):
         lines += ["", f"Rank {environment['RANK']}", f"  {shlex.join(redact_words(rank_argv(spec, local_rank)))}"]

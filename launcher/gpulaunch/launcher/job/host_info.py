@@ -1,7 +1,7 @@
 """Detects the host: cores, GPUs, memory limit and what launched us, each with the reason.
 
 Files are read under a root that tests replace. Nothing is decided here: the environment of Slurm and Kubernetes is
-reported, and only PET_ variables (read by `load`, as torchrun reads them) shape the job.
+reported; what shapes the job is read by `load`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpulaunch.launcher.job import slurm
 from gpulaunch.profiler.cgroup import Cgroups
-
-# Slurm numbers the steps that are not a user's srun from the top: batch, extern, interactive and pending. A batch
-# script also has SLURM_PROCID=0 and SLURM_NTASKS=N, so only a step id below these proves that srun started us.
-_FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFFA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +45,7 @@ class HostInfo:
     root: str = "/"
 
 
-def look(environ: Mapping[str, str], *, root: str = "/") -> HostInfo:
+def detect(environ: Mapping[str, str], *, root: str = "/") -> HostInfo:
     """Read /proc, /sys and the cgroup under `root`, and NVML if there is an NVIDIA driver. Starts nothing."""
     cores, cores_why = _cores(root)
     gpus, gpus_why = _gpus(environ, root)
@@ -172,36 +169,19 @@ def _nvml_gpu(nvml: Any, index: int, text: Callable[[bytes | str], str]) -> list
     ]
 
 
-def slurm_tasks(environ: Mapping[str, str]) -> int:
-    """How many tasks of one `srun` run the same command as this process; 1 if there is no such step.
-
-    With `srun --pty` one task has the terminal; a shell in each of the others has nothing to read and ends. Children of
-    a rank inherit its launcher's variables.
-    """
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", ""))
-    if not _in_slurm_step(environ) or not tasks.isdecimal():
-        return 1
-    apart = "TORCHELASTIC_RUN_ID" in environ or any(name.startswith("SLURM_PTY_") for name in environ)
-    return 1 if apart else int(tasks)
-
-
-def _in_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Whether a user's srun started this."""
-    step = environ.get("SLURM_STEP_ID", "")
-    return "SLURM_JOB_ID" in environ and step.isdecimal() and int(step) < _FIRST_SPECIAL_SLURM_STEP
-
-
 def _launched_by(environ: Mapping[str, str]) -> str:
     reasons: list[str] = []
     torchrun = sorted(name for name in environ if name.startswith("PET_"))
     if torchrun:
         reasons.append(f"torchrun-style PET_ variables ({', '.join(torchrun)})")
     job = environ.get("SLURM_JOB_ID")
-    if job and _in_slurm_step(environ):
+    if job and slurm.in_step(environ):
         task = f"task {environ.get('SLURM_PROCID', '?')} of {environ.get('SLURM_NTASKS', '?')}"
         reasons.append(f"Slurm step {job}.{environ['SLURM_STEP_ID']}, {task} (SLURM_STEP_ID)")
     elif job:
-        reasons.append(f"one host (Slurm job {job}, but no step of srun: its rank variables mean nothing here)")
+        nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+        others = "" if nodes == "1" else f"; `srun gpulaunch` uses all {nodes} nodes of the job"
+        reasons.append(f"one host (Slurm job {job}, but no step of srun: its rank variables mean nothing here{others})")
     if "KUBERNETES_SERVICE_HOST" in environ:
         reasons.append("Kubernetes (KUBERNETES_SERVICE_HOST)")
     return "; ".join(reasons) or "one host"

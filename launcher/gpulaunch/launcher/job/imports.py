@@ -1,8 +1,8 @@
-"""Reads from a script's syntax tree what matters for starting it from a warm process: what it does before it trains.
+"""Reads from a script's syntax tree what is needed to start it from a preloaded process: what it does before training.
 
 Nothing is run. The fork server has imported torch by the time the script begins, so three things are extracted: the
 packages it imports (they can be loaded once for all ranks), what it puts into the environment before it imports torch
-(torch reads some of it at import time), and whether it has modules of its own with a well-known name.
+(torch reads some of it at import time), and whether it has its own modules with a well-known name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Reading:
 
 def read_script(path: str) -> Reading:
     """Read a script; one that cannot be read or parsed, or is no regular file, gives nothing: its ranks will fail."""
-    return _read([path], os.path.dirname(os.path.realpath(path)), "beside the script")
+    return _read([path], os.path.dirname(os.path.realpath(path)), "next to the script")
 
 
 def read_module(name: str) -> Reading:
@@ -275,7 +275,7 @@ def _is_third_party(name: str, directory: str) -> bool:
     """Whether it is installed in a site directory, and not shadowed by a module of the user's."""
     from importlib.machinery import PathFinder
 
-    # What the program would find first: beside the script, then on PYTHONPATH.
+    # What the program would find first: next to the script, then on PYTHONPATH.
     if _in(directory, name) or any(_in(path, name) for path in sys.path if path and not _is_python_own(path)):
         return False
     try:

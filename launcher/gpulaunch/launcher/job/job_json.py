@@ -29,7 +29,7 @@ def job_document(
 
     Args:
         spec: the job.
-        packages: what the program imports: their versions are recorded beside torch's.
+        packages: what the program imports: their versions are recorded in addition to torch's.
         refused: of these, those that earlier runs found unfit for import before the fork, and why; `with_preloaded`
             adds the findings of this run.
         spawn_because: why the ranks are not forked, or "".

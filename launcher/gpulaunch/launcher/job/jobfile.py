@@ -65,9 +65,9 @@ def read(path: str) -> JobFile:
             names = ["script", "args", "env", *(name for each in OPTIONS for name in (*each.also, each.name))]
             raise UsageError(f"{path}: unknown key {key!r}{did_you_mean(key.replace('_', '-'), names)}")
         if option.dest == "config":
-            raise UsageError(f"{path}: a job file cannot name another one (key {key!r})")
+            raise UsageError(f"{path}: a job file cannot include another one (key {key!r})")
         if option.dest in values:
-            raise UsageError(f"{path}: key {key!r} says --{option.name} a second time under another name")
+            raise UsageError(f"{path}: key {key!r} sets --{option.name} a second time under another name")
         values[option.dest] = _as_text(path, key, option, value)
     return JobFile(path=path, script=script, args=tuple(args), values=values, env=env)
 

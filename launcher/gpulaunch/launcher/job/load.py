@@ -11,35 +11,44 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from gpulaunch.launcher.job import accelerators, values
-from gpulaunch.launcher.job.host_info import Gpu, HostInfo, cpus_allowed, select, slurm_tasks
-from gpulaunch.launcher.job.network import metrics_address, rendezvous
+from gpulaunch.launcher.job import accelerators, slurm, values
+from gpulaunch.launcher.job.host_info import Gpu, HostInfo, cpus_allowed, select
+from gpulaunch.launcher.job.network import metrics_address, num_nodes, rendezvous
 from gpulaunch.launcher.job.options import UsageError, at_least, did_you_mean, signal_names
 from gpulaunch.launcher.job.parse import parse
 from gpulaunch.launcher.job.settings import Settings
-from gpulaunch.launcher.job.spec import LINE_PREFIX, JobSpec, Program, Request
+from gpulaunch.launcher.job.spec import LINE_PREFIX, HostShare, JobSpec, Program, Request, SharedDir
 from gpulaunch.launcher.job.verbs import VERBS
 
 
-def load(argv: Sequence[str], environ: Mapping[str, str], place: HostInfo) -> Request:
+def load(argv: Sequence[str], environ: Mapping[str, str], host: HostInfo) -> Request:
     """Read, merge and check everything.
 
     Raises:
         UsageError: something is impossible; `str()` is the line for the user.
         SystemExit: --help or --version was answered.
     """
-    return resolve(parse(argv), environ, place)
+    return resolve(parse(argv), environ, host)
 
 
-def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: HostInfo) -> Request:
+def resolve(given: Mapping[str, Any], environ: Mapping[str, str], host: HostInfo) -> Request:
     """`load` for a command line that `parse` has already read (so that --help need not look at the machine)."""
     settings = Settings(given, environ)
     environ = {**environ, **settings.file.env}  # what a rank inherits
     program = _program(settings, environ)
-    gpus, visible, seen = _gpus(settings, environ, place)
-    nproc = _nproc(settings, environ, place, seen)
-    _one_job(settings, environ, nproc)
-    topology = rendezvous(settings)
+    gpus, visible, seen = _gpus(settings, environ, host)
+    task = slurm.task(environ) if _asks_slurm(settings) else None
+    nproc = _nproc(settings, environ, host, seen, task)
+    topology = rendezvous(settings, task)
+    cores, share = host.cores, None
+    if task is not None and not task.one_per_host:
+        cores = slurm.cores_of_task(task, host.cores, environ)
+        gpus_of = environ if gpus is None else {**environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        share = _host_share(task, nproc, gpus_of)
+        if not slurm.has_own_gpus(task, gpus_of):
+            mine = slice(share.first_local_rank, share.first_local_rank + nproc)
+            seen = seen[mine]
+            visible = visible[mine] if visible is not None and settings["virtual-local-rank"] else visible
     read = settings.read
     virtual = settings["virtual-local-rank"]
     if virtual and visible is not None and nproc > len(visible):
@@ -58,6 +67,9 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: HostInf
         master_addr=topology.master_addr,
         master_port=topology.master_port,
         rdzv_timeout_s=topology.timeout_s,
+        elastic=topology.elastic,
+        host_share=share,
+        shared_dir=_shared_dir(settings, program, task),
         grace_s=_grace_s(settings, environ),
         preempt_signals=_preempt_signals(settings, signals),
         notify_signals=_notify_signals(settings, signals),
@@ -68,11 +80,11 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: HostInf
         gpus=gpus,
         visible_devices=visible,
         cards=seen,
-        cpu_sets=_cpu_sets(settings, place, seen, nproc),
+        cpu_sets=_cpu_sets(settings, host, seen, nproc),
         metrics_host=metrics_host,
         metrics_port=metrics_port,
         metrics_run=settings["rdzv-id"] if settings["rdzv-id"] != "none" else "",
-        omp_num_threads=_omp_num_threads(settings, environ, place, nproc),
+        omp_num_threads=_omp_num_threads(settings, environ, host, nproc, cores),
         nccl_async_error_handling=environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         env=settings.file.env,
         options=settings.merged,
@@ -81,21 +93,32 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str], place: HostInf
     return Request(spec=spec, dry_run=settings["dry-run"])
 
 
-_TOPOLOGY = ("nnodes", "node-rank", "standalone", "rdzv-backend", "rdzv-endpoint")
+_OWN_TOPOLOGY = ("standalone", "node-rank", "rdzv-backend", "rdzv-endpoint")
 
 
-def _one_job(settings: Settings, environ: Mapping[str, str], nproc: int) -> None:
-    """Refuse to be one of several launchers that do not know each other: each would train a world of its own."""
-    tasks = slurm_tasks(environ)
-    if tasks == 1 or any(settings.origins[name] != "default" for name in _TOPOLOGY):
-        return
-    program = settings.script
-    raise UsageError(
-        f"srun starts {tasks} tasks, and each would train for itself; on one node: "
-        f"srun --ntasks=1 gpulaunch --nproc {max(nproc, tasks)} {program}; on several: srun --ntasks-per-node=1 "
-        "bash -c 'exec gpulaunch --nnodes $SLURM_NNODES --node-rank $SLURM_NODEID --master-addr HOST --nproc "
-        f"{nproc} {program}'; with --standalone each task is a job of its own"
+def _asks_slurm(settings: Settings) -> bool:
+    """Whether the user has left it to Slurm which nodes there are."""
+    given = {name for name, origin in settings.origins.items() if origin != "default"}
+    if given.intersection(_OWN_TOPOLOGY):
+        return False
+    return "nnodes" not in given or num_nodes(settings)[1] > 1
+
+
+def _host_share(task: slurm.Task, nproc: int, environ: Mapping[str, str]) -> HostShare:
+    return HostShare(
+        first_local_rank=slurm.first_local_rank(task, nproc, environ),
+        local_world_size=task.num_local * nproc,
+        host_rank=task.host,
+        num_hosts=len(task.hosts),
     )
+
+
+def _shared_dir(settings: Settings, program: Program, task: slurm.Task | None) -> SharedDir | None:
+    """All tasks use one run directory; a requeued job finds it again, and the checkpoints in it."""
+    if task is None:
+        return None
+    name = "-".join(filter(None, (_name(settings, program), task.cluster, task.name)))
+    return SharedDir(name=name, start=task.restart)
 
 
 def _program(settings: Settings, environ: Mapping[str, str]) -> Program:
@@ -106,7 +129,7 @@ def _program(settings: Settings, environ: Mapping[str, str]) -> Program:
         kind = "run_path"
     elif settings["no-python"]:
         if settings["module"]:
-            raise UsageError("--no-python and --module contradict each other: a module is run by python; drop one")
+            raise UsageError("--no-python and --module contradict each other: a module is run by python; remove one")
         kind = "exec"
     else:
         kind = "module" if settings["module"] else "script"
@@ -139,7 +162,7 @@ def _require_command(command: str, environ: Mapping[str, str]) -> None:
     if any(os.path.isfile(each) and os.access(each, os.X_OK) for each in candidates):
         return
     if any(os.path.isfile(each) for each in candidates):
-        raise UsageError(f"--no-python: {command} is not executable; chmod +x it, or drop --no-python")
+        raise UsageError(f"--no-python: {command} is not executable; run chmod +x, or remove --no-python")
     where = "no such file" if "/" in command else "not found in PATH"
     raise UsageError(f"--no-python: {command}: {where}")
 
@@ -159,40 +182,48 @@ def _name(settings: Settings, program: Program) -> str:
 
 
 def _gpus(
-    settings: Settings, environ: Mapping[str, str], place: HostInfo
+    settings: Settings, environ: Mapping[str, str], host: HostInfo
 ) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None, tuple[Gpu, ...]]:
     """--gpus as CUDA_VISIBLE_DEVICES entries, all that the ranks may see, and those of them that NVML knows."""
     inherited_text = environ.get("CUDA_VISIBLE_DEVICES")
     inherited = None if inherited_text is None else tuple(each.strip() for each in inherited_text.split(","))
     # HostInfo has applied the launcher's own variable; the job file may set another one for the ranks.
     in_file = settings.file.env.get("CUDA_VISIBLE_DEVICES")
-    seen = place.gpus if in_file is None else select(place.gpus, in_file)
+    seen = host.gpus if in_file is None else select(host.gpus, in_file)
     if settings["gpus"] is None:
         return None, inherited, seen
     if not seen:
-        raise UsageError(f"{settings.label('gpus')}: there is no GPU here: {place.gpus_why}")
+        raise UsageError(f"{settings.label('gpus')}: there is no GPU here: {host.gpus_why}")
     chosen = settings.read("gpus", lambda text: values.gpu_entries(text, inherited, seen))
     return tuple(chosen), tuple(chosen), tuple(chosen.values())
 
 
-def _nproc(settings: Settings, environ: Mapping[str, str], place: HostInfo, gpus: tuple[Gpu, ...]) -> int:
+def _nproc(
+    settings: Settings, environ: Mapping[str, str], host: HostInfo, gpus: tuple[Gpu, ...], task: slurm.Task | None
+) -> int:
     text: str = settings["nproc-per-node"].strip()
     label = settings.label("nproc-per-node").replace("--nproc-per-node", "--nproc")
+    if task is not None and settings.origins["nproc-per-node"] == "default" and task.one_per_host:
+        # One task for a whole node: a rank for each of its GPUs.
+        counted = len(gpus) or slurm.num_visible(environ) or _accelerators("gpu", label, environ, host) or 1
+        return settings.settle("nproc-per-node", counted, "detected: one task of Slurm for this node")
+    if task is not None and not task.one_per_host and not text.isdecimal() and not slurm.has_own_gpus(task, environ):
+        raise UsageError(
+            f"{label} {text}: {task.num_local} tasks of srun share this host; drop it (a "
+            "rank for each task), or start one task for each node: --ntasks-per-node=1"
+        )
     if text == "xpu" or (text in ("auto", "gpu") and not gpus):
-        try:
-            counted = accelerators.count(text, environ, place.root)
-        except ValueError as err:
-            raise UsageError(f"{label} {text}: {err}") from None
+        counted = _accelerators(text, label, environ, host)
         if counted:
             return settings.settle("nproc-per-node", counted, "detected: accelerators, as torch counts them")
     if text == "auto":
         text = "gpu" if gpus else "cpu"
     if text == "gpu":
         if not gpus:
-            raise UsageError(f"{label} gpu: there is no GPU here: {place.gpus_why}; use --nproc auto or a number")
-        return settings.settle("nproc-per-node", len(gpus), f"detected: GPUs, {place.gpus_why}")
+            raise UsageError(f"{label} gpu: there is no GPU here: {host.gpus_why}; use --nproc auto or a number")
+        return settings.settle("nproc-per-node", len(gpus), f"detected: GPUs, {host.gpus_why}")
     if text == "cpu":
-        return settings.settle("nproc-per-node", place.cores, f"detected: cores, {place.cores_why}")
+        return settings.settle("nproc-per-node", host.cores, f"detected: cores, {host.cores_why}")
     if text == "xpu":
         raise UsageError(f"{label} xpu: there is no Intel GPU here that torch can use; use --nproc auto or a number")
     try:
@@ -203,6 +234,13 @@ def _nproc(settings: Settings, environ: Mapping[str, str], place: HostInfo, gpus
     if nproc < 1:
         raise UsageError(f"{label}: a job needs at least 1 rank per node, got {nproc}")
     return nproc
+
+
+def _accelerators(kind: str, label: str, environ: Mapping[str, str], host: HostInfo) -> int:
+    try:
+        return accelerators.count(kind, environ, host.root)
+    except ValueError as err:
+        raise UsageError(f"{label} {kind}: {err}") from None
 
 
 def _grace_s(settings: Settings, environ: Mapping[str, str]) -> float:
@@ -242,24 +280,27 @@ def _notify_signals(settings: Settings, signals: tuple[str, ...]) -> tuple[str, 
         return tuple(name for name in names if name not in ends)
     for name in names:
         if name in ends:
-            raise UsageError(f"{settings.label('notify-signals')}: {name} already means the end; take it out of one")
+            raise UsageError(f"{settings.label('notify-signals')}: {name} already ends the job; remove one of them")
     return names
 
 
-def _omp_num_threads(settings: Settings, environ: Mapping[str, str], place: HostInfo, nproc: int) -> int | None:
+def _omp_num_threads(
+    settings: Settings, environ: Mapping[str, str], host: HostInfo, nproc: int, cores: int
+) -> int | None:
     """Cores // ranks, while torchrun uses 1: the ranks share the machine and leave none of it idle."""
     if "OMP_NUM_THREADS" in environ:
         origin = settings.file.path if "OMP_NUM_THREADS" in settings.file.env else "environment OMP_NUM_THREADS"
         settings.settle("OMP_NUM_THREADS", environ["OMP_NUM_THREADS"], origin)
         return None
-    if nproc == 1:
+    if nproc == 1 and cores == host.cores:
         return settings.settle("OMP_NUM_THREADS", None, "default")
-    why = f"detected: {place.cores} cores ({place.cores_why}) for {nproc} ranks"
-    return settings.settle("OMP_NUM_THREADS", max(1, place.cores // nproc), why)
+    others = "" if cores == host.cores else f", {cores} of them for this task of Slurm,"
+    why = f"detected: {host.cores} cores ({host.cores_why}){others} for {nproc} ranks"
+    return settings.settle("OMP_NUM_THREADS", max(1, cores // nproc), why)
 
 
 def _cpu_sets(
-    settings: Settings, place: HostInfo, gpus: tuple[Gpu, ...], nproc: int
+    settings: Settings, host: HostInfo, gpus: tuple[Gpu, ...], nproc: int
 ) -> tuple[frozenset[int], ...] | None:
     mode = settings["numa-binding"]
     if mode is None:
@@ -268,11 +309,11 @@ def _cpu_sets(
 
     label = f"{settings.label('numa-binding')} {mode}"
     if not gpus:
-        raise UsageError(f"{label}: binds ranks to the cores near their GPU, and there is no GPU: {place.gpus_why}")
+        raise UsageError(f"{label}: binds ranks to the cores near their GPU, and there is no GPU: {host.gpus_why}")
     if nproc > len(gpus):
-        raise UsageError(f"{label}: {nproc} ranks but {len(gpus)} GPUs: rank {len(gpus)} has none to be near to")
+        raise UsageError(f"{label}: {nproc} ranks but {len(gpus)} GPUs: rank {len(gpus)} has no GPU")
     try:
-        sets = numa.cpu_sets(mode, [gpu.pci_bus_id for gpu in gpus], allowed=cpus_allowed(place.root), root=place.root)
+        sets = numa.cpu_sets(mode, [gpu.pci_bus_id for gpu in gpus], allowed=cpus_allowed(host.root), root=host.root)
     except numa.NumaError as err:
         raise UsageError(f"{label}: {err}") from err
     return sets[:nproc]

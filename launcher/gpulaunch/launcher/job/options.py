@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 
 class UsageError(Exception):
-    """The user asked for something impossible; `str()` is the one line to print."""
+    """The user requested something impossible; `str()` is the line to print."""
 
     exit_code = 2
 
@@ -93,7 +93,7 @@ def if_given(check: Callable[[N], N]) -> Callable[[N | None], N | None]:
 def fraction(value: float | None) -> float | None:
     """Check: greater than 0 and at most 1."""
     if value is not None and not 0 < value <= 1:
-        raise UsageError(f"must be more than 0 and at most 1, got {value}")
+        raise UsageError(f"must be greater than 0 and at most 1, got {value}")
     return value
 
 
@@ -133,9 +133,9 @@ def signal_names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",")) if text.strip() else ()
     for name in names:
         if name in ("SIGKILL", "SIGSTOP"):
-            raise UsageError(f"{name} cannot be handled by any process; leave it out")
+            raise UsageError(f"{name} cannot be handled by any process; remove it")
         if name == "SIGCHLD":
-            raise UsageError("SIGCHLD is how the launcher hears of its ranks; leave it out")
+            raise UsageError("SIGCHLD is used by the launcher to wait for its ranks; remove it")
         if name not in known:
             wanted = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
             raise UsageError(f"unknown signal {name!r}{did_you_mean(wanted, known)}")
@@ -192,7 +192,7 @@ def logs_specs(name: str | None) -> str | None:
     if not found:
         raise UsageError(f"{name}: no installed package has an entry point torchrun.logs_specs[{name}]")
     if found != {_TORCHS_LOGS_SPECS}:
-        raise UsageError(f"{name}: {found.pop()} decides by itself where output goes: not supported here")
+        raise UsageError(f"{name}: {found.pop()} is not supported: it decides itself where output goes")
     return name
 
 

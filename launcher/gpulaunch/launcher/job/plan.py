@@ -17,9 +17,9 @@ def rank_environment(
     error_file: str,
     use_agent_store: bool,
 ) -> dict[str, str]:
-    """All variables that the launcher sets in one rank, on top of its own environment.
+    """All variables that the launcher sets in one rank, in addition to the inherited environment.
 
-    They are torchrun's, name by name and value by value (a worker cannot tell the difference), over the [env] table.
+    They are torchrun's, name by name and value by value (indistinguishable for a worker), over the [env] table.
     Assumes that every node runs the same number of ranks.
     """
     world_size = str(spec.nnodes * spec.nproc)
@@ -27,7 +27,7 @@ def rank_environment(
     env = dict(spec.env)
     env.update(
         RANK=rank,
-        LOCAL_RANK="0" if spec.virtual_local_rank else str(local_rank),
+        LOCAL_RANK="0" if spec.virtual_local_rank else str(_on_host(spec, local_rank)),
         GROUP_RANK=str(spec.node_rank),
         ROLE_RANK=rank,
         ROLE_NAME=spec.role,
@@ -45,6 +45,10 @@ def rank_environment(
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(spec.signals),
         TORCH_NCCL_ASYNC_ERROR_HANDLING=spec.nccl_async_error_handling,
     )
+    if spec.host_share is not None:
+        share = spec.host_share
+        env.update(LOCAL_WORLD_SIZE=str(share.local_world_size))
+        env.update(GROUP_RANK=str(share.host_rank), GROUP_WORLD_SIZE=str(share.num_hosts))
     if spec.omp_num_threads is not None:
         env["OMP_NUM_THREADS"] = str(spec.omp_num_threads)
     if spec.virtual_local_rank:
@@ -59,9 +63,14 @@ def rank_environment(
     return env
 
 
+def _on_host(spec: JobSpec, local_rank: int) -> int:
+    """The number of one of this launcher's ranks on its host, which others of the job may share."""
+    return local_rank + (spec.host_share.first_local_rank if spec.host_share is not None else 0)
+
+
 def rank_args(spec: JobSpec, local_rank: int) -> list[str]:
     """The program's arguments in one rank, with ${local_rank} filled in."""
-    return [_fill(arg, local_rank=local_rank) for arg in spec.program.args]
+    return [_fill(arg, local_rank=_on_host(spec, local_rank)) for arg in spec.program.args]
 
 
 def rank_argv(spec: JobSpec, local_rank: int) -> list[str]:
@@ -71,7 +80,7 @@ def rank_argv(spec: JobSpec, local_rank: int) -> list[str]:
     if program.kind == "exec":  # the command's own name is no argument: torchrun leaves it unchanged
         return [program.target, *args]
     module = ["-m"] if program.kind == "module" else []
-    return [program.python, "-u", *module, _fill(program.target, local_rank=local_rank), *args]
+    return [program.python, "-u", *module, _fill(program.target, local_rank=_on_host(spec, local_rank)), *args]
 
 
 def shown(spec: JobSpec, local_rank: int, stream: Std) -> bool:
@@ -93,7 +102,8 @@ def line_prefix(spec: JobSpec, local_rank: int, rank: int, stream: Std) -> bytes
     """What torchrun writes in front of a teed line; empty for other lines, which have gpulaunch's own prefix."""
     if not spec.tee[local_rank] & stream:
         return b""
-    values = {"role_name": spec.role, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
+    number = _on_host(spec, local_rank)
+    values = {"role_name": spec.role, "local_rank": number, "rank": rank, "hostname": socket.gethostname()}
     return _fill(spec.line_prefix, **values).encode()
 
 

@@ -51,6 +51,65 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Etcd:
+    """Where and how the nodes of a job reach etcd."""
+
+    endpoints: tuple[tuple[str, int], ...]
+    tls: bool
+    cacert: str
+    cert: str
+    key: str
+    user: str
+    password_file: str
+    prefix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """A group of nodes that may change while the job runs."""
+
+    min_nodes: int
+    max_nodes: int
+    order: int | None
+    """This node's number among all, if it was given one."""
+    leads: bool | None = None
+    """Whether the other nodes meet here; None: found out from the endpoint."""
+    join_timeout_s: float
+    last_call_s: float
+    away_s: float
+    etcd: Etcd | None = None
+    """None: the nodes meet at a leader."""
+
+    @property
+    def range(self) -> str:
+        """The numbers of nodes, as text."""
+        least, most = self.min_nodes, self.max_nodes
+        return str(most) if least == most else f"{least} to {most}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedDir:
+    """The default run directory of all nodes, which agree on it without a word."""
+
+    name: str
+    start: int
+    """How often the job manager has started the job before: in each start, its runs use the directories NAME, NAME-1,
+    NAME-2, ... one after the other, and so find those of the start before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostShare:
+    """This launcher's part of a host on which several launchers of one job run."""
+
+    first_local_rank: int
+    """LOCAL_RANK of its first rank."""
+    local_world_size: int
+    """The ranks of all of them on this host."""
+    host_rank: int
+    num_hosts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """One job on one node, every option resolved and checked."""
 
@@ -60,7 +119,15 @@ class JobSpec:
     """TORCHELASTIC_RUN_ID: the rendezvous id; a fresh uuid4 for a plain single node, as torchrun does."""
 
     nnodes: int
+    """Of an elastic job: the most."""
     node_rank: int
+    """Of an elastic job: 0, until the rendezvous knows better."""
+    elastic: Elastic | None = None
+    """None: the number of nodes is fixed."""
+    host_share: HostShare | None = None
+    """None: the only launcher of the job on its host."""
+    shared_dir: SharedDir | None = None
+    """None: each node makes a default run directory of its own."""
     nproc: int
     master_addr: str
     master_port: int | None
@@ -150,6 +217,10 @@ class JobSpec:
     event_log_handler: str
     logs_specs: str | None
     rdzv_timeout_s: float
+    token_file: str = ""
+    """File, or /dev/fd/N, with the secret that the nodes of this job share; "": none."""
+    insecure: bool = False
+    """Do not warn that there is none."""
 
     env: Mapping[str, str]
     """The [env] table of the job file: set in every rank, below the variables of the launcher itself."""

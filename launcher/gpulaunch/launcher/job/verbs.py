@@ -12,15 +12,16 @@ from typing import Final
 
 VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "doctor": ("[--json]", "what this machine has and lacks"),
-        "top": ("[RUN]", "a run in the terminal, while it goes on or afterwards"),
-        "report": ("[RUN]", "what was found in a run: what to change, where, what it costs"),
-        "trace": ("--steps N", "record what the ranks of a running job do"),
-        "compare": ("RUN_A RUN_B", "what changed between two runs, and what of it is noise"),
-        "flame": ("[RUN]", "where its time went, as flame graphs"),
-        "export": ("[RUN] --out FILE", "what was measured, as JSON lines or Parquet"),
-        "runs": ("[prune]", "which runs are stored, their size and age; remove old ones"),
-        "chaos": ("FAULT [RANK]", "make a fault on a run that is under way"),
+        "doctor": ("[--json]", "check this machine"),
+        "top": ("[RUN]", "show an active or finished run in the terminal"),
+        "report": ("[RUN]", "show the findings of a run: what to change, where, and the cost"),
+        "trace": ("--steps N", "record the operations of a running job"),
+        "compare": ("RUN_A RUN_B", "compare two runs"),
+        "flame": ("[RUN]", "draw flame graphs of a run"),
+        "export": ("[RUN] --out FILE", "export all measurements as JSON lines or Parquet"),
+        "runs": ("[prune]", "list stored runs with size and age; remove old ones"),
+        "init": ("slurm PROGRAM", "write a batch script for Slurm"),
+        "chaos": ("FAULT [RANK]", "inject a fault into an active run"),
     }
 )
 """What it takes and what it does, as `gpulaunch --help` says it, in that order."""

@@ -14,7 +14,7 @@ from gpulaunch.launcher.job.spec import Std
 from gpulaunch.launcher.logs import pty
 from gpulaunch.launcher.logs.console import LIVE_PERIOD_S, PART_PERIOD_S, PROGRESS_PERIOD_S, Console
 from gpulaunch.launcher.logs.files import FilteredFile, LogFile
-from gpulaunch.launcher.logs.forward import Held, forward
+from gpulaunch.launcher.logs.forward import ForwardedPipe, forward
 from gpulaunch.launcher.logs.lines import PROGRESS_BYTES, TAIL_LINES, LineSplitter, Tail
 from gpulaunch.launcher.logs.terminal import default_prefix
 from gpulaunch.launcher.loop.loop import Loop, Timer
@@ -35,7 +35,7 @@ class _Capture:
     raw: bool
     """No other rank's output is shown: it is passed on unchanged."""
     terminal: bool
-    """The rank has a terminal of its own, not a pipe."""
+    """The rank has its own terminal, not a pipe."""
     filtered: FilteredFile | None
     splitter: LineSplitter = field(default_factory=LineSplitter)
     tail: Tail = field(default_factory=Tail)
@@ -150,6 +150,11 @@ class LogHub:
         self._count_ranks()
         return write_fd
 
+    @property
+    def num_open(self) -> int:
+        """Number of streams that a process may still write to; also leftovers of earlier attempts."""
+        return len(self._reading)
+
     def tail(self, rank: int, stream: Std, lines: int = TAIL_LINES) -> list[str]:
         """The last lines of a stream, at most TAIL_LINES, as plain text; from memory, independent of the file."""
         capture = self._captures.get((rank, stream))
@@ -188,7 +193,7 @@ class LogHub:
         for capture in self._reading.values():
             del capture.splitter.held[: capture.passed_bytes]
         held = [
-            Held(
+            ForwardedPipe(
                 fd=capture.fd,
                 file_fd=capture.file.fd,
                 show_fd=(1 if capture.stream is Std.OUT else 2) if capture.show else None,
@@ -385,4 +390,4 @@ class LogHub:
         errno = err.errno or 0
         if errno not in self._told:
             self._told.add(errno)
-            self._console.say(f"cannot write {path} ({err.strerror}): output goes on to the console only")
+            self._console.say(f"cannot write {path} ({err.strerror}): output goes to the console only")

@@ -6,7 +6,7 @@ share one sink, so that no line can be cut by another.
 Off a terminal, bytes pass unchanged, each line after its prefix; an unfinished line is passed on after a moment, and
 ended if another rank writes before it continues. On a terminal prefixes have colours, lines are made harmless, equal
 lines of several ranks are folded, and the unfinished line of one rank (a progress bar) is drawn in place under the
-others. The output of a rank that prints alone passes unchanged (`raw`); on a terminal it has a terminal of its own.
+others. The output of a rank that prints alone passes unchanged (`raw`); on a terminal it has its own terminal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OWN_PREFIX = b"[gpulaunch] "
 
 
 class Console:
-    """The output of ranks and launcher. Never blocks except in `flush`, never raises for what the reader does."""
+    """The output of ranks and launcher. Never blocks except in `flush`, never raises because of the reader."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Console:
         self._when_drained = callback
 
     def flush(self, timeout_s: float) -> None:
-        """Write what waits, for at most this long, and leave the terminal clean. Blocks: at the end of the run only."""
+        """Write pending output for at most this long, and clean up the terminal. Blocks: only at the end of a run."""
         self.settle()
         deadline_s = time.monotonic() + timeout_s
         for out in self._distinct():
@@ -153,7 +153,7 @@ class Console:
             out.sink.flush(deadline_s)
 
     def close(self) -> None:
-        """Drop what still waits and release the descriptors."""
+        """Drop pending output and release the descriptors."""
         for out in self._distinct():
             out.close()
 
@@ -167,7 +167,7 @@ class Console:
     def _off(self, told_as: str, err: OSError) -> None:
         self._drained()
         if told_as == "stdout":
-            self.say(f"stdout cannot be written ({err.strerror}): ranks go on, their output is in their log files")
+            self.say(f"stdout cannot be written ({err.strerror}): ranks continue, their output is in their log files")
 
 
 class _Out:

@@ -23,7 +23,7 @@ _READ_BYTES = 64 * 1024
 
 
 @dataclass(kw_only=True)
-class Held:
+class ForwardedPipe:
     """One pipe that a process still holds."""
 
     fd: int
@@ -38,7 +38,7 @@ class Held:
     splitter: LineSplitter
 
 
-def forward(held: Sequence[Held]) -> int:
+def forward(held: Sequence[ForwardedPipe]) -> int:
     """Start the process; return its pid. The caller closes its own descriptors.
 
     Raises:
@@ -54,7 +54,7 @@ def forward(held: Sequence[Held]) -> int:
     return pid
 
 
-def _forward(held: Sequence[Held]) -> NoReturn:
+def _forward(held: Sequence[ForwardedPipe]) -> NoReturn:
     try:
         os.setsid()  # keep it from Ctrl-C and the terminal's hangup, like the processes it serves
         linux.set_comm(FORWARD_COMM)
@@ -73,7 +73,7 @@ def _forward(held: Sequence[Held]) -> NoReturn:
         os._exit(0)
 
 
-def _pass_on(held: dict[int, Held]) -> None:
+def _pass_on(held: dict[int, ForwardedPipe]) -> None:
     poller = select.poll()
     for fd in held:
         poller.register(fd, select.POLLIN)

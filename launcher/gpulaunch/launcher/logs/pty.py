@@ -1,4 +1,4 @@
-"""Opens a terminal for the one rank that prints to ours."""
+"""Opens a terminal for the only rank that prints to ours."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Sink:
         self._on_drain()
 
     def flush(self, deadline_s: float) -> None:
-        """Wait for the reader, until `time.monotonic()` is `deadline_s`; for the end of a run only."""
+        """Wait for the reader until `time.monotonic()` is `deadline_s`; only at the end of a run."""
         while self._queue:
             left_s = deadline_s - time.monotonic()
             if self._way is not _Way.DIRECT and (left_s <= 0.0 or not self._writable(left_s)):
@@ -79,7 +79,7 @@ class Sink:
             self._unwatch()
 
     def close(self) -> None:
-        """Drop what waits and release the descriptor."""
+        """Drop pending data and release the descriptor."""
         self._drop()
         if self._way is _Way.OWN:
             os.close(self._fd)

@@ -22,7 +22,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def shown(path: str) -> str:
-    """A path or URL as a person would type it here; file names may contain any character."""
+    """A path or URL as a user would type it here; file names may contain any character."""
     if "://" not in path:
         with contextlib.suppress(OSError):  # the current directory may be gone
             relative = os.path.relpath(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -49,7 +50,7 @@ class ForkedRank:
     program: Mapping[str, Any]
     stdout_fd: int
     stderr_fd: int
-    tell_fd: int
+    restart_notice_fd: int
     """A pipe for one line of JSON: that the rank restarts as a plain interpreter, and why (restart_plain.py)."""
 
 
@@ -100,18 +101,21 @@ class ForkServer:
         finally:
             theirs.close()
         # Not in its arguments, which every user can read: the environment may hold secrets.
-        send(
-            ours,
-            {
-                "agent_pid": os.getpid(),
-                "dynamo": dynamo,
-                "packages": list(packages),
-                "refused": dict(refused),
-                "environment": dict(environment),
-                "before_torch": sorted(before_torch),
-                "of_a_rank": sorted(of_a_rank),
-            },
-        )
+        request = {
+            "agent_pid": os.getpid(),
+            "dynamo": dynamo,
+            "packages": list(packages),
+            "refused": dict(refused),
+            "environment": dict(environment),
+            "before_torch": sorted(before_torch),
+            "of_a_rank": sorted(of_a_rank),
+        }
+        try:
+            send(ours, request)
+        except OSError:
+            # It has already died, or cannot be reached: the loop reads the end of the stream, and `on_lost` is called.
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
         self._sock = ours
         self.loop.watch_read(ours.fileno(), self._hear)
 
@@ -125,7 +129,7 @@ class ForkServer:
             return
         fds = [] if store is None else [store[2]]
         for rank in ranks:
-            fds += [rank.stdout_fd, rank.stderr_fd, rank.tell_fd]
+            fds += [rank.stdout_fd, rank.stderr_fd, rank.restart_notice_fd]
         request = {
             "op": "start",
             "agent_pid": os.getpid(),

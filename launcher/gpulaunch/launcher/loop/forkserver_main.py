@@ -103,7 +103,7 @@ def _start(request: dict[str, Any], fds: list[int], sock: socket.socket) -> None
     with os.fdopen(pids_read, "rb") as pipe:
         told = pipe.read()
     os.waitpid(middle, 0)
-    pids = json.loads(told) if told else {"error": "the middle process died before it could tell the pids"}
+    pids = json.loads(told) if told else {"error": "the middle process died before it reported the pids"}
     _answer(sock, {"op": "started", **pids})
     # Only now are the ranks children of the agent, which learns their pids before they begin.
     os.close(go_write)
@@ -168,12 +168,12 @@ def _rank(rank: dict[str, Any], fds: list[int], request: dict[str, Any]) -> NoRe
     """Become one rank: its environment, stdio, CPUs, name, randomness; then the user's program."""
     from gpulaunch.launcher.loop import linux, rank_main, restart_plain
 
-    *stdio, tell_fd = fds
+    *stdio, restart_notice_fd = fds
     os.dup2(stdio[0], 1)
     os.dup2(stdio[1], 2)
     for fd in stdio:
         os.close(fd)
-    os.set_inheritable(tell_fd, False)
+    os.set_inheritable(restart_notice_fd, False)
     os.environ.update(rank["env"])
     if rank["affinity"]:
         os.sched_setaffinity(0, rank["affinity"])
@@ -191,7 +191,7 @@ def _rank(rank: dict[str, Any], fds: list[int], request: dict[str, Any]) -> NoRe
     if _preload_finder is not None:
         _preload_finder.arm(
             {**os.environ, **_in_force},
-            again=restart_plain.RestartPlain(rank["program"], tell_fd),
+            again=restart_plain.RestartPlain(rank["program"], restart_notice_fd),
             on_torch=rank_main.arm_probe,
         )
     rank_main.run(rank["program"], _AT_START)
@@ -274,11 +274,11 @@ def serve(sock: socket.socket) -> None:
     sockets_before = preload.open_sockets()
     loaded: list[str] = []
     refused: dict[str, str] = dict(setup["refused"])
-    printed = preload.Printed()
+    printed = preload.CapturedOutput()
     _in_force.update(setup["environment"])
     watch = Watch()
     with preload.environment(setup["environment"]), import_state.watching():
-        problem = preload.torch_itself(setup["dynamo"], watch) or preload.unsafe_to_fork(sockets_before, frozenset())
+        problem = preload.import_torch(setup["dynamo"], watch) or preload.unsafe_to_fork(sockets_before, frozenset())
         if not problem:
             wanted = [name for name in setup["packages"] if name not in refused and name not in sys.modules]
             loaded, newly = preload.third_party(
@@ -292,7 +292,7 @@ def serve(sock: socket.socket) -> None:
             refused.update(newly)
     has_torch = "torch" in sys.modules
     torch_version = str(getattr(sys.modules.get("torch"), "__version__", ""))
-    preload.our_own()
+    preload.import_rank_modules()
     said = printed.end()
     if "tempfile" in sys.modules:
         sys.modules["tempfile"].__dict__["tempdir"] = (

@@ -82,7 +82,7 @@ class Before:
     """The state of the process-wide generators, and the time, before an import."""
 
     def __init__(self) -> None:
-        self.states = _states()
+        self.states = generator_states()
         self.settings = _settings()
         self.generators = {*_by_system, *_by_process}
         self.names = _temporary_names()
@@ -95,7 +95,8 @@ def _temporary_names() -> Any:
     return None if names is None else names.rng.getstate()
 
 
-def _states() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
+    """The states of the random generators that all modules share, by package."""
     found: dict[str, Any] = {"random": random.getstate()}
     with contextlib.suppress(Exception):
         found["numpy"] = [str(part) for part in sys.modules["numpy.random"].get_state()[2:3]]
@@ -109,18 +110,18 @@ def _settings() -> dict[str, Any]:
     root = logging.getLogger()
     found: dict[str, Any] = {
         "the root logger": (root.level, [*map(id, root.handlers)]),
-        "how signals are handled": [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
+        "signal handlers": [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
         "the working directory": os.getcwd(),
         "the recursion limit": sys.getrecursionlimit(),
         "sys.excepthook": sys.excepthook,
-        "which files are open for writing": _open_for_writing(),
+        "the files open for writing": _open_for_writing(),
     }
     with contextlib.suppress(Exception):
         found["the start method of multiprocessing"] = sys.modules["multiprocessing"].get_start_method(allow_none=True)
     with contextlib.suppress(Exception):
         torch = sys.modules["torch"]
         backends = torch.backends
-        found["defaults of torch"] = (
+        found["torch defaults"] = (
             *(torch.get_default_dtype(), torch.get_float32_matmul_precision(), torch.is_grad_enabled()),
             *(torch.are_deterministic_algorithms_enabled(), backends.cudnn.deterministic, backends.cudnn.benchmark),
         )
@@ -128,7 +129,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _open_for_writing() -> set[str]:
-    """Files and pipes: what is buffered for them is written never, or by each rank."""
+    """Files and pipes: data buffered for them would be written never, or by each rank."""
     found: set[str] = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError, ValueError):
@@ -140,22 +141,22 @@ def _open_for_writing() -> set[str]:
 
 
 def for_one_process(before: Before) -> str:
-    """Why the import since `before` made state for this process alone, or "". Needs `gc.freeze()` before the import."""
+    """Why the import since `before` created per-process state, or "". Needs `gc.freeze()` before the import."""
     settings = _settings()
     for what, value in before.settings.items():
         if settings.get(what) != value:
-            return f"it changes {what} while it is imported, for all ranks and before they ask for it"
+            return f"it changes {what} while it is imported, for all ranks"
     if _temporary_names() != before.names:
-        return "it makes a temporary file or directory while it is imported, which all ranks would share"
-    states = _states()
+        return "it creates a temporary file or directory while it is imported, which all ranks would share"
+    states = generator_states()
     if any(states.get(name) != state for name, state in before.states.items()):
-        return "it seeds, or draws from, a random generator of all while it is imported"
+        return "it seeds, or draws from, a global random generator while it is imported"
     new = {key: held for key, held in _by_system.items() if key not in before.generators}
     # One that has not been drawn from is reseeded in each rank, which makes it as good as new.
     if any(generator is not None and generator.getstate() != state for generator, state in _alive(new)):
-        return "it draws at random while it is imported"
+        return "it draws random numbers while it is imported"
     if any(key not in before.generators and reference() is not None for key, reference in _by_process.items()):
-        return "it makes a random generator of its pid or the time while it is imported"
+        return "it seeds a random generator with its pid or the time while it is imported"
     return _among(gc.get_objects(), before.time_s, before.clock_s)
 
 
@@ -168,11 +169,11 @@ def _among(objects: list[Any], since_s: float, clock_s: float) -> str:
         if what is None:
             what = kinds[kind] = _named(kind)
         if what and not _has_a_fixed_seed(thing):
-            return f"it makes {what} while it is imported, which all ranks would share"
+            return f"it creates {what} while it is imported, which all ranks would share"
         if kind is dict and isinstance(owner := thing.get("__module__", thing.get("__name__")), str):
-            found = _in_namespace(thing, sys.modules.get(owner), *clocks)
+            found = find_in_namespace(thing, sys.modules.get(owner), *clocks)
             if found:
-                return f"it keeps {found} that it made while it was imported, and all ranks would have the same"
+                return f"it keeps {found} from its import, which all ranks would share"
     return ""
 
 
@@ -185,7 +186,7 @@ def _named(kind: type) -> str:
         if where in ("torch._C", "torch") and name == "Generator":
             return "a random generator"
         if where == "multiprocessing.synchronize" and name == "SemLock":
-            return "a lock of multiprocessing"
+            return "a multiprocessing lock"
     return ""
 
 
@@ -198,7 +199,7 @@ def _has_a_fixed_seed(thing: Any) -> bool:
         return False
 
 
-def _in_namespace(
+def find_in_namespace(
     names: dict[str, Any], module: ModuleType | None, times_s: tuple[float, float], clocks_s: tuple[float, float]
 ) -> str:
     """Find a pid, a time or a random name among the globals of a module or the attributes of a class.
@@ -229,7 +230,7 @@ def _in_namespace(
         elif kind is str and len(value) <= _LONGEST_NAME and any(date in value for date in dates):
             what, words = "a time", (b"strftime", b"now(", b"today(", b"ctime(")
         elif kind is str and _PART_OF_NAME.fullmatch(value):
-            what, words = "a name drawn at random", (*_DRAWS, b"token_hex(")
+            what, words = "a random name", (*_DRAWS, b"token_hex(")
         if what:
             if text is None:
                 text = _source(module)

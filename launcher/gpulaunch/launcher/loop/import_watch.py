@@ -69,7 +69,7 @@ class Watch:
     def importing(self, name: str, *, keeps: bool) -> Generator[None]:
         """Watch the import of one package; its changes to the environment and the warning filters are undone.
 
-        `keeps`: they are applied again when the package is handed out.
+        `keeps`: they are applied again when the package is provided.
         """
         before, filters_before = dict(os.environ), list(warnings.filters)
         self._torch_before = None if name == "torch" else "torch" in sys.modules

@@ -19,7 +19,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 
 
-def _prctl(option: int, value: object) -> int:
+def prctl(option: int, value: object) -> int:
+    """Call prctl(2) with one argument; return its errno, or 0."""
     libc = ctypes.CDLL(None, use_errno=True)
     result = libc.prctl(ctypes.c_int(option), value, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
     return 0 if result == 0 else ctypes.get_errno()
@@ -27,7 +28,7 @@ def _prctl(option: int, value: object) -> int:
 
 def become_subreaper() -> None:
     """Let every orphaned descendant become a child of this process, prctl(2) PR_SET_CHILD_SUBREAPER."""
-    failed = _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+    failed = prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
     if failed:
         raise OSError(failed, f"PR_SET_CHILD_SUBREAPER: {os.strerror(failed)}")
 
@@ -48,7 +49,7 @@ def bind_to_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
     PR_SET_PDEATHSIG is bound to the parent at the moment of ITS death, so a process that is re-parented must call
     this after the re-parenting, and the check closes the gap in between.
     """
-    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signum))
+    prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signum))
     return os.getppid() == parent_pid
 
 
@@ -69,7 +70,7 @@ def wait_for_signal(signums: Set[int], wait_s: float) -> int:
 
 def set_comm(name: str) -> None:
     """Name this process as `ps -o comm` shows it (15 bytes at most)."""
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+    prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 
 
 def allow_ptrace_by(pid: int) -> None:
@@ -77,7 +78,7 @@ def allow_ptrace_by(pid: int) -> None:
 
     It stays in force over an exec (security/yama/yama_lsm.c, task_is_descendant).
     """
-    _prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid))
+    prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid))
 
 
 def set_cmdline(argv: list[str]) -> None:
@@ -147,7 +148,7 @@ def cgroup_of(pid: int | str) -> str:
     return _read(pid, "cgroup").decode(errors="replace")
 
 
-def words_of(pid: int) -> list[str]:
+def cmdline_of(pid: int) -> list[str]:
     """The command line of a process; [] when it is gone or has none."""
     return _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
 
@@ -155,7 +156,7 @@ def words_of(pid: int) -> list[str]:
 def is_resource_tracker(pid: int) -> bool:
     """Whether this is multiprocessing's resource tracker: when the last of its users ends, it removes what they left in
     /dev/shm, and ends."""
-    return any(word.startswith("from multiprocessing.resource_tracker import main") for word in words_of(pid))
+    return any(word.startswith("from multiprocessing.resource_tracker import main") for word in cmdline_of(pid))
 
 
 def comm_of(pid: int) -> str:
@@ -188,7 +189,7 @@ def is_ending(pid: int) -> bool:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler of its own for a signal (SigCgt of /proc/PID/status); False when it is gone."""
+    """Whether a process has its own handler for a signal (SigCgt of /proc/PID/status); False when it is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             lines = status.read().splitlines()

@@ -1,11 +1,11 @@
-"""The one place that waits: epoll over pidfds, pipes, sockets and signals, and a heap of timers.
+"""The only place that waits: epoll over pidfds, pipes, sockets and signals, and a heap of timers.
 
 Everything the agent learns arrives here as a callback: a descriptor became ready, a process ended, a signal came, a
 deadline passed. Nothing polls. Callbacks run one after another on the only thread, so they must not block.
 
 Why SIGCHLD as well as pidfds: the agent is a child subreaper, so processes that it never started (the orphans of its
-ranks) become its children when their parents die and must be reaped. A pidfd tells which process ended;
-SIGCHLD tells that some process did.
+ranks) become its children when their parents die and must be reaped. A pidfd shows which process ended;
+SIGCHLD shows that some process did.
 """
 
 from __future__ import annotations

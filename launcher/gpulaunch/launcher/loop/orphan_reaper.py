@@ -6,7 +6,7 @@ orphan reaper closes; the reaper ends what the ranks left, and removes the run's
 the agent dismisses it with one byte.
 
 A leftover of the ranks carries the run's mark in its environment and descends from the agent. The mark alone is no
-proof: sbatch, at and systemd-run pass a rank's environment to processes of their own. Descent remains visible: the
+proof: sbatch, at and systemd-run pass a rank's environment to other processes. Descent remains visible: the
 processes that the agent's death orphaned have the same new parent as the reaper, and the rest is below them. Where
 systemd adopts orphans, what it starts itself is in another cgroup. In doubt a process is left alone.
 """
@@ -23,11 +23,11 @@ from typing import NoReturn
 
 from gpulaunch.launcher.loop import linux
 
-KEEPER_COMM = "gpulaunch-keep"
+REAPER_COMM = "gpulaunch-keep"
 _DISMISS_S = 1.0
 _INNER_S = 2.0
 """How long processes that clean up after others may take for that."""
-_MAX_ROUNDS = 50  # a fork bomb cannot be won against
+_MAX_ROUNDS = 50  # a fork bomb cannot be stopped
 _REPARENTED_S = 10.0
 _LOOK_AGAIN_S = 0.01
 
@@ -72,7 +72,7 @@ class OrphanReaper:
 def _reap(read: int, mark: str, directories: list[str], agent_pid: int) -> NoReturn:
     try:
         os.setsid()
-        linux.set_comm(KEEPER_COMM)
+        linux.set_comm(REAPER_COMM)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, signal.SIG_IGN)
         # Readers that wait for the end of the launcher's output must not wait for the orphan reaper.
@@ -102,7 +102,7 @@ def comes_last(pid: int) -> bool:
 
     The orphan reaper of a launcher that ran inside a rank does the same as this one, for its own run.
     """
-    return linux.comm_of(pid) == KEEPER_COMM or linux.is_resource_tracker(pid)
+    return linux.comm_of(pid) == REAPER_COMM or linux.is_resource_tracker(pid)
 
 
 def sweep(mark: str) -> None:
@@ -153,7 +153,7 @@ def _kill_and_wait(pid: int, mark: str, *, patience_s: float) -> None:
     try:
         poller = select.poll()
         poller.register(pidfd, select.POLLIN)
-        # The pid may have been given to another process between the look and the open.
+        # The pid may have been reused between the check and the open.
         if linux.is_of_run(pid, mark) and not (patience_s and poller.poll(patience_s * 1000)):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             poller.poll(1_000)

@@ -33,7 +33,7 @@ PER_RANK_VARIABLES = frozenset(
 _PRINTED_BYTES = 1 << 20
 
 
-class Printed:
+class CapturedOutput:
     """Captures the output of imports: the ranks show it, since each of them would have printed it.
 
     Otherwise it would appear once, as if from the launcher, and twice where ranks import for themselves.
@@ -100,7 +100,7 @@ def unsafe_to_fork(sockets_before: set[str], asked: Set[str]) -> str:
             return f"it left {_num_threads() - 1} thread(s) running, which a forked child would lose"
     read = sorted(asked & PER_RANK_VARIABLES)
     if read:
-        return f"it reads {', '.join(read)} while it is imported, so every rank would take itself for the same one"
+        return f"it reads {', '.join(read)} while it is imported, so all ranks would get the same values"
     return ""
 
 
@@ -152,7 +152,7 @@ def _import_all(names: list[str], tell: int, watch: Watch, before_torch: Set[str
         except BaseException as problem:  # an import may raise anything, SystemExit included
             why = f"importing it raised {type(problem).__name__}"
         if threads_set:
-            why = why or "it calls torch.set_num_threads, and torch's thread pool does not outlive a fork"
+            why = why or "it calls torch.set_num_threads, and torch's thread pool does not survive a fork"
         why = why or unsafe_to_fork(sockets_before, watch.asked) or import_state.for_one_process(before)
         if preload_finder.import_hooks() != hooks_before:
             why = why or "it installs an import hook"
@@ -167,7 +167,13 @@ def _import_all(names: list[str], tell: int, watch: Watch, before_torch: Set[str
 
 
 def third_party(
-    names: list[str], agent_pid: int, printed: Printed, watch: Watch, *, before_torch: Set[str], of_a_rank: Set[str]
+    names: list[str],
+    agent_pid: int,
+    printed: CapturedOutput,
+    watch: Watch,
+    *,
+    before_torch: Set[str],
+    of_a_rank: Set[str],
 ) -> tuple[list[str], dict[str, str]]:
     """Import `names` in trials until those left pass; return what is loaded and what was refused, with the reason.
 
@@ -229,7 +235,7 @@ def environment(settings: dict[str, str]) -> Generator[None]:
                 os.environ[name] = value
 
 
-def torch_itself(with_dynamo: bool, watch: Watch) -> str:
+def import_torch(with_dynamo: bool, watch: Watch) -> str:
     """Import torch (and what DDP imports lazily); return why not, or ""."""
     # With this set, torch asks NVML instead of the driver whether there are GPUs, so that no cuInit happens here.
     # Dynamo's import sets TORCHINDUCTOR_CACHE_DIR; a rank that never compiles should not inherit it.
@@ -261,7 +267,7 @@ def take_finalizers() -> list[Any]:
     return taken
 
 
-def our_own() -> None:
+def import_rank_modules() -> None:
     """Import what every rank needs of this package; a rank runs without anything that is missing."""
     rooms = (
         "launcher.loop.rank_main",

@@ -118,13 +118,13 @@ class PreloadFinder:
     """A finder for sys.meta_path, before all others.
 
     Threads import concurrently, each under the lock of another module, and a module that enters sys.modules while
-    `importlib._bootstrap._find_spec` looks for it is executed once more. So a package is handed out under its lock, its
+    `importlib._bootstrap._find_spec` looks for it is executed once more. So a package is provided under its lock, its
     submodules before itself, since no import looks for a submodule of a missing package.
     """
 
     def __init__(self, packages: Mapping[str, Package]) -> None:
         self._packages = dict(packages)
-        self._modules: dict[str, Any] = {}  # also those handed out: a thread may have looked before that
+        self._modules: dict[str, Any] = {}  # also those already provided: a thread may still be searching
         self._owner: dict[str, str] = {}  # of those that are left
         self._expected: dict[str, str] = {}
         self._hooks: list[Any] = []
@@ -136,7 +136,7 @@ class PreloadFinder:
     # -- in the fork server
 
     def fill(self, keep: frozenset[str]) -> None:
-        """Take from sys.modules what can be handed out again, except `keep`, and become the first finder."""
+        """Remove from sys.modules what can be provided again, except `keep`, and become the first finder."""
         for name, package in self._packages.items():
             package.modules, package.loggers, package.handed_out = {}, [], False
             package.origin = self._origin(name)
@@ -184,8 +184,8 @@ class PreloadFinder:
 
         Args:
             expected: the environment in which the packages' import would have given the same result.
-            again: called with the packages that cannot be handed out, and why; returns only if it failed.
-            on_torch: called when torch has been handed out.
+            again: called with the packages that cannot be provided, and why; returns only if it failed.
+            on_torch: called when torch has been provided.
         """
         self._expected, self._again, self._on_torch = dict(expected), again, on_torch
         self._hooks = self.import_hooks()
@@ -270,7 +270,7 @@ class PreloadFinder:
         return found
 
     def _with(self, name: str) -> list[str]:
-        """The preloaded packages that cannot be handed out without this one."""
+        """The preloaded packages that cannot be provided without this one."""
         return sorted(each for each in self._packages if name in self._closure(each))
 
     def _forget(self, name: str) -> bool:
@@ -306,13 +306,13 @@ class PreloadFinder:
             package = self._packages[name]
             if self._is_another(name):
                 return self._with(name), f"another {name} is found first"
-            seen = {variable for variable in changed if _concerns(name, package, variable)}
+            seen = {variable for variable in changed if concerns(name, package, variable)}
             if seen:
                 were = "was" if len(seen) == 1 else "were"
                 return self._with(name), f"{', '.join(sorted(seen))} {were} set before the import of {name}"
             before = package.torch_before
             if before is not None and before != ("torch" in sys.modules) and _looks_for_torch(package):
-                return self._with(name), f"{name} minds whether torch is imported before it"
+                return self._with(name), f"{name} depends on whether torch is imported before it"
         return None
 
     def import_hooks(self) -> list[Any]:
@@ -347,7 +347,8 @@ class PreloadFinder:
         return spec.origin or (None if where is None else tuple(where))
 
 
-def _concerns(name: str, package: Package, variable: str) -> bool:
+def concerns(name: str, package: Package, variable: str) -> bool:
+    """Whether the import of a package may depend on an environment variable."""
     if variable in package.asked or (
         package.native and variable.startswith(FAMILIES) and not variable.startswith(READ_LATER)
     ):

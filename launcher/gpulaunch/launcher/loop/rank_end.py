@@ -165,7 +165,7 @@ def _flush_open_files() -> None:
     other: list[Any] = []
     buffers: list[Any] = []
     for thing in gc.get_objects():
-        kind = type(thing)  # not isinstance(): a proxy may run user code when asked for its __class__
+        kind = type(thing)  # not isinstance(): a proxy may run user code in its __class__
         if not issubclass(kind, io.IOBase) or id(thing) in std:
             continue
         if issubclass(kind, io.TextIOWrapper):

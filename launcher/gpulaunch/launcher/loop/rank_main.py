@@ -56,7 +56,7 @@ def run(program: dict[str, Any], at_start: frozenset[str]) -> NoReturn:
 
 
 def _arm(error_file: str) -> None:
-    """Prepare `last_words`; a rank runs without them if that fails."""
+    """Prepare `write_error_file`; a rank runs without it if that fails."""
     with contextlib.suppress(Exception):
         from gpulaunch.launcher.failure import inside
 
@@ -77,13 +77,13 @@ def _run_as_main(program: dict[str, Any], at_start: frozenset[str]) -> None:
 
     kind, target, args = program["kind"], program["target"], list(program["args"])
     if kind == "function":
-        from gpulaunch.compat import _callable
+        from gpulaunch.compat import function_call
 
         rank = int(os.environ["RANK"])
         _fresh_main()
-        call = _callable.load(program["call_dir"], local_rank=int(args[0]))
+        call = function_call.load(program["call_dir"], local_rank=int(args[0]))
         # Called from here, so that the traceback of what the function raises begins with the function.
-        _callable.keep(program["call_dir"], rank, call())
+        function_call.keep(program["call_dir"], rank, call())
         return
     sys.argv = [target, *args]
     if kind == "run_path":
@@ -130,7 +130,7 @@ def _fresh_main() -> ModuleType:
 def _put_first_on_path(path: str, at_start: frozenset[str]) -> None:
     """As Python does; modules that the program would have found there first must take precedence over torch's.
 
-    A user module beside the script may have the name of one that the fork server has loaded (profile.py,
+    A user module next to the script may have the name of one that the fork server has loaded (profile.py,
     statistics.py): the loaded one is removed, so that the program's import finds its own. torch keeps the one it has.
     """
     if sys.flags.safe_path:
@@ -194,18 +194,18 @@ def _code_of(stop: SystemExit, error_file: str) -> int:
         with contextlib.suppress(Exception):
             from gpulaunch.launcher.failure import inside
 
-            inside.last_words(stop, error_file)
+            inside.write_error_file(stop, error_file)
     return code
 
 
 def _tell(problem: BaseException, error_file: str) -> int:
-    """Write the last words, show the traceback through the user's excepthook, and return the exit code."""
+    """Write the error file, show the traceback through the user's excepthook, and return the exit code."""
     problem.__traceback__ = _without_ours(problem.__traceback__)
     with contextlib.suppress(Exception):
         from gpulaunch.launcher.failure import inside
 
         if error_file:
-            inside.last_words(problem, error_file)
+            inside.write_error_file(problem, error_file)
     try:
         sys.excepthook(type(problem), problem, problem.__traceback__)
     except SystemExit as stop:  # the hook decides the code, as in Python
@@ -216,7 +216,7 @@ def _tell(problem: BaseException, error_file: str) -> int:
     return 1
 
 
-_LOADERS = ("/gpulaunch/compat/_callable.py", "/multiprocessing/spawn.py")
+_LOADERS = ("/gpulaunch/compat/function_call.py", "/multiprocessing/spawn.py")
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:

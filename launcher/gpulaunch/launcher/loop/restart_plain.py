@@ -1,8 +1,8 @@
 """Restarts a forked rank as a plain interpreter: same process, session, stdio and CPUs; the script from its top.
 
 Done before the import of a package that would differ from what the fork server has imported. It is a plain exec: no
-atexit function runs, nothing is flushed or closed as at a program's end, because the program has not ended and does
-it all once more. Standard library only.
+atexit function runs, nothing is flushed or closed as at a program's end, because the program has not ended and repeats
+all of it. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LATEST_S = 120.0
-"""If a program has run longer, too much would be done twice for the sake of what is set before an import."""
+"""If a program has run longer, too much work would be repeated for a variable set before an import."""
 
 _FDS_FROM = 100  # so that the program's own files get the numbers they would have
 
@@ -27,10 +27,10 @@ _FDS_FROM = 100  # so that the program's own files get the numbers they would ha
 class RestartPlain:
     """How this rank was started, and how it restarts."""
 
-    def __init__(self, program: Mapping[str, Any], tell_fd: int) -> None:
-        """`tell_fd`: where to report to the agent; -1: nowhere."""
+    def __init__(self, program: Mapping[str, Any], restart_notice_fd: int) -> None:
+        """`restart_notice_fd`: where to report to the agent; -1: nowhere."""
         self._program = dict(program)
-        self._tell = _Descriptor(tell_fd)
+        self._tell = _Descriptor(restart_notice_fd)
         self._started_s = time.monotonic()
         self._env = dict(os.environ)
         self._cwd = os.getcwd()

@@ -1,5 +1,5 @@
 """Goodput accounting: every second of a run is in exactly one bucket. Pure: it records facts with their times in a
-ledger; the buckets are computed anew on each request.
+ledger; the buckets are recomputed on each request.
 
     startup           from the start of the run to the first step of its first attempt
     productive        steps that were not repeated
@@ -194,7 +194,11 @@ def share(seconds: Mapping[str, float | None], elapsed_s: float) -> float | None
 
 
 def line(
-    seconds: Mapping[str, float | None], elapsed_s: float, *, advice: str = "", why_unknown: str = "no step was seen"
+    seconds: Mapping[str, float | None],
+    elapsed_s: float,
+    *,
+    advice: str = "",
+    why_unknown: str = "no steps were observed",
 ) -> str:
     """One line for the end of a run; buckets that would be shown as 0.0 s are left out.
 
@@ -210,11 +214,11 @@ def line(
     shown = [f"{bucket.replace('_', ' ')} {duration(spent_s)}" for bucket, spent_s in spent]
     productive = share(seconds, elapsed_s)
     most = "at most " if seconds["lost_work"] is None else ""
-    ratio = f"not known, {why_unknown}" if productive is None else f"{most}{productive:.1%}".replace("%", " %")
+    ratio = f"unknown, {why_unknown}" if productive is None else f"{most}{productive:.1%}".replace("%", " %")
     told = f"goodput {ratio}" + (f": {', '.join(shown)}" if shown else "")
     if seconds["lost_work"] is not None:
         return told
-    return f"{told}; lost work is not known{advice}"
+    return f"{told}; lost work is unknown{advice}"
 
 
 def duration(seconds: float) -> str:

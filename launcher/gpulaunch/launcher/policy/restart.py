@@ -17,7 +17,7 @@ itself, or is never seen to step, cannot show it; there a long run time counts. 
 signal, a lost node) is no evidence that the program is broken: it is restarted at once, within the first two limits.
 
 The first restart is immediate: recovery takes a fraction of a second. The pause grows, 1, 2, 4 ... s,
-only over failures in a row without progress, and starts anew with progress.
+only over failures in a row without progress, and is reset by progress.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gpulaunch.launcher.failure.blame import Blame
+from gpulaunch.launcher.failure.causes import Cause
 from gpulaunch.launcher.failure.classify import Kind
 from gpulaunch.launcher.failure.ends import signal_name
 
@@ -34,7 +35,7 @@ REQUEUE = 75
 """EX_TEMPFAIL of sysexits.h: the same job may succeed elsewhere, or later."""
 IN_USE = 69
 """EX_UNAVAILABLE: the same job may succeed when another one has ended."""
-IN_VAIN = 93
+NO_REQUEUE = 93
 """The code by which NVIDIA's ft_launcher asks not to be requeued; it means the same here."""
 
 LONG_LIFE_S = 600.0
@@ -44,7 +45,7 @@ back-off after the same time."""
 _NO_PROGRESS = 3
 """Failures in a row without progress, the last one after a step, where --no-progress-limit is not given."""
 _SAME_STEP = 1
-"""The ranks of one attempt may be a step apart, and it is chance which is read: one more or less is the same step."""
+"""Ranks of one attempt may be a step apart, and either may be read: steps that differ by one count as the same."""
 _AS_SET = 1 << 30
 """A breaker for which only --no-progress-limit applies."""
 _REMEMBERED = 8
@@ -52,11 +53,11 @@ _REMEMBERED = 8
 
 
 class Action(Enum):
-    """What a kind of failure asks for, within the limits."""
+    """The response to a kind of failure, within the limits."""
 
     RESTART = "restart"
-    FOLLOW = "follow"
-    """Restart when the others do: the fault was on another node, and that node decides."""
+    REPLACE = "replace"
+    """Restart with another machine in the place of one that is lost."""
     GIVE_UP = "give up"
     """Another attempt would fail the same way."""
     END = "end"
@@ -75,12 +76,12 @@ class Row:
     never: the failure is no evidence against the program."""
     pauses: bool = True
     """Whether there is a pause after failures in a row without progress."""
-    stop_code: int | None = IN_VAIN
+    stop_code: int | None = NO_REQUEUE
     """The exit code when it is given up. 75 also applies when the restarts are used up: another node would help."""
 
     @property
     def charged(self) -> bool:
-        """Whether it uses up the user's budget: a first cause on this node does."""
+        """Whether it uses up the user's budget."""
         return self.action in (Action.RESTART, Action.GIVE_UP)
 
 
@@ -89,7 +90,7 @@ _CIRCUMSTANCE = Row()
 _OUTSIDE = Row(breaker=None, pauses=False)
 
 TABLE: dict[Kind, Row] = {
-    # The program's own code failed: deterministic, or bad luck. One restart tells.
+    # The program's own code failed: deterministically or by chance. One restart distinguishes these.
     Kind.EXCEPTION: _PROGRAM,
     Kind.IMPORT: _PROGRAM,
     Kind.GPU_OOM: _PROGRAM,
@@ -107,20 +108,19 @@ TABLE: dict[Kind, Row] = {
     Kind.EXIT_CODE: _CIRCUMSTANCE,
     Kind.EARLY_EXIT_0: _CIRCUMSTANCE,
     Kind.HANG: _CIRCUMSTANCE,
-    Kind.PEER: _CIRCUMSTANCE,  # with no other rank to blame, here or elsewhere: the network, or unknown
-    # A card may come back after a restart (a contained ECC error does), or the rank goes to another one. Once.
+    Kind.PEER: _CIRCUMSTANCE,  # no other rank to blame, on any node: the network, or unknown
+    # A GPU may recover after a restart (a contained ECC error does), or the rank moves to another one. Once.
     Kind.GPU_HARDWARE: Row(breaker=2, stop_code=REQUEUE),
     # From outside: no evidence against the program.
     Kind.SIGNAL: _OUTSIDE,
     Kind.INTERRUPT: _OUTSIDE,
-    Kind.NODE_LOSS: Row(action=Action.FOLLOW, stop_code=REQUEUE),
+    Kind.NODE_LOSS: Row(action=Action.REPLACE, stop_code=REQUEUE),
     # Asked to end; a rank that says "preempted" has saved, and another job can resume from there.
     Kind.PREEMPTED: Row(action=Action.END, stop_code=REQUEUE),
     Kind.STOPPED: Row(action=Action.END, stop_code=None),
     # The other run may live for days, and each attempt has waited for it.
     Kind.CHECKPOINT_IN_USE: Row(action=Action.END, stop_code=IN_USE),
 }
-_ELSEWHERE = Row(action=Action.FOLLOW, stop_code=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +143,7 @@ class Failure:
     """What is known of one failed attempt."""
 
     kind: Kind | None
-    """None: no rank of this node is to blame."""
-    elsewhere: bool
-    """Another node failed, and decides. False with kind None: something of this node but its ranks failed."""
+    """None: no rank is to blame, but something else on a node."""
     signature: str
     """As `signature` gives it; "" where no rank is to blame."""
     at_s: float
@@ -156,6 +154,18 @@ class Failure:
     """The step of the checkpoint that the attempt had resumed from."""
     uptime_s: float
     """From the start of its ranks to the failure."""
+
+
+def failure_of(cause: Cause, *, at_s: float) -> Failure:
+    """What the policy needs to know of a cause; see `Failure`."""
+    return Failure(
+        kind=cause.kind,
+        signature=cause.signature,
+        at_s=at_s,
+        step=cause.step,
+        resumed_step=cause.resumed_step,
+        uptime_s=cause.uptime_s,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +203,7 @@ def decide(limits: Limits, history: RestartHistory, failure: Failure) -> tuple[R
     row = _row(failure)
     known = _with_progress(history, failure)
     if not row.charged:
-        again = row.action is Action.FOLLOW and limits.max_restarts > 0
+        again = row.action is Action.REPLACE and limits.max_restarts > 0
         code = None if again else row.stop_code
         return known, Decision(again=again, wait_s=0.0, charged=False, why="", code=code)
     repeats = _repeats(known, failure)
@@ -216,11 +226,24 @@ def decide(limits: Limits, history: RestartHistory, failure: Failure) -> tuple[R
     return charged, Decision(again=True, wait_s=wait_s, charged=True, why=why, code=None)
 
 
+class RestartPolicy:
+    """The policy, with what it remembers."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._history = RestartHistory()
+
+    def decide(self, failure: Failure) -> Decision:
+        """As the function of this name, about the attempt that has just ended."""
+        self._history, decision = decide(self._limits, self._history, failure)
+        return decision
+
+
 def signature(verdict: Blame) -> str:
     """Name the first cause so that the same cause has the same name in the next attempt.
 
     An exception is its type, its message without words that contain digits (addresses, counts, generated file names)
-    and its innermost line; a killed rank is its signal, one that exits its code.
+    and its innermost line; a killed rank is identified by its signal, one that exits by its code.
     """
     end = verdict.first
     how = signal_name(end.signal) if end.signal is not None else f"exit code {end.code}"
@@ -238,8 +261,6 @@ def _lasting(text: str) -> str:
 
 
 def _row(failure: Failure) -> Row:
-    if failure.elsewhere and failure.kind is not Kind.NODE_LOSS:
-        return _ELSEWHERE
     return _CIRCUMSTANCE if failure.kind is None else TABLE[failure.kind]
 
 
@@ -281,11 +302,11 @@ def _pause_s(limits: Limits, in_a_row: int) -> float:
 
 def _budget_spent(limits: Limits, known: RestartHistory, restart_s: float) -> str | None:
     if known.restarts >= limits.max_restarts:
-        return f"all {limits.max_restarts} restarts of --max-restarts are used" if limits.max_restarts else ""
+        return f"all {limits.max_restarts} restarts allowed by --max-restarts are used" if limits.max_restarts else ""
     if limits.rate is not None:
         most, window_s = limits.rate
         if sum(when_s > restart_s - window_s for when_s in known.recent_s) >= most:
-            return f"--restart-rate allows {most} restarts within {window_s:g} s, and they are used"
+            return f"--restart-rate allows {most} restarts within {window_s:g} s, and all are used"
     return None
 
 
@@ -293,7 +314,7 @@ def _in_vain(limits: Limits, row: Row, known: RestartHistory, failure: Failure, 
     """Say why another attempt would be pointless, or ""."""
     if failure.step is None:
         where = "before the first step"
-    elif failure.resumed_step is None:  # if it resumes from a checkpoint of its own, its steps have other numbers
+    elif failure.resumed_step is None:  # if it resumes by itself, its steps are numbered differently
         where = f"after {failure.step} step{'' if failure.step == 1 else 's'}"
     else:
         where = f"at step {failure.step}"

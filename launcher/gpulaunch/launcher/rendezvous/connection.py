@@ -8,24 +8,23 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gpulaunch.launcher.loop.loop import Loop
-from gpulaunch.launcher.rendezvous.messages import MAX_LINE_BYTES, Message, MessageError, VersionError, decode, encode
+from gpulaunch.launcher.rendezvous.auth import Authenticator, AuthError
+from gpulaunch.launcher.rendezvous.codec import MessageError
+from gpulaunch.launcher.rendezvous.messages import (
+    MAX_LINE_BYTES,
+    Beat,
+    Challenge,
+    Message,
+    VersionError,
+    decode,
+    encode,
+)
 
 _MAX_UNSENT_BYTES = 256 * 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """The heartbeat intervals of a connection."""
-
-    beat_s: float = 2.0
-    lost_s: float = 10.0
-    """Silence after which a node counts as lost. Not lower than 6 s outside tests: TCP survives a link that flaps for
-    5 s, and a training job should too (measured)."""
-    note_s: float = 10.0
-    """How long the user gets no message while nodes are missing; then once in six times that."""
+_MAX_HELD = 64
+"""Messages that wait for the other side's challenge."""
 
 
 class Connection:
@@ -42,7 +41,11 @@ class Connection:
         *,
         on_message: Callable[[Message], None],
         on_end: Callable[[str], None],
+        auth: Authenticator | None = None,
     ) -> None:
+        """`auth`: nothing is heard from, nor sent to, somebody without its token; None: from and to anybody."""
+        self._auth = auth
+        self._held: list[Message] = []  # until the other side's challenge has come
         self._loop = loop
         self._sock = sock
         self._on_message = on_message
@@ -50,10 +53,10 @@ class Connection:
         self._received = b""
         self._unsent = b""
         self._open = True
-        self.heard_s = loop.now()
-        """When data last arrived, but see `excuse`."""
         self.version_error: str | None = None
         """Set if the other side is another version of gpulaunch."""
+        self.auth_error: str | None = None
+        """Set if the other side has another token, or only one side has one; completes a sentence about it."""
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # already reset: reading will show it
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -63,16 +66,34 @@ class Connection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         loop.watch_read(sock.fileno(), self._read)
+        if auth is not None:
+            self._unsent = encode(Challenge(nonce=auth.nonce))
+            self._flush()
 
-    def excuse(self, late_s: float) -> None:
-        """Do not count as the peer's silence `late_s` seconds in which this process itself was suspended (SIGSTOP, a
-        paused virtual machine): its messages may lie in the buffer, or it was suspended as well."""
-        self.heard_s += late_s
+    @property
+    def is_challenged(self) -> bool:
+        """Whether the other side's challenge has come: it may still have another token."""
+        return self._auth is not None and self._auth.is_ready
+
+    @property
+    def local_addr(self) -> str:
+        """This side's address."""
+        with contextlib.suppress(OSError):
+            return str(self._sock.getsockname()[0]).removeprefix("::ffff:")
+        return ""
 
     def send(self, message: Message) -> None:
         """Send now or as soon as the other side reads."""
-        if self._open and len(self._unsent) < _MAX_UNSENT_BYTES:  # a peer that does not read soon counts as lost
-            self._unsent += encode(message)
+        if self._open and len(self._unsent) >= _MAX_UNSENT_BYTES:  # a peer that does not read for so long
+            self.close()
+            self._loop.call_at(self._loop.now(), lambda: self._end("it does not read"))
+        elif self._open:
+            if self._auth is None:
+                self._unsent += encode(message)
+            elif self._auth.is_ready:
+                self._unsent += self._auth.seal(encode(message)[:-1]) + b"\n"
+            elif len(self._held) < _MAX_HELD:
+                self._held.append(message)
             self._flush()
 
     def _flush(self) -> None:
@@ -99,7 +120,6 @@ class Connection:
         if not chunk:
             self._end("connection closed")
             return
-        self.heard_s = self._loop.now()
         *lines, self._received = (self._received + chunk).split(b"\n")
         for line in lines:
             if not self._take(line):
@@ -110,18 +130,46 @@ class Connection:
 
     def _take(self, line: bytes) -> bool:
         """Handle one line; False when the connection is over."""
+        message: Message | None = None
         try:
-            message = decode(line) if len(line) <= MAX_LINE_BYTES else None
+            if len(line) <= MAX_LINE_BYTES:
+                message = self._authenticated(line)
+        except AuthError as err:
+            self.auth_error = str(err)
         except VersionError as err:
             self.version_error = str(err)
-            message = None
         except MessageError:
-            message = None
+            pass
         if message is None:
-            self._end(self.version_error or "not gpulaunch")
+            self._end(self.version_error or self.auth_error or "not gpulaunch")
+        elif isinstance(message, Challenge):
+            self._challenged(message)
         else:
             self._on_message(message)
         return self._open
+
+    def _authenticated(self, line: bytes) -> Message:
+        auth = self._auth
+        if auth is not None and auth.is_ready:
+            return decode(auth.open(line))
+        if auth is not None:  # nothing else is looked at before
+            try:
+                return decode(line, Challenge)
+            except VersionError:
+                raise
+            except MessageError as err:
+                raise AuthError("gives no token; give --token-file on every node") from err
+        message = decode(line)
+        if isinstance(message, Challenge):
+            raise AuthError("asks for a token; give --token-file on every node")
+        return message
+
+    def _challenged(self, challenge: Challenge) -> None:
+        assert self._auth is not None, "else it was not accepted"
+        self._auth.begin(challenge.nonce)
+        held, self._held = self._held, []
+        for message in (Beat(), *held):  # something to prove each side to the other at once
+            self.send(message)
 
     def _end(self, why: str) -> None:
         # The owner may still answer (a refusal), so it closes; but it is notified only once.

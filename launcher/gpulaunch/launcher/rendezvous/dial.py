@@ -13,6 +13,7 @@ from gpulaunch.launcher.rendezvous.listen import Address, resolve
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _GROWTH = 1.6
+_PROBE_TIMEOUT_S = 3.0
 
 
 class Dialer:
@@ -26,12 +27,17 @@ class Dialer:
     ) -> None:
         self.trouble = "no answer yet"
         """Why it has failed so far, in a few words."""
+        self.is_refused = False
+        """Whether the last round was answered, by every address: nothing listens there."""
         self._loop = loop
         self._host = host
-        self._port = port
+        self.port = port
+        """May change between two rounds."""
         self._try_s = try_s
         self._on_connected = on_connected
         self._pause_s = _FIRST_PAUSE_S
+        self._refusals: list[bool] = []
+        """Of the addresses tried in this round."""
         self._addresses: list[Address] = []
         self._sock: socket.socket | None = None
         self._timer: Timer | None = None
@@ -39,18 +45,26 @@ class Dialer:
 
     def start(self) -> None:
         """Start a round now."""
+        self.stop()
+        self._refusals = []
         try:
-            self._addresses = resolve(self._host, self._port, numeric=True)
+            self._addresses = resolve(self._host, self.port, numeric=True)
         except OSError:
-            self._resolving = _Resolving(self._loop, self._host, self._port, self._resolved)
+            self._resolving = _Resolving(self._loop, self._host, self.port, self._resolved)
         else:
             self._next_address()
 
     def again(self, trouble: str) -> None:
         """The connection was unusable: try again after a pause."""
+        self.stop()
         self.trouble = trouble
         self._timer = self._loop.call_at(self._loop.now() + self._pause_s, self.start)
         self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
+
+    def succeeded(self) -> None:
+        """The connection has proven usable: the next search begins without pauses."""
+        self._pause_s = _FIRST_PAUSE_S
+        self.trouble = "no answer"
 
     def stop(self) -> None:
         """Give up; idempotent."""
@@ -71,6 +85,7 @@ class Dialer:
 
     def _next_address(self) -> None:
         if not self._addresses:
+            self.is_refused = bool(self._refusals) and all(self._refusals)
             self.again(self.trouble)
             return
         family, address = self._addresses.pop(0)
@@ -97,10 +112,12 @@ class Dialer:
             self._failed(os.strerror(errno.ECONNREFUSED))
         else:
             self._forget()
+            self.is_refused = False
             self._on_connected(sock)
 
     def _failed(self, trouble: str) -> None:
         self.trouble = trouble
+        self._refusals.append(trouble == os.strerror(errno.ECONNREFUSED))
         self._drop()
         self._next_address()
 
@@ -128,6 +145,33 @@ def _is_itself(sock: socket.socket) -> bool:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:  # reset meanwhile: not connected to itself
         return False
+
+
+class Probe:
+    """One attempt to connect, only to learn whether the host answers that nothing listens there."""
+
+    def __init__(self, loop: Loop, address: str, port: int, *, on_refused: Callable[[], None]) -> None:
+        self._loop = loop
+        self._on_refused = on_refused
+        try:
+            ((family, where), *_) = resolve(address, port, numeric=True)
+        except (OSError, ValueError):  # no address is known
+            return
+        self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._timer = loop.call_at(loop.now() + _PROBE_TIMEOUT_S, self._end)
+        loop.watch_write(self._sock.fileno(), self._answered)
+        self._sock.connect_ex(where)
+
+    def _answered(self) -> None:
+        is_refused = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
+        self._end()
+        if is_refused:
+            self._on_refused()
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        self._loop.unwatch_write(self._sock.fileno())
+        self._sock.close()
 
 
 class _Resolving:

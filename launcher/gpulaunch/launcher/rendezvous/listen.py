@@ -16,7 +16,7 @@ BACKLOG = 2048
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
 
 
-def where(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """An address as `host:port` text."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -32,6 +32,23 @@ def resolve(host: str, port: int, *, numeric: bool = False) -> list[Address]:
         raise OSError(errno.EINVAL, "not a host name") from err
     # dict.fromkeys: a name listed twice in /etc/hosts appears twice.
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address stays on this machine by what it says, without a look-up."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has an address, other than the loopback's; "" if none has."""
+    if not address or is_loopback(address):
+        return ""
+    import psutil  # only for jobs of several nodes
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return str(name)
+    return ""
 
 
 def listen(host: str, port: int, *, others: bool = False) -> socket.socket:
@@ -118,7 +135,7 @@ def _refused(host: str, port: int, refusal: OSError | None) -> str:
     if refusal is not None and refusal.errno == errno.EADDRNOTAVAIL:
         return f"master address {host} is not an address of this machine; check --master-addr"
     reason = os.strerror(refusal.errno or 0) if refusal is not None else "no address"
-    return f"cannot listen on {where(host, port)}: {reason}"
+    return f"cannot listen on {format_address(host, port)}: {reason}"
 
 
 def holder_of(port: int) -> str | None:
@@ -150,3 +167,22 @@ def _listening_inodes(port: int) -> list[str]:
 def _name_of(pid: str) -> str:
     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
         return comm.read().strip()
+
+
+def is_here(addr: str, port: int) -> bool:
+    """Whether an address is one of this machine's; a name that is not in the DNS yet is by its first part."""
+    name = os.uname().nodename
+    if addr == name:
+        return True
+    try:
+        addresses = resolve(addr, port)
+    except OSError:
+        return addr.partition(".")[0] == name.partition(".")[0]
+    if any(is_loopback(str(address[0])) for _, address in addresses):
+        return True
+    for family, address in addresses:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.connect((address[0], port or 1))  # sends nothing: the kernel looks for a way
+            if trial.getsockname()[0] == address[0]:
+                return True
+    return False

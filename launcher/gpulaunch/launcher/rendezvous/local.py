@@ -5,26 +5,24 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
+from gpulaunch.launcher.failure.causes import Cause
 from gpulaunch.launcher.loop.loop import Loop
-from gpulaunch.launcher.rendezvous.base import RendezvousError, World, unset
+from gpulaunch.launcher.policy.restart import Limits, RestartPolicy, failure_of
+from gpulaunch.launcher.rendezvous.base import Callbacks, RendezvousError, World
 from gpulaunch.launcher.rendezvous.listen import listen
 
 
-class LocalRendezvous:
+class LocalRendezvous(Callbacks):
     """Gives every attempt a listening socket for its store, bound before anything starts.
 
     If a port is given, that socket is bound in the constructor (raises RendezvousError) and held over all attempts, so
     that no other process takes the port in between. Otherwise every attempt gets a fresh port.
     """
 
-    def __init__(self, loop: Loop, *, nproc: int, master_addr: str, master_port: int | None) -> None:
-        self.on_joined: Callable[[World], None] = unset
-        self.on_failed: Callable[[str], None] = unset
-        self.on_peer_failed: Callable[[bool, str], None] = unset
-        self.on_node_lost: Callable[[str], None] = unset
-        self.on_peer_preempted: Callable[[str], None] = unset
-        self.on_peers_done: Callable[[], None] = unset
+    def __init__(self, loop: Loop, *, nproc: int, master_addr: str, master_port: int | None, limits: Limits) -> None:
+        super().__init__()
         self._loop = loop
+        self._policy = RestartPolicy(limits)
         self._nproc = nproc
         self._addr = master_addr
         self._port = master_port or 0
@@ -62,17 +60,20 @@ class LocalRendezvous:
             )
         )
 
-    def tell(  # there is no other node to tell
-        self,
-        *,
-        ok: bool,
-        final: bool,  # noqa: ARG002
-        why: str = "",  # noqa: ARG002
-        preempted: bool = False,  # noqa: ARG002
-    ) -> None:
+    def succeeded(self) -> None:
         """Success here is the success of all."""
-        if ok:
-            self._soon(lambda: self.on_peers_done())
+        self._soon(lambda: self.on_peers_done())
+
+    def failed(self, cause: Cause) -> None:
+        """Do nothing: there is no other node."""
+
+    def judge(self, cause: Cause) -> None:
+        """The restart policy alone decides."""
+        self.on_judged(self._policy.decide(failure_of(cause, at_s=self._loop.now())), "")
+
+    def leave(self) -> bool:
+        """At any time."""
+        return True
 
     def close(self) -> None:
         """Release the port."""

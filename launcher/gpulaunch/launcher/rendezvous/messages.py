@@ -1,10 +1,10 @@
 """Messages between the agents of one job: JSON lines.
 
-Every line is one object with the protocol's version and a type: `{"gpulaunch": 2, "say": "ready", "attempt": 0}`.
+Every line is one object with the protocol's version and a type: `{"gpulaunch": 3, "say": "beat", "number": 7}`.
 
-    follower -> leader   hello, ready, ended
-    leader -> follower   welcome or refused, go, failed, done
-    both ways            beat
+    both ways            challenge, where there is a token
+    node -> leader       register, reported, beat, bye
+    leader -> node       refused, planned, beat
 
 Any process may connect, so input is data: checked field by field, and cleaned before it is shown.
 """
@@ -12,18 +12,15 @@ Any process may connect, so input is data: checked field by field, and cleaned b
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import get_args
 
-VERSION = 2  # 2: checkpoints are offered with an identity, not by name alone
-MAX_TEXT = 500
-# At most two texts per message, and JSON writes a character in up to 12 bytes.
-MAX_LINE_BYTES = 16 * 1024
-_MAX_INT = 2**31 - 1
+from gpulaunch.launcher.rendezvous.codec import MessageError, clean, from_plain, to_plain
+from gpulaunch.launcher.rendezvous.plan import Plan, Report
 
-
-class MessageError(Exception):
-    """The input is not a gpulaunch message."""
+VERSION = 3  # 3: nodes with fixed ranks share a plan, too
+# The longest message has about 20 texts, and JSON writes a character in up to 12 bytes.
+MAX_LINE_BYTES = 128 * 1024
 
 
 class VersionError(MessageError):
@@ -31,107 +28,77 @@ class VersionError(MessageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hello:
-    """A follower registers."""
-
-    run_id: str
-    nnodes: int
-    node_rank: int
-    nproc: int
-    host: str
-    max_restarts: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Welcome:
-    """The leader has admitted this follower, which now waits for the others."""
-
-    host: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Refused:
-    """The leader refuses this follower, and a retry is pointless."""
+    """The leader refuses this node, and a retry is pointless."""
 
     why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ready:
-    """No rank of an earlier attempt is alive here."""
-
-    attempt: int
-    offers: str = ""
-    """Identities of the checkpoints readable here (`step 200 manifest 6f1c..:step-000000000200`), the best first, each
-    ended by a bar. All nodes resume from one that they identify in the same way."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Go:
-    """All are ready: start the ranks of this attempt."""
-
-    attempt: int
-    first_rank: int
-    world_size: int
-    resume: str = ""
-    """The checkpoint that all resume from, as it was offered."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How the attempt ended on the sender's node."""
-
-    attempt: int
-    ok: bool
-    final: bool
-    why: str
-    preempted: bool = False
-    """Not a failure: it was asked to save and end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    """The attempt failed on another node; `final`: there will not be another."""
-
-    attempt: int
-    final: bool
-    why: str
-    preempted: bool = False
-    lost: bool = False
-    """A node is gone: this node cannot repair that."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """The ranks of every node have ended successfully."""
-
-    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
     """Still here."""
 
+    number: int = 0
+    """A node's own count; the leader answers with the newest one that it has received."""
+    unix_s: float = 0.0
+    """The leader's clock, for `gpulaunch doctor`; 0: it was not asked for."""
 
-Message = Hello | Welcome | Refused | Ready | Go | Ended | Failed | Done | Beat
-_WORDS: dict[str, type[Message]] = {
-    kind.__name__.lower(): kind for kind in (Hello, Welcome, Refused, Ready, Go, Ended, Failed, Done, Beat)
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Challenge:
+    """The first line of both sides where there is a token; see `auth`."""
+
+    nonce: str
 
 
-def clean(text: str) -> str:
-    """`text` made safe to show and compare: bounded, and without control characters that move a terminal's cursor."""
-    return "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT])
+@dataclass(frozen=True, kw_only=True)
+class Register:
+    """A node registers with the leader: what all nodes must agree on."""
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    fixed: bool = False
+    """Whether the nodes have fixed ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What a node says of itself."""
+
+    report: Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A node's slice of the plan."""
+
+    host: str
+    """Of the leader."""
+    plan: Plan
+    port: int = 0
+    """Where to dial the leader from now on; 0: where it was dialled first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bye:
+    """None of this node's ranks is alive, and its agent leaves."""
+
+
+Message = Refused | Beat | Challenge | Register | Reported | Planned | Bye
+_WORDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
     """One line, newline included."""
-    said = {name: clean(value) if isinstance(value, str) else value for name, value in vars(message).items()}
-    return json.dumps({"gpulaunch": VERSION, "say": type(message).__name__.lower(), **said}).encode("ascii") + b"\n"
+    said = {"gpulaunch": VERSION, "say": type(message).__name__.lower(), **to_plain(message)}
+    return json.dumps(said).encode("ascii") + b"\n"
 
 
-def decode(line: bytes) -> Message:
-    """The message in `line`. Raises MessageError for anything else; unknown fields are ignored."""
+def decode(line: bytes, only: type[Message] | None = None) -> Message:
+    """The message in `line`, of one kind if `only` that is expected. Raises MessageError for anything else; unknown
+    fields are ignored."""
     try:
         said: object = json.loads(line)
     except (ValueError, RecursionError) as err:
@@ -145,18 +112,7 @@ def decode(line: bytes) -> Message:
     kind = _WORDS.get(word) if isinstance(word, str) else None
     if kind is None:
         raise MessageError("an unknown word")
-    values: dict[str, Any] = {
-        field.name: _checked(said.get(field.name, field.default), str(field.type)) for field in fields(kind)
-    }
-    return kind(**values)
-
-
-def _checked(value: object, kind: str) -> object:
-    """`value`, if it is of the type that the field's annotation names; bool is not int here."""
-    if type(value).__name__ != kind:
-        raise MessageError(f"{kind} expected")
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, int) and not 0 <= value <= _MAX_INT:
-        raise MessageError("number out of range")
-    return value
+    if only is not None and kind is not only:
+        raise MessageError(f"{only.__name__} expected")
+    message: Message = from_plain(kind, said)
+    return message

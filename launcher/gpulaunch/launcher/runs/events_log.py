@@ -1,4 +1,4 @@
-"""Records what was done to a run from outside in the run's own history, so that it is not taken for an accident."""
+"""Records external interventions in a run's event log, so that they are not mistaken for failures."""
 
 from __future__ import annotations
 

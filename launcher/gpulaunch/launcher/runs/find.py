@@ -40,15 +40,15 @@ def find_run(name: str | None, cwd: str, *, having: str = "job.json") -> str:
         try:
             there = os.listdir(path)
         except OSError as err:
-            raise RunError(f"cannot read {path}: {err.strerror}; a run's directory is for its owner only") from None
+            raise RunError(f"cannot read {path}: {err.strerror}; only its owner can read a run directory") from None
         if not any(each in (having, *_SIGNS) or each.startswith("node-") for each in there):
-            raise RunError(f"{path} is no run directory: there is no job.json in it")
+            raise RunError(f"{path} is not a run directory: it contains no job.json")
         return path
     below = os.path.join(cwd, RUNS)
     runs = [(at_s, path) for path in _below(below) if (at_s := _written_s(os.path.join(path, having))) is not None]
     if not runs:
         none = f"no runs in {below}" if having in _SIGNS else f"no run in {below} has a {having}"
-        raise RunError(f"{none}; name a run directory: a job with --job-dir has it elsewhere")
+        raise RunError(f"{none}; for a job with --job-dir, specify that directory")
     return max(runs)[1]
 
 
@@ -57,7 +57,7 @@ def none_under_way(cwd: str) -> str:
     below = os.path.join(cwd, RUNS)
     if any(agent_of(path) is not None for path in _below(below)):
         return ""
-    return f"no run is under way in {below}; one with --job-dir elsewhere is shown by its directory"
+    return f"no run is active in {below}; for a job with --job-dir, specify that directory"
 
 
 def find_under_way(name: str | None, cwd: str) -> str:
@@ -73,14 +73,14 @@ def find_under_way(name: str | None, cwd: str) -> str:
     if name is not None:
         path = _named(name, cwd)
         if agent_of(path) is None:
-            raise RunError(f"no run of yours is under way in {name}: {_why_not(path)}")
+            raise RunError(f"none of your runs is active in {name}: {_why_not(path)}")
         return os.path.abspath(path)
     below = os.path.join(cwd, RUNS)
     running = [path for path in _below(below) if agent_of(path) is not None]
     if not running:
-        raise RunError(f"no run is under way in {below}; name its run directory with --job-dir")
+        raise RunError(f"no run is active in {below}; specify its run directory with --job-dir")
     if len(running) > 1:
-        raise RunError(f"{len(running)} runs are under way; name one with --job-dir: {', '.join(running)}")
+        raise RunError(f"{len(running)} runs are active; select one with --job-dir: {', '.join(running)}")
     return running[0]
 
 
@@ -94,12 +94,12 @@ def _named(name: str, cwd: str) -> str:
 
 
 def _why_not(path: str) -> str:
-    """Why the content of this directory cannot be used."""
+    """Why the directory cannot be used."""
     try:
         there = os.listdir(path)
     except OSError as err:
         return str(err.strerror)
-    return "that one is over" if any(sign in there for sign in _SIGNS) else "it is no run directory"
+    return "the run has ended" if any(sign in there for sign in _SIGNS) else "it is not a run directory"
 
 
 def _below(directory: str) -> list[str]:
@@ -108,7 +108,7 @@ def _below(directory: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as err:
-        raise RunError(f"cannot read {directory}: {err.strerror}; name a run directory") from None
+        raise RunError(f"cannot read {directory}: {err.strerror}; specify a run directory") from None
 
 
 def _written_s(path: str) -> float | None:

@@ -53,11 +53,11 @@ class Process:
         try:
             self.pidfd = os.pidfd_open(pid)
         except OSError as err:
-            raise RunError(f"process {pid} is gone: {err.strerror}") from None
+            raise RunError(f"process {pid} no longer exists: {err.strerror}") from None
         mine = _holds(pid, group.run_dir) if is_agent else linux.is_of_run(pid, group.run_id)
         if not mine or linux.state_of(pid) in ("Z", "X", ""):
             os.close(self.pidfd)
-            raise RunError(f"process {pid} is not of this run, or has ended: nothing was done to it")
+            raise RunError(f"process {pid} does not belong to this run, or has ended: no action was taken")
 
     def send(self, signum: int) -> None:
         """Send a signal. Raises RunError if it has ended or may not be signalled."""
@@ -124,7 +124,7 @@ def take_rank(group: RunProcesses, rank: int) -> Process:
 
 
 def take_helper(group: RunProcesses, name: str) -> Process:
-    """Open the agent, or one of the processes beside the ranks."""
+    """Open the agent, or one of the processes alongside the ranks."""
     if name not in group.helpers:
         raise RunError(f"this run has no {name}")
     return Process(group.helpers[name], group, is_agent=name == AGENT)
@@ -151,7 +151,7 @@ def _pid(value: Any) -> int:
     """Check that a value is a process's number, not a group's or 0."""
     pid = int(value)
     if not 0 < pid < 1 << 31:
-        raise ValueError(f"{str(pid)[:20]} is no pid")
+        raise ValueError(f"{str(pid)[:20]} is not a pid")
     return pid
 
 

@@ -29,23 +29,27 @@ _SUMMARY = "summary.json"
 _FOR_RESUME = ("verified.json", _SUMMARY, _LAST)
 """Files needed to resume from the checkpoints, or that describe them."""
 _SHARED = ("traces", "flame")
-"""Directories in which a program may have files of its own."""
+"""Directories that may also contain files of the program."""
 _IN_SHARED = re.compile(
     r"traces/(last|\d{8}-\d{6}(/(rank-\d+|trace)\.json)?)|flame/(stacks\.speedscope\.json|[a-z_]+\.svg)"
 )
 _MARKED = re.compile(r"report\.html|flame/[a-z_]+\.svg")
-"""Files that name gpulaunch in their first bytes, if they are ours."""
+"""Files that contain the name gpulaunch in their first bytes if they are ours."""
 _MARK, _MARK_WITHIN_BYTES = re.compile(rb'generator(" content="|: )gpulaunch'), 512
 OURS = (
     *(_ATTEMPTS, *_SHARED, "group.json", "events.jsonl", "findings.jsonl", "stacks.folded", "report.html"),
     *("telemetry.sqlite", "telemetry.sqlite-wal", "telemetry.sqlite-shm", "telemetry.sqlite-journal"),
-    *("control.bin", "sidecar.json", "filtered_stdout.log", "filtered_stderr.log"),
+    *("control.bin", "sidecar.json", ".nodes", "filtered_stdout.log", "filtered_stderr.log"),
     *_FOR_RESUME,
 )
 """The names that gpulaunch creates in a run directory; the one that identifies it is last."""
 
 _LOST_AFTER_S = 86400.0
 """A run without a summary may be another machine's, on a shared file system: it must be unchanged for this long."""
+
+
+_AFTER_THE_END_S = 60.0
+"""A node that writes for longer after another has ended goes on, maybe on a machine that is not seen from here."""
 
 
 class State(Enum):
@@ -57,7 +61,7 @@ class State(Enum):
     STOPPED = "stopped"
     """A signal asked its launcher to end it."""
     LOST = "lost"
-    """No summary and no agent on this machine: it was killed, or runs on another machine."""
+    """No summary of its end, and no agent on this machine: it was killed, or runs on another machine."""
 
 
 class RunInUseError(Exception):
@@ -94,7 +98,7 @@ def stored(directory: str) -> list[Run]:
     return sorted(runs, key=lambda run: (-run.began_s, run.path))
 
 
-def chosen(
+def removable(
     runs: Sequence[Run], *, now_s: float, keep: int | None, older_s: float | None, checkpoints: bool = False
 ) -> list[Run]:
     """The runs that may be removed: finished, not among the `keep` newest of all, and not changed for `older_s`.
@@ -196,18 +200,39 @@ def _look(path: str) -> Run | None:
 
 
 def _state(path: str, began_s: float) -> State:
-    if agent_of(path) is not None:
+    nodes = [path, *sorted(entry.path for entry in os.scandir(path) if entry.name.startswith("node-"))]
+    if any(agent_of(node) is not None for node in nodes):
         return State.RUNNING
-    summary = _json(os.path.join(path, _SUMMARY))
-    if summary is None or os.lstat(os.path.join(path, _SUMMARY)).st_mtime < began_s:
-        return State.LOST  # an older summary is of an earlier run in this directory
+    # The first node may be lost, or have left, and the others go on.
+    summaries = [each for node in nodes if (each := _summary(node, began_s)) is not None]
+    ended_s, summary = max(summaries, key=lambda each: each[0], default=(0.0, None))
+    if summary is None or any(_written_s(node) > ended_s + _AFTER_THE_END_S for node in nodes):
+        return State.LOST
     if summary.get("exit_code") == 0:
         return State.FINISHED
     return State.STOPPED if summary.get("stopped_by") else State.FAILED
 
 
+def _summary(path: str, began_s: float) -> tuple[float, dict[str, object]] | None:
+    """When it was written, and what it says, of the newest run in a directory: an older one is of an earlier run."""
+    with contextlib.suppress(OSError):
+        written_s = os.lstat(os.path.join(path, _SUMMARY)).st_mtime
+        summary = _json(os.path.join(path, _SUMMARY)) if written_s >= began_s else None
+        return None if summary is None else (written_s, summary)
+    return None
+
+
+def _written_s(path: str) -> float:
+    """When a run was last seen to go on in a node's directory."""
+    newest_s = 0.0
+    for name in ("events.jsonl", "telemetry.sqlite", "telemetry.sqlite-wal"):
+        with contextlib.suppress(OSError):
+            newest_s = max(newest_s, os.lstat(os.path.join(path, name)).st_mtime)
+    return newest_s
+
+
 def _is_pruned(path: str, inside: Sequence[str]) -> bool:
-    """Whether `remove` has kept the checkpoints here, and nothing that it would remove was written since."""
+    """Whether `remove` has kept the checkpoints here, and no file that it would remove was written since."""
     attempts = os.path.join(path, _ATTEMPTS) + os.sep
     if sum(name.startswith(attempts) for name in inside) > 1:  # more than the empty directory of the last
         return False

@@ -65,7 +65,7 @@ class Advisor:
         """The ids of rules that have raised, each with the type of its first error: bugs of ours."""
         return self._failed
 
-    def hear(self, window: Window) -> tuple[Finding, ...]:
+    def add_window(self, window: Window) -> tuple[Finding, ...]:
         """Take the next window; return the findings that are current after it, the largest loss first.
 
         Earlier findings of a rule that raises expire as if the rule no longer found them.

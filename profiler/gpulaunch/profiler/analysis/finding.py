@@ -10,11 +10,11 @@ from typing import Final
 from gpulaunch.profiler.record import Finding
 
 MEASURED: Final = 0.9
-"""Confidence where the seconds, or the bytes, were read off a clock or a counter."""
+"""Confidence if the seconds or bytes were read from a clock or a counter."""
 DERIVED: Final = 0.7
-"""Confidence where they follow from measured parts by the model that the rule's page states."""
+"""Confidence if they are derived from measurements by the model described for the rule."""
 ESTIMATED: Final = 0.4
-"""Confidence where they are a bound: no more than this is lost, and it may be much less."""
+"""Confidence if they are an upper bound: the loss may be much smaller."""
 
 _BUILT: Final = re.compile(r".*:(?P<line>\d{1,9}), moved at (?P<path>.+):\d{1,9}", re.DOTALL)
 """The path is the same for both lines, and is at the end, which is never cut off (see `SegmentWriter.add_site`)."""
@@ -58,11 +58,11 @@ class Loss:
 
 
 def _advice(loss: Loss) -> str:
-    """What to change; where the verdict is only likely, also how to confirm it."""
+    """What to change; for a bound or an unknown cause, also how to verify it."""
     is_bound = loss.confidence <= ESTIMATED and loss.seconds_per_step > 0
     if not is_bound and loss.evidence.get("cause") != "other":
         return loss.advice
-    return f"{loss.advice} To be sure: gpulaunch trace --steps 5 --rank {loss.rank}."
+    return f"{loss.advice} To verify: gpulaunch trace --steps 5 --rank {loss.rank}."
 
 
 def findings_of(rule: str, losses: Iterable[Loss]) -> list[Finding]:

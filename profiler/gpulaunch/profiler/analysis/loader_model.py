@@ -104,7 +104,7 @@ class LoaderModel:
         return computes and self.pressure is not None and self.pressure > CROWDED_NODE.value
 
     @property
-    def others_crowd(self) -> bool:
+    def others_use_cores(self) -> bool:
         """Whether other processes than ours use up the cores: then no change to the program would help."""
         if self.cores is None or self.pressure is None or self.pressure <= CROWDED_NODE.value:
             return False
@@ -127,7 +127,7 @@ class LoaderModel:
             return "contention"
         return "prep" if self.cpu_share >= self.blocked_share else "fetch"
 
-    def workers_that_fit(self, ranks: int) -> float:
+    def workers_fitting(self, ranks: int) -> float:
         """How many workers per rank find a core if `ranks` ranks share the cores and steps are as short as these allow.
 
         The number that feeds such steps, plus those that fit in the remaining free cores; a worker that mostly waits
@@ -171,7 +171,7 @@ class LoaderModel:
         }
 
 
-def workers_that_would_do(supply: LoaderModel, window: Window) -> tuple[int, float] | None:
+def workers_needed(supply: LoaderModel, window: Window) -> tuple[int, float] | None:
     """Return how many workers would feed this rank, and the step time with them; None if more would not help."""
     if supply.is_crowded or (not supply.workers and supply.fetch_s < WORKER_PAYS_S.value):
         return None
@@ -180,7 +180,7 @@ def workers_that_would_do(supply: LoaderModel, window: Window) -> tuple[int, flo
     most = max(_LEAST_ADVISED, 2 * supply.workers, cores_each)
     needed = math.ceil(_HEADROOM * supply.batches * supply.fetch_s / supply.own_s) if supply.own_s else most
     # One more worker with hardly a tenth of a core would have no measurable effect.
-    fitting = supply.workers_that_fit(ranks) * (1.0 - LOST.value)
+    fitting = supply.workers_fitting(ranks) * (1.0 - LOST.value)
     workers = max(supply.workers + 1, math.ceil(min(needed, most, fitting)))
     step_s = supply.step_with(workers)
     return None if supply.step_s - step_s < LOST.value * supply.step_s else (workers, step_s)

@@ -1,4 +1,4 @@
-"""Rules about the dataloader: what training waits for when it waits for data, and what would end the wait.
+"""Rules about the dataloader: why training waits for data, and what would shorten the wait.
 
 `analysis.stall` classifies the stall; the model in `loader_model` estimates the loss and whether the fix would work.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss
-from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_that_would_do
+from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_needed
 from gpulaunch.profiler.analysis.thresholds import COMPUTES, HANDOVER, LOST, STORAGE, SURPLUS, WORKER_PAYS_S
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import LoaderWorkers
@@ -22,7 +22,7 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
             continue
         if supply.workers and _reads_storage(rank.workers):
             continue  # `slow_storage` reports it
-        if (plan := workers_that_would_do(supply, window)) is None:
+        if (plan := workers_needed(supply, window)) is None:
             continue
         workers, step_s = plan
         now = f"now {supply.workers}" if supply.workers else "now 0: the training thread fetches every batch itself"
@@ -30,7 +30,8 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
             rank,
             supply,
             step_s,
-            advice=f"Set num_workers={workers} ({now}) and persistent_workers=True.",
+            advice=f"Set num_workers={workers} ({now}) and persistent_workers=True, so that batches are ready when "
+            "training needs them.",
             workers_advised=workers,
         )
 
@@ -44,8 +45,8 @@ def slow_storage(window: Window) -> Iterator[Loss]:
                 rank,
                 supply,
                 step_s,
-                advice="Put the data where it is read fast (local disk, memory, larger files read in order); "
-                "more workers hide the wait only if the storage can serve them at once.",
+                advice="Workers wait for storage. Move the data to a local disk or into memory, or read fewer and "
+                "larger files sequentially. More workers hide the wait only if the storage can serve them in parallel.",
                 storage_bytes_per_step=rank.workers.storage_bytes / rank.steps,
                 cached_bytes_per_step=rank.workers.cached_bytes / rank.steps,
             )
@@ -54,7 +55,7 @@ def slow_storage(window: Window) -> Iterator[Loss]:
 def slow_transform(window: Window) -> Iterator[Loss]:
     """Computing batches is the bottleneck, and there is no core for more workers: the transform must become cheaper."""
     for rank, supply in _stalled(window, "no_workers", "prep", "contention"):
-        if supply.others_crowd or workers_that_would_do(supply, window) is not None or not _lost(supply, supply.own_s):
+        if supply.others_use_cores or workers_needed(supply, window) is not None or not _lost(supply, supply.own_s):
             continue
         if not supply.workers:
             yield from _own_transform(rank, supply)
@@ -65,14 +66,14 @@ def slow_transform(window: Window) -> Iterator[Loss]:
                 rank,
                 supply,
                 supply.own_s,
-                advice=f"Make {what} cheaper: do it once and store the result, in larger pieces, or on the GPU; "
-                "no core is free for more workers.",
+                advice=f"Make {what} cheaper: preprocess once and store the result, process whole batches at a time, "
+                "or use the GPU. No core is free for more workers.",
                 collate_ratio=collate_share,
             )
 
 
 def _own_transform(rank: RankWindow, supply: LoaderModel) -> Iterator[Loss]:
-    """The training thread computes the batches itself. A bound: even a cheaper transform would not be overlapped."""
+    """The training thread prepares the batches itself. A bound: even a cheaper transform would not be overlapped."""
     if _is_unread(rank, supply) or supply.fetch_s < WORKER_PAYS_S.value:
         return
     if (computes_share := _computes_share(rank, supply)) >= COMPUTES.value:
@@ -81,14 +82,15 @@ def _own_transform(rank: RankWindow, supply: LoaderModel) -> Iterator[Loss]:
             supply,
             supply.own_s,
             confidence=ESTIMATED,
-            advice="Make the dataset's transforms and collate_fn cheaper: do it once and store the result, or on the "
-            "GPU; the training thread fetches every batch itself (num_workers=0), and no core is free for a worker.",
+            advice="Make the dataset's transforms and collate_fn cheaper: preprocess once and store the result, or "
+            "use the GPU. The training thread fetches every batch itself (num_workers=0), and no core is free for a "
+            "worker.",
             computing_ratio=computes_share,
         )
 
 
 def head_of_line(window: Window) -> Iterator[Loss]:
-    """Batches are ready, but they wait for an earlier one that takes long."""
+    """Finished batches wait for an earlier one that takes long."""
     for rank, supply in _stalled(window, "head_of_line"):
         if rank.loader is None or loader_of(rank).get("in_order") is False:
             continue
@@ -99,8 +101,8 @@ def head_of_line(window: Window) -> Iterator[Loss]:
                 rank,
                 supply,
                 step_s,
-                advice="Set in_order=False, if the order of batches does not matter, or even out the items: "
-                "a few take far longer than the rest.",
+                advice="Set in_order=False if the order of batches does not matter, or use samples that take about "
+                "equally long: finished batches wait for an earlier one that takes much longer.",
                 blocked_seconds_per_step=blocked_s,
             )
 
@@ -108,7 +110,7 @@ def head_of_line(window: Window) -> Iterator[Loss]:
 def too_many_workers(window: Window) -> Iterator[Loss]:
     """Workers contend with each other, or cost more in communication than they save."""
     for rank, supply in _stalled(window, "transfer"):
-        if rank.loader is None or supply.others_crowd:
+        if rank.loader is None or supply.others_use_cores:
             continue
         handed_s = rank.per_step_s(rank.loader.transfer_ns_total)
         step_s = supply.own_s + supply.batches * supply.fetch_s
@@ -117,14 +119,14 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
                 rank,
                 supply,
                 step_s,
-                advice="Set num_workers=0, or collate a batch into a few tensors: handing it over costs more than "
-                "making it.",
+                advice="Set num_workers=0, or collate each batch into a few large tensors: transferring a batch from "
+                "a worker takes longer than preparing it.",
                 handover_seconds_per_step=handed_s,
                 workers_advised=0,
             )
     workers_of_node = sum(rank.loader.workers_configured for rank in window.ranks if rank.loader is not None)
     for rank, supply in _stalled(window, "contention"):
-        if not supply.cores or workers_of_node <= SURPLUS.value * supply.cores or supply.others_crowd:
+        if not supply.cores or workers_of_node <= SURPLUS.value * supply.cores or supply.others_use_cores:
             continue
         workers = max(1, int(supply.cores) // len(window.ranks) - 1)
         step_s = supply.step_with(workers, fetch_s=supply.fetch_s * (1.0 - supply.runqueue_share))
@@ -132,8 +134,8 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
             rank,
             supply,
             min(step_s, supply.step_s),
-            advice=f"Set num_workers={workers}: {workers_of_node} workers of this node share {supply.cores:g} cores, "
-            "and more of them only add memory and waiting.",
+            advice=f"Set num_workers={workers}: {workers_of_node} workers on this node share {supply.cores:g} cores. "
+            "The excess workers use memory and wait for a core.",
             workers_advised=workers,
             workers_of_node=workers_of_node,
             cores=supply.cores,
@@ -148,7 +150,7 @@ def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, LoaderMo
 
 
 def _is_unread(rank: RankWindow, supply: LoaderModel) -> bool:
-    """Whether it has workers and only their queue cannot be read."""
+    """Whether the loader has workers whose queue cannot be read."""
     return not supply.workers and bool(number(loader_of(rank), "num_workers"))
 
 

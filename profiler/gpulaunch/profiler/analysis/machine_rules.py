@@ -1,4 +1,4 @@
-"""Rules about the machine: too few cores, a throttled GPU, a rank that runs far from its GPU."""
+"""Rules about the machine: too few cores, a throttled GPU, a rank on another NUMA node than its GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def throttled_share(window: Window, rank: RankWindow) -> float:
 
 
 def throttled(window: Window) -> Iterator[Loss]:
-    """A GPU that lowers its clocks against heat or a bad power supply."""
+    """A GPU that lowers its clocks because of heat or a lack of power."""
     clocks = [gpu.state.sm_clock_hertz for gpu in window.gpus if gpu.state.sm_clock_hertz]
     for rank in window.ranks:
         gpu, share = window.card_of(rank), throttled_share(window, rank)
@@ -51,7 +51,8 @@ def throttled(window: Window) -> Iterator[Loss]:
             step_s=rank.step_s,
             confidence=ESTIMATED,
             evidence=evidence,
-            advice=f"Have GPU {gpu.state.index} looked at: cooling, power cables, neighbours ({', '.join(reasons)}).",
+            advice=f"Check the cooling and the power supply of GPU {gpu.state.index}, and the GPUs next to it: it is "
+            f"throttled ({', '.join(reasons)}).",
             subject=f"GPU {gpu.state.index}",
         )
 
@@ -78,7 +79,8 @@ def numa_mismatch(window: Window) -> Iterator[Loss]:
                     sum(max(copies.blocked_ns, copies.gpu_ns) for copies in moved)
                 ),
             },
-            advice="Bind the rank to the cores beside its GPU: gpulaunch --numa-binding node.",
+            advice="Bind the rank to the cores of its GPU's NUMA node, so that copies do not cross the link between "
+            "NUMA nodes: gpulaunch --numa-binding node.",
             subject=f"rank {rank.rank}",
         )
 
@@ -109,15 +111,15 @@ def omp_oversubscribed(window: Window) -> Iterator[Loss]:
                 "cores": cores,
                 "waiting_ratio": waiting,
             },
-            advice=f"Use {fitting} {'thread' if fitting == 1 else 'threads'} per rank: leave OMP_NUM_THREADS to"
-            " gpulaunch, and drop torch.set_num_threads.",
+            advice=f"Use {fitting} {'thread' if fitting == 1 else 'threads'} per rank: {threads:g} threads share "
+            f"{cores:g} cores. Let gpulaunch set OMP_NUM_THREADS, and remove torch.set_num_threads.",
         )
 
 
 def _waiting_share(window: Window, rank: RankWindow, expected: float) -> float:
-    """The share of its time that a thread of the rank is ready to run but has no core.
+    """The share of its time that a thread of the rank is runnable but waits for a core.
 
-    Where the kernel does not count that: the expected share, if all cores are in use and some task does wait.
+    If the kernel does not count that: the expected share, if all cores are in use and some task waits.
     """
     if rank.trainer_runqueue_s is not None:
         wanted_s = rank.trainer_runqueue_s + rank.trainer_cpu_s

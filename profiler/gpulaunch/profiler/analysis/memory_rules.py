@@ -1,4 +1,4 @@
-"""Rules about memory that grows, is unusable or is nearly full. Such problems cost no time until they end the job."""
+"""Rules about memory that grows, is fragmented or nearly full. These problems cost no time until the job fails."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gpulaunch.profiler.record import HostState
 
 
 def host_memory_growth(window: Window) -> Iterator[Loss]:
-    """A rank, or its workers, hold more memory with every step."""
+    """The memory of a rank or its workers grows with every step."""
     room = _host_room(window.host)
-    if room is not None:  # ranks behave alike, so each has its share of what is left
+    if room is not None:  # ranks behave alike, so each has its share of the rest
         room //= max(1, len(window.ranks))
     for rank in window.ranks:
         trainer = [(point.at_s, float(point.trainer_bytes)) for point in rank.memory if point.trainer_bytes is not None]
-        advice = "Look for what keeps something of every step: a list of losses without .item(), a cache without end."
+        advice = "Look for objects kept from every step: a list of losses without .item(), or an unbounded cache."
         yield from _growing(rank, "trainer", trainer, room, advice)
-        advice = "Let the dataset hold arrays, not Python objects: a worker copies every page of them that it touches."
+        advice = "Store the samples in arrays, not Python objects: a worker copies every page of objects that it reads."
         yield from _growing(rank, "workers", _of_workers(rank.memory), room, advice)
 
 
@@ -30,7 +30,7 @@ def gpu_memory_growth(window: Window) -> Iterator[Loss]:
     for rank in window.ranks:
         room = _gpu_room(window, rank)
         points = [(point.at_s, float(point.gpu_bytes)) for point in rank.memory if point.gpu_bytes is not None]
-        advice = "Look for what keeps tensors of every step, and with them their graph: use detach() or .item()."
+        advice = "Look for tensors kept from every step: a kept loss keeps its graph. Use detach() or .item()."
         yield from _growing(rank, "GPU", points, room, advice)
 
 
@@ -54,7 +54,8 @@ def gpu_memory_fragmented(window: Window) -> Iterator[Loss]:
                 "allocated_bytes": float(gpu.allocated_bytes),
                 "retries_per_step": gpu.alloc_retries / rank.steps,
             },
-            advice="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or keep the shapes of batches the same.",
+            advice="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use batches of one shape: free memory is "
+            "split into small blocks, and each retried allocation synchronizes with the GPU.",
         )
 
 
@@ -80,14 +81,14 @@ def shm_nearly_full(window: Window) -> Iterator[Loss]:
                     **in_flight,
                     "workers": float(rank.workers_alive),
                 },
-                advice="Give /dev/shm more room (a container gets 64 MiB if nobody says more), or lower num_workers or "
-                "prefetch_factor: full means a bus error.",
+                advice="Enlarge /dev/shm (64 MiB by default in a container), or lower num_workers or prefetch_factor: "
+                "when it is full, a rank is killed by SIGBUS.",
                 place=loader_place(rank),
             )
 
 
 def _in_flight(size_bytes: Mapping[int, int]) -> dict[str, float]:
-    """Bytes in flight of all workers of a rank, and of the worker with the most: is it one, or each of them?"""
+    """Bytes in flight of all workers of a rank, and of the worker with the most."""
     return {
         "in_flight_bytes": float(sum(size_bytes.values())),
         "most_of_a_worker_bytes": float(max(size_bytes.values(), default=0)),
@@ -97,7 +98,7 @@ def _in_flight(size_bytes: Mapping[int, int]) -> dict[str, float]:
 def _growing(
     rank: RankWindow, subject: str, points: Sequence[tuple[float, float]], room_bytes: int | None, advice: str
 ) -> Iterator[Loss]:
-    """Report memory that grows steadily, by points (seconds, bytes), and would soon fill what is left."""
+    """Report memory that grows steadily, by points (seconds, bytes), and would soon fill the rest."""
     if len(points) < GROWN_POINTS.value or points[-1][1] - points[0][1] < GROWN_BYTES.value:
         return
     growth = growth_of(points)
@@ -134,9 +135,9 @@ def _of_workers(points: Sequence[MemoryPoint]) -> list[tuple[float, float]]:
 
 
 def _gpu_room(window: Window, rank: RankWindow) -> int | None:
-    """What a rank could still allocate: its share of the free memory of the card, and what its allocator has cached.
+    """The bytes a rank can still allocate: its share of the GPU's free memory, and its allocator's cache.
 
-    The card may be shared with other ranks of this job, which grow alike, and with other processes.
+    The GPU may be shared with other ranks of this job, which grow alike, and with other processes.
     """
     gpu, own = window.gpu_of(rank), rank.gpu
     if gpu is None or own is None or gpu.state.memory_total_bytes is None:
@@ -149,7 +150,7 @@ def _gpu_room(window: Window, rank: RankWindow) -> int | None:
 
 
 def _host_room(host: HostState | None) -> int | None:
-    """What the ranks could still allocate, by the node or by their control group."""
+    """The bytes the ranks can still allocate, by the node or by their control group."""
     if host is None:
         return None
     rooms = [] if host.memory_available_bytes is None else [host.memory_available_bytes]

@@ -1,4 +1,4 @@
-"""Rules about pauses of the training thread. Pauses have phases of their own, so their duration is measured."""
+"""Rules about pauses of the training thread. Each kind of pause has a phase, so its duration is measured."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def checkpoint_stall(window: Window) -> Iterator[Loss]:
                 rank,
                 "checkpoint",
                 {"saves": saves, "seconds_per_save": rank.phase_ns.get("checkpoint", 0) / 1e9 / saves},
-                "Save less often, or beside training: torch.distributed.checkpoint.async_save, or "
-                "gpulaunch.checkpoint, which writes later.",
+                "Save less often, or asynchronously: training is blocked during a save. Use "
+                "torch.distributed.checkpoint.async_save, or gpulaunch.checkpoint, which writes in the background.",
                 NOWHERE if longest is None else place_of(longest.text),
             )
 
 
 def gc_pauses(window: Window) -> Iterator[Loss]:
-    """Python's garbage collector runs for long, within steps."""
+    """Python's garbage collector takes a large part of the steps."""
     for rank in window.over.ranks:
         if collections := rank.pauses.gc_collections:
             asking = [site for site in rank.sites if site.kind == "gc"]
@@ -41,14 +41,14 @@ def gc_pauses(window: Window) -> Iterator[Loss]:
                     "collections_per_step": collections / rank.steps,
                     "seconds_per_collection": rank.pauses.gc_ns_total / 1e9 / collections,
                 },
-                "Call gc.collect() and gc.freeze() once after setting up and never in the loop; or gc.disable(), and "
-                "collect every few hundred steps.",
+                "Call gc.collect() and gc.freeze() once after setup, and do not collect in the training loop; or call "
+                "gc.disable() and collect every few hundred steps.",
                 place_of(longest.text) if longest is not None and is_most else NOWHERE,
             )
 
 
 def recompiles(window: Window) -> Iterator[Loss]:
-    """torch.compile compiles again and again, long after the first steps."""
+    """torch.compile recompiles repeatedly, long after the first steps."""
     for rank in window.ranks:
         if compiles := rank.pauses.compiles:
             yield from _timed(
@@ -58,8 +58,8 @@ def recompiles(window: Window) -> Iterator[Loss]:
                     "compiles_per_step": compiles / rank.steps,
                     "seconds_per_compile": rank.pauses.compile_ns_total / 1e9 / compiles,
                 },
-                "Keep shapes and Python values the same from step to step (padding, drop_last=True), or compile with "
-                "dynamic=True; TORCH_LOGS=recompiles says what has changed.",
+                "Keep shapes and Python values constant across steps (padding, drop_last=True), or compile with "
+                "dynamic=True. TORCH_LOGS=recompiles prints what changed.",
             )
 
 
@@ -84,7 +84,7 @@ def logging_stall(window: Window) -> Iterator[Loss]:
                         "samples_in_logging": count,
                         "standard_error_ratio": error / share,
                     },
-                    advice="Log every N steps, or let another thread write (logging.handlers.QueueHandler).",
+                    advice="Log every N steps, or write in another thread (logging.handlers.QueueHandler).",
                     place=place_of(line),
                 )
 
@@ -92,7 +92,7 @@ def logging_stall(window: Window) -> Iterator[Loss]:
 def _timed(
     rank: RankWindow, phase: str, evidence: Mapping[str, float | str], advice: str, place: Place = NOWHERE
 ) -> Iterator[Loss]:
-    """Report a phase that is pure loss, if it is long enough."""
+    """Report a phase whose whole duration is lost, if it is long enough."""
     lost_s = rank.phase_s(phase)
     if lost_s and lost_s >= LOST_MEASURED.value * rank.step_s:
         yield Loss(

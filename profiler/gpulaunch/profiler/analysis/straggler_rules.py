@@ -1,11 +1,11 @@
 """The rule about stragglers: ranks that others wait for, and why they are late.
 
-A step ends on all ranks at once, so a rank that takes longer for its own work waits less where ranks synchronise.
-Backward is both: DistributedDataParallel reduces gradients in it. Where the exposed part of that is known (on the CPU;
-then it is in comm, and backward is the rank's own work), a slower backward is part of the loss.
+A step ends on all ranks at the same time, so a rank whose own work takes longer waits less at synchronization points.
+Backward contains both: DistributedDataParallel reduces gradients in it. If the exposed part of that is known (on the
+CPU; it is then in comm, and backward is the rank's own work), a slower backward is part of the loss.
 
-Two clocks are compared: the program's and, where some steps are timed there, the GPU's. A program on CUDA runs ahead of
-its GPU and synchronises with the others wherever it waits for it, so a slow GPU shows on its own clock only.
+Two clocks are compared: the program's and, if some steps are timed there, the GPU's. A program on CUDA runs ahead of
+its GPU and synchronizes with the other ranks where it waits for it, so a slow GPU shows only on the GPU's clock.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CAUSES: Final = {
     "other": "other",
 }
 _ADVICE: Final = {
-    "input": "Look at its dataloader and its storage.",
-    "copies": "Look at its PCIe link and the NUMA node that it runs on.",
-    "compute": "Give all ranks equally much to compute (lengths of sequences, padding), or change its GPU.",
-    "throttle": "Its GPU is throttled: look at its cooling and its power.",
-    "CPU contention": "It has to wait for a core: see what else runs there.",
-    "garbage collection": "Call gc.freeze() after setting up, or collect at the same steps on all ranks.",
-    "other": "Look at what only this rank does between steps (logging, saving, printing).",
+    "input": "Check its DataLoader and its storage.",
+    "copies": "Check its PCIe link and the NUMA node it runs on.",
+    "compute": "Give all ranks the same amount of computation (sequence lengths, padding), or replace its GPU.",
+    "throttle": "Its GPU is throttled: check the cooling and the power supply.",
+    "CPU contention": "It waits for a core: check which other processes run on its cores.",
+    "garbage collection": "Call gc.freeze() after setup, or collect at the same steps on all ranks.",
+    "other": "Check what only this rank does between steps (logging, saving, printing).",
 }
 
 
@@ -48,7 +48,7 @@ class _Clock:
     own: tuple[str, ...]
     """Phases of a rank's own work."""
     waiting: tuple[str, ...]
-    """Phases in which it also waits for others."""
+    """Phases in which it also waits for other ranks."""
     phase_s: Callable[[RankWindow, str], float]
 
     def own_s(self, rank: RankWindow) -> float:
@@ -73,7 +73,7 @@ def _gpu_phase_s(rank: RankWindow, phase: str) -> float:
 _PROGRAM: Final = _Clock(
     name="",
     own=("data_wait", "h2d", "forward", "optimizer", "gc", "other"),
-    # Saving, compiling and validating have rules or reasons of their own.
+    # Saving and compiling have their own rules; validation differs between ranks for other reasons.
     waiting=("backward", "comm", "sync"),
     phase_s=RankWindow.phase_s,
 )
@@ -81,7 +81,7 @@ _GPU: Final = _Clock(name="gpu_", own=("forward", "optimizer"), waiting=("backwa
 
 
 def straggler(window: Window) -> Iterator[Loss]:
-    """A rank that the others wait for at every step, and why it is late."""
+    """A rank that the other ranks wait for at every step, and why it is late."""
     if len(window.ranks) < 2:
         return
     late = list(_late(window, _PROGRAM))
@@ -99,7 +99,7 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         excess_s = _above_usual(window, rank, clock.own_s)
         if excess_s < max(STRAGGLES_S.value, LOST.value * rank.step_s):
             continue
-        # If it is longer at its own work, it waits less where ranks synchronise: they wait for it.
+        # If its own work takes longer, it waits less at synchronization points: the others wait for it.
         if usual_wait_s - clock.waiting_s(rank) < 0.5 * excess_s:
             continue
         by_phase = {phase: _phase_above_usual(window, rank, clock, phase) for phase in clock.own}
@@ -124,13 +124,14 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
                 "runqueue_excess_seconds_per_step": queued_s,
                 **_reduced(window, rank),
             },
-            advice=f"Rank {rank.rank} is late and the others wait for it; cause: {cause}. {_ADVICE[cause]}",
+            advice=f"Rank {rank.rank} is late at every step, and the other ranks wait for it; cause: {cause}. "
+            f"{_ADVICE[cause]}",
             subject=f"rank {rank.rank}",
         )
 
 
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:
-    """Whether the others wait for their batches, too: then the slowest rank varies, and loading is what to fix."""
+    """Whether the others also wait for their batches: then the slowest rank varies, and data loading is the cause."""
     return median_low(rank.phase_s("data_wait") for rank in window.ranks) >= excess_s
 
 
@@ -140,7 +141,7 @@ def _cause(window: Window, rank: RankWindow, by_phase: Mapping[str, float], *, c
     `crowded`: threads of the rank's own process waited for a core for most of it.
     """
     cause = _CAUSES[max(by_phase, key=by_phase.__getitem__)]
-    if cause == "input":  # made by workers, which wait for cores of their own, or by the rank itself
+    if cause == "input":  # prepared by workers, which wait for a core themselves, or by the rank
         crowded = rank.stall.kind == "contention" or (crowded and rank.stall.kind == "no_workers")
     if crowded and cause in ("input", "compute", "other"):
         return "CPU contention"

@@ -1,8 +1,7 @@
 """Rules about copies between CPU and GPU, waits for the GPU, and how the GPU computes.
 
 A program that waits for its GPU loses nothing while the GPU works: the loss is at most the time that the GPU was idle.
-Where the device sampler knows that time, it bounds the loss; otherwise the whole wait is the bound, and the confidence
-reflects it.
+If the device sampler knows that time, it is the bound; otherwise the whole wait is, with a lower confidence.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def unpinned_copies(window: Window) -> Iterator[Loss]:
         seconds = PINNED_GAIN.value * blocked_s if idle_s is None else min(blocked_s, idle_s)
         if seconds < LOST_MEASURED.value * rank.step_s:
             continue
-        advice = "Copy from pinned memory, with non_blocking=True"
+        advice = "Copy from pinned memory with non_blocking=True"
         if loader_of(rank).get("pin_memory") is False:
             advice += f": set pin_memory=True on the DataLoader ({loader_place(rank)})"
         yield _loss(
@@ -50,13 +49,14 @@ def unpinned_copies(window: Window) -> Iterator[Loss]:
             seconds,
             site,
             confidence=ESTIMATED if idle_s is None else DERIVED,
-            advice=f"{advice}. Do not call pin_memory() in the loop: that is a copy, too.",
+            advice=f"{advice}. Copies from pageable memory block the training thread. Do not call pin_memory() in the "
+            "training loop: it copies, too.",
             idle_s=idle_s,
         )
 
 
 def blocking_copies(window: Window) -> Iterator[Loss]:
-    """Copies to the GPU from pinned memory that block nevertheless."""
+    """Copies to the GPU from pinned memory that block unnecessarily."""
     for rank, site in _sites(window, "h2d"):
         if site.pinned * 2 < site.count or site.non_blocking * 2 >= site.count:
             continue
@@ -67,17 +67,17 @@ def blocking_copies(window: Window) -> Iterator[Loss]:
                 seconds,
                 site,
                 confidence=confidence,
-                advice="Pass non_blocking=True: the memory is pinned, so the copy can run beside the program.",
+                advice="Pass non_blocking=True: the memory is pinned, so the copy can overlap with computation.",
                 idle_s=idle_s,
             )
 
 
 def sync_every_step(window: Window) -> Iterator[Loss]:
-    """Lines that wait for the GPU at every step."""
+    """Lines that synchronize with the GPU at every step."""
     for rank, site in _sites(window, *_SYNCS, "d2h"):
         if site.count < EVERY_STEP.value * rank.steps:
             continue
-        if 2 * min(site.pinned, site.non_blocking) > site.count:  # copies to the CPU that are not waited for
+        if 2 * min(site.pinned, site.non_blocking) > site.count:  # asynchronous copies to the CPU
             continue
         seconds, confidence, idle_s = _bounded(window, rank, rank.per_step_s(site.blocked_ns))
         if seconds >= LOST_MEASURED.value * rank.step_s:
@@ -86,7 +86,8 @@ def sync_every_step(window: Window) -> Iterator[Loss]:
                 seconds,
                 site,
                 confidence=confidence,
-                advice="Keep the value on the GPU (add up with +=, detach()) and read it every N steps only.",
+                advice="Keep the value on the GPU (accumulate with +=, detach()) and read it only every N steps: each "
+                "read waits until the GPU has finished its queued work.",
                 idle_s=idle_s,
                 calls_per_step=site.count / rank.steps,
             )
@@ -104,7 +105,7 @@ def tensor_built_on_cpu(window: Window) -> Iterator[Loss]:
                 seconds,
                 site,
                 confidence=DERIVED,
-                advice="Pass device=... where the tensor is made: then nothing is copied.",
+                advice="Pass device=... when creating the tensor, so that it is not copied from the CPU.",
                 copies_per_step=site.count / rank.steps,
                 where=site.text,
             )
@@ -131,8 +132,8 @@ def dataparallel(window: Window) -> Iterator[Loss]:
             step_s=rank.step_s,
             confidence=ESTIMATED,
             evidence=evidence,
-            advice="Use DistributedDataParallel, one process per GPU (gpulaunch --nproc auto): DataParallel copies the "
-            "model at every step, and one Python drives all GPUs.",
+            advice="Use DistributedDataParallel with one process per GPU (gpulaunch --nproc auto): DataParallel copies "
+            "the model to each GPU at every step, and a single Python process drives all GPUs.",
             place=place_of(site),
         )
 
@@ -168,7 +169,8 @@ def fp32_on_tensor_cores(window: Window) -> Iterator[Loss]:
                 "sm_active_ratio": active,
                 "matmul_precision": text(precision, "matmul"),
             },
-            advice=f"Compute matrices in 16 bits: {easy}torch.autocast with bfloat16; then compare the loss curves.",
+            advice=f"Use the tensor cores for matrix multiplication: {easy}torch.autocast with bfloat16. Then compare "
+            "the loss curves.",
         )
 
 

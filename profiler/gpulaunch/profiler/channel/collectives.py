@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpulaunch.profiler.channel import clock
-from gpulaunch.profiler.channel.mapping import Held, make, map_checked
+from gpulaunch.profiler.channel.mapping import OpenFile, make, map_checked
 
 COLLECTIVES_BYTES: Final = 4096
 MAGIC: Final = int.from_bytes(b"gpulcoll", "little")
@@ -40,8 +40,8 @@ ENQUEUED: Final = 10
 COMPLETED: Final = 11
 SEQUENCE: Final = 12
 CALLS: Final = 16
-TELLS: Final = 1
-CANNOT: Final = 2
+READABLE: Final = 1
+UNREADABLE: Final = 2
 
 _WORDS: Final = struct.Struct(f"@{CALLS + len(KINDS)}Q")
 _IDENTITY: Final = slice(2, 5)
@@ -91,7 +91,7 @@ class CollectivesSnapshot:
     running: bool
     """Whether the training thread is inside it."""
     recorder: int
-    """0, TELLS or CANNOT; the next three are valid only if it is TELLS."""
+    """0, READABLE or UNREADABLE; the next three are valid only if it is READABLE."""
     enqueued: int
     completed: int
     sequence: int
@@ -109,7 +109,7 @@ class CollectivesReader:
             OSError: no such file, or no permission to read it.
             CollectivesError: not a file of this version.
         """
-        self._held = Held(path, **_WHAT, error=CollectivesError)
+        self._held = OpenFile(path, **_WHAT, error=CollectivesError)
 
     def read(self) -> CollectivesSnapshot:
         """The file now.

@@ -74,6 +74,11 @@ class ControlWriter:
         self._words[ControlWord.DEADLINE_NS] = deadline_ns
         self._words[ControlWord.PREEMPT] = 1  # last: a reader that sees it sees the others
 
+    def withdraw(self) -> None:
+        """Take a request to save and exit back: the ranks that are started from now on have not been asked."""
+        for word in (ControlWord.PREEMPT, ControlWord.SIGNUM, ControlWord.DEADLINE_NS):
+            self._words[word] = 0
+
     def request_save(self) -> None:
         """Ask every rank to save and continue."""
         self._words[ControlWord.SAVE_REQUESTS] += 1

@@ -70,7 +70,7 @@ def map_checked(
     return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
 
 
-class Held:
+class OpenFile:
     """A file created by `make`, kept open to be read piece by piece.
 
     Aligned words are read whole, as from a mapping: the kernel copies eight bytes at a time, or more.

@@ -24,20 +24,20 @@ from gpulaunch.profiler.channel.layout import PHASES, STEP_BUCKETS, Word
 
 @quantities
 class StepTotals:
-    """Steps, and where their time went. Most of it is written together at the end of a step."""
+    """Steps and the time of their phases. Most of it is written together at the end of a step."""
 
-    steps: int = counter("steps_total", "Optimizer steps made, all attempts together.", word=Word.STEPS)
+    steps: int = counter("steps_total", "Optimizer steps, all attempts together.", word=Word.STEPS)
     samples: int = counter(
-        "samples_total", "Samples taken from the dataloader, where the batch size is known.", word=Word.SAMPLES
+        "samples_total", "Samples received from the DataLoader, if the batch size is known.", word=Word.SAMPLES
     )
     microsteps: int = counter(
         "microsteps_total",
-        "Backward passes; more than the steps where gradients are accumulated.",
+        "Backward passes; more than the steps if gradients are accumulated.",
         word=Word.MICROSTEPS,
     )
     skipped_steps: int = counter(
         "skipped_steps_total",
-        "Steps whose optimizer was not called, as a gradient scaler does after an overflow.",
+        "Steps in which the optimizer was skipped, for example by a gradient scaler after an overflow.",
         word=Word.SKIPPED_STEPS,
     )
     step_ns_total: int = counter(word=Word.STEP_NS_TOTAL)
@@ -51,22 +51,22 @@ class StepTotals:
     """Steps per bucket of `layout.STEP_BOUNDS_S`, not cumulative; one more than those."""
     phase_ns: Mapping[str, int] = counters(
         "phase_seconds_total",
-        "Time the training loop spent in each phase, by the host's clock; phases add up to the steps.",
+        "Time that the training loop spent in each phase, by the host's clock; the phases sum to the steps.",
         word=Word.DATA_WAIT_NS_TOTAL,
         phase=PHASES,
     )
     probe_ns_total: int = counter("profiler_overhead_seconds_total", word=Word.PROBE_NS_TOTAL, where="trainer")
-    """What the probe took of the steps: as its taps measured it, and that they are called."""
+    """The overhead of the probe in the steps: inside the taps, and the calls of the taps."""
     unobserved_steps: int = counter(
         "unobserved_steps_total",
-        "Of the steps, those that were not observed, to stay within the budget; told as equal to the others.",
+        "Steps that were not observed, to stay within the budget; their phases are reported as equal to the others'.",
     )
     budget_ppm: int = gauge(
         "probe_budget_ratio",
-        "Share of a step that the probe may cost; past it, not all steps are observed. Absent: no limit.",
+        "Share of a step that the probe may take; above it, not all steps are observed. Absent: no limit.",
         known_by="budget_ppm",
     )
-    """Allowed overhead as a share of a step, in millionths; past it, not all steps are observed. 0: no limit."""
+    """Allowed overhead as a share of a step, in millionths; above it, not all steps are observed. 0: no limit."""
 
 
 @quantities
@@ -75,35 +75,35 @@ class GpuTime:
 
     forward_ns_total: int = counter(
         "phase_gpu_seconds_total",
-        "Time of the phases on the GPU, of those steps that were timed there.",
+        "GPU time of the phases, for the steps that were timed on the GPU.",
         phase="forward",
     )
     backward_ns_total: int = counter("phase_gpu_seconds_total", phase="backward")
     optimizer_ns_total: int = counter("phase_gpu_seconds_total", phase="optimizer")
     step_ns_total: int = counter()
-    steps: int = counter("gpu_timed_steps_total", "Steps that were timed on the GPU; the others cost less.")
+    steps: int = counter("gpu_timed_steps_total", "Steps that were timed on the GPU; the others have less overhead.")
 
 
 @quantities
 class LoaderState:
     """The dataloader of a rank: its queue when the training loop last requested a batch, and the waits so far."""
 
-    batches: int = counter("dataloader_batches_total", "Batches handed to the training loop.")
+    batches: int = counter("dataloader_batches_total", "Batches returned to the training loop.")
     eval_batches: int = counter(
-        "dataloader_eval_batches_total", "Batches handed out while gradients were off: validation."
+        "dataloader_eval_batches_total", "Batches returned while gradients were disabled (validation)."
     )
     """Of `batches`."""
-    batch_bytes_total: int = counter("dataloader_batch_bytes_total", "Bytes of the tensors in the batches handed out.")
+    batch_bytes_total: int = counter("dataloader_batch_bytes_total", "Bytes of the tensors in the returned batches.")
     wait_ns_total: int = counter()
     wait_counts: tuple[int, ...] = histogram(
         "dataloader_wait_seconds",
-        "How long the training loop waited for a batch.",
+        "Time that the training loop waited for a batch.",
         word=Word.LOADER_WAIT_HISTOGRAM,
         buckets=STEP_BUCKETS,
         total="wait_ns_total",
     )
     transfer_ns_total: int = counter(
-        "dataloader_transfer_seconds_total", "Waits for a batch that was ready: to unpickle, to map, to pin it."
+        "dataloader_transfer_seconds_total", "Waits for a batch that was ready: unpickling, mapping and pinning it."
     )
     blocked_ns_total: int = counter(
         "dataloader_reorder_blocked_seconds_total", "Waits for a batch while later ones were ready."
@@ -111,29 +111,33 @@ class LoaderState:
     """Later batches were ready, but an earlier one was not (`in_order`)."""
     ready: int = gauge(
         "dataloader_ready_batches",
-        "Batches ready when the training loop last asked for one; mostly 0: the loader is too slow.",
+        "Ready batches when the training loop last requested one; mostly 0 if the loader is too slow.",
     )
-    outstanding: int = gauge("dataloader_outstanding_batches", "Batches asked of the workers and not yet handed out.")
+    outstanding: int = gauge(
+        "dataloader_outstanding_batches", "Batches requested from the workers and not yet returned."
+    )
     reorder_blocked: int = gauge(
         "dataloader_reorder_blocked_batches",
         "Finished batches that had to wait for an earlier one (see in_order of torch's DataLoader).",
     )
     pin_backlog: int = gauge(
-        "dataloader_pin_backlog_batches", "Batches delivered by workers and not yet by the thread that pins them."
+        "dataloader_pin_backlog_batches", "Batches delivered by workers, but not yet by the pin-memory thread."
     )
     workers_configured: int = gauge("dataloader_workers", state="configured")
 
 
 @table_row
 class CopyTotals:
-    """What was copied in one direction, from or to one kind of host memory."""
+    """Copies in one direction, from or to one kind of host memory."""
 
-    count: int = counter("copies_total", "Copies between CPU and GPU, as the program asked for them.")
-    size_bytes: int = counter("copy_bytes_total", "What they moved.")
-    blocked_ns: int = counter("copy_blocked_seconds_total", "How long the program stood still for them.")
+    count: int = counter("copies_total", "Copies between CPU and GPU requested by the program.")
+    size_bytes: int = counter("copy_bytes_total", "Bytes copied between CPU and GPU.")
+    blocked_ns: int = counter(
+        "copy_blocked_seconds_total", "Time that the program was blocked by copies between CPU and GPU."
+    )
     gpu_ns: int = counter(
         "copy_gpu_seconds_total",
-        "How long the GPU was copying: copies of one step of 16 are timed, and stand for the others.",
+        "GPU time of copies between CPU and GPU, extrapolated from one of 16 steps.",
     )
 
 
@@ -141,28 +145,34 @@ class CopyTotals:
 class SyncTotals:
     """Waits for the GPU by one operation."""
 
-    calls: int = counter("sync_calls_total", "Calls that made the program wait for the GPU.")
-    blocked_ns: int = counter("sync_blocked_seconds_total", "How long it waited in them.")
+    calls: int = counter("sync_calls_total", "Calls that synchronize with the GPU.")
+    blocked_ns: int = counter(
+        "sync_blocked_seconds_total", "Time that the program was blocked in calls that synchronize with the GPU."
+    )
 
 
 @quantities
 class Pauses:
     """Pauses of a program inside or outside its steps."""
 
-    gc_collections: int = counter("gc_collections_total", "Runs of the garbage collector of Python.")
-    gc_ns_total: int = counter("gc_seconds_total", "Time in them.")
-    compiles: int = counter(
-        "compiles_total", "Compilations by torch.compile, those after the first of a function included."
+    gc_collections: int = counter("gc_collections_total", "Runs of Python's garbage collector.")
+    gc_ns_total: int = counter("gc_seconds_total", "Time in Python's garbage collector.")
+    compiles: int = counter("compiles_total", "Compilations by torch.compile, including recompilations.")
+    compile_ns_total: int = counter("compile_seconds_total", "Time in compilations by torch.compile.")
+    comm_calls: int = counter("comm_calls_total", "Collective calls in which the training thread waited.")
+    comm_blocked_ns_total: int = counter(
+        "comm_blocked_seconds_total", "Time that the training thread waited in collective calls."
     )
-    compile_ns_total: int = counter("compile_seconds_total", "Time in them.")
-    comm_calls: int = counter("comm_calls_total", "Collective calls that the training thread made and waited in.")
-    comm_blocked_ns_total: int = counter("comm_blocked_seconds_total", "Time in them.")
     ddp_comm_ns: int = gauge(
         "ddp_comm_seconds",
-        "Communication of one step, as DistributedDataParallel logged it last.",
+        "Communication time of one step, as last logged by DistributedDataParallel.",
         known_by="ddp_comm_ns",
     )
-    ddp_overlap_ns: int = gauge("ddp_overlap_seconds", "The part of it that backward hid.", known_by="ddp_comm_ns")
+    ddp_overlap_ns: int = gauge(
+        "ddp_overlap_seconds",
+        "The part of the communication time that overlapped with backward.",
+        known_by="ddp_comm_ns",
+    )
 
 
 @quantities
@@ -171,7 +181,7 @@ class GpuMemory:
 
     allocated_bytes: int = gauge(
         "gpu_memory_bytes",
-        "torch's caching allocator on the rank's GPU; absent where the rank uses none.",
+        "Memory of torch's caching allocator on the rank's GPU; absent if the rank uses none.",
         state="allocated",
     )
     reserved_bytes: int = gauge("gpu_memory_bytes", state="reserved")
@@ -182,10 +192,10 @@ class GpuMemory:
     inactive_split_bytes: int = gauge("gpu_memory_bytes", state="inactive_split")
     """Free parts of blocks that are in use: they cannot be released, and larger requests do not fit."""
     alloc_retries: int = counter(
-        "gpu_alloc_retries_total", "Times that all cached GPU memory was given back before an allocation succeeded."
+        "gpu_alloc_retries_total", "Allocations that succeeded only after all cached GPU memory was released."
     )
     ooms: int = counter("gpu_ooms_total", "Allocations of GPU memory that failed.")
-    pinned_bytes: int = gauge("pinned_memory_bytes", "Host memory that torch holds pinned.")
+    pinned_bytes: int = gauge("pinned_memory_bytes", "Pinned host memory held by torch.")
     """0 where this torch does not report it."""
 
 
@@ -195,23 +205,23 @@ class CheckpointState:
 
     saves: int = counter(
         "checkpoint_saves_total",
-        "Checkpoints committed; this and the others of this prefix are from gpulaunch.checkpoint.",
+        "Checkpoints committed by gpulaunch.checkpoint, like all metrics with this prefix.",
     )
-    failures: int = counter("checkpoint_failures_total", "Saves that came to nothing; training went on.")
+    failures: int = counter("checkpoint_failures_total", "Saves that failed; training continued.")
     stall_ns_total: int = counter(
         "checkpoint_stall_seconds_total",
-        "Time that the training loop stood still for its saves; the phase checkpoint has those of others, too.",
+        "Time that the training loop was blocked by saves; the phase checkpoint also includes other libraries.",
     )
-    bytes_total: int = counter("checkpoint_bytes_total", "Written by this rank into checkpoints that were committed.")
+    bytes_total: int = counter("checkpoint_bytes_total", "Bytes written by this rank to committed checkpoints.")
     step: int = gauge(
         "checkpoint_step",
-        "The step of the newest checkpoint committed, in this attempt or an earlier one.",
+        "Step of the newest committed checkpoint, in this attempt or an earlier one.",
         known_by="saves",
     )
     captured_ns: int = gauge()
     """CLOCK_MONOTONIC when the state in the newest one was taken; unknown while there are no saves."""
     resumed_step: int = gauge(
-        "resumed_step", "The step that this rank went on from in the running attempt.", known_by="resumed_step"
+        "resumed_step", "The step that this rank resumed from in the current attempt.", known_by="resumed_step"
     )
     """The step that the current attempt resumed from; 0: from scratch."""
     last_stall_ns: int = gauge()
@@ -225,4 +235,4 @@ RECORDS: Final = (StepTotals, GpuTime, LoaderState, Pauses, GpuMemory, Checkpoin
 COPY_WORDS: Final = len(quantities_of(CopyTotals))
 SYNC_WORDS: Final = len(quantities_of(SyncTotals))
 LAYOUT: Final = layout_id((*RECORDS, CopyTotals, SyncTotals))
-"""Differs wherever these declarations differ."""
+"""Differs if these declarations differ."""

@@ -30,7 +30,7 @@ from gpulaunch.profiler.channel.layout import (
     TextSlot,
     Word,
 )
-from gpulaunch.profiler.channel.mapping import Held
+from gpulaunch.profiler.channel.mapping import OpenFile
 from gpulaunch.profiler.channel.quantities import (
     COPY_WORDS,
     SYNC_WORDS,
@@ -126,7 +126,7 @@ class SegmentReader:
             SegmentError: not a segment of this version.
         """
         self.path = path
-        self._held = Held(
+        self._held = OpenFile(
             path, size_bytes=SEGMENT_BYTES, magic=MAGIC, version=VERSION, what="segment", error=SegmentError
         )
 

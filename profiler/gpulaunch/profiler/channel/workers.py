@@ -25,7 +25,7 @@ from operator import add
 from typing import Final
 
 from gpulaunch.profiler.channel import clock
-from gpulaunch.profiler.channel.mapping import Held, check, make
+from gpulaunch.profiler.channel.mapping import OpenFile, check, make
 
 SLOTS: Final = 64
 _SLOT_BYTES: Final = 256
@@ -75,7 +75,7 @@ def create(path: str) -> None:
     make(path, WORKERS_BYTES, (MAGIC, VERSION, clock.monotonic_ns()))
 
 
-def own(path: str) -> None:
+def claim(path: str) -> None:
     """Mark this process as the rank: workers of other programs that it starts do not use the file.
 
     Raises:
@@ -176,7 +176,7 @@ class WorkersReader:
             OSError: no such file, or no permission to read it.
             WorkersError: not a file of this version.
         """
-        self._held = Held(
+        self._held = OpenFile(
             path, size_bytes=WORKERS_BYTES, magic=MAGIC, version=VERSION, what="file of workers", error=WorkersError
         )
         try:

@@ -35,7 +35,7 @@ class Findings:
         self._cpu_nodes: Mapping[int, frozenset[int]] = {}
         self._nodes_in = 0
 
-    def hear(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
+    def add_stack(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
         """Take a stack sample of a rank, the deepest frame first. Any thread may call it, but one at a time."""
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         line = None
@@ -51,7 +51,7 @@ class Findings:
             Snapshot(state=state, samples=self._tally.samples, logged=self._tally.logged, cpu_nodes=self._cpu_nodes)
         )
         if window is not None:
-            self._standing = self._advisor.hear(window)
+            self._standing = self._advisor.add_window(window)
             self._windows += 1
         return self._standing
 

@@ -48,7 +48,7 @@ _AT_ONCE: Final = 1024  # datagrams answered per call: a client that floods the 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class ClientRequest:
     """A request of a process: is there something to trace?"""
 
     pid: int
@@ -81,7 +81,7 @@ class Daemon:
         """The file descriptor of the socket, for polling."""
         return self._socket.fileno()
 
-    def answer(self, order_for: Callable[[Ask], str]) -> list[int]:
+    def answer(self, order_for: Callable[[ClientRequest], str]) -> list[int]:
         """Answer all pending requests; never blocks.
 
         Args:
@@ -104,7 +104,7 @@ class Daemon:
             if kind == "ctxt":
                 self._send(address, frame("ctxt", struct.pack("=i", 1)))
             elif kind == "req":
-                text = order_for(Ask(pid=pid, free=free))
+                text = order_for(ClientRequest(pid=pid, free=free))
                 if self._send(address, frame("req", text.encode())) and text:
                     ordered.append(pid)
         return ordered

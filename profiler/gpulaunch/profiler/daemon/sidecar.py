@@ -117,7 +117,7 @@ class Sidecar:
         self._nvml = NvmlReader(channel_dir, self._ledger, root=root, clock=clock)
         self._findings = Findings(root=root)
         self._stacks = Stacks(
-            channel_dir, lambda: self._ranks.group, heard=self._findings.hear, goes_on=self._takes_over
+            channel_dir, lambda: self._ranks.group, heard=self._findings.add_stack, goes_on=self._takes_over
         )
         self._guards = {each: _Guard(clock) for each in Collector if each is not Collector.STORE}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
@@ -199,7 +199,7 @@ class Sidecar:
             }
             stacks = replace(stacks, samples={phase: count for phase, count in held.items() if count})
         # Its own CPU time is in the ledger too: a restarted sidecar continues the overhead of this run.
-        (cpu_ns,) = self._ledger.total("sidecar", {self._source: (_cpu_ns(),)}, width=1)
+        (cpu_ns,) = self._ledger.total("sidecar", {self._source: (process_cpu_ns(),)}, width=1)
         self._guards[Collector.LEDGER].run(self._save)
         state = NodeState(
             taken_monotonic_ns=at.monotonic_ns,
@@ -248,7 +248,7 @@ class Sidecar:
             return None
 
 
-def _cpu_ns() -> int:
+def process_cpu_ns() -> int:
     """CPU time of this process and of its ended children: py-spy."""
     of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time_ns() + round((of_children.ru_utime + of_children.ru_stime) * 1e9)

@@ -39,7 +39,7 @@ def part_name(rank: int) -> str:
     return f"rank-{rank}.part.json"
 
 
-class Watched:
+class TraceFileWatch:
     """The trace that a rank writes into a directory; older versions of Kineto write it under its final name."""
 
     def __init__(self, directory: str, rank: int) -> None:

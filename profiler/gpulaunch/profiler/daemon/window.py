@@ -15,9 +15,9 @@ LONGEST_S: Final = 60.0
 _SHORTEST_S: Final = 0.05
 _SLOWED: Final = 1.5
 """The slowdown of a recorded step up to which the wanted number of steps still fits."""
-_LOOKS_EVERY_S: Final = 1.0
+RANK_CHECKS_EVERY_S: Final = 1.0
 """A rank checks about once a second, at the end of a step, whether a trace is requested (`probe.kineto`)."""
-_MAKES_READY_S: Final = 2.0
+KINETO_PREPARES_S: Final = 2.0
 """Kineto's own loop runs once a second; an order that arrives less than two turns before its start may be missed."""
 _SLACK_S: Final = 0.5
 _NOISES: Final = 2.0
@@ -96,9 +96,9 @@ def window(now_ns: int, *, step_s: float, duration_s: float, has_gpu: bool) -> W
     slow and is discarded: such a trace has a second of warm-up.
     """
     warmup_s = 1 if has_gpu else 0
-    orders_s = step_s + _LOOKS_EVERY_S + ASKS_EVERY_S + _SLACK_S
+    orders_s = step_s + RANK_CHECKS_EVERY_S + ASKS_EVERY_S + _SLACK_S
     orders_ns = now_ns + round(orders_s * 1e9)
-    start_ns = orders_ns + round((_MAKES_READY_S + warmup_s) * 1e9)
+    start_ns = orders_ns + round((KINETO_PREPARES_S + warmup_s) * 1e9)
     return Window(
         start_ns=start_ns,
         end_ns=start_ns + round(duration_s * 1e9),

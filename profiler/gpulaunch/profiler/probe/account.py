@@ -31,7 +31,7 @@ _PARTS: Final = 1 + len(PHASES)
     OTHER,
 ) = range(_PARTS)
 
-# Where they and the other step counters stand in `Account.totals`; a phase: this much after its number here.
+# Their positions, and those of other step counters, in `Account.totals`; a phase: its number plus this.
 _PHASE: Final = in_steps(Word.DATA_WAIT_NS_TOTAL) - DATA_WAIT
 _STEPS: Final = in_steps(Word.STEPS)
 _MICROSTEPS: Final = in_steps(Word.MICROSTEPS)
@@ -99,15 +99,15 @@ class Account:
         self.source = StepSource.NONE
         self.microsteps = 0
         self.optimized = 0
-        """How often any optimizer has stepped; incremented by the code that observes it."""
+        """Number of steps of any optimizer; incremented by the code that observes them."""
         self.skipped_steps = 0
-        """Steps that a gradient scaler left out."""
+        """Steps skipped by a gradient scaler."""
         self.notes: list[int] = []
         """Notes not yet processed (`NotedSteps.catch_up`)."""
         self.nested_ns = 0
         """How long nested intervals have taken so far, each without those inside it."""
         self.exposed_ns = 0
-        """The part of a step's backward that is known to be a wait for gradients of other ranks."""
+        """The part of a step's backward that is known to be a wait for other ranks' gradients."""
         self.overhead_ns = 0
         """Overhead of the probe so far, set by its caller; it is only published with the totals."""
         self.totals = [0] * (_PROBE + 1)
@@ -122,7 +122,7 @@ class Account:
         self._calls_grad = False
         self._forced = NO_PHASE  # the phase that the user has named
 
-        # batches fetched and not yet known to be for training: what was waited for them, and the time between them
+        # batches fetched and not yet known to be for training: the wait for them, and the time between them
         self._wait_pending = 0
         self._idle_pending = 0
 
@@ -153,7 +153,7 @@ class Account:
         if own_ns <= 0:
             return 0
         self.nested_ns += own_ns
-        if len(self.notes) < MOST_NOTES:  # else no edge was passed for long
+        if len(self.notes) < MOST_NOTES:  # else no edge was passed for a long time
             self.notes += (now_ns << REGION_BITS, own_ns, phase)
         return own_ns
 
@@ -167,14 +167,14 @@ class Account:
             self._edge_ns += taken_ns
 
     def unobserved(self, end_ns: int, steps: int, samples: int, microsteps: int, like_ns: Sequence[int]) -> None:
-        """Steps were made without the probe, since the last one that was observed.
+        """Steps were made that were not observed, since the last observed one.
 
         Args:
             end_ns: when the last of them ended.
             steps: how many there were.
-            samples: in their batches.
-            microsteps: that they had.
-            like_ns: how long the same number of observed steps took: in all, and by phase. These steps are assumed to
+            samples: samples in their batches.
+            microsteps: their number of micro-steps.
+            like_ns: how long the same number of observed steps took: in total, and by phase. These steps are assumed to
                 have the same times per phase, scaled down if they were shorter; any excess is "other".
         """
         took_ns = max(0, end_ns - self._edge_ns)
@@ -197,7 +197,7 @@ class Account:
         entering them one by one. No step is in progress before the first.
 
         Args:
-            edges: of each step, when it asked for its batch and had it, began and ended its backward, its optimizer.
+            edges: of each step: request and arrival of its batch, start and end of its backward and its optimizer.
             samples: in each batch.
             notes: how many of the notes these were; they are removed.
         """
@@ -302,7 +302,7 @@ class Account:
         totals[_LAST_STEP] = end_ns
         totals[_SOURCE] = self.source
         totals[_PROBE] = self.overhead_ns
-        if not rare:  # as most steps: to make this from the parts would take twice as long
+        if not rare:  # as in most steps: computing it from the parts takes twice as long
             self.on_step(
                 1,
                 (start_ns, duration_ns, wait, 0, forward, backward, 0, optimizer, 0, 0, 0, 0, 0, samples),

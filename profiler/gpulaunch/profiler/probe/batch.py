@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gpulaunch.profiler.channel.layout import SITE_KINDS, STEP_BUCKETS, Hook, Word
 from gpulaunch.profiler.channel.quantities import LoaderState
 from gpulaunch.profiler.probe.account import bucket_of
-from gpulaunch.profiler.probe.loader_queue import NO_PLACES, length_of, places_of, put_aside, queue_of
+from gpulaunch.profiler.probe.loader_queue import NO_PLACES, has_out_of_order, length_of, places_of, queue_of
 from gpulaunch.profiler.probe.loaders import Loaders
 from gpulaunch.profiler.probe.size import size_of
 from gpulaunch.profiler.probe.user_signals import raised_by_program
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SHORT_NS: Final = 1_000_000
-"""If a batch came within this time, it is not checked whether a ready batch was the wanted one."""
+"""If a batch arrived within this time, it is not checked whether a ready batch was the expected one."""
 
 _ALIKE: Final = 64
 _LOOK_EVERY: Final = 8
@@ -43,18 +43,18 @@ _HISTOGRAM: Final = int(Word.LOADER_WAIT_HISTOGRAM)
 _KIND: Final = SITE_KINDS.index("loader")
 
 _NEVER: Final = 1 << 62
-_NO_ROW: Final = -1  # the line that made the loader is not known
+_NO_ROW: Final = -1  # the line that created the loader is unknown
 _NO_QUEUE: Final = (0, 0, 0, 0, 0)
 
-# What was ready when a batch was requested.
+# The batches that were ready when one was requested.
 _NOTHING: Final = 0
-_SOME: Final = 1  # the wanted one or not
-_ALL: Final = 2  # that had been asked of workers
+_SOME: Final = 1  # the expected one or not
+_ALL: Final = 2  # that were requested from workers
 BLOCKED: Final = 3
 
 
 class LoaderWatch:
-    """Counts the batches that a rank's loops get from their dataloaders, and the waits for them. Raises nothing."""
+    """Counts the batches that a rank's loops get from their dataloaders, and the waits for them. Never raises."""
 
     __slots__ = (
         "_alike",
@@ -115,23 +115,23 @@ class LoaderWatch:
         self._reads_queue = self._looks_in = self._looks_up = True
         self.iterator = 0
         """The one that returned the last batch (its `id`)."""
-        self._aside = 0  # batches in a row that another thread than the training thread was handed
-        self._row = _NO_ROW  # where it was made
-        self._shape: Any = None  # of the first tensor of the batch looked at last, how many there were, and how many
+        self._aside = 0  # consecutive batches that another thread than the training thread received
+        self._row = _NO_ROW  # where it was created
+        self._shape: Any = None  # of the first tensor of the last inspected batch, how many there were, and how many
         self._length = self._alike = 0  # batches were of its size
         self.samples = self._size_bytes = 0
         self.look_at = 0
         """Number, in its epoch, of the next batch that is not a plain one."""
         self._last = 0  # number of the last one
-        self._plain = self._plain_ns = 0  # plain batches that are not counted yet; how long they were waited for
+        self._plain = self._plain_ns = 0  # plain batches that are not counted yet; the wait for them
         self.ready_ns = 0
         """Total wait for batches that were ready when requested."""
         self.passing = 0
         """Plain batches of unobserved steps that are not counted yet: their wait was not measured."""
-        self._passed_samples = 0  # of those that are
+        self._passed_samples = 0  # those that are
         self._rows: dict[str, int] = {}
 
-        # what there was so far; put in the segment by `_tell`, and what of it is entered at lines by `flush`
+        # totals so far, written to the segment by `_tell`, and the part of them that `flush` has entered at lines
         self._batches = self._eval_batches = self._batch_bytes = 0
         self._wait_ns = self._transfer_ns = self._blocked_ns = 0
         self._counts = [0] * STEP_BUCKETS
@@ -147,7 +147,7 @@ class LoaderWatch:
         if not self._reads_queue:
             return _NOTHING
         try:
-            # Mostly a batch is ready, which is enough to know: reading all of it was a fifth of the probe's overhead.
+            # A batch is usually ready, and that is enough: reading the whole queue was a fifth of the probe's overhead.
             if now_ns < self._queue_due_ns and id(iterator) == self.iterator:
                 queued = self._most_queued - self._places_left()
                 if queued > 0:
@@ -206,7 +206,7 @@ class LoaderWatch:
             if self._aside == _ALIKE:
                 self._unavailable(
                     Hook.DATALOADER,
-                    "a thread of the program's own reads ahead, so what training waits for is told as forward",
+                    "a thread of the program prefetches batches, so the wait for data is counted as forward",
                 )
         elif self._looks_up:
             self._aside = 0
@@ -234,8 +234,8 @@ class LoaderWatch:
                 self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
             self._counts[self._bucket] += 1
             if asked:
-                # A batch in the queue need not be the wanted one: if it was not, it is among the out-of-order ones now.
-                if asked == BLOCKED or (asked == _SOME and put_aside(iterator)):
+                # A batch in the queue need not be the expected one: if it was not, it is now out of order.
+                if asked == BLOCKED or (asked == _SOME and has_out_of_order(iterator)):
                     self._blocked_ns += wait_ns
                 else:
                     self._transfer_ns += wait_ns
@@ -245,8 +245,8 @@ class LoaderWatch:
         return samples
 
     def flush(self) -> None:
-        """Write everything to the segment, and add new counts to the loader's line. Doing that for each batch would
-        take longer than everything else that is done for one."""
+        """Write everything to the segment, and add new counts to the loader's line. For each batch, this would
+        take longer than all other work for it."""
         self._tell()
         now = self._batches, self._batch_bytes, self._wait_ns
         (batches, size_bytes, wait_ns), self._entered = self._entered, now
@@ -274,7 +274,7 @@ class LoaderWatch:
         return samples
 
     def evaluated(self, batches: int, trains: bool) -> None:
-        """The last `batches` batches were not trained on; `trains`: others of their dataset are."""
+        """The last `batches` batches were not used for training; `trains`: others of their dataset are."""
         self._eval_batches += batches
         if not trains:
             self.loaders.evaluated()
@@ -324,7 +324,7 @@ class LoaderWatch:
                     self.before_change()
                     self._count_plain()
                     self.samples, self._size_bytes = size
-        except Exception as error:  # a user's type may do anything when inspected
+        except Exception as error:  # a user's type may run any code when inspected
             if raised_by_program(error):
                 raise
             self._looks_in = False
@@ -335,10 +335,10 @@ class LoaderWatch:
         return self.samples
 
     def _turn_to(self, iterator: Any, trains: bool) -> None:
-        """Another loader than before is used, or another epoch begins."""
+        """A different loader is used, or another epoch begins."""
         self.before_change()
         self.flush()
-        if trains and self._told_queue and not iterator._num_workers:  # what was told is evaluation's
+        if trains and self._told_queue and not iterator._num_workers:  # the values so far belong to an evaluation
             self._told_queue = False
             self._writer.write_queue(_NO_QUEUE)
         where = self.loaders.used(iterator, trains)

@@ -17,9 +17,10 @@ from typing import Any, Final
 from gpulaunch.profiler.probe.source import call_under_way, parsed
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
-_BUILDERS: Final = frozenset(
+BUILDERS: Final = frozenset(
     ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
 )
+"""Functions of torch that build a tensor on the CPU, unless told otherwise."""
 
 _Place = tuple[int, int]
 """Line, column (of the bytes, from 0)."""
@@ -37,8 +38,8 @@ def built_at(frame: FrameType, torch: Any) -> int:
     except (OSError, SyntaxError, ValueError, IndexError, RecursionError) as error:
         if raised_by_program(error):
             raise
-        return 0  # "<stdin>", a lambda within a line, a text that has changed
-    # Not f_locals: Python keeps what it gives there as long as the frame runs, and with it a step's tensors.
+        return 0  # "<stdin>", a lambda within a line, a file that has changed
+    # Not f_locals: Python keeps the values as long as the frame runs, and with them a step's tensors.
     names = frame.f_globals
     if isinstance(moved, ast.Name):
         given = _last_given(tree, moved.id, before=(call.lineno, call.col_offset))
@@ -78,11 +79,11 @@ def _builds(value: ast.expr, names: dict[str, Any], torch: Any) -> bool:
         function = value.func
         if isinstance(function, ast.Name):
             found = names.get(function.id)
-            return any(found is getattr(torch, builder) for builder in _BUILDERS)
+            return any(found is getattr(torch, builder) for builder in BUILDERS)
         if not isinstance(function, ast.Attribute):
             return False
         owner = function.value
         if isinstance(owner, ast.Name):
-            return function.attr in _BUILDERS and names.get(owner.id) is torch
+            return function.attr in BUILDERS and names.get(owner.id) is torch
         value = owner
     return False

@@ -32,7 +32,7 @@ from gpulaunch.profiler.probe.account import COMM
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.sites import Sites, caller
 from gpulaunch.profiler.probe.state import Nested, Probe
-from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
+from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, put
 from gpulaunch.profiler.probe.training_thread import OFF
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
@@ -40,14 +40,14 @@ _CALLS: Final = Pauses.comm_calls
 _BLOCKED: Final = Pauses.comm_blocked_ns_total
 _COLLECTIVE: Final = SITE_KINDS.index("collective")
 
-# Functions that only start something (isend, batch_isend_irecv) are not here.
-_COLLECTIVES: Final = (
+COLLECTIVES: Final = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
     *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast"),
     *("broadcast_object_list", "gather", "gather_object", "monitored_barrier", "recv", "recv_object_list", "reduce"),
     *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
     *("send_object_list", "_all_gather_base", "_reduce_scatter_base"),
 )
+"""Functions of torch.distributed that may wait for other ranks; not those that only start something (isend)."""
 
 _LOGGED: Final = 9  # steps whose median is used for all
 _DDP_FACTS: Final = (
@@ -56,8 +56,8 @@ _DDP_FACTS: Final = (
 )
 
 
-def place(probe: Probe, torch: Any, undo: Undo) -> None:
-    """Observe collectives and DDP, if this torch can do either.
+def install(probe: Probe, torch: Any, undo: Undo) -> None:
+    """Observe collectives and DDP, as far as this torch supports it.
 
     Raises:
         HookError: torch does not look as expected.
@@ -65,22 +65,22 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
     if not torch.distributed.is_available():
         return
     c10d = importlib.import_module("torch.distributed.distributed_c10d")
-    names = [name for name in _COLLECTIVES if hasattr(c10d, name)]
+    names = [name for name in COLLECTIVES if hasattr(c10d, name)]
     if "all_reduce" not in names:
         raise HookError("torch.distributed has no all_reduce")
-    calls = _Calls(probe, _words(probe))
+    calls = Calls(probe, open_words(probe))
     for name in names:
         original = getattr(c10d, name)
-        tap = _tap(probe, torch, calls, kind_of(name), original)
-        keep_out(torch, tap)
+        tap = tap_collective(probe, torch, calls, kind_of(name), original)
+        exclude_from_compile(torch, tap)
         put(c10d, name, tap, undo)
         if getattr(torch.distributed, name, None) is original:
             put(torch.distributed, name, tap, undo)
-    wait = _tap(probe, torch, calls, "wait", c10d.Work.wait)
-    keep_out(torch, wait)
+    wait = tap_collective(probe, torch, calls, "wait", c10d.Work.wait)
+    exclude_from_compile(torch, wait)
     put(c10d.Work, "wait", wait, undo)
 
-    leave = _tap_leave(probe, c10d, c10d.destroy_process_group)
+    leave = tap_leave(probe, c10d, c10d.destroy_process_group)
     if torch.distributed.destroy_process_group is c10d.destroy_process_group:
         put(torch.distributed, "destroy_process_group", leave, undo)
     put(c10d, "destroy_process_group", leave, undo)
@@ -98,7 +98,7 @@ def kind_of(name: str) -> str:
     return max((kind for kind in KINDS if name.startswith(kind)), key=len)
 
 
-def _words(probe: Probe) -> memoryview | list[int]:
+def open_words(probe: Probe) -> memoryview | list[int]:
     """The words of this rank's collectives file; if it cannot be created, private ones without a reader."""
     try:
         path = os.path.join(os.environ["GPULAUNCH_CHANNEL_DIR"], f"collectives-{int(os.environ['RANK'])}.bin")
@@ -106,12 +106,12 @@ def _words(probe: Probe) -> memoryview | list[int]:
     except (OSError, KeyError, ValueError) as error:
         if raised_by_program(error):
             raise
-        # E.g. no space: their time in the steps is in the segment anyway.
+        # E.g. no space: their time within the steps is in the segment anyway.
         return [0] * (COLLECTIVES_BYTES // 8)
 
 
-class _Calls:
-    """The calls of the training thread, its waits for other ranks in them, and the lines."""
+class Calls:
+    """The training thread's calls, its waits for other ranks in them, and their lines."""
 
     def __init__(self, probe: Probe, words: memoryview | list[int]) -> None:
         self.words = words
@@ -134,7 +134,9 @@ class _Calls:
             probe.fail(error)
 
 
-def _tap(probe: Probe, torch: Any, calls: _Calls, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def tap_collective(
+    probe: Probe, torch: Any, calls: Calls, kind: str, original: Callable[..., Any]
+) -> Callable[..., Any]:
     """A call that may wait for other ranks; nested calls are part of it."""
     is_compiling = torch.compiler.is_dynamo_compiling
     words = calls.words
@@ -157,7 +159,7 @@ def _tap(probe: Probe, torch: Any, calls: _Calls, kind: str, original: Callable[
     return tapped
 
 
-def _tap_leave(probe: Probe, c10d: Any, original: Callable[..., None]) -> Callable[..., None]:
+def tap_leave(probe: Probe, c10d: Any, original: Callable[..., None]) -> Callable[..., None]:
     """`destroy_process_group`: a rank that hangs after it has finished, and hangs in its teardown."""
 
     @functools.wraps(original)
@@ -178,7 +180,7 @@ class _Reducers:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._modules: list[weakref.ref[Any]] = []
-        self._logged = array("q")  # what of them was exposed, in the steps that were logged last
+        self._logged = array("q")  # the exposed part of them, in the steps that were logged last
         self._iterations = 0  # that they are of
 
     def made(self, module: Any) -> None:
@@ -188,14 +190,14 @@ class _Reducers:
     def look(self) -> None:
         """Publish their last logs, summed, since all of them are reduced in one step."""
         comm_ns = overlap_ns = exposed_ns = iterations = 0
-        self._probe.machine.exposed_ns = 0  # should the rest fail
+        self._probe.machine.exposed_ns = 0  # in case the rest fails
         for ref in tuple(self._modules):
             module = ref()
             if module is None:
                 self._modules.remove(ref)
                 continue
             if getattr(module, "logger", None) is None:
-                continue  # it does not reduce itself, or not in C++
+                continue  # it does not reduce gradients itself, or not in C++
             logged = module._get_ddp_logging_data()
             facts.set_fact("ddp", {key: logged[key] for key in _DDP_FACTS if key in logged})
             comm, overlap = logged.get("backward_comm_time", 0), logged.get("backward_compute_comm_overlap_time", 0)

@@ -1,8 +1,8 @@
-"""Measures what the probe costs a step: the time that its taps take, and that they are called.
+"""Measures the probe's overhead per step: the time inside its taps, and the calls of the taps.
 
-The first is measured in the steps of one block in eight, which stands for the others: there each edge reads the clock
-on entry, which the phases need anyway, and on exit. No clock inside a tap sees that the tap is called; this is
-calibrated once, before there are steps, and multiplied by the number of edges.
+The first is measured in one of eight blocks of steps, which represents the others: there each edge reads the clock on
+entry, which the phases need anyway, and on exit. A clock inside a tap cannot measure the call of the tap; that is
+calibrated once, before the first step, and multiplied by the number of edges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpulaunch.profiler.probe.budget import BLOCK
 
-_MEASURED_EVERY: Final = 8  # of the blocks of steps one is measured; it stands for the others
+_MEASURED_EVERY: Final = 8  # one of this many blocks of steps is measured, and represents the others
 
 _CALLS: Final = 9
 _NO_THREAD: Final = 0  # get_ident is never 0
@@ -24,31 +24,31 @@ _SOMETHING_ELSE: Final = "def f(x, *rest):\n    return [each + 1 for each in x i
 
 
 class Cost:
-    """What the steps of one rank cost. For its training thread only."""
+    """The overhead of one rank's steps. For its training thread only."""
 
     __slots__ = ("_edges", "_observed_ns", "_spent_ns", "_steps", "call_ns", "calls_ns", "measures")
 
     def __init__(self) -> None:
         self.call_ns = 0
-        """What it costs to get to a tap and back; set by the code that places them."""
+        """The cost of calling a tap and returning from it; set by the code that places them."""
         self.calls_ns = 0
-        """The same for all edges of a step, as of the block that was measured last."""
+        """The same for all edges of a step, as of the last measured block."""
         self.measures = False
         """Whether the current step is measured: `spent` must be called."""
-        self._observed_ns = 0  # what a step costs beyond that, as of the same block
-        self._spent_ns = self._edges = self._steps = 0  # of the block that is measured: so far
+        self._observed_ns = 0  # the additional cost of a step, as of the same block
+        self._spent_ns = self._edges = self._steps = 0  # of the block being measured, so far
 
     def spent(self, since_ns: int) -> None:
-        """A tap has passed an edge, in a step that is measured; it began to do so at that time."""
+        """A tap has passed an edge in a measured step; it started at this time."""
         self._spent_ns += monotonic_ns() - since_ns
         self._edges += 1
 
     def settle(self, before: int, steps: int, observed: int) -> int:
-        """Steps have ended: `steps` in all, `before` of them up to the last call, and `observed` of those since then
-        were observed.
+        """Steps have ended: `steps` in total, `before` of them up to the last call; `observed` of those since then were
+        observed.
 
         Returns:
-            What those since then cost, in ns.
+            The cost of those since then, in ns.
         """
         block_ended = steps // BLOCK != before // BLOCK
         if self.measures:
@@ -64,9 +64,9 @@ class Cost:
 
 
 def _is_measured(steps: int) -> bool:
-    """Whether the steps after so many are measured, up to the end of their block: not at even distances, or what a
-    program does every ten steps would be measured too often, or never. Of the first block, whose steps are like no
-    others, half.
+    """Whether the steps after this number are measured, up to the end of their block: not at regular intervals, or
+    what a program does every ten steps would be measured too often, or never. In the first block, whose steps are not
+    typical, half of them are.
     """
     block, at = divmod(steps, BLOCK)
     return ((block * 1103515245 + 12345) >> 16) % _MEASURED_EVERY == 0 if block else at >= BLOCK // 2
@@ -83,10 +83,10 @@ def call_ns(is_compiling: Callable[[], bool]) -> int:
 
 
 def time_call(is_compiling: Callable[[], bool]) -> int:
-    """Measure how long it takes that a tap is called and passes the call on, in ns. Takes some milliseconds.
+    """Measure how long it takes to call a tap that passes the call on, in ns. Takes some milliseconds.
 
     Args:
-        is_compiling: torch's, which each tap asks first.
+        is_compiling: torch's function, which each tap calls first.
     """
 
     def original(*_args: Any, **_kwargs: Any) -> None:
@@ -100,7 +100,7 @@ def time_call(is_compiling: Callable[[], bool]) -> int:
 
 
 def _typical_ns(function: Callable[..., None]) -> int:
-    """The median duration of a call, each after something else."""
+    """The median duration of a call, each after other code."""
     took_ns = []
     for _ in range(_CALLS):
         compile(_SOMETHING_ELSE, "<nothing>", "exec")

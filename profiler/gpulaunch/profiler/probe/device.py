@@ -12,7 +12,7 @@ from gpulaunch.profiler.channel.declare import store
 from gpulaunch.profiler.channel.quantities import GpuMemory
 
 SNAPSHOT_FILE: Final = "gpu-memory.pickle"
-"""What the allocator held when memory ran out, beside the rank's error file; pytorch.org/memory_viz shows it."""
+"""The allocator's state when memory ran out, next to the rank's error file; pytorch.org/memory_viz shows it."""
 
 _DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
 """NVIDIA, AMD, a GPU under WSL, NVIDIA Jetson."""
@@ -26,7 +26,7 @@ def accelerator_types(
 ) -> frozenset[str]:
     """The types of device that count as accelerators here; empty where there can be none. Initialises nothing.
 
-    GPULAUNCH_DEVICE_TYPES names others, for tests: torch's own `meta` needs no hardware.
+    GPULAUNCH_DEVICE_TYPES sets others, for tests: torch's own `meta` needs no hardware.
     """
     named = environ.get("GPULAUNCH_DEVICE_TYPES", "")
     if named:
@@ -39,7 +39,7 @@ def memory_of(cuda: Any) -> GpuMemory | None:
     """The allocators' figures through `torch.cuda`, or None while CUDA is not initialised (never initialises it)."""
     if not cuda.is_initialized():
         return None
-    # One nested read returns what memory_allocated, max_memory_allocated and memory_reserved each build again.
+    # One nested read; memory_allocated, max_memory_allocated and memory_reserved would each build it again.
     stats = cuda.memory_stats_as_nested_dict()
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return GpuMemory(
@@ -56,21 +56,21 @@ def memory_of(cuda: Any) -> GpuMemory | None:
 
 
 def _pinned_bytes(cuda: Any) -> int:
-    """torch 2.6 does not report it; later versions do, and have changed once how."""
+    """torch 2.6 does not report it; later versions do, in two different forms."""
     tell = getattr(cuda, "host_memory_stats_as_nested_dict", None)
     figures = tell().get("allocated_bytes", {}) if tell is not None else {}
     return int(figures.get("all", figures).get("current", 0))
 
 
 def write_memory(words: memoryview, cuda: Any) -> None:
-    """Put the figures into the segment, if CUDA is in use."""
+    """Write the figures to the segment, if CUDA is in use."""
     memory = memory_of(cuda)
     if memory is not None:
         store(words, memory)
 
 
 def apply_gpu_memory_fraction(cuda: Any, environ: Mapping[str, str], failed: Callable[[str], None]) -> bool:
-    """Cap this rank's share of its GPU as GPULAUNCH_GPU_MEMORY_FRACTION says, from the moment that CUDA is initialised.
+    """Cap this rank's share of its GPU to GPULAUNCH_GPU_MEMORY_FRACTION, from the initialization of CUDA on.
 
     Args:
         cuda: `torch.cuda`.
@@ -122,7 +122,7 @@ def _cap_own_device(cuda: Any, fraction: float, local_rank: int) -> None:
     """Cap the one device that is the rank's by torchrun's convention.
 
     Not all visible ones: torch's allocator makes each the current device to read its size, so every rank would hold a
-    CUDA context (hundreds of MB) on every GPU of the node, and would go on with the last one as its default.
+    CUDA context (hundreds of MB) on every GPU of the node, and would continue with the last one as its default.
     """
     visible = cuda.device_count()
     if not visible:
@@ -131,14 +131,14 @@ def _cap_own_device(cuda: Any, fraction: float, local_rank: int) -> None:
     device = local_rank % visible
     cuda.set_per_process_memory_fraction(fraction, device)
     if device != before:
-        # Unlike set_device, this does not create a context on the device that it goes back to.
+        # Unlike set_device, this does not create a context on the device that it restores.
         cuda._maybe_exchange_device(before)
 
 
 def watch_out_of_memory(
     torch: Any, words: memoryview, environ: Mapping[str, str], failed: Callable[[str], None]
 ) -> bool:
-    """When GPU memory runs out, put the allocator's figures into the segment, its state beside the rank's error file.
+    """When GPU memory runs out, write the allocator's figures to the segment, and its state next to the error file.
 
     Args:
         torch: the rank's torch.

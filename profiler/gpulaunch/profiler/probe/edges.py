@@ -1,6 +1,6 @@
 """The taps at the edges of a step: they read the clock, notify the step machine and write the segment.
 
-`hooks` puts the taps into torch. They run inside the user's training loop: they raise nothing of their own, never
+`hooks` puts the taps into torch. They run inside the user's training loop: they raise no exceptions of ours, never
 block, and take one to two microseconds. A fault disables the part it happened in and is recorded in the segment.
 
 They are closures, and do as little as possible: between torch's kernels caches are cold, and each further Python call
@@ -8,7 +8,7 @@ is about 0.3 us. An edge of a plain step is one number, the time and the region 
 step machine, which processes it later (`Probe.tell`, `Probe.catch_up`). Their first line is for torch.compile, which
 may trace a tap: there the rest does not exist.
 
-What they cost is measured by themselves: see `cost`.
+They measure their own overhead: see `cost`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
                     now_ns = monotonic_ns()
                     edge[0] = now_ns << 3 | _FORWARD
                     loader.passing += 1
-                    if now_ns > unobserved.until_ns:  # no step has ended for long
+                    if now_ns > unobserved.until_ns:  # no step has ended for a long time
                         unobserved.end()
                 return batch
             if getattr(self, "_num_yielded", 1) and monotonic_ns() < unobserved.until_ns:

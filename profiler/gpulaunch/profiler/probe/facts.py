@@ -1,4 +1,4 @@
-"""Writes a rank's facts about its environment to `facts-<rank>.json` beside its segment, for the sidecar.
+"""Writes a rank's facts about its environment to `facts-<rank>.json` next to its segment, for the sidecar.
 
     version       1
     torch         its version
@@ -10,7 +10,7 @@
     ddp           the last log of DistributedDataParallel, or null
 
 Any module of the probe sets its facts with `set_fact`, in memory; at most once a second all of them are written, if
-they have changed. There is no waiting: the file is on tmpfs, and readers see the old one or the new one.
+they have changed. Nothing blocks: the file is on tmpfs, and readers see the old or the new one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FACTS_BYTES: Final = 16384
 """The file is not longer than this; lists lose their last entries first."""
 
 
-class _Facts:
+class Facts:
     """The facts of this process, and where they go."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class _Facts:
         self.failed: Callable[[str], None] | None = None
 
 
-_facts = _Facts()
+rank_facts = Facts()
 
 
 def set_fact(key: str, value: Any) -> None:
     """Set a fact about this rank, as a JSON value; a value is replaced, never changed."""
-    if key not in _facts.known or _facts.known[key] != value:
-        _facts.known[key] = value
-        _facts.changed = True
+    if key not in rank_facts.known or rank_facts.known[key] != value:
+        rank_facts.known[key] = value
+        rank_facts.changed = True
 
 
 def start(path: str, look: Callable[[], None], failed: Callable[[str], None]) -> None:
@@ -59,19 +59,19 @@ def start(path: str, look: Callable[[], None], failed: Callable[[str], None]) ->
         look: called before each write, to set facts that must be polled.
         failed: called with the reason if they can no longer be written.
     """
-    _facts.path, _facts.look, _facts.failed = path, look, failed
-    _facts.pid = os.getpid()
-    _facts.changed = True
+    rank_facts.path, rank_facts.look, rank_facts.failed = path, look, failed
+    rank_facts.pid = os.getpid()
+    rank_facts.changed = True
 
 
 def stop() -> None:
     """Stop writing."""
-    _facts.path = ""
+    rank_facts.path = ""
 
 
 def flush() -> None:
     """Write the facts if they have changed; once a second is often enough. A forked child writes nothing."""
-    facts = _facts
+    facts = rank_facts
     if not facts.path or facts.pid != os.getpid():
         return
     try:

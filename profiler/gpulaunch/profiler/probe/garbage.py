@@ -23,26 +23,26 @@ from gpulaunch.profiler.probe.account import GC
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.source import call_under_way, parsed
 from gpulaunch.profiler.probe.state import Probe
-from gpulaunch.profiler.probe.taps import Undo, keep_out, take_out
+from gpulaunch.profiler.probe.taps import Undo, exclude_from_compile, take_out
 from gpulaunch.profiler.probe.training_thread import OFF
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _COLLECTIONS: Final = Pauses.gc_collections
 _PAUSE: Final = Pauses.gc_ns_total
 _KIND: Final = SITE_KINDS.index("gc")
-_ALL: Final = 2  # the generation that stands for all of them
-_PLACES: Final = 512  # in functions that contain such a call; each is judged once
-_WAITING: Final = 64  # to be judged, of one second
+_ALL: Final = 2  # the generation that includes all others
+_PLACES: Final = 512  # in functions that contain such a call; each is checked once
+_WAITING: Final = 64  # to be checked, of one second
 
 _Names = Mapping[str, Any]
 
 
-def place(probe: Probe, torch: Any, undo: Undo) -> None:
+def install(probe: Probe, torch: Any, undo: Undo) -> None:
     """Register for all collections from now on."""
     collections = Collections(probe)
-    keep_out(torch, ours=vars(Collections).values())
-    gc.callbacks.append(collections.told)
-    undo.append(functools.partial(take_out, gc.callbacks, collections.told))
+    exclude_from_compile(torch, ours=vars(Collections).values())
+    gc.callbacks.append(collections.on_collection)
+    undo.append(functools.partial(take_out, gc.callbacks, collections.on_collection))
     undo.append(probe.each_second(Hook.NESTED, collections.look))
 
 
@@ -52,12 +52,13 @@ class Collections:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._began_ns = self._nested_before_ns = 0
-        # Whether a place asks. By id: to hash a code object takes as long as it is; it is kept, so that its id stays.
+        # Whether a place requests collections. By id: hashing a code object takes time in proportion to its size; the
+        # object is kept, so that its id stays valid.
         self._asks: dict[tuple[int, int], tuple[bool, CodeType]] = {}
-        self._waiting: list[tuple[CodeType, int, _Names, str, int]] = []  # what it is asked of, the line, how long
+        self._waiting: list[tuple[CodeType, int, _Names, str, int]] = []  # the instruction, the line, the duration
         self._rows: dict[str, int] = {}
 
-    def told(self, phase: str, info: Mapping[str, int]) -> None:
+    def on_collection(self, phase: str, info: Mapping[str, int]) -> None:
         """A collection begins or has ended."""
         probe = self._probe
         if probe.thread == OFF:
@@ -65,7 +66,7 @@ class Collections:
         try:
             if phase == "start":
                 self._began_ns, self._nested_before_ns = monotonic_ns(), probe.machine.nested_ns
-            elif self._began_ns:  # else it began before we were here
+            elif self._began_ns:  # else it started before the registration
                 began_ns, self._began_ns, now_ns = self._began_ns, 0, monotonic_ns()
                 words = probe.writer.words
                 words[_COLLECTIONS] += 1
@@ -93,12 +94,12 @@ class Collections:
             return
         code, last, names = frame.f_code, frame.f_lasti, frame.f_globals
         if "gc" not in code.co_names and names.get("collect") is not gc.collect:
-            return  # another `collect`, as of environments and buffers; or this one under another name
+            return  # another `collect`, such as that of environments and buffers; or this one under another name
         asks, _ = self._asks.get((id(code), last), (None, code))
         if asks is False:
             return
         try:
-            where, _ = line_of_user()  # of this time: a function that asks may be called from many lines
+            where, _ = line_of_user()  # of this time: a function with such a call may be called from many lines
             if asks:
                 self._enter(where, blocked_ns)
             elif len(self._waiting) < _WAITING:

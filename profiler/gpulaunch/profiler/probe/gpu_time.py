@@ -23,7 +23,7 @@ from gpulaunch.profiler.probe.account import BACKWARD, FORWARD, OPTIMIZER, OTHER
 TIMED_EVERY: Final = 16
 """Steps of which one is timed on the GPU; not the first, which is not typical."""
 
-_MOST_EVENTS: Final = 128  # of this process; where a step has more edges and copies than that, it is left out
+_MOST_EVENTS: Final = 128  # of this process; a step with more edges and copies than that is not timed
 
 _WORD_OF: Final = {
     FORWARD: GpuTime.forward_ns_total,
@@ -84,7 +84,7 @@ class GpuClock:
         self._cuda = cuda
         self._events = Events(cuda)
         self._marks: list[Mark] = []  # of the current step
-        self._steps: deque[list[Mark]] = deque()  # whole ones that the GPU has not passed yet
+        self._steps: deque[list[Mark]] = deque()  # complete ones that the GPU has not passed yet
         self._copies: deque[tuple[Any, Any, Callable[[int], None]]] = deque()
         self.timing = False
         """Whether the current step is timed."""
@@ -124,7 +124,7 @@ class GpuClock:
         return self._events.record() if self.timing else None
 
     def copy_ended(self, began: Any, device: int, told: Callable[[int], None]) -> None:
-        """It was one, to or from this GPU; `told` is called with its nanoseconds once they are known."""
+        """It was a copy, to or from this GPU; `told` is called with its nanoseconds once they are known."""
         ended = self._events.record() if self._events.is_here(device) else None
         if ended is None:
             self._events.give_back(began)
@@ -132,7 +132,7 @@ class GpuClock:
             self._copies.append((began, ended, told))
 
     def no_copy(self, began: Any) -> None:
-        """It was none."""
+        """It was not a copy."""
         self._events.give_back(began)
 
     def _read(self) -> None:
@@ -158,6 +158,6 @@ class GpuClock:
 
 
 def _elapsed_ns(began: Any, ended: Any) -> int:
-    """The GPU's time between two events that it has passed; 0 where streams passed them the other way round."""
+    """The GPU's time between two events that it has passed; 0 if streams passed them in the opposite order."""
     elapsed_ms: float = began.elapsed_time(ended)
     return max(0, round(1e6 * elapsed_ms))

@@ -6,9 +6,9 @@
 
 and the taps of other modules of the probe: `nested`, `copies`, `worker`, `program`, `kineto`.
 
-No module is hooked: a hook on a module makes torch.compile break the graph, or fail with fullgraph=True. What is hooked
-here lies outside compiled regions; where torch.compile does trace a tap, `is_dynamo_compiling()` folds it away, and
-where it would compile the tap as a function of its own, `taps.keep_out` tells it not to.
+No module is hooked: a hook on a module makes torch.compile break the graph, or fail with fullgraph=True. The hooks
+here are outside of compiled regions; if torch.compile traces a tap, `is_dynamo_compiling()` folds it away, and
+`taps.exclude_from_compile` prevents that it compiles the tap as a separate function.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from gpulaunch.profiler.probe.publish import Publisher
 from gpulaunch.profiler.probe.service import Service
 from gpulaunch.profiler.probe.state import Probe
 from gpulaunch.profiler.probe.step import StepMachine
-from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out, put
+from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, function_of, put
 from gpulaunch.profiler.probe.unobserved import UnobservedSteps
 
 TORCH_FLOOR: Final = (2, 6)
 """The oldest torch whose internals are known here; in a newer one each tap's target is checked before it is placed."""
 
-Place = Callable[[Probe, Any, Undo], Hook | None]
+Installer = Callable[[Probe, Any, Undo], Hook | None]
 """Places a module's taps; appends the removal to the list. Returns what is in service, None for all of it."""
 
 
@@ -59,18 +59,18 @@ class Hooks:
         self._torch = torch
         self._undo: list[Undo] = []
 
-    def place(self) -> None:
+    def install(self) -> None:
         """Place every tap that can be placed; the segment records which could not, and why. Raises nothing."""
-        places: dict[Hook, Place] = {
+        places: dict[Hook, Installer] = {
             Hook.DATALOADER | Hook.LOADER_QUEUE | Hook.SAMPLES: _dataloader,
             Hook.BACKWARD: _backward,
             Hook.OPTIMIZER: _optimizer,
-            Hook.NESTED: nested.place,
-            Hook.COPIES | Hook.SYNCS: copies.place,
-            Hook.WORKERS: worker.place,
-            Hook.FACTS: program.place,
+            Hook.NESTED: nested.install,
+            Hook.COPIES | Hook.SYNCS: copies.install,
+            Hook.WORKERS: worker.install,
+            Hook.FACTS: program.install,
             Hook.GPU_MEMORY: _gpu_memory,
-            Hook(0): kineto.place,
+            Hook(0): kineto.install,
         }
         for hook, place in places.items():
             undo: Undo = []
@@ -83,14 +83,14 @@ class Hooks:
                     self._probe.machine.compiled()  # has the same effect: its steps are not observed
                 self._probe.unavailable(hook, str(error) if isinstance(error, HookError) else repr(error))
             else:
-                self._undo.append(undo)  # itself: what is tapped later is entered there
+                self._undo.append(undo)  # itself: later taps are entered there
                 self._probe.armed(hook if in_service is None else in_service)
-        with suppress(Exception):  # without it, it is not known what the calls cost
+        with suppress(Exception):  # without it, the cost of the calls is unknown
             cost = self._probe.cost
             cost.call_ns = cost.call_ns or call_ns(self._torch.compiler.is_dynamo_compiling)
 
     def remove(self) -> None:
-        """Remove the taps, unless another one was put on top since."""
+        """Remove the taps, unless another one has replaced them since."""
         while self._undo:
             _run(self._undo.pop())
 
@@ -115,8 +115,8 @@ def _dataloader(probe: Probe, torch: Any, undo: Undo) -> None:
 
 
 def _backward(probe: Probe, torch: Any, undo: Undo) -> None:
-    # autograd imports the name from autograd.graph; torch.compiler sets both to what graph has when it has traced.
-    # With the same tap in both, what it puts back is ours.
+    # autograd imports the name from autograd.graph; torch.compiler sets both to the one of graph after tracing.
+    # With the same tap in both, it restores ours.
     autograd = importlib.import_module("torch.autograd")
     graph = importlib.import_module("torch.autograd.graph")
     original = function_of(autograd._engine_run_backward, parameters=("t_outputs",), variadic=True)
@@ -135,7 +135,7 @@ def _optimizer(probe: Probe, torch: Any, undo: Undo) -> None:
     _keep_out(torch, before, after)
     undo.append(optimizer.register_optimizer_step_pre_hook(before).remove)
     undo.append(optimizer.register_optimizer_step_post_hook(after).remove)
-    with suppress(ImportError, AttributeError):  # without it, steps that are left out are not counted
+    with suppress(ImportError, AttributeError):  # without it, skipped steps are not counted
         scaler = importlib.import_module("torch.amp.grad_scaler").GradScaler
         scaled = tap_scaler(probe, torch, scaler.step)
         _keep_out(torch, scaled)
@@ -143,7 +143,7 @@ def _optimizer(probe: Probe, torch: Any, undo: Undo) -> None:
 
 
 def _gpu_memory(probe: Probe, torch: Any, undo: Undo) -> Hook | None:
-    """Nothing is put into torch: the allocator is polled, where there may be a GPU."""
+    """No tap is placed: the allocator is polled, if there may be a GPU."""
     if "cuda" not in accelerator_types(torch, os.environ):
         return Hook(0)
     read = functools.partial(write_memory, probe.writer.words, torch.cuda)
@@ -158,4 +158,4 @@ def _keep_out(torch: Any, *taps: Any) -> None:
     )
     fetch = UnobservedSteps.fetch  # makes the user's call
     ours = (function for part in parts for function in vars(part).values() if function is not fetch)
-    keep_out(torch, *taps, fetch, ours=ours)
+    exclude_from_compile(torch, *taps, fetch, ours=ours)

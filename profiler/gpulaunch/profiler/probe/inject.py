@@ -25,8 +25,8 @@ _probe: Probe | None = None
 def arm() -> None:
     """Observe this process if it is a rank of a gpulaunch run. Idempotent; raises nothing; does nothing elsewhere.
 
-    The environment decides: RANK and GPULAUNCH_CHANNEL_DIR make it a rank to observe (GPULAUNCH_PROFILE=off: leave it
-    alone), GPULAUNCH_GPU_MEMORY_FRACTION one whose GPU memory is capped.
+    The environment decides: RANK and GPULAUNCH_CHANNEL_DIR make it a rank to observe (GPULAUNCH_PROFILE=off: do
+    not), GPULAUNCH_GPU_MEMORY_FRACTION one whose GPU memory is capped.
     """
     global _armed_pid
     try:
@@ -39,11 +39,11 @@ def arm() -> None:
                 _observe_worker(torch)
             return
         if "GPULAUNCH_CONTROL" in os.environ:
-            from gpulaunch.profiler.probe.teardown import let_go_of_the_group_last
+            from gpulaunch.profiler.probe.teardown import release_process_group_last
             from gpulaunch.profiler.probe.tempdir import keep_sockets_together
 
             keep_sockets_together()
-            let_go_of_the_group_last()
+            release_process_group_last()
         if observes:
             _armed_pid = os.getpid()
             _observe(torch)
@@ -59,7 +59,13 @@ def current() -> Probe | None:
     return _probe if _probe_pid == os.getpid() else None
 
 
-def for_marks() -> Probe | None:
+def adopt(probe: Probe | None) -> None:
+    """Make this the probe of this process, but not of its forked children; None: it has none."""
+    global _probe, _probe_pid
+    _probe, _probe_pid = probe, os.getpid()
+
+
+def probe_for_marks() -> Probe | None:
     """The probe of this process for the program's own marks, also without torch (e.g. JAX).
 
     Such a probe has no hooks; `arm` places them if torch is imported later. Raises nothing.
@@ -91,17 +97,16 @@ def _observe(torch: Any) -> None:
     try:
         probe = current() or _claim()
     except SegmentBusyError:
-        # A program that the rank has started, with its environment: a fork server of its workers?
+        # A program started by the rank, with its environment, such as a fork server of its workers.
         _observe_worker(torch)
         return
     if probe is not None:
         probe.loader.tensor = torch.Tensor
-        Hooks(probe, torch).place()
+        Hooks(probe, torch).install()
 
 
 def _claim() -> Probe | None:
     """Make this process the writer of the rank's segment; None where the run has ended. Raises SegmentBusyError."""
-    global _probe, _probe_pid
     from gpulaunch.profiler.channel.segment_writer import SegmentWriter
     from gpulaunch.profiler.probe.state import Probe
 
@@ -110,10 +115,11 @@ def _claim() -> Probe | None:
         writer = SegmentWriter(path)
     except FileNotFoundError:
         return None
-    _probe, _probe_pid = Probe(writer), os.getpid()
-    os.register_at_fork(after_in_child=_probe.off)
-    atexit.register(_probe.ended)
-    return _probe
+    probe = Probe(writer)
+    adopt(probe)
+    os.register_at_fork(after_in_child=probe.off)
+    atexit.register(probe.ended)
+    return probe
 
 
 def _observe_worker(torch: Any) -> None:

@@ -45,7 +45,7 @@ class CannotTraceError(Exception):
     """This process cannot be traced; the message gives the reason to the requester."""
 
 
-class Door:
+class TraceClient:
     """Checks whether a trace is requested, and then starts torch's client, once."""
 
     def __init__(self, torch: Any, directory: str, rank: int) -> None:
@@ -62,14 +62,14 @@ class Door:
         self._settled = True
         try:
             start(self._torch, self._directory)
-        except Exception as error:  # a rank that cannot be traced trains on
+        except Exception as error:  # a rank that cannot be traced continues to train
             with suppress(Exception):
                 tracing.refuse(self._directory, self._rank, str(error) or repr(error))
 
 
-def place(probe: Probe, torch: Any, undo: Undo) -> Hook:
-    """Make this rank's probe check once a second. Nothing is put into torch."""
-    door = Door(torch, os.environ["GPULAUNCH_CHANNEL_DIR"], int(os.environ["RANK"]))
+def install(probe: Probe, torch: Any, undo: Undo) -> Hook:
+    """Make this rank's probe check once a second. No tap is placed."""
+    door = TraceClient(torch, os.environ["GPULAUNCH_CHANNEL_DIR"], int(os.environ["RANK"]))
     undo.append(probe.each_second(Hook(0), door.look))
     return Hook(0)
 
@@ -89,15 +89,15 @@ def start(torch: Any, directory: str) -> None:
         library = ctypes.PyDLL(path)
         init, api = library[_INIT], library[_API]
     except (OSError, AttributeError):
-        raise CannotTraceError(f"torch {torch.__version__} has no trace client where one is looked for") from None
+        raise CannotTraceError(f"torch {torch.__version__} has no trace client at the expected place") from None
     api.argtypes, api.restype = [], ctypes.c_void_p
     init.argtypes, init.restype = [], None
     configuration, profiler, client = (ctypes.c_void_p * _API_WORDS).from_address(api())
     if not configuration or not client:
-        raise CannotTraceError(f"the inside of Kineto in torch {torch.__version__} is not as expected")
+        raise CannotTraceError(f"the internals of Kineto in torch {torch.__version__} are not as expected")
     if profiler:
         # A second one would replace it, and would never be initialised.
-        raise CannotTraceError("the program has used torch.profiler, and Kineto then takes no orders from outside")
+        raise CannotTraceError("the program has used torch.profiler, and Kineto then accepts no requests from outside")
     with _environment(torch, directory):
         init()
     os.register_at_fork(after_in_child=_end_without_destructors)
@@ -107,9 +107,9 @@ def _check(torch: Any, directory: str) -> None:
     if _version(str(torch.__version__)) < TORCH_FLOOR:
         raise CannotTraceError(f"torch {torch.__version__} is older than {TORCH_FLOOR[0]}.{TORCH_FLOOR[1]}")
     if "KINETO_USE_DAEMON" in os.environ:
-        raise CannotTraceError("the program has a trace daemon of its own (KINETO_USE_DAEMON is set)")
+        raise CannotTraceError("the program uses its own trace daemon (KINETO_USE_DAEMON is set)")
     if not tracing.fits(directory):
-        raise CannotTraceError(f"the path of {directory} is too long for a socket of torch's")
+        raise CannotTraceError(f"the path of {directory} is too long for torch's socket")
 
 
 @contextmanager
@@ -117,9 +117,9 @@ def _environment(torch: Any, directory: str) -> Generator[None]:
     """Set what Kineto reads from C's environment: the first two at its start, the others later, repeatedly."""
     os.putenv("KINETO_USE_DAEMON", "1")
     if "KINETO_LOG_LEVEL" not in os.environ:
-        os.putenv("KINETO_LOG_LEVEL", "5")  # nothing: else each missing answer is a line on the rank's stderr
+        os.putenv("KINETO_LOG_LEVEL", "5")  # silent: otherwise each missing answer is a line on the rank's stderr
     os.putenv("KINETO_IPC_SOCKET_DIR", directory)
-    os.putenv("KINETO_ONDEMAND_TRACE_DIR", directory)  # newer ones write nowhere else
+    os.putenv("KINETO_ONDEMAND_TRACE_DIR", directory)  # newer versions write only there
     if "TEARDOWN_CUPTI" not in os.environ and _version(str(torch.version.cuda)) >= _TEARDOWN_CUDA:
         os.putenv("TEARDOWN_CUPTI", "1")
     try:
@@ -133,18 +133,18 @@ def _environment(torch: Any, directory: str) -> Generator[None]:
 def _end_without_destructors() -> None:
     """Make this child, if it exits as a C program does, exit before Kineto waits for threads that it does not have.
 
-    A child of a rank that is Python ends by `os._exit` anyway (`loop.rank_end`); one of a rank that is some other
-    command may not, and would wait for ever. torch.profiler leaves a program in the same state.
+    A child of a Python rank ends by `os._exit` anyway (`loop.rank_end`); the child of another command may not, and
+    would wait forever. torch.profiler leaves a program in the same state.
     """
     import ctypes
 
     with suppress(Exception):
         libc = ctypes.CDLL(None)
-        libc.on_exit(libc._exit, None)  # the last that is registered is the first that is called; gets the exit code
+        libc.on_exit(libc._exit, None)  # called in reverse order of registration, with the exit code
 
 
 def _version(text: str) -> tuple[int, int]:
-    """`2.13.0+cpu` -> (2, 13); (0, 0) for what is no version."""
+    """`2.13.0+cpu` -> (2, 13); (0, 0) if it is not a version."""
     major, _, rest = text.partition(".")
     minor = rest.partition(".")[0]
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)

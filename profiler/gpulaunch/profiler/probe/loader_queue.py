@@ -20,7 +20,7 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
         that workers have delivered to the pin-memory thread.
 
     Raises:
-        AttributeError, TypeError: this torch keeps it elsewhere.
+        AttributeError, TypeError: this torch has other fields.
         NotImplementedError: this system does not report the length of a queue.
     """
     tasks = iterator._task_info  # index -> (worker,), and (worker, data) once it has arrived out of order
@@ -28,10 +28,10 @@ def queue_of(iterator: Any) -> tuple[int, int, int, int, int]:
     queue, delivered = iterator._data_queue, iterator._worker_result_queue
     queued = queue.qsize()
     backlog = 0 if delivered is queue else delivered.qsize()
-    if len(tasks) <= outstanding:  # nothing out of order, as usual: spared the walk
+    if len(tasks) <= outstanding:  # nothing is out of order, as usual: no need to iterate
         return iterator._num_workers, outstanding, queued, 0, backlog
     arrived = [index for index, task in tasks.items() if len(task) == 2]
-    # If as many as are awaited are in the queue, the wanted one is among them.
+    # If all outstanding batches are in the queue, the expected one is among them.
     blocked = 0 if iterator._rcvd_idx in arrived or queued >= outstanding > 0 else len(arrived)
     return iterator._num_workers, outstanding, queued + len(arrived), blocked, backlog
 
@@ -51,14 +51,14 @@ def places_of(iterator: Any) -> tuple[int, Callable[[], int]]:
 
 
 def length_of(iterator: Any) -> int:
-    """Batches in an epoch, where torch alone determines that; 0 where a user's sampler or dataset does."""
+    """Batches in an epoch, if torch alone determines that; 0 if a user's sampler or dataset does."""
     batches = iterator._index_sampler
     sampler = getattr(batches, "sampler", None)
     torchs = all(type(each).__module__.startswith("torch.utils.data.") for each in (batches, sampler))
     return len(batches) if torchs and iterator._dataset_kind == 0 else 0  # 0: torch's _DatasetKind.Map
 
 
-def put_aside(iterator: Any) -> bool:
-    """Whether batches have arrived that an earlier one keeps waiting."""
+def has_out_of_order(iterator: Any) -> bool:
+    """Whether batches have arrived that wait for an earlier one."""
     tasks = iterator._task_info
     return len(tasks) > iterator._tasks_outstanding and any(len(task) == 2 for task in tasks.values())

@@ -14,14 +14,14 @@ from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 _MOST_LOADERS: Final = 16
-"""Maximum of distinct ones reported: a program that configures each epoch's differently must not fill the memory."""
+"""Maximum of distinct ones reported: the memory is bounded also if each epoch's loader has other settings."""
 
 _MOST_ALIVE: Final = 256
 """Maximum of loaders known by their sampler or their dataset."""
 
 
 class Loaders:
-    """The dataloaders of this process. Any thread may make one."""
+    """The dataloaders of this process. Any thread may create one."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, dict[str, Any]] = {}
@@ -29,11 +29,11 @@ class Loaders:
         # object with the same id was also made later, and has replaced it here.
         self._by_sampler: dict[int, dict[str, Any]] = {}
         self._by_dataset: dict[int, str] = {}
-        self._last: dict[str, Any] | None = None  # what handed out the last batch
-        self._doubted: set[str] = set()  # lines whose loaders have evaluated with gradients on
+        self._last: dict[str, Any] | None = None  # the iterator that returned the last batch
+        self._doubted: set[str] = set()  # lines whose loaders were used for evaluation with gradients enabled
 
     def made(self, loader: Any, where: str, *, by_package: bool) -> None:
-        """A dataloader was made on this line of the program, by the program itself or by a package that it called.
+        """A dataloader was created on this line of the program, by the program itself or by a package that it called.
 
         Packages (Accelerate, Lightning) rebuild the program's own loader; the line to report is that of the original.
         """
@@ -55,7 +55,7 @@ class Loaders:
         """This iterator returns its first batch, for training or something else.
 
         Returns:
-            The line that made its dataloader; "" if unknown.
+            The line that created its dataloader; "" if unknown.
         """
         kind = self._last = self._by_sampler.get(id(iterator._index_sampler))
         if kind is None:
@@ -66,7 +66,7 @@ class Loaders:
         return where
 
     def evaluated(self) -> None:
-        """The batches of the last-used loader were not trained on, although gradients were on."""
+        """The batches of the last-used loader were not used for training, although gradients were enabled."""
         if self._last is not None:
             self._doubted.add(self._last["site"])
             self._set_split(self._last, "eval")
@@ -87,8 +87,8 @@ class Loaders:
 def _remember(known: dict[int, Any], identity: int, what: Any) -> None:
     known.pop(identity, None)
     if len(known) >= _MOST_ALIVE:
-        with suppress(KeyError, RuntimeError):  # another thread is at it as well
-            known.pop(next(iter(known)))  # the one that was made first
+        with suppress(KeyError, RuntimeError):  # another thread does the same
+            known.pop(next(iter(known)))  # the one created first
     known[identity] = what
 
 
@@ -123,7 +123,7 @@ def _start_method(context: Any) -> str:
 
 
 def tap_init(torch: Any, loaders: Loaders, failed: Callable[[str], None], original: Any) -> Callable[..., None]:
-    """`DataLoader.__init__`, reporting which line of the program makes one."""
+    """`DataLoader.__init__`, reporting the line of the program that creates one."""
     is_compiling = torch.compiler.is_dynamo_compiling
     works = True
 

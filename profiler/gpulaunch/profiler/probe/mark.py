@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from gpulaunch.profiler.channel.layout import PHASES
-from gpulaunch.profiler.probe.inject import for_marks
+from gpulaunch.profiler.probe.inject import probe_for_marks
 
 Phase = Literal[
     "data_wait",
@@ -27,7 +27,7 @@ Phase = Literal[
 
 def step() -> None:
     """A training step ends here. From the first call on, nothing else ends one."""
-    probe = for_marks()
+    probe = probe_for_marks()
     if probe is not None:
         probe.mark_step()
 
@@ -39,7 +39,7 @@ def phase(name: Phase) -> Generator[None]:
     For loops whose phases cannot be detected from outside, such as data without a DataLoader. Not for use inside a
     compiled function.
     """
-    probe = for_marks()
+    probe = probe_for_marks()
     if probe is None:
         yield
         return
@@ -51,7 +51,7 @@ def phase(name: Phase) -> Generator[None]:
 
 
 def note(text: str) -> None:
-    """Keep `text` (up to 232 bytes) with the rank's metrics. The last note counts; it outlives the rank."""
-    probe = for_marks()
+    """Store `text` (up to 232 bytes) with the rank's metrics. The last note is kept, also after the rank has ended."""
+    probe = probe_for_marks()
     if probe is not None:
         probe.note(text)

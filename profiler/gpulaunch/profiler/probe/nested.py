@@ -2,11 +2,11 @@
 `collectives`.
 
     compile     torch._dynamo's own callbacks, for frames and for backwards that are compiled at their first use
-    checkpoint  `torch.save`, `torch.distributed.checkpoint.save` and `async_save`, what safetensors writes by, and all
-                that Accelerate, Lightning and the Hugging Face Trainer do to save
+    checkpoint  `torch.save`, `torch.distributed.checkpoint.save` and `async_save`, the function by which safetensors
+                writes, and the saves of Accelerate, Lightning and the Hugging Face Trainer
 
-Most of these come late or never: they are looked for at the first edge and once a second. A program that takes `save`
-out of torch.distributed.checkpoint by name before that calls it past the tap.
+Most of these are imported late or never: they are searched for at the first edge and once a second. If a program
+imports `save` from torch.distributed.checkpoint by name before that, its calls bypass the tap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpulaunch.profiler.probe import collectives, garbage
 from gpulaunch.profiler.probe.account import CHECKPOINT, COMPILE
 from gpulaunch.profiler.probe.sites import line_of_user
 from gpulaunch.profiler.probe.state import Nested, Probe
-from gpulaunch.profiler.probe.taps import Undo, keep_out, put, take_out
+from gpulaunch.profiler.probe.taps import Undo, exclude_from_compile, put, take_out
 from gpulaunch.profiler.probe.training_thread import OFF
 
 _SAVE: Final = SITE_KINDS.index("save")
@@ -40,21 +40,21 @@ _LATE: Final = (
 """Modules that have it, their class if it is a method, and its name."""
 
 
-def place(probe: Probe, torch: Any, undo: Undo) -> None:
+def install(probe: Probe, torch: Any, undo: Undo) -> None:
     """Observe all of them; those not imported yet, once they are.
 
     Raises:
         HookError: torch does not look as expected.
     """
-    collectives.place(probe, torch, undo)
+    collectives.install(probe, torch, undo)
     saves = _Saves(probe, torch, undo)
     compilations = Compilations(probe)
     undo.append(compilations.forget)
     for look in (saves.look, compilations.look):
         look()
         undo.append(probe.each_second(Hook.NESTED, look))
-    keep_out(torch, ours=vars(Compilations).values())
-    garbage.place(probe, torch, undo)
+    exclude_from_compile(torch, ours=vars(Compilations).values())
+    garbage.install(probe, torch, undo)
 
 
 class Compilations:
@@ -139,13 +139,13 @@ class _Saves:
         """One tap for a function, in each of the modules that have it, or for a method."""
         original = getattr(owners[0], name)
         tap = self._tapped(original)
-        keep_out(self._torch, tap)
+        exclude_from_compile(self._torch, tap)
         for owner in owners:
             if getattr(owner, name) is original:
                 put(owner, name, tap, self._undo)
 
     def _tapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that saves: what happens in it, collectives and all, is the checkpoint's time."""
+        """A function that saves: its whole duration, including collectives, is checkpoint time."""
         probe = self._probe
         is_compiling = self._torch.compiler.is_dynamo_compiling
 
@@ -163,7 +163,7 @@ class _Saves:
         return tapped_save
 
     def _saved(self, blocked_ns: int) -> None:
-        """Enter it at the line that saves."""
+        """Count it at the line that saves."""
         probe = self._probe
         if probe.thread == OFF:
             return

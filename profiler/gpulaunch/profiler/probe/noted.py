@@ -1,7 +1,7 @@
 """Batches edges: they are noted as numbers, and the step machine processes them a few steps later, all at once.
 
 Between torch's kernels caches are cold, and all code of the machine is cold. So the edges of plain steps may be noted
-instead, each as one number (the time, and in its low bits the region after it, which tells the edges apart), and
+instead, each as one number (the time, and in its low bits the region after it, which identifies the edge), and
 processed together: the first of them warms the code for the others. The other arguments of an edge must be constant
 meanwhile; an edge for which they are not is not noted.
 """
@@ -29,7 +29,7 @@ _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 _REGION: Final = (1 << REGION_BITS) - 1
 _EDGES: Final = 6  # of a plain step: a batch, a backward, an optimizer
 COUNTED: Final = IN_VALIDATION
-"""In a note, in place of FORWARD: a batch of which `on_batch` is not told. (No note is of a validation.)"""
+"""In a note, instead of FORWARD: a batch that is not reported to `on_batch`. (Validations are never noted.)"""
 
 
 class NotedSteps(StepMachine):
@@ -40,16 +40,16 @@ class NotedSteps(StepMachine):
     def __init__(self, on_step: Callable[[int, Record], None]) -> None:
         super().__init__(on_step)
         self.samples = self.dataset = 0
-        """What the batches that are noted have, and what they are from (its `id`)."""
+        """The properties of the noted batches, and the `id` of their dataset."""
         self.on_batch: Callable[[int], None] = lambda _wait_ns: None
         """Called with the wait for each of them when it is processed."""
-        self._wanted_ns = 0  # when the last one was asked for
+        self._wanted_ns = 0  # when the last one was requested
 
     def note_samples(self, samples: int) -> None:
         """Note that a helper thread of the user's fetched a batch."""
         if len(self.notes) < MOST_NOTES:
             self.notes += (0, samples, NO_PHASE)
-        else:  # it is read far ahead, and no step uses it
+        else:  # prefetched, and not used by any step
             self.add_samples(samples)
 
     def catch_up(self) -> int:
@@ -58,7 +58,7 @@ class NotedSteps(StepMachine):
         Returns:
             The region after the last edge of them; 0 if there was none.
         """
-        notes = self.notes  # more may come meanwhile
+        notes = self.notes  # more may be added meanwhile
         region = done = 0
         try:
             if len(notes) >= _EDGES and self._is_between_steps() and self._take_plain(notes):
@@ -89,7 +89,7 @@ class NotedSteps(StepMachine):
                     else:
                         self.add_samples(amount)
         finally:
-            del notes[:done]  # what a signal handler raised may have come in between: it costs the edge it hit
+            del notes[:done]  # a signal handler may have raised in between: the edge that it interrupted is lost
         return region
 
     def _is_between_steps(self) -> bool:
@@ -102,7 +102,7 @@ class NotedSteps(StepMachine):
         )
 
     def _take_plain(self, notes: list[int]) -> bool:
-        """Take up the plain steps that these begin with, if they do."""
+        """Process the plain steps at the beginning of these, if any."""
         steps = []
         waits_ns = []
         taken = 0

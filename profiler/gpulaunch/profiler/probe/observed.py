@@ -1,6 +1,6 @@
-"""Takes up the edges of the steps that are observed: notes them while steps are plain, and settles each group of steps.
+"""Processes the edges of observed steps: notes them while steps are plain, and publishes each group of steps.
 
-The taps pass edges to it, in the training thread. What comes of them is in the segment.
+The taps pass edges to it, in the training thread. The results are in the segment.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from gpulaunch.profiler.probe.unobserved import UnobservedSteps
 
 
-_SECOND_NS: Final = 1_000_000_000
-_LATEST_NS: Final = 250_000_000  # notes are processed by then, if the program runs on
-_PLAIN_FROM: Final = 8  # steps in a row, each with the one edge that ends it
+LOOKS_EVERY_NS: Final = 1_000_000_000
+"""Interval of the work that is done once a second, at the next end of a step."""
+_LATEST_NS: Final = 250_000_000  # notes are processed by then, if the program continues
+_PLAIN_FROM: Final = 8  # consecutive steps, each with only the edge that ends it
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _STEPS_MADE: Final = int(Word.STEPS_MADE)
 _LAST_STEP: Final = in_steps(Word.LAST_STEP_MONOTONIC_NS)
@@ -64,7 +65,7 @@ class ObservedSteps(Service):
     )
 
     unobserved: UnobservedSteps
-    """The steps that are not; set by the subclass."""
+    """The unobserved steps; set by the subclass."""
 
     def __init__(self, writer: SegmentWriter, torch: Any = None) -> None:
         super().__init__(writer)
@@ -75,15 +76,15 @@ class ObservedSteps(Service):
         self.loader.before_change = self._catch_up_here
         self.thread = NO_THREAD
         """The training thread (its `get_ident`), or a value of `training_thread`."""
-        self._loader_thread = NO_THREAD  # the one that stands in for it
+        self._loader_thread = NO_THREAD  # the thread that substitutes for it
         self._catches_up = False
-        self._plain = 0  # steps in a row that were plain
-        self._settled = self._ended = 0  # steps, and steps of optimizers, when the last of them were settled
+        self._plain = 0  # consecutive plain steps
+        self._settled = self._ended = 0  # steps, and steps of optimizers, when the last of them were published
         self._due_ns = 0
         self.pivot = 0
         """The optimizer (its `id`) whose edges may be noted; 0: none, each edge is processed at once."""
         self.steps = self.turn = 0
-        """While there is one: steps that have ended, and the number at which `catch_up` must be called."""
+        """While there is one: the number of steps that have ended, and that at which `catch_up` must be called."""
         self.late_ns = 0
         """When `catch_up` must be called at the latest."""
         self.tell: Callable[[int], object] = self._take_up
@@ -97,7 +98,7 @@ class ObservedSteps(Service):
         """Whether it is, or its cost is measured: `attend` must be called."""
 
     def is_training(self) -> bool:
-        """True on the thread whose steps count, or that stands in for it."""
+        """True on the training thread or its substitute."""
         return get_ident() == (self.thread or self._loader_thread)
 
     def catch_up(self, apart: bool = False) -> int:
@@ -110,7 +111,7 @@ class ObservedSteps(Service):
             The region after the last edge that was noted; 0 if there was none.
         """
         if self._catches_up:
-            return 0  # a signal handler of the program's came in between
+            return 0  # a signal handler of the program ran in between
         self._catches_up = True
         try:
             machine = self.machine
@@ -120,7 +121,7 @@ class ObservedSteps(Service):
             if steps != self._settled:
                 self._settle(steps, steps - self._settled)
             elif machine.optimized != self._ended:
-                self._take_each()  # it has ended no step: another's, or a wrapped one's
+                self._take_each()  # it ended no step: it belongs to another thread, or is wrapped
             self.late_ns = began_ns + _LATEST_NS
             if apart:
                 machine.overhead_ns += monotonic_ns() - began_ns
@@ -139,7 +140,7 @@ class ObservedSteps(Service):
         self.catch_up()
 
     def handed(self, now_ns: int, samples: int, trains: bool, dataset: int) -> None:
-        """The training thread was handed a batch that is no plain one: see `StepMachine.loader_exit`."""
+        """The training thread received a batch that is not plain: see `StepMachine.loader_exit`."""
         machine = self.machine
         if trains and self.pivot and samples == machine.samples and dataset == machine.dataset:
             self._at(now_ns, _FORWARD)
@@ -150,7 +151,7 @@ class ObservedSteps(Service):
         self.edge(now_ns, machine.loader_exit(now_ns, samples, trains, dataset))
 
     def _take_up(self, note: int) -> None:
-        """Take up an edge at once."""
+        """Process an edge immediately."""
         self.machine.notes.append(note)
         region = self.catch_up()
         if region:
@@ -185,7 +186,7 @@ class ObservedSteps(Service):
         self._settled, self._ended = steps, machine.optimized
 
     def _take_each(self) -> None:
-        """The next edges are not predictable: each is processed at once."""
+        """The next edges are not predictable: each is processed immediately."""
         if self.pivot:
             self.writer.words[_STEPS_MADE] = 0
         self._plain = self.pivot = 0
@@ -193,7 +194,7 @@ class ObservedSteps(Service):
         self._ended = self.machine.optimized
 
     def attend(self, phase: int, began_ns: int) -> None:
-        """A phase begins, in a step that is timed on the GPU or measured; what is done for it began then."""
+        """A phase begins, in a step that is timed on the GPU or measured; its handling started at this time."""
         if self.times and self.clock is not None:
             try:
                 self.clock.edge(phase)
@@ -203,7 +204,7 @@ class ObservedSteps(Service):
             self.cost.spent(began_ns)
 
     def observe_again(self, steps: int) -> None:
-        """Steps were made that were not observed, and are published; `steps` have ended now."""
+        """Unobserved steps were made and published; `steps` have ended now."""
         self._ended = self.machine.optimized
         self._settle(steps, 0)
 
@@ -212,8 +213,8 @@ class ObservedSteps(Service):
         self.writer.words[_LAST_EDGE] = now_ns << REGION_BITS | region
 
     def _look_around(self, now_ns: int) -> None:
-        """What is done once a second."""
-        self._due_ns = now_ns + _SECOND_NS
+        """Work done once a second."""
+        self._due_ns = now_ns + LOOKS_EVERY_NS
         self.unobserved.look(now_ns, self.cost.calls_ns)
         self.call_each()
         self.loader.flush()
@@ -224,7 +225,7 @@ class ObservedSteps(Service):
         clock, self.clock, self.times = self.clock, None, False
         if clock is not None:
             with suppress(Exception):
-                clock.drop()  # other users of it time nothing either
+                clock.drop()  # other users of it stop as well
 
     def _untimed(self, error: Exception) -> None:
         """The timing of phases on the GPU failed."""

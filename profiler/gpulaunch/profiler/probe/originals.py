@@ -1,8 +1,8 @@
-"""torch's own method, called by a tap as torch itself would have had it called.
+"""Calls the original method of torch from a tap, in the way torch itself would call it.
 
-A class of tensors with a `__torch_function__` of its own is asked before a method runs, and is handed what
-`torch.Tensor` has under the method's name: the tap. A class that was there before the tap may know the method by
-identity (torch's lazy parameters do, and torchvision's images). So it is handed the method.
+A class of tensors with its own `__torch_function__` is called before a method runs, and receives the attribute of
+`torch.Tensor` with the method's name: the tap. A class that existed before the tap may compare the method by identity
+(as torch's lazy parameters and torchvision's images do). So it receives the original method.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Originals:
     __slots__ = ("_early", "_ordinary", "_torch")
 
     def __init__(self, torch: Any) -> None:
-        """Whatever class there is now was there before the taps."""
+        """All classes that exist now existed before the taps."""
         self._torch = torch
         self._early = _with_own_function(torch)
         self._ordinary: set[type[Any]] = set()  # known not to be one of these
@@ -45,7 +45,7 @@ class Originals:
 
 
 def _with_own_function(torch: Any) -> frozenset[type[Any]]:
-    """The classes of tensors that have a `__torch_function__` of their own."""
+    """The classes of tensors that have their own `__torch_function__`."""
     found: list[type[Any]] = []
     default = torch.Tensor.__torch_function__.__func__
     disabled = torch._C._disabled_torch_function_impl

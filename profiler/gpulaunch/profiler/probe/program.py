@@ -21,7 +21,7 @@ from gpulaunch.profiler.channel.layout import Hook
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.loaders import tap_init
 from gpulaunch.profiler.probe.sites import line_of_user
-from gpulaunch.profiler.probe.taps import HookError, Undo, keep_out, put
+from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, put
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 if TYPE_CHECKING:
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 _LOOK_AT: Final = 64
-"""Parameters whose dtype is looked at."""
+"""Maximum of parameters whose dtype is inspected."""
 
 _SHARDED: Final = ("FlatParameter", "DTensor")
 """Parameters of FSDP, which may compute in another precision than theirs."""
 
 
-def place(probe: Probe, torch: Any, undo: Undo) -> None:
+def install(probe: Probe, torch: Any, undo: Undo) -> None:
     """Start to record this program.
 
     Raises:
-        HookError: torch does not look as expected, or there is no place to write to.
+        HookError: torch does not look as expected, or there is no directory to write to.
     """
     directory = os.environ.get("GPULAUNCH_CHANNEL_DIR", "")
     if not os.path.isdir(directory):
-        raise HookError("GPULAUNCH_CHANNEL_DIR names no directory")
+        raise HookError("GPULAUNCH_CHANNEL_DIR is not a directory")
     path = os.path.join(directory, f"facts-{int(os.environ['RANK'])}.json")
     loader = importlib.import_module("torch.utils.data.dataloader").DataLoader
     parallel = importlib.import_module("torch.nn.parallel.data_parallel").DataParallel
@@ -63,12 +63,12 @@ def place(probe: Probe, torch: Any, undo: Undo) -> None:
         (optimizer, "__init__", tap_optimizer(probe, torch, program, _own(optimizer, "__init__"))),
         (autocast, "__enter__", tap_autocast(torch, program, _own(autocast, "__enter__"))),
     )
-    keep_out(torch, *(tap for _, _, tap in places))
+    exclude_from_compile(torch, *(tap for _, _, tap in places))
     for owner, name, tap in places:
         put(owner, name, tap, undo)
     facts.start(path, program.look, failed)
     undo.append(facts.stop)
-    atexit.register(facts.flush)  # what a short program, or the last second of a long one, had to say
+    atexit.register(facts.flush)  # the facts of a short program, or of the last second of a long one
     undo.append(lambda: atexit.unregister(facts.flush))
 
 
@@ -80,19 +80,19 @@ def _own(owner: type[Any], name: str) -> Any:
 
 
 class Program:
-    """What there is to see of a program that uses this torch."""
+    """The observable facts of a program that uses this torch."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._device_index = -1
         self._parameters: tuple[str | None, bool] = (None, False)
         self.optimizer: Callable[[], Any] | None = None
-        """The one that was made last, as long as it lives."""
+        """The newest one, as long as it exists."""
         self.autocast: str | None = None
         """The dtype that was last computed in by autocast."""
 
     def look(self) -> None:
-        """Say what can be looked at at any time."""
+        """Set the facts that can be read at any time."""
         torch = self._torch
         facts.set_fact("torch", str(torch.__version__))
         facts.set_fact("omp_threads", _first_number(os.environ.get("OMP_NUM_THREADS", "")))
@@ -104,7 +104,7 @@ class Program:
         self._look_at_parameters()
         parameters, sharded = self._parameters
         matmul = None
-        with suppress(RuntimeError):  # a program that uses torch's older and newer switches together has none to name
+        with suppress(RuntimeError):  # if a program mixes torch's older and newer settings, there is no single value
             matmul = str(self._torch.get_float32_matmul_precision())
         return {"parameters": parameters, "sharded": sharded, "autocast": self.autocast or False, "matmul": matmul}
 
@@ -119,7 +119,7 @@ class Program:
             for parameter in islice((each for group in groups for each in group["params"]), _LOOK_AT):
                 elements[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
                 sharded = sharded or type(parameter).__name__ in _SHARDED
-        if elements:  # else what was seen before holds: the optimizer is gone
+        if elements:  # else the previous value stays: the optimizer no longer exists
             self._parameters = max(elements, key=lambda dtype: elements[dtype]), sharded
 
     def _look_at_device(self) -> None:
@@ -131,7 +131,7 @@ class Program:
             return
         self._device_index = index
         properties = cuda.get_device_properties(index)
-        uuid = str(getattr(properties, "uuid", ""))  # torch leaves the prefix out, which NVML has
+        uuid = str(getattr(properties, "uuid", ""))  # torch omits the prefix that NVML uses
         facts.set_fact(
             "device",
             {
@@ -151,7 +151,7 @@ def _first_number(text: str) -> int | None:
 
 
 def tap_parallel(torch: Any, failed: Callable[[str], None], original: Any) -> Callable[..., None]:
-    """`DataParallel.__init__`, telling which line makes one."""
+    """`DataParallel.__init__`, reporting the line that creates one."""
     is_compiling = torch.compiler.is_dynamo_compiling
 
     @functools.wraps(original)
@@ -169,7 +169,7 @@ def tap_parallel(torch: Any, failed: Callable[[str], None], original: Any) -> Ca
 
 
 def tap_optimizer(probe: Probe, torch: Any, program: Program, original: Any) -> Callable[..., None]:
-    """`Optimizer.__init__`: what it optimizes is the model, and has a dtype; and steps will end with it."""
+    """`Optimizer.__init__`: its parameters are the model's, and have a dtype; and steps will end with it."""
     is_compiling = torch.compiler.is_dynamo_compiling
 
     @functools.wraps(original)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 # A background thread may commit while the training thread is blocked by the next save. No lock: Python does not
-# change threads within `words[...] += n`, and where it has no lock of its own a lost count is the whole damage.
-_stands_still = 0  # the thread that is inside a save; get_ident is never 0
-_nested_before_ns = 0  # what the step machine had nested when it went in
+# change threads within `words[...] += n`, and without the GIL the only damage is a lost count.
+_stands_still = 0  # the thread inside a save; get_ident is never 0
+_nested_before_ns = 0  # `nested_ns` of the step machine when the save began
 
 
 def _told(tell: Callable[Concatenate[Probe, P], None]) -> Callable[P, None]:
-    """Give `tell` the probe of this rank, if it has one; a value that fits into no word is left out."""
+    """Pass the probe of this rank to `tell`, if it has one; a value that does not fit into a word is ignored."""
 
     @functools.wraps(tell)
     def told(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -65,10 +65,10 @@ def checkpoint_saved(probe: Probe, *, step: int, captured_ns: int, stall_ns: int
 
     Args:
         probe: passed by the decorator, not by the caller.
-        step: the step it is of.
-        captured_ns: CLOCK_MONOTONIC when the state in it was taken.
+        step: its step.
+        captured_ns: CLOCK_MONOTONIC when its state was captured.
         stall_ns: how long it blocked the training thread, unless already reported by `checkpoint_stalled`.
-        size_bytes: what this rank wrote.
+        size_bytes: the bytes written by this rank.
     """
     _goes_on(probe)
     if stall_ns:
@@ -89,7 +89,7 @@ def checkpoint_failed(probe: Probe) -> None:
 
 @_told
 def resumed(probe: Probe, step: int) -> None:
-    """This rank goes on from a checkpoint of this step."""
+    """This rank has resumed from a checkpoint of this step."""
     probe.writer.words[CheckpointState.resumed_step] = step
 
 

@@ -1,4 +1,4 @@
-"""Puts the steps that have ended into the segment of a rank."""
+"""Writes completed steps to the segment of a rank."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Publisher:
         self._one(count, record)
 
     def _one(self, count: int, record: Record) -> None:
-        """A step has ended, or several that are told as one."""
+        """A step has ended, or several that are reported as one."""
         duration_ns = record[1]
-        if not self._bucket_from < duration_ns <= self._bucket_to:  # most steps are in the bucket of the one before
+        if not self._bucket_from < duration_ns <= self._bucket_to:  # most steps are in the previous one's
             self._bucket, self._bucket_from, self._bucket_to = bucket_of(duration_ns)
         self._writer.end_step(self.machine.totals, self._bucket, count, record)
 

@@ -19,7 +19,7 @@ class Service:
 
     def __init__(self, writer: SegmentWriter) -> None:
         self.writer = writer
-        self._reasons: list[str] = []  # why parts are out of service, the newest first
+        self._reasons: list[str] = []  # reasons why parts are out of service, newest first
         self._each_second: list[tuple[Hook, Callable[[], None]]] = []
 
     def armed(self, hook: Hook) -> None:
@@ -42,7 +42,7 @@ class Service:
         The training thread does it. If it raises, it is not called again, and `hook` is out of service.
 
         Returns:
-            What ends it.
+            A function that ends it.
         """
         entry = hook, call
         self._each_second.append(entry)
@@ -52,7 +52,7 @@ class Service:
         """Call them.
 
         Raises:
-            BaseException: what a signal handler of the program's raised meanwhile.
+            BaseException: raised meanwhile by a signal handler of the program.
         """
         for entry in tuple(self._each_second):
             hook, call = entry

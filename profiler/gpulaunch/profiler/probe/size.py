@@ -8,17 +8,17 @@ from typing import Any, Final
 
 _LOOK_DEEP: Final = 4
 _LOOK_AT: Final = 64
-"""Things in a batch that are looked at: a nested batch has no more of them than this in its size."""
+"""Maximum of objects inspected in a batch: further ones of a nested batch are not part of its size."""
 
 
 def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
     """Samples and bytes: the first tensor's leading dimension, and all tensors in lists, tuples, mappings; 0 if none.
 
-    It looks a few levels deep, and at the first `_LOOK_AT` things.
+    It inspects a few levels, and the first `_LOOK_AT` objects.
     """
     kind = type(batch)
     items = batch.values() if kind is dict else batch if kind is list or kind is tuple else ()
-    if 0 < len(items) <= _LOOK_AT:  # what default_collate makes; much faster than a full inspection
+    if 0 < len(items) <= _LOOK_AT:  # the result of default_collate; much faster than a full inspection
         samples = size_bytes = 0
         try:
             for item in items:
@@ -36,7 +36,7 @@ def size_of(batch: Any, tensor: type[Any]) -> tuple[int, int]:
 
 
 class _Look:
-    """One look around in a batch."""
+    """One inspection of a batch."""
 
     __slots__ = ("_left", "_samples", "_size_bytes", "_tensor")
 

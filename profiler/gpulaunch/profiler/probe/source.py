@@ -12,14 +12,14 @@ _LONGEST_TEXT_BYTES: Final = 500_000
 
 
 def parsed(code: CodeType) -> tuple[ast.Module, int]:
-    """The tree of a function's text, or of a module's, and what to add to its line numbers.
+    """The syntax tree of a function or a module, and the offset of its line numbers.
 
     Raises:
-        OSError, SyntaxError, ValueError, IndexError, RecursionError: there is none, or it is not what runs: "<stdin>",
-            a lambda within a line, a text that has changed.
+        OSError, SyntaxError, ValueError, IndexError, RecursionError: it is missing, or is not the running code:
+            "<stdin>", a lambda within a line, a file that has changed.
     """
     if not os.path.isfile(code.co_filename) or os.path.getsize(code.co_filename) > _LONGEST_TEXT_BYTES:
-        raise ValueError(code.co_filename)  # a pipe that the program was read from would be waited for without end
+        raise ValueError(code.co_filename)  # reading a pipe from which the program was read would block forever
     with open(code.co_filename, encoding="utf-8") as file:
         lines = file.readlines()
     if code.co_name == "<module>":
@@ -32,7 +32,7 @@ def parsed(code: CodeType) -> tuple[ast.Module, int]:
 
 
 def call_under_way(code: CodeType, last: int, tree: ast.Module, added: int) -> ast.Call | None:
-    """The call that a frame of this code at instruction `last` has not come back from: no other ends where it does."""
+    """The call from which a frame of this code at instruction `last` has not returned: it has a unique end position."""
     position = next(itertools.islice(code.co_positions(), last // 2, None), None)
     if position is None or position[1] is None:  # the latter with `python -X no_debug_ranges`
         return None

@@ -15,12 +15,12 @@ from gpulaunch.profiler.channel.layout import REGION_BITS, Hook, Region, TextSlo
 from gpulaunch.profiler.channel.segment_writer import SegmentWriter
 from gpulaunch.profiler.probe.account import CHECKPOINT, MOST_NOTES
 from gpulaunch.profiler.probe.observed import ObservedSteps
-from gpulaunch.profiler.probe.training_thread import ASIDE, NO_THREAD, OFF, UNOBSERVED
+from gpulaunch.profiler.probe.training_thread import NESTED, NO_THREAD, OFF, UNOBSERVED
 from gpulaunch.profiler.probe.unobserved import UnobservedSteps
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
-_QUIET_NS: Final = 2_000_000_000  # and four steps: then another thread that trains becomes the training thread
-_SOON_NS: Final = 50_000_000  # so long without an edge, and it is worth to ask whether the thread still lives
+_QUIET_NS: Final = 2_000_000_000  # and four steps: after that, another thread that trains becomes the training thread
+_SOON_NS: Final = 50_000_000  # after this time without an edge, it is checked whether the thread is still alive
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _DURATION: Final = in_steps(Word.STEP_NS_TOTAL)
 _OTHER: Final = int(Region.OTHER)
@@ -36,8 +36,8 @@ class Probe(ObservedSteps):
     """The state behind the taps of one rank, and its segment.
 
     The first thread that computes gradients or steps an optimizer is the training thread; edges of others do not count,
-    unless it has ended, or passes none any more while another trains: then that one is. Until there is one, the first
-    thread that reads a dataloader stands in for it.
+    unless it has ended, or passes no more edges while another one trains: then that one replaces it. Until there is
+    one, the first thread that reads a dataloader substitutes for it.
     """
 
     __slots__ = ("_asked_ns", "_stood_here")
@@ -46,7 +46,7 @@ class Probe(ObservedSteps):
         super().__init__(writer, torch)
         self.unobserved = UnobservedSteps(self)
         self._stood_here = NO_THREAD
-        self._asked_ns = 0  # when it was last asked whether it still trains
+        self._asked_ns = 0  # when it was last checked whether it still trains
 
     def ended(self) -> None:
         """The program has ended: write the rest to the segment."""
@@ -76,14 +76,14 @@ class Probe(ObservedSteps):
         with suppress(Exception):  # if the segment itself failed, the error cannot be reported
             self.unavailable(Hook.DATALOADER | Hook.BACKWARD | Hook.OPTIMIZER, repr(error))
 
-    # --- which thread, and where it is --------------------------------------------------------------------------------
+    # --- which thread, and its state --------------------------------------------------------------------------------
 
     def adopts(self, now_ns: int) -> bool:
-        """True if this thread, which is not the training thread, becomes it: the first to ask does."""
+        """True if this thread, which is not the training thread, becomes it: the first caller does."""
         if self.thread:
             return self._takes_over(now_ns)
         self.thread = get_ident()
-        if self._loader_thread != self.thread:  # else its steps have begun with its first batch
+        if self._loader_thread != self.thread:  # else its steps began with its first batch
             self._begin(now_ns)
         return True
 
@@ -98,7 +98,7 @@ class Probe(ObservedSteps):
         quiet_ns = now_ns - (edge >> REGION_BITS)
         if quiet_ns < _SOON_NS:
             return False
-        # In a backward or a step it has others work for it: hooks of gradients on a GPU, parts of an optimizer.
+        # In a backward or a step, other threads work for it: gradient hooks on a GPU, parts of an optimizer.
         if quiet_ns < _QUIET_NS + 4 * step_ns or edge & _REGION in (_BACKWARD, _OPTIMIZER):
             running = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
             if thread in running:
@@ -129,19 +129,19 @@ class Probe(ObservedSteps):
         return self.writer.words[_LAST_EDGE] & _REGION == _BACKWARD
 
     def nested(self) -> Nested | None:
-        """An interval begins on this thread that counts as a whole: a save, a compilation.
+        """An interval begins on this thread that is counted as a whole: a save, a compilation.
 
         Until `nested_end` the training thread is not observed. None, and no `nested_end`, on any other thread.
         """
         self.unobserved.end()
         if not self.is_training():
             return None
-        self._stood_here, self.thread = self.thread, ASIDE
+        self._stood_here, self.thread = self.thread, NESTED
         return monotonic_ns(), self.machine.nested_ns
 
     def nested_end(self, phase: int, began: Nested) -> int:
         """It has ended; the time since belongs to `phase`, and is returned."""
-        if self.thread != ASIDE:  # switched off meanwhile
+        if self.thread != NESTED:  # disabled meanwhile
             return 0
         self.thread = self._stood_here
         try:
@@ -156,14 +156,14 @@ class Probe(ObservedSteps):
             self.nest(CHECKPOINT, since_ns, monotonic_ns(), nested_before_ns)
 
     def nest(self, phase: int, began_ns: int, now_ns: int, nested_before_ns: int) -> int:
-        """As the machine's, for what a tap has seen: any number of them may lie between two edges."""
+        """As the machine's, for an interval observed by a tap: there may be any number between two edges."""
         own_ns = self.machine.nest(phase, began_ns, now_ns, nested_before_ns)
         if len(self.machine.notes) > MOST_NOTES // 2:
             self._catch_up_here()
         return own_ns
 
     def optimizer_made(self, identity: int) -> None:
-        """The program has made an optimizer; its `id` may be that of one that is gone, whose steps ended steps."""
+        """The program has created an optimizer; its `id` may be that of a deleted one whose steps ended steps."""
         try:
             if identity == self.unobserved.pivot:
                 self.unobserved.end()
@@ -174,7 +174,7 @@ class Probe(ObservedSteps):
         except Exception as error:
             self.fail(error)
 
-    # --- what the taps call -------------------------------------------------------------------------------------------
+    # --- called by taps -------------------------------------------------------------------------------------------
 
     def loader_end(self) -> None:
         """The dataloader has no more batches."""
@@ -188,10 +188,10 @@ class Probe(ObservedSteps):
         except Exception as error:
             self.fail(error)
 
-    # --- what the user says -------------------------------------------------------------------------------------------
+    # --- marks of the user -------------------------------------------------------------------------------------------
 
     def mark_step(self) -> None:
-        """The user says that a step ends here."""
+        """The user marks the end of a step."""
         try:
             if self.thread == UNOBSERVED:
                 self.unobserved.step_ended(0)
@@ -206,10 +206,10 @@ class Probe(ObservedSteps):
             self.fail(error)
 
     def mark_phase(self, phase: int) -> int:
-        """The user says which phase the time from here on belongs to (1 + its index in PHASES, or 0: as the edges say).
+        """The user sets the phase of the time from here on (1 + its index in PHASES, or 0: determined by the edges).
 
         Returns:
-            What to set again when the user's block ends.
+            The value to restore when the user's block ends.
         """
         try:
             self.unobserved.end()

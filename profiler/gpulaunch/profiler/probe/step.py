@@ -1,4 +1,4 @@
-"""From edges to steps and phases: a pure machine; it knows no torch, no clock and no segment.
+"""Turns edges into steps and phases: a pure state machine without torch, clock or segment.
 
 The training thread passes six edges, each with the time: enter and exit of the dataloader's `next`, of the autograd
 engine, and of an optimizer's step. The time between two edges belongs to one phase:
@@ -11,15 +11,15 @@ engine, and of an optimizer's step. The time between two edges belongs to one ph
     a batch not for training
     anything else              other: gradient clipping, logging
 
-What has a beginning and an end of its own lies inside these: a copy, a sync, a collective, a checkpoint, a compilation,
-a garbage collection. `nest` takes its time out of the phase around it. `other` is what the named phases leave of a
-step, so the parts always sum to the step.
+Intervals with their own beginning and end are nested in these: a copy, a sync, a collective, a checkpoint, a
+compilation, a garbage collection. `nest` subtracts their time from the phase around them. `other` is the rest of a step
+after the named phases, so the parts always sum to the step.
 
-Each edge gives the region that the thread is in from there on (`layout.Region`).
+Each edge determines the region of the thread from there on (`layout.Region`).
 
-A step ends when its optimizer has stepped. Where no optimizer is seen for `PATIENCE` micro-steps (a compiled or
-home-made one) it ends with each backward, and where there is no backward either, with each batch (a wholly compiled
-step). What was waited through until then is entered as that many steps of equal length.
+A step ends when its optimizer has stepped. If no optimizer is observed for `PATIENCE` micro-steps (a compiled or custom
+one), it ends with each backward, and if there is no backward either, with each batch (a fully compiled step). The time
+until then is counted as that many steps of equal length.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from gpulaunch.profiler.probe.account import (
 )
 
 PATIENCE: Final = 64
-"""Micro-steps (or batches) without the better edge after which the next worse one ends the steps. Gradients are rarely
-accumulated over more; to be wrong costs a few short steps in the count, once."""
+"""Micro-steps (or batches) without the preferred edge after which the next one ends the steps. Gradients are rarely
+accumulated over more; an error adds a few short steps to the count, once."""
 
 _LONG_PATIENCE: Final = 16 * PATIENCE
-"""The same where an optimizer has been made and nothing has been compiled that it could be part of: it will come."""
+"""The same if an optimizer exists that cannot be part of compiled code: it is expected to step."""
 
 _GONE: Final = -1  # no optimizer has this `id`
-_MANY: Final = 16  # optimizers of one program that each step once per step, after backwards of their own
+_MANY: Final = 16  # optimizers of one program that each step once per step, after their own backwards
 
-# An enum member lookup takes as long as an edge; these names do not.
+# An enum member lookup takes as long as an edge.
 _UNKNOWN: Final = StepSource.NONE
 _BY_OPTIMIZER: Final = StepSource.OPTIMIZER
 _BY_BACKWARD: Final = StepSource.BACKWARD
 _BY_DATALOADER: Final = StepSource.DATALOADER
 _BY_MARK: Final = StepSource.MARK
 
-# Plain numbers, as the segment has them.
+# Plain numbers, as in the segment.
 IN_LOADER: Final = int(Region.LOADER)
 IN_FORWARD: Final = int(Region.FORWARD)
 IN_BACKWARD: Final = int(Region.BACKWARD)
@@ -109,22 +109,22 @@ class StepMachine(Account):
         self._batches_waiting = 0
         self._exhausted = False
         self._validates = False  # the last batch was fetched without gradients, and its loader has not ended
-        self._dataset = self._trained = 0  # what the last batch was from, and the last one that was trained on
-        self._mixed = self._beside = 0  # another that batches wait of, and that were trained on together with the last
-        self._fed = False  # batches were trained on since an optimizer stepped
+        self._dataset = self._trained = 0  # the dataset of the last batch, and of the last one used for training
+        self._mixed = self._beside = 0  # other datasets: with pending batches, and trained on with the last
+        self._fed = False  # batches were used for training since an optimizer stepped
 
         self._depth = 0  # autograd calls within each other
         self._optimizer = 0  # the outermost optimizer that is stepping, or 0
         self.pivot = 0
         """The optimizer whose step ends the step (its `id`): those that are noted are its."""
-        self._pivot_since = 0  # so many steps ago it was another
+        self._pivot_since = 0  # this many steps ago it was another
         self._others: set[int] = set()  # the others that stepped since
-        self._apart = self._micro_apart = 0  # how often with a backward of their own; micro-steps up to the last one
+        self._apart = self._micro_apart = 0  # how often with their own backward; micro-steps up to the last one
         self._patience = PATIENCE
         self._compiles = False
 
     def start_over(self, now_ns: int) -> None:
-        """Another thread trains from now on: the current step is left as it is."""
+        """Another thread trains from now on: the current step is abandoned."""
         self.notes.clear()
         self.begin(now_ns)
         self._samples_waiting = self._batches_waiting = self._mixed = 0
@@ -139,13 +139,13 @@ class StepMachine(Account):
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether steps end with one optimizer's, or where the user says: without the edges before that, too."""
+        """Whether steps end with one optimizer's, or at the user's marks, also without the edges before that."""
         if self.source is _BY_OPTIMIZER:
             return not self._pivot_since or self.totals[0] - self._pivot_since >= PATIENCE
         return self.source is _BY_MARK
 
     def optimizer_made(self, identity: int) -> None:
-        """The program has made an optimizer. Its `id` may be that of one that is gone."""
+        """The program has created an optimizer. Its `id` may be that of a deleted one."""
         if not self._compiles:
             self._patience = _LONG_PATIENCE
         self._others.discard(identity)
@@ -153,23 +153,23 @@ class StepMachine(Account):
             self.pivot = _GONE
 
     def compiled(self) -> None:
-        """Something was compiled, possibly the optimizer's step, which is not observed then."""
+        """Code was compiled, possibly the optimizer's step, which is then not observed."""
         self._compiles = True
         self._patience = PATIENCE
 
     def left_out(self, identity: int) -> None:
-        """A gradient scaler has left out the step of this optimizer (its `id`)."""
+        """A gradient scaler has skipped the step of this optimizer (its `id`)."""
         if self._compiles and not self.optimized:
-            return  # its steps are compiled, and never seen
+            return  # its steps are compiled and never observed
         if self.pivot in (0, _GONE, identity):
             self.pivot = identity
             self.skipped_steps += 1
 
     def loader_enter(self, now_ns: int) -> int:
-        """A batch is asked for."""
-        self._optimizer = self._depth = 0  # nothing of both reads data: what is still open has raised
+        """A batch is requested."""
+        self._optimizer = self._depth = 0  # neither of them reads data: what is still open has raised
         if self._exhausted:
-            self._forget_batches()  # an evaluation ran to its end, and the next thing is not a backward
+            self._forget_batches()  # an evaluation has ended, and no backward follows
         if now_ns < self._edge_ns:
             now_ns = self._edge_ns
         if self._forced:
@@ -185,7 +185,7 @@ class StepMachine(Account):
                 self._close(1)
             elif self._batches_waiting >= PATIENCE:
                 if self.source is not _UNKNOWN:
-                    if self._dataset != self._trained:  # else it is read far ahead
+                    if self._dataset != self._trained:  # else it is prefetched
                         self._forget_batches()
                 elif self._patience == PATIENCE:
                     self.source = _BY_DATALOADER
@@ -195,14 +195,14 @@ class StepMachine(Account):
         return IN_LOADER
 
     def loader_exit(self, now_ns: int, samples: int, trains: bool, dataset: int = 0) -> int:
-        """A batch of a dataset (its `id`) is there; `trains` is False when gradients are off: not for training."""
+        """A batch of a dataset (its `id`) has arrived; `trains` is False when gradients are off: not for training."""
         self._validates = not trains
         if not trains:
             self._pass(now_ns, VALIDATION)
             return IN_VALIDATION
         if self._batches_waiting and dataset != self._dataset:
             if dataset == self._trained and self._dataset != self._beside and self._batches_waiting > 1:
-                self._forget_batches()  # an evaluation that was broken off: training goes on, with its own batches
+                self._forget_batches()  # an evaluation was aborted: training continues, with its own batches
             else:
                 self._mixed = self._dataset
         if now_ns < self._edge_ns:
@@ -236,7 +236,7 @@ class StepMachine(Account):
             now_ns = self._edge_ns
         self._parts[self._forced or FORWARD] += now_ns - self._edge_ns
         self._edge_ns = now_ns
-        if self._batches_waiting:  # they are trained on
+        if self._batches_waiting:  # they are used for training
             self._parts[DATA_WAIT] += self._wait_pending
             self._samples += self._samples_waiting
             self._wait_pending = self._idle_pending = self._samples_waiting = self._batches_waiting = 0
@@ -249,7 +249,7 @@ class StepMachine(Account):
         return IN_BACKWARD
 
     def backward_exit(self, now_ns: int, accumulates: bool) -> int:
-        """Autograd is done; `accumulates` tells `backward`, which fills gradients for a step, from `grad`."""
+        """Autograd is done; `accumulates` distinguishes `backward`, which fills gradients for a step, from `grad`."""
         self._depth -= 1
         if self._depth > 0:
             return IN_BACKWARD
@@ -263,7 +263,7 @@ class StepMachine(Account):
             return IN_OPTIMIZER if self._optimizer else IN_STEPPING
         self.microsteps += 1
         if self._optimizer:
-            return IN_OPTIMIZER  # a closure (LBFGS) evaluates as often as it likes
+            return IN_OPTIMIZER  # a closure (LBFGS) may evaluate any number of times
         self._micro += 1
         if self.source is _BY_BACKWARD:
             self._close(1)
@@ -298,9 +298,9 @@ class StepMachine(Account):
         if self.source is not _BY_OPTIMIZER:
             self.source = _BY_OPTIMIZER
             self.pivot = identity
-        # Of several optimizers that share a batch (a GAN's two, one per layer), one is counted: the first seen. Another
-        # one counts where it has had a batch of its own; when it steps twice in its absence; or when many do, each
-        # after a backward of its own: they are made for a step or two, as federated clients' are.
+        # Of several optimizers that share a batch (a GAN's two, one per layer), the first observed one counts. Another
+        # one counts if it had its own batch; if it steps twice while the first does not; or if many do, each after its
+        # own backward: such optimizers exist for a step or two, as those of federated clients.
         fed, self._fed = self._fed, False
         count = 1
         if identity != self.pivot:
@@ -323,23 +323,23 @@ class StepMachine(Account):
         if micro:
             self._last_micro = micro
         elif not self.microsteps:
-            self._use_batches()  # no backward was ever seen: this torch's cannot be tapped
+            self._use_batches()  # no backward was ever observed: that of this torch cannot be tapped
             self._trained = self._dataset
         self._close(count)
         return region
 
     def mark_step(self, now_ns: int) -> None:
-        """The user says that a step ends here; from now on nothing else ends one."""
+        """The user marks the end of a step; from now on nothing else ends one."""
         self.source = _BY_MARK
         self._pass(now_ns, VALIDATION if self._validates else OTHER)
         self._use_batches()
         self._close(1)
 
     def mark_phase(self, now_ns: int, phase: int) -> int:
-        """From here on the time belongs to `phase` (1 + its index in PHASES), or again to what the edges say (0).
+        """From here on the time belongs to `phase` (1 + its index in PHASES), or to that of the edges (0).
 
         Returns:
-            What held before, to be handed back when the user's block ends.
+            The previous value, to be restored when the user's block ends.
         """
         self._pass(now_ns, VALIDATION if self._validates else OTHER)
         before = self._forced
@@ -352,17 +352,17 @@ class StepMachine(Account):
         self._batches_waiting += 1
 
     def ends_step(self, identity: int) -> bool:
-        """True if steps end when this optimizer (its `id`) has stepped; 0: when the user says so."""
+        """True if steps end when this optimizer (its `id`) has stepped; 0: at the user's marks."""
         return self.source is _BY_MARK if not identity else self.source is _BY_OPTIMIZER and identity == self.pivot
 
     def _use_batches(self) -> None:
-        """The batches that wait are trained on."""
+        """The pending batches are used for training."""
         self._parts[DATA_WAIT] += self._wait_pending
         self._samples += self._samples_waiting
         self._wait_pending = self._idle_pending = self._samples_waiting = self._batches_waiting = 0
 
     def _forget_batches(self) -> None:
-        """The batches that wait were not for training."""
+        """The pending batches were not for training."""
         self._parts[VALIDATION] += self._wait_pending + self._idle_pending
         self.on_evaluated(self._batches_waiting, self._dataset == self._trained or not self._trained)
         self._mixed = 0

@@ -1,7 +1,7 @@
 """Places taps in torch and removes them; used by every module of the probe that has taps.
 
-A tap is a function of ours in place of one of torch's. A module places its own in `place(probe, torch, undo)`: it
-raises `HookError` if torch does not look as expected, and appends to `undo` what removes the tap.
+A tap is a function that replaces one of torch's. A module places its own in `install(probe, torch, undo)`: it
+raises `HookError` if torch does not look as expected, and appends to `undo` the function that removes the tap.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any
 
 Undo = list[Callable[[], None]]
-"""What to call, last one first, to have torch as it was."""
+"""Functions that restore torch, to be called in reverse order."""
 
 
 class HookError(Exception):
@@ -44,7 +44,7 @@ def take_out(callbacks: list[Any], callback: object) -> None:
         callbacks.remove(callback)
 
 
-def keep_out(torch: Any, *taps: Any, ours: Iterable[object] = ()) -> None:
+def exclude_from_compile(torch: Any, *taps: Any, ours: Iterable[object] = ()) -> None:
     """Have torch.compile run these taps as they are, and not compile them, when it meets them outside a graph.
 
     Only the taps: what they wrap calls user code (an autograd.Function, a dataset) that must still be compiled. `ours`
@@ -68,7 +68,7 @@ def keep_out(torch: Any, *taps: Any, ours: Iterable[object] = ()) -> None:
 
 
 def function_of(found: object, *, parameters: tuple[str, ...], variadic: bool) -> FunctionType:
-    """`found`, if it is a Python function of just this shape.
+    """Return `found` if it is a Python function with exactly these parameters.
 
     Raises:
         HookError: it is not.

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 
-def let_go_of_the_group_last() -> None:
+def release_process_group_last() -> None:
     """Have every DistributedDataParallel keep its process group behind its reducer. Idempotent."""
     distributed = sys.modules.get("torch.nn.parallel.distributed")
     kind: Any = getattr(distributed, "DistributedDataParallel", None)

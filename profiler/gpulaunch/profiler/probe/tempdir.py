@@ -1,7 +1,7 @@
-"""Places the sockets of a rank's multiprocessing beside the control segment, so that they are removed with the job.
+"""Places the sockets of a rank's multiprocessing next to the control segment, so that they are removed with the job.
 
 A dataloader passes batches through sockets in a directory that multiprocessing makes in the temporary directory and
-removes at the end of the process. A killed process removes nothing, and its directories stay for good.
+removes at the end of the process. A killed process removes nothing, and its directories remain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MAX_PATH = 80
 
 
 def keep_sockets_together() -> None:
-    """Name the directory, before multiprocessing makes one of its own; a rank whose segment is too deep has none."""
+    """Set the directory before multiprocessing creates its own; not if the path of the segment is too long."""
     process = sys.modules.get("multiprocessing.process")
     control = os.environ.get("GPULAUNCH_CONTROL", "")
     if process is None or not control:

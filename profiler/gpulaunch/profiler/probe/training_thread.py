@@ -7,8 +7,8 @@ from typing import Final
 NO_THREAD: Final = 0
 """No thread has trained yet."""
 
-ASIDE: Final = -1
-"""The training thread is inside something whose inside does not count."""
+NESTED: Final = -1
+"""The training thread is inside a call whose edges do not count."""
 
 OFF: Final = -2
 """There is no training thread any more. With this or UNOBSERVED the taps pass everything through."""

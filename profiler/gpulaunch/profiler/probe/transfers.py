@@ -5,12 +5,12 @@ what it waited by (`SYNCS`), or both, and at one line of the program.
 
     h2d   bytes as they arrive, since torch converts before it sends; pinned only where it need not convert
     d2h   the same; also a wait, by "cpu", unless it goes to pinned memory and was asked not to block
-    d2d   from one GPU to another; what stays on one GPU is none of the ledger's
-    wait  item, tolist, nonzero, ...: a value is needed on the CPU, so all that was queued before it must be done
+    d2d   from one GPU to another; copies within a GPU are not counted
+    wait  item, tolist, nonzero, ...: a value is needed on the CPU, so all work queued before it must be done
 
-Only the training thread waits. Of other threads (one that prefetches) copies count, and the time they take does not.
-Their counts go into the same words without a lock: Python does not change threads within `words[...] += n`, and where
-it has no lock of its own a lost count is the whole damage.
+Only the training thread waits. For other threads (such as one that prefetches) copies are counted, but not their time.
+Their counts go into the same words without a lock: Python does not change threads within `words[...] += n`, and
+without the GIL the only damage is a lost count.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OTHER: Final = SYNCS.index("other")
 _BRING_ALL: Final = (SYNCS.index("tolist"), SYNCS.index("numpy"))
 
 _TAP_DEEP: Final = 4
-"""Frames of ours at the least between an entry and the program: `_enter_...`, `copies`, and a tap with its wrapper."""
+"""Minimum of our frames between an entry and the program: `_enter_...`, `copies`, and a tap with its wrapper."""
 
 Original = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -60,8 +60,8 @@ Copy = tuple[int, int, int]
 class Transfers:
     """Counts the calls reported by the taps of `copies` and writes them to the segment.
 
-    A tap calls one of the first four instead of torch's own function. They call that, once, and return its result or
-    raise what it raises, or what a signal handler of the program raises; after a fault of ours they do only this.
+    A tap calls one of the first four instead of torch's own function. They call it once, and return its result or raise
+    its exception, or that of a signal handler of the program; after a fault of ours they do only this.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Transfers:
     )
 
     CALLING: Final = ("copies", "waits", "pins", "module_moves", "_timed")
-    """Those that make the user's call: what that runs is not ours."""
+    """The functions that make the user's call: code that it runs is not ours."""
 
     def __init__(self, probe: Probe, torch: Any, types: frozenset[str], clock: GpuClock) -> None:
         self._probe = probe
@@ -95,13 +95,13 @@ class Transfers:
         self._num_modes = torch._C._len_torch_dispatch_stack
         self._transform = torch._C._functorch.peek_interpreter_stack
         self._off = False
-        self._inside: set[int] = set()  # threads that are in a call of ours: what torch calls there is a part of it
+        self._inside: set[int] = set()  # threads inside one of our calls: what torch calls there is part of it
         self._modules: dict[int, dict[int, int]] = {}  # threads that move a module: bytes so far, by index in COPIES
 
     def copies(self, kind: int, original: Original, args: Args, kwargs: Kwargs, *, into: bool = False) -> Any:
         """A call that may copy its first argument to what it returns or, `into`, its second to the first.
 
-        A line that brings something to the CPU by it is of this `kind` (index in SITE_KINDS).
+        A line that copies to the CPU by it is of this `kind` (index in SITE_KINDS).
         """
         thread = get_ident()
         if self._off or thread in self._inside or self._probe.thread <= OFF:
@@ -129,7 +129,7 @@ class Transfers:
         return result
 
     def waits(self, sync: int, tensor: Any, original: Original, args: Args, kwargs: Kwargs) -> Any:
-        """A call that waits for the GPU: for a value of `tensor`, if that is there; in any case, if it is None."""
+        """A call that waits for the GPU: for a value of `tensor`; in any case, if it is None."""
         thread = get_ident()
         if self._off or thread in self._inside or not self._probe.is_training():
             return self._call(original, args, kwargs)
@@ -144,7 +144,7 @@ class Transfers:
         return result
 
     def pins(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
-        """`pin_memory`, in the training thread: a copy within the CPU's memory, for the sake of one to the GPU."""
+        """`pin_memory`, in the training thread: a copy within the CPU's memory, in preparation of one to the GPU."""
         thread = get_ident()
         if self._off or thread in self._inside or not self._probe.is_training():
             return self._call(original, args, kwargs)
@@ -190,13 +190,13 @@ class Transfers:
             self._inside.discard(thread)
         return result, (began_ns, monotonic_ns(), nested_before_ns)
 
-    # --- what it was ------------------------------------------------------------------------------------------------
+    # --- kind of call ------------------------------------------------------------------------------------------------
 
     def _look(self, source: Any, result: Any) -> Copy | None:
-        """What a copy it was, if it was one."""
+        """The kind of copy, if it was one."""
         tensor = self._torch.Tensor
         if not (isinstance(source, tensor) and isinstance(result, tensor)):
-            return None  # torch.fx traces with things that write down whatever they are asked
+            return None  # torch.fx traces with objects that record every operation
         with self._torch._C.DisableTorchFunction():
             before, after = source.device, result.device
             if before == after:
@@ -207,15 +207,15 @@ class Transfers:
             if came and went:
                 return _D2D, _bytes(result), after.index or 0
             host = result if came else source
-            pinned = source.dtype == result.dtype and self._is_pinned(host)  # else it goes by a tensor in between
+            pinned = source.dtype == result.dtype and self._is_pinned(host)  # else by an intermediate tensor
             return (_D2H if came else _H2D)[pinned], _bytes(result), (before if came else after).index or 0
 
     def _is_pinned(self, host: Any) -> bool:
         cuda = self._torch.cuda
         if type(host).__torch_dispatch__ is not self._no_dispatch or self._num_modes() or self._transform() is not None:
-            return False  # to ask is one of torch's operations: what overrides these, or traces, would see it
+            return False  # the query is a torch operation: overrides and tracers would observe it
         if cuda.is_initialized() and cuda.is_current_stream_capturing():
-            return True  # no other copy can be captured, and the driver is better not asked meanwhile
+            return True  # no other copy can be captured, and the driver should not be queried meanwhile
         try:
             return bool(host.is_pinned())
         except RuntimeError:  # a sparse tensor
@@ -227,7 +227,7 @@ class Transfers:
             return None if _is_fake(tensor) or not self._is_far(tensor.device) else _bytes(tensor)
 
     def _is_far(self, device: Any) -> bool:
-        """Whether a device is an accelerator. Remembered, because it makes a new string of its type each time."""
+        """Whether a device is an accelerator. Cached, because torch creates a new string of its type each time."""
         far = self._far.get(device)
         if far is None:
             far = self._far[device] = device.type in self._types
@@ -294,7 +294,7 @@ class Transfers:
         self._probe.nest(phase, began_ns, ended_ns, nested_before_ns)
 
     def _tell_built(self, frame: FrameType) -> tuple[int, str] | None:
-        """A line that moves to the GPU what the program has built on the CPU is of a kind of its own."""
+        """A line that moves a tensor built on the CPU to the GPU has its own kind."""
         line = built_at(frame, self._torch)
         if not line:
             return None
@@ -324,7 +324,7 @@ class Transfers:
         words, writer = self._probe.writer.words, self._probe.writer
         at = Word.COPY_FIRST + COPY_WORDS * index + CopyTotals.gpu_ns
 
-        def told(gpu_ns: int) -> None:  # it stands for those of the steps that were not timed
+        def told(gpu_ns: int) -> None:  # it represents those of the steps that were not timed
             words[at] += TIMED_EVERY * gpu_ns
             writer.site(row, gpu_ns=TIMED_EVERY * gpu_ns, count=0)
 
@@ -359,7 +359,7 @@ def _flag(args: Args, kwargs: Kwargs) -> int:
 
 
 def _bytes(tensor: Any) -> int:
-    """A tensor's bytes; 0 of a sparse one, which does not know."""
+    """A tensor's bytes; 0 for a sparse one, which does not report them."""
     try:
         return int(tensor.nbytes)
     except RuntimeError:
@@ -367,5 +367,5 @@ def _bytes(tensor: Any) -> int:
 
 
 def _is_fake(tensor: Any) -> bool:
-    """True for what only has the shape of a tensor, as torch.compile works with."""
+    """True for objects that only have the shape of a tensor, as used by torch.compile."""
     return type(tensor).__module__.startswith("torch._subclasses")

@@ -1,10 +1,10 @@
-"""Makes steps without observing them: what is done while only one of some blocks of steps is observed (`budget`).
+"""Handles steps that are not observed, while only some blocks of steps are (`budget`).
 
 In such a step the taps pass everything through. Three things are still done: batches are counted, the end of the step
 is noted, and rare events of the program - a save, an evaluation, the end of an epoch - end the block, because their
 time must be observed. The taps have the handling of a plain batch and a plain step inlined.
 
-The phases of these steps are not known. They are reported as equal to those of the steps that were observed before.
+The phases of these steps are unknown. They are reported as equal to those of the steps observed before.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpulaunch.profiler.probe.budget import BLOCK, NEVER, Budget, Totals, budget
 from gpulaunch.profiler.probe.noted import NotedSteps
 from gpulaunch.profiler.probe.training_thread import OFF, UNOBSERVED
 
-_MOST_OTHERS: Final = 4  # optimizers' steps in a step, besides the one that ends it
-_LONGEST_NS: Final = 4_000_000_000  # twice what the unobserved blocks may be expected to take
+_MOST_OTHERS: Final = 4  # steps of other optimizers in a step, besides the one that ends it
+_LONGEST_NS: Final = 4_000_000_000  # twice the expected duration of the unobserved blocks
 _PUBLISHED_EVERY_NS: Final = 100_000_000  # readers read a few times a second
 _LAST_EDGE: Final = int(Word.LAST_EDGE)
 _OTHER: Final = int(Region.OTHER)
@@ -37,7 +37,7 @@ _NOW_AND_THEN: Final = (CHECKPOINT, COMPILE, GC, VALIDATION)
 
 
 class Owner(Protocol):
-    """What a probe is to its unobserved steps; see `state.Probe`."""
+    """The interface of a probe for its unobserved steps; see `state.Probe`."""
 
     thread: int
     writer: SegmentWriter
@@ -90,12 +90,12 @@ class UnobservedSteps:
         self._words = probe.writer.words
         self._budget = Budget(budget_ppm(os.environ.get("GPULAUNCH_PROFILE_BUDGET", "")))
         self._words[StepTotals.budget_ppm] = self._budget.ppm
-        self._before = list(probe.machine.totals)  # the machine's totals when the steps before began to be observed
-        self._like_ns: list[int] = []  # what those took: in all, and by phase
-        self._like_steps = 1  # so many
+        self._before = list(probe.machine.totals)  # the machine's totals when the steps before started to be observed
+        self._like_ns: list[int] = []  # their duration: total, and by phase
+        self._like_steps = 1  # their number
         self._micro = 0  # and their micro-steps
-        self._until = 0  # after so many steps they are observed again
-        self._samples = 0  # of the block: in batches that were no plain ones
+        self._until = 0  # after this many steps they are observed again
+        self._samples = 0  # of the block: in batches that were not plain
         self._others = self._others_at = 0  # steps of other optimizers in a step, and how many steps had ended then
         self.thread = 0
         """The thread that makes unobserved steps."""
@@ -117,7 +117,7 @@ class UnobservedSteps:
 
         Args:
             now_ns: the time now.
-            calls_ns: what it costs in each step that the taps are called.
+            calls_ns: the cost of calling the taps in each step.
         """
         machine = self._probe.machine
         steps, step_ns = machine.totals[0], machine.totals[_DURATION]
@@ -129,7 +129,7 @@ class UnobservedSteps:
             self.observe_one_of(self._budget.one_of)
 
     def observe_one_of(self, blocks: int) -> None:
-        """From now on observe one of `blocks` blocks."""
+        """From now on, observe one of `blocks` blocks."""
         self._budget.one_of = blocks
         self._observed_from_here()
 
@@ -139,7 +139,7 @@ class UnobservedSteps:
         is_turn = steps == self.turn  # several may have been published as one
         self.turn = next_turn(steps, self._budget.one_of)
         if not is_turn or machine.inside_backward or not machine.ends_by_itself:
-            return  # or their ends would not be seen
+            return  # or their ends would not be observed
         before, totals = self._before, machine.totals
         self._like_steps = max(1, steps - before[0])
         self._like_ns = _steady(before, totals)
@@ -157,10 +157,10 @@ class UnobservedSteps:
         self.begun = False
         self._others = 0
         self.until_ns = machine.totals[_LAST_STEP] + _LONGEST_NS
-        self._probe.thread = UNOBSERVED  # last: what a signal handler raises may come between any two of these
+        self._probe.thread = UNOBSERVED  # last: a signal handler may raise between any two of these
 
     def fetch(self, original: Callable[[Any], Any], iterator: Any, grad_enabled: Callable[[], bool]) -> Any:
-        """Return a dataloader's next batch in an unobserved step, if it is not a plain one."""
+        """Return a dataloader's next batch in an unobserved step, if it is not plain."""
         probe = self._probe
         try:
             batch = original(iterator)
@@ -198,7 +198,7 @@ class UnobservedSteps:
             made = len(self.ends_ns)
             self._others, self._others_at = self._others + 1 if made == self._others_at else 1, made
             if self._others > _MOST_OTHERS:
-                self.end()  # the program has made another optimizer: with its steps no block would ever end
+                self.end()  # the program has created another optimizer: with its steps no block would ever end
         elif self._probe.machine.ends_step(0):
             now_ns = monotonic_ns()
             self._words[_LAST_EDGE] = now_ns << REGION_BITS | _OTHER
@@ -275,7 +275,7 @@ class UnobservedSteps:
 
 
 def _steady(before: list[int], after: list[int]) -> list[int]:
-    """Time of the steps between these totals: in all, and by phase; without rare events."""
+    """Time of the steps between these totals: total, and by phase; without rare events."""
     took = [new - old for new, old in zip(after, before, strict=True)][_DURATION : _DURATION + 1 + len(PHASES)]
     for phase in _NOW_AND_THEN:
         took[0] -= took[phase]

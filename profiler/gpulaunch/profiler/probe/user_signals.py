@@ -1,7 +1,7 @@
-"""Tells whether an exception within our own code is ours, or was raised by a signal handler of the program.
+"""Distinguishes an exception of our own code from one raised by a signal handler of the program.
 
-Python runs handlers of signals between any two of its instructions, ours included. What a handler raises (on SIGALRM a
-TimeoutError, say) is meant to end what the program is doing, and must get there.
+Python runs handlers of signals between any two of its instructions, ours included. An exception of a handler (such as
+a TimeoutError on SIGALRM) is meant to interrupt the program, and must reach it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def raised_by_program(error: BaseException) -> bool:
-    """Whether a handler of the program's has raised it. For where something has gone wrong: it is not quick."""
+    """Whether a handler of the program has raised it. For error handling only: it is slow."""
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
     trace = error.__traceback__
     while trace is not None:

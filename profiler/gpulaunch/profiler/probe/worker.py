@@ -7,14 +7,13 @@ wall time was spent blocked.
 
     wall time of a fetch = on a core + in the run queue + blocked
 
-Other threads of the worker count too: while the fetching thread waits for a pool that decodes, what that pool computes
-is preparing, not waiting. Reads are counted by `io`, of which `read_bytes` came from a device and `rchar` is
+Other threads of the worker count too: while the fetching thread waits for a decoding pool, the pool's computation is
+preparation, not waiting. Reads are counted by `io`, of which `read_bytes` came from a device and `rchar` is
 everything, so the difference came from memory.
 
 The taps sit on the `fetch` of torch's two fetcher classes, in the rank, and forked workers inherit them; in spawned
-ones torch's import places them (`inject.arm`). Only a worker of the rank itself measures. It writes to a slot of its
-own in `workers-<rank>.bin`, never to the rank's segment; a fault ends the measuring there and leaves the fetching
-alone.
+ones torch's import places them (`inject.arm`). Only a worker of the rank itself measures. It writes to its own
+slot in `workers-<rank>.bin`, never to the rank's segment; a fault ends the measurement there, not the fetching.
 """
 
 from __future__ import annotations
@@ -31,28 +30,30 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from gpulaunch.profiler.channel import workers
 from gpulaunch.profiler.channel.workers import KNOWS_IO, KNOWS_RUNQUEUE, WorkersWriter
 from gpulaunch.profiler.probe.size import size_of
-from gpulaunch.profiler.probe.taps import HookError, Undo, function_of, keep_out, put
+from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile, function_of, put
 
 if TYPE_CHECKING:
     from gpulaunch.profiler.probe.state import Probe
 
 
-_SCHEDSTAT: Final = "/proc/thread-self/schedstat"  # of the thread that opens it
+SCHEDSTAT_PATH: Final = "/proc/thread-self/schedstat"
+"""Of the thread that opens it."""
+IO_PATH: Final = "/proc/self/io"
+"""Of all threads: a pool may do the reading."""
 _PR_SET_PTRACER: Final = 0x59616D61
-_IO: Final = "/proc/self/io"  # of all threads: a pool may do the reading
 
 _armed = False
 
 
-def place(probe: Probe, torch: Any, undo: Undo) -> None:  # noqa: ARG001 - rooms are placed alike
+def install(probe: Probe, torch: Any, undo: Undo) -> None:  # noqa: ARG001 - rooms are placed alike
     """Have workers that this rank starts measure themselves.
 
     Raises:
-        HookError: torch does not look as expected, or the agent has made no file for it.
+        HookError: torch does not look as expected, or the agent has created no file for it.
     """
     path = _path()
     try:
-        workers.own(path)
+        workers.claim(path)
     except (OSError, ValueError) as error:
         raise HookError(f"no file for workers: {error}") from error
     _tap(torch, path, undo)
@@ -88,7 +89,7 @@ def _tap(torch: Any, path: str, undo: Undo) -> None:
     ]
     for owner, original in zip(classes, originals, strict=True):
         tap = tap_fetch(torch, meter, original)
-        keep_out(torch, tap)
+        exclude_from_compile(torch, tap)
         put(owner, "fetch", tap, undo)
 
 
@@ -102,7 +103,7 @@ def tap_fetch(torch: Any, meter: Meter, original: Any) -> Callable[[Any, Any], A
             return original(self, possibly_batched_index)
         try:
             batch = original(self, possibly_batched_index)
-        except BaseException:  # whatever it is goes on; the time was spent
+        except BaseException:  # the exception is passed on; the time was spent
             meter.end()
             raise
         meter.end(self, batch)
@@ -112,7 +113,7 @@ def tap_fetch(torch: Any, meter: Meter, original: Any) -> Callable[[Any, Any], A
 
 
 class Clocks(NamedTuple):
-    """What the kernel has counted for this process so far."""
+    """The kernel's counters of this process."""
 
     wall_ns: int
     thread_ns: int
@@ -125,9 +126,9 @@ class Clocks(NamedTuple):
 
 
 def spent(before: Clocks, after: Clocks) -> tuple[int, int, int, int, int, int]:
-    """What lies between two readings: wall_ns, cpu_ns, runqueue_ns, blocked_ns, storage_bytes, cached_bytes.
+    """The difference of two readings: wall_ns, cpu_ns, runqueue_ns, blocked_ns, storage_bytes, cached_bytes.
 
-    The second to fourth sum to the first, whatever the grain of the clocks.
+    The second to fourth sum to the first, whatever the resolution of the clocks.
     """
     wall_ns = max(0, after.wall_ns - before.wall_ns)
     thread_ns = min(wall_ns, max(0, after.thread_ns - before.thread_ns))
@@ -140,10 +141,10 @@ def spent(before: Clocks, after: Clocks) -> tuple[int, int, int, int, int, int]:
 
 
 class Meter:
-    """Measures the fetches of one worker process. Raises nothing."""
+    """Measures the fetches of one worker process. Never raises."""
 
     def __init__(self, path: str, worker: Any, tensor: type[Any]) -> None:
-        """Know where to write; nothing is opened before the first fetch in a worker.
+        """Store where to write; nothing is opened before the first fetch in a worker.
 
         Args:
             path: the rank's file of workers.
@@ -153,7 +154,7 @@ class Meter:
         self._path = path
         self._worker = worker
         self._tensor = tensor
-        self._pid = 0  # of the process that the rest is for
+        self._pid = 0  # of the process to which the rest belongs
         self._slot: WorkersWriter | None = None
         self._schedstat = self._io = -1
         self._inside = False
@@ -184,7 +185,7 @@ class Meter:
         return True
 
     def end(self, fetcher: Any = None, batch: Any = None) -> None:
-        """The fetch has ended; without a fetcher, it has given no batch."""
+        """The fetch has ended; without a fetcher, it returned no batch."""
         try:
             after = self._read_first_the_clocks()
             self._inside = False
@@ -214,8 +215,8 @@ class Meter:
         if parent is None:
             return
         _show_stacks()
-        self._schedstat, self._io = _opened(_SCHEDSTAT), _opened(_IO)
-        # The kernel may keep no such account, and then all is zero: this process has had a core by now.
+        self._schedstat, self._io = _opened(SCHEDSTAT_PATH), _opened(IO_PATH)
+        # If the kernel does not count this, all values are zero: this process has had a core by now.
         if self._schedstat >= 0 and not any(_schedstat(self._schedstat)):
             os.close(self._schedstat)
             self._schedstat = -1
@@ -236,7 +237,7 @@ class Meter:
 
 
 class _Collate:
-    """A collate function whose calls are timed; in everything else it is the user's."""
+    """A collate function whose calls are timed; otherwise it behaves as the user's."""
 
     __slots__ = ("_collate", "samples", "spent_ns")
 
@@ -251,13 +252,13 @@ class _Collate:
             return self._collate(data)
         finally:
             self.spent_ns += monotonic_ns() - began_ns
-            self.samples = len(data) if type(data) is list else 0  # a type of the user's own is not asked
+            self.samples = len(data) if type(data) is list else 0  # types of the user are not queried
 
 
 def _show_stacks() -> None:
     """Let the launcher and its sidecar read the stacks of this process: under Yama only its ancestors may.
 
-    prctl(2), PR_SET_PTRACER; a rank has done the same, but it is not handed on to children.
+    prctl(2), PR_SET_PTRACER; a rank has done the same, but children do not inherit it.
     """
     with suppress(Exception):
         tracer_pid = int(os.environ["GPULAUNCH_TRACER_PID"])
@@ -275,12 +276,12 @@ def _opened(path: str) -> int:
 
 
 def _schedstat(schedstat: int) -> tuple[int, ...]:
-    """Nanoseconds on a core (a tick too few while it runs), nanoseconds in the run queue, and turns on a core."""
+    """Nanoseconds on a core (a tick too few while it runs), nanoseconds in the run queue, and time slices on a core."""
     return tuple(map(int, os.pread(schedstat, 128, 0).split()))
 
 
 def _reads(io: int, *, counts_itself: bool) -> tuple[int, int]:
-    """Bytes from a device, and bytes in all; with those of this very reading, which the next one will see, or not."""
+    """Bytes from a device, and bytes in total; those of this reading itself may be included in the next one."""
     text = os.pread(io, 512, 0)
     storage = total = 0
     for line in text.splitlines():

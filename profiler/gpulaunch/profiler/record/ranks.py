@@ -26,6 +26,13 @@ class AttemptGroup:
     world_size: int
     node_rank: int
     ranks: tuple[RankPlace, ...]
+    directory: int | None = None
+    """The number of this node's run directory; None: `node_rank`, which may change in an elastic job."""
+
+    @property
+    def node(self) -> int:
+        """The number of this node in its run, the same in all attempts."""
+        return self.node_rank if self.directory is None else self.directory
 
 
 class Role(Enum):

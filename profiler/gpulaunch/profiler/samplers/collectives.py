@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gpulaunch.profiler.channel.collectives import CANNOT, KINDS, TELLS, CollectivesReader
+from gpulaunch.profiler.channel.collectives import KINDS, READABLE, UNREADABLE, CollectivesReader
 from gpulaunch.profiler.record import AttemptGroup, RankCollectives, Reading
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.rank_files import RankFiles
@@ -58,7 +58,7 @@ class CollectivesSampler:
                 if state is not None:
                     values.append(state)
         # Calls are counted without it; but then the collectives of DistributedDataParallel are not known.
-        absent = "torch's flight recorder cannot be asked" if self._recorders == {CANNOT} else ""
+        absent = "torch's flight recorder cannot be asked" if self._recorders == {UNREADABLE} else ""
         return Reading(values=tuple(values), absent=absent, errors=tuple(errors), late_s=self._clock() - now)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class CollectivesSampler:
             calls={kind: count for kind, count in zip(KINDS, calls, strict=True) if count},
             enqueued=enqueued if recorded else None,
             completed=completed if recorded else None,
-            sequence=seen.sequence if is_now and seen.recorder == TELLS else None,
+            sequence=seen.sequence if is_now and seen.recorder == READABLE else None,
             last=seen.last if is_now else None,
             running=seen.running,
         )

@@ -24,7 +24,8 @@ from gpulaunch.profiler.samplers.pyspy import Look, PySpy
 from gpulaunch.profiler.stack import Frame
 
 _TRIES: Final = 5
-_CHECKS: Final = 50
+CHECKS: Final = 50
+"""How often the own stack is read before its layout is not believed: a stack may be torn."""
 _PAUSE_S: Final = 0.002
 _MOST_THREADS: Final = 4096
 _MOST_FRAMES: Final = 2000
@@ -117,7 +118,7 @@ class Peek:
             raise LayoutError("its stack reads differently")
 
     def _reads_what_python_says(self, layout: Layout) -> bool:
-        for _ in range(_CHECKS):
+        for _ in range(CHECKS):
             before = _as_python_says()
             try:
                 base = self._base_of(os.getpid(), layout)

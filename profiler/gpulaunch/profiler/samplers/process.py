@@ -292,7 +292,11 @@ class ProcessSampler:
             )
             if self._waits_counted:
                 runqueue_s[role] = waited_ns / 1e9
-        wanting = [p.threads.wanting for p in rank.known.values() if p.living and p.threads.wanting is not None]
+        wanting = [
+            p.threads.runnable_threads
+            for p in rank.known.values()
+            if p.living and p.threads.runnable_threads is not None
+        ]
         return RankProcesses(
             rank=rank.rank,
             usage=usage,

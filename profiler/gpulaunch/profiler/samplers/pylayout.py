@@ -25,7 +25,8 @@ _RUNTIME_BYTES: Final = 1 << 14
 _THREAD_BYTES: Final = 512
 _FRAME_BYTES: Final = 96
 _CODE_START_BYTES: Final = 512
-_TRIES: Final = 100
+TRIES: Final = 100
+"""How often the layout is looked for: the thread that is looked at may not be blocked yet."""
 _PAUSE_S: Final = 0.005
 _TAG: Final = 7  # since 3.14 the low bits of a reference in a frame encode its ownership; objects are aligned to 16
 
@@ -162,7 +163,7 @@ def find_layout() -> Layout:
     parked = threading.Thread(target=_park, args=(release,), daemon=True)
     parked.start()
     try:
-        for left in reversed(range(_TRIES)):  # until the thread is blocked
+        for left in reversed(range(TRIES)):  # until the thread is blocked
             try:
                 return _look(sys._current_frames()[parked.ident or 0])  # pyright: ignore[reportPrivateUsage] (ours)
             except (LayoutError, OSError, AttributeError, ValueError, LookupError) as error:

@@ -54,7 +54,7 @@ class PySpy:
     def absent(self) -> str:
         """Return why this cannot sample on this node, or ""."""
         self._binary = self._binary or find_pyspy()
-        return "" if self._binary else "py-spy: it is not installed beside this Python, nor on PATH"
+        return "" if self._binary else "py-spy: it is installed neither next to this Python nor on PATH"
 
     def look(self, pid: int) -> Look:
         """Sample one process; blocks for some milliseconds, at most for `longest_s`, and never raises."""

@@ -156,6 +156,7 @@ def parse_group(text: bytes) -> AttemptGroup:
             world_size=_index(document["world_size"]),
             node_rank=_index(document["node_rank"]),
             ranks=ranks,
+            directory=_index(document["node"]) if "node" in document else None,
         )
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"damaged ({type(error).__name__})") from error

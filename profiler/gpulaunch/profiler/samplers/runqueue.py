@@ -24,7 +24,7 @@ class RunQueue:
 
     ran_ns: int = 0
     waited_ns: int = 0
-    wanting: float | None = None
+    runnable_threads: float | None = None
     """How many threads ran or waited, on average between the last two samples; None before the second."""
     looked_s: float = float("-inf")
     _threads: Mapping[int, ThreadTimes] = field(default_factory=dict[int, ThreadTimes])
@@ -39,7 +39,7 @@ class RunQueue:
             self.ran_ns += times.ran_ns - known.ran_ns
             self.waited_ns += times.waited_ns - known.waited_ns
         if float("-inf") < self.looked_s < now:
-            self.wanting = (self.ran_ns + self.waited_ns - before_ns) / 1e9 / (now - self.looked_s)
+            self.runnable_threads = (self.ran_ns + self.waited_ns - before_ns) / 1e9 / (now - self.looked_s)
         self.looked_s = now
         self._threads = threads
 

@@ -32,7 +32,7 @@ class Segment:
     size_bytes: int
 
 
-def held(proc: str, pid: int) -> dict[int, Segment]:
+def open_segments(proc: str, pid: int) -> dict[int, Segment]:
     """Return the segments that a process has open, by inode (several processes may hold one); none if it is gone.
 
     Raises:
@@ -46,7 +46,7 @@ def held(proc: str, pid: int) -> dict[int, Segment]:
     for name in names[:_MOST_DESCRIPTORS]:
         path = f"{proc}/{pid}/fd/{name}"
         try:
-            if (maker_pid := maker(os.readlink(path))) is None:
+            if (maker_pid := creator_pid(os.readlink(path))) is None:
                 continue
             stat = os.stat(path)  # of the file itself, unlinked or not
         except (FileNotFoundError, ProcessLookupError):  # closed meanwhile
@@ -55,7 +55,7 @@ def held(proc: str, pid: int) -> dict[int, Segment]:
     return segments
 
 
-def listed(directory: str) -> dict[int, Segment]:
+def listed_segments(directory: str) -> dict[int, Segment]:
     """Return the segments in the listing of /dev/shm, of all processes, by inode.
 
     Raises:
@@ -65,7 +65,7 @@ def listed(directory: str) -> dict[int, Segment]:
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if (maker_pid := maker(entry.name)) is None:
+                if (maker_pid := creator_pid(entry.name)) is None:
                     continue
                 try:
                     stat = entry.stat(follow_symlinks=False)
@@ -91,13 +91,13 @@ def batches(proc: str, directory: str, pids: Collection[int], *, trainer_pid: in
     Raises:
         OSError: the descriptors of one of them, or the listing, may not be read.
     """
-    segments = {inode: segment for inode, segment in listed(directory).items() if segment.maker_pid in pids}
+    segments = {inode: segment for inode, segment in listed_segments(directory).items() if segment.maker_pid in pids}
     for pid in pids:
-        segments |= held(proc, pid)
+        segments |= open_segments(proc, pid)
     return {inode: segment for inode, segment in segments.items() if segment.maker_pid != trainer_pid}
 
 
-def maker(path: str) -> int | None:
+def creator_pid(path: str) -> int | None:
     """Return the pid in the path or the name of a segment; None for any other file."""
     match = _NAME.search(path)
     return int(match[1]) if match else None

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from gpulaunch.profiler.channel import layout
 from gpulaunch.profiler.channel.declare import counts, quantities_of, with_counts
 from gpulaunch.profiler.channel.segment import SegmentSnapshot
 from gpulaunch.profiler.record import CheckpointState, GpuMemory, LoaderState, Site, TrainingState
 
+_RECORDS: Final = ("loader", "gpu", "gpu_time", "pauses", "checkpoint")
+_RECORDS_BY_KIND: Final = ("copies", "syncs")
+"""The parts of a segment that have counters, besides the segment itself."""
+
 
 def counters(segment: SegmentSnapshot) -> tuple[int, ...]:
     """Return all counters of a segment, in the order in which `with_totals` takes them."""
-    records = (
-        segment,
-        *(segment.loader, segment.gpu, segment.gpu_time, segment.pauses, segment.checkpoint),
-        *segment.copies.values(),
-        *segment.syncs.values(),
-    )
+    records = [segment, *(getattr(segment, name) for name in _RECORDS)]
+    for name in _RECORDS_BY_KIND:
+        records += getattr(segment, name).values()
     return tuple(count for record in records for count in counts(record))
 
 
 def with_totals(segment: SegmentSnapshot, totals: tuple[int, ...]) -> SegmentSnapshot:
     """Return the segment with other values of its counters."""
     rest = iter(totals)
-    return replace(
-        with_counts(segment, rest),
-        loader=with_counts(segment.loader, rest),
-        gpu=with_counts(segment.gpu, rest),
-        gpu_time=with_counts(segment.gpu_time, rest),
-        pauses=with_counts(segment.pauses, rest),
-        checkpoint=with_counts(segment.checkpoint, rest),
-        copies={key: with_counts(copies, rest) for key, copies in segment.copies.items()},
-        syncs={key: with_counts(syncs, rest) for key, syncs in segment.syncs.items()},
-    )
+    total = with_counts(segment, rest)
+    changed: dict[str, Any] = {name: with_counts(getattr(segment, name), rest) for name in _RECORDS}
+    for name in _RECORDS_BY_KIND:
+        changed[name] = {kind: with_counts(record, rest) for kind, record in getattr(segment, name).items()}
+    return replace(total, **changed)
 
 
 def training(

@@ -12,33 +12,33 @@ COMMUNICATION: tuple[Metric, ...] = (
         name="gpulaunch_collective_calls_total",
         kind=Kind.COUNTER,
         labels=(RANK, _KIND),
-        help="Collective calls that the training thread began, by kind. DistributedDataParallel begins its own in C++:"
-        " those are in the next ones only.",
+        help="Collective calls started by the training thread, by kind. Those of DistributedDataParallel start in C++"
+        " and are only included in the following metrics.",
     ),
     Metric(
         name="gpulaunch_collectives_enqueued_total",
         kind=Kind.COUNTER,
         labels=(RANK,),
-        help="Collectives that were begun in all process groups, as torch's flight recorder numbers them: at the end of"
-        " a step, once a second.",
+        help="Collectives enqueued in all process groups, as numbered by torch's flight recorder; updated at the end"
+        " of a step, once per second.",
     ),
     Metric(
         name="gpulaunch_collectives_completed_total",
         kind=Kind.COUNTER,
         labels=(RANK,),
-        help="Those that were completed.",
+        help="Collectives completed in all process groups, as numbered by torch's flight recorder.",
     ),
     Metric(
         name="gpulaunch_collective_sequence",
         kind=Kind.GAUGE,
         labels=(RANK,),
-        help="Number of the last collective that was begun in the default process group, in the running attempt. It is"
-        " told once a second, so ranks differ by a second's worth; one that stays behind is waited for.",
+        help="Number of the last collective started in the default process group in the current attempt. Updated once"
+        " per second, so values of ranks may differ by one second; the other ranks wait for a rank that stays behind.",
     ),
     Metric(
         name="gpulaunch_last_collective",
         kind=Kind.GAUGE,
         labels=(RANK, _KIND, one_of("state", "running", "returned")),
-        help="1 for the call that the training thread made last, and whether it is inside of it still.",
+        help="1 for the last call of the training thread, by kind and by whether it has returned.",
     ),
 )

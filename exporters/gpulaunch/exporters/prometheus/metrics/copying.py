@@ -1,4 +1,4 @@
-"""Metrics of copies between CPU and GPU, and of waits for the GPU."""
+"""Metrics of copies between CPU and GPU, and of synchronization with the GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ COPYING: tuple[Metric, ...] = (
         kind=Kind.GAUGE,
         unit="ratio",
         labels=(GPU, one_of("direction", "h2d", "d2h")),
-        help="What copies of the program's moved, of all that crossed the GPU's PCIe link since the profiler looks at "
-        "it: far below 1, and something copies that is not seen.",
+        help="Bytes of observed copies divided by all bytes transferred over the GPU's PCIe link since profiling"
+        " started; far below 1 if there are copies that are not observed.",
     ),
     *declared(SyncTotals, one_of("kind", *SYNCS)),
 )

@@ -11,14 +11,14 @@ GPUS: tuple[Metric, ...] = (
         name="gpulaunch_gpu_xid_errors_total",
         kind=Kind.COUNTER,
         labels=(GPU, one_of("xid", *map(str, XIDS), "other")),
-        help="Critical errors that the driver reported for this GPU since the run began, by number in NVIDIA's"
-        " Xid catalogue, or other, which the kernel's log has the number of; absent while there is none.",
+        help="Critical errors reported by the driver for this GPU since the start of the run, by number in NVIDIA's"
+        " Xid catalog, or other (the kernel log has the number); absent if there are none.",
     ),
     Metric(
         name="gpulaunch_gpu_ecc_errors_total",
         kind=Kind.COUNTER,
         labels=(GPU, one_of("severity", "corrected", "uncorrected")),
-        help="Memory errors since the driver was loaded; absent where ECC is off or not there.",
+        help="Memory errors since the driver was loaded; absent if ECC is disabled or not supported.",
     ),
     Metric(
         name="gpulaunch_gpu_info",
@@ -29,15 +29,15 @@ GPUS: tuple[Metric, ...] = (
             Label(name="parent"),
             Label(name="model"),
         ),
-        help="A GPU of the node, or a MIG instance: then `gpu` is 0.7 for GPU instance 7 of card 0, and parent the"
-        " card's UUID.",
+        help="A GPU of the node, or a MIG instance: for GPU instance 7 of GPU 0, `gpu` is 0.7, and parent is the UUID"
+        " of GPU 0.",
     ),
     Metric(
         name="gpulaunch_gpu_utilization_ratio",
         kind=Kind.GAUGE,
         unit="ratio",
         labels=(GPU,),
-        help="Share of the last second at most in which at least one kernel ran, however small.",
+        help="Share of the driver's sample period (at most 1 s) in which at least one kernel was running.",
     ),
     Metric(
         name="gpulaunch_gpu_device_memory_bytes",
@@ -47,7 +47,7 @@ GPUS: tuple[Metric, ...] = (
             GPU,
             one_of("state", "used", "total"),
         ),
-        help="Memory of the GPU, used by whomever; see gpulaunch_gpu_memory_bytes for the ranks.",
+        help="Memory of the GPU, used by all processes; see gpulaunch_gpu_memory_bytes for the ranks.",
     ),
     Metric(
         name="gpulaunch_gpu_clock_hertz",
@@ -64,14 +64,14 @@ GPUS: tuple[Metric, ...] = (
         kind=Kind.GAUGE,
         unit="watts",
         labels=(GPU,),
-        help="What the GPU draws now.",
+        help="Current power draw of the GPU.",
     ),
     Metric(
         name="gpulaunch_gpu_energy_joules_total",
         kind=Kind.COUNTER,
         unit="joules",
         labels=(GPU,),
-        help="What it has used since the run began.",
+        help="Energy consumed by the GPU since the start of the run.",
     ),
     Metric(
         name="gpulaunch_gpu_temperature_celsius",
@@ -91,7 +91,7 @@ GPUS: tuple[Metric, ...] = (
             GPU,
             one_of("reason", *THROTTLE_REASONS),
         ),
-        help="Time that the clocks were kept down, by reason; several may hold at once.",
+        help="Time in which the clocks were throttled, by reason; several may apply at the same time.",
     ),
     Metric(
         name="gpulaunch_gpu_pcie_bytes_total",
@@ -101,7 +101,7 @@ GPUS: tuple[Metric, ...] = (
             GPU,
             one_of("direction", *DIRECTIONS),
         ),
-        help="What crossed the link, as the GPU sees it; absent where it cannot be followed.",
+        help="Bytes transferred over the PCIe link, from the GPU's point of view; absent if unavailable.",
     ),
     Metric(
         name="gpulaunch_gpu_nvlink_bytes_total",
@@ -111,7 +111,7 @@ GPUS: tuple[Metric, ...] = (
             GPU,
             one_of("direction", *DIRECTIONS),
         ),
-        help="The same of NVLink, all links together.",
+        help="Bytes transferred over NVLink, all links together.",
     ),
     Metric(
         name="gpulaunch_gpu_pcie_link_generation",
@@ -120,7 +120,7 @@ GPUS: tuple[Metric, ...] = (
             GPU,
             one_of("state", "now", "max"),
         ),
-        help="Of the link now, and what card and slot can do; an idle link steps back by itself.",
+        help="PCIe generation of the link, current and maximum for GPU and slot; an idle link uses a lower one.",
     ),
     Metric(
         name="gpulaunch_gpu_pcie_link_width",
@@ -129,13 +129,13 @@ GPUS: tuple[Metric, ...] = (
             GPU,
             one_of("state", "now", "max"),
         ),
-        help="Lanes of the link, likewise.",
+        help="Number of PCIe lanes of the link, current and maximum for GPU and slot.",
     ),
     Metric(
         name="gpulaunch_gpu_pcie_replays_total",
         kind=Kind.COUNTER,
         labels=(GPU,),
-        help="Packets that had to be sent again: a bad slot or riser.",
+        help="PCIe packets that were retransmitted, which indicates a faulty slot or riser.",
     ),
     Metric(
         name="gpulaunch_gpu_row_remaps_total",
@@ -144,40 +144,40 @@ GPUS: tuple[Metric, ...] = (
             GPU,
             one_of("kind", "correctable", "uncorrectable"),
         ),
-        help="Rows of memory that were replaced in the life of the card, by the errors they had.",
+        help="Memory rows remapped in the lifetime of the GPU, by kind of error.",
     ),
     Metric(
         name="gpulaunch_gpu_row_remap_pending",
         kind=Kind.GAUGE,
         labels=(GPU,),
-        help="1 while rows wait for a reset of the card to be replaced.",
+        help="1 if memory rows will be remapped at the next reset of the GPU.",
     ),
     Metric(
         name="gpulaunch_gpu_row_remap_failed",
         kind=Kind.GAUGE,
         labels=(GPU,),
-        help="1 if a row could not be replaced: the card should be.",
+        help="1 if a memory row could not be remapped: replace the GPU.",
     ),
     Metric(
         name="gpulaunch_gpu_sm_active_ratio",
         kind=Kind.GAUGE,
         unit="ratio",
         labels=(GPU,),
-        help="Share of time and multiprocessors with a warp on them (GPM: Hopper and newer).",
+        help="Share of time in which a multiprocessor had at least one warp, averaged (GPM: Hopper and newer).",
     ),
     Metric(
         name="gpulaunch_gpu_sm_occupancy_ratio",
         kind=Kind.GAUGE,
         unit="ratio",
         labels=(GPU,),
-        help="Warps there were, of those there could be.",
+        help="Resident warps divided by the maximum number of warps.",
     ),
     Metric(
         name="gpulaunch_gpu_dram_active_ratio",
         kind=Kind.GAUGE,
         unit="ratio",
         labels=(GPU,),
-        help="Use of the bandwidth of its memory.",
+        help="Utilization of the memory bandwidth.",
     ),
     Metric(
         name="gpulaunch_gpu_pipe_active_ratio",
@@ -187,6 +187,6 @@ GPUS: tuple[Metric, ...] = (
             GPU,
             one_of("pipe", "tensor", "fp64", "fp32", "fp16"),
         ),
-        help="Use of each pipe.",
+        help="Utilization of each pipe.",
     ),
 )

@@ -12,7 +12,7 @@ LOADING: tuple[Metric, ...] = (
         name="gpulaunch_dataloader_workers",
         kind=Kind.GAUGE,
         labels=(RANK, one_of("state", "configured", "alive")),
-        help="Dataloader workers: as the loader was told, and processes that live now.",
+        help="DataLoader workers: configured, and processes that are alive.",
     ),
     Metric(
         name="gpulaunch_dataloader_worker_seconds_total",
@@ -22,15 +22,16 @@ LOADING: tuple[Metric, ...] = (
             RANK,
             one_of("state", "prep", "contention", "blocked"),
         ),
-        help="Time inside of fetches of all workers of a rank: on a core (prep), waiting for one (contention),"
-        " waiting for anything else (blocked). Where the kernel does not count waiting for a core, it is in blocked.",
+        help="Time that all workers of a rank spent in fetches: on a core (prep), waiting for a core (contention), or"
+        " waiting for anything else (blocked). If the kernel does not count waits for a core, they are included in"
+        " blocked.",
     ),
     Metric(
         name="gpulaunch_dataloader_worker_collate_seconds_total",
         kind=Kind.COUNTER,
         unit="seconds",
         labels=(RANK,),
-        help="Of that time, making a batch of samples.",
+        help="Time that all workers of a rank spent on collating samples into batches.",
     ),
     Metric(
         name="gpulaunch_dataloader_worker_read_bytes_total",
@@ -40,6 +41,6 @@ LOADING: tuple[Metric, ...] = (
             RANK,
             one_of("source", "storage", "cache"),
         ),
-        help="What workers read: from a device or a network file system, or from memory.",
+        help="Bytes read by workers from a device or a network file system (storage), or from memory (cache).",
     ),
 )

@@ -10,27 +10,28 @@ NODE: tuple[Metric, ...] = (
         kind=Kind.GAUGE,
         unit="bytes",
         labels=(one_of("state", "used", "size"),),
-        help="Shared memory of the node (/dev/shm), which carries batches from workers to ranks; full: a bus error.",
+        help="Shared memory of the node (/dev/shm), used to pass batches from workers to ranks; when it is full,"
+        " processes are killed by SIGBUS.",
     ),
     Metric(
         name="gpulaunch_node_memory_bytes",
         kind=Kind.GAUGE,
         unit="bytes",
         labels=(one_of("state", "total", "available", "page_cache", "swap_used"),),
-        help="Memory of the node: all, what programs could still get, what holds files, what is swapped out.",
+        help="Memory of the node: total, available to programs, used by the page cache, and swapped out.",
     ),
     Metric(
         name="gpulaunch_cgroup_memory_bytes",
         kind=Kind.GAUGE,
         unit="bytes",
         labels=(one_of("state", "limit", "used"),),
-        help="What the control group of the job may have, and has; absent without a limit.",
+        help="Memory limit and usage of the job's control group; absent without a limit.",
     ),
     Metric(
         name="gpulaunch_cpu_cores",
         kind=Kind.GAUGE,
         labels=(one_of("state", "allowed", "quota"),),
-        help="Cores that the job may run on, and its quota where it has one.",
+        help="Cores in the job's affinity mask, and its CPU quota if there is one.",
     ),
     Metric(
         name="gpulaunch_node_pressure_seconds_total",
@@ -40,6 +41,6 @@ NODE: tuple[Metric, ...] = (
             one_of("resource", "cpu", "io", "memory"),
             one_of("severity", "some", "full"),
         ),
-        help="Time in which tasks of the node (some, or all) lacked a resource, as the kernel counts it.",
+        help="Time in which some or all tasks of the node waited for a resource (pressure stall information).",
     ),
 )

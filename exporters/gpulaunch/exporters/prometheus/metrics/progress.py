@@ -1,4 +1,4 @@
-"""Metrics of checkpoints, restarts, and where the time of the run goes."""
+"""Metrics of checkpoints, restarts and goodput."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ PROGRESS: tuple[Metric, ...] = (
         name="gpulaunch_checkpoint_age_seconds",
         kind=Kind.GAUGE,
         unit="seconds",
-        help="Since the state in the newest checkpoint of this node's ranks was taken: what a failure now would cost.",
+        help="Time since the capture of the state in the newest checkpoint of this node's ranks: the work that a"
+        " failure would lose.",
     ),
     Metric(
         name="gpulaunch_goodput_seconds_total",
         kind=Kind.COUNTER,
         unit="seconds",
         labels=(one_of("bucket", *GOODPUT_BUCKETS),),
-        help="Where the time of the run went, as its agent on this node sees it; every second is in one bucket."
-        " checkpoint_stall is of the rank that stood still longest for saves, whoever saves. Steps that must be done"
-        " again are lost work, and productive stands still until they are made up for. Where it is not seen what"
-        " an attempt went on from, what it did again is in productive, and not in lost_work.",
+        help="Time of the run by bucket, as observed by the agent on this node; every second is in one bucket."
+        " checkpoint_stall is that of the rank that was blocked longest by saves of any library. Steps that have to be"
+        " repeated are lost_work, and productive does not increase until they have been repeated. If it is unknown what"
+        " an attempt resumed from, its repeated steps are in productive instead of lost_work.",
     ),
     Metric(
         name="gpulaunch_restarts_total",
         kind=Kind.COUNTER,
         labels=(one_of("kind", *RESTART_KINDS),),
-        help="Times that the ranks were started again, by what ended the attempt before.",
+        help="Restarts of the ranks, by the kind of failure that ended the previous attempt.",
     ),
     Metric(
         name="gpulaunch_hang_suspicions_total",
         kind=Kind.COUNTER,
-        help="Times that ranks stood still for longer than is usual, and it was told; most go on by themselves.",
+        help="Warnings of ranks without progress for longer than usual; most of them continue by themselves.",
     ),
     Metric(
         name="gpulaunch_hangs_total",
         kind=Kind.COUNTER,
-        help="Those that were proven to be hangs, or lasted for --hang-timeout.",
+        help="Hangs that were proven, or lasted for --hang-timeout.",
     ),
     Metric(
         name="gpulaunch_rank_stalled_seconds",
         kind=Kind.GAUGE,
         unit="seconds",
         labels=(RANK,),
-        help="How long a rank has not moved, while that is told; no sample while it moves.",
+        help="Time without progress of a rank, while a warning is active; absent otherwise.",
     ),
     Metric(
         name="gpulaunch_preempted",
         kind=Kind.GAUGE,
-        help="1 from the moment that the run was asked to save and to end.",
+        help="1 after the run was asked to save and end.",
     ),
 )

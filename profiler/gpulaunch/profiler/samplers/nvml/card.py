@@ -32,7 +32,7 @@ TOTALS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class CardReading:
     """One reading of one GPU."""
 
     state: GpuState
@@ -115,7 +115,7 @@ class Card:
         self._totals: dict[str, int] = {}
         self._sampled_s: float | None = None
 
-    def read(self, *, rarely: bool) -> tuple[Seen, list[str]]:
+    def read(self, *, rarely: bool) -> tuple[CardReading, list[str]]:
         """Read everything that it supports; `rarely`: also slow-changing values, required in the first reading.
 
         Also returns the errors: what this card does not support at all in one line, once.
@@ -136,7 +136,7 @@ class Card:
         known = self._rare | facts if self._lost_until_s is None else {}
         parent_uuid = None if self._parent is None else self._parent.uuid
         state = GpuState(index=self._index, uuid=self.uuid, parent_uuid=parent_uuid, model=self._model, **known)
-        return Seen(state=state, totals=dict(self._totals), at_s=now), self._errors
+        return CardReading(state=state, totals=dict(self._totals), at_s=now), self._errors
 
     def close(self) -> None:
         """Free its NVML resources."""

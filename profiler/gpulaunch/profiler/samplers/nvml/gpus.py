@@ -18,7 +18,7 @@ from gpulaunch.profiler.record import DIRECTIONS, THROTTLE_REASONS, GpuState, Re
 from gpulaunch.profiler.samplers import numa
 from gpulaunch.profiler.samplers.monotonic_totals import MonotonicTotals
 from gpulaunch.profiler.samplers.nvml import driver
-from gpulaunch.profiler.samplers.nvml.card import TOTALS, Card, Seen
+from gpulaunch.profiler.samplers.nvml.card import TOTALS, Card, CardReading
 from gpulaunch.profiler.samplers.nvml.timeout_guard import Helper, TimeoutGuard
 
 _RARELY_S: Final = 10.0  # between reads of slow-changing values, and checks for new or removed MIG instances
@@ -41,20 +41,21 @@ class GpuSampler:
         self._absent = driver.missing(root)
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"
         node = _Node(nvml, helper.clock, root)
-        nothing: tuple[Seen, ...] = ()
-        self._node = TimeoutGuard(node, helper, what="NVML", nothing=nothing, patience_s=patience_s)
+        nothing: tuple[CardReading, ...] = ()
+        self.guard = TimeoutGuard(node, helper, what="NVML", nothing=nothing, patience_s=patience_s)
+        """Makes all calls of NVML."""
 
     def read(self, now: float) -> Reading[tuple[GpuState, ...]]:
         """Return the last reading of every GPU: the current one, if NVML answers in time."""
         if self._absent:
             return Reading(values=(), absent=self._absent)
-        reading = self._node.read(now)
+        reading = self.guard.read(now)
         values = tuple(self._state(seen, now) for seen in reading.values)
         return Reading(values=values, absent=reading.absent, errors=reading.errors, late_s=reading.late_s)
 
-    def _state(self, seen: Seen, now: float) -> GpuState:
+    def _state(self, seen: CardReading, now: float) -> GpuState:
         age_s = max(0.0, now - seen.at_s)
-        state = seen.state if age_s < _STALE_S else _lasting(seen.state)
+        state = seen.state if age_s < _STALE_S else lasting(seen.state)
         counters = [seen.totals.get(name, 0) for name in TOTALS]
         sums = self._ledger.total(f"gpu/{state.uuid}", {self._source: counters}, width=len(TOTALS))
         totals = {name: total for name, total in zip(TOTALS, sums, strict=True) if name in seen.totals}
@@ -73,7 +74,7 @@ def _by_direction(link: str, totals: dict[str, int]) -> dict[str, int]:
     return {way: totals[f"{link}_{way}"] for way in DIRECTIONS if f"{link}_{way}" in totals}
 
 
-def _lasting(state: GpuState) -> GpuState:
+def lasting(state: GpuState) -> GpuState:
     """Return the part of a GPU's state that holds regardless of its age."""
     return GpuState(
         index=state.index,
@@ -109,7 +110,7 @@ class _Node:
         self._numa_nodes: dict[int, int | None] = {}
         self._errors: list[str] = []
 
-    def read(self, now: float) -> Reading[tuple[Seen, ...]]:
+    def read(self, now: float) -> Reading[tuple[CardReading, ...]]:
         if self._absent is None:
             self._nvml, self._num_gpus, self._absent = driver.open_nvml(self._load)
             if not self._absent and not self._num_gpus:
@@ -122,7 +123,7 @@ class _Node:
         if rarely:
             self._rarely_s = now + _RARELY_S
             self._look()
-        values: list[Seen] = []
+        values: list[CardReading] = []
         for index, card in sorted(self._cards.items()):
             for each in (card, *self._instances.get(index, {}).values()):
                 seen, errors = each.read(rarely=rarely)

@@ -102,7 +102,8 @@ class TimeoutGuard(Generic[T]):
         self._helper = helper
         self._what = what
         self._nothing = nothing
-        self._patience_s = patience_s
+        self.patience_s = patience_s
+        """How long a reading may delay its caller."""
         self._out: _Call[Reading[T]] | None = None
         self._newest: Reading[T] | None = None
         self._newest_asked_s = 0.0
@@ -112,7 +113,7 @@ class TimeoutGuard(Generic[T]):
         self._take(0.0)  # a result too late for the previous reading
         if self._out is None:
             self._out = self._helper.start(lambda: self._sampler.read(self._helper.clock()))
-            if self._out is not None and self._take(self._patience_s) and self._newest is not None:
+            if self._out is not None and self._take(self.patience_s) and self._newest is not None:
                 return self._newest
         waited_s = self._helper.busy_s() or 0.0
         age_s = now - self._newest_asked_s if self._newest is not None else waited_s
