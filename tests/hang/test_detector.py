@@ -38,8 +38,9 @@ SLEEPS = "import time\ndef nap():\n    time.sleep(600)\nREADY()\nnap()\n"
 VALIDATES = "import time\ndef validate():\n    time.sleep(600)\nREADY()\nvalidate()\n"
 WORKS = "READY()\nx = 0\nwhile True:\n    x += 1\n"
 COMPILES = (
-    "import subprocess, sys\nREADY()\n"
-    "subprocess.run([sys.executable, '-c', 'import os\\nmine = os.getppid()\\nwhile os.getppid() == mine: pass'])\n"
+    "import os, subprocess, sys\nREADY()\n"
+    "child = 'import os, sys\\nwhile os.getppid() == int(sys.argv[1]): pass'\n"
+    "subprocess.run([sys.executable, '-c', child, str(os.getpid())])\n"
 )
 WAITS = "import sys\nsys.path.insert(0, sys.argv[0])\nfrom distributed_c10d import all_reduce\nREADY()\nall_reduce()\n"
 

@@ -344,8 +344,11 @@ def test_the_cpu_of_a_rank_counts_what_its_dead_children_used(toys: Any) -> None
 
 
 def test_what_runs_below_a_rank_is_known(toys: Any) -> None:
-    child = "import os\nmine = os.getppid()\nwhile os.getppid() == mine: pass"
-    rank = toys.start(f"import subprocess, sys\nREADY()\nsubprocess.run([sys.executable, '-c', {child!r}])\n")
+    # The rank says who it is: a child that is slow to start would ask only when its parent is gone.
+    child = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
+    rank = toys.start(
+        f"import os, subprocess, sys\nREADY()\nsubprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])\n"
+    )
     until_s = time.monotonic() + PATIENCE_S
     while not (running := proc.read(rank.pid, {}).running) and time.monotonic() < until_s:
         time.sleep(0.01)
