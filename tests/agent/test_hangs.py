@@ -22,6 +22,7 @@ from gpulaunch.launcher.hang.values import Verdict
 if TYPE_CHECKING:
     from gpulaunch.launcher.agent.rank_group import RankGroup
     from gpulaunch.launcher.agent.run_context import RunContext
+    from gpulaunch.launcher.rendezvous.base import Rendezvous
 
 
 class Watch:
@@ -73,6 +74,7 @@ class Job:
         run_context = cast("RunContext", context)
         self.hangs = hangs.HangMonitor(
             run_context,
+            cast("Rendezvous", SimpleNamespace(idle=None, others_idle_s=None)),
             goodput=GoodputTracker(run_context, began_s=900.0),
             say=self.said.append,
             on_hang=lambda: self.ended.append(len(self.told)),

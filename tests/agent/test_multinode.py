@@ -129,30 +129,39 @@ EVALUATES = """
         until_s = time.monotonic() + 45.0
         while time.monotonic() < until_s:
             {work}
+        open("evaluated", "w").close()
+
+    def poll():
+        while {polls} and not os.path.exists("evaluated"):
+            time.sleep(1.0)
 
     train()
-    if dist.get_rank() == 0:
-        evaluate()
+    evaluate() if dist.get_rank() == 0 else poll()
     train()
     print("DONE", flush=True)
 """
 
 
+WORKS = "sum(range(100_000)), time.sleep(0.003)"
+
+
 @pytest.mark.waits
 @pytest.mark.parametrize(
-    ("work", "codes"), [("sum(range(10_000))", [0, 0]), ("time.sleep(600)", [124, 124])], ids=["works", "rests"]
+    ("work", "polls", "codes"),
+    [(WORKS, False, [0, 0]), (WORKS, True, [0, 0]), ("time.sleep(600)", False, [124, 124])],
+    ids=["waited for in a collective", "waited for by polling", "rests"],
 )
 def test_a_rank_that_works_on_one_node_is_waited_for_on_the_other(
-    gpulaunch, tmp_path: Path, work: str, codes: list[int]
+    gpulaunch, tmp_path: Path, work: str, polls: bool, codes: list[int]
 ) -> None:
     """Longer than --hang-timeout; and one that rests is named by both nodes."""
-    nodes = start_both(gpulaunch, tmp_path, EVALUATES.replace("{work}", work), "--hang-timeout", "15")
-    ended = [run.wait() for run in nodes]
+    program = EVALUATES.replace("{work}", work).replace("{polls}", str(polls))
+    ended = [run.wait() for run in start_both(gpulaunch, tmp_path, program, "--hang-timeout", "15")]
 
     assert codes == [node.code for node in ended], "\n".join(map(str, ended))
     if codes == [0, 0]:
         assert [2, 2] == [node.stdout.count("DONE") for node in ended]
-        assert "for a rank of another node: no progress for" in ended[1].stderr
+        assert ("ranks 2-3 are in train.py:" if polls else "for a rank of another node: no progress") in ended[1].stderr
     else:
         assert "first cause, on another node: node 0 (" in ended[1].stderr
         assert "rank 0 is in train.py:" in ended[1].stderr

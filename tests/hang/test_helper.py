@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,8 +29,9 @@ ENDED_RANK = RankProgress(
 
 def exchange(*requests: object, path: str = "/nonexistent/hang.json", **limits: float) -> list[dict[str, Any]]:
     first = {"limits": to_json(Limits(sample_s=0.0, **limits)), "whole": True, "path": path}
+    asked = [{"others_idle_s": math.inf, **one} if isinstance(one, dict) else one for one in requests]
     answers = io.StringIO()
-    serve(io.StringIO("".join(json.dumps(one) + "\n" for one in [first, *requests])), answers)
+    serve(io.StringIO("".join(json.dumps(one) + "\n" for one in [first, *asked])), answers)
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 

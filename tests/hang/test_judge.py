@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -522,6 +523,38 @@ def test_waiting_past_the_timeout_for_a_rank_that_moves_is_no_hang() -> None:
     assert (elsewhere.rule, elsewhere.acts, elsewhere.due_in_s) == ("late", False, None), "one on another node may move"
     rests = (standing(2, Region.OTHER, quiet_s=2000.0), still(ELSEWHERE))
     assert decide(rests, waits, whole=False).rule == "timeout"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_rank_that_rests_is_given_time_to_see_that_another_has_finished_its_work(whole: bool) -> None:
+    """It may poll for the result."""
+    rests = (standing(0, Region.OTHER, quiet_s=2000.0), still(ELSEWHERE))
+
+    just_now, soon = decide(rests, whole=whole, idle_s=0.0), decide(rests, whole=whole, idle_s=45.0)
+
+    assert (just_now.acts, just_now.due_in_s, just_now.works) == (False, LIMITS.settle_s, False)
+    assert (soon.acts, soon.due_in_s) == (False, LIMITS.settle_s - 45.0)
+    assert decide(rests, whole=whole, idle_s=LIMITS.settle_s).rule == "timeout"
+
+
+def test_while_a_rank_of_another_node_works_none_is_acted_on_for_time() -> None:
+    rests = (standing(0, Region.OTHER, quiet_s=2000.0), still(ELSEWHERE))
+    holds = (standing(1, Region.OTHER, quiet_s=2000.0), still(ELSEWHERE, for_s=200.0, gil_thread=7))
+
+    for ranks in ([rests], [holds]):
+        assert decide(*ranks, whole=False).acts, "the control: no other node works"
+        verdict = decide(*ranks, whole=False, idle_s=None)
+        assert (verdict.acts, verdict.tells, verdict.due_in_s) == (False, True, None)
+    stopped = (standing(2, Region.OTHER, stopped_s=9.0), still(ELSEWHERE))
+    assert decide(stopped, whole=False, idle_s=None).rule == "stopped", "that is proof"
+
+
+@pytest.mark.parametrize("given", [{"traced": True}, {"cores": 1.0}])
+def test_a_node_whose_rank_works_or_is_debugged_says_so_to_the_others(given: dict[str, Any]) -> None:
+    waits = (standing(1, Region.OTHER, quiet_s=2000.0), still(BARRIER))
+
+    assert not decide(waits, whole=False).works
+    assert decide(waits, (standing(0, Region.OTHER, quiet_s=2000.0), still(ELSEWHERE, **given)), whole=False).works
 
 
 @pytest.mark.parametrize(

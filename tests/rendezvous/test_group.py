@@ -67,6 +67,32 @@ def test_a_world_and_its_end(turning: Any, node: Callable[..., Any], addr: str) 
     assert (leader.done, follower.done) == (1, 1)
 
 
+def test_the_nodes_tell_each_other_whether_any_rank_works(turning: Any, node: Callable[..., Any]) -> None:
+    nodes = [node("host0"), node("host1")]
+    started(turning, *nodes)
+    leader, follower = (each.rendezvous for each in nodes)
+
+    def all_idle() -> bool:
+        return leader.others_idle_s() is not None and follower.others_idle_s() is not None
+
+    assert leader.others_idle_s() is follower.others_idle_s() is None, "at first it is unknown"
+    leader.idle(True)
+    turning.for_s(0.2)
+    assert leader.others_idle_s() is follower.others_idle_s() is None, "the ranks of one may work"
+    follower.idle(True)
+    turning.until(all_idle)
+    turning.for_s(0.3)
+    assert follower.others_idle_s() >= 0.3
+    leader.idle(False)
+    turning.until(lambda: follower.others_idle_s() is None)
+    leader.idle(True)
+    turning.until(all_idle)
+    assert follower.others_idle_s() < 0.3, "it counts from the last time"
+    follower.idle(False)
+    follower.succeeded()
+    turning.until(all_idle)  # none of its ranks is left
+
+
 def test_one_verdict_when_no_rank_is_alive_anywhere(turning: Any, node: Callable[..., Any]) -> None:
     leader, follower = node("host0"), node("host1")
     started(turning, leader, follower)

@@ -124,6 +124,7 @@ class Agent:
         self.goodput = GoodputTracker(context, began_s=began_s)
         self._hangs = HangMonitor(
             context,
+            rendezvous,
             goodput=self.goodput,
             say=console.say,
             on_hang=lambda: self._happened(events.Hung(final=self._spec.on_hang == "stop" or self._hangs.finished)),

@@ -12,6 +12,7 @@ from gpulaunch.launcher.hang.detector import HangDetector, mark_over
 from gpulaunch.launcher.hang.values import Limits, Verdict, spans
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.policy.goodput import duration
+from gpulaunch.launcher.rendezvous.base import Rendezvous
 
 
 def _limits(spec: JobSpec) -> Limits:
@@ -21,6 +22,7 @@ def _limits(spec: JobSpec) -> Limits:
         timeout_s=spec.hang_timeout_s,
         first_step_s=spec.first_step_timeout_s,
         floor_s=min(usual.floor_s, spec.hang_timeout_s / 2),
+        settle_s=min(usual.settle_s, spec.hang_timeout_s / 4),
     )
 
 
@@ -28,10 +30,17 @@ class HangMonitor:
     """Watches the attempts one after another."""
 
     def __init__(
-        self, context: RunContext, *, goodput: GoodputTracker, say: Callable[[str], None], on_hang: Callable[[], None]
+        self,
+        context: RunContext,
+        rendezvous: Rendezvous,
+        *,
+        goodput: GoodputTracker,
+        say: Callable[[str], None],
+        on_hang: Callable[[], None],
     ) -> None:
         """`on_hang`: the ranks hang, and the user wants an action for it."""
         self._context = context
+        self._rendezvous = rendezvous
         self._goodput = goodput
         self._say = say
         self._on_hang = on_hang
@@ -69,6 +78,8 @@ class HangMonitor:
             path=self._path,
             whole=whole,
             store_pid=lambda: group.store_pid,
+            on_idle=self._rendezvous.idle,
+            others_idle_s=self._rendezvous.others_idle_s,
         )
         self._watch.start()
 

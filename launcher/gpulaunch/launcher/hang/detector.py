@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import signal
 import sys
@@ -53,6 +54,8 @@ class HangDetector:
         path: where the evidence of a hang is written (`.../attempts/<k>/hang.json`).
         store_pid: returns the process of the ranks' store, None if a rank hosts it.
         whole: these are all ranks of the job, so they cannot be waiting for any other.
+        on_idle: called when it changes whether the ranks are known not to work, any of them.
+        others_idle_s: returns how long no rank of another node has worked; infinite if there is none; None: one works.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class HangDetector:
         path: str,
         whole: bool,
         store_pid: Callable[[], int | None] = lambda: None,
+        on_idle: Callable[[bool], None] = lambda _: None,
+        others_idle_s: Callable[[], float | None] = lambda: math.inf,
     ) -> None:
         self._loop = loop
         self._limits = limits
@@ -81,6 +86,9 @@ class HangDetector:
         self._path = path
         self._whole = whole
         self._store_pid = store_pid
+        self._on_idle = on_idle
+        self._others_idle_s = others_idle_s
+        self._idle = False
         self._watch = Watch(limits)
         self._telling = Announcer()
         self._timer: Timer | None = None
@@ -139,6 +147,7 @@ class HangDetector:
         if not self._standings:
             self._judged = False
             self._end_helper()
+            self._is_idle(False)
         over = self._telling.resolved(self._watch.moved_s)
         if over is not None:
             self._on_over(*over)
@@ -171,6 +180,7 @@ class HangDetector:
             "dirs": {standing.rank: self._rank_dir(standing.rank) for standing in self._standings},
             "store_pid": self._store_pid(),
             "tell_from_s": self._telling.from_s,
+            "others_idle_s": self._others_idle_s(),
         }
         try:
             if self._helper is None:
@@ -197,9 +207,15 @@ class HangDetector:
         self.trouble = why
         self._end_helper()
         verdict = judge(self._standings, {}, self._limits, whole=False)
-        self._take(replace(verdict, notes=(f"no stacks: {why}",), again_s=RETRY_AFTER_TROUBLE_S))
+        self._take(replace(verdict, notes=(f"no stacks: {why}",), again_s=RETRY_AFTER_TROUBLE_S, works=True))
+
+    def _is_idle(self, idle: bool) -> None:
+        if idle is not self._idle:
+            self._idle = idle
+            self._on_idle(idle)
 
     def _take(self, verdict: Verdict) -> None:
+        self._is_idle(not verdict.works)
         due = self._telling.is_due(verdict)
         if verdict.acts or due:
             self._telling.reported(verdict, self._watch.moved_s)

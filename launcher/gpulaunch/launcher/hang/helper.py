@@ -4,7 +4,8 @@ The helper runs from the first suspicion until the ranks move again or are acted
 evidence for "has not moved for 20 s". It reads one request per line and answers each with one line, both JSON:
 
     first    {"limits": {...}, "whole": true, "path": "/.../hang.json"}
-    request  {"standings": [...], "dirs": {"0": "/.../rank-0", ...}, "store_pid": 4711, "tell_from_s": 60.0}
+    request  {"standings": [...], "dirs": {"0": "/.../rank-0", ...}, "store_pid": 4711, "tell_from_s": 60.0,
+              "others_idle_s": null}
     answer   {"verdict": {...}} or {"error": "why not"}
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +55,7 @@ class Session:
         self._path = path
         self._sleep = sleep
         self._samples: dict[int, deque[Sample]] = {}
+        self._idle_since_s = math.inf
         self._stacks: dict[int, stacks.Stacks] = {}
         self._recorded: dict[int, server.FlightRecord] = {}
 
@@ -62,11 +65,13 @@ class Session:
         dirs: Mapping[int, str],
         *,
         tell_from_s: float,
+        others_idle_s: float | None,
         store_pid: int | None = None,
     ) -> Verdict:
         """Take two samples of every rank and judge all that is known.
 
         Writes down the verdicts that act, and those to report: a stall that has lasted for `tell_from_s`.
+        `others_idle_s`: how long no rank of another node has worked; infinite if there is none; None: one works.
         """
         began_s = time.monotonic()
         for rank in self._samples.keys() - {standing.rank for standing in standings}:
@@ -82,7 +87,17 @@ class Session:
         self._recorded = self._ask_recorders(standings)
         recorders = server.compare_records(self._recorded, self._samples)
         closed = self._is_closed(standings, store_pid)
-        verdict = judge(standings, self._samples, self._limits, whole=self._whole, closed=closed, recorders=recorders)
+        own_idle_s = max(0.0, began_s - self._idle_since_s)
+        verdict = judge(
+            standings,
+            self._samples,
+            self._limits,
+            whole=self._whole,
+            idle_s=None if others_idle_s is None else min(own_idle_s, others_idle_s),
+            closed=closed,
+            recorders=recorders,
+        )
+        self._idle_since_s = math.inf if verdict.works else min(self._idle_since_s, began_s)
         verdict = replace(verdict, notes=(*self._sources(standings), *self._summary()))
         if verdict.acts or (verdict.tells and verdict.quiet_s >= tell_from_s):
             verdict = replace(verdict, path=self._path)
@@ -227,7 +242,11 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
             standings = [progress_from(one) for one in request["standings"]]
             dirs = {int(rank): path for rank, path in request["dirs"].items()}
             verdict = session.look(
-                standings, dirs, tell_from_s=request["tell_from_s"], store_pid=request.get("store_pid")
+                standings,
+                dirs,
+                tell_from_s=request["tell_from_s"],
+                others_idle_s=request["others_idle_s"],
+                store_pid=request.get("store_pid"),
             )
             answer: dict[str, Any] = {"verdict": to_json(verdict)}
         except Exception as error:  # the agent counts it and judges by the clock alone

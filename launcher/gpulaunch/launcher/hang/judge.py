@@ -18,11 +18,11 @@ and the job the first verdict:
 
     traced    any rank is traced                                                            nothing
     stopped   any rank is stopped                                                           acts: that rank
-    held      any rank holds the GIL so, and none is alive (`teardown`: it had destroyed    acts: that rank
+    held      any rank holds the GIL so, and none works (`teardown`: it had destroyed       acts: that rank
               its process group)
     deadlock  every rank of the job waits in collectives that can never match (below)       acts: the ranks that differ
-    timeout   no rank is alive, and one has stood still for timeout_s (first_step_s before  acts: that rank
-              the end of its first step)
+    timeout   no rank works, and none has for settle_s; and one has stood still for         acts: that rank
+              timeout_s (first_step_s before the end of its first step)
     late      a resting or alive rank is beyond its allowance; or all wait, and one is      reports: that rank
     none of these                                                                           nothing
 
@@ -31,7 +31,8 @@ and the job the first verdict:
 Allowances are for reporting only: learnt, 30 to 60 s as long as nothing took longer; 120 s for functions named
 validate, save, compile ..., for ranks that work, in a save, and before the end of the first step. They never change
 actions. A rank that works is never acted on, and neither is any other while it works: a program may validate,
-tokenize or download on one rank for hours. (If the others wait for it in a collective, that has a timeout of its own.)
+tokenize or download on one rank for hours, and the others may poll for its result, so that they take `settle_s` to see
+it. (If the others wait for it in a collective, that has a timeout of its own.)
 Before the first edge time means nothing: it may not be a training program. If a rank waits in a collective then, it is
 reported, not acted on: an idle inference server looks the same. The same holds for a rank that waits for its GPU alone,
 which may compute for as long, unless another waits in a collective; if the line has other calls, too, it counts as
@@ -54,8 +55,9 @@ Ranks that reach the same collective from different lines match, continue, and d
 recorders show the same collective, it is slow. With a GPU, the call returns before the work is done and
 ranks may wait for long computation, so only recorders that show two operations under one number are proof.
 
-On several nodes an agent sees only its own ranks. There is no proof from collectives, and ranks that wait are not acted
-on however long: they may wait for a rank of another node that works. The node of that rank judges it.
+On several nodes an agent sees only its own ranks; whether any works on another node, the nodes tell each other. There
+is no proof from collectives, and ranks that wait are not acted on however long: the node of the rank that they wait for
+judges it.
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ def judge(
     limits: Limits,
     *,
     whole: bool,
+    idle_s: float | None = math.inf,
     closed: bool = False,
     recorders: Recorders = _NONE,
 ) -> Verdict:
@@ -99,6 +102,7 @@ def judge(
         samples: by rank, oldest first; a rank without any is judged by its standing alone.
         limits: the numbers of the table above.
         whole: these are all ranks of the job.
+        idle_s: how long no rank of the job has been found at work, up to now; None: one of another node works.
         closed: they are connected only to each other and to their store.
         recorders: the data of torch's flight recorders on all ranks.
     """
@@ -109,10 +113,11 @@ def judge(
         return [one for one in live if one.category is category]
 
     if of(Category.TRACED):
-        return _verdict(found, "traced", (), limits)
+        return replace(_verdict(found, "traced", (), limits), works=True)
     if of(Category.STOPPED):
         return _verdict(found, "stopped", of(Category.STOPPED), limits, acts=True)
-    at_work = bool(of(Category.ALIVE)) or any(one.may_work for one in live)
+    works_here = bool(of(Category.ALIVE)) or any(one.may_work for one in live)
+    at_work = works_here or idle_s is None
     held = of(Category.HELD)
     if held and not at_work:
         finished = all(one.progress.left_group for one in held)
@@ -128,6 +133,8 @@ def judge(
         told = odd or waiting if whole else waiting
     due = [] if at_work else _due(live, judged, whole=whole)
     due_in_s = min((_left_s(one, limits) for one in due), default=None)
+    if due_in_s is not None and idle_s is not None:
+        due_in_s = max(due_in_s, limits.settle_s - idle_s)
     if due_in_s is not None and due_in_s <= 0:
         over = [one for one in due if one.category is Category.RESTING and _left_s(one, limits) <= 0]
         return _verdict(found, "timeout", over or odd, limits, acts=True)
@@ -138,7 +145,7 @@ def judge(
         due_in_s, due_by = proof_in_s, ""
     verdict = _verdict(found, "late" if told else "none", told, limits, due_in_s=due_in_s)
     elsewhere = ", for a rank of another node" if told is waiting and not whole else ""
-    return replace(verdict, due_by=due_by, sentence=f"{verdict.sentence}{elsewhere}")
+    return replace(verdict, due_by=due_by, sentence=f"{verdict.sentence}{elsewhere}", works=works_here)
 
 
 def _is_judged(one: Activity, *, anybody_waits: bool) -> bool:

@@ -23,6 +23,8 @@ class Limits:
     (`torch.distributed.constants.default_pg_nccl_timeout`)."""
     first_step_s: float = 3600.0
     """The same until the first step has ended (compilation, the first epoch's data): --first-step-timeout."""
+    settle_s: float = 60.0
+    """How long no rank may have been at work before one that has stood still for `timeout_s` is acted on."""
     floor_s: float = 10.0
     """No rank is inspected before this, however short the learnt intervals are."""
     told_s: float = 30.0
@@ -165,6 +167,8 @@ class Verdict:
     """Where the stacks came from and why no better source was available; the data of torch's flight recorder."""
     path: str = ""
     """The file with all evidence."""
+    works: bool = False
+    """A rank of this node works, or may, or is held by a debugger."""
 
 
 def spans(ranks: Sequence[int]) -> str:
@@ -224,4 +228,5 @@ def verdict_from(document: dict[str, Any]) -> Verdict:
         again_s=document["again_s"],
         notes=tuple(document["notes"]),
         path=document["path"],
+        works=document["works"],
     )

@@ -85,6 +85,14 @@ class Rendezvous(Protocol):
         """
         ...
 
+    def idle(self, idle: bool) -> None:
+        """Report whether the ranks of this node are known not to work, any of them: they rest, or wait for others."""
+        ...
+
+    def others_idle_s(self) -> float | None:
+        """How long no rank of another node has worked; infinite if there is none; None: one works, or it is unknown."""
+        ...
+
     def succeeded(self) -> None:
         """Report that all ranks of this node have ended successfully."""
         ...

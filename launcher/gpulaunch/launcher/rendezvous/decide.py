@@ -128,7 +128,8 @@ def _running(settings: Settings, plan: Plan, members: Members, now_s: float) -> 
     if waiting and is_settled and len(plan.seats) < settings.max_nodes:
         why = f"{', '.join(sorted(waiting)[:8])} can take part in a larger group"
         return replace(plan, stage=Stage.STOPPING, since_s=now_s, why=why, blamed="", saves=True)
-    return plan
+    idle = all(_is_idle(each.member, plan) for each in seated)
+    return plan if idle is plan.idle else replace(plan, idle=idle)
 
 
 def _stopping(settings: Settings, plan: Plan, members: Members, now_s: float) -> Plan:
@@ -226,6 +227,11 @@ def _has_succeeded(member: Member | None, plan: Plan) -> bool:
     return member is not None and _is_of(member, plan) and member.report.state is NodeState.SUCCEEDED
 
 
+def _is_idle(member: Member | None, plan: Plan) -> bool:
+    """Whether none of its ranks works, as far as it knows."""
+    return _has_succeeded(member, plan) or (member is not None and _is_of(member, plan) and member.report.idle)
+
+
 def _is_over(member: Member | None, plan: Plan) -> bool:
     """Whether no rank of the generation is alive there."""
     if member is None:
@@ -252,6 +258,7 @@ def _formed(settings: Settings, plan: Plan, ready: list[Member], now_s: float) -
         store_addr=first.address,
         store_port=first.store_port,
         resume=_agreed([reports[seat.node] for seat in seats]),
+        idle=False,
         why="",
     )
 

@@ -90,6 +90,8 @@ class GroupRendezvous(Callbacks):
         self._opened = self._closed = self._alone = self._over = self._leaving = False
         self._plan = Plan()
         """The newest that was heard."""
+        self._idle_since_s: float | None = None
+        """Since when it says that no rank works."""
         register = Register(
             run_id=clean(run_id),
             min_nodes=settings.min_nodes,
@@ -142,6 +144,14 @@ class GroupRendezvous(Callbacks):
         self._publish(member.ready(self._report, offers, port))
         if self._alone or self._over:  # it was found out while this node paused
             self._loop.call_at(self._loop.now(), lambda: self._end(self._plan.why))
+
+    def idle(self, idle: bool) -> None:
+        """The ranks of this node are known not to work, any of them, or not any more."""
+        self._publish(member.idle(self._report, idle))
+
+    def others_idle_s(self) -> float | None:
+        """How long no rank of the job has worked, as the nodes tell; this one counts, too; see `Rendezvous`."""
+        return None if self._idle_since_s is None else self._loop.now() - self._idle_since_s
 
     def succeeded(self) -> None:
         """All ranks of this node have ended successfully."""
@@ -216,6 +226,10 @@ class GroupRendezvous(Callbacks):
 
     def _heard(self, plan: Plan) -> None:
         self._plan = plan
+        if not plan.idle or plan.generation != self._report.generation:
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = self._loop.now()
         self._look()
 
     def _look(self) -> None:

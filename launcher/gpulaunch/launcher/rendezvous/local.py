@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Sequence
 
@@ -59,6 +60,13 @@ class LocalRendezvous(Callbacks):
                 resume=resume,
             )
         )
+
+    def idle(self, idle: bool) -> None:
+        """Do nothing: there is no other node."""
+
+    def others_idle_s(self) -> float | None:
+        """For ever."""
+        return math.inf
 
     def succeeded(self) -> None:
         """Success here is the success of all."""

@@ -61,7 +61,7 @@ def _idle(report: Report, plan: Plan) -> tuple[Report, News | None]:
     if plan.seat is None or plan.generation <= report.generation or report.state is NodeState.PREPARING:
         return report, None
     if plan.stage is Stage.RUNNING:
-        running = replace(report, state=NodeState.RUNNING, generation=plan.generation, plan=plan, offers=())
+        running = replace(report, state=NodeState.RUNNING, generation=plan.generation, plan=plan, offers=(), idle=False)
         return running, News.JOINED
     if plan.stage is Stage.STOPPING:  # it was over before it was known here
         return replace(report, generation=plan.generation), None
@@ -76,6 +76,11 @@ def ready(report: Report, offers: Sequence[str], store_port: int) -> Report:
     """No rank of an earlier generation is alive here; see `Report`."""
     offered = tuple(clean(offer) for offer in offers)  # as the others' arrive
     return replace(report, state=NodeState.READY, cause=None, plan=None, offers=offered, store_port=store_port)
+
+
+def idle(report: Report, idle: bool) -> Report:
+    """The ranks here are known not to work, any of them, or not any more."""
+    return replace(report, idle=idle) if report.state is NodeState.RUNNING else report
 
 
 def succeeded(report: Report) -> Report:

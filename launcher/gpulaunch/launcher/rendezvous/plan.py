@@ -96,6 +96,8 @@ class Plan:
     """OVER: all ranks of all nodes have ended successfully."""
     exit_code: int = 0
     """OVER: of every node, unless a rank of its own is to blame."""
+    idle: bool = False
+    """RUNNING: no node knows of a rank of its own that works, and each has looked."""
     saves: bool = False
     """STOPPING: the ranks of all nodes are to save before they end."""
     preempted: bool = False
@@ -143,6 +145,8 @@ class Report:
     there, those that dial anew."""
     offers: tuple[str, ...] = ()
     """READY: the checkpoints that it can read, the best first."""
+    idle: bool = False
+    """RUNNING: none of its ranks works; they rest, or wait for others."""
     cause: Cause | None = None
     """ENDING and ENDED: why, unless it was told to end."""
     plan: Plan | None = None
