@@ -16,8 +16,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SLICES = ("launcher", "profiler", "exporters")
 
-NOT_YET = ("rendezvous",)
-"""Directories of tests that do."""
 OF_OTHERS = {
     ("api/test_position.py", "_iterator"),  # of torch's DataLoader
     ("checkpoint/test_remote.py", "_open"),  # of fsspec's file systems
@@ -101,7 +99,7 @@ def test_no_test_touches_a_private_name() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in sorted(tests.rglob("*.py"))
-        if path.relative_to(tests).parts[0] not in NOT_YET and path != Path(__file__)
+        if path != Path(__file__)
         for line, name in sorted(set(touched(path.read_text(), ours)))
         if (str(path.relative_to(tests)), name) not in OF_OTHERS
     ]

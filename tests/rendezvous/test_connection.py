@@ -131,10 +131,10 @@ class End:
     """One end of a connection, with what came in."""
 
     def __init__(self, turning: Any) -> None:
-        self.far, near = socket.socketpair()
+        self.far, self.near = socket.socketpair()
         self.messages: list[Any] = []
         self.ends: list[str] = []
-        self.connection = Connection(turning.loop, near, on_message=self.messages.append, on_end=self.ends.append)
+        self.connection = Connection(turning.loop, self.near, on_message=self.messages.append, on_end=self.ends.append)
 
     def close(self) -> None:
         self.connection.close()
@@ -185,17 +185,17 @@ def test_one_who_reads_nothing_costs_bounded_memory(turning: Any, end: End) -> N
     for _ in range(20_000):
         end.connection.send(Refused(why="x" * 500))
 
-    assert len(end.connection._unsent) < 1024 * 1024
+    assert end.connection.unsent_bytes < 1024 * 1024
     assert end.ends == []
 
 
 def test_a_full_pipe_is_continued_when_it_drains(turning: Any, end: End) -> None:
     """Control: nothing is lost or doubled while the bound is not reached."""
-    end.connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    end.near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     said = [Beat(number=number) for number in range(2_000)]
     for message in said:
         end.connection.send(message)
-    assert end.connection._unsent, "the pipe should have filled up"
+    assert end.connection.unsent_bytes, "the pipe should have filled up"
     end.far.setblocking(False)
     heard = b""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
 from gpulaunch.launcher.policy.restart import Limits
-from gpulaunch.launcher.rendezvous import dial, listen, membership
+from gpulaunch.launcher.rendezvous import dial, listen, member, membership, plan_server
 from gpulaunch.launcher.rendezvous.base import RendezvousError
+from gpulaunch.launcher.rendezvous.connection import Connection
 from gpulaunch.launcher.rendezvous.messages import MAX_LINE_BYTES, Refused, Register, Reported, decode, encode
 from gpulaunch.launcher.rendezvous.plan import NodeState, Report, Stage
 
@@ -33,9 +36,15 @@ def port_of(recorder: Any) -> int:
     return int(recorder.rendezvous.port)
 
 
-def connected(turning: Any, leader: Any, *hosts: str) -> None:
-    """Wait until the leader has heard of them."""
-    turning.until(lambda: {each.report.host for each in leader.rendezvous._post._members.values()} >= {*hosts})
+def connected(turning: Any, node: Any) -> None:
+    """Wait until the leader has answered it."""
+    turning.until(lambda: node.rendezvous.plan.job)
+
+
+def listening() -> set[tuple[str, int]]:
+    """Where this process listens."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return {(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN}
 
 
 # -- meeting
@@ -60,7 +69,7 @@ def test_the_others_may_be_there_long_before_node_0(turning: Any, node: Callable
         port = reserved.getsockname()[1]
         other = node(1, port=port)
         other.join()
-        turning.until(lambda: other.rendezvous._post._dialer.trouble == "Connection refused")
+        turning.for_s(0.3)  # refused
         leader = node(0, port=port)
     leader.join()
 
@@ -84,11 +93,11 @@ def test_a_node_that_was_started_again_takes_its_place(turning: Any, nodes: Node
     leader, first, second = nodes(1, 1, 1)
     leader.join()
     first.join()
-    connected(turning, leader, "host-1")
+    connected(turning, first)
     first.rendezvous.close()
     again = node(1, port=port_of(leader), nnodes=3, host="again")
     again.join()
-    connected(turning, leader, "again")
+    connected(turning, again)
     turning.for_s(0.2)
     assert leader.worlds == [], "the dead one is not counted"
     second.join()
@@ -102,7 +111,7 @@ def test_a_leader_that_was_started_again_is_found(turning: Any, node: Callable[.
     other = node(1, port=port)
     other.join()
     leader.rendezvous.open()
-    connected(turning, leader, "host-1")
+    connected(turning, other)
     leader.rendezvous.close()
     again = node(0, port=port)
     again.join()
@@ -216,21 +225,25 @@ def test_a_node_that_is_lost_before_the_next_attempt_ends_the_job(turning: Any, 
 
 def test_without_node_0_the_job_ends_at_once(turning: Any, gathered: Nodes) -> None:
     leader, other = gathered(1, 1)
-    post = leader.rendezvous._post
-    for connection in list(post._registered):  # as the kernel does for a process that was killed
-        connection.close()
-    turning.loop.unwatch_read(leader.rendezvous._alive.fileno())
-    leader.rendezvous._alive.close()
+    leader.rendezvous.close()  # without a word, as the kernel does for a process that was killed
 
     turning.until(lambda: other.peer_failed)
     assert other.peer_failed == [(True, "node 0 (host-0) is gone: Connection refused")]
 
 
-def test_one_that_lost_its_connection_finds_node_0_beside_the_store(turning: Any, gathered: Nodes) -> None:
+def test_one_that_lost_its_connection_finds_node_0_beside_the_store(
+    turning: Any, gathered: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted: list[Connection] = []
+
+    def accept(*args: Any, **options: Any) -> Connection:
+        accepted.append(Connection(*args, **options))
+        return accepted[-1]
+
+    monkeypatch.setattr(plan_server, "Connection", accept)
     leader, other = gathered(1, 1)
-    (connection,) = leader.rendezvous._post._registered
-    connection.close()
-    turning.until(lambda: leader.rendezvous._post._registered - {connection})
+    accepted[0].close()
+    turning.until(lambda: len(accepted) == 2)
     other.rendezvous.succeeded()
     leader.rendezvous.succeeded()
 
@@ -299,7 +312,7 @@ def test_a_node_rank_given_twice(turning: Any, nodes: Nodes, node: Callable[...,
     leader, first, _ = nodes(1, 1, 1)
     leader.join()
     first.join()
-    connected(turning, leader, "host-1")
+    connected(turning, first)
     twin = node(1, port=port_of(leader), nnodes=3, host="twin")
     twin.join()
     turning.until(lambda: twin.over)
@@ -316,10 +329,11 @@ def test_a_node_takes_the_place_of_one_that_is_silent(
     """Its connection may be open: the kernel of a machine whose agent is stopped keeps it so."""
     leader = node(0, nnodes=3, silent_s=1.5)
     leader.join()
-    turning.client(port_of(leader)).sendall(hello(nnodes=3))
-    connected(turning, leader, "other")
+    silent = turning.client(port_of(leader))
+    silent.sendall(hello(nnodes=3))
+    turning.until(lambda: select.select([silent], [], [], 0)[0])
     if forgotten:
-        monkeypatch.setattr(membership, "_FORGET_S", 1.6)
+        monkeypatch.setattr(membership, "FORGET_S", 1.6)
     turning.for_s(2.0)
     again, last = node(1, port=port_of(leader), nnodes=3), node(2, port=port_of(leader), nnodes=3)
     again.join()
@@ -330,24 +344,29 @@ def test_a_node_takes_the_place_of_one_that_is_silent(
 
 
 def test_what_meets_on_loopback_cannot_be_reached_from_elsewhere(turning: Any, node: Callable[..., Any]) -> None:
-    leader = node(0)
+    before = listening()
+    node(0)
 
-    assert {leader.rendezvous._alive.getsockname()[0], leader.rendezvous._store.getsockname()[0]} == {"127.0.0.1"}
+    assert [address for address, _ in listening() - before] == ["127.0.0.1", "127.0.0.1"]
 
 
-def test_ranks_that_save_after_the_end_are_not_ended_when_node_0_is_gone(turning: Any, gathered: Nodes) -> None:
+def test_ranks_that_save_after_the_end_are_not_ended_when_node_0_is_gone(
+    turning: Any, gathered: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "FENCE_S", 2.0)
     leader, other = gathered(1, 1)
     fenced: list[str] = []
     other.rendezvous.on_fenced = fenced.append
     leader.fail(final=True, exit_code=130)
-    turning.until(lambda: other.rendezvous._plan.stage is Stage.STOPPING)
+    turning.until(lambda: other.rendezvous.plan.stage is Stage.STOPPING)
     leader.rendezvous.leave()
-    turning.until(lambda: other.rendezvous._plan.stage is Stage.OVER)
-    other.rendezvous._fence()
-    other.rendezvous._fail("node 0 (host-0) is gone: Connection refused")
+    turning.until(lambda: other.rendezvous.plan.stage is Stage.OVER)
+    leader.rendezvous.close()
+    turning.for_s(2 * member.FENCE_S)
     other.follow()
 
     turning.until(lambda: other.judged)
+    assert len(other.peer_failed) == 1, "only the failure itself"
     assert (fenced, other.judged[0][0].code) == ([], 130)
 
 
@@ -510,10 +529,9 @@ def test_the_idle_and_the_slow_are_shown_out(turning: Any, nodes: Nodes) -> None
 def test_a_crowd_of_strangers_does_not_keep_a_node_out(turning: Any, nodes: Nodes) -> None:
     leader, other = nodes(1, 1)
     leader.join()
-    for _ in range(200):
-        turning.client(port_of(leader))
+    strangers = [turning.client(port_of(leader)) for _ in range(200)]
     turning.for_s(0.5)
-    assert len(leader.rendezvous._post._guests) <= 66
+    assert sum(map(turning.ended_by_peer, strangers)) >= 200 - 66
     other.join()
 
     turning.until(lambda: leader.worlds and other.worlds)
@@ -583,11 +601,11 @@ def test_a_connection_to_itself_is_no_leader(turning: Any) -> None:
     with socket.socket() as sock, socket.socket() as other:
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
-        assert dial._is_itself(sock)
+        assert dial.is_itself(sock)
 
         with socket.create_server(("127.0.0.1", 0)) as server:
             other.connect(server.getsockname())
-            assert not dial._is_itself(other)
+            assert not dial.is_itself(other)
 
 
 # -- where the leader listens
@@ -607,9 +625,10 @@ def test_the_leader_listens_where_the_others_come(
         return [(socket.AF_INET, (means if host else "0.0.0.0", port))]
 
     monkeypatch.setattr(listen, "resolve", resolve)
+    before = listening()
     leader = node(0, addr=means if bound != "any" or means == "192.0.2.1" else "master")
 
-    address = leader.rendezvous._store.getsockname()[0]
+    ((address, _),) = [each for each in listening() - before if each[1] == port_of(leader)]
     assert address == bound if bound != "any" else address in ("::", "0.0.0.0")
 
 

@@ -62,7 +62,7 @@ def test_a_loopback_job_listens_on_loopback_only(
 
 
 def test_the_older_family_is_taken_when_a_name_means_both(
-    local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    turning: Any, local: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients try every address of a name; some tools of users only know IPv4."""
 
@@ -72,7 +72,9 @@ def test_the_older_family_is_taken_when_a_name_means_both(
     monkeypatch.setattr(listen, "resolve", resolve)
     node = local("localhost")
 
-    assert node.rendezvous._socket.getsockname()[0] == "127.0.0.1"
+    node.join(0)
+    turning.until(lambda: node.worlds)
+    assert listens(node.worlds[0].store_fd) == "127.0.0.1"
 
 
 def test_without_a_port_every_attempt_has_its_own(turning: Any, local: Callable[..., Any]) -> None:
@@ -104,8 +106,8 @@ def test_a_given_port_is_held_over_all_attempts(turning: Any, local: Callable[..
 
 
 def test_close_gives_the_port_back_and_silences_what_was_asked(turning: Any, local: Callable[..., Any]) -> None:
-    node = local("127.0.0.1", free_port())
-    port = node.rendezvous._port
+    port = free_port()
+    node = local("127.0.0.1", port)
     node.join(0)
     node.rendezvous.close()
     node.rendezvous.close()

@@ -82,9 +82,14 @@ class Connection:
             return str(self._sock.getsockname()[0]).removeprefix("::ffff:")
         return ""
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of what was sent the other side has not taken yet."""
+        return len(self._unsent)
+
     def send(self, message: Message) -> None:
         """Send now or as soon as the other side reads."""
-        if self._open and len(self._unsent) >= _MAX_UNSENT_BYTES:  # a peer that does not read for so long
+        if self._open and self.unsent_bytes >= _MAX_UNSENT_BYTES:  # a peer that does not read for so long
             self.close()
             self._loop.call_at(self._loop.now(), lambda: self._end("it does not read"))
         elif self._open:

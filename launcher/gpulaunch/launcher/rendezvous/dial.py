@@ -108,7 +108,7 @@ class Dialer:
         failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failed:
             self._failed(os.strerror(failed))
-        elif _is_itself(sock):
+        elif is_itself(sock):
             self._failed(os.strerror(errno.ECONNREFUSED))
         else:
             self._forget()
@@ -135,7 +135,7 @@ class Dialer:
             self._sock = None
 
 
-def _is_itself(sock: socket.socket) -> bool:
+def is_itself(sock: socket.socket) -> bool:
     """Whether the kernel has connected the socket to itself.
 
     It does so if there is no listener on a local port and the connection's own port is chosen to be that very one; such

@@ -88,8 +88,8 @@ class GroupRendezvous(Callbacks):
         self._report = Report(node=os.urandom(8).hex(), host=name, order=order, nproc=nproc, agent_port=port_of_agent)
         self._store = listener if settings.fixed else None
         self._opened = self._closed = self._alone = self._over = self._leaving = False
-        self._plan = Plan()
-        """The newest that was heard."""
+        self.plan = Plan()
+        """The newest that was heard, with this node's seat only."""
         self._idle_since_s: float | None = None
         """Since when it says that no rank works."""
         register = Register(
@@ -143,7 +143,7 @@ class GroupRendezvous(Callbacks):
             port = int(self._store.getsockname()[1])
         self._publish(member.ready(self._report, offers, port))
         if self._alone or self._over:  # it was found out while this node paused
-            self._loop.call_at(self._loop.now(), lambda: self._end(self._plan.why))
+            self._loop.call_at(self._loop.now(), lambda: self._end(self.plan.why))
 
     def idle(self, idle: bool) -> None:
         """The ranks of this node are known not to work, any of them, or not any more."""
@@ -206,7 +206,7 @@ class GroupRendezvous(Callbacks):
 
     def _fence(self) -> None:
         """The leader, or etcd, does not answer: the others may go on without this node."""
-        if self._plan.stage is Stage.OVER:  # no other group follows: these ranks may save as long as they like
+        if self.plan.stage is Stage.OVER:  # no other group follows: these ranks may save as long as they like
             return
         if self._report.state in (NodeState.RUNNING, NodeState.SUCCEEDED, NodeState.ENDING):
             why = f"{self._keeper} has not answered for {member.FENCE_S:g} s: the ranks here are ended"
@@ -216,7 +216,7 @@ class GroupRendezvous(Callbacks):
 
     def _decision(self) -> Decision:
         """What comes next, on every node alike."""
-        plan = self._plan
+        plan = self.plan
         if plan.stage is Stage.OVER:
             why = plan.decision.why if plan.decision is not None else ""
             return Decision(again=False, wait_s=0.0, charged=False, why=why, code=plan.exit_code)
@@ -225,7 +225,7 @@ class GroupRendezvous(Callbacks):
         return plan.decision or Decision(again=True, wait_s=0.0, charged=False, why="", code=None)
 
     def _heard(self, plan: Plan) -> None:
-        self._plan = plan
+        self.plan = plan
         if not plan.idle or plan.generation != self._report.generation:
             self._idle_since_s = None
         elif self._idle_since_s is None:
@@ -236,7 +236,7 @@ class GroupRendezvous(Callbacks):
         """Compare what this node does with the plan."""
         if self._closed or self._over or self._leaving:
             return
-        plan, state = self._plan, self._report.state
+        plan, state = self.plan, self._report.state
         report, news = member.receive(self._report, plan)
         # Nothing follows: the leader, which waits for this node to know, may leave.
         self._over = news is News.DONE or (news is News.JUDGED and plan.stage is Stage.OVER)

@@ -10,7 +10,7 @@ from gpulaunch.launcher.rendezvous.plan import Member, NodeState, Plan, Report, 
 Members = Mapping[str, Member]
 """By the identity of the node."""
 
-_FORGET_S = 60.0
+FORGET_S = 60.0
 """How long a lost node without a seat is remembered."""
 
 
@@ -54,7 +54,7 @@ def remembered(plan: Plan, members: Members, now_s: float) -> dict[str, Member]:
     return {
         node: member
         for node, member in members.items()
-        if node in seated or (not member.gone and now_s - member.heard_s < _FORGET_S)
+        if node in seated or (not member.gone and now_s - member.heard_s < FORGET_S)
     }
 
 
