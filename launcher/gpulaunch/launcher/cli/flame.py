@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpulaunch.exporters.files.flame import Stack, boxes_of, speedscope
 from gpulaunch.exporters.files.flame_svg import flame_svg
+from gpulaunch.exporters.store.locations import nodes_of
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.verb_parser import VerbParser, wants_help
 from gpulaunch.launcher.cli.waiting import show_activity
@@ -73,7 +74,8 @@ def read_all(run_dir: Path) -> Folded:
         UsageError: one of the files cannot be read.
     """
     stacks = Folded()
-    for file in (run_dir / STACKS_FILE, *sorted(run_dir.glob(f"node-*/{STACKS_FILE}"))):
+    for _, directory in nodes_of(run_dir):
+        file = directory / STACKS_FILE
         try:
             load(file, stacks)
         except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gpulaunch.launcher.job.spec import STATIC_MASTER_PORT, Etcd, JobSpec
 from gpulaunch.launcher.loop.loop import Loop
@@ -30,9 +31,10 @@ def rendezvous_of(loop: Loop, spec: JobSpec, say: Callable[[str], None]) -> Rend
         return LocalRendezvous(
             loop, nproc=spec.nproc, master_addr=spec.master_addr, master_port=spec.master_port, limits=limits
         )
-    warned_elsewhere = spec.elastic is not None and spec.elastic.leads is False
-    etcd = spec.elastic.etcd if spec.elastic is not None else None
-    if etcd is not None:
+    elastic = spec.elastic
+    warned_elsewhere = elastic is not None and elastic.leads is False
+    if elastic is not None and elastic.etcd is not None:
+        etcd = elastic.etcd
         if not (etcd.cert or etcd.user or spec.insecure or is_loopback(spec.master_addr)):
             say(
                 "WARNING: anyone who can connect to etcd can join this job, or end it; give etcd users or certificates "
@@ -51,9 +53,18 @@ def _group(loop: Loop, spec: JobSpec, limits: Limits, say: Callable[[str], None]
     from gpulaunch.launcher.rendezvous.group import GroupRendezvous
     from gpulaunch.launcher.rendezvous.plan import Settings
 
+    group = partial(
+        GroupRendezvous,
+        loop,
+        run_id=spec.run_id,
+        nproc=spec.nproc,
+        addr=spec.master_addr,
+        token=read_token(spec.token_file),
+    )
     elastic = spec.elastic
     if elastic is None:
         settings = Settings.of_fixed(spec.nnodes, limits, join_timeout_s=spec.rdzv_timeout_s)
+        rendezvous = group(settings=settings, order=spec.node_rank, port=spec.master_port or STATIC_MASTER_PORT)
     else:
         settings = Settings(
             min_nodes=elastic.min_nodes,
@@ -63,19 +74,13 @@ def _group(loop: Loop, spec: JobSpec, limits: Limits, say: Callable[[str], None]
             last_call_s=elastic.last_call_s,
             away_s=elastic.away_s,
         )
-    etcd = elastic.etcd if elastic is not None else None
-    rendezvous = GroupRendezvous(
-        loop,
-        run_id=spec.run_id,
-        settings=settings,
-        order=elastic.order if elastic is not None else spec.node_rank,
-        nproc=spec.nproc,
-        addr=spec.master_addr,
-        port=spec.master_port or (STATIC_MASTER_PORT if elastic is None else 0),
-        leads=elastic.leads if elastic is not None else None,
-        token=read_token(spec.token_file),
-        etcd=access_of(etcd) if etcd is not None else None,
-    )
+        rendezvous = group(
+            settings=settings,
+            order=elastic.order,
+            port=spec.master_port or 0,
+            leads=elastic.leads,
+            etcd=access_of(elastic.etcd) if elastic.etcd is not None else None,
+        )
     rendezvous.on_note = say
     return rendezvous
 

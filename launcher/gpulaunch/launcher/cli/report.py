@@ -117,16 +117,13 @@ def collect(run_dir: Path) -> dict[str, Any]:
     Data of an earlier run in the same directory is marked (`earlier`).
     """
     from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
+    from gpulaunch.exporters.store.locations import nodes_of
     from gpulaunch.exporters.view.files import read_files
 
-    try:
-        nodes = sorted(name for name in os.listdir(run_dir) if name.startswith("node-"))
-    except OSError:
-        nodes = []
     notes: list[str] = []
     findings: list[dict[str, Any]] = []
     watched = False
-    for directory in (run_dir / name for name in ("", *nodes)):
+    for _, directory in nodes_of(run_dir):
         begins = [line["time_s"] for line in read_files(directory).events if line["event"] == "run_started"]
         began_s = max(begins, default=0.0)
         for found in read_findings(directory / FINDINGS_FILE, notes):

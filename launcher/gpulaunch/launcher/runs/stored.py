@@ -18,7 +18,9 @@ import stat
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
+from gpulaunch.exporters.store.locations import nodes_of
 from gpulaunch.launcher.runs.processes import agent_of
 from gpulaunch.profiler.files import regular
 
@@ -200,13 +202,13 @@ def _look(path: str) -> Run | None:
 
 
 def _state(path: str, began_s: float) -> State:
-    nodes = [path, *sorted(entry.path for entry in os.scandir(path) if entry.name.startswith("node-"))]
+    nodes = [str(directory) for _, directory in nodes_of(Path(path))]
     if any(agent_of(node) is not None for node in nodes):
         return State.RUNNING
     # The first node may be lost, or have left, and the others go on.
     summaries = [each for node in nodes if (each := _summary(node, began_s)) is not None]
     ended_s, summary = max(summaries, key=lambda each: each[0], default=(0.0, None))
-    if summary is None or any(_written_s(node) > ended_s + _AFTER_THE_END_S for node in nodes):
+    if summary is None or any(_went_on_s(node) > ended_s + _AFTER_THE_END_S for node in nodes):
         return State.LOST
     if summary.get("exit_code") == 0:
         return State.FINISHED
@@ -222,7 +224,7 @@ def _summary(path: str, began_s: float) -> tuple[float, dict[str, object]] | Non
     return None
 
 
-def _written_s(path: str) -> float:
+def _went_on_s(path: str) -> float:
     """When a run was last seen to go on in a node's directory."""
     newest_s = 0.0
     for name in ("events.jsonl", "telemetry.sqlite", "telemetry.sqlite-wal"):
