@@ -11,7 +11,8 @@ from recordings import recorded
 
 from gpulaunch.exporters.report.compare import Change, Comparison, compare
 from gpulaunch.exporters.report.compared import verdict
-from gpulaunch.exporters.view.model import RankView, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import RankView
 
 MOST_POINTS = 180
 

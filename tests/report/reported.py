@@ -12,14 +12,8 @@ from kept_run import GC, SYNC, state
 from runs_on_disk import begin, end, keep
 
 from gpulaunch.exporters.view.load import load_run
-from gpulaunch.exporters.view.model import (
-    AttemptView,
-    CauseView,
-    FindingView,
-    RunView,
-    SiteView,
-    Status,
-)
+from gpulaunch.exporters.view.model import AttemptView, CauseView, FindingView, RunView, Status
+from gpulaunch.exporters.view.rank_model import SiteView
 
 KINDS = ("h2d", "d2h", "built_on_cpu", "item", "loader", "collective", "save", "gc")
 

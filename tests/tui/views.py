@@ -8,21 +8,23 @@ from typing import Any
 from gpulaunch.exporters.view.model import (
     AttemptView,
     CauseView,
-    CollectiveView,
     CollectorView,
-    CopyView,
-    CostView,
     DeviceView,
     EventView,
     FindingView,
+    NodeView,
+    RunView,
+    Status,
+)
+from gpulaunch.exporters.view.rank_model import (
+    CollectiveView,
+    CopyView,
+    CostView,
     LoaderView,
     MemoryView,
-    NodeView,
     PauseView,
     RankView,
-    RunView,
     SiteView,
-    Status,
     SyncView,
 )
 

@@ -8,7 +8,7 @@ from kept_run import state
 
 from gpulaunch.exporters.tui.once import once
 from gpulaunch.exporters.view.live import view_of_state
-from gpulaunch.exporters.view.model import LoaderView
+from gpulaunch.exporters.view.rank_model import LoaderView
 from gpulaunch.profiler.record import NodeState
 
 

@@ -19,7 +19,8 @@ from gpulaunch.exporters.report.time_axis import (
     throughput,
 )
 from gpulaunch.exporters.view.figures import UNKNOWN, count
-from gpulaunch.exporters.view.model import Curve, RankView, RunView, Status
+from gpulaunch.exporters.view.model import RunView, Status
+from gpulaunch.exporters.view.rank_model import Curve, RankView
 from gpulaunch.profiler.channel.layout import PHASES
 
 MOST_ROWS: Final = 128

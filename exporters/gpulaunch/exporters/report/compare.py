@@ -10,7 +10,8 @@ from gpulaunch.exporters.report.crowding import Crowding, crowding_of
 from gpulaunch.exporters.report.formatting import seconds
 from gpulaunch.exporters.report.noise import FEWEST_BLOCKS, SURE, Judgement, judge
 from gpulaunch.exporters.report.resample import SEVERAL, length_between, steady, with_whole_steps
-from gpulaunch.exporters.view.model import Curve, FindingView, RunView
+from gpulaunch.exporters.view.model import FindingView, RunView
+from gpulaunch.exporters.view.rank_model import Curve
 from gpulaunch.profiler.channel.layout import PHASES
 
 Told = Literal["changed", "noise", "short", "crowded", "single"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.exporters.view.model import Curve, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import Curve
 
 PRESSURE: Final = 0.3
 """Share of time in which a process on the node waited for a core (PSI, cpu some)."""

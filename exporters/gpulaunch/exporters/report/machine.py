@@ -9,7 +9,8 @@ from gpulaunch.exporters.report.document import Block, Chart, Column, Paragraph,
 from gpulaunch.exporters.report.formatting import amount, moment, percent, seconds, size
 from gpulaunch.exporters.report.time_axis import chosen, over_time
 from gpulaunch.exporters.view.figures import PROSE, UNKNOWN, count
-from gpulaunch.exporters.view.model import RankView, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import RankView
 
 _MOST_LINES: Final = 8
 

@@ -10,7 +10,8 @@ from gpulaunch.exporters.report.formatting import size
 from gpulaunch.exporters.report.rank_curves import FEW, RankCurves
 from gpulaunch.exporters.report.time_axis import chosen, over_time
 from gpulaunch.exporters.view.figures import UNKNOWN, count
-from gpulaunch.exporters.view.model import Curve, RankView, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import Curve, RankView
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30

@@ -9,7 +9,8 @@ from typing import Final
 
 from gpulaunch.exporters.report.document import Chart, Series
 from gpulaunch.exporters.report.time_axis import over_time
-from gpulaunch.exporters.view.model import Curve, RankView, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import Curve, RankView
 
 FEW: Final = 8
 """Up to this many ranks have a line each."""

@@ -14,7 +14,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from gpulaunch.exporters.view.model import Curve, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import Curve
 
 SEVERAL: Final = 3
 """Minimum number of steps in a stretch."""

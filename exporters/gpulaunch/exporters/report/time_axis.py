@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from gpulaunch.exporters.report.document import Chart, Series
 from gpulaunch.exporters.report.formatting import seconds
-from gpulaunch.exporters.view.model import Curve, RankView, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import Curve, RankView
 
 _SLICES = 12
 _UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 300.0))

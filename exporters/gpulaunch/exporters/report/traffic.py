@@ -11,7 +11,8 @@ from gpulaunch.exporters.report.formatting import amount, percent, rank_list, se
 from gpulaunch.exporters.report.rank_curves import RankCurves
 from gpulaunch.exporters.report.time_axis import chosen
 from gpulaunch.exporters.view.figures import UNKNOWN, count
-from gpulaunch.exporters.view.model import Curve, RankView, RunView, SiteView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import Curve, RankView, SiteView
 
 _COPIES: Final = ("h2d", "d2h", "d2d", "built_on_cpu")
 _WAITS: Final = ("item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize")

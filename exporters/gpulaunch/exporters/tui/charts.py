@@ -19,7 +19,7 @@ from rich.text import Text
 
 from gpulaunch.exporters.tui.text import plain, ratio
 from gpulaunch.exporters.view.figures import UNKNOWN
-from gpulaunch.exporters.view.model import Curve
+from gpulaunch.exporters.view.rank_model import Curve
 
 _BLOCKS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _TO_ASCII: Final = str.maketrans(_BLOCKS, "_.:-=+*#")

@@ -19,7 +19,8 @@ from gpulaunch.exporters.tui.tables import INPUT, MEMORY, STEPS, Column
 from gpulaunch.exporters.tui.text import figure, measured, pairs, plain, ratio, seconds, size, took
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.findings import not_profiled
-from gpulaunch.exporters.view.model import DeviceView, FindingView, NodeView, RankView, RunView
+from gpulaunch.exporters.view.model import DeviceView, FindingView, NodeView, RunView
+from gpulaunch.exporters.view.rank_model import RankView
 
 _CROWD: Final = 17
 """From this many ranks on, one curve shows all of them side by side."""

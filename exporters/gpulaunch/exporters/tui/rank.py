@@ -12,7 +12,8 @@ from gpulaunch.exporters.tui.selection import Selection, marks_of, own_seconds, 
 from gpulaunch.exporters.tui.summary import shares
 from gpulaunch.exporters.tui.text import figure, number, pairs, plain, ratio, seconds, size
 from gpulaunch.exporters.view.figures import count
-from gpulaunch.exporters.view.model import CostView, LoaderView, RankView, RunView, Status
+from gpulaunch.exporters.view.model import RunView, Status
+from gpulaunch.exporters.view.rank_model import CostView, LoaderView, RankView
 
 _NAME_CELLS = 16
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.exporters.tui.text import plain, took
-from gpulaunch.exporters.view.model import RankView, RunView, Status
+from gpulaunch.exporters.view.model import RunView, Status
+from gpulaunch.exporters.view.rank_model import RankView
 
 STRAGGLER: Final = "straggler"
 """The rule that identifies a rank the others wait for."""

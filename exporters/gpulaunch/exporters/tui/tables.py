@@ -15,7 +15,8 @@ from gpulaunch.exporters.tui.charts import Bar, Chart, Line, Spark
 from gpulaunch.exporters.tui.selection import gpu_memory, memory
 from gpulaunch.exporters.tui.text import figure, number, ratio, seconds, size
 from gpulaunch.exporters.view.figures import UNKNOWN
-from gpulaunch.exporters.view.model import LoaderView, RankView, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import LoaderView, RankView
 
 Cell: TypeAlias = str | Chart
 

@@ -16,7 +16,8 @@ from textual.widgets import DataTable, Input, RichLog
 from gpulaunch.exporters.tui.pages import Page
 from gpulaunch.exporters.tui.selection import Selection, marks_of, selected
 from gpulaunch.exporters.tui.tables import Column, cell, fitting, title
-from gpulaunch.exporters.view.model import RankView, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import RankView
 
 
 def _aliases(*, up: str, down: str, first: str, last: str) -> list[BindingType]:

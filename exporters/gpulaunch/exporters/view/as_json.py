@@ -16,7 +16,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final, Union, cast
 
-from gpulaunch.exporters.view import model
 from gpulaunch.exporters.view.model import VERSION, RunView
 
 _DEEPEST: Final = 12
@@ -108,7 +107,7 @@ def _record(of: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"{of.__name__} is missing")
     told = cast("dict[str, Any]", value)
-    hints = typing.get_type_hints(of, dict(vars(model)))
+    hints = typing.get_type_hints(of)
     known: dict[str, Any] = {}
     for each in fields(of):
         if each.name in told:

@@ -16,8 +16,9 @@ from gpulaunch.exporters.view.files import RunFiles
 from gpulaunch.exporters.view.findings import findings_of
 from gpulaunch.exporters.view.finished import settled
 from gpulaunch.exporters.view.goodput import goodput_of, is_profiled
-from gpulaunch.exporters.view.model import EventView, FindingView, RankView, RunView, Status, whole_of
+from gpulaunch.exporters.view.model import EventView, FindingView, RunView, Status, whole_of
 from gpulaunch.exporters.view.nodes import collectors_of, devices_of, node_of, sites_of
+from gpulaunch.exporters.view.rank_model import RankView
 from gpulaunch.exporters.view.ranks import ranks_of, with_summary
 from gpulaunch.exporters.view.run_curves import ranks_with_curves, run_axis, with_curves
 from gpulaunch.exporters.view.source import NodeSource, part

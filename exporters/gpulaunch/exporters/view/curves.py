@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from gpulaunch.exporters.store.frame import Frame
 from gpulaunch.exporters.store.series import Key
-from gpulaunch.exporters.view.model import Curve
+from gpulaunch.exporters.view.rank_model import Curve
 
 
 @dataclass(frozen=True, kw_only=True)

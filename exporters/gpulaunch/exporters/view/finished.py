@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpulaunch.exporters.view.model import RankView, RunView, Status
+from gpulaunch.exporters.view.model import RunView, Status
+from gpulaunch.exporters.view.rank_model import RankView
 
 
 def settled(view: RunView) -> RunView:

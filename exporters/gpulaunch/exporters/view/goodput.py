@@ -8,7 +8,7 @@ from typing import Final
 from gpulaunch.exporters.view.attempts import AttemptHistory
 from gpulaunch.exporters.view.curves import Curves
 from gpulaunch.exporters.view.files import RunFiles
-from gpulaunch.exporters.view.model import Curve
+from gpulaunch.exporters.view.rank_model import Curve
 from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values
 from gpulaunch.profiler.record import GOODPUT_BUCKETS

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from gpulaunch.exporters.view.curves import Curves, total
-from gpulaunch.exporters.view.model import CollectorView, Curve, DeviceView, FindingView, NodeView, SiteView
+from gpulaunch.exporters.view.model import CollectorView, DeviceView, FindingView, NodeView
+from gpulaunch.exporters.view.rank_model import Curve, SiteView
 from gpulaunch.exporters.view.source import NodeSource, part
 from gpulaunch.exporters.view.values import Values, by_label, whole
 

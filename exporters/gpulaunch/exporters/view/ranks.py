@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from gpulaunch.exporters.store.series import Key
 from gpulaunch.exporters.view.curves import Curves, Growth, ratio, total
-from gpulaunch.exporters.view.model import (
+from gpulaunch.exporters.view.rank_model import (
     CollectiveView,
     CopyView,
     CostView,

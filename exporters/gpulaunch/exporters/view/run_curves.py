@@ -8,7 +8,8 @@ from typing import Final
 
 from gpulaunch.exporters.view.curves import Axis, Curves, Growth, axis_of, ratio, total
 from gpulaunch.exporters.view.goodput import goodput_curve
-from gpulaunch.exporters.view.model import Curve, RankView, RunView
+from gpulaunch.exporters.view.model import RunView
+from gpulaunch.exporters.view.rank_model import Curve, RankView
 from gpulaunch.exporters.view.ranks import phase_curves, phase_growths
 from gpulaunch.exporters.view.source import NodeSource, part
 

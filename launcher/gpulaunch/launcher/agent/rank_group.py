@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -12,19 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpulaunch.launcher.agent import timers
 from gpulaunch.launcher.agent.cleanup import Cleanup, LeftoverPolicy, is_of_ranks
 from gpulaunch.launcher.agent.exit_info import rank_end_of
+from gpulaunch.launcher.agent.rank_start import RankStart
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.failure.ends import RankEnd, signal_name
-from gpulaunch.launcher.job import plan
-from gpulaunch.launcher.job.spec import Std
 from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.forkserver import ForkedRank, ForkServer, Started
 from gpulaunch.launcher.loop.loop import Exit
 from gpulaunch.launcher.loop.orphan_reaper import comes_last
 from gpulaunch.launcher.rendezvous.base import World
-from gpulaunch.launcher.rendezvous.listen import interface_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +64,14 @@ class RankGroup:
         `resume_args`: the program's arguments for it.
         `visible_devices`: the GPUs, if they differ from those that the job would see anyway.
         """
-        self._resume_from = resume_from
-        self._resume_args = list(resume_args)
-        self._visible_devices = list(visible_devices)
+        self._start = RankStart(
+            context,
+            world,
+            agent_store=agent_store,
+            resume_from=resume_from,
+            resume_args=resume_args,
+            visible_devices=visible_devices,
+        )
         self._context = context
         self._world = world
         self._events = events
@@ -81,7 +82,6 @@ class RankGroup:
         self.asked = False
         """The ranks were already requested: a second request is ignored."""
         self._sessions: set[int] = set()  # every rank leads one
-        self._dirs: dict[int, str] = {}
         self.store_pid: int | None = None
         self._stopping = False
         self._deaf: set[int] = set()  # pids of ranks without a handler for the signal that asked them to end
@@ -97,7 +97,7 @@ class RankGroup:
 
     def rank_of(self, local_rank: int) -> int:
         """The global rank of one of this node's ranks."""
-        return self._world.first_rank + local_rank
+        return self._start.rank_of(local_rank)
 
     @property
     def awaits_store(self) -> bool:
@@ -124,20 +124,20 @@ class RankGroup:
             fds.append(restart_notice_fd)
             ranks: list[ForkedRank] = []
             for local_rank in range(self._context.spec.nproc):
-                out, err = self._open_logs(local_rank)
+                out, err = self._start.open_logs(local_rank)
                 fds += [out, err]
                 ranks.append(
                     ForkedRank(
-                        env=self._environment(local_rank),
-                        affinity=self._cpus(local_rank),
-                        title=self._title(local_rank),
-                        program=self._program(local_rank),
+                        env=self._start.environment(local_rank),
+                        affinity=self._start.cpus(local_rank),
+                        title=self._start.title(local_rank),
+                        program=self._start.program(local_rank),
                         stdout_fd=out,
                         stderr_fd=err,
                         restart_notice_fd=restart_notice_fd,
                     )
                 )
-            server.fork(ranks, store=self._store(), tracer_pid=self._tracer_pid())
+            server.fork(ranks, store=self._store(), tracer_pid=self._start.tracer_pid)
         except OSError as err:
             self._events.start_failed(frozenset(), f"cannot start the ranks: {err.strerror or err}", True)
         finally:
@@ -198,17 +198,17 @@ class RankGroup:
                 # Rank 0 hosts the store: the port must be free again for it.
                 self._release_port()
             for local_rank in range(spec.nproc):
-                out, err = self._open_logs(local_rank)
+                out, err = self._start.open_logs(local_rank)
                 try:
                     pid = child.start(
-                        self._command(local_rank),
-                        {**self._context.base_env, **self._environment(local_rank)},
+                        self._start.command(local_rank),
+                        {**self._context.base_env, **self._start.environment(local_rank)},
                         stdout_fd=out,
                         stderr_fd=err,
-                        affinity=self._cpus(local_rank),
+                        affinity=self._start.cpus(local_rank),
                         # A shell cannot trap a signal that was ignored when it started.
                         deaf_to=() if spec.program.kind == "exec" else child.NOTICES,
-                        tracer_pid=self._tracer_pid(),
+                        tracer_pid=self._start.tracer_pid,
                     )
                 finally:
                     os.close(out)
@@ -226,15 +226,9 @@ class RankGroup:
         if store is not None and self.awaits_store:
             server.fork([], store=store)
 
-    def _tracer_pid(self) -> int:
-        """The process that may read the ranks' stacks: the agent, for the sidecar and the hang helper."""
-        return os.getpid() if self._context.spec.profile else 0
-
     def _prepare(self) -> None:
         self._context.oom.start()
-        for local_rank in range(self._context.spec.nproc):
-            rank = self.rank_of(local_rank)
-            self._dirs[local_rank] = self._context.rundir.rank_dir(self._world.attempt, rank, local_rank)
+        self._start.make_dirs()
 
     def _store(self) -> tuple[str, int, int] | None:
         if self._world.store_fd is None or not self.agent_store:
@@ -245,97 +239,6 @@ class RankGroup:
         if self._world.store_fd is not None:
             with contextlib.suppress(OSError):
                 socket.socket(fileno=os.dup(self._world.store_fd)).shutdown(socket.SHUT_RDWR)
-
-    def _open_logs(self, local_rank: int) -> tuple[int, int]:
-        spec, hub, rank = self._context.spec, self._context.hub, self.rank_of(local_rank)
-        filtered = spec.local_ranks_filter is None or local_rank in spec.local_ranks_filter  # as torchrun
-        filter_dir = self._context.rundir.streams_dir(self._world.attempt) if filtered else ""
-        fds: list[int] = []
-        for stream, name in ((Std.OUT, "stdout.log"), (Std.ERR, "stderr.log")):
-            fds.append(
-                hub.open(
-                    rank=rank,
-                    local_rank=local_rank,
-                    stream=stream,
-                    path=os.path.join(self._dirs[local_rank], name),
-                    show=plan.shown(spec, local_rank, stream),
-                    prefix=plan.line_prefix(spec, local_rank, rank, stream),
-                    alone=plan.prints_alone(spec, local_rank),
-                    filter_dir=filter_dir,
-                )
-            )
-        return fds[0], fds[1]
-
-    @functools.cached_property
-    def _gloo_interface(self) -> str:
-        """What GLOO_SOCKET_IFNAME is set to in every rank, unless the user has; "" for nothing."""
-        return interface_of(self._world.local_addr) if "GLOO_SOCKET_IFNAME" not in os.environ else ""
-
-    def _environment(self, local_rank: int) -> dict[str, str]:
-        context, world = self._context, self._world
-        env = plan.rank_environment(
-            context.spec,
-            local_rank=local_rank,
-            attempt=world.attempt,
-            master_port=world.master_port,
-            error_file=os.path.join(self._dirs[local_rank], "error.json"),
-            use_agent_store=self.agent_store,
-        )
-        rank = str(self.rank_of(local_rank))
-        # Nodes may run different numbers of ranks: the agreed values take precedence over this node's arithmetic.
-        world_size, group_rank = str(world.world_size), str(world.node_rank)
-        env.update(RANK=rank, ROLE_RANK=rank, WORLD_SIZE=world_size, ROLE_WORLD_SIZE=world_size)
-        env.update(MASTER_ADDR=world.master_addr)
-        if context.spec.host_share is None:
-            env.update(GROUP_RANK=group_rank, GROUP_WORLD_SIZE=str(world.nnodes))
-        env["GPULAUNCH_RUN_DIR"] = context.rundir.path
-        env["GPULAUNCH_CONTROL"] = context.control_path
-        env["GPULAUNCH_CHECKPOINT_DIR"] = context.checkpoint_dirs[0]
-        if self._gloo_interface:  # gloo takes what the machine's own name means, which Debian makes 127.0.1.1
-            env.setdefault("GLOO_SOCKET_IFNAME", self._gloo_interface)
-        if world.job:  # rank 0, which saves, may be on another node the next time
-            env.update(GPULAUNCH_JOB=world.job, GPULAUNCH_GENERATION=str(world.generation))
-        env["GPULAUNCH_ATTEMPT"] = str(context.rundir.number_of(world.attempt))
-        if self._resume_from is not None:
-            env["GPULAUNCH_RESUME_FROM"] = self._resume_from
-        if self._visible_devices:
-            virtual = context.spec.virtual_local_rank
-            env["CUDA_VISIBLE_DEVICES"] = (
-                self._visible_devices[local_rank] if virtual else ",".join(self._visible_devices)
-            )
-        if context.segments is not None:
-            env["GPULAUNCH_CHANNEL_DIR"] = context.segments.directory
-            env["GPULAUNCH_TRACER_PID"] = str(self._tracer_pid())
-        if context.timer_file:
-            env[timers.FILE] = context.timer_file
-        return env
-
-    def _program(self, local_rank: int) -> dict[str, object]:
-        program = self._context.spec.program
-        return {
-            "kind": program.kind,
-            "target": program.target,
-            "args": [*plan.rank_args(self._context.spec, local_rank), *self._resume_args],
-            "python": program.python,
-            "call_dir": program.call_dir,
-            "error_file": os.path.join(self._dirs[local_rank], "error.json"),
-        }
-
-    def _title(self, local_rank: int) -> list[str]:
-        """The command line that `python` would have."""
-        return [*plan.rank_argv(self._context.spec, local_rank), *self._resume_args]
-
-    def _command(self, local_rank: int) -> list[str]:
-        program = self._context.spec.program
-        if program.kind == "exec":
-            return self._title(local_rank)
-        from gpulaunch.launcher.loop import rank_main
-
-        return [program.python, "-u", rank_main.__file__, json.dumps(self._program(local_rank))]
-
-    def _cpus(self, local_rank: int) -> list[int]:
-        sets = self._context.spec.cpu_sets
-        return sorted(sets[local_rank]) if sets else []
 
     def _watch_rank(self, local_rank: int, pid: int) -> None:
         self.live[local_rank] = pid
@@ -367,7 +270,7 @@ class RankGroup:
     # -- ending
 
     def _rank_ended(self, local_rank: int, exit_: Exit) -> None:
-        rank, directory = self.rank_of(local_rank), self._dirs[local_rank]
+        rank, directory = self.rank_of(local_rank), self._start.dirs[local_rank]
         del self.live[local_rank]
         self._context.hub.finish(rank)
         end = rank_end_of(
