@@ -45,7 +45,11 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], R
     monkeypatch.setattr(recovery.memory, "MemoryWait", Played)
 
     def play(
-        *attempts: list[Search], nnodes: int = 1, where: str = "/", named: tuple[str, ...] = ()
+        *attempts: list[Search],
+        nnodes: int = 1,
+        where: str = "/",
+        named: tuple[str, ...] = (),
+        replicate: bool = False,
     ) -> tuple[list[str], Recovery]:
         spec = SimpleNamespace(
             max_restarts=3,
@@ -59,6 +63,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], R
             checkpoint_pattern=None,
             nnodes=nnodes,
             nproc=1,
+            replicate=replicate,
         )
         context: Any = SimpleNamespace(
             spec=spec,
@@ -72,7 +77,11 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], R
         Played.asked = []
         for attempt, answers in enumerate(attempts):
             Played.answers = list(answers)
-            made.prepare(attempt, lambda offers: outcomes.append(f"offers {offers}"), outcomes.append)
+            made.prepare(
+                attempt,
+                lambda offers: outcomes.append(f"offers {tuple(offer.key for offer in offers)}"),
+                outcomes.append,
+            )
             if outcomes[-1].startswith("offers ('"):
                 made.choose(outcomes[-1].split("'")[1], node_rank=nnodes - 1, nnodes=nnodes)
             assert not Played.answers
@@ -119,6 +128,19 @@ def test_nodes_offer_what_tells_checkpoints_apart(prepare: Any) -> None:
 
     assert outcomes == ["offers ('step 7:last.pt',)"]
     assert made.resumed == found
+
+
+def test_a_node_without_the_checkpoint_is_told_so_and_its_ranks_receive_it(prepare: Any) -> None:
+    _, made = prepare([Search()], nnodes=2, replicate=True)
+
+    assert made.choose("step 7 manifest 0123:step-000000000007", nnodes=2).path == ""
+    assert made.resumed is None
+
+
+def test_what_only_the_program_can_copy_is_refused_with_replicate(prepare: Any) -> None:
+    (outcome,), _ = prepare([Search(found=(ONE,))], nnodes=2, replicate=True)
+
+    assert outcome.startswith(f"--replicate: {ONE.path} is a checkpoint of the program's own")
 
 
 def test_several_nodes_verify_the_agreed_one_only(prepare: Any) -> None:

@@ -1,4 +1,4 @@
-"""Real DDP over gloo, with the profiler and with checkpoints on a file system that all hosts share."""
+"""Real DDP over gloo, with the profiler and with checkpoints: on a file system that all hosts share, or on each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hosts import hosts
 
 from gpulaunch.exporters.view.load import load_run
 from gpulaunch.exporters.view.model import Status
+from gpulaunch.launcher.checkpoint.manifest import verify
 from gpulaunch.launcher.runs.stored import State, stored
 from job import Job
 
@@ -75,6 +76,33 @@ def test_rank_0_moves_to_another_host_and_saves_there(tmp_path: Path) -> None:
         for node in job.nodes.values():
             assert "taken over" not in node.said
             assert "is in use" not in node.said
+
+
+def test_a_spare_goes_on_from_the_checkpoint_of_another_node_without_a_shared_file_system(tmp_path: Path) -> None:
+    """The node that saved first is lost; each has a directory of its own, and the spare's is empty."""
+    with hosts(3) as three:
+        job = Job(tmp_path, "2", "--replicate", leader="host1", program=PROGRAM)
+        job.start(*three[:2])
+        job.until_trains("host0", "host1", within_s=120.0)
+        job.until(lambda: job.nodes["host0"].steps()[-1]["step"] > 25, "steps are made and saved")
+        job.start(three[2])
+        job.pause(5.0)
+
+        off_s = time.monotonic()
+        three[0].power_off()
+        job.until_trains("host1", "host2", after_s=off_s)
+        began = job.nodes["host2"].steps()[-1]["resumed"]
+        assert began >= 20
+        job.until(lambda: job.nodes["host2"].steps()[-1]["step"] > began + 25, "more steps are made and saved")
+
+        del job.nodes["host0"]
+        assert job.end() == {"host1": 0, "host2": 0}
+        assert f"step {began} was copied from another node to {job.nodes['host2'].run_dir}" in job.nodes["host2"].said
+        newest = [max((node.run_dir / "checkpoints").glob("step-*")) for node in job.nodes.values()]
+        assert newest[0].name == newest[1].name
+        assert int(newest[0].name.removeprefix("step-")) > began + 20
+        for each in newest:
+            verify(str(each))
 
 
 def test_all_save_before_a_node_leaves_and_the_others_go_on_from_there(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from gpulaunch.launcher.rendezvous.messages import (
     decode,
     encode,
 )
-from gpulaunch.launcher.rendezvous.plan import NodeState, Plan, Report, Seat, Stage
+from gpulaunch.launcher.rendezvous.plan import NodeState, Offer, Plan, Report, Seat, Stage
 
 number = st.integers(0, 2**31 - 1)
 text = st.text(max_size=700).map(clean)
@@ -38,7 +38,9 @@ reports = st.builds(
     order=st.none() | number,
     nproc=number,
     state=st.sampled_from(NodeState),
-    offers=st.tuples(text, text),
+    offers=st.tuples(
+        st.builds(Offer, key=text, saved_s=st.floats(0, 1e10)), st.builds(Offer, key=text, saved_s=st.just(0.0))
+    ),
 )
 seats = st.builds(Seat, node=text, host=text, node_rank=number, nproc=number, first_rank=number)
 plans = st.builds(Plan, job=text, stage=st.sampled_from(Stage), generation=number, seats=st.tuples(seats), why=text)

@@ -25,9 +25,13 @@ from gpulaunch.launcher.rendezvous.plan import NodeState, Report, Stage
 Nodes = Callable[..., list[Any]]
 
 
-def hello(order: int = 1, nnodes: int = 2, run_id: str = "test", *, fixed: bool = True) -> bytes:
+def hello(
+    order: int = 1, nnodes: int = 2, run_id: str = "test", *, fixed: bool = True, replicate: bool = False
+) -> bytes:
     """What a node says first."""
-    register = Register(run_id=run_id, min_nodes=nnodes, max_nodes=nnodes, max_restarts=3, fixed=fixed)
+    register = Register(
+        run_id=run_id, min_nodes=nnodes, max_nodes=nnodes, max_restarts=3, fixed=fixed, replicate=replicate
+    )
     report = Report(node="n", host="other", order=order, nproc=2, state=NodeState.READY)
     return encode(register) + encode(Reported(report=report))
 
@@ -288,6 +292,10 @@ def refused(turning: Any, leader: Any, said: bytes) -> str:
             hello(fixed=False),
             "127.0.0.1 was started with --rdzv-endpoint, node 0 (host-0) with --master-addr; use the same on all nodes",
         ),
+        (
+            hello(replicate=True),
+            "127.0.0.1 was started with --replicate, node 0 (host-0) without it; use the same on all nodes",
+        ),
         (hello(7), "other has no place in --nnodes 2; --node-rank counts from 0 to 1"),
         (hello(0), "--node-rank 0 given twice: on host-0 and other"),
         (
@@ -295,7 +303,7 @@ def refused(turning: Any, leader: Any, said: bytes) -> str:
             "127.0.0.1 speaks version 2 of the protocol, not 3; install the same gpulaunch on all nodes",
         ),
     ],
-    ids=["run", "nnodes", "fixed", "rank", "rank 0", "version"],
+    ids=["run", "nnodes", "fixed", "replicate", "rank", "rank 0", "version"],
 )
 def test_a_node_that_does_not_fit_is_told_why_on_both_sides(turning: Any, nodes: Nodes, said: bytes, why: str) -> None:
     leader, fitting = nodes(1, 1)

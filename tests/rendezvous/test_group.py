@@ -12,7 +12,7 @@ from gpulaunch.launcher.failure.causes import Cause, Tier
 from gpulaunch.launcher.failure.classify import Kind
 from gpulaunch.launcher.policy.restart import Limits
 from gpulaunch.launcher.rendezvous.group import GroupRendezvous
-from gpulaunch.launcher.rendezvous.plan import Settings
+from gpulaunch.launcher.rendezvous.plan import Offer, Settings
 from ports import free_port, has_ipv6
 
 LIMITS = Limits(max_restarts=1, rate=None, backoff_max_s=0.0, no_progress=0)
@@ -65,6 +65,36 @@ def test_a_world_and_its_end(turning: Any, node: Callable[..., Any], addr: str) 
     follower.rendezvous.succeeded()
     turning.until(lambda: follower.done and leader.done)
     assert (leader.done, follower.done) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("offered", "shared", "replicated"),
+    [
+        ((("new", "old"), ("old",)), "old", "new"),
+        ((("old",), ("new", "old")), "old", "new"),
+        ((("old",), ()), "", "old"),
+        (((), ("new",)), "", "new"),
+        (((), ()), "", ""),
+    ],
+)
+def test_the_checkpoint_is_one_that_all_can_read_or_with_copies_the_newest_that_any_can(
+    turning: Any,
+    node: Callable[..., Any],
+    offered: tuple[tuple[str, ...], tuple[str, ...]],
+    shared: str,
+    replicated: str,
+) -> None:
+    saved_s = {"new": 200.0, "old": 100.0}
+    for replicate, expected in ((False, shared), (True, replicated)):
+        settings = replace(SETTINGS, replicate=replicate)
+        nodes = [node("host0", settings), node("host1", settings)]
+        for each, keys in zip(nodes, offered, strict=True):
+            each.rendezvous.join(0, [Offer(key=key, saved_s=saved_s[key]) for key in keys])
+        turning.until(lambda nodes=nodes: all(each.worlds for each in nodes))
+
+        assert [each.worlds[0].resume for each in nodes] == [expected] * 2
+        for each in nodes:
+            each.rendezvous.close()
 
 
 def test_the_nodes_tell_each_other_whether_any_rank_works(turning: Any, node: Callable[..., Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from gpulaunch.checkpoint import loading, random_state
+from gpulaunch.checkpoint import loading, random_state, replicas
 from gpulaunch.checkpoint.copies import Copies, snapshot
 from gpulaunch.checkpoint.messages import (
     ENDED_BY_SIGTERM,
@@ -25,6 +25,7 @@ from gpulaunch.checkpoint.messages import (
     say,
     why,
 )
+from gpulaunch.checkpoint.nodes import Nodes
 from gpulaunch.checkpoint.notice import Notice
 from gpulaunch.checkpoint.ownership import InUseError
 from gpulaunch.checkpoint.position import Feed, Position, Replay, check_loader
@@ -134,15 +135,21 @@ class Checkpoint:
             raise CheckpointError("resume() was called twice; call it once, before the training loop")
         ranks = self._ranks = Ranks()
         self._votes = Votes(self._notice, ranks.vote if ranks.size > 1 else None)
-        saver = self._saver = Saver(self._store, ranks, self._keep)
+        nodes = Nodes(ranks, os.environ, self.directory)
+        saver = self._saver = Saver(self._store, ranks, nodes, self._keep)
         self._notice.listen()
         progress.listens()
-        path, refused = ranks.broadcast(self._claim_and_choose(saver) if ranks.first else ("", ""))
+        path, refused = nodes.from_leader(self._claim_and_choose(saver) if nodes.leads else ("", ""))
+        if nodes.several:
+            refused = nodes.first_problem(refused)
+            refused = refused or nodes.first_problem(self._count_alike(saver, ranks, nodes))
         if refused:
             if ranks.first:
                 say(refused)
             raise DirectoryInUse(refused)
         atexit.register(saver.wait, LAST_WAIT_S)
+        if nodes.several:
+            path = replicas.whole_everywhere(path, self._store, ranks, nodes, self._keep)
         if not path:
             return None
         loaded = loading.load(path, self._subject, ranks, weights_only=self._weights_only, run=self._store.owner.run)
@@ -284,15 +291,28 @@ class Checkpoint:
         return self._ranks
 
     def _claim_and_choose(self, saver: Saver) -> tuple[str, str]:
-        """On rank 0: take over the directory, then look for checkpoints, since no other run can add any now: (the
+        """On a leader: take over the directory, then look for checkpoints, since no other run can add any now: (the
         checkpoint to load, "" or why the directory is unavailable)."""
+        refused = self._claim(saver)
+        return "" if refused else loading.choose(os.environ, self._store), refused
+
+    def _claim(self, saver: Saver) -> str:
+        """Take over the directory; "" or why it is unavailable."""
         try:
             self._store.claim()
         except (InUseError, StaleError) as err:
-            return "", str(err) if isinstance(err, InUseError) else f"{self.directory} was {TAKEN_OVER} {err}"
+            return str(err) if isinstance(err, InUseError) else f"{self.directory} was {TAKEN_OVER} {err}"
         except OSError as err:
             saver.failed(self._step, why(err, self.directory))
-        return loading.choose(os.environ, self._store), ""
+        return ""
+
+    def _count_alike(self, saver: Saver, ranks: Ranks, nodes: Nodes) -> str:
+        """Let the directories of all nodes have the same generation, so that the newest checkpoint is the newest
+        everywhere; "" or why one is unavailable."""
+        claimed = self._store.generation
+        self._store.least_generation = max(ranks.gather(claimed or 0))
+        is_behind = nodes.leads and claimed is not None and claimed < self._store.least_generation
+        return self._claim(saver) if is_behind else ""
 
     def _restore_rng(self) -> None:
         """Restore the random number generators to the saved run's, once."""

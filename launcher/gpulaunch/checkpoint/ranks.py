@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-_SAVE_TIMEOUT = timedelta(hours=24)  # a rank that writes to slow storage is alive; a dead one breaks its connection
+SAVE_TIMEOUT = timedelta(hours=24)  # a rank that writes to slow storage is alive; a dead one breaks its connection
 
 
 class Vote(Protocol):
@@ -38,9 +38,9 @@ class Ranks:
         """Used by the saving thread, and by `resume`, which comes before any save."""
         self._votes: Any = None
         if self.together:
-            self.group = _new_group("gpulaunch.checkpoint", timeout=_SAVE_TIMEOUT)
+            self.group = new_group("gpulaunch.checkpoint", timeout=SAVE_TIMEOUT)
         if self.size > 1:
-            self._votes = _new_group("gpulaunch.checkpoint votes")
+            self._votes = new_group("gpulaunch.checkpoint votes")
 
     @property
     def first(self) -> bool:
@@ -69,8 +69,8 @@ class Ranks:
         return _Vote(torch.tensor(values, dtype=torch.int64), self._votes)
 
 
-def _new_group(name: str, **options: Any) -> Any:
-    """A gloo group of all ranks that lives as long as the process.
+def new_group(name: str, **options: Any) -> Any:
+    """A gloo group, of all ranks unless `ranks` is given, that lives as long as the process. Called by all ranks.
 
     Dropping the last reference to one waits, with the GIL, for threads that may be waiting for the GIL: they release
     the tensors of the last operation. A rank would hang at its end, with all work done.

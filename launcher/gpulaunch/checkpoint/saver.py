@@ -1,4 +1,5 @@
-"""Saves in the background, one at a time: written by every rank, committed by rank 0 when all have succeeded.
+"""Saves in the background, one at a time: written by every rank, committed by rank 0 when all have succeeded; where
+each node has a directory of its own, by the first rank of each (`nodes`).
 
 `torch.distributed.checkpoint.async_save` is not used: on torch 2.6 it does not copy tensors on the CPU or sharded ones,
 it uses a new thread and new memory each time, and a call that comes too early makes two saves at once. The planner, the
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from gpulaunch.checkpoint import plain_values
 from gpulaunch.checkpoint.messages import CheckpointError, say, why
+from gpulaunch.checkpoint.nodes import Nodes
 from gpulaunch.checkpoint.ownership import InUseError
 from gpulaunch.checkpoint.ranks import Ranks
 from gpulaunch.checkpoint.store import Keep, StaleError, Store, sync_file
@@ -54,12 +56,32 @@ class Snapshot:
     """Wait until the copy is complete."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What one rank has written; rank 0's time and generation are those of the checkpoint."""
+
+    step: int
+    problem: str
+    files: tuple[ManifestFile, ...]
+    saved_s: float
+    generation: int
+
+
+def _problem_of(parts: Sequence[_Part]) -> str:
+    """Why these are no checkpoint, "" if they are one."""
+    steps = sorted({part.step for part in parts})
+    if len(steps) > 1:
+        return f"ranks are at different steps, {steps[0]} to {steps[-1]}: all must call step() equally often"
+    return next((part.problem for part in parts if part.problem), "")
+
+
 class Saver:
     """Saves snapshots. All ranks call `start` at the same steps."""
 
-    def __init__(self, store: Store, ranks: Ranks, keep: Keep) -> None:
+    def __init__(self, store: Store, ranks: Ranks, nodes: Nodes, keep: Keep) -> None:
         self._store = store
         self._ranks = ranks
+        self._nodes = nodes
         self._keep = keep
         self._thread: threading.Thread | None = None
         self._told: set[str] = set()
@@ -105,8 +127,12 @@ class Saver:
 
     def _attempt_to(self, snapshot: Snapshot) -> tuple[int, str]:
         """(bytes of this rank, "" or why the commit failed); the same outcome on every rank."""
-        path, problem = self._ranks.broadcast(self._begin(snapshot.step) if self._ranks.first else ("", ""))
+        path, problem = self._nodes.from_leader(self._begin(snapshot.step) if self._nodes.leads else ("", ""))
+        if self._nodes.several:
+            problem = self._nodes.first_problem(problem)
         if problem:
+            if self._nodes.leads and path:
+                self._store.abandon(path)
             return 0, problem
         files: list[ManifestFile] = []
         try:
@@ -118,12 +144,27 @@ class Saver:
             problem = self._blame(rank, why(cause, path))
         except Exception as err:
             problem = self._blame(self._ranks.rank, why(err, path))
-        reports = self._ranks.gather((snapshot.step, problem, files))
-        outcome = self._ranks.broadcast(self._commit(path, reports) if self._ranks.first else "")
-        return sum(file.size_bytes for file in files), outcome
+        parts = self._ranks.gather(
+            _Part(
+                step=snapshot.step,
+                problem=problem,
+                files=tuple(files),
+                saved_s=time(),
+                generation=self._store.generation or 0,
+            )
+        )
+        problem = _problem_of(parts)
+        if self._nodes.several and not problem:
+            everywhere = [(rank, file) for rank, part in enumerate(parts) for file in part.files]
+            problem = self._nodes.first_problem(self._nodes.exchange(everywhere, path) if self._nodes.leads else "")
+        if self._nodes.leads and problem:
+            self._store.abandon(path)
+        if not problem:
+            problem = self._nodes.first_problem(self._commit(path, parts) if self._nodes.leads else "")
+        return sum(file.size_bytes for file in files), problem
 
     def _begin(self, step: int) -> tuple[str, str]:
-        """On rank 0: (the directory to write into, "" or why there is none)."""
+        """On a leader: (the directory to write into, "" or why there is none)."""
         try:
             if self._store.generation is None:
                 self._store.claim()
@@ -171,31 +212,23 @@ class Saver:
         except Exception:  # noqa: S110 # errors in it show when it is read back
             pass
 
-    def _commit(self, path: str, reports: list[tuple[int, str, list[ManifestFile]]]) -> str:
-        """On rank 0: commit what all ranks have written; "" or why not."""
-        problem = next((text for _, text, _ in reports if text), "")
-        steps = sorted({step for step, _, _ in reports})
-        if len(steps) > 1:
-            problem = f"ranks are at different steps, {steps[0]} to {steps[-1]}: all must call step() equally often"
-        if not problem:
-            manifest = Manifest(
-                step=steps[0],
-                run=self._store.owner.run,
-                attempt=self._store.owner.attempt,
-                generation=self._store.generation or 0,
-                world_size=self._ranks.size,
-                saved_s=time(),
-                files=tuple(file for _, _, files in reports for file in files),
-            )
-            try:
-                self._store.commit(path, manifest, self._keep, self.spare)
-            except StaleError as err:
-                problem = f"{TAKEN_OVER} {err}"
-            except OSError as err:
-                problem = why(err, path)
-        if problem:
+    def _commit(self, path: str, parts: Sequence[_Part]) -> str:
+        """On a leader: commit what all ranks have written; "" or why not."""
+        manifest = Manifest(
+            step=parts[0].step,
+            run=self._store.owner.run,
+            attempt=self._store.owner.attempt,
+            generation=parts[0].generation,
+            world_size=self._ranks.size,
+            saved_s=parts[0].saved_s,
+            files=tuple(file for part in parts for file in part.files),
+        )
+        try:
+            self._store.commit(path, manifest, self._keep, self.spare)
+        except (StaleError, OSError) as err:
             self._store.abandon(path)
-        return problem
+            return f"{TAKEN_OVER} {err}" if isinstance(err, StaleError) else why(err, path)
+        return ""
 
     def _blame(self, rank: int, text: str) -> str:
         return f"rank {rank}: {text}" if self._ranks.size > 1 else text

@@ -76,6 +76,8 @@ class Store:
         self.owner = ownership.this_run(os.environ)
         self.generation: int | None = None
         """Ours; None: not claimed yet."""
+        self.least_generation = 0
+        """What the next claim is at least."""
 
     def claim(self) -> int:
         """Become the owner and the newest generation, and remove what older ones have left unfinished.
@@ -116,7 +118,7 @@ class Store:
     def _become_owner(self) -> int:
         """Take and return the next number, with the lock held."""
         ownership.take(self.directory, self.owner)
-        generation = self._newest_generation() + 1
+        generation = max(self._newest_generation() + 1, self.least_generation)
         new = self._path(".generation.new")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)
@@ -157,7 +159,7 @@ class Store:
             OSError: the manifest cannot be written, or the directory cannot be renamed.
         """
         write(path, manifest)
-        final = self._path(f"step-{manifest.step:012d}")
+        final = self.path_of(manifest.step)
         replaced = self._path(f".replaced-{manifest.step:012d}")
         doomed: list[str] = []
         with self.locked():
@@ -175,6 +177,10 @@ class Store:
                     doomed.append(away)
         for each in doomed:
             shutil.rmtree(each, ignore_errors=True)
+
+    def path_of(self, step: int) -> str:
+        """Where the checkpoint of a step is."""
+        return self._path(f"step-{step:012d}")
 
     def complete(self) -> list[Saved]:
         """All checkpoints that have a manifest, newest first: by generation, then by step."""

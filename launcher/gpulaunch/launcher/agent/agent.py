@@ -33,6 +33,7 @@ from gpulaunch.launcher.loop.loop import Exit, Timer
 from gpulaunch.launcher.loop.orphan_reaper import OrphanReaper
 from gpulaunch.launcher.policy.restart import REQUEUE, Decision, signature
 from gpulaunch.launcher.rendezvous.base import Rendezvous, World
+from gpulaunch.launcher.rendezvous.plan import Offer
 from gpulaunch.profiler.channel.control import ControlWriter
 from gpulaunch.profiler.channel.ending import SIDECAR_ENDS_S
 
@@ -383,7 +384,7 @@ class Agent:
         self._rendezvous.open()
         self._recovery.prepare(attempt, lambda offers: self._prepared(attempt, offers), self._join_failed)
 
-    def _prepared(self, attempt: int, offers: tuple[str, ...]) -> None:
+    def _prepared(self, attempt: int, offers: tuple[Offer, ...]) -> None:
         if self._state.phase is events.Phase.JOINING and self._state.attempt == attempt:
             self._rendezvous.join(attempt, offers)
 

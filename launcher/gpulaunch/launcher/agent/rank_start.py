@@ -105,6 +105,8 @@ class RankStart:
         if world.job:  # rank 0, which saves, may be on another node the next time
             env.update(GPULAUNCH_JOB=world.job, GPULAUNCH_GENERATION=str(world.generation))
         env["GPULAUNCH_ATTEMPT"] = str(context.rundir.number_of(world.attempt))
+        if context.spec.replicate and world.nnodes > 1:
+            env["GPULAUNCH_REPLICATE"] = "1"
         if self._resume_from is not None:
             env["GPULAUNCH_RESUME_FROM"] = self._resume_from
         if self._visible_devices:

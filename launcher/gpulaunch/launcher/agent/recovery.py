@@ -17,6 +17,7 @@ from gpulaunch.launcher.checkpoint.resume import resume_args
 from gpulaunch.launcher.gpus import health, memory
 from gpulaunch.launcher.job.host_info import Gpu
 from gpulaunch.launcher.loop.files import shown
+from gpulaunch.launcher.rendezvous.plan import Offer
 from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _OFFERS = 4
@@ -116,13 +117,13 @@ class Recovery:
 
     # -- what comes next
 
-    def prepare(self, attempt: int, ready: Callable[[tuple[str, ...]], None], refused: Callable[[str], None]) -> None:
-        """Check that the GPUs are free, search for checkpoints, and pass the keys of the best ones to `ready`.
+    def prepare(self, attempt: int, ready: Callable[[tuple[Offer, ...]], None], refused: Callable[[str], None]) -> None:
+        """Check that the GPUs are free, search for checkpoints, and pass the best ones to `ready`.
 
         `refused`: called with the reason if the one that the user named cannot be used.
         """
         waits = {"checkpoints", "cards"}
-        offers: list[str] = []
+        offers: list[Offer] = []
 
         def done(what: str) -> None:
             waits.discard(what)
@@ -136,6 +137,13 @@ class Recovery:
                 refused(f"--resume {self._spec.resume}: {why}; specify another checkpoint, auto or never")
                 return
             usable = self._usable(search, attempt)
+            foreign = next((one for one in usable if self._spec.replicate and one.format != "gpulaunch"), None)
+            if foreign is not None:
+                refused(
+                    f"--replicate: {shown(foreign.path)} is a checkpoint of the program's own, which cannot be copied "
+                    "between nodes; remove --replicate, or save with gpulaunch.checkpoint"
+                )
+                return
             self._searches += 1
             is_unknown = bool(search.error) and not usable and not (attempt == 0 and self._has_no_directory())
             if is_unknown and (attempt == 0 or self._searches >= _SEARCHES):
@@ -147,7 +155,7 @@ class Recovery:
                 self._look_for_checkpoints(attempt, found)
                 return
             self._offered = {f"{one.identity}:{one.key}" if one.identity else one.key: one for one in usable}
-            offers.extend(self._offered)
+            offers.extend(Offer(key=key, saved_s=one.saved_s) for key, one in self._offered.items())
             done("checkpoints")
 
         self._searches = 0
@@ -164,6 +172,9 @@ class Recovery:
         if self._spec.resume == "never":
             return Resume(path="")
         self.resumed = self._offered.get(key)
+        if self.resumed is None and key and self._spec.replicate:
+            self._say(f"resuming from a checkpoint that another node has: {key.partition(':')[2]}")
+            return Resume(path="")
         if self.resumed is None:
             if self._offered:
                 newest = next(iter(self._offered.values()))
@@ -180,7 +191,7 @@ class Recovery:
         at = "" if one.step is None else f" (step {one.step})"
         self._say(f"resuming from {shown(one.path)}{at}")
         self._context.rundir.event("resuming", path=one.path, step=one.step, verified=one.verified)
-        if not one.verified:
+        if not one.verified and not self._spec.replicate:  # its ranks read all of it
             self._verify(one, (node_rank, nnodes))
         try:
             args = resume_args(template, one.path) if template else []

@@ -63,7 +63,7 @@ def _group(loop: Loop, spec: JobSpec, limits: Limits, say: Callable[[str], None]
     )
     elastic = spec.elastic
     if elastic is None:
-        settings = Settings.of_fixed(spec.nnodes, limits, join_timeout_s=spec.rdzv_timeout_s)
+        settings = Settings.of_fixed(spec.nnodes, limits, join_timeout_s=spec.rdzv_timeout_s, replicate=spec.replicate)
         rendezvous = group(settings=settings, order=spec.node_rank, port=spec.master_port or STATIC_MASTER_PORT)
     else:
         settings = Settings(
@@ -73,6 +73,7 @@ def _group(loop: Loop, spec: JobSpec, limits: Limits, say: Callable[[str], None]
             join_timeout_s=elastic.join_timeout_s,
             last_call_s=elastic.last_call_s,
             away_s=elastic.away_s,
+            replicate=spec.replicate,
         )
         rendezvous = group(
             settings=settings,

@@ -113,6 +113,7 @@ def _restarts(spec: JobSpec) -> str:
 
 def _checkpoints(spec: JobSpec) -> str:
     where = ", ".join(spec.checkpoint_dirs) or f"{spec.job_dir or '<run directory>'}/checkpoints"
+    where += ", whole on every node (--replicate)" if spec.replicate else ""
     if spec.resume == "never":
         return f"in {where}; none is used (--resume never)"
     first = "the newest complete one" if spec.resume == "auto" else spec.resume

@@ -160,6 +160,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="checkpoint-dir", section=CHECKPOINTS, metavar="DIRS", toml=STRINGS, ours=True,
            field="checkpoint_dirs", check=directories,
            help="where to search for checkpoints: directories or fsspec URLs (default: <job-dir>/checkpoints)"),
+    Option(name="replicate", section=CHECKPOINTS, default=False, toml=BOOLEAN, ours=True, field="replicate",
+           help="several nodes, each with a checkpoint directory of its own (a local disk, /dev/shm): "
+                "gpulaunch.checkpoint keeps whole checkpoints on every node"),
     Option(name="checkpoint-pattern", section=CHECKPOINTS, metavar="GLOB", ours=True, field="checkpoint_pattern",
            help="pattern of the program's checkpoints, such as 'model_{step}.pt', if no known format matches"),
     Option(name="resume-search-timeout", section=CHECKPOINTS, metavar="SECONDS", convert=number, default=600.0,

@@ -217,6 +217,8 @@ class JobSpec:
     event_log_handler: str
     logs_specs: str | None
     rdzv_timeout_s: float
+    replicate: bool = False
+    """Every node keeps whole checkpoints in a directory of its own."""
     token_file: str = ""
     """File, or /dev/fd/N, with the secret that the nodes of this job share; "": none."""
     insecure: bool = False

@@ -20,10 +20,17 @@ def mismatch(ours: Register, theirs: Register, *, who: str, leader: str) -> str:
     if theirs.fixed != ours.fixed:
         how = {True: "--master-addr", False: "--rdzv-endpoint"}
         return f"{who} was started with {how[theirs.fixed]}, {leader} with {how[ours.fixed]}; use the same on all nodes"
+    if theirs.replicate != ours.replicate:
+        which = f"{who} was started {_with_or_without(theirs.replicate)} --replicate, {leader} "
+        return f"{which}{_with_or_without(ours.replicate)} it; use the same on all nodes"
     if (theirs.min_nodes, theirs.max_nodes) != (ours.min_nodes, ours.max_nodes):
         nodes = f"--nnodes {_nnodes(theirs)}, {leader} with {_nnodes(ours)}"
         return f"{who} was started with {nodes}; use the same on all nodes"
     return ""
+
+
+def _with_or_without(given: bool) -> str:
+    return "with" if given else "without"
 
 
 def _nnodes(register: Register) -> str:

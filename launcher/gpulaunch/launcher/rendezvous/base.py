@@ -10,7 +10,7 @@ from gpulaunch.launcher.failure.causes import Cause
 from gpulaunch.launcher.policy.restart import Decision
 
 if TYPE_CHECKING:
-    from gpulaunch.launcher.rendezvous.plan import Plan
+    from gpulaunch.launcher.rendezvous.plan import Offer, Plan
 
 
 class RendezvousError(Exception):
@@ -76,11 +76,10 @@ class Rendezvous(Protocol):
         """Let the nodes find each other while this one still prepares to join. Idempotent."""
         ...
 
-    def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
+    def join(self, attempt: int, offers: Sequence[Offer] = ()) -> None:
         """Declare that no rank of an earlier attempt is alive here, and wait for all other nodes to do so.
 
-        `offers`: names of the complete checkpoints that this node can read, the best first. The same name on two nodes
-        means the same checkpoint.
+        `offers`: the complete checkpoints that this node can read, the best first.
         Answers by `on_joined` or `on_failed`, never from within this call.
         """
         ...

@@ -257,7 +257,7 @@ def _formed(settings: Settings, plan: Plan, ready: list[Member], now_s: float) -
         world_size=sum(seat.nproc for seat in seats),
         store_addr=first.address,
         store_port=first.store_port,
-        resume=_agreed([reports[seat.node] for seat in seats]),
+        resume=_agreed(settings, [reports[seat.node] for seat in seats]),
         idle=False,
         why="",
     )
@@ -294,10 +294,14 @@ def _order(member: Member) -> tuple[float, list[tuple[int, int | str]], str]:
     return (math.inf if report.order is None else report.order, natural, report.node)
 
 
-def _agreed(reports: list[Report]) -> str:
-    """The checkpoint that all resume from: of those that every node can read, the best of node rank 0."""
-    every = set.intersection(*(set(report.offers) for report in reports))
-    return next((key for key in reports[0].offers if key in every), "")
+def _agreed(settings: Settings, reports: list[Report]) -> str:
+    """The checkpoint that all resume from: of those that every node can read, the best of node rank 0; with --replicate
+    the newest that any can read."""
+    if settings.replicate:
+        best = [report.offers[0] for report in reports if report.offers]
+        return max(best, key=lambda offer: (offer.saved_s, offer.key)).key if best else ""
+    every = set.intersection(*({offer.key for offer in report.offers} for report in reports))
+    return next((offer.key for offer in reports[0].offers if offer.key in every), "")
 
 
 # -- why a generation ended

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpulaunch.launcher.rendezvous.admission import mismatch
 from gpulaunch.launcher.rendezvous.codec import MessageError, clean, from_plain, to_plain
 from gpulaunch.launcher.rendezvous.etcd_client import NOT_FOUND, EtcdClient, EtcdError, decoded, encoded, under
 from gpulaunch.launcher.rendezvous.messages import VERSION, Register
@@ -299,12 +300,9 @@ class EtcdSession:
             )
         register = from_plain(Register, theirs.get("register"))
         ours = self._register
-        if (register.min_nodes, register.max_nodes) != (ours.min_nodes, ours.max_nodes):
-            raise RefusedError(
-                f"this node was started with --nnodes {ours.min_nodes}:{ours.max_nodes}, the job {ours.run_id!r} with "
-                f"{register.min_nodes}:{register.max_nodes}; use the same on all nodes, and another --rdzv-id for "
-                "another job"
-            )
+        why = mismatch(register, ours, who="this node", leader=f"the job {ours.run_id!r}")
+        if why:
+            raise RefusedError(f"{why}, and another --rdzv-id for another job")
         if register.max_restarts != ours.max_restarts:  # the next decider would have another limit
             raise RefusedError(
                 f"this node was started with --max-restarts {ours.max_restarts}, the job {ours.run_id!r} with "

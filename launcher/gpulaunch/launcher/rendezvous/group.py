@@ -29,7 +29,7 @@ from gpulaunch.launcher.rendezvous.etcd_access import Access
 from gpulaunch.launcher.rendezvous.listen import is_here, listen
 from gpulaunch.launcher.rendezvous.member import News
 from gpulaunch.launcher.rendezvous.messages import Register
-from gpulaunch.launcher.rendezvous.plan import NodeState, Plan, Report, Settings, Stage
+from gpulaunch.launcher.rendezvous.plan import NodeState, Offer, Plan, Report, Settings, Stage
 from gpulaunch.launcher.rendezvous.plan_client import PlanClient
 from gpulaunch.launcher.rendezvous.plan_server import PlanServer
 
@@ -97,6 +97,7 @@ class GroupRendezvous(Callbacks):
             min_nodes=settings.min_nodes,
             max_nodes=settings.max_nodes,
             max_restarts=settings.limits.max_restarts,
+            replicate=settings.replicate,
             fixed=settings.fixed,
         )
         self._keeper = "etcd" if etcd is not None else settings.leader
@@ -128,7 +129,7 @@ class GroupRendezvous(Callbacks):
             self._post.open()
             self._post.publish(self._report)
 
-    def join(self, attempt: int, offers: Sequence[str] = ()) -> None:  # noqa: ARG002  # the plan counts
+    def join(self, attempt: int, offers: Sequence[Offer] = ()) -> None:  # noqa: ARG002  # the plan counts
         """No rank is alive here, and these are the checkpoints that this node can read; see `Rendezvous`."""
         self.open()
         port = self._port

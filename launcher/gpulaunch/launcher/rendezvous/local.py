@@ -11,6 +11,7 @@ from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.policy.restart import Limits, RestartPolicy, failure_of
 from gpulaunch.launcher.rendezvous.base import Callbacks, RendezvousError, World
 from gpulaunch.launcher.rendezvous.listen import listen
+from gpulaunch.launcher.rendezvous.plan import Offer
 
 
 class LocalRendezvous(Callbacks):
@@ -34,9 +35,9 @@ class LocalRendezvous(Callbacks):
     def open(self) -> None:
         """Do nothing: there is no other node."""
 
-    def join(self, attempt: int, offers: Sequence[str] = ()) -> None:
+    def join(self, attempt: int, offers: Sequence[Offer] = ()) -> None:
         """Answer in the loop's next turn."""
-        self._soon(lambda: self._join(attempt, offers[0] if offers else ""))
+        self._soon(lambda: self._join(attempt, offers[0].key if offers else ""))
 
     def _join(self, attempt: int, resume: str) -> None:
         if self._socket is None or (self._served and self._port == 0):

@@ -19,7 +19,7 @@ from enum import Enum
 
 from gpulaunch.launcher.failure.causes import Cause, Tier
 from gpulaunch.launcher.rendezvous.codec import clean
-from gpulaunch.launcher.rendezvous.plan import NodeState, Plan, Report, Stage
+from gpulaunch.launcher.rendezvous.plan import NodeState, Offer, Plan, Report, Stage
 
 FENCE_S = 7.5
 """A node that has not heard the leader for so long ends its ranks: the others may go on without it 1.5 s later."""
@@ -72,9 +72,9 @@ def _is_judged(generation: int, plan: Plan) -> bool:
     return plan.judged >= generation or plan.generation > generation or plan.stage is Stage.OVER
 
 
-def ready(report: Report, offers: Sequence[str], store_port: int) -> Report:
+def ready(report: Report, offers: Sequence[Offer], store_port: int) -> Report:
     """No rank of an earlier generation is alive here; see `Report`."""
-    offered = tuple(clean(offer) for offer in offers)  # as the others' arrive
+    offered = tuple(replace(offer, key=clean(offer.key)) for offer in offers)  # as the others' arrive
     return replace(report, state=NodeState.READY, cause=None, plan=None, offers=offered, store_port=store_port)
 
 

@@ -59,6 +59,8 @@ class Register:
     min_nodes: int
     max_nodes: int
     max_restarts: int
+    replicate: bool = False
+    """Whether each node has a checkpoint directory of its own."""
     fixed: bool = False
     """Whether the nodes have fixed ranks."""
 

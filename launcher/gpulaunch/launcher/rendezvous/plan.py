@@ -80,7 +80,7 @@ class Plan:
     store_addr: str = ""
     store_port: int = 0
     resume: str = ""
-    """The checkpoint, as it was offered, that all resume from; "" for none."""
+    """The key of the offer that all resume from; "" for none."""
     attempt: int = 0
     """Restarts so far; nodes that join or leave count, too."""
     history: RestartHistory = field(default_factory=RestartHistory)
@@ -120,6 +120,16 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A complete checkpoint that a node can read."""
+
+    key: str
+    """The same on two nodes only if the checkpoint is the same."""
+    saved_s: float
+    """Wall clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """What a node says of itself: all that is known of it, each time."""
 
@@ -143,7 +153,7 @@ class Report:
     agent_port: int = 0
     """Where its agent listens for as long as it lives: refused there, it is dead. Only node 0 of a fixed group answers
     there, those that dial anew."""
-    offers: tuple[str, ...] = ()
+    offers: tuple[Offer, ...] = ()
     """READY: the checkpoints that it can read, the best first."""
     idle: bool = False
     """RUNNING: none of its ranks works; they rest, or wait for others."""
@@ -170,13 +180,22 @@ class Settings:
     """A node that has not been heard for so long is lost. Its ranks are dead by then: it ends them by itself after
     7.5 s without an answer (`member.FENCE_S`)."""
 
+    replicate: bool = False
+    """One node that can read a checkpoint is enough: its ranks send it to the others."""
     fixed: bool = False
     """The nodes are `max_nodes` with numbers from 0, for the whole job: one that is lost ends it."""
 
     @classmethod
-    def of_fixed(cls, nnodes: int, limits: Limits, *, join_timeout_s: float) -> Settings:
+    def of_fixed(cls, nnodes: int, limits: Limits, *, join_timeout_s: float, replicate: bool = False) -> Settings:
         """Of a group of `nnodes` that stay the same."""
-        settings = cls(min_nodes=nnodes, max_nodes=nnodes, limits=limits, join_timeout_s=join_timeout_s, fixed=True)
+        settings = cls(
+            min_nodes=nnodes,
+            max_nodes=nnodes,
+            limits=limits,
+            join_timeout_s=join_timeout_s,
+            replicate=replicate,
+            fixed=True,
+        )
         return replace(settings, away_s=settings.silent_s)  # node 0 does not come back to its job
 
     @property
