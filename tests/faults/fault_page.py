@@ -107,6 +107,11 @@ _NODES = (
         "goes_on_from_a_checkpoint_without_a_node",
     ),
     ("DDP, and rank 0's node is powered off", "rank 0 moves, and saves there", "rank_0_moves_to_another_host"),
+    (
+        "DDP with `--replicate`, and rank 0's node is powered off while a spare waits",
+        "the spare receives the checkpoint from the other node, and the job goes on from there",
+        "a_spare_goes_on_from_the_checkpoint",
+    ),
 )
 """Faults of jobs of several nodes: what happens, the result, and its test in tests/multinode."""
 
