@@ -137,10 +137,12 @@ def test_a_node_without_the_checkpoint_is_told_so_and_its_ranks_receive_it(prepa
     assert made.resumed is None
 
 
-def test_what_only_the_program_can_copy_is_refused_with_replicate(prepare: Any) -> None:
-    (outcome,), _ = prepare([Search(found=(ONE,))], nnodes=2, replicate=True)
+def test_with_replicate_what_the_program_has_saved_itself_is_left_alone(prepare: Any) -> None:
+    own = replace(ONE, format="gpulaunch", key="step-000000000005", generation=2, step=5)
 
-    assert outcome.startswith(f"--replicate: {ONE.path} is a checkpoint of the program's own")
+    assert prepare([Search(found=(ONE,))], nnodes=2, replicate=True)[0] == ["offers ()"]
+    assert prepare([Search(found=(ONE, own))], nnodes=2, replicate=True)[0] == [f"offers ('{own.key}',)"]
+    assert prepare([Search(found=(ONE,))], nnodes=1, replicate=True)[0] == [f"offers ('{ONE.key}',)"], "nothing to copy"
 
 
 def test_several_nodes_verify_the_agreed_one_only(prepare: Any) -> None:

@@ -115,7 +115,10 @@ def test_a_node_that_cannot_write_is_named_and_no_other_commits_either(gpulaunch
     assert [each.code for each in ended] == [1, 1], shown
     assert f"step 5 could not be saved in {tmp_path / 'here'}: " in ended[0].stderr, shown
     assert "Not a directory (node 1); training continues" in ended[0].stderr, shown
-    assert "the checkpoint of step 4 cannot be copied: Not a directory (node 1)" in ended[0].stderr, shown
+    there = tmp_path / "there"
+    why = f"the checkpoint of step 4 cannot be copied: {there} could not be claimed (node 1)"
+    assert why in ended[0].stderr, shown
+    assert f"could not be saved in {there}: Not a directory" in ended[1].stderr, shown
     assert max(path.name for path in (tmp_path / "here").glob("step-*")) == "step-000000000004"
 
 

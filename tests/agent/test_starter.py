@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +18,7 @@ from gpulaunch.launcher.agent import starter
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.agent.starter import Starter, StarterEvents
 from gpulaunch.launcher.job.imports import Reading
-from gpulaunch.launcher.loop import child
+from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.loop import Loop
 
 
@@ -99,3 +102,30 @@ def test_a_fork_server_that_cannot_be_executed(monkeypatch: pytest.MonkeyPatch, 
     assert how == ["spawned, agent_store=False"]
     assert len(said) == 1
     assert "cannot be started: Resource temporarily unavailable" in said[0]
+
+
+@pytest.mark.torch
+def test_where_the_fork_server_always_dies_ranks_are_spawned_and_host_their_store(
+    gpulaunch: Any, tmp_path: Path
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import datetime, os, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=60))\n"
+        "print('STORE OF THE AGENT', os.environ['TORCHELASTIC_USE_AGENT_STORE'], flush=True)\n"
+    )
+    run = gpulaunch.start("--nproc", "2", "--no-profile", program)
+    killed: set[int] = set()
+    until_s = time.monotonic() + 60.0
+    while "ranks are spawned" not in run.stderr and time.monotonic() < until_s:
+        for pid in set(linux.children_of(run.pid)) - killed:
+            with contextlib.suppress(OSError):
+                if b"forkserver_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+        time.sleep(0.01)
+    ended = run.wait()
+
+    assert ended.code == 0, ended
+    assert ended.stdout.count("STORE OF THE AGENT False") == 2
+    assert "ranks are spawned, not forked: the fork server died 3 times" in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -27,7 +28,7 @@ LIMITS = Limits(
     floor_s=1.0, told_s=2.0, told_at_most_s=3.0, told_patiently_s=4.0, stopped_s=1.0, deadlock_s=1.0, held_s=2.0,
     sample_s=0.3, again_s=0.3, rest_s=0.5,
 )  # fmt: skip
-SHORT = replace(LIMITS, timeout_s=5.0)
+SHORT = replace(LIMITS, timeout_s=5.0, settle_s=1.25)
 PATIENCE_S = 30.0
 CALM_S = 7.0
 """More than every limit together, the timeout of SHORT included: what is not acted on by then is not for a reason."""
@@ -57,6 +58,8 @@ class Job:
         self.told: list[Verdict] = []
         self.over: list[tuple[tuple[int, ...], float]] = []
         self.verdicts: list[Verdict] = []
+        self.idle = [False]
+        """Whether none of the ranks works, as it was told from time to time."""
         self.watch: HangDetector | None = None
         self.others = set(linux.children_of(os.getpid()))
         """What tests before this one have started, and multiprocessing keeps for the next."""
@@ -72,9 +75,10 @@ class Job:
             self.writers[rank].words[Word.FIRST_STEP_END_NS] = 1
             self.move(rank, region)
 
-    def move(self, rank: int, region: Region) -> None:
+    def move(self, rank: int, region: Region, ago_s: float = 0.0) -> None:
         """Its training thread passes an edge."""
-        self.writers[rank].words[Word.LAST_EDGE] = time.monotonic_ns() << REGION_BITS | region
+        at_ns = time.monotonic_ns() - int(ago_s * 1e9)
+        self.writers[rank].words[Word.LAST_EDGE] = at_ns << REGION_BITS | region
 
     def read(self, rank: int) -> segment.SegmentSnapshot | None:
         try:
@@ -82,7 +86,7 @@ class Job:
         except OSError:
             return None
 
-    def start(self, limits: Limits = LIMITS) -> HangDetector:
+    def start(self, limits: Limits = LIMITS, *, whole: bool = True) -> HangDetector:
         self.watch = HangDetector(
             self.loop,
             limits,
@@ -93,7 +97,9 @@ class Job:
             lambda ranks, after_s: self.over.append((tuple(ranks), after_s)),
             self.verdicts.append,
             path=str(self.where / "hang.json"),
-            whole=True,
+            whole=whole,
+            on_idle=self.idle.append,
+            others_idle_s=lambda: math.inf if whole else None,
         )
         self.watch.start()
         return self.watch
@@ -302,6 +308,25 @@ def test_a_probe_that_gave_up_is_no_page(job: Job) -> None:
 
 
 # -- the helper
+
+
+@pytest.mark.parametrize("again", ["works", "passes an edge"])
+def test_other_nodes_are_told_soon_that_a_rank_is_idle_and_that_it_is_not_any_more(job: Job, again: str) -> None:
+    """Looks at one that is quiet for long are a minute apart, where others need not know."""
+    work = job.where / "work"
+    job.rank(f"import os, time\nREADY()\nwhile not os.path.exists({str(work)!r}): time.sleep(0.1)\nwhile True: pass\n")
+    job.rank(SLEEPS)
+    for rank in job.ranks:
+        job.move(rank, Region.OTHER, ago_s=200.0)
+    job.start(replace(LIMITS, settle_s=6.0, rest_s=60.0), whole=False)
+
+    assert job.turn(lambda: job.idle == [False, True])
+    if again == "works":
+        work.touch()
+    else:
+        job.move(0, Region.OTHER)
+    assert job.turn(lambda: job.idle == [False, True, False], within_s=25.0)
+    assert job.verdicts == []
 
 
 def test_moving_again_ends_the_helper(job: Job) -> None:

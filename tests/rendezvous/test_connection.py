@@ -38,9 +38,7 @@ reports = st.builds(
     order=st.none() | number,
     nproc=number,
     state=st.sampled_from(NodeState),
-    offers=st.tuples(
-        st.builds(Offer, key=text, saved_s=st.floats(0, 1e10)), st.builds(Offer, key=text, saved_s=st.just(0.0))
-    ),
+    offers=st.tuples(st.builds(Offer, key=text, generation=number, step=number)),
 )
 seats = st.builds(Seat, node=text, host=text, node_rank=number, nproc=number, first_rank=number)
 plans = st.builds(Plan, job=text, stage=st.sampled_from(Stage), generation=number, seats=st.tuples(seats), why=text)

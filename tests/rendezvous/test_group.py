@@ -67,6 +67,12 @@ def test_a_world_and_its_end(turning: Any, node: Callable[..., Any], addr: str) 
     assert (leader.done, follower.done) == (1, 1)
 
 
+AGES = {
+    "old": Offer(key="old", generation=1, step=30),
+    "new": Offer(key="new", generation=2, step=20),
+}
+
+
 @pytest.mark.parametrize(
     ("offered", "shared", "replicated"),
     [
@@ -84,12 +90,11 @@ def test_the_checkpoint_is_one_that_all_can_read_or_with_copies_the_newest_that_
     shared: str,
     replicated: str,
 ) -> None:
-    saved_s = {"new": 200.0, "old": 100.0}
     for replicate, expected in ((False, shared), (True, replicated)):
         settings = replace(SETTINGS, replicate=replicate)
         nodes = [node("host0", settings), node("host1", settings)]
         for each, keys in zip(nodes, offered, strict=True):
-            each.rendezvous.join(0, [Offer(key=key, saved_s=saved_s[key]) for key in keys])
+            each.rendezvous.join(0, [AGES[key] for key in keys])
         turning.until(lambda nodes=nodes: all(each.worlds for each in nodes))
 
         assert [each.worlds[0].resume for each in nodes] == [expected] * 2

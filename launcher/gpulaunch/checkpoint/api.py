@@ -106,6 +106,7 @@ class Checkpoint:
         self._ranks: Ranks | None = None
         self._votes: Votes | None = None
         self._saver: Saver | None = None
+        self._leads = False
 
         self._step = 0
         self._position = Position()
@@ -136,6 +137,7 @@ class Checkpoint:
         ranks = self._ranks = Ranks()
         self._votes = Votes(self._notice, ranks.vote if ranks.size > 1 else None)
         nodes = Nodes(ranks, os.environ, self.directory)
+        self._leads = nodes.leads
         saver = self._saver = Saver(self._store, ranks, nodes, self._keep)
         self._notice.listen()
         progress.listens()
@@ -148,8 +150,8 @@ class Checkpoint:
                 say(refused)
             raise DirectoryInUse(refused)
         atexit.register(saver.wait, LAST_WAIT_S)
-        if nodes.several:
-            path = replicas.whole_everywhere(path, self._store, ranks, nodes, self._keep)
+        if nodes.replicates:
+            path = replicas.whole_everywhere(path, self._store, ranks, nodes, self._keep, os.environ)
         if not path:
             return None
         loaded = loading.load(path, self._subject, ranks, weights_only=self._weights_only, run=self._store.owner.run)
@@ -373,7 +375,8 @@ class Checkpoint:
             if ranks.first:
                 say(f"preempted: saved at step {self._step}, ending with {REQUEUE}")
             return Preempted(REQUEUE)
-        older = ranks.broadcast(self._store.complete() if ranks.first else [])
+        of_nodes = ranks.gather(self._store.complete()[:1] if self._leads else [])
+        older = next((each for each in of_nodes if each), [])
         code = REQUEUE if older else ENDED_BY_SIGTERM
         if ranks.first:
             left = f"the newest checkpoint is of step {older[0].step}" if older else "there is no checkpoint"

@@ -9,7 +9,9 @@ with the collectives, which must match on all of them, and says so in the end.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import secrets
 from collections.abc import Iterable, Mapping
@@ -39,7 +41,9 @@ class Nodes:
         self._leader_of = [0] * ranks.size
         self._names = ["0"] * ranks.size
         self._group: Any = None
-        if environ.get("GPULAUNCH_REPLICATE") and ranks.size > 1:
+        self.replicates = bool(environ.get("GPULAUNCH_REPLICATE"))
+        """Whether the launcher leaves it to the ranks to verify the checkpoint that they resume from."""
+        if self.replicates and ranks.size > 1:
             self._names = ranks.gather(environ.get("GROUP_RANK", "0"))
             self._leader_of = [self._names.index(name) for name in self._names]
             self._find_shared(directory)
@@ -70,11 +74,20 @@ class Nodes:
         return self._ranks.gather(value)[self._leader_of[self._ranks.rank]]
 
     def first_problem(self, problem: str) -> str:
-        """The problem of the first leader that has one, on every rank; "" for none."""
+        """The problem of the first leader that has one, with its node, on every rank; "" for none."""
         if not self.several:
             return self._ranks.broadcast(problem)
         problems = self._ranks.gather(problem if self.leads else "")
         return next((f"{text} (node {self._names[rank]})" for rank, text in enumerate(problems) if text), "")
+
+    def share(self, value: T, source: int) -> T:
+        """On leaders: the value of the leader `source`."""
+        if not self.several:
+            return value
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=source, group=self._group)
+        shared: T = values[0]
+        return shared
 
     def exchange(self, files: Iterable[tuple[int, ManifestFile]], path: str, *, writes: bool = True) -> str:
         """On leaders: send this node's files, receive those of the others; "" or what went wrong here.
@@ -84,8 +97,6 @@ class Nodes:
             path: the directory of these files here.
             writes: keep what is received; otherwise it is here already.
         """
-        if not self.several:
-            return ""
         problem = ""
         buffer = torch.empty(_CHUNK_BYTES, dtype=torch.uint8)
         for rank, file in files:
@@ -103,51 +114,60 @@ class Nodes:
                 problem = problem or str(err)
         return problem
 
-    # -- one file; each sends or receives all of its chunks, whatever happens
+    # -- one file: all of its chunks, and whether they could be read, are sent and received whatever happens
 
     def _send(self, file: ManifestFile, path: str, buffer: torch.Tensor) -> None:
         failed: OSError | None = None
-        try:
-            source = open(path, "rb", buffering=0)  # noqa: SIM115  # closed below
-        except OSError as err:
-            self._pass(file, self._ranks.rank, buffer)
-            raise err from None
-        with source:
+        with contextlib.ExitStack() as stack:
+            try:
+                source = stack.enter_context(open(path, "rb", buffering=0))
+            except OSError as err:
+                source, failed = None, err
             for chunk in _chunks(file, buffer):
                 try:
-                    _fill(source, chunk)
+                    if source is not None and failed is None:
+                        _fill(source, chunk)
                 except OSError as err:
-                    failed = failed or err
+                    failed = err
                 self._broadcast(chunk, self._ranks.rank)
+        self._is_read(self._ranks.rank, is_read=failed is None)
         if failed is not None:
             raise failed
 
     def _receive(self, file: ManifestFile, source: int, path: str, buffer: torch.Tensor) -> None:
         failed: OSError | None = None
         digest = hashlib.sha256()
-        try:
-            target = open(path, "xb", buffering=0)  # noqa: SIM115  # closed below
-        except OSError as err:
-            self._pass(file, source, buffer)
-            raise err from None
-        with target:
+        with contextlib.ExitStack() as stack:
+            try:
+                target = stack.enter_context(open(path, "xb", buffering=0))
+            except OSError as err:
+                target, failed = None, err
             for chunk in _chunks(file, buffer):
                 self._broadcast(chunk, source)
-                data = memoryview(chunk.numpy())
+                data = chunk.numpy().data
                 digest.update(data)
                 try:
-                    while failed is None and data:
+                    while target is not None and failed is None and data:
                         data = data[target.write(data) :]
                 except OSError as err:
                     failed = err
+        is_read = self._is_read(source)
         if failed is not None:
             raise failed
-        check_digest(file, digest.hexdigest())
-        sync_file(path)
+        if is_read:  # else the node that could not read it says so
+            check_digest(file, digest.hexdigest())
+            sync_file(path)
 
     def _pass(self, file: ManifestFile, source: int, buffer: torch.Tensor) -> None:
         for chunk in _chunks(file, buffer):
             self._broadcast(chunk, source)
+        self._is_read(source)
+
+    def _is_read(self, source: int, *, is_read: bool = False) -> bool:
+        """Send or receive whether the source could read the file."""
+        said = torch.tensor([is_read], dtype=torch.uint8)
+        self._broadcast(said, source)
+        return bool(said.item())
 
     def _broadcast(self, chunk: torch.Tensor, source: int) -> None:
         dist.broadcast(chunk, src=source, group=self._group)
@@ -155,24 +175,24 @@ class Nodes:
     # -- what is shared
 
     def _find_shared(self, directory: str) -> None:
-        """Nodes that see what rank 0 writes into its directory have the same one."""
+        """Nodes that see what others write into their directory share it."""
         if not self.several:
             return
-        name = self._ranks.broadcast(f".replicate-{secrets.token_hex(8)}")
-        path = os.path.join(directory, name)
-        if self._ranks.first:
-            _touch(path)
-        self._ranks.gather(None)  # it is written
-        sees = self._ranks.gather(self.leads and os.path.exists(path))
-        if self._ranks.first and os.path.exists(path):
-            os.unlink(path)
-        others = self.leaders - {0}
-        shared = {rank for rank in others if sees[rank]}
-        if shared == others:
+        token = self._ranks.broadcast(secrets.token_hex(8))
+        path = {rank: os.path.join(directory, f".replicate-{token}-{rank}") for rank in self.leaders}
+        if self.leads:
+            _touch(path[self._ranks.rank])
+        self._ranks.gather(None)  # all are written
+        seen = {rank for rank in self.leaders if self.leads and os.path.exists(path[rank])}
+        counts = self._ranks.gather(len(seen - {self._ranks.rank}))
+        if self.leads and self._ranks.rank in seen:
+            os.unlink(path[self._ranks.rank])
+        shared = [counts[rank] for rank in self.leaders]
+        if all(count == len(self.leaders) - 1 for count in shared):
             self._leader_of = [0] * self._ranks.size
             if self._ranks.first:
                 say(f"all nodes share {directory}: --replicate changes nothing")
-        elif shared:
+        elif any(shared):
             raise CheckpointError(
                 f"some nodes share {directory}, and others have one of their own; --replicate needs one for each node"
             )
@@ -193,8 +213,8 @@ def _chunks(file: ManifestFile, buffer: torch.Tensor) -> Iterable[torch.Tensor]:
         yield buffer[: min(_CHUNK_BYTES, file.size_bytes - begin)]
 
 
-def _fill(source: Any, chunk: torch.Tensor) -> None:
+def _fill(source: io.FileIO, chunk: torch.Tensor) -> None:
     """Read into all of `chunk`; a file that ends early leaves what is there, which its digest will show."""
-    room = memoryview(chunk.numpy())
+    room = chunk.numpy().data
     while room and (read := source.readinto(room)):
         room = room[read:]

@@ -1,6 +1,10 @@
-"""Which checkpoint the nodes resume from where each has its own directory: found whole on one, sent to the others."""
+"""The checkpoint to resume from with `--replicate`: verified by the ranks, and sent to the nodes that lack it."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpulaunch.checkpoint import loading
 from gpulaunch.checkpoint.messages import CheckpointError, say, why
@@ -8,10 +12,21 @@ from gpulaunch.checkpoint.nodes import Nodes
 from gpulaunch.checkpoint.ranks import Ranks
 from gpulaunch.checkpoint.store import Keep, StaleError, Store
 from gpulaunch.launcher.checkpoint.damaged import Damaged
-from gpulaunch.launcher.checkpoint.manifest import Manifest, read, verify
+from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest, digest, read, verify
 
 
-def whole_everywhere(path: str, store: Store, ranks: Ranks, nodes: Nodes, keep: Keep) -> str:
+@dataclass(frozen=True, kw_only=True, order=True)
+class _Copy:
+    """A whole checkpoint of a node; a greater one is newer, equal ones are the same."""
+
+    generation: int
+    step: int
+    manifest_sha256: str
+
+
+def whole_everywhere(
+    path: str, store: Store, ranks: Ranks, nodes: Nodes, keep: Keep, environ: Mapping[str, str]
+) -> str:
     """The path, on this node, of a checkpoint that every node has whole then; "" if there is none. Called by all ranks.
 
     Args:
@@ -20,64 +35,84 @@ def whole_everywhere(path: str, store: Store, ranks: Ranks, nodes: Nodes, keep: 
         ranks: all of this program.
         nodes: of the job.
         keep: which checkpoints are kept.
+        environ: of this rank.
 
     Raises:
         CheckpointError: no node has a whole one, or it cannot be sent.
     """
+    told = ranks.gather((environ.get("GPULAUNCH_RESUME_FROM", ""), environ.get("GPULAUNCH_REPLICATE") == "named"))
+    if not nodes.several and not path:  # one node of several may not have seen it in the directory that they share
+        path = next((each for each, _ in told if each), "")
     path, mine = _checked(path) if nodes.leads else ("", None)
-    wanted = any(ranks.gather(bool(path)))
-    found = ranks.gather(mine)
-    if wanted and not any(found):  # the next older one that any node has whole
-        path, mine = _checked(loading.choose({}, store)) if nodes.leads else ("", None)
+    wanted, found = any(each for each, _ in told), ranks.gather(mine)
+    if wanted and not any(found) and not any(is_named for _, is_named in told):
+        path, mine = _checked(loading.choose({}, store)) if nodes.leads else ("", None)  # the next older one
         found = ranks.gather(mine)
-    best = max((each for each in found if each), key=_age, default=None)
+    best = max((each for each in found if each), default=None)
     if best is None:
         if wanted:
-            raise CheckpointError("cannot resume: no node has a whole checkpoint; start from scratch: --resume never")
+            raise CheckpointError(
+                "cannot resume: no node has a whole checkpoint; name another with --resume, or start from scratch: "
+                "--resume never"
+            )
         return ""
-    source = found.index(best)
     problem = ""
     if nodes.leads and any(found[rank] != best for rank in nodes.leaders):
-        path, problem = _send_or_receive(path, best, source, store, nodes, keep, lacks=mine != best)
-    problem = nodes.first_problem(problem) if nodes.several else problem
+        path, problem = _send_or_receive(path, found.index(best), store, nodes, keep, lacks=mine != best)
+    problem = nodes.first_problem(problem)
     if problem:
         raise CheckpointError(f"cannot resume: the checkpoint of step {best.step} cannot be copied: {problem}")
     return nodes.from_leader(path)
 
 
-def _checked(path: str) -> tuple[str, Manifest | None]:
-    """`path`, and its manifest if all of it is there and as it was written."""
+def _checked(path: str) -> tuple[str, _Copy | None]:
+    """`path`, and which checkpoint it is if all of it is there and as it was written."""
     if not path:
         return "", None
     try:
         verify(path)
-        return path, read(path)
-    except Damaged as err:
+        manifest = read(path)
+        sha256 = digest(os.path.join(path, MANIFEST))
+    except (Damaged, OSError) as err:
         say(f"{path} is skipped: {err}")
         return path, None
+    return path, _Copy(generation=manifest.generation, step=manifest.step, manifest_sha256=sha256)
 
 
-def _age(manifest: Manifest) -> tuple[int, int, float]:
-    return manifest.generation, manifest.step, manifest.saved_s
-
-
-def _send_or_receive(
-    path: str, best: Manifest, source: int, store: Store, nodes: Nodes, keep: Keep, *, lacks: bool
-) -> tuple[str, str]:
+def _send_or_receive(path: str, source: int, store: Store, nodes: Nodes, keep: Keep, *, lacks: bool) -> tuple[str, str]:
     """On a leader: (where the checkpoint is on this node, "" or what went wrong)."""
-    problem = ""
-    if lacks:
-        try:
-            path = store.begin(best.step)
-        except OSError as err:
-            path, problem = "", why(err, store.directory)
-    files = [(source, file) for file in best.files]
+    manifest = nodes.share(None if lacks else read(path), source)
+    assert manifest is not None, "the source has it"
+    path, problem = _begin(manifest, store) if lacks else (path, "")
+    files = [(source, file) for file in manifest.files]
     problem = nodes.exchange(files, path, writes=lacks and not problem) or problem
-    if not lacks or problem:
+    if not lacks:
         return path, problem
+    if problem:
+        store.abandon(path)
+        return "", problem
     try:
-        store.commit(path, best, keep, None)
+        _set_aside(manifest, store)
+        store.commit(path, manifest, keep, None)
     except (OSError, StaleError) as err:
         return "", why(err, path) if isinstance(err, OSError) else f"the directory was taken over by {err}"
-    say(f"step {best.step} was copied from another node to {store.directory}")
-    return store.path_of(best.step), ""
+    say(f"step {manifest.step} was copied from another node to {store.directory}")
+    return store.path_of(manifest.step), ""
+
+
+def _begin(manifest: Manifest, store: Store) -> tuple[str, str]:
+    if store.generation is None:
+        return "", f"{store.directory} could not be claimed"
+    try:
+        return store.begin(manifest.step), ""
+    except OSError as err:
+        return "", why(err, store.directory)
+
+
+def _set_aside(manifest: Manifest, store: Store) -> None:
+    """Keep what another job has saved here at later steps: this one has not gone on from it, but would delete it."""
+    for saved in store.complete():
+        if saved.step > manifest.step and read(saved.path).run != manifest.run:
+            aside = os.path.join(store.directory, f"other-{os.path.basename(saved.path)}")
+            os.rename(saved.path, aside)
+            say(f"step {saved.step} of another job, which was not resumed from, is kept as {aside}")

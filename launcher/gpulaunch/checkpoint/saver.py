@@ -237,7 +237,7 @@ class Saver:
         """Count the failure and report it: once for each cause until a save succeeds again."""
         progress.checkpoint_failed()
         self.problem = problem
-        if not self._ranks.first or problem in self._told:
+        if not self._nodes.leads or problem in self._told:
             return
         self._told.add(problem)
         where = self._store.directory

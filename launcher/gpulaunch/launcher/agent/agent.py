@@ -429,6 +429,7 @@ class Agent:
             agent_store=self._starter.agent_store,
             resume_from=resume.path,
             resume_args=resume.args,
+            resume_named=resume.named,
             visible_devices=self._recovery.visible_devices,
         )
         self._starter.start(self._group)

@@ -56,20 +56,21 @@ class RankGroup:
         agent_store: bool,
         resume_from: str | None = None,
         resume_args: Sequence[str] = (),
+        resume_named: bool = False,
         visible_devices: Sequence[str] = (),
     ) -> None:
         """`agent_store`: the store is started here, alongside the ranks; else rank 0 hosts it.
 
         `resume_from`: the checkpoint to resume from, "" to start without any, None if none is known;
-        `resume_args`: the program's arguments for it.
+        `resume_args`: the program's arguments for it; `resume_named`: the user has named it.
         `visible_devices`: the GPUs, if they differ from those that the job would see anyway.
         """
         self._start = RankStart(
             context,
             world,
-            agent_store=agent_store,
             resume_from=resume_from,
             resume_args=resume_args,
+            resume_named=resume_named,
             visible_devices=visible_devices,
         )
         self._context = context
@@ -128,7 +129,7 @@ class RankGroup:
                 fds += [out, err]
                 ranks.append(
                     ForkedRank(
-                        env=self._start.environment(local_rank),
+                        env=self._start.environment(local_rank, agent_store=self.agent_store),
                         affinity=self._start.cpus(local_rank),
                         title=self._start.title(local_rank),
                         program=self._start.program(local_rank),
@@ -202,7 +203,7 @@ class RankGroup:
                 try:
                     pid = child.start(
                         self._start.command(local_rank),
-                        {**self._context.base_env, **self._start.environment(local_rank)},
+                        {**self._context.base_env, **self._start.environment(local_rank, agent_store=self.agent_store)},
                         stdout_fd=out,
                         stderr_fd=err,
                         affinity=self._start.cpus(local_rank),

@@ -23,17 +23,17 @@ class RankStart:
         context: RunContext,
         world: World,
         *,
-        agent_store: bool,
         resume_from: str | None,
         resume_args: Sequence[str],
+        resume_named: bool,
         visible_devices: Sequence[str],
     ) -> None:
         """See `RankGroup`."""
         self._context = context
         self._world = world
-        self._agent_store = agent_store
         self._resume_from = resume_from
         self._resume_args = list(resume_args)
+        self._resume_named = resume_named
         self._visible_devices = list(visible_devices)
         self.dirs: dict[int, str] = {}
         """Where each rank's own files are."""
@@ -79,8 +79,8 @@ class RankStart:
         """What GLOO_SOCKET_IFNAME is set to in every rank, unless the user has; "" for nothing."""
         return interface_of(self._world.local_addr) if "GLOO_SOCKET_IFNAME" not in os.environ else ""
 
-    def environment(self, local_rank: int) -> dict[str, str]:
-        """What a rank has in addition to the environment of the job."""
+    def environment(self, local_rank: int, *, agent_store: bool) -> dict[str, str]:
+        """What a rank has in addition to the job's environment; `agent_store`: whether the agent hosts the store."""
         context, world = self._context, self._world
         env = plan.rank_environment(
             context.spec,
@@ -88,7 +88,7 @@ class RankStart:
             attempt=world.attempt,
             master_port=world.master_port,
             error_file=os.path.join(self.dirs[local_rank], "error.json"),
-            use_agent_store=self._agent_store,
+            use_agent_store=agent_store,
         )
         rank = str(self.rank_of(local_rank))
         # Nodes may run different numbers of ranks: the agreed values take precedence over this node's arithmetic.
@@ -105,8 +105,8 @@ class RankStart:
         if world.job:  # rank 0, which saves, may be on another node the next time
             env.update(GPULAUNCH_JOB=world.job, GPULAUNCH_GENERATION=str(world.generation))
         env["GPULAUNCH_ATTEMPT"] = str(context.rundir.number_of(world.attempt))
-        if context.spec.replicate and world.nnodes > 1:
-            env["GPULAUNCH_REPLICATE"] = "1"
+        if context.spec.replicate and context.spec.nnodes > 1:
+            env["GPULAUNCH_REPLICATE"] = "named" if self._resume_named else "1"
         if self._resume_from is not None:
             env["GPULAUNCH_RESUME_FROM"] = self._resume_from
         if self._visible_devices:

@@ -22,6 +22,8 @@ from gpulaunch.profiler.channel.segment import SegmentSnapshot
 
 _OFFERS = 4
 """How many checkpoints a node of a multi-node job offers: the newest may not yet be visible on another node."""
+_OFFERS_BESIDE_OTHERS = 16
+"""With --replicate, where the program's own are left out."""
 _SEARCHES = 3
 """How often unresponsive storage is searched before a restart is given up; it never restarts from scratch."""
 _VERIFY_S = 86_400.0
@@ -42,6 +44,16 @@ class Resume:
     path: str | None = None
     """None: none is known; "": none is wanted."""
     args: tuple[str, ...] = ()
+    named: bool = False
+    """The user has named it: no other will do."""
+
+
+_MOST = 2**31 - 1
+"""What a message can carry."""
+
+
+def _offer(key: str, one: Checkpoint) -> Offer:
+    return Offer(key=key, generation=min(one.generation, _MOST), step=min(one.step or 0, _MOST))
 
 
 class Recovery:
@@ -74,6 +86,10 @@ class Recovery:
         """What the present attempt resumes from."""
         self.visible_devices: tuple[str, ...] = ()
         """Which GPUs the next attempt sees, in order; () for those it would see anyway."""
+
+    @property
+    def _replicates(self) -> bool:
+        return self._spec.replicate and self._spec.nnodes > 1
 
     @property
     def pids(self) -> frozenset[int]:
@@ -137,13 +153,8 @@ class Recovery:
                 refused(f"--resume {self._spec.resume}: {why}; specify another checkpoint, auto or never")
                 return
             usable = self._usable(search, attempt)
-            foreign = next((one for one in usable if self._spec.replicate and one.format != "gpulaunch"), None)
-            if foreign is not None:
-                refused(
-                    f"--replicate: {shown(foreign.path)} is a checkpoint of the program's own, which cannot be copied "
-                    "between nodes; remove --replicate, or save with gpulaunch.checkpoint"
-                )
-                return
+            if self._replicates:
+                usable = self._without_foreign(usable)
             self._searches += 1
             is_unknown = bool(search.error) and not usable and not (attempt == 0 and self._has_no_directory())
             if is_unknown and (attempt == 0 or self._searches >= _SEARCHES):
@@ -155,7 +166,7 @@ class Recovery:
                 self._look_for_checkpoints(attempt, found)
                 return
             self._offered = {f"{one.identity}:{one.key}" if one.identity else one.key: one for one in usable}
-            offers.extend(Offer(key=key, saved_s=one.saved_s) for key, one in self._offered.items())
+            offers.extend(_offer(key, one) for key, one in self._offered.items())
             done("checkpoints")
 
         self._searches = 0
@@ -172,9 +183,9 @@ class Recovery:
         if self._spec.resume == "never":
             return Resume(path="")
         self.resumed = self._offered.get(key)
-        if self.resumed is None and key and self._spec.replicate:
+        if self.resumed is None and key and self._replicates:
             self._say(f"resuming from a checkpoint that another node has: {key.partition(':')[2]}")
-            return Resume(path="")
+            return Resume(path="", named=self._named is not None)
         if self.resumed is None:
             if self._offered:
                 newest = next(iter(self._offered.values()))
@@ -191,14 +202,14 @@ class Recovery:
         at = "" if one.step is None else f" (step {one.step})"
         self._say(f"resuming from {shown(one.path)}{at}")
         self._context.rundir.event("resuming", path=one.path, step=one.step, verified=one.verified)
-        if not one.verified and not self._spec.replicate:  # its ranks read all of it
+        if not one.verified and not self._replicates:  # its ranks read all of it
             self._verify(one, (node_rank, nnodes))
         try:
             args = resume_args(template, one.path) if template else []
         except ValueError as err:
             self._say(f"the checkpoint is not passed to the program: {err}")
             args = []
-        return Resume(path=one.path, args=tuple(args))
+        return Resume(path=one.path, args=tuple(args), named=one is self._named)
 
     def find_final(self, done: Callable[[Checkpoint | None], None], *, ok: bool) -> None:
         """At the end: pass the checkpoint that the job could be resumed from to `done`; after a successful end (`ok`)
@@ -250,7 +261,8 @@ class Recovery:
             found(Search(found=(), skipped=(), error=""))
             return
         path = resume if resume != "auto" and attempt == 0 else ""
-        self._finder.start(self._ask(limit=_OFFERS if self._spec.nnodes > 1 else 1, path=path), found)
+        limit = 1 if self._spec.nnodes == 1 else _OFFERS_BESIDE_OTHERS if self._replicates else _OFFERS
+        self._finder.start(self._ask(limit=limit, path=path), found)
 
     def _ask(self, *, limit: int, path: str) -> SearchRequest:
         return SearchRequest(
@@ -284,6 +296,14 @@ class Recovery:
         if search.error and not search.found and self.resumed is not None and self.resumed.path not in self._damaged:
             return (self.resumed,)  # it existed a moment ago: better than starting over
         return search.found or ((self._named,) if self._named is not None else ())
+
+    def _without_foreign(self, usable: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+        """Those that can be copied between nodes: of gpulaunch.checkpoint."""
+        own = tuple(one for one in usable if one.format == "gpulaunch")
+        if usable and not own and (usable[0].path, "") not in self._complained:
+            self._complained.add((usable[0].path, ""))
+            self._say(f"{shown(usable[0].path)} is not used: --replicate copies only those of gpulaunch.checkpoint")
+        return own
 
     def _tell_of(self, search: Search) -> None:
         if search.error:

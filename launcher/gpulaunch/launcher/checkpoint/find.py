@@ -40,6 +40,8 @@ class Checkpoint:
     """Its path relative to the searched directory ("." for the directory itself), the same on every node."""
     identity: str = ""
     """With `identify`: what else must be the same on every node for it to be the same checkpoint."""
+    generation: int = 0
+    """Of gpulaunch's own: which run of the program has saved it; see `checkpoint.store`."""
     verified: bool = True
     """False: its structure is whole, names, sizes and manifest; there was no time to read all of its content."""
 
@@ -240,4 +242,5 @@ def _verified(
         key=candidate.entry.path or ".",
         identity=identity,
         verified=files.all_read,
+        generation=verdict.generation,
     )

@@ -32,6 +32,7 @@ class Verdict:
 
     step: int | None
     saved_s: float | None = None
+    generation: int = 0
 
 
 def of_directory(name: str, inside: Collection[str], above: Collection[str]) -> str | None:
@@ -86,7 +87,7 @@ def verify(files: Files, entry: Entry, family: str) -> Verdict:
     match family:
         case "gpulaunch":
             said = ours.check(files, path)
-            return Verdict(step=said.step, saved_s=said.saved_s)
+            return Verdict(step=said.step, saved_s=said.saved_s, generation=said.generation)
         case "megatron":
             return Verdict(step=megatron.check(files, path))
         case "lightning":

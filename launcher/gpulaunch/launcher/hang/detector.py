@@ -148,6 +148,8 @@ class HangDetector:
             self._judged = False
             self._end_helper()
             self._is_idle(False)
+        elif any(one.armed and one.region and one.quiet_s < self._limits.floor_s for one in self._standings):
+            self._is_idle(False)
         over = self._telling.resolved(self._watch.moved_s)
         if over is not None:
             self._on_over(*over)
@@ -224,7 +226,10 @@ class HangDetector:
             self._end_helper()
             self._on_hang(verdict)
         else:
-            self._look_at_s = self._loop.now() + self._telling.again_s(verdict)
+            again_s = self._telling.again_s(verdict)
+            if self._idle and not self._whole:  # those of other nodes are acted on when none has worked for settle_s
+                again_s = min(again_s, self._limits.settle_s / 3)
+            self._look_at_s = self._loop.now() + again_s
             if due:
                 self._on_late(verdict)
 

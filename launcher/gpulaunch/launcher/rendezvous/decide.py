@@ -299,7 +299,7 @@ def _agreed(settings: Settings, reports: list[Report]) -> str:
     the newest that any can read."""
     if settings.replicate:
         best = [report.offers[0] for report in reports if report.offers]
-        return max(best, key=lambda offer: (offer.saved_s, offer.key)).key if best else ""
+        return max(best, key=lambda offer: (offer.generation, offer.step, offer.key)).key if best else ""
     every = set.intersection(*({offer.key for offer in report.offers} for report in reports))
     return next((offer.key for offer in reports[0].offers if offer.key in every), "")
 

@@ -125,8 +125,9 @@ class Offer:
 
     key: str
     """The same on two nodes only if the checkpoint is the same."""
-    saved_s: float
-    """Wall clock."""
+    generation: int = 0
+    step: int = 0
+    """Of a newer generation, or of the same and a later step, it is the newer one; both 0 if that is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
