@@ -110,7 +110,7 @@ def resumed(
         node, step = nodes[rank], named[rank]
         leader = Leader(meeting, rank, breaks)
         path = node.store.path_of(step) if isinstance(step, int) else ""
-        environ = {"GPULAUNCH_RESUME_FROM": path, "GPULAUNCH_REPLICATE": "named" if only else "1"}
+        environ = {"GPULAUNCH_RESUME_FROM": path, "GPULAUNCH_CHECKPOINT_PER_NODE": "named" if only else "1"}
         try:
             found = whole_everywhere(path, node.store, cast("Ranks", leader), cast("Nodes", leader), KEEP, environ)
             outcome[rank] = found and Path(found, "data").read_text()

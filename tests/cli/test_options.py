@@ -64,6 +64,7 @@ OURS = """
     --resume | GPULAUNCH_RESUME
     --resume-arg --resume_arg | GPULAUNCH_RESUME_ARG
     --checkpoint-dir --checkpoint_dir | GPULAUNCH_CHECKPOINT_DIR
+    --replicate | GPULAUNCH_REPLICATE
     --checkpoint-pattern --checkpoint_pattern | GPULAUNCH_CHECKPOINT_PATTERN
     --preempt-signals --preempt_signals | GPULAUNCH_PREEMPT_SIGNALS
     --notify-signals --notify_signals | GPULAUNCH_NOTIFY_SIGNALS

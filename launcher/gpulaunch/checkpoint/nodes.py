@@ -41,7 +41,7 @@ class Nodes:
         self._leader_of = [0] * ranks.size
         self._names = ["0"] * ranks.size
         self._group: Any = None
-        self.replicates = bool(environ.get("GPULAUNCH_REPLICATE"))
+        self.replicates = bool(environ.get("GPULAUNCH_CHECKPOINT_PER_NODE"))
         """Whether the launcher leaves it to the ranks to verify the checkpoint that they resume from."""
         if self.replicates and ranks.size > 1:
             self._names = ranks.gather(environ.get("GROUP_RANK", "0"))

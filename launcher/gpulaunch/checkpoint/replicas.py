@@ -40,7 +40,9 @@ def whole_everywhere(
     Raises:
         CheckpointError: no node has a whole one, or it cannot be sent.
     """
-    told = ranks.gather((environ.get("GPULAUNCH_RESUME_FROM", ""), environ.get("GPULAUNCH_REPLICATE") == "named"))
+    told = ranks.gather(
+        (environ.get("GPULAUNCH_RESUME_FROM", ""), environ.get("GPULAUNCH_CHECKPOINT_PER_NODE") == "named")
+    )
     if not nodes.several and not path:  # one node of several may not have seen it in the directory that they share
         path = next((each for each, _ in told if each), "")
     path, mine = _checked(path) if nodes.leads else ("", None)

@@ -106,7 +106,7 @@ class RankStart:
             env.update(GPULAUNCH_JOB=world.job, GPULAUNCH_GENERATION=str(world.generation))
         env["GPULAUNCH_ATTEMPT"] = str(context.rundir.number_of(world.attempt))
         if context.spec.replicate and context.spec.nnodes > 1:
-            env["GPULAUNCH_REPLICATE"] = "named" if self._resume_named else "1"
+            env["GPULAUNCH_CHECKPOINT_PER_NODE"] = "named" if self._resume_named else "1"
         if self._resume_from is not None:
             env["GPULAUNCH_RESUME_FROM"] = self._resume_from
         if self._visible_devices:

@@ -43,7 +43,7 @@ _FILES_BESIDE = 40
 """The agent's descriptors: for each rank two pipes, two files, a pidfd and some temporary ones, and its own."""
 _OF_A_RANK = (
     *("GPULAUNCH_CHANNEL_DIR", "GPULAUNCH_RUN_DIR", "GPULAUNCH_GPU_MEMORY_FRACTION", "GPULAUNCH_CONTROL"),
-    *("GPULAUNCH_CHECKPOINT_DIR", "GPULAUNCH_RESUME_FROM", "GPULAUNCH_REPLICATE", "GPULAUNCH_ATTEMPT"),
+    *("GPULAUNCH_CHECKPOINT_DIR", "GPULAUNCH_RESUME_FROM", "GPULAUNCH_CHECKPOINT_PER_NODE", "GPULAUNCH_ATTEMPT"),
     *("GPULAUNCH_TRACER_PID", "GPULAUNCH_JOB", "GPULAUNCH_GENERATION"),
 )
 """Variables that an outer launcher has set for its rank, and that ours must not inherit."""
