@@ -257,6 +257,22 @@ def test_reads_from_the_page_cache_are_not_slow_storage() -> None:
     assert rules(replace(case, ranks=(cached,))) == ["dataloader-too-few-workers"]
 
 
+def test_what_the_kernel_does_for_reads_from_storage_goes_with_them() -> None:
+    """On a virtual disk it took half of the fetches' CPU time; both workers together kept one core busy."""
+    case = CASES["dataloader-slow-storage"].fault
+    reads = fetching(2 * (OWN_MS + 60.0), cpu=0.45, storage_bytes=900 * MIB)
+    busy_s = case.ranks[0].steps * (OWN_MS + 60.0) / 1e3
+
+    def predicted_ms(system_s: float) -> float:
+        slow = replace(case.ranks[0], workers=reads, workers_cpu_s=busy_s, workers_system_s=system_s)
+        (found,) = advise(replace(case, ranks=(slow,), cores=2.0))
+        assert found.rule == "dataloader-slow-storage"
+        return 1e3 * found.seconds_per_step
+
+    assert predicted_ms(0.9 * busy_s) == pytest.approx(60.0, rel=0.01)
+    assert predicted_ms(0.0) < 45.0
+
+
 def test_workers_that_crowd_the_node_are_too_many() -> None:
     """Forty on sixteen cores, nine tenths of the time in the run queue. The cores are full: fewer save memory only."""
     crowd = rank(

@@ -120,6 +120,7 @@ def _rank(
         gpu_time=None if new.gpu_time is None else difference(new.gpu_time, old.gpu_time),
         trainer_cpu_s=trainer_cpu_s,
         workers_cpu_s=workers_cpu_s,
+        workers_system_s=_system_s(*processes, Role.WORKERS),
         trainer_runqueue_s=trainer_runqueue_s,
         shm_inflight_bytes=None if now is None else now.shm_inflight_bytes,
         facts=new.facts,
@@ -187,6 +188,13 @@ def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tu
     if role not in old.runqueue_s or role not in new.runqueue_s:
         return max(0.0, used_s), None
     return max(0.0, used_s), max(0.0, new.runqueue_s[role] - old.runqueue_s[role])
+
+
+def _system_s(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> float:
+    """Seconds on a core in the kernel."""
+    if old is None or new is None or role not in old.usage or role not in new.usage:
+        return 0.0
+    return max(0.0, new.usage[role].cpu_system_s - old.usage[role].cpu_system_s)
 
 
 def _workers_of(rank: int, snapshot: Snapshot) -> LoaderWorkers | None:

@@ -47,6 +47,10 @@ class LoaderModel:
     pressure: float | None
     stall: str
     """The verdict of `analysis.stall`."""
+    system_share: float = 0.0
+    """Of the CPU time of the rank's workers: in the kernel."""
+    node_system_s: float = 0.0
+    """Of `node_cpu_s`: of workers, in the kernel."""
 
     @classmethod
     def of(cls, rank: RankWindow, window: Window) -> LoaderModel | None:
@@ -87,6 +91,8 @@ class LoaderModel:
             cores=window.cores,
             pressure=window.pressure("cpu"),
             stall=rank.stall.kind,
+            system_share=min(1.0, rank.workers_system_s / rank.workers_cpu_s) if rank.workers_cpu_s else 0.0,
+            node_system_s=sum(each.workers_system_s / each.steps for each in window.ranks),
         )
 
     @property
@@ -143,6 +149,13 @@ class LoaderModel:
         """The step time in seconds with this number of workers (and another time per fetch)."""
         fed_s = self.batches * (self.fetch_s if fetch_s is None else fetch_s) / workers
         return max(self.own_s, fed_s, self.node_cpu_s / self.capacity if self.capacity else 0.0)
+
+    def step_from_memory(self) -> float:
+        """The step time in seconds if no fetch read from storage: without what the kernel does for these reads, which
+        took half of the fetches' CPU time on a virtual disk. (It copies from memory, too, but that is much faster.)"""
+        fed_s = self.batches * self.fetch_s * self.cpu_share * (1.0 - self.system_share) / self.workers
+        cpu_s = max(0.0, self.node_cpu_s - self.node_system_s)
+        return max(self.own_s, fed_s, cpu_s / self.capacity if self.capacity else 0.0)
 
     @property
     def capacity(self) -> float | None:

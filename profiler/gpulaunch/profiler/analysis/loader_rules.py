@@ -39,7 +39,7 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
 def slow_storage(window: Window) -> Iterator[Loss]:
     """Workers are blocked on reads that are not in the page cache."""
     for rank, supply in _stalled(window, "fetch"):
-        step_s = supply.step_with(supply.workers, fetch_s=supply.fetch_s * supply.cpu_share)
+        step_s = supply.step_from_memory()
         if rank.workers is not None and _reads_storage(rank.workers) and _lost(supply, step_s):
             yield _loss(
                 rank,

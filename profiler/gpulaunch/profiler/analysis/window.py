@@ -79,6 +79,8 @@ class RankWindow:
     """The window's; None where the GPU's clock was not read."""
     trainer_cpu_s: float
     workers_cpu_s: float
+    workers_system_s: float = 0.0
+    """The part of that in the kernel."""
     trainer_runqueue_s: float | None
     """None where the kernel does not count it."""
     shm_inflight_bytes: Mapping[int, int] | None
