@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpulaunch.checkpoint import loading
@@ -12,7 +12,7 @@ from gpulaunch.checkpoint.nodes import Nodes
 from gpulaunch.checkpoint.ranks import Ranks
 from gpulaunch.checkpoint.store import Keep, StaleError, Store
 from gpulaunch.launcher.checkpoint.damaged import Damaged
-from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest, digest, read, verify
+from gpulaunch.launcher.checkpoint.manifest import MANIFEST, Manifest, ManifestFile, digest, read, verify
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -45,10 +45,11 @@ def whole_everywhere(
     )
     if not nodes.several and not path:  # one node of several may not have seen it in the directory that they share
         path = next((each for each, _ in told if each), "")
-    path, mine = _checked(path) if nodes.leads else ("", None)
+    mine = _copy_at(path, is_verified=False) if nodes.leads and path else None
     wanted, found = any(each for each, _ in told), ranks.gather(mine)
     if wanted and not any(found) and not any(is_named for _, is_named in told):
-        path, mine = _checked(loading.choose({}, store)) if nodes.leads else ("", None)  # the next older one
+        path = loading.choose({}, store) if nodes.leads else ""  # the next older one
+        mine = _copy_at(path, is_verified=True) if path else None
         found = ranks.gather(mine)
     best = max((each for each in found if each), default=None)
     if best is None:
@@ -60,36 +61,39 @@ def whole_everywhere(
         return ""
     problem = ""
     if nodes.leads and any(found[rank] != best for rank in nodes.leaders):
-        path, problem = _send_or_receive(path, found.index(best), store, nodes, keep, lacks=mine != best)
+        source = found.index(best)
+        manifest = nodes.share(read(path) if source == ranks.rank else None, source)
+        assert manifest is not None, "the source has it"
+        files = [(source, file) for file in manifest.files]
+        if mine == best:
+            problem = nodes.exchange(files, path, writes=False)
+        else:
+            path, problem = _receive(manifest, files, store, nodes, keep)
     problem = nodes.first_problem(problem)
     if problem:
         raise CheckpointError(f"cannot resume: the checkpoint of step {best.step} cannot be copied: {problem}")
     return nodes.from_leader(path)
 
 
-def _checked(path: str) -> tuple[str, _Copy | None]:
-    """`path`, and which checkpoint it is if all of it is there and as it was written."""
-    if not path:
-        return "", None
+def _copy_at(path: str, *, is_verified: bool) -> _Copy | None:
+    """Which checkpoint this is; None if not all of it is there and as it was written."""
     try:
-        verify(path)
+        if not is_verified:
+            verify(path)
         manifest = read(path)
         sha256 = digest(os.path.join(path, MANIFEST))
     except (Damaged, OSError) as err:
         say(f"{path} is skipped: {err}")
-        return path, None
-    return path, _Copy(generation=manifest.generation, step=manifest.step, manifest_sha256=sha256)
+        return None
+    return _Copy(generation=manifest.generation, step=manifest.step, manifest_sha256=sha256)
 
 
-def _send_or_receive(path: str, source: int, store: Store, nodes: Nodes, keep: Keep, *, lacks: bool) -> tuple[str, str]:
-    """On a leader: (where the checkpoint is on this node, "" or what went wrong)."""
-    manifest = nodes.share(None if lacks else read(path), source)
-    assert manifest is not None, "the source has it"
-    path, problem = _begin(manifest, store) if lacks else (path, "")
-    files = [(source, file) for file in manifest.files]
-    problem = nodes.exchange(files, path, writes=lacks and not problem) or problem
-    if not lacks:
-        return path, problem
+def _receive(
+    manifest: Manifest, files: Sequence[tuple[int, ManifestFile]], store: Store, nodes: Nodes, keep: Keep
+) -> tuple[str, str]:
+    """On a leader that lacks the checkpoint: (where it is then, "" or what went wrong)."""
+    path, problem = _begin(manifest, store)
+    problem = nodes.exchange(files, path, writes=not problem) or problem
     if problem:
         store.abandon(path)
         return "", problem

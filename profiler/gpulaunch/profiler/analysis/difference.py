@@ -92,8 +92,8 @@ def _rank(
     before, after = snapshots
     old, new = training
     rank, now = new.rank, processes[1]
-    trainer_cpu_s, trainer_runqueue_s = _cpu(*processes, Role.TRAINER)
-    workers_cpu_s, _ = _cpu(*processes, Role.WORKERS)
+    trainer_cpu_s, _, trainer_runqueue_s = _cpu(*processes, Role.TRAINER)
+    workers_cpu_s, workers_system_s, _ = _cpu(*processes, Role.WORKERS)
     steps, unobserved = new.steps - old.steps, new.unobserved_steps - old.unobserved_steps
     times = steps / (steps - unobserved) if 0 < unobserved < steps else 1.0
     window = RankWindow(
@@ -120,7 +120,7 @@ def _rank(
         gpu_time=None if new.gpu_time is None else difference(new.gpu_time, old.gpu_time),
         trainer_cpu_s=trainer_cpu_s,
         workers_cpu_s=workers_cpu_s,
-        workers_system_s=_system_s(*processes, Role.WORKERS),
+        workers_system_s=workers_system_s,
         trainer_runqueue_s=trainer_runqueue_s,
         shm_inflight_bytes=None if now is None else now.shm_inflight_bytes,
         facts=new.facts,
@@ -179,22 +179,17 @@ def _lines_of(rank: int, counts: Mapping[tuple[int, str], int]) -> dict[str, int
     return {line: count for (whose, line), count in counts.items() if whose == rank}
 
 
-def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tuple[float, float | None]:
-    """Seconds on a core, and seconds of waiting for one if that is counted."""
+def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tuple[float, float, float | None]:
+    """Seconds on a core, those of them in the kernel, and seconds of waiting for a core if that is counted."""
     if old is None or new is None or role not in old.usage or role not in new.usage:
-        return 0.0, None
+        return 0.0, 0.0, None
     was, now = old.usage[role], new.usage[role]
-    used_s = now.cpu_user_s + now.cpu_system_s - was.cpu_user_s - was.cpu_system_s
-    if role not in old.runqueue_s or role not in new.runqueue_s:
-        return max(0.0, used_s), None
-    return max(0.0, used_s), max(0.0, new.runqueue_s[role] - old.runqueue_s[role])
-
-
-def _system_s(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> float:
-    """Seconds on a core in the kernel."""
-    if old is None or new is None or role not in old.usage or role not in new.usage:
-        return 0.0
-    return max(0.0, new.usage[role].cpu_system_s - old.usage[role].cpu_system_s)
+    system_s = now.cpu_system_s - was.cpu_system_s
+    used_s = now.cpu_user_s - was.cpu_user_s + system_s
+    waited_s: float | None = None
+    if role in old.runqueue_s and role in new.runqueue_s:
+        waited_s = max(0.0, new.runqueue_s[role] - old.runqueue_s[role])
+    return max(0.0, used_s), max(0.0, system_s), waited_s
 
 
 def _workers_of(rank: int, snapshot: Snapshot) -> LoaderWorkers | None:
