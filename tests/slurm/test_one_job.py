@@ -97,6 +97,11 @@ ENDS = """
 import os, sys, time
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 print("BEGAN", os.environ["STEP"], rank, attempt, flush=True)
+began = "-".join(["began", os.environ["STEP"], attempt])
+if rank == "0":
+    open(began, "x").close()
+while not os.path.exists(began):  # or rank 0 may be ended before it has said so
+    time.sleep(0.05)
 if rank == "1" and (os.environ["STEP"] == "fails" or attempt == "0"):
     raise ValueError("no data")
 if os.environ["STEP"] == "fails":
@@ -127,7 +132,7 @@ def test_a_failure_on_one_node_is_known_on_all_and_all_restart(slurm, tmp_path: 
     ), fails
     assert "restarts ends with 0\n" in restarts, job.output
     began = sorted(re.findall(r"BEGAN restarts (\d) (\d)", restarts))
-    assert began == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+    assert began == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")], job.output
 
 
 TWICE = """
