@@ -181,6 +181,8 @@ def rank(number: int = 0, *, phases_ms: Mapping[str, float] | None = None, **cha
         "facts": facts(),
         "samples": 40,
         "logged": {},
+        "calling": {},
+        "calls": {},
         "memory": memory(),
         "cpu_nodes": frozenset({0}),
         **changes,

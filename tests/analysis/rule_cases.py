@@ -229,6 +229,14 @@ CASES: dict[str, Case] = {
         saves_ms=75.0,
         **LINE,
     ),
+    "hot-line": Case(
+        fault=window(
+            rank(gpu=None, samples=20, calling={"train.py:88": 15, "train.py:89": 1}),
+        ),
+        repaired=window(rank(gpu=None, samples=40, calling={"train.py:88": 1})),
+        saves_ms=75.0,
+        **LINE,
+    ),
     "omp-oversubscribed": Case(
         fault=window(
             rank(trainer_cpu_s=140.0, trainer_runqueue_s=140.0, facts=facts(torch_threads=32)),

@@ -182,6 +182,8 @@ def test_pressure_throttling_and_samples_are_those_of_the_window(node: Node) -> 
     node.extra = {
         "samples": {0: 8, 1: 9},
         "logged": {(0, "a.py:1"): 2, (1, "a.py:1"): 4, (0, "a.py:7"): 1},
+        "calling": {(0, "a.py:9"): 3},
+        "calls": {(0, "a.py:9"): "json.dump", (1, "b.py:9"): "json.load"},
     }
     node.pressure_s = 12.0
 
@@ -192,6 +194,7 @@ def test_pressure_throttling_and_samples_are_those_of_the_window(node: Node) -> 
     assert window.gpus[0].throttle_s == {"thermal": 1.5, "hw_thermal": 1.0}
     assert window.ranks[0].samples == 3
     assert window.ranks[0].logged == {"a.py:1": 0, "a.py:7": 1}
+    assert (window.ranks[0].calling, window.ranks[0].calls) == ({"a.py:9": 3}, {"a.py:9": "json.dump"})
 
 
 def test_cores_are_those_of_the_mask_or_of_the_quota(node: Node) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.analysis.logged import Place, Tally, line_that_logs
+from gpulaunch.profiler.analysis.logged import Place, line_that_logs
 
 PROGRAM = (("/home/me/proj/train.py", 90), ("/home/me/proj/train.py", 61))
 LOGS = PROGRAM[-1]
@@ -57,37 +57,3 @@ def test_the_logging_of_this_python_is_known() -> None:
 @given(st.lists(st.tuples(st.text(), st.integers())))
 def test_any_stack_is_read(stack: list[Place]) -> None:
     line_that_logs(stack)
-
-
-def test_samples_of_steps_are_counted_by_rank() -> None:
-    tally = Tally()
-    logs = "train.py:61"
-
-    for rank, phase, line in [
-        *((0, "other", logs), (0, "forward", None), (1, "other", logs), (0, "unsettled", logs)),
-        *((0, "startup", logs), (0, "startup", None)),
-    ]:
-        tally.add(rank, phase, line)
-
-    assert tally.samples == {0: 3, 1: 1}
-    assert tally.logged == {(0, logs): 2, (1, logs): 1}
-
-
-def test_a_progress_bar_that_waits_for_data_logs_nothing() -> None:
-    """`for batch in tqdm(loader)` has the loader's frames above those of tqdm."""
-    tally = Tally()
-    for _ in range(20):
-        tally.add(0, "data_wait", "train.py:61")
-    tally.add(0, "other", "train.py:61")
-
-    assert (tally.samples, tally.logged) == ({0: 21}, {(0, "train.py:61"): 1})
-
-
-def test_a_program_that_makes_lines_without_end_fills_nothing() -> None:
-    tally = Tally()
-
-    for line in range(10_000):
-        tally.add(0, "other", f"made.py:{line}")
-
-    assert len(tally.logged) == 64
-    assert tally.samples == {0: 10_000}

@@ -18,7 +18,7 @@ IDS = (
     *("dataloader-too-few-workers", "dataloader-too-many-workers", "dataloader-slow-storage"),
     *("dataloader-slow-transform", "dataloader-head-of-line", "unpinned-copies", "blocking-copies", "sync-every-step"),
     *("tensor-built-on-cpu", "dataparallel", "fp32-on-tensor-cores", "host-memory-growth", "gpu-memory-growth"),
-    *("gpu-memory-fragmented", "shm-nearly-full", "straggler", "checkpoint-stall", "logging-stall"),
+    *("gpu-memory-fragmented", "shm-nearly-full", "straggler", "checkpoint-stall", "logging-stall", "hot-line"),
     *("omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),
 )
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"

@@ -526,6 +526,20 @@ def test_a_few_samples_in_logging_are_no_verdict() -> None:
     assert rules(window(guess)) == []
 
 
+def test_a_line_that_the_gpu_does_not_wait_for_costs_nothing() -> None:
+    """The host may be ahead of its GPU: what it does then is hidden, and a line of tensor operations only waits."""
+    dumps = {"samples": 20, "calling": {"train.py:88": 15}, "calls": {"train.py:88": "json.dump"}}
+    averages = {**dumps, "calls": {"train.py:88": "update"}}
+    busy, idle = (gpu(utilization_ratio=ratio) for ratio in (0.99, 0.80))
+
+    assert rules(window(rank(**dumps), gpus=(busy,))) == []
+    (found,) = advise(window(rank(**dumps), gpus=(idle,)))
+    assert (found.rule, found.evidence["call"]) == ("hot-line", "json.dump")
+    assert found.seconds_per_step == pytest.approx(0.02)
+    assert rules(window(rank(**averages), gpus=(idle,))) == []
+    assert rules(window(rank(gpu=None, **averages))) == ["hot-line"]
+
+
 def test_more_ranks_than_cores_are_not_told_to_use_fewer_threads_than_one() -> None:
     """The ranks wait for cores, and each computes with one thread already."""
     waits = {"trainer_cpu_s": 100.0, "trainer_runqueue_s": 100.0, "facts": facts(torch_threads=1)}

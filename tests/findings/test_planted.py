@@ -121,16 +121,18 @@ def test_a_planted_fault_is_found_and_worth_what_was_said(
 @pytest.mark.light
 @pytest.mark.waits
 def test_what_takes_a_minute_to_be_found(train: Train) -> None:
-    """Beside each other, as they mostly sleep: lines that log, which are sampled, and memory that grows.
+    """Beside each other, as they mostly sleep: lines that log or write, which are sampled, and memory that grows.
 
     A quarter of a megabyte more at every step; the twin reads as much of a file, which stays in the page cache.
     """
     logs = Planted(rule="logging-stall", program="logging_stall", line="logger.info(", seconds=60)
+    writes = Planted(rule="hot-line", program="hot_line", line="json.dump(", seconds=60)
     grows = Planted(rule="host-memory-growth", program="memory_growth", seconds=60)
 
     def judge_both(measured: list[Trained]) -> None:
         judge(logs, *measured[:2])
-        faulty, repaired = measured[2:]
+        judge(writes, *measured[2:4])
+        faulty, repaired = measured[4:]
         assert (faulty.rules, repaired.rules) == ([grows.rule], [])
         (found,) = faulty.findings
         assert found["evidence"]["bytes_per_step"] == pytest.approx(1 << 18, rel=WITHIN)
@@ -138,7 +140,7 @@ def test_what_takes_a_minute_to_be_found(train: Train) -> None:
         assert filled > grown / 2, "the twin shows nothing"
         assert files > filled / 2
 
-    fairly(lambda: train(*logs.twins(), *grows.twins()), judge_both)
+    fairly(lambda: train(*logs.twins(), *writes.twins(), *grows.twins()), judge_both)
 
 
 def statm(trained: Trained) -> tuple[int, int]:

@@ -126,6 +126,8 @@ def _rank(
         facts=new.facts,
         samples=after.samples.get(rank, 0) - before.samples.get(rank, 0),
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
+        calling=_grown(_lines_of(rank, before.calling), _lines_of(rank, after.calling)),
+        calls=_lines_of(rank, after.calls),
         memory=memory,
         cpu_nodes=after.cpu_nodes.get(rank, frozenset()),
     )
@@ -175,8 +177,8 @@ def _grown(old: Mapping[K, float], new: Mapping[K, Any]) -> dict[K, Any]:
     return {key: value - old.get(key, 0) if value >= old.get(key, 0) else value for key, value in new.items()}
 
 
-def _lines_of(rank: int, counts: Mapping[tuple[int, str], int]) -> dict[str, int]:
-    return {line: count for (whose, line), count in counts.items() if whose == rank}
+def _lines_of(rank: int, lines: Mapping[tuple[int, str], K]) -> dict[str, K]:
+    return {line: known for (whose, line), known in lines.items() if whose == rank}
 
 
 def _cpu(old: RankProcesses | None, new: RankProcesses | None, role: Role) -> tuple[float, float, float | None]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import sqrt
 
-from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, NOWHERE, Loss, Place, place_of
-from gpulaunch.profiler.analysis.thresholds import LOGGED_ERROR, LOGGED_SAMPLES, LOST_MEASURED, SAVES
+from gpulaunch.profiler.analysis.finding import MEASURED, NOWHERE, Loss, Place, place_of
+from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
@@ -61,32 +60,6 @@ def recompiles(window: Window) -> Iterator[Loss]:
                 "Keep shapes and Python values constant across steps (padding, drop_last=True), or compile with "
                 "dynamic=True. TORCH_LOGS=recompiles prints what changed.",
             )
-
-
-def logging_stall(window: Window) -> Iterator[Loss]:
-    """Stack samples repeatedly show the training thread in logging, called from one line."""
-    for rank in window.over.ranks:
-        for line, count in rank.logged.items():
-            if count < LOGGED_SAMPLES.value or count > rank.samples:
-                continue
-            share = count / rank.samples
-            likely = (count + 1) / (rank.samples + 2)  # never certain: all of four samples may be half of the time
-            error = sqrt(likely * (1.0 - likely) / rank.samples)
-            if share >= LOST_MEASURED.value and error <= LOGGED_ERROR.value * share:
-                yield Loss(
-                    rank=rank.rank,
-                    seconds_per_step=share * rank.step_s,
-                    step_s=rank.step_s,
-                    confidence=DERIVED,
-                    evidence={
-                        "step_seconds": rank.step_s,
-                        "samples": rank.samples,
-                        "samples_in_logging": count,
-                        "standard_error_ratio": error / share,
-                    },
-                    advice="Log every N steps, or write in another thread (logging.handlers.QueueHandler).",
-                    place=place_of(line),
-                )
 
 
 def _timed(

@@ -9,6 +9,7 @@ import sys
 from typing import Final
 
 from gpulaunch.profiler.analysis import (
+    line_rules,
     loader_rules,
     machine_rules,
     memory_rules,
@@ -227,14 +228,33 @@ RULES: Final = (
     ),
     Rule(
         id="logging-stall",
-        judge=pause_rules.logging_stall,
+        judge=line_rules.logging_stall,
         problem="The training thread spends its time on logging.",
         evidence="Stack samples inside `logging`, TensorBoard, wandb, tqdm and similar, called from one line.",
         costs="The share of the samples, times the step time; at most two samples a second, so it takes a minute or "
         "two.",
         fix="Log every N steps, or through `logging.handlers.QueueHandler`.",
         suppressed="There are no stack samples (no py-spy, or no permission to trace), or too few.",
-        limits=(thresholds.LOST_MEASURED, thresholds.LOGGED_SAMPLES, thresholds.LOGGED_ERROR, thresholds.LONG_S),
+        limits=(thresholds.LOST_MEASURED, thresholds.SAMPLES_OF_A_LINE, thresholds.SAMPLED_ERROR, thresholds.LONG_S),
+    ),
+    Rule(
+        id="hot-line",
+        judge=line_rules.hot_line,
+        problem="A line of the program holds a part of every step, outside of the model's compute.",
+        evidence="Stack samples of the training thread show one line in a call of Python's library or of a package, or "
+        "in a function of the program that its loop calls after `backward`. The evidence names the call.",
+        costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time.",
+        fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
+        "says what is known of the call.",
+        suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
+        "call contains the training loop; it runs torch's code, which may be a part of the loss; or there are few "
+        "samples so far.",
+        limits=(
+            thresholds.LOST_MEASURED,
+            thresholds.SAMPLED_ERROR,
+            thresholds.SAMPLES_OF_A_LINE,
+            thresholds.LONG_S,
+        ),
     ),
     Rule(
         id="omp-oversubscribed",

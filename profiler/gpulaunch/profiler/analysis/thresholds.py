@@ -177,14 +177,14 @@ STRAGGLES_S: Final = Limit(
 SAVES: Final = Limit(
     name="saves", value=3, unit="saves", why="the interval is unknown before the second save, and not steady"
 )
-LOGGED_ERROR: Final = Limit(
+SAMPLED_ERROR: Final = Limit(
     name="standard error",
     value=0.20,
     unit="share",
     why="of the loss itself: with few samples, their share is a guess",
 )
-LOGGED_SAMPLES: Final = Limit(
-    name="samples in logging", value=4, unit="samples", why="a line may be sampled by chance, but not repeatedly"
+SAMPLES_OF_A_LINE: Final = Limit(
+    name="samples of a line", value=4, unit="samples", why="a line may be sampled by chance, but not repeatedly"
 )
 THREADS: Final = Limit(
     name="threads per core", value=1.5, unit="", why="up to this, threads of a dataloader and of torch rarely compete"

@@ -11,6 +11,8 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, section, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
+from gpulaunch.profiler.analysis.gpu_idle import bounded
+from gpulaunch.profiler.analysis.gpu_idle import idle_s as gpu_idle_s
 from gpulaunch.profiler.analysis.stats import median
 from gpulaunch.profiler.analysis.thresholds import (
     EVERY_STEP,
@@ -36,7 +38,7 @@ def unpinned_copies(window: Window) -> Iterator[Loss]:
         if site.pinned * 2 >= site.count:
             continue
         blocked_s = rank.per_step_s(site.blocked_ns)
-        idle_s = _idle_s(window, rank)
+        idle_s = gpu_idle_s(window, rank)
         # Without the GPU's idle time: only what pinned memory is known to save of such a copy.
         seconds = PINNED_GAIN.value * blocked_s if idle_s is None else min(blocked_s, idle_s)
         if seconds < LOST_MEASURED.value * rank.step_s:
@@ -60,7 +62,7 @@ def blocking_copies(window: Window) -> Iterator[Loss]:
     for rank, site in _sites(window, "h2d"):
         if site.pinned * 2 < site.count or site.non_blocking * 2 >= site.count:
             continue
-        seconds, confidence, idle_s = _bounded(window, rank, rank.per_step_s(site.blocked_ns))
+        seconds, confidence, idle_s = bounded(window, rank, rank.per_step_s(site.blocked_ns))
         if seconds >= LOST_MEASURED.value * rank.step_s:
             yield _loss(
                 rank,
@@ -79,7 +81,7 @@ def sync_every_step(window: Window) -> Iterator[Loss]:
             continue
         if 2 * min(site.pinned, site.non_blocking) > site.count:  # asynchronous copies to the CPU
             continue
-        seconds, confidence, idle_s = _bounded(window, rank, rank.per_step_s(site.blocked_ns))
+        seconds, confidence, idle_s = bounded(window, rank, rank.per_step_s(site.blocked_ns))
         if seconds >= LOST_MEASURED.value * rank.step_s:
             yield _loss(
                 rank,
@@ -188,20 +190,6 @@ def _sites(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, Site]]:
         for site in rank.sites:
             if site.kind in kinds and site.text and rank.steps:
                 yield rank, site
-
-
-def _idle_s(window: Window, rank: RankWindow) -> float | None:
-    """How long the rank's GPU was idle per step; None if that is not known."""
-    gpu = window.gpu_of(rank)
-    if gpu is None or gpu.state.utilization_ratio is None:
-        return None
-    return max(0.0, 1.0 - gpu.state.utilization_ratio) * rank.step_s
-
-
-def _bounded(window: Window, rank: RankWindow, blocked_s: float) -> tuple[float, float, float | None]:
-    """Return the possible loss of a wait, its confidence, and the idle time that bounds it."""
-    idle_s = _idle_s(window, rank)
-    return (blocked_s, ESTIMATED, None) if idle_s is None else (min(blocked_s, idle_s), DERIVED, idle_s)
 
 
 def _loss(

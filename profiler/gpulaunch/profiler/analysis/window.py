@@ -34,7 +34,11 @@ class Snapshot:
     samples: Mapping[int, int] = field(default_factory=dict[int, int])
     """Stack samples of steps so far, by rank."""
     logged: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
-    """Those of them inside logging, by rank and the program's line; see `logged.Tally`."""
+    """Those of them inside logging, by rank and the program's line; see `tally.Tally`."""
+    calling: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """Those of them in other calls outside of the model's compute."""
+    calls: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    """What each of these lines mostly calls; empty: not known."""
     cpu_nodes: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     """NUMA nodes of the cores that a rank may run on, by rank; only known ones."""
 
@@ -90,6 +94,10 @@ class RankWindow:
     """Number of stack samples of the training thread."""
     logged: Mapping[str, int]
     """Those inside logging, by the program's line."""
+    calling: Mapping[str, int]
+    """Those in other calls outside of the model's compute, by the program's line."""
+    calls: Mapping[str, str]
+    """What each of these lines calls; empty: not known."""
     memory: tuple[MemoryPoint, ...]
     """The trend of the whole attempt, its oldest point first."""
     cpu_nodes: frozenset[int]

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from gpulaunch.profiler.analysis.advisor import Advisor
-from gpulaunch.profiler.analysis.logged import Tally, line_that_logs
 from gpulaunch.profiler.analysis.snapshots import Snapshots
 from gpulaunch.profiler.analysis.thresholds import APPEARS
 from gpulaunch.profiler.analysis.window import Snapshot
+from gpulaunch.profiler.daemon.stack_samples import StackSamples
 from gpulaunch.profiler.record import AttemptGroup, Finding, NodeState, RankPlace
 from gpulaunch.profiler.samplers import numa
-from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.stack import Frame
 
 _NODES_EVERY: Final = 30
@@ -24,7 +23,7 @@ class Findings:
     """Takes every refresh, runs the rules at the end of each window of steps, and keeps the current findings."""
 
     def __init__(self, *, root: Path = Path("/")) -> None:
-        self._tally = Tally()
+        self._stacks = StackSamples(root)
         self._root = root
         self._history = Snapshots()
         self._advisor = Advisor()
@@ -37,18 +36,21 @@ class Findings:
 
     def add_stack(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
         """Take a stack sample of a rank, the deepest frame first. Any thread may call it, but one at a time."""
-        logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
-        line = None
-        if logs is not None:
-            file, number = logs
-            line = f"{shown_path(file, working_directory(place.pid, root=str(self._root)))}:{number}"
-        self._tally.add(place.rank, phase, line)
+        self._stacks.add(place, phase, frames)
 
     def look(self, state: NodeState) -> tuple[Finding, ...]:
         """Take the state of this refresh; return the current findings, the largest loss first."""
         self._look_at_nodes(state)
+        tally = self._stacks.tally
         window = self._history.look(
-            Snapshot(state=state, samples=self._tally.samples, logged=self._tally.logged, cpu_nodes=self._cpu_nodes)
+            Snapshot(
+                state=state,
+                samples=tally.samples,
+                logged=tally.logged,
+                calling=tally.calling,
+                calls=tally.calls,
+                cpu_nodes=self._cpu_nodes,
+            )
         )
         if window is not None:
             self._standing = self._advisor.add_window(window)

@@ -5,7 +5,8 @@ offsets are known (`pylayout`), for ranks that run the same interpreter as the s
 anything is unexpected, py-spy is used.
 
 The process runs on while it is read. Frames are contiguous and are read in one piece, and the code pointer of a frame
-must point to a code object; otherwise the sample is torn, and is retried.
+must point to a code object; otherwise the sample is torn, and is retried. So is one that ends with a frame which had a
+caller before: the frame of a generator is elsewhere in memory, and has no caller once the generator has yielded.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Peek:
         """Why direct reading is not possible."""
         self._bases: dict[int, int] = {}  # pid -> address of its mapping of the interpreter's file
         self._known: dict[tuple[int, ...], Frame | None] = {}
+        self._called: dict[int, set[tuple[str, str]]] = {}  # pid -> file and name of frames that had a caller
 
     @property
     def name(self) -> str:
@@ -95,7 +97,11 @@ class Peek:
                 try:
                     if not (base := self._base_of(pid, self._layout)):
                         break
-                    return Look(frames=tuple(self._frames(pid, base, self._layout)))
+                    frames = tuple(self._frames(pid, base, self._layout))
+                    if self._is_whole(pid, frames):
+                        return Look(frames=frames)
+                    failed = "own reader: its stack could not be read in one piece"
+                    continue
                 except OSError as error:
                     failed = f"own reader: {error.strerror}"
                 except (_TornError, ValueError, struct.error):
@@ -104,6 +110,19 @@ class Peek:
             if self._otherwise.absent():
                 return Look(failed=failed if os.path.exists(f"/proc/{pid}") else "")
         return self._otherwise.look(pid)
+
+    def _is_whole(self, pid: int, frames: tuple[Frame, ...]) -> bool:
+        """Whether a stack ends with a frame that never had a caller: of a program that writes JSON, half do not."""
+        if len(self._called) >= _MOST_KNOWN:
+            self._called.clear()
+        called = self._called.setdefault(pid, set())
+        if len(called) >= _MOST_KNOWN:
+            called.clear()
+        if not frames:
+            return True
+        *inner, end = ((frame.file, frame.name) for frame in frames)
+        called.update(each for each in inner if each != end)  # `<module>` of a string may run another such string
+        return end not in called
 
     def _check(self, layout: Layout) -> None:
         """Read our own main thread and compare it with Python's view. Raises LayoutError if they differ.

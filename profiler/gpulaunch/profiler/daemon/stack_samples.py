@@ -1,0 +1,71 @@
+"""Counts the stack samples of the ranks by the line of the program that they are in, for the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gpulaunch.profiler.analysis.logged import line_that_logs
+from gpulaunch.profiler.analysis.tally import Tally
+from gpulaunch.profiler.record import RankPlace
+from gpulaunch.profiler.samplers.paths import shown_path, working_directory
+from gpulaunch.profiler.samplers.sampled_calls import (
+    Call,
+    call_of,
+    is_outside_compute,
+    lines_of_program,
+    spans_steps,
+)
+from gpulaunch.profiler.samplers.source_lines import SourceLines
+from gpulaunch.profiler.stack import Frame
+
+_BETWEEN: Final = ("other", "unsettled")
+"""Phases in which no part of the model is known to run."""
+
+
+class StackSamples:
+    """Finds of each sample the call that it is in. Any thread may add, but one at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.tally = Tally()
+        self._root = str(root)
+        self._sources = SourceLines()
+
+    def add(self, place: RankPlace, phase: str, frames: Sequence[Frame]) -> None:
+        """Take a sample of a rank's main thread.
+
+        Args:
+            place: the rank.
+            phase: of `samplers.phases`.
+            frames: the deepest first.
+        """
+        directory = working_directory(place.pid, root=self._root)
+        logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
+        if logs:
+            self.tally.add(place.rank, phase, logs=_place(*logs, directory))
+        elif (call := self._call(phase, frames)) is None:
+            self.tally.add(place.rank, phase)
+        else:
+            at = _place(call.file, call.line, directory)
+            self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
+
+    def _call(self, phase: str, frames: Sequence[Frame]) -> Call | None:
+        """Return the call outside of the model's compute that a stack is in; None if there is none."""
+        call = call_of(frames)
+        if call is None or spans_steps(call, phase) or is_outside_compute(call, phase):
+            return call
+        if call.origin != "program" or phase not in _BETWEEN:
+            return None
+        if name := self._sources.call(call.file, call.line):
+            return replace(call, name=name)
+        # A function of the program that works on tensors: a part of the loss, unless the loop runs it after backward.
+        for line in lines_of_program(frames):
+            if self._sources.is_after_backward(line.file, line.line):
+                return line
+        return None
+
+
+def _place(file: str, line: int, directory: str) -> str:
+    return f"{shown_path(file, directory)}:{line}"

@@ -1,0 +1,139 @@
+"""Finds the call of the program that a sampled stack of the training thread is in.
+
+A rank's phases say how long a step was outside of the model, not why. Stacks do: the innermost line of the user's own
+program, and the library function that it calls. Torch's own work is left out: it is what a step is for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gpulaunch.profiler.stack import Frame
+
+Origin = Literal["program", "python", "package", "torch", "gpulaunch"]
+
+_ORIGINS: Final[tuple[tuple[Origin, re.Pattern[str]], ...]] = (
+    ("gpulaunch", re.compile(r".*/gpulaunch/(?:launcher|profiler|compat|checkpoint)/")),
+    ("torch", re.compile(r".*/(?:site|dist)-packages/(?P<module>(?:torch|torchgen|functorch|triton)/.+)")),
+    ("package", re.compile(r".*/(?:site|dist)-packages/(?P<module>.+)")),
+    ("python", re.compile(r"(?:.*/lib(?:64)?/python3\.\d+t?/|<frozen )(?P<module>.+)")),
+)
+_CARRIES: Final = re.compile(
+    r"(?:contextlib|functools|runpy|threading|asyncio/.+|concurrent/.+|multiprocessing/.+|unittest/.+|cProfile|profile"
+    r"|bdb|pdb)\.py|runpy>"
+)
+"""Modules of Python that call what they are given: what is below them is meant."""
+_WRAPPER: Final = re.compile(r"_?(?:wrap(?:per|ped|s)?|inner(?:_\w+)?|decorat\w+|<lambda>)")
+_TORCH_CALLS: Final = frozenset({"empty_cache", "state_dict", "load_state_dict", "update_parameters"})
+"""Functions of torch that are not a part of a step's compute: freeing or copying what could stay."""
+_OF_THE_MODEL: Final = ("data_wait", "forward", "backward", "optimizer")
+"""Phases of every training step. `forward` is all from the batch to `backward`: what prepares the batch, the loss."""
+_ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
+"""What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
+DETECT_ANOMALY: Final = "torch.autograd.set_detect_anomaly"
+
+
+@dataclass(frozen=True)
+class Call:
+    """Where the program is."""
+
+    file: str
+    """Of the program's innermost line, as Python has it."""
+    line: int
+    name: str = ""
+    """The function that the line calls, such as `copy.deepcopy`; empty: one written in C, or none."""
+    origin: Origin = "program"
+    """Of that function; "program" if there is none, too."""
+    within_torch: bool = False
+    """Torch's own code runs below the call."""
+
+
+def call_of(frames: Sequence[Frame]) -> Call | None:
+    """Return the call that a stack is in; None if nothing of it is the program's.
+
+    Args:
+        frames: the deepest first.
+    """
+    depth = next((at for at, frame in enumerate(frames) if _origin(frame.file)[0] == "program"), None)
+    if depth is None:
+        return None
+    if any(_ANOMALY.search(f"{frame.file} {frame.name}") for frame in frames[:depth]):
+        model = _model_call(frames)
+        return Call(model.file, model.line, DETECT_ANOMALY, "python")
+    line = frames[depth]
+    below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
+    below = [each for each in below if each[1] != "gpulaunch"]
+    if not below:
+        return Call(line.file, line.line)
+    meant = (each for each in below if not _WRAPPER.fullmatch(_function(each[0])) and not _CARRIES.fullmatch(each[2]))
+    callee, origin, module = next(meant, below[0])
+    name = _dotted(module, _function(callee))
+    return Call(line.file, line.line, name, origin, any(each[1] == "torch" for each in below))
+
+
+def lines_of_program(frames: Sequence[Frame]) -> list[Call]:
+    """Return the lines of the program on a stack and which function of the program each calls, the outermost first.
+
+    Args:
+        frames: the deepest first.
+    """
+    lines: list[Call] = []
+    calls = ""
+    for frame in frames:
+        if _origin(frame.file)[0] == "program":
+            lines.insert(0, Call(frame.file, frame.line, calls))
+            calls = _function(frame)
+    return lines
+
+
+def is_outside_compute(call: Call, phase: str) -> bool:
+    """Whether a sample in a phase shows a call that is no part of the model's own compute.
+
+    Args:
+        call: what the sample is in.
+        phase: of `samplers.phases`.
+    """
+    if phase not in ("forward", "backward", "optimizer", "other", "unsettled", "validation"):
+        return False  # the others have rules of their own
+    if call.origin == "python":
+        return True
+    if call.origin == "torch":
+        return call.name.rpartition(".")[2] in _TORCH_CALLS
+    return call.origin == "package" and not call.within_torch
+
+
+def spans_steps(call: Call, phase: str) -> bool:
+    """Whether a sample shows that a call of a package contains the training loop: `trainer.fit(model)`."""
+    return call.origin == "package" and call.within_torch and phase in _OF_THE_MODEL
+
+
+def _model_call(frames: Sequence[Frame]) -> Frame:
+    """The innermost line of the program that is not in a module's forward: one line, however large the model is."""
+    outside = frames[0]
+    for frame in reversed(frames):
+        if (origin := _origin(frame.file)[0]) == "torch":
+            break
+        if origin == "program":
+            outside = frame
+    return outside
+
+
+def _origin(file: str) -> tuple[Origin, str]:
+    """Return whose code a file is, and its path below Python's or the packages' directory."""
+    for origin, pattern in _ORIGINS:
+        if found := pattern.match(file):
+            return origin, found.groupdict().get("module") or ""
+    return "program", ""
+
+
+def _function(frame: Frame) -> str:
+    return frame.name.rpartition(".")[2]
+
+
+def _dotted(module: str, function: str) -> str:
+    """`json/__init__.py` and `dump` are `json.dump`; private modules of a package are left out."""
+    parts = module.removesuffix(".py").removesuffix(">").split("/")
+    return ".".join([*(part for part in parts[:1]), *(part for part in parts[1:] if part[:1] != "_"), function])

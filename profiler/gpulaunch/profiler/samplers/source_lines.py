@@ -1,0 +1,128 @@
+"""Reads in the source of a program what a line calls, where a stack does not show it: functions written in C.
+
+Only names count: nothing is imported or run. A file that cannot be read or parsed gives nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+_MOST_BYTES: Final = 1 << 20
+_MOST_FILES: Final = 64
+_BUILTINS: Final = frozenset({"sorted", "print", "open", "eval", "exec", "compile"})
+"""Builtin functions that take time of their own; `sum` and others may well be given tensors."""
+_OF_A_STEP: Final = frozenset(
+    {
+        *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
+        *("item", "synchronize", "all_reduce", "barrier", "record_stream", "to"),
+    }
+)
+"""Methods that a training step needs after its backward pass."""
+_BACKWARD: Final = frozenset({"backward", "manual_backward"})
+_NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "time"})
+"""Modules whose functions are torch's own compute; and `time`: nobody sleeps without knowing it."""
+_Loop = ast.For | ast.While | ast.AsyncFor
+
+
+@dataclass
+class _Source:
+    """What is known of the lines of one file."""
+
+    calls: dict[int, str] = field(default_factory=dict[int, str])
+    after_backward: set[int] = field(default_factory=set[int])
+
+
+class SourceLines:
+    """Reads each file once, and at most some tens of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Source] = {}
+
+    def call(self, file: str, line: int) -> str:
+        """Return the function in C that a line calls: of an imported module, torch's excepted, or a slow builtin.
+
+        Args:
+            file: as Python has it.
+            line: where the frame is; any line of the statement.
+        """
+        return self._source(file).calls.get(line, "")
+
+    def is_after_backward(self, file: str, line: int) -> bool:
+        """Whether a line is in a loop that calls `backward` above it, and is not itself what a step needs."""
+        return line in self._source(file).after_backward
+
+    def _source(self, file: str) -> _Source:
+        if file not in self._known:
+            if len(self._known) >= _MOST_FILES:
+                return _Source()
+            self._known[file] = _read(file)
+        return self._known[file]
+
+
+def _read(file: str) -> _Source:
+    source = _Source()
+    try:
+        if not os.path.isabs(file) or os.path.getsize(file) > _MOST_BYTES:
+            return source
+        with open(file, "rb") as opened:
+            tree = ast.parse(opened.read(_MOST_BYTES))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return source
+    modules = _imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _called(node, modules)):
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                source.calls.setdefault(line, name)
+        if isinstance(node, _Loop):
+            source.after_backward.update(_after_backward(node))
+    return source
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """Names that an import of the file gives, and what they are names of."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update({each.asname or each.name.partition(".")[0]: each.name for each in node.names})
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names.update({each.asname or each.name: f"{node.module}.{each.name}" for each in node.names})
+    return {name: of for name, of in names.items() if of.partition(".")[0] not in _NOT_TOLD}
+
+
+def _called(call: ast.Call, modules: dict[str, str]) -> str:
+    attributes: list[str] = []
+    named = call.func
+    while isinstance(named, ast.Attribute):
+        attributes.insert(0, named.attr)
+        named = named.value
+    if not isinstance(named, ast.Name):
+        return ""
+    if named.id in modules:
+        return ".".join([modules[named.id], *attributes])
+    return f"builtins.{named.id}" if not attributes and named.id in _BUILTINS else ""
+
+
+def _after_backward(loop: _Loop) -> Iterator[int]:
+    """Lines of a loop below its last call of `backward`: what comes before may be a part of a loss."""
+    nodes = [each for statement in loop.body for each in ast.walk(statement)]
+    backward = max(
+        (node.lineno for node in nodes if isinstance(node, ast.Call) and _method(node) in _BACKWARD), default=None
+    )
+    if backward is None:
+        return
+    needed = {
+        line
+        for node in nodes
+        if isinstance(node, ast.Call) and _method(node) in _OF_A_STEP
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    last = max((node.end_lineno or 0 for node in loop.body), default=0)
+    yield from (line for line in range(backward + 1, last + 1) if line not in needed)
+
+
+def _method(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""

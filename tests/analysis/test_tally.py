@@ -1,0 +1,62 @@
+"""Samples of stacks are counted by rank and line, in bounded memory."""
+
+from __future__ import annotations
+
+from gpulaunch.profiler.analysis.tally import Tally
+
+LINE = "train.py:61"
+
+
+def test_samples_of_steps_are_counted_by_rank() -> None:
+    tally = Tally()
+
+    for rank, phase, line in [
+        *((0, "other", LINE), (0, "forward", ""), (1, "other", LINE), (0, "unsettled", LINE)),
+        *((0, "startup", LINE), (0, "startup", "")),
+    ]:
+        tally.add(rank, phase, logs=line)
+
+    assert tally.samples == {0: 3, 1: 1}
+    assert tally.logged == {(0, LINE): 2, (1, LINE): 1}
+
+
+def test_a_progress_bar_that_waits_for_data_logs_nothing() -> None:
+    """`for batch in tqdm(loader)` has the loader's frames above those of tqdm."""
+    tally = Tally()
+    for _ in range(20):
+        tally.add(0, "data_wait", logs=LINE)
+    tally.add(0, "other", logs=LINE)
+
+    assert (tally.samples, tally.logged) == ({0: 21}, {(0, LINE): 1})
+
+
+def test_a_program_that_makes_lines_without_end_fills_nothing() -> None:
+    tally = Tally()
+
+    for line in range(10_000):
+        tally.add(0, "other", logs=f"made.py:{line}")
+        tally.add(0, "other", at=f"made.py:{line}", calls=f"made_{line}")
+        tally.add(0, "other", at="made.py:0", calls=f"made_{line}")
+
+    assert len(tally.logged) == 64
+    assert len(tally.calling) == len(tally.calls) == 1024
+    assert tally.samples == {0: 30_000}
+
+
+def test_a_call_that_contains_the_training_loop_is_none_of_a_step() -> None:
+    tally = Tally()
+    for _ in range(3):
+        tally.add(0, "other", at=LINE, calls="lightning.pytorch.trainer.fit")
+        tally.add(0, "other", at="callback.py:7", calls="json.dump")
+    tally.add(0, "forward", at=LINE, calls="lightning.pytorch.trainer.fit", spans_steps=True)
+
+    assert (tally.samples, tally.calling) == ({0: 7}, {(0, "callback.py:7"): 3})
+
+
+def test_a_line_is_told_with_the_function_that_it_mostly_calls() -> None:
+    """A decorated function checks what it is given: such samples show another name."""
+    tally = Tally()
+    for name in ("sklearn.utils.validate", "sklearn.metrics.f1_score", "sklearn.metrics.f1_score"):
+        tally.add(0, "other", at=LINE, calls=name)
+
+    assert (tally.calling, tally.calls) == ({(0, LINE): 3}, {(0, LINE): "sklearn.metrics.f1_score"})

@@ -1,0 +1,159 @@
+"""The call that a stack is in: the innermost line of the program, and what it calls."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulaunch.profiler.samplers.sampled_calls import (
+    Call,
+    call_of,
+    is_outside_compute,
+    lines_of_program,
+    spans_steps,
+)
+from gpulaunch.profiler.stack import Frame
+
+PYTHON = "/opt/conda/lib/python3.12"
+PACKAGES = f"{PYTHON}/site-packages"
+MAIN = Frame("main", "/home/me/train.py", 90)
+TRAIN = Frame("train", "/home/me/train.py", 61)
+DEEPCOPY = Frame("deepcopy", f"{PYTHON}/copy.py", 136)
+TENSOR = Frame("Tensor.__deepcopy__", f"{PACKAGES}/torch/_tensor.py", 120)
+MODULE = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
+FIT = Frame("Trainer.fit", f"{PACKAGES}/lightning/pytorch/trainer/trainer.py", 560)
+
+
+def called(*frames: Frame) -> Call:
+    """The call of a stack, its outermost frame first."""
+    call = call_of(frames[::-1])
+    assert call is not None
+    return call
+
+
+@pytest.mark.parametrize(
+    ("below", "name", "origin"),
+    [
+        ((DEEPCOPY, DEEPCOPY, TENSOR), "copy.deepcopy", "python"),
+        ((Frame("dump", f"{PYTHON}/json/__init__.py", 179),), "json.dump", "python"),
+        ((Frame("Random.shuffle", "/usr/lib/python3.11/random.py", 357),), "random.shuffle", "python"),
+        (
+            (Frame("_find_and_load", "<frozen importlib._bootstrap>", 1176),),
+            "importlib._bootstrap._find_and_load",
+            "python",
+        ),
+        (
+            (
+                Frame("validate_params.<locals>.decorator.<locals>.wrapper", f"{PACKAGES}/sklearn/utils/_param.py", 2),
+                Frame("f1_score", f"{PACKAGES}/sklearn/metrics/_classification.py", 1),
+            ),
+            "sklearn.metrics.f1_score",
+            "package",
+        ),
+        (
+            (
+                Frame("ContextDecorator.__call__.<locals>.inner", f"{PYTHON}/contextlib.py", 81),
+                Frame("Engine.save", f"{PACKAGES}/deepspeed/runtime/engine.py", 3),
+            ),
+            "deepspeed.runtime.engine.save",
+            "package",
+        ),
+        (
+            (Frame("Queue.get", f"{PYTHON}/queue.py", 171), Frame("Condition.wait", f"{PYTHON}/threading.py", 355)),
+            "queue.get",
+            "python",
+        ),
+        ((Frame("Event.wait", f"{PYTHON}/threading.py", 655),), "threading.wait", "python"),
+        ((MODULE,), "torch.nn.modules.module._call_impl", "torch"),
+        ((Frame("empty_cache", f"{PACKAGES}/torch/cuda/memory.py", 1),), "torch.cuda.memory.empty_cache", "torch"),
+        ((Frame("tap", "/src/gpulaunch/profiler/gpulaunch/profiler/probe/taps.py", 1),), "", "program"),
+        ((), "", "program"),
+    ],
+)
+def test_a_call_has_the_name_that_a_program_knows(below: tuple[Frame, ...], name: str, origin: str) -> None:
+    call = called(MAIN, TRAIN, *below)
+
+    assert (call.file, call.line, call.name, call.origin) == (TRAIN.file, TRAIN.line, name, origin)
+
+
+def test_a_stack_without_the_program_has_no_call() -> None:
+    assert call_of([DEEPCOPY]) is None
+    assert call_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("below", "told_in"),
+    [
+        ((DEEPCOPY, TENSOR), {"forward", "backward", "optimizer", "other", "unsettled", "validation"}),
+        ((MODULE,), set()),
+        ((Frame("clip_grad_norm_", f"{PACKAGES}/accelerate/accelerator.py", 1), TENSOR), set()),
+        (
+            (Frame("f1_score", f"{PACKAGES}/sklearn/metrics/_classification.py", 1),),
+            {"forward", "backward", "optimizer", "other", "unsettled", "validation"},
+        ),
+        (
+            (Frame("empty_cache", f"{PACKAGES}/torch/cuda/memory.py", 1),),
+            {"forward", "backward", "optimizer", "other", "unsettled", "validation"},
+        ),
+        ((), set()),
+    ],
+)
+def test_the_models_own_compute_is_not_told(below: tuple[Frame, ...], told_in: set[str]) -> None:
+    phases = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "sync", "checkpoint", "compile", "gc")
+    call = called(MAIN, TRAIN, *below)
+
+    told = {each for each in (*phases, "validation", "other", "unsettled", "startup") if is_outside_compute(call, each)}
+
+    assert told == told_in
+
+
+def test_a_call_in_which_the_model_runs_spans_steps() -> None:
+    assert spans_steps(called(MAIN, TRAIN, FIT, MODULE), "forward")
+    assert not spans_steps(called(MAIN, TRAIN, FIT, MODULE), "other")
+    assert not spans_steps(called(MAIN, TRAIN, FIT), "forward")
+    assert not spans_steps(called(MAIN, TRAIN, DEEPCOPY), "forward")
+
+
+def test_what_records_the_stack_of_every_operation_is_told_where_the_model_is_called() -> None:
+    """`set_detect_anomaly`: each operation of the model has a line of its own."""
+    layer = Frame("Block.forward", "/home/me/model.py", 12)
+    records = (
+        Frame("format_stack", f"{PACKAGES}/torch/fx/traceback.py", 503),
+        Frame("format_list", f"{PYTHON}/traceback.py", 41),
+    )
+
+    for stack in ((MAIN, TRAIN, MODULE, layer, *records), (MAIN, TRAIN, *records)):
+        call = called(*stack)
+        assert (call.file, call.line, call.name) == (TRAIN.file, TRAIN.line, "torch.autograd.set_detect_anomaly")
+        assert is_outside_compute(call, "forward")
+
+
+def test_the_programs_lines_tell_what_they_call() -> None:
+    update = Frame("Average.update", "/home/me/average.py", 12)
+
+    assert lines_of_program([DEEPCOPY, update, TRAIN, FIT, MAIN]) == [
+        Call(MAIN.file, MAIN.line, "train"),
+        Call(TRAIN.file, TRAIN.line, "update"),
+        Call(update.file, update.line),
+    ]
+
+
+def test_this_python_is_known() -> None:
+    """Wherever it is installed."""
+    for function, name in ((copy.deepcopy, "copy.deepcopy"), (json.dump, "json.dump")):
+        if f"python{sys.version_info.major}.{sys.version_info.minor}" in function.__code__.co_filename:
+            frame = Frame(function.__code__.co_qualname, function.__code__.co_filename, 1)
+            assert called(TRAIN, frame).name == name
+
+
+@given(st.lists(st.builds(Frame, st.text(), st.text(), st.integers())))
+def test_any_stack_is_read(frames: list[Frame]) -> None:
+    call = call_of(frames)
+    lines_of_program(frames)
+    if call is not None:
+        is_outside_compute(call, "other")

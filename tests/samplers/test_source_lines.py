@@ -1,0 +1,107 @@
+"""What a line of a program calls, read in its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpulaunch.profiler.samplers.source_lines import SourceLines
+
+PROGRAM = """\
+import os, time
+import numpy as np
+import torch.nn.functional as F
+from hashlib import sha256
+from torch import topk
+
+
+def train(loader, model, average):
+    for epoch in range(3):
+        for x, y in loader:
+            order = sorted(x)
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            average.update(model)
+            log.write(
+                "step"
+            )
+            os.fsync(log.fileno())
+            np.linalg.svd(
+                x
+            )
+            time.sleep(1)
+            sha256(x)
+            topk(x, 5)
+            total += loss.item()
+        validate(model)
+    done()
+
+
+def gan():
+    while True:
+        d_loss.backward()
+        fake = generate()
+        g_loss.backward()
+        keep(fake)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_functions_of_imported_modules_and_slow_builtins_are_named(program: Path) -> None:
+    sources = SourceLines()
+    called = {
+        line.strip(): name
+        for number, line in enumerate(PROGRAM.splitlines(), 1)
+        if (name := sources.call(str(program), number))
+    }
+
+    assert called == {
+        "order = sorted(x)": "builtins.sorted",
+        "os.fsync(log.fileno())": "os.fsync",
+        "np.linalg.svd(": "numpy.linalg.svd",
+        "x": "numpy.linalg.svd",
+        ")": "numpy.linalg.svd",
+        "sha256(x)": "hashlib.sha256",
+    }
+
+
+def test_what_a_loop_does_after_backward_is_told_apart(program: Path) -> None:
+    sources = SourceLines()
+    after = {number for number in range(1, 60) if sources.is_after_backward(str(program), number)}
+
+    assert {PROGRAM.splitlines()[number - 1].strip() for number in after} == {
+        "average.update(model)",
+        *("log.write(", '"step"', ")", "os.fsync(log.fileno())", "np.linalg.svd(", "x"),
+        *("time.sleep(1)", "sha256(x)", "topk(x, 5)", "validate(model)", "keep(fake)"),
+    }
+
+
+def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    sources = SourceLines()
+    broken, large, binary = tmp_path / "broken.py", tmp_path / "large.py", tmp_path / "binary.py"
+    broken.write_text("for x in (:\n")
+    large.write_text("import os\n" + "os.fsync(1)\n" * 100_000)
+    binary.write_bytes(b"\0\xff" * 9)
+    nested = tmp_path / "nested.py"
+    nested.write_text("(" * 5000 + ")" * 5000)
+
+    for each in (broken, large, binary, nested, tmp_path, tmp_path / "none.py", Path("<string>"), Path("train.py")):
+        assert sources.call(str(each), 1) == ""
+        assert not sources.is_after_backward(str(each), 1)
+
+
+def test_files_without_end_fill_nothing(tmp_path: Path) -> None:
+    sources = SourceLines()
+    for number in range(70):
+        path = tmp_path / f"made_{number}.py"
+        path.write_text("import os\nos.fsync(1)\n")
+        assert sources.call(str(path), 2) == ("os.fsync" if number < 64 else "")
