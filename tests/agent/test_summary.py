@@ -113,3 +113,34 @@ def test_a_job_that_stands_still_is_not_told_the_pace_that_it_had(tmp_path: Path
 
     assert summary.progress(segments, 25.0, 103.0) == "25.0 s: step 10, 16 samples/s, data wait 0% of the step"
     assert summary.progress(segments, 42.0, 120.0) == "42.0 s: step 10; no rank has made progress for 20.0 s"
+
+
+def went(steps: int = 1000, *, batches: int = 0, transfer_ms: float = 0.0, **shares: float) -> summary.RankTotals:
+    """A rank whose steps of 100 ms went there, in shares; the rest is the model."""
+    step_ns = steps * 100_000_000
+    one = summary.RankTotals(steps=steps, step_ns=step_ns, batches=batches, transfer_ns=int(1e6 * transfer_ms * steps))
+    for phase, share in {**shares, "forward": 1.0 - sum(shares.values())}.items():
+        one.phase_ns[phase] = int(share * step_ns)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("one", "sentence"),
+    [
+        (went(other=0.04, data_wait=0.01), "no findings: 95% of the steps is the model itself"),
+        (went(steps=20, other=0.5), "no findings: 20 steps are too few to judge"),
+        (went(comm=0.08), "no findings: comm is 8% of the steps, ranks wait for each other or for the network"),
+        (went(data_wait=0.09, batches=1000, transfer_ms=2.0), "no findings: data wait is 9% of the steps"),
+        (
+            went(data_wait=0.24, batches=30_000, transfer_ms=21.0),
+            (
+                "no findings: data wait is 24% of the steps, "
+                "of which 21% is the transfer of batches, 0.7 ms each: use fewer, larger ones"
+            ),
+        ),
+        (summary.RankTotals(), ""),
+    ],
+)
+def test_without_findings_it_is_said_where_the_steps_went(one: summary.RankTotals, sentence: str) -> None:
+    assert summary.why_nothing_was_found([one]) == sentence
+    assert summary.why_nothing_was_found([one, one]) == sentence

@@ -73,9 +73,16 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 
 def loader(
-    *, workers: int = 2, wait_ms: float = 2.0, transfer_ms: float = 0.0, blocked_ms: float = 0.0, batches: int = STEPS
+    *,
+    workers: int = 2,
+    wait_ms: float = 2.0,
+    transfer_ms: float = 0.0,
+    blocked_ms: float = 0.0,
+    batches: int = STEPS,
+    epochs: int = 0,
+    first_wait_ms: float = 0.0,
 ) -> LoaderState:
-    """Times are per step."""
+    """Times are per step; the wait for the first batch is per epoch."""
     return record(
         LoaderState,
         ready=2,
@@ -86,6 +93,8 @@ def loader(
         wait_ns_total=int(wait_ms * STEPS * MS),
         transfer_ns_total=int(transfer_ms * STEPS * MS),
         blocked_ns_total=int(blocked_ms * STEPS * MS),
+        epochs=epochs,
+        first_wait_ns_total=int(first_wait_ms * epochs * MS),
         wait_counts=(),
     )
 

@@ -45,7 +45,9 @@ def two_ranks(slow: dict[str, float]) -> Window:
     """Rank 1 is late by what `slow` is more than usual, and rank 0 waits for it in backward."""
     late_ms = sum(each - HEALTHY_MS[phase] for phase, each in slow.items())
     waiting = rank(0, phases_ms={"backward": HEALTHY_MS["backward"] + late_ms})
-    return window(waiting, rank(1, phases_ms=slow, facts=facts(device={"uuid": "GPU-1", "capability": [9, 0]})))
+    fetch_ms = 160.0 if "data_wait" in slow else 80.0
+    other_gpu = facts(device={"uuid": "GPU-1", "capability": [9, 0]})
+    return window(waiting, rank(1, phases_ms=slow, facts=other_gpu, workers=fetching(fetch_ms)))
 
 
 LOADER = {"file": "train.py", "line": 41}
@@ -228,6 +230,28 @@ CASES: dict[str, Case] = {
         repaired=window(rank(samples=40, logged={"train.py:88": 1})),
         saves_ms=75.0,
         **LINE,
+    ),
+    "dataloader-workers-restarted": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 32.0},
+                loader=loader(wait_ms=32.0, epochs=2, first_wait_ms=1580.0),
+                facts=facts(loader={"persistent_workers": False}),
+            )
+        ),
+        repaired=window(
+            rank(
+                loader=loader(epochs=2, first_wait_ms=100.0),
+                facts=facts(loader={"persistent_workers": False}),
+            )
+        ),
+        saves_ms=2 * 1500.0 / STEPS,
+        **LOADER,
+    ),
+    "frequent-validation": Case(
+        fault=window(rank(phases_ms={"validation": 60.0})),
+        repaired=window(rank(phases_ms={"validation": 30.0})),
+        saves_ms=30.0,
     ),
     "hot-line": Case(
         fault=window(

@@ -55,6 +55,19 @@ def test_one_window_alone_is_forgotten() -> None:
     assert heard(COLLECTS, WELL, COLLECTS, WELL, COLLECTS) == [[], [], [], [], []]
 
 
+def test_memory_that_is_full_in_minutes_stands_before_every_loss() -> None:
+    """5 GB of 16 in half a minute, in windows of five seconds."""
+    points = tuple(replace(point, at_s=5.0 * at) for at, point in enumerate(memory(points=4, trainer_mib=800)))
+    tight = host(memory_available_bytes=11 << 30)
+    both = replace(COLLECTS, ranks=(replace(COLLECTS.ranks[0], memory=points),), host=tight)
+
+    urgent, loss = advise(both)
+
+    assert (urgent.rule, loss.rule) == ("host-memory-growth", "gc-pauses")
+    assert urgent.advice.startswith("At this rate the memory is full in 1.2 minutes. Look for objects")
+    assert advise(replace(both, host=host(memory_available_bytes=1 << 40)))[0].rule == "gc-pauses"
+
+
 def test_a_finding_goes_after_three_windows_without_it() -> None:
     assert heard(COLLECTS, COLLECTS, WELL, WELL, COLLECTS, WELL, WELL, WELL, COLLECTS) == [
         *([], ["gc-pauses"], ["gc-pauses"], ["gc-pauses"], ["gc-pauses"]),

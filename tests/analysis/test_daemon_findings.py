@@ -52,6 +52,42 @@ def test_a_fault_is_found_in_ten_seconds_of_steps_and_goes_when_it_is_over(
     assert found(400, 0.5) == []
 
 
+@pytest.mark.parametrize(("gc_ms", "rules"), [(0.5, []), (12.0, []), (60.0, ["gc-pauses"])])
+def test_a_short_run_is_judged_once_at_its_end(tmp_path: Path, gc_ms: float, rules: list[str]) -> None:
+    """By the steps after its warm-up, and only of what is clear."""
+    findings, node = Findings(root=tmp_path), Node()
+    for _ in range(5):
+        node.ranks[0].gc += 10
+        assert findings.look(node.train(1.0, gc=gc_ms).state) == ()
+    node.now_s += 30.0  # the rank has ended, its sidecar not yet
+    findings.look(node.look().state)
+
+    found = findings.conclude()
+
+    assert [each.rule for each in found] == rules
+    assert all(each.confidence == 0.4 and each.evidence["judged_steps"] == 30 for each in found)
+    assert all("Judged by 30 steps only" in each.advice for each in found)
+
+
+@pytest.mark.parametrize("seconds", [1, 3])
+def test_a_run_of_a_moment_is_not_judged(tmp_path: Path, seconds: int) -> None:
+    findings, node = Findings(root=tmp_path), Node()
+    for _ in range(seconds):
+        findings.look(node.train(1.0, gc=60.0).state)
+
+    assert findings.conclude() == ()
+
+
+def test_the_end_changes_nothing_of_a_run_that_has_been_judged(tmp_path: Path) -> None:
+    findings, node = Findings(root=tmp_path), Node()
+    for _ in range(20):
+        node.ranks[0].gc += 10
+        standing = findings.look(node.train(1.0, gc=30.0).state)
+
+    assert [each.rule for each in standing] == ["gc-pauses"]
+    assert findings.conclude() == standing
+
+
 def test_where_a_rank_may_run_is_asked_where_it_matters_and_now_and_then(tmp_path: Path) -> None:
     """On a machine with one node, or without a GPU, it does not; and a rank may bind itself after it has started."""
     status = tmp_path / "proc/100/status"

@@ -23,7 +23,8 @@ def late(phase: str, *, ms: float = LATE_MS, **changes: Any) -> RankWindow:
     """Rank 1, which takes longer in a phase; it computes on GPU 1."""
     other_gpu = facts(device={"uuid": "GPU-1", "capability": [9, 0]})
     phases_ms = {phase: HEALTHY_MS[phase] + ms}
-    return rank(1, phases_ms=phases_ms, **{"facts": other_gpu, **changes})
+    slower = {"workers": fetching(160.0)} if phase == "data_wait" else {}
+    return rank(1, phases_ms=phases_ms, **{"facts": other_gpu, **slower, **changes})
 
 
 def waits(*, ms: float = LATE_MS, **changes: Any) -> RankWindow:
@@ -35,7 +36,8 @@ def waits_for_data(ms: float) -> RankWindow:
     """Rank 0 or, if it waits longer than 20 ms for its batches, rank 1, which the other then waits for."""
     number = int(ms > 20.0)
     backward_ms = HEALTHY_MS["backward"] + (0.0 if number else 30.0)
-    return rank(number, phases_ms={"data_wait": ms, "backward": backward_ms})
+    workers = fetching(160.0 if number else 80.0)
+    return rank(number, phases_ms={"data_wait": ms, "backward": backward_ms}, workers=workers)
 
 
 def cause_of(*ranks: RankWindow, **changes: Any) -> str:
@@ -78,6 +80,15 @@ def test_these_are_no_stragglers(seen: Window) -> None:
     assert list(straggler(seen)) == []
 
 
+@pytest.mark.parametrize(("slower", "told"), [(1.1, 0), (1.5, 1)])
+def test_ranks_whose_workers_are_equally_slow_take_turns_in_waiting(slower: float, told: int) -> None:
+    """In lockstep one is a moment behind and waits for its batch; the other waits for it, and its workers catch up."""
+    first = waits(workers=fetching(200.0))
+    second = late("data_wait", workers=fetching(slower * 200.0))
+
+    assert len(list(straggler(window(first, second)))) == told
+
+
 # --- why ----------------------------------------------------------------------------------------------------------
 
 
@@ -92,6 +103,12 @@ def test_its_copies() -> None:
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
 def test_what_it_computes(phase: str) -> None:
     assert cause_of(waits(), late(phase)) == "compute"
+
+
+def test_where_there_is_no_gpu_none_is_to_be_replaced() -> None:
+    for gpu_memory, named in (({}, True), ({"gpu": None}, False)):
+        (found,) = straggler(window(waits(**gpu_memory), late("forward", **gpu_memory)))
+        assert ("GPU" in found.advice) == named
 
 
 def test_garbage() -> None:
@@ -144,7 +161,7 @@ def test_batches_that_the_rank_makes_itself_are_late_for_want_of_a_core() -> Non
 
 
 def test_batches_that_workers_make_are_late_for_want_of_cores_of_theirs() -> None:
-    crowded = {"workers": fetching(cpu=0.4, runqueue=0.5)}
+    crowded = {"workers": fetching(160.0, cpu=0.4, runqueue=0.5)}
     elsewhere = {"trainer_runqueue_s": 0.020 * STEPS}  # not in the wait for a batch: there the rank sleeps
 
     assert cause_of(waits(), late("data_wait", **crowded)) == "CPU contention"

@@ -519,6 +519,15 @@ def test_a_line_is_told_where_most_collections_are_its() -> None:
         assert (found.rule, found.line) == ("gc-pauses", line)
 
 
+def test_the_first_epoch_has_to_start_its_workers_and_persistent_ones_stay() -> None:
+    first = {"phases_ms": {"data_wait": 32.0}, "loader": loader(wait_ms=32.0, epochs=1, first_wait_ms=3000.0)}
+    again = {**first, "loader": loader(wait_ms=32.0, epochs=2, first_wait_ms=1500.0)}
+
+    assert rules(window(rank(**first, facts=facts(loader={"persistent_workers": False})))) == []
+    assert rules(window(rank(**again, facts=facts()))) == []
+    assert rules(window(rank(**again, facts=facts(loader={"persistent_workers": None})))) == []
+
+
 def test_a_few_samples_in_logging_are_no_verdict() -> None:
     """Four of twenty: it may be a tenth, or a third."""
     guess = rank(samples=20, logged={"train.py:88": 4})

@@ -65,6 +65,7 @@ PLANTED = (
     Planted(rule="dataloader-slow-storage", program="slow_storage", line="DataLoader(", fills_the_cores=True),
     Planted(rule="dataloader-slow-transform", program="slow_transform", line="DataLoader(", fills_the_cores=True),
     Planted(rule="dataloader-head-of-line", program="head_of_line", line="DataLoader("),
+    Planted(rule="dataloader-workers-restarted", program="workers_restarted", line="DataLoader("),
     Planted(rule="straggler", program="straggler", cause="compute", ranks=(1,)),
     Planted(rule="checkpoint-stall", program="checkpoint_stall", line="torch.save("),
     Planted(rule="gc-pauses", program="gc_pauses", line="gc.collect()"),

@@ -136,6 +136,17 @@ def watched(tmp_path: Path):
     watched.writer.close()
 
 
+def test_the_wait_for_the_first_batch_of_each_epoch_is_counted(watched):
+    """Of training: an evaluation starts its own workers."""
+    for yielded, trains in ((1, True), (2, True), (3, True), (1, True), (1, False), (2, True)):
+        iterator = an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None)
+        iterator._num_yielded = yielded
+        watched.gets(iterator, trains=trains)
+    seen = watched.seen()
+
+    assert (seen.loader.epochs, seen.loader.first_wait_ns_total) == (2, 10 * MS)
+
+
 @pytest.mark.parametrize(
     ("tasks", "outstanding", "queued", "delivered", "after", "transfer_ms", "blocked_ms"),
     [

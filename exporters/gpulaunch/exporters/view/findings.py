@@ -11,6 +11,7 @@ from gpulaunch.exporters.view.attempts import AttemptHistory
 from gpulaunch.exporters.view.model import FindingView
 from gpulaunch.exporters.view.nodes import finding_of
 from gpulaunch.exporters.view.source import NodeSource
+from gpulaunch.profiler.record import order_of
 
 MOST_FINDINGS: Final = 200
 
@@ -51,7 +52,8 @@ def findings_of(
     ordered = sorted(
         views,
         key=lambda finding: (
-            *(not finding.active, finding.earlier, -finding.seconds_per_hour),
+            *(not finding.active, finding.earlier),
+            *order_of(finding.evidence, finding.seconds_per_hour),
             *(finding.rule, finding.node),
         ),
     )

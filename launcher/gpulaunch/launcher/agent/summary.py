@@ -13,6 +13,18 @@ from gpulaunch.profiler.channel.segment import SegmentSnapshot
 _ALWAYS = ("data_wait", "forward", "backward", "optimizer", "other")
 _LEAST = 0.005
 """The share of a rank's steps from which on another phase gets its own column."""
+_MODEL = ("forward", "backward", "optimizer")
+_TELLS = 0.05
+"""The share of the steps from which on a phase is worth a sentence; smaller losses are no finding either."""
+_JUDGED_STEPS = 30
+"""Of the warm-up and the shortest window of the rules (`analysis.thresholds`)."""
+_HINTS = {
+    "comm": "ranks wait for each other or for the network",
+    "validation": "validate less often, or on a part of the data",
+    "other": "code between the steps; gpulaunch flame shows it",
+    "sync": "waits for values from the GPU",
+    "h2d": "copies to the GPU",
+}
 _QUIET_S = 10.0
 """If no rank has passed a step edge for this long, and for two steps, the previous rate no longer applies."""
 _MIB = 1 << 20
@@ -30,6 +42,9 @@ class RankTotals:
     """Of them, those that a killed rank had made without having published their times."""
     step_ns: int = 0
     phase_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    transfer_ns: int = 0
+    """Of the data wait: handing over batches that workers had ready."""
+    batches: int = 0
     max_rss_bytes: int = 0
     has_workers: bool | None = None
     """Whether it had dataloader workers, which `max_rss_bytes` does not include; None: unknown."""
@@ -48,6 +63,8 @@ class RankTotals:
         self.samples += segment.samples
         self.step_ns += segment.step_ns_total
         self.gpu_peak_bytes = max(self.gpu_peak_bytes, segment.gpu.peak_allocated_bytes)
+        self.transfer_ns += segment.loader.transfer_ns_total
+        self.batches += segment.loader.batches
         for phase in PHASES:
             self.phase_ns[phase] += segment.phase_ns.get(phase, 0)
 
@@ -135,6 +152,27 @@ def as_text(
     facts += [f"{restarts} restart{'' if restarts == 1 else 's'}", f"files in {run_dir}"]
     lines.append("; ".join(facts))
     return lines
+
+
+def why_nothing_was_found(totals: Iterable[RankTotals]) -> str:
+    """The sentence for a run without findings: where its steps went; "" if no steps were timed."""
+    stepping = [one for one in totals if one.step_ns]
+    if not stepping:
+        return ""
+    if (steps := max(one.steps for one in stepping)) < _JUDGED_STEPS:
+        return f"no findings: {steps} steps are too few to judge"
+    step_ns = sum(one.step_ns for one in stepping)
+    shares = {phase: sum(one.phase_ns[phase] for one in stepping) / step_ns for phase in PHASES}
+    outside = max((phase for phase in PHASES if phase not in _MODEL), key=shares.__getitem__)
+    if shares[outside] < _TELLS:
+        return f"no findings: {sum(shares[phase] for phase in _MODEL):.0%} of the steps is the model itself"
+    hint = _HINTS.get(outside, "")
+    batches, transfer_ns = sum(one.batches for one in stepping), sum(one.transfer_ns for one in stepping)
+    transferred = min(transfer_ns / step_ns, shares[outside])
+    if outside == "data_wait" and batches and 2 * transferred >= shares[outside]:
+        each_ms = transfer_ns / batches / 1e6
+        hint = f"of which {transferred:.0%} is the transfer of batches, {each_ms:.2g} ms each: use fewer, larger ones"
+    return f"no findings: {outside.replace('_', ' ')} is {shares[outside]:.0%} of the steps{', ' * bool(hint)}{hint}"
 
 
 def _table(stepping: Mapping[int, RankTotals]) -> list[str]:

@@ -119,6 +119,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
     from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
     from gpulaunch.exporters.store.locations import nodes_of
     from gpulaunch.exporters.view.files import read_files
+    from gpulaunch.profiler.record import order_of
 
     notes: list[str] = []
     findings: list[dict[str, Any]] = []
@@ -136,7 +137,9 @@ def collect(run_dir: Path) -> dict[str, Any]:
         "run": str(run_dir),
         "watched": watched,
         "profiled": read_files(run_dir).job.get("profile") is not False,
-        "findings": sorted(findings, key=lambda found: (found["earlier"], -found["seconds_per_hour"])),
+        "findings": sorted(
+            findings, key=lambda found: (found["earlier"], *order_of(found["evidence"], found["seconds_per_hour"]))
+        ),
         "notes": notes,
     }
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpulaunch.profiler.analysis.finding import findings_of
+from gpulaunch.profiler.analysis.finding import ESTIMATED, findings_of
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.analysis.stats import median_low
-from gpulaunch.profiler.analysis.thresholds import APPEARS, GONE
+from gpulaunch.profiler.analysis.thresholds import APPEARS, GONE, SHORT_RUN_LOST
 from gpulaunch.profiler.analysis.window import Window
 from gpulaunch.profiler.record import Finding
 
@@ -19,7 +19,7 @@ _RECENT: Final = 5
 
 
 def advise(window: Window, failed: Callable[[str, Exception], None] | None = None) -> tuple[Finding, ...]:
-    """Return all findings of the rules in one window, the largest loss first.
+    """Return all findings of the rules in one window, the most urgent first.
 
     Args:
         window: the input of the rules.
@@ -33,7 +33,7 @@ def advise(window: Window, failed: Callable[[str, Exception], None] | None = Non
             if failed is None:
                 raise
             failed(rule.id, error)
-    return _by_loss(found)
+    return _in_order(found)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Advisor:
         return self._failed
 
     def add_window(self, window: Window) -> tuple[Finding, ...]:
-        """Take the next window; return the findings that are current after it, the largest loss first.
+        """Take the next window; return the findings that are current after it, in their order.
 
         Earlier findings of a rule that raises expire as if the rule no longer found them.
         """
@@ -81,11 +81,25 @@ class Advisor:
             standing.missed += 1
             if standing.seen < APPEARS.value or standing.missed >= GONE.value:
                 del self._standing[key]
-        return _by_loss([each.as_told() for each in self._standing.values() if each.seen >= APPEARS.value])
+        return _in_order([each.as_told() for each in self._standing.values() if each.seen >= APPEARS.value])
+
+    def judge_once(self, window: Window) -> tuple[Finding, ...]:
+        """Return the findings of a run that was too short for two windows: the clear ones, with a low confidence."""
+        steps = max((rank.steps for rank in window.ranks), default=0)
+        return tuple(
+            replace(
+                found,
+                confidence=min(found.confidence, ESTIMATED),
+                evidence={**found.evidence, "judged_steps": float(steps)},
+                advice=f"{found.advice} Judged by {steps} steps only: the run was short.",
+            )
+            for found in advise(window, self._fail)
+            if found.seconds_per_hour >= 3600 * SHORT_RUN_LOST.value
+        )
 
     def _fail(self, rule: str, error: Exception) -> None:
         self._failed.setdefault(rule, type(error).__name__)
 
 
-def _by_loss(findings: list[Finding]) -> tuple[Finding, ...]:
-    return tuple(sorted(findings, key=lambda found: (-found.seconds_per_hour, found.key)))
+def _in_order(findings: list[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda found: (*found.order, found.key)))

@@ -101,6 +101,11 @@ class LoaderModel:
         return max(0.0, self.step_s - self.wait_s)
 
     @property
+    def fed_s(self) -> float:
+        """The duration of a step that waits for nothing but the workers."""
+        return self.batches * self.fetch_s / max(1, self.workers)
+
+    @property
     def is_crowded(self) -> bool:
         """Whether there is no core to spare for more fetching."""
         if self.runqueue_share > CROWDED.value:

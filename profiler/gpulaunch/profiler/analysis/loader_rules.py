@@ -7,10 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number
-from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss
+from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number, text
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, MEASURED, Loss
 from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_needed
-from gpulaunch.profiler.analysis.thresholds import COMPUTES, HANDOVER, LOST, STORAGE, SURPLUS, WORKER_PAYS_S
+from gpulaunch.profiler.analysis.thresholds import (
+    COMPUTES,
+    EPOCHS,
+    HANDOVER,
+    LOST,
+    LOST_MEASURED,
+    STORAGE,
+    SURPLUS,
+    WORKER_PAYS_S,
+)
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import LoaderWorkers
 
@@ -141,6 +150,39 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
             cores=supply.cores,
             workers_memory_bytes=float(rank.memory[-1].workers_bytes or 0) if rank.memory else 0.0,
         )
+
+
+def restarted_workers(window: Window) -> Iterator[Loss]:
+    """Every epoch starts its workers anew, and waits for them."""
+    for rank in window.over.ranks:
+        loader, done = rank.loader, rank.workers
+        if loader is None or not loader.workers_configured or loader.epochs < EPOCHS.value:
+            continue
+        settings = loader_of(rank)
+        if settings.get("persistent_workers") is not False:
+            continue
+        # Persistent workers begin an epoch with a fetch, too.
+        fetch_s = done.wall_ns / 1e9 / done.batches if done is not None and done.batches else 0.0
+        first_s = loader.first_wait_ns_total / 1e9 / loader.epochs
+        lost_s = loader.epochs * (first_s - fetch_s) / rank.steps
+        if lost_s >= LOST_MEASURED.value * rank.step_s:
+            yield Loss(
+                rank=rank.rank,
+                seconds_per_step=lost_s,
+                step_s=rank.step_s,
+                confidence=MEASURED,
+                evidence={
+                    "step_seconds": rank.step_s,
+                    "epochs": float(loader.epochs),
+                    "first_batch_wait_seconds": first_s,
+                    "fetch_seconds_per_batch": fetch_s,
+                    "workers": float(loader.workers_configured),
+                    "start_method": text(settings, "start_method"),
+                },
+                advice="Set persistent_workers=True: every epoch starts its workers anew, and waits "
+                f"{first_s:.2g} s for its first batch.",
+                place=loader_place(rank),
+            )
 
 
 def _stalled(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, LoaderModel]]:

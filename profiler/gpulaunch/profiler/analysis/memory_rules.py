@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from gpulaunch.profiler.analysis.facts import loader_place
 from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, Loss
-from gpulaunch.profiler.analysis.thresholds import FRAGMENTED, GROWN_BYTES, GROWN_POINTS, MOST_TO_FULL_S, SHM_FULL
+from gpulaunch.profiler.analysis.thresholds import (
+    FRAGMENTED,
+    GROWN_BYTES,
+    GROWN_POINTS,
+    MOST_TO_FULL_S,
+    SHM_FULL,
+    URGENT_POINTS,
+    URGENT_S,
+)
 from gpulaunch.profiler.analysis.trend import growth_of
 from gpulaunch.profiler.analysis.window import MemoryPoint, RankWindow, Window
 from gpulaunch.profiler.record import HostState
+
+_GRAPHS: Final = (
+    "torch.compile recompiles, and keeps every compiled graph: keep shapes and Python values constant across steps, or "
+    "compile with dynamic=True."
+)
 
 
 def host_memory_growth(window: Window) -> Iterator[Loss]:
@@ -20,6 +34,7 @@ def host_memory_growth(window: Window) -> Iterator[Loss]:
     for rank in window.ranks:
         trainer = [(point.at_s, float(point.trainer_bytes)) for point in rank.memory if point.trainer_bytes is not None]
         advice = "Look for objects kept from every step: a list of losses without .item(), or an unbounded cache."
+        advice = _GRAPHS if rank.pauses.compiles else advice
         yield from _growing(rank, "trainer", trainer, room, advice)
         advice = "Store the samples in arrays, not Python objects: a worker copies every page of objects that it reads."
         yield from _growing(rank, "workers", _of_workers(rank.memory), room, advice)
@@ -31,6 +46,7 @@ def gpu_memory_growth(window: Window) -> Iterator[Loss]:
         room = _gpu_room(window, rank)
         points = [(point.at_s, float(point.gpu_bytes)) for point in rank.memory if point.gpu_bytes is not None]
         advice = "Look for tensors kept from every step: a kept loss keeps its graph. Use detach() or .item()."
+        advice = _GRAPHS if rank.pauses.compiles else advice
         yield from _growing(rank, "GPU", points, room, advice)
 
 
@@ -99,20 +115,26 @@ def _growing(
     rank: RankWindow, subject: str, points: Sequence[tuple[float, float]], room_bytes: int | None, advice: str
 ) -> Iterator[Loss]:
     """Report memory that grows steadily, by points (seconds, bytes), and would soon fill the rest."""
-    if len(points) < GROWN_POINTS.value or points[-1][1] - points[0][1] < GROWN_BYTES.value:
+    if len(points) < URGENT_POINTS.value or points[-1][1] - points[0][1] < GROWN_BYTES.value:
         return
     growth = growth_of(points)
     if growth is None or growth.total < GROWN_BYTES.value:
+        return
+    full_s = None if room_bytes is None else room_bytes / growth.per_x
+    is_urgent = full_s is not None and full_s < URGENT_S.value
+    if not is_urgent and len(points) < GROWN_POINTS.value:
         return
     evidence: dict[str, float | str] = {
         "grown_bytes": growth.total,
         "bytes_per_step": growth.per_x * rank.step_s,
         "bytes_per_hour": 3600 * growth.per_x,
     }
-    if room_bytes is not None:
-        if room_bytes > growth.per_x * MOST_TO_FULL_S.value:
+    if full_s is not None:
+        if full_s > MOST_TO_FULL_S.value:
             return
-        evidence["hours_to_full"] = room_bytes / growth.per_x / 3600
+        evidence["hours_to_full"] = full_s / 3600
+        if is_urgent:
+            advice = f"At this rate the memory is full in {_shortly(full_s)}. {advice}"
     yield Loss(
         rank=rank.rank,
         seconds_per_step=0.0,
@@ -122,6 +144,10 @@ def _growing(
         advice=advice,
         subject=subject,
     )
+
+
+def _shortly(seconds: float) -> str:
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
 
 
 def _of_workers(points: Sequence[MemoryPoint]) -> list[tuple[float, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpulaunch.profiler.analysis.finding import MEASURED, NOWHERE, Loss, Place, place_of
-from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES
+from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES, VALIDATES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
@@ -23,6 +23,22 @@ def checkpoint_stall(window: Window) -> Iterator[Loss]:
                 "Save less often, or asynchronously: training is blocked during a save. Use "
                 "torch.distributed.checkpoint.async_save, or gpulaunch.checkpoint, which writes in the background.",
                 NOWHERE if longest is None else place_of(longest.text),
+            )
+
+
+def frequent_validation(window: Window) -> Iterator[Loss]:
+    """Batches without gradients take a large part of the time."""
+    for rank in window.over.ranks:
+        spent_s = rank.phase_s("validation")
+        if spent_s and spent_s >= VALIDATES.value * rank.step_s:
+            yield Loss(
+                rank=rank.rank,
+                seconds_per_step=spent_s / 2,
+                step_s=rank.step_s,
+                confidence=MEASURED,
+                evidence={"step_seconds": rank.step_s, "validation_seconds_per_step": spent_s},
+                advice=f"{spent_s / rank.step_s:.0%} of the time is validation: validate half as often, on a part of "
+                "the data, or with larger batches.",
             )
 
 

@@ -92,6 +92,16 @@ RULES: Final = (
         limits=(thresholds.LOST,),
     ),
     Rule(
+        id="dataloader-workers-restarted",
+        judge=loader_rules.restarted_workers,
+        problem="Every epoch starts its workers anew.",
+        evidence="The waits for the first batches of the epochs in the long window, with `persistent_workers=False`.",
+        costs="These waits, without a fetch for each.",
+        fix="`DataLoader(..., persistent_workers=True)`.",
+        suppressed="There was one epoch so far.",
+        limits=(thresholds.EPOCHS, thresholds.LOST_MEASURED, thresholds.LONG_S),
+    ),
+    Rule(
         id="unpinned-copies",
         judge=transfer_rules.unpinned_copies,
         problem="Batches are copied to the GPU from pageable memory.",
@@ -168,7 +178,10 @@ RULES: Final = (
         "objects.",
         suppressed="It would take more than a week to fill the remaining memory; or the page cache of mapped files "
         "grows. For workers: the kernel does not report their anonymous memory (`Pss_Anon` in `smaps_rollup`).",
-        limits=(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
+        limits=(
+            *(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
+            *(thresholds.URGENT_S, thresholds.URGENT_POINTS),
+        ),
     ),
     Rule(
         id="gpu-memory-growth",
@@ -179,7 +192,10 @@ RULES: Final = (
         fix="`total += loss.detach()`: a loss that is kept keeps its graph.",
         suppressed="It would take more than a week to fill the remaining memory: what the allocator has cached, and "
         "each rank's share of what is free on the GPU.",
-        limits=(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
+        limits=(
+            *(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
+            *(thresholds.URGENT_S, thresholds.URGENT_POINTS),
+        ),
     ),
     Rule(
         id="gpu-memory-fragmented",
@@ -212,9 +228,12 @@ RULES: Final = (
         "or other.",
         fix="Depends on the cause.",
         suppressed="The other ranks do not wait for it; or it is late because of its data wait, and they wait for "
-        "their batches equally long: data loading is then the cause on all ranks. Ranks on other nodes are not "
-        "compared.",
-        limits=(thresholds.LOST, thresholds.STRAGGLES_S, thresholds.THROTTLED, thresholds.SLOW_WINDOW_STEPS),
+        "their batches equally long, or their workers are equally slow: data loading is then the cause on all ranks. "
+        "Ranks on other nodes are not compared.",
+        limits=(
+            *(thresholds.LOST, thresholds.STRAGGLES_S, thresholds.SUPPLY_DIFFERS),
+            *(thresholds.THROTTLED, thresholds.SLOW_WINDOW_STEPS),
+        ),
     ),
     Rule(
         id="checkpoint-stall",
@@ -268,6 +287,16 @@ RULES: Final = (
         fix="Leave `OMP_NUM_THREADS` to gpulaunch (cores / ranks); do not call `torch.set_num_threads`.",
         suppressed="The threads do not wait for cores: idle threads cost nothing.",
         limits=(thresholds.THREADS, thresholds.BUSY, thresholds.CROWDED, thresholds.CROWDED_NODE),
+    ),
+    Rule(
+        id="frequent-validation",
+        judge=pause_rules.frequent_validation,
+        problem="Validation takes a large part of the time.",
+        evidence="The phase `validation` of the steps, over the long window.",
+        costs="Half of that phase: what validation half as often would save.",
+        fix="Validate every second epoch or every N steps, on a part of the data, or with larger batches.",
+        suppressed="",
+        limits=(thresholds.VALIDATES, thresholds.LONG_S),
     ),
     Rule(
         id="gc-pauses",
@@ -342,6 +371,12 @@ def markdown() -> str:
         ),
         f"with slow steps, {thresholds.SLOW_WINDOW_S} and {thresholds.SLOW_WINDOW_STEPS}.",
         f"A finding appears after {thresholds.APPEARS} in a row and disappears after {thresholds.GONE} without it.",
+        (
+            f"A run that ends before that is judged once, if it has {thresholds.WINDOW_STEPS} and "
+            f"{thresholds.SHORT_RUN_S} after the warm-up:"
+        ),
+        f"losses of {thresholds.SHORT_RUN_LOST} of the step and more are reported, with a confidence of 0.4 at most.",
+        "First in the order is memory that is full within an hour; then the largest loss.",
         "A finding without seconds costs no time, or none yet. If the seconds are a bound, or the cause of a late rank",
         "is unknown, the advice ends with the `gpulaunch trace` command that shows more.",
         "",

@@ -12,6 +12,7 @@ from typing import Final
 from gpulaunch.profiler.analysis.difference import between
 from gpulaunch.profiler.analysis.thresholds import (
     LONG_S,
+    SHORT_RUN_S,
     SLOW_WINDOW_S,
     SLOW_WINDOW_STEPS,
     WARM_UP_STEPS,
@@ -35,6 +36,7 @@ class Snapshots:
         self._base: Snapshot | None = None
         self._long: Snapshot | None = None
         self._next_long: Snapshot | None = None
+        self._latest: Snapshot | None = None
         self._least = _Least()
         self._means = _Means()
         self._memory: dict[int, Series[MemoryPoint]] = {}
@@ -46,7 +48,7 @@ class Snapshots:
             return None
         if (run := (group.run_id, group.attempt)) != self._run:
             self._run = run
-            self._began, self._base, self._memory = snapshot, None, {}
+            self._began, self._base, self._latest, self._memory = snapshot, None, None, {}
             self._forget_lows()
         self._least.see(snapshot)
         self._means.see(snapshot)
@@ -57,9 +59,19 @@ class Snapshots:
                 self._base = self._long = self._next_long = snapshot
                 self._forget_lows()
             return None
+        if _steps(self._latest or self._base, snapshot):  # after the last step its processes end one by one
+            self._latest = snapshot
         if not _is_over(self._base, snapshot):
             return None
         return self._close(self._base, snapshot)
+
+    def short_run(self) -> Window | None:
+        """Return all steps of the attempt after the warm-up as one window; None if they are too few for a verdict."""
+        if self._long is None or self._latest is None or self._base is None:
+            return None
+        if _seconds(self._long, self._latest) < SHORT_RUN_S.value:
+            return None
+        return between(self._long, self._latest, least_steps=int(WINDOW_STEPS.value))
 
     def _close(self, base: Snapshot, snapshot: Snapshot) -> Window:
         snapshot = replace(snapshot, state=replace(snapshot.state, devices=self._means.of(snapshot.state.devices)))

@@ -15,9 +15,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpulaunch.profiler.analysis.finding import DERIVED, Loss
+from gpulaunch.profiler.analysis.loader_model import LoaderModel
 from gpulaunch.profiler.analysis.machine_rules import throttled_share
 from gpulaunch.profiler.analysis.stats import median_high, median_low
-from gpulaunch.profiler.analysis.thresholds import LOST, SLOW_WINDOW_STEPS, STRAGGLES_S, THROTTLED
+from gpulaunch.profiler.analysis.thresholds import (
+    LOST,
+    SLOW_WINDOW_STEPS,
+    STRAGGLES_S,
+    SUPPLY_DIFFERS,
+    THROTTLED,
+)
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _CAUSES: Final = {
@@ -32,12 +39,14 @@ _CAUSES: Final = {
 _ADVICE: Final = {
     "input": "Check its DataLoader and its storage.",
     "copies": "Check its PCIe link and the NUMA node it runs on.",
-    "compute": "Give all ranks the same amount of computation (sequence lengths, padding), or replace its GPU.",
+    "compute": "Give all ranks the same amount of computation (sequence lengths, padding).",
     "throttle": "Its GPU is throttled: check the cooling and the power supply.",
     "CPU contention": "It waits for a core: check which other processes run on its cores.",
     "garbage collection": "Call gc.freeze() after setup, or collect at the same steps on all ranks.",
     "other": "Check what only this rank does between steps (logging, saving, printing).",
 }
+
+_IF_ALIKE: Final = " If they are the same, its GPU is slower: compare clocks and temperatures, or replace it."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +112,9 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
         if usual_wait_s - clock.waiting_s(rank) < 0.5 * excess_s:
             continue
         by_phase = {phase: _phase_above_usual(window, rank, clock, phase) for phase in clock.own}
-        if max(by_phase, key=by_phase.__getitem__) == "data_wait" and _all_wait_for_data(window, by_phase["data_wait"]):
+        if max(by_phase, key=by_phase.__getitem__) == "data_wait" and (
+            _all_wait_for_data(window, by_phase["data_wait"]) or _is_supplied_alike(window, rank)
+        ):
             continue
         if clock is _PROGRAM and _knows_exposed(window):
             slower_s = _phase_above_usual(window, rank, clock, "backward")
@@ -125,7 +136,7 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
                 **_reduced(window, rank),
             },
             advice=f"Rank {rank.rank} is late at every step, and the other ranks wait for it; cause: {cause}. "
-            f"{_ADVICE[cause]}",
+            f"{_ADVICE[cause]}{_IF_ALIKE if cause == 'compute' and rank.gpu is not None else ''}",
             subject=f"rank {rank.rank}",
         )
 
@@ -133,6 +144,18 @@ def _late(window: Window, clock: _Clock) -> Iterator[Loss]:
 def _all_wait_for_data(window: Window, excess_s: float) -> bool:
     """Whether the others also wait for their batches: then the slowest rank varies, and data loading is the cause."""
     return median_low(rank.phase_s("data_wait") for rank in window.ranks) >= excess_s
+
+
+def _is_supplied_alike(window: Window, rank: RankWindow) -> bool:
+    """Whether the others' workers are as slow: ranks in lockstep take turns in waiting, and the loader is the cause.
+
+    While one waits for its batch, the workers of the others, which wait for it in backward, catch up.
+    """
+    models = {each.rank: LoaderModel.of(each, window) for each in window.ranks}
+    fed_s = {number: model.fed_s for number, model in models.items() if model is not None and model.workers}
+    if len(fed_s) < len(window.ranks):
+        return False
+    return fed_s[rank.rank] < (1.0 + SUPPLY_DIFFERS.value) * median_low(fed_s.values())
 
 
 def _cause(window: Window, rank: RankWindow, by_phase: Mapping[str, float], *, crowded: bool) -> str:

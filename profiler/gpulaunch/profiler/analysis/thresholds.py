@@ -59,6 +59,19 @@ APPEARS: Final = Limit(
 )
 GONE: Final = Limit(name="disappears after", value=3, unit="windows", why="a finding near a limit must not flap")
 
+SHORT_RUN_S: Final = Limit(
+    name="a short run",
+    value=2.0,
+    unit="s",
+    why="a run that ends before two windows is judged once; ranks are sampled once a second, so this has two samples",
+)
+SHORT_RUN_LOST: Final = Limit(
+    name="loss in a short run",
+    value=0.20,
+    unit="share",
+    why="judged once, and over few seconds: twice of what a loss has to be in two windows",
+)
+
 # -- minimum loss
 
 LOST: Final = Limit(
@@ -126,6 +139,10 @@ COMPUTES: Final = Limit(
     why="of the wait; the rest may be storage or a network, which a cheaper transform does not help",
 )
 
+EPOCHS: Final = Limit(
+    name="epochs", value=2, unit="epochs", why="the workers of a single one have to be started in any case"
+)
+
 # -- copies and syncs
 
 EVERY_STEP: Final = Limit(
@@ -161,6 +178,18 @@ GROWN_POINTS: Final = Limit(
 MOST_TO_FULL_S: Final = Limit(
     name="full within", value=7 * 86400.0, unit="s", why="slower growth does not matter in practice"
 )
+URGENT_S: Final = Limit(
+    name="soon full",
+    value=900.0,
+    unit="s",
+    why="5 GB in half a minute end a job before six windows are over",
+)
+URGENT_POINTS: Final = Limit(
+    name="points of a trend that is soon over",
+    value=4,
+    unit="windows",
+    why="a fourth point that is as high as the first three foretell; caches of the first steps are in none",
+)
 FRAGMENTED: Final = Limit(
     name="unusable",
     value=0.25,
@@ -173,6 +202,18 @@ SHM_FULL: Final = Limit(name="shared memory used", value=0.80, unit="share", why
 
 STRAGGLES_S: Final = Limit(
     name="behind the others", value=0.001, unit="s", why="scheduling alone separates ranks on one machine by this much"
+)
+VALIDATES: Final = Limit(
+    name="validation",
+    value=0.25,
+    unit="share",
+    why="of the time; a validation set of a fifth, once per epoch and without backward, takes about a tenth",
+)
+SUPPLY_DIFFERS: Final = Limit(
+    name="slower supply",
+    value=0.20,
+    unit="share",
+    why="the mean fetch of ranks with the same dataset differs by up to a tenth in a window",
 )
 SAVES: Final = Limit(
     name="saves", value=3, unit="saves", why="the interval is unknown before the second save, and not steady"

@@ -109,6 +109,10 @@ class LoaderState:
         "dataloader_reorder_blocked_seconds_total", "Waits for a batch while later ones were ready."
     )
     """Later batches were ready, but an earlier one was not (`in_order`)."""
+    epochs: int = counter()
+    """Whose first batch, in an observed step, the training loop has waited for."""
+    first_wait_ns_total: int = counter()
+    """These waits, a part of `wait_ns_total`: workers that are not persistent start anew."""
     ready: int = gauge(
         "dataloader_ready_batches",
         "Ready batches when the training loop last requested one; mostly 0 if the loader is too slow.",

@@ -57,6 +57,12 @@ class Findings:
             self._windows += 1
         return self._standing
 
+    def conclude(self) -> tuple[Finding, ...]:
+        """Return the findings at the end of the run: one that was too short for two windows is judged as a whole."""
+        if not self.judged and (window := self._history.short_run()) is not None:
+            self._standing = self._advisor.judge_once(window)
+        return self._standing
+
     @property
     def judged(self) -> bool:
         """Whether enough windows are over to report a finding."""

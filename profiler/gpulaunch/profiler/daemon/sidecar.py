@@ -167,6 +167,7 @@ class Sidecar:
         at = clocks.anchor()
         training = self._guards[Collector.RANKS].run(self._ranks.read)
         run = self._guards[Collector.RUN].run(self._run.read)
+        found = self._guards[Collector.FINDINGS].run(self._conclude)
         if self._last is not None and (training or run is not None):
             self._publish(
                 replace(
@@ -175,6 +176,7 @@ class Sidecar:
                     taken_wall_ns=at.realtime_ns,
                     training=training or self._last.training,
                     run=run or self._last.run,
+                    findings=self._last.findings if found is None else found,
                 )
             )
 
@@ -235,6 +237,10 @@ class Sidecar:
 
     def _look(self, state: NodeState, now: float) -> Reading[tuple[Finding, ...]]:
         found = self._findings.look(state)
+        return Reading(values=found, errors=self._findings.troubles(), late_s=self._clock() - now)
+
+    def _conclude(self, now: float) -> Reading[tuple[Finding, ...]]:
+        found = self._findings.conclude()
         return Reading(values=found, errors=self._findings.troubles(), late_s=self._clock() - now)
 
     def _save(self, now: float) -> Reading[None]:

@@ -39,6 +39,8 @@ _BATCH_BYTES: Final = LoaderState.batch_bytes_total
 _WAIT_NS: Final = LoaderState.wait_ns_total
 _TRANSFER_NS: Final = LoaderState.transfer_ns_total
 _BLOCKED_NS: Final = LoaderState.blocked_ns_total
+_EPOCHS: Final = LoaderState.epochs
+_FIRST_WAIT_NS: Final = LoaderState.first_wait_ns_total
 _HISTOGRAM: Final = int(Word.LOADER_WAIT_HISTOGRAM)
 _KIND: Final = SITE_KINDS.index("loader")
 
@@ -67,7 +69,9 @@ class LoaderWatch:
         "_bucket_to",
         "_counts",
         "_entered",
+        "_epochs",
         "_eval_batches",
+        "_first_wait_ns",
         "_last",
         "_length",
         "_looks_in",
@@ -134,6 +138,7 @@ class LoaderWatch:
         # totals so far, written to the segment by `_tell`, and the part of them that `flush` has entered at lines
         self._batches = self._eval_batches = self._batch_bytes = 0
         self._wait_ns = self._transfer_ns = self._blocked_ns = 0
+        self._epochs = self._first_wait_ns = 0
         self._counts = [0] * STEP_BUCKETS
         self._bucket = self._bucket_from = self._bucket_to = 0
         self._entered = 0, 0, 0
@@ -230,6 +235,9 @@ class LoaderWatch:
             samples = self._look(batch, number)
         if wait_ns >= 0:
             self._wait_ns += wait_ns
+            if number == 1 and trains:
+                self._epochs += 1
+                self._first_wait_ns += wait_ns
             if not self._bucket_from < wait_ns <= self._bucket_to:
                 self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
             self._counts[self._bucket] += 1
@@ -289,6 +297,8 @@ class LoaderWatch:
         words[_WAIT_NS] = self._wait_ns
         words[_TRANSFER_NS] = self._transfer_ns
         words[_BLOCKED_NS] = self._blocked_ns
+        words[_EPOCHS] = self._epochs
+        words[_FIRST_WAIT_NS] = self._first_wait_ns
         for bucket, count in enumerate(self._counts, _HISTOGRAM):
             words[bucket] = count
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, Final
+
+_URGENT_HOURS: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,11 @@ class Finding:
     advice: str
 
     @property
+    def order(self) -> tuple[float, float]:
+        """Sorts findings: what ends the job soon comes first, then the largest loss."""
+        return order_of(self.evidence, self.seconds_per_hour)
+
+    @property
     def key(self) -> tuple[str, str, int, str]:
         """The key that identifies the same finding in another window."""
         return self.rule, self.file or "", self.line or 0, self.subject
@@ -47,6 +55,12 @@ class Finding:
             },
             "advice": self.advice,
         }
+
+
+def order_of(evidence: Mapping[str, Any], seconds_per_hour: float) -> tuple[float, float]:
+    """The order of a finding by its evidence and its cost; see `Finding.order`."""
+    hours = evidence.get("hours_to_full")
+    return (hours if isinstance(hours, int | float) and hours < _URGENT_HOURS else inf, -seconds_per_hour)
 
 
 def _rounded(value: float) -> float:
