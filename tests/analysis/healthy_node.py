@@ -191,6 +191,8 @@ def rank(number: int = 0, *, phases_ms: Mapping[str, float] | None = None, **cha
         "samples": 40,
         "logged": {},
         "calling": {},
+        "fetches": 0,
+        "fetching": {},
         "calls": {},
         "memory": memory(),
         "cpu_nodes": frozenset({0}),

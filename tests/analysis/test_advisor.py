@@ -226,6 +226,8 @@ ranks = st.builds(
     | st.just(facts()),
     samples=st.integers(0, 100),
     logged=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2"]), st.integers(0, 100)),
+    fetches=st.integers(0, 100),
+    fetching=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2", ""]), st.integers(0, 100)),
     calling=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2", ""]), st.integers(0, 100)),
     calls=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2"]), st.sampled_from(["copy.deepcopy", "update", ""])),
 )

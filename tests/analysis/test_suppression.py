@@ -528,6 +528,22 @@ def test_the_first_epoch_has_to_start_its_workers_and_persistent_ones_stay() -> 
     assert rules(window(rank(**again, facts=facts(loader={"persistent_workers": None})))) == []
 
 
+@pytest.mark.parametrize(
+    ("fetching_lines", "line"),
+    [({"data.py:30": 5, "data.py:31": 1}, 30), ({"data.py:30": 3}, 41), ({"data.py:30": 4, "data.py:31": 3}, 41)],
+    ids=["most", "few samples", "spread over many lines"],
+)
+def test_a_slow_transform_is_at_the_line_that_holds_the_fetches(fetching_lines: dict[str, int], line: int) -> None:
+    slow = starved(cores=1.5)
+    (one,) = slow.ranks
+    sampled = replace(one, fetches=14, fetching=fetching_lines, calls={"data.py:30": "PIL.Image.resize"})
+
+    (found,) = advise(replace(slow, ranks=(sampled,)))
+
+    assert (found.rule, found.line) == ("dataloader-slow-transform", line)
+    assert found.evidence.get("call") == ("PIL.Image.resize" if line == 30 else None)
+
+
 def test_a_few_samples_in_logging_are_no_verdict() -> None:
     """Four of twenty: it may be a tenth, or a third."""
     guess = rank(samples=20, logged={"train.py:88": 4})

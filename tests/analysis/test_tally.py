@@ -53,6 +53,16 @@ def test_a_call_that_contains_the_training_loop_is_none_of_a_step() -> None:
     assert (tally.samples, tally.calling) == ({0: 7}, {(0, "callback.py:7"): 3})
 
 
+def test_fetches_of_workers_are_counted_apart() -> None:
+    tally = Tally()
+    tally.add(0, "data_wait")
+    for at, calls in (("data.py:30", "decode"), ("data.py:30", "decode"), ("", "")):
+        tally.add_fetch(0, at, calls)
+
+    assert (tally.samples, tally.fetches) == ({0: 1}, {0: 3})
+    assert (tally.calling, tally.fetching, tally.calls) == ({}, {(0, "data.py:30"): 2}, {(0, "data.py:30"): "decode"})
+
+
 def test_a_line_is_told_with_the_function_that_it_mostly_calls() -> None:
     """A decorated function checks what it is given: such samples show another name."""
     tally = Tally()

@@ -63,7 +63,12 @@ PLANTED = (
     Planted(rule="dataloader-too-few-workers", program="no_workers", line="DataLoader("),
     Planted(rule="dataloader-too-many-workers", program="too_many_workers", line="DataLoader(", fills_the_cores=True),
     Planted(rule="dataloader-slow-storage", program="slow_storage", line="DataLoader(", fills_the_cores=True),
-    Planted(rule="dataloader-slow-transform", program="slow_transform", line="DataLoader(", fills_the_cores=True),
+    Planted(
+        rule="dataloader-slow-transform",
+        program="slow_transform",
+        line="time.thread_time() < ends_s",
+        fills_the_cores=True,
+    ),
     Planted(rule="dataloader-head-of-line", program="head_of_line", line="DataLoader("),
     Planted(rule="dataloader-workers-restarted", program="workers_restarted", line="DataLoader("),
     Planted(rule="straggler", program="straggler", cause="compute", ranks=(1,)),

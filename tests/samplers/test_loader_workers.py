@@ -99,6 +99,18 @@ def test_a_rank_without_workers_is_left_out(node):
     assert (rank.rank, rank.alive, rank.knows_runqueue, counts(rank)) == (1, 0, True, times(1))
 
 
+def test_live_workers_are_known_by_their_pids(node):
+    node.attempt(0, ranks=2)
+    node.worked(1)
+    with node.worker(1) as worker:
+        node.read()
+        assert (node.sampler.pids(0), node.sampler.pids(1), node.sampler.pids(2)) == ((), (worker.pid,), ())
+        worker.stdin.close()
+    node.read()
+
+    assert node.sampler.pids(1) == ()
+
+
 def test_workers_at_once_and_one_after_the_other_are_summed(node):
     node.attempt(0, ranks=1)
     node.worked(0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpulaunch.profiler.samplers.sampled_calls import (
     Call,
+    below_fetch,
     call_of,
     is_outside_compute,
     lines_of_program,
@@ -141,6 +142,18 @@ def test_the_programs_lines_tell_what_they_call() -> None:
         Call(TRAIN.file, TRAIN.line, "update"),
         Call(update.file, update.line),
     ]
+
+
+FETCH = Frame("_MapDatasetFetcher.fetch", f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 52)
+ITEM = Frame("Images.__getitem__", "/home/me/data.py", 30)
+
+
+def test_of_a_worker_what_is_below_its_fetch_is_the_programs() -> None:
+    decode = Frame("decode", "/home/me/data.py", 12)
+
+    assert below_fetch([DEEPCOPY, decode, ITEM, FETCH, MAIN]) == [DEEPCOPY, decode, ITEM]
+    assert below_fetch([Frame("Queue.get", f"{PYTHON}/multiprocessing/queues.py", 113), MAIN]) is None
+    assert below_fetch([FETCH, MAIN]) == []
 
 
 def test_this_python_is_known() -> None:

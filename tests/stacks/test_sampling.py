@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,13 +98,16 @@ class Node:
         self.writers.append(SegmentWriter(path))
         return self.writers[0]
 
-    def sampling(self, sampler: object, *, shortest_s: float = 0.01, goes_on: bool = True) -> Sampling:
+    def sampling(
+        self, sampler: object, *, shortest_s: float = 0.01, goes_on: bool = True, **of_workers: Any
+    ) -> Sampling:
         room = Stacks(
             self.channel,
             self.group,
             sampler=sampler,  # type: ignore[arg-type]
             shortest_s=shortest_s,
             goes_on=goes_on,
+            **of_workers,
         )
         self.rooms.append(room)
         return Sampling(room)
@@ -163,6 +167,18 @@ def test_the_page_of_the_next_attempt_is_found(node: Node) -> None:
     node.page().words[Word.LAST_EDGE] = edge(Region.OPTIMIZER)
 
     room.until(lambda: room.samples.get("optimizer"))
+
+
+def test_workers_are_sampled_at_every_second_turn_of_their_rank(tmp_path: Path) -> None:
+    node, sampler, heard = Node(tmp_path, ranks=2), Scripted(), []
+    of_rank = {0: (), 1: (7, 8)}
+    room = node.sampling(sampler, workers=of_rank.__getitem__, heard_worker=lambda *each: heard.append(each))
+    room.until(lambda: len(sampler.asked) >= 12)
+    node.close()
+
+    assert sampler.asked[:12] == [100, 101, 7, 100, 101, 100, 101, 8, 100, 101, 100, 101]
+    assert [(place.rank, frames) for place, frames in heard[:2]] == [(1, SEEN.frames)] * 2
+    assert sum(room.samples.values()) <= len(sampler.asked) - len(heard), "they are none of a phase"
 
 
 def test_ranks_take_turns(tmp_path: Path) -> None:

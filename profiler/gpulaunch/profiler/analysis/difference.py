@@ -127,6 +127,8 @@ def _rank(
         samples=after.samples.get(rank, 0) - before.samples.get(rank, 0),
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
         calling=_grown(_lines_of(rank, before.calling), _lines_of(rank, after.calling)),
+        fetches=after.fetches.get(rank, 0) - before.fetches.get(rank, 0),
+        fetching=_grown(_lines_of(rank, before.fetching), _lines_of(rank, after.fetching)),
         calls=_lines_of(rank, after.calls),
         memory=memory,
         cpu_nodes=after.cpu_nodes.get(rank, frozenset()),

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number, text
-from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, MEASURED, Loss
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, MEASURED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.loader_model import LoaderModel, workers_needed
 from gpulaunch.profiler.analysis.thresholds import (
     COMPUTES,
     EPOCHS,
     HANDOVER,
+    HOLDS_FETCHES,
     LOST,
     LOST_MEASURED,
+    SAMPLES_OF_A_LINE,
     STORAGE,
     SURPLUS,
     WORKER_PAYS_S,
@@ -71,7 +74,8 @@ def slow_transform(window: Window) -> Iterator[Loss]:
         elif rank.workers is not None:
             collate_share = rank.workers.collate_ns / rank.workers.wall_ns
             what = "collate_fn" if collate_share > 0.5 else "the dataset's transforms"
-            yield _loss(
+            line, evidence = _slow_line(next((each for each in window.over.ranks if each.rank == rank.rank), rank))
+            loss = _loss(
                 rank,
                 supply,
                 supply.own_s,
@@ -79,6 +83,17 @@ def slow_transform(window: Window) -> Iterator[Loss]:
                 "or use the GPU. No core is free for more workers.",
                 collate_ratio=collate_share,
             )
+            yield replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
+
+
+def _slow_line(rank: RankWindow) -> tuple[Place | None, dict[str, float | str]]:
+    """The line of the dataset or of what collates that holds most of the sampled fetches, if one does."""
+    line = max(rank.fetching, key=rank.fetching.__getitem__, default="")
+    count = rank.fetching.get(line, 0)
+    if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * rank.fetches) <= count <= rank.fetches:
+        return None, {}
+    call = rank.calls.get(line, "")
+    return place_of(line), {"line_ratio": count / rank.fetches, **({"call": call} if call else {})}
 
 
 def _own_transform(rank: RankWindow, supply: LoaderModel) -> Iterator[Loss]:

@@ -70,7 +70,8 @@ RULES: Final = (
         problem="Preparing samples takes more CPU time than the cores provide.",
         evidence="Workers always compute, or wait for a core to compute on, and more workers would not help. Or there "
         "are no workers, the training thread computes while it waits for its batches (as the CPU time of its process "
-        "shows), and no core is free for a worker.",
+        "shows), and no core is free for a worker. The line is that of the dataset or the collate function that holds "
+        "a third of the sampled fetches or more; otherwise the DataLoader's.",
         costs="The whole data wait: the saving if preparation keeps up with training. Without workers this is an "
         "upper bound: nothing hides the remaining cost of a cheaper transform.",
         fix="Preprocess once and store the result; decode and augment on the GPU; resize before augmenting.",
@@ -79,6 +80,7 @@ RULES: Final = (
         limits=(
             *(thresholds.LOST, thresholds.BUSY, thresholds.CROWDED, thresholds.CROWDED_NODE),
             *(thresholds.COMPUTES, thresholds.WORKER_PAYS_S),
+            *(thresholds.HOLDS_FETCHES, thresholds.SAMPLES_OF_A_LINE),
         ),
     ),
     Rule(

@@ -1,4 +1,7 @@
-"""Counts stack samples of the training threads: how many there are, and which lines of the program hold them."""
+"""Counts stack samples: how many there are, and which lines of the program hold them.
+
+One thread adds, any other may read the counts; memory is bounded.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Final, TypeVar
 
 K = TypeVar("K")
 
-_MOST_LINES: Final = 64
-_MOST_CALLING: Final = 1024
+_MOST_LOGGING: Final = 64
+_MOST_LINES: Final = 1024
 _MOST_CALLS: Final = 16
 """Functions that are told apart in one line."""
 
@@ -17,15 +20,40 @@ RankLine = tuple[int, str]
 """A rank, and a line of its program as text: `train.py:41`."""
 
 
+class LineCounts:
+    """Samples by line, and what each line calls."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[RankLine]()
+        self._calls: dict[RankLine, Counter[str]] = {}
+
+    def add(self, line: RankLine, calls: str) -> None:
+        """Count a sample in a line; `calls`: the function that it calls, empty if not known."""
+        if _count(self._counts, line, _MOST_LINES):
+            _count(self._calls.setdefault(line, Counter()), calls, _MOST_CALLS)
+
+    @property
+    def counts(self) -> Mapping[RankLine, int]:
+        """The samples of each line."""
+        return dict(self._counts)
+
+    @property
+    def calls(self) -> Mapping[RankLine, str]:
+        """The function that each line mostly calls; empty: it is not known."""
+        copies = {line: dict(counts) for line, counts in dict(self._calls).items()}
+        return {line: max(counts, key=counts.__getitem__) for line, counts in copies.items() if counts}
+
+
 class Tally:
-    """Counts samples in bounded memory. One thread adds, any other may read the counts."""
+    """Counts the samples of training threads and of dataloader workers."""
 
     def __init__(self) -> None:
         self._samples = Counter[int]()
         self._logged = Counter[RankLine]()
-        self._calling = Counter[RankLine]()
-        self._calls: dict[RankLine, Counter[str]] = {}
+        self._calling = LineCounts()
         self._spanning: set[RankLine] = set()
+        self._fetches = Counter[int]()
+        self._fetching = LineCounts()
 
     def add(
         self, rank: int, phase: str, *, logs: str = "", at: str = "", calls: str = "", spans_steps: bool = False
@@ -44,16 +72,28 @@ class Tally:
             return
         self._samples[rank] += 1
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
-            _count(self._logged, (rank, logs), _MOST_LINES)
+            _count(self._logged, (rank, logs), _MOST_LOGGING)
         elif at and spans_steps:
-            if len(self._spanning) < _MOST_LINES:
+            if len(self._spanning) < _MOST_LOGGING:
                 self._spanning.add((rank, at))
-        elif at and _count(self._calling, (rank, at), _MOST_CALLING):
-            _count(self._calls.setdefault((rank, at), Counter()), calls, _MOST_CALLS)
+        elif at:
+            self._calling.add((rank, at), calls)
+
+    def add_fetch(self, rank: int, at: str, calls: str) -> None:
+        """Count a sample of a worker of a rank inside a fetch.
+
+        Args:
+            rank: the rank.
+            at: `path:line` of the program's dataset or collate function; empty: it has none of its own.
+            calls: the function that the line calls; empty: it is not known.
+        """
+        self._fetches[rank] += 1
+        if at:
+            self._fetching.add((rank, at), calls)
 
     @property
     def samples(self) -> Mapping[int, int]:
-        """All samples so far, by rank."""
+        """All samples of main threads so far, by rank."""
         return dict(self._samples)
 
     @property
@@ -64,12 +104,22 @@ class Tally:
     @property
     def calling(self) -> Mapping[RankLine, int]:
         """Those in other calls outside of the model's compute, by rank and the program's line."""
-        return {line: count for line, count in dict(self._calling).items() if line not in self._spanning}
+        return {line: count for line, count in self._calling.counts.items() if line not in self._spanning}
+
+    @property
+    def fetches(self) -> Mapping[int, int]:
+        """All samples of workers inside fetches, by rank."""
+        return dict(self._fetches)
+
+    @property
+    def fetching(self) -> Mapping[RankLine, int]:
+        """Those in a line of the program, by rank and line."""
+        return self._fetching.counts
 
     @property
     def calls(self) -> Mapping[RankLine, str]:
-        """The function that each of these lines mostly calls; empty: it is not known."""
-        return {line: max(counts, key=counts.__getitem__) for line, counts in list(self._calls.items()) if counts}
+        """The function that each line mostly calls; empty: it is not known."""
+        return {**self._calling.calls, **self._fetching.calls}
 
 
 def _count(counts: Counter[K], what: K, most: int) -> bool:

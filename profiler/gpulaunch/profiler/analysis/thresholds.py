@@ -139,6 +139,12 @@ COMPUTES: Final = Limit(
     why="of the wait; the rest may be storage or a network, which a cheaper transform does not help",
 )
 
+HOLDS_FETCHES: Final = Limit(
+    name="line of the fetches",
+    value=0.34,
+    unit="share",
+    why="of the samples inside fetches; a loop of a transform spreads over two or three lines",
+)
 EPOCHS: Final = Limit(
     name="epochs", value=2, unit="epochs", why="the workers of a single one have to be started in any case"
 )

@@ -37,8 +37,12 @@ class Snapshot:
     """Those of them inside logging, by rank and the program's line; see `tally.Tally`."""
     calling: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of them in other calls outside of the model's compute."""
+    fetches: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Stack samples of dataloader workers inside fetches so far, by rank."""
+    fetching: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """Those of them in a line of the program's dataset or collate function, by rank and line."""
     calls: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
-    """What each of these lines mostly calls; empty: not known."""
+    """What each line of `calling` and `fetching` mostly calls; empty: not known."""
     cpu_nodes: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     """NUMA nodes of the cores that a rank may run on, by rank; only known ones."""
 
@@ -96,8 +100,12 @@ class RankWindow:
     """Those inside logging, by the program's line."""
     calling: Mapping[str, int]
     """Those in other calls outside of the model's compute, by the program's line."""
+    fetches: int
+    """Number of stack samples of its workers inside fetches."""
+    fetching: Mapping[str, int]
+    """Those in a line of the program."""
     calls: Mapping[str, str]
-    """What each of these lines calls; empty: not known."""
+    """What each line of `calling` and `fetching` calls; empty: not known."""
     memory: tuple[MemoryPoint, ...]
     """The trend of the whole attempt, its oldest point first."""
     cpu_nodes: frozenset[int]

@@ -38,6 +38,10 @@ class Findings:
         """Take a stack sample of a rank, the deepest frame first. Any thread may call it, but one at a time."""
         self._stacks.add(place, phase, frames)
 
+    def add_worker_stack(self, place: RankPlace, frames: Sequence[Frame]) -> None:
+        """Take a stack sample of a dataloader worker of a rank; as `add_stack`."""
+        self._stacks.add_worker(place, frames)
+
     def look(self, state: NodeState) -> tuple[Finding, ...]:
         """Take the state of this refresh; return the current findings, the largest loss first."""
         self._look_at_nodes(state)
@@ -48,6 +52,8 @@ class Findings:
                 samples=tally.samples,
                 logged=tally.logged,
                 calling=tally.calling,
+                fetches=tally.fetches,
+                fetching=tally.fetching,
                 calls=tally.calls,
                 cpu_nodes=self._cpu_nodes,
             )

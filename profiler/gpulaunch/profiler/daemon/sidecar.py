@@ -117,7 +117,12 @@ class Sidecar:
         self._nvml = NvmlReader(channel_dir, self._ledger, root=root, clock=clock)
         self._findings = Findings(root=root)
         self._stacks = Stacks(
-            channel_dir, lambda: self._ranks.group, heard=self._findings.add_stack, goes_on=self._takes_over
+            channel_dir,
+            lambda: self._ranks.group,
+            heard=self._findings.add_stack,
+            workers=self._workers.pids,
+            heard_worker=self._findings.add_worker_stack,
+            goes_on=self._takes_over,
         )
         self._guards = {each: _Guard(clock) for each in Collector if each is not Collector.STORE}
         self._source = f"{os.getpid()}:{time.monotonic_ns()}"

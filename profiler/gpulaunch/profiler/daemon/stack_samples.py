@@ -13,6 +13,7 @@ from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.sampled_calls import (
     Call,
+    below_fetch,
     call_of,
     is_outside_compute,
     lines_of_program,
@@ -50,6 +51,19 @@ class StackSamples:
         else:
             at = _place(call.file, call.line, directory)
             self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
+
+    def add_worker(self, place: RankPlace, frames: Sequence[Frame]) -> None:
+        """Take a sample of a dataloader worker of a rank, the deepest frame first; one that is idle does not count."""
+        if (fetch := below_fetch(frames)) is None:
+            return
+        line = next(iter(lines_of_program(fetch)), None)
+        if line is None:
+            self.tally.add_fetch(place.rank, "", "")
+            return
+        inner = call_of(fetch)
+        name = line.name or (inner.name if inner is not None else "") or self._sources.call(line.file, line.line)
+        at = _place(line.file, line.line, working_directory(place.pid, root=self._root))
+        self.tally.add_fetch(place.rank, at, name)
 
     def _call(self, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none."""

@@ -33,6 +33,7 @@ _OF_THE_MODEL: Final = ("data_wait", "forward", "backward", "optimizer")
 """Phases of every training step. `forward` is all from the batch to `backward`: what prepares the batch, the loss."""
 _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
+_FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 DETECT_ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 
 
@@ -87,6 +88,16 @@ def lines_of_program(frames: Sequence[Frame]) -> list[Call]:
             lines.insert(0, Call(frame.file, frame.line, calls))
             calls = _function(frame)
     return lines
+
+
+def below_fetch(frames: Sequence[Frame]) -> list[Frame] | None:
+    """Return the frames of a dataloader worker below torch's fetch: of the dataset, or of what collates.
+
+    Args:
+        frames: the deepest first; so is the result. None: the worker is not in a fetch.
+    """
+    depth = next((at for at, frame in enumerate(frames) if frame.file.endswith(_FETCH)), None)
+    return None if depth is None else list(frames[:depth])
 
 
 def is_outside_compute(call: Call, phase: str) -> bool:

@@ -56,17 +56,23 @@ class Stacks:
         *,
         sampler: StackSampler | None = None,
         heard: Callable[[RankPlace, str, Sequence[Frame]], None] | None = None,
+        workers: Callable[[int], Sequence[int]] = lambda _: (),
+        heard_worker: Callable[[RankPlace, Sequence[Frame]], None] | None = None,
         shortest_s: float = _SHORTEST_S,
         clock: Callable[[], float] = time.monotonic,
         goes_on: bool = True,
     ) -> None:
         """`heard`: called by the sampling thread with rank, phase and frames (deepest first) of every stack.
+        `workers`: the pids of the dataloader workers of a rank, one of which is sampled at every second turn of it;
+        `heard_worker`: called with its frames.
         `goes_on`: existing stacks are of this run, not of an earlier one in the directory."""
         self._goes_on = goes_on
         self._channel_dir = channel_dir
         self._group = group
         self._sampler: StackSampler = sampler or Peek()
         self._heard = heard
+        self._workers = workers
+        self._heard_worker = heard_worker
         self._shortest_s = shortest_s
         self._clock = clock
         self._thread: threading.Thread | None = None
@@ -179,6 +185,15 @@ class Stacks:
                 self._unsaved = True
         if labels and self._heard is not None:
             self._heard(place, phase, look.frames)
+        return look.cpu_s + self._sample_worker(place, self._turns // len(group.ranks))
+
+    def _sample_worker(self, place: RankPlace, turn: int) -> float:
+        """Sample the next worker of a rank at every second of its turns; return the same as `_turn`."""
+        if self._heard_worker is None or turn % 2 or not (pids := self._workers(place.rank)):
+            return 0.0
+        look = self._sampler.look(pids[turn // 2 % len(pids)])
+        if look.frames:
+            self._heard_worker(place, look.frames)
         return look.cpu_s
 
     def _edge_of(self, place: RankPlace) -> tuple[int, bool]:

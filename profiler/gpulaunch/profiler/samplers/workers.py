@@ -6,7 +6,7 @@ Workers are restarted, and files are replaced with each attempt; the totals cont
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpulaunch.profiler.channel.workers import COUNTERS, WorkersReader
@@ -29,6 +29,7 @@ class WorkersSampler:
         self._group = group
         self._ledger = ledger
         self._clock = clock
+        self._pids: Mapping[int, tuple[int, ...]] = {}
         self._files = RankFiles(lambda rank: WorkersReader(str(channel_dir / f"workers-{rank}.bin")))
 
     def read(self, now: float) -> Reading[tuple[LoaderWorkers, ...]]:
@@ -37,10 +38,11 @@ class WorkersSampler:
         ranks = [] if group is None else [place.rank for place in group.ranks]
         self._files.only(ranks)
         values: list[LoaderWorkers] = []
+        pids: dict[int, tuple[int, ...]] = {}
         errors: list[str] = []
         for rank in ranks:
             try:
-                workers = self._files.read(rank, self._sum)
+                workers, pids[rank] = self._files.read(rank, self._sum)
             except FileNotFoundError:
                 continue  # the agent could not create it; the rank's segment shows that its workers are not measured
             except OSError as error:
@@ -50,19 +52,25 @@ class WorkersSampler:
             else:
                 if workers.wall_ns or workers.alive:
                     values.append(workers)
+        self._pids = pids
         return Reading(values=tuple(values), errors=tuple(errors), late_s=self._clock() - now)
+
+    def pids(self, rank: int) -> tuple[int, ...]:
+        """The live workers of a rank at the last reading. Any thread may ask."""
+        return self._pids.get(rank, ())
 
     def close(self) -> None:
         """Close all files."""
         self._files.close()
 
-    def _sum(self, rank: int, reader: WorkersReader) -> LoaderWorkers:
+    def _sum(self, rank: int, reader: WorkersReader) -> tuple[LoaderWorkers, tuple[int, ...]]:
         slots = reader.read()
         counters = [sum(getattr(slot, name) for slot in slots) for name in COUNTERS]
         totals = self._ledger.total(f"{rank}/loader workers", {str(reader.made_ns): counters}, width=len(COUNTERS))
-        return LoaderWorkers(
+        workers = LoaderWorkers(
             rank=rank,
             alive=sum(slot.alive for slot in slots),
             knows_runqueue=all(slot.knows_runqueue for slot in slots),
             **dict(zip(COUNTERS, totals, strict=True)),
         )
+        return workers, tuple(slot.pid for slot in slots if slot.alive)
