@@ -35,6 +35,8 @@ _PIECE_BYTES: Final = 8192
 _LONGEST_TEXT: Final = 4096
 _LONGEST_TABLE: Final = 1 << 18
 _MOST_KNOWN: Final = 4096
+_MOST_PROCESSES: Final = 256
+"""Whose functions are remembered, about 20 kB each: workers may be started anew every epoch."""
 _TAG: Final = 7
 _SHIM: Final = "<shim>"  # in 3.12, the file of a frame with which C calls Python
 
@@ -113,7 +115,7 @@ class Peek:
 
     def _is_whole(self, pid: int, frames: tuple[Frame, ...]) -> bool:
         """Whether a stack ends with a frame that never had a caller: of a program that writes JSON, half do not."""
-        if len(self._called) >= _MOST_KNOWN:
+        if pid not in self._called and len(self._called) >= _MOST_PROCESSES:
             self._called.clear()
         called = self._called.setdefault(pid, set())
         if len(called) >= _MOST_KNOWN:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-_MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 17
+"""Of a file; the tree of such a one takes about 15 MB for a moment."""
 _MOST_FILES: Final = 64
 _BUILTINS: Final = frozenset({"sorted", "print", "open", "eval", "exec", "compile"})
 """Builtin functions that take time of their own; `sum` and others may well be given tensors."""
