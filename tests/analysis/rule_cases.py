@@ -255,7 +255,12 @@ CASES: dict[str, Case] = {
     ),
     "hot-line": Case(
         fault=window(
-            rank(gpu=None, samples=20, calling={"train.py:88": 15, "train.py:89": 1}),
+            rank(
+                gpu=None,
+                samples=20,
+                calling={"train.py:88": 15, "train.py:89": 1},
+                calls={"train.py:88": "copy.deepcopy"},
+            ),
         ),
         repaired=window(rank(gpu=None, samples=40, calling={"train.py:88": 1})),
         saves_ms=75.0,

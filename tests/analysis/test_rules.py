@@ -12,6 +12,7 @@ from rule_cases import CASES, Case
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.finding import ESTIMATED
+from gpulaunch.profiler.analysis.rule_examples import EXAMPLES
 from gpulaunch.profiler.analysis.rules import RULES, markdown
 
 IDS = (
@@ -34,6 +35,15 @@ def test_nothing_is_found_on_a_node_that_is_well() -> None:
     four = tuple(rank(number) for number in range(4))
 
     assert advise(window()) == advise(window(*four)) == ()
+
+
+@pytest.mark.parametrize("rule", IDS)
+def test_the_example_of_the_page_prints_what_the_rule_says(rule: str) -> None:
+    found = {each.advice for each in advise(CASES[rule].fault) if each.rule == rule}
+
+    assert EXAMPLES[rule].prints in found
+    assert len(EXAMPLES[rule].program.splitlines()) <= 7
+    assert EXAMPLES[rule].cure not in EXAMPLES[rule].program
 
 
 @pytest.mark.parametrize("rule", IDS)

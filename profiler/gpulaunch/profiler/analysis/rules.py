@@ -345,6 +345,8 @@ RULES: Final = (
 
 def markdown() -> str:
     """Return the rules as the page docs/findings.md."""
+    from gpulaunch.profiler.analysis.rule_examples import EXAMPLES  # for the page only
+
     lines = [
         "# Findings",
         "",
@@ -394,6 +396,9 @@ def markdown() -> str:
         if rule.suppressed:
             lines.append(f"- **Not reported if**: {rule.suppressed}")
         lines += [f"- Limit: {limit.name} {limit}; {limit.why}." for limit in rule.limits]
+        example = EXAMPLES[rule.id]
+        lines += ["", "For instance:", "", "```python", example.program.rstrip(), "```", ""]
+        lines += [f"> {example.prints}", "", "The cure:", "", "```", example.cure, "```"]
     return "\n".join(lines) + "\n"
 
 

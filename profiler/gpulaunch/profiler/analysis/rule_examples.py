@@ -1,0 +1,207 @@
+"""Short programs that have what the rules find, what is reported for them, and their cure: for docs/findings.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One program."""
+
+    program: str
+    prints: str
+    """The advice that a finding in it has; a test compares it with what the rule says."""
+    cure: str
+    """The changed lines, or the command."""
+
+
+_LOOP: Final = "for x, y in loader:\n    loss = criterion(model(x), y)\n    loss.backward()\n    optimizer.step()\n"
+
+EXAMPLES: Final = {
+    "dataloader-too-few-workers": Example(
+        program="class Images(Dataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        return requests.get(self.urls[i]).content  # 5 ms\n\n"
+        "loader = DataLoader(Images(), batch_size=32, num_workers=1)  # a batch takes 160 ms, a step 100 ms",
+        prints="Set num_workers=2 (now 1) and persistent_workers=True, so that batches are ready when training needs "
+        "them.",
+        cure="loader = DataLoader(Images(), batch_size=32, num_workers=2, persistent_workers=True)",
+    ),
+    "dataloader-too-many-workers": Example(
+        program="class InMemory(Dataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        return {name: column[i] for name, column in self.columns.items()}  # 300 small tensors\n\n"
+        "loader = DataLoader(InMemory(), batch_size=32, num_workers=2)",
+        prints="Set num_workers=0, or collate each batch into a few large tensors: transferring a batch from a worker "
+        "takes longer than preparing it.",
+        cure="loader = DataLoader(InMemory(), batch_size=32, num_workers=0)",
+    ),
+    "dataloader-slow-storage": Example(
+        program="class Images(Dataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        return decode(open(f'/mnt/nfs/images/{i}.jpg', 'rb').read())\n\n"
+        "loader = DataLoader(Images(), batch_size=32, num_workers=4)",
+        prints="Workers wait for storage. Move the data to a local disk or into memory, or read fewer and larger files "
+        "sequentially. More workers hide the wait only if the storage can serve them in parallel.",
+        cure="rsync -a /mnt/nfs/images/ /local/images/",
+    ),
+    "dataloader-slow-transform": Example(
+        program="class Images(Dataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        image = Image.open(self.paths[i]).convert('RGB')\n"
+        "        return normalize(to_tensor(blur(image.resize((1024, 1024))).crop(BOX)))\n\n"
+        "loader = DataLoader(Images(), batch_size=32, num_workers=os.cpu_count())",
+        prints="Make the dataset's transforms cheaper: preprocess once and store the result, process whole batches at "
+        "a time, or use the GPU. No core is free for more workers.",
+        cure="return normalize(to_tensor(blur(image.crop(BOX).resize((224, 224)))))",
+    ),
+    "dataloader-head-of-line": Example(
+        program="class Videos(Dataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        return decode(self.paths[i])  # most in 50 ms, one of ten in a second\n\n"
+        "loader = DataLoader(Videos(), num_workers=8)",
+        prints="Set in_order=False if the order of batches does not matter, or use samples that take about equally "
+        "long: finished batches wait for an earlier one that takes much longer.",
+        cure="loader = DataLoader(Videos(), num_workers=8, in_order=False)",
+    ),
+    "dataloader-workers-restarted": Example(
+        program="loader = DataLoader(dataset, batch_size=32, num_workers=8, multiprocessing_context='spawn')\n"
+        "for epoch in range(300):\n"
+        "    for batch in loader:  # 20 batches\n"
+        "        step(batch)",
+        prints="Set persistent_workers=True: every epoch starts its workers anew, and waits 1.6 s for its first batch.",
+        cure="loader = DataLoader(..., persistent_workers=True)",
+    ),
+    "unpinned-copies": Example(
+        program="loader = DataLoader(dataset, batch_size=256, num_workers=8)\n"
+        "for x, y in loader:\n"
+        "    loss = criterion(model(x.cuda()), y.cuda())",
+        prints="Copy from pinned memory with non_blocking=True: set pin_memory=True on the DataLoader (train.py:41). "
+        "Copies from pageable memory block the training thread. Do not call pin_memory() in the training loop: it "
+        "copies, too.",
+        cure="loader = DataLoader(dataset, batch_size=256, num_workers=8, pin_memory=True)\n"
+        "for x, y in loader:\n"
+        "    loss = criterion(model(x.cuda(non_blocking=True)), y.cuda(non_blocking=True))",
+    ),
+    "blocking-copies": Example(
+        program="loader = DataLoader(dataset, batch_size=256, pin_memory=True)\nfor x, y in loader:\n    x = x.cuda()",
+        prints="Pass non_blocking=True: the memory is pinned, so the copy can overlap with computation.",
+        cure="    x = x.cuda(non_blocking=True)",
+    ),
+    "sync-every-step": Example(
+        program=_LOOP + "    total += loss.item()",
+        prints="Keep the value on the GPU (accumulate with +=, detach()) and read it only every N steps: each read "
+        "waits until the GPU has finished its queued work.",
+        cure="    total += loss.detach()",
+    ),
+    "tensor-built-on-cpu": Example(
+        program="for x in loader:\n    noise = torch.randn(x.shape).cuda()\n    loss = model(x + noise)",
+        prints="Pass device=... when creating the tensor, so that it is not copied from the CPU.",
+        cure="    noise = torch.randn(x.shape, device='cuda')",
+    ),
+    "dataparallel": Example(
+        program="model = torch.nn.DataParallel(model)\n" + _LOOP,
+        prints="Use DistributedDataParallel with one process per GPU (gpulaunch --nproc auto): DataParallel copies the "
+        "model to each GPU at every step, and a single Python process drives all GPUs. To verify: gpulaunch trace "
+        "--steps 5 --rank 0.",
+        cure="torch.distributed.init_process_group()\nmodel = torch.nn.parallel.DistributedDataParallel(model)",
+    ),
+    "fp32-on-tensor-cores": Example(
+        program=_LOOP,
+        prints='Use the tensor cores for matrix multiplication: torch.set_float32_matmul_precision("high") for TF32, '
+        "or torch.autocast with bfloat16. Then compare the loss curves. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="with torch.autocast('cuda', torch.bfloat16):\n    loss = criterion(model(x), y)",
+    ),
+    "host-memory-growth": Example(
+        program="history = []\n" + _LOOP + "    history.append(model(x))  # and with it the graph",
+        prints="Look for objects kept from every step: a list of losses without .item(), or an unbounded cache.",
+        cure="    history.append(loss.item())",
+    ),
+    "gpu-memory-growth": Example(
+        program=_LOOP + "    total_loss = total_loss + loss",
+        prints="Look for tensors kept from every step: a kept loss keeps its graph. Use detach() or .item().",
+        cure="    total_loss = total_loss + loss.detach()",
+    ),
+    "gpu-memory-fragmented": Example(
+        program="for batch in loader:  # as long as its longest sentence, another length at every step\n"
+        "    loss = model(batch.cuda())",
+        prints="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use batches of one shape: free memory is "
+        "split into small blocks, and each retried allocation synchronizes with the GPU.",
+        cure="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True gpulaunch train.py",
+    ),
+    "shm-nearly-full": Example(
+        program="# docker run without --shm-size: /dev/shm has 64 MiB\n"
+        "loader = DataLoader(dataset, batch_size=64, num_workers=8)  # 38 MiB a batch, two for each worker",
+        prints="Enlarge /dev/shm (64 MiB by default in a container), or lower num_workers or prefetch_factor: when it "
+        "is full, a rank is killed by SIGBUS.",
+        cure="docker run --shm-size 8g ...",
+    ),
+    "straggler": Example(
+        program="for batch in loader:  # sorted by length, every second one for this rank\n"
+        "    loss = model(batch)  # rank 1 always has the longer ones",
+        prints="Rank 1 is late at every step, and the other ranks wait for it; cause: compute. Give all ranks the same "
+        "amount of computation (sequence lengths, padding). If they are the same, its GPU is slower: compare clocks "
+        "and temperatures, or replace it.",
+        cure="sampler = DistributedSampler(dataset, shuffle=True)",
+    ),
+    "checkpoint-stall": Example(
+        program=_LOOP + "    if step % 10 == 0:\n        torch.save(model.state_dict(), 'last.pt')",
+        prints="Save less often, or asynchronously: training is blocked during a save. Use "
+        "torch.distributed.checkpoint.async_save, or gpulaunch.checkpoint, which writes in the background.",
+        cure="    if step % 1000 == 0:\n        torch.save(model.state_dict(), 'last.pt')",
+    ),
+    "logging-stall": Example(
+        program=_LOOP + "    logger.info('step %d: loss %f', step, loss)  # to a file in a network",
+        prints="Log every N steps, or write in another thread (logging.handlers.QueueHandler).",
+        cure="    if step % 100 == 0:\n        logger.info('step %d: loss %f', step, loss)",
+    ),
+    "hot-line": Example(
+        program=_LOOP + "    best = copy.deepcopy(model) if loss < lowest else best",
+        prints="copy.deepcopy runs on the training thread outside of the model. Copy every N steps; for an average of "
+        "the weights, update it in place every few steps.",
+        cure="    if step % 500 == 0 and loss < lowest:\n        best = copy.deepcopy(model)",
+    ),
+    "omp-oversubscribed": Example(
+        program="torch.set_num_threads(32)  # in each of eight ranks, on 128 cores\n" + _LOOP,
+        prints="Use 16 threads per rank: 32 threads share 16 cores. Let gpulaunch set OMP_NUM_THREADS, and remove "
+        "torch.set_num_threads. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="gpulaunch --nproc 8 train.py  # without that line",
+    ),
+    "frequent-validation": Example(
+        program="for step, batch in enumerate(loader):\n"
+        "    train_step(batch)\n"
+        "    if step % 100 == 0:\n"
+        "        validate(model, validation_loader)  # 60 batches",
+        prints="38% of the time is validation: validate half as often, on a part of the data, or with larger batches.",
+        cure="    if step % 1000 == 0:",
+    ),
+    "gc-pauses": Example(
+        program=_LOOP + "    gc.collect()",
+        prints="Call gc.collect() and gc.freeze() once after setup, and do not collect in the training loop; or call "
+        "gc.disable() and collect every few hundred steps.",
+        cure="gc.collect()\ngc.freeze()  # before the loop, and nothing in it",
+    ),
+    "recompiles": Example(
+        program="model = torch.compile(model, dynamic=False)\n"
+        "for batch in loader:  # of any length\n"
+        "    loss = model(batch)",
+        prints="Keep shapes and Python values constant across steps (padding, drop_last=True), or compile with "
+        "dynamic=True. TORCH_LOGS=recompiles prints what changed.",
+        cure="model = torch.compile(model, dynamic=True)",
+    ),
+    "throttled": Example(
+        program="# nothing in the program: a fan of the node has failed",
+        prints="Check the cooling and the power supply of GPU 0, and the GPUs next to it: it is throttled "
+        "(hw_thermal). To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="nvidia-smi --query-gpu=index,temperature.gpu,clocks_event_reasons.active --format=csv",
+    ),
+    "numa-mismatch": Example(
+        program="# numactl --cpunodebind=0 for all ranks, while half of the GPUs belong to node 1",
+        prints="Bind the rank to the cores of its GPU's NUMA node, so that copies do not cross the link between NUMA "
+        "nodes: gpulaunch --numa-binding node.",
+        cure="gpulaunch --nproc 8 --numa-binding node train.py",
+    ),
+}
+"""By the id of the rule."""
