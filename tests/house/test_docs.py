@@ -36,7 +36,8 @@ ELSEWHERE = {
     *("--once", "--json"),  # of gpulaunch top
     *("--keep", "--older", "--checkpoints"),  # of gpulaunch runs
     "--go-on",  # of benchmarks/overhead.py
-    *("--build", "--file", "--profile"),  # of docker compose
+    *("--build", "--file", "--profile", "--shm-size"),  # of docker compose, and of docker run
+    *("--query-gpu", "--cpunodebind"),  # of nvidia-smi and numactl
     *("--config", "--storage"),  # of Prometheus: what is behind a dot is not read
 }
 
