@@ -11,8 +11,14 @@ its best settings: c10d, a last call of 1 s, polls every 10 ms, a new store for 
     cable cut   a host is cut off -> the other two step
     flap        a host is cut off for 5 s: was anything restarted?
     agent kill  SIGKILL of the agent of one host -> the other two step
+    form 2, 4   so many agents start at once -> all ranks step
+    late join   the agent of a third host starts -> all three step
+    spare       one of two hosts loses its power while a third waits -> the first and the third step
+    leader      SIGKILL of the agent of the first host, started again at once -> all three step
+    etcd        with the plan in etcd, a member on each host: the first host loses its power -> the other two step
 
-What has not happened within 60 s counts as "never".
+What has not happened within 60 s counts as "never". `--plays` measures some of them again, and keeps the rest of
+benchmarks/results/multinode.json.
 """
 
 from __future__ import annotations
@@ -25,39 +31,43 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "multinode")]
 
+import etcd  # noqa: E402
 from _measure import BIN, machine, markdown, median  # noqa: E402
 from hosts import Host, hosts  # noqa: E402
 
 from job import Job  # noqa: E402
 
+RESULTS = ROOT / "benchmarks" / "results" / "multinode.json"
 BOUND_S = 60.0
 WARM_S = 1.0
 ALL = ("host0", "host1", "host2")
+OURS = ("--rdzv-conf", "last_call_timeout=1", "--insecure", "--max-restarts", "20")
 Figures = dict[str, float]
 """Seconds, infinite for never; of `flap` the number of restarts."""
 
 
-def gpulaunch(directory: Path) -> Job:
+def gpulaunch(directory: Path, nnodes: str) -> Job:
     """With a last call of 1 s, and otherwise as it comes."""
-    return Job(directory, "2:3", "--rdzv-conf", "last_call_timeout=1", "--insecure", "--max-restarts", "20")
+    return Job(directory, nnodes, *OURS)
 
 
-def torchrun(directory: Path) -> Job:
+def torchrun(directory: Path, nnodes: str) -> Job:
     """With its best settings."""
     command = [
-        *(str(BIN / "torchrun"), "--nnodes", "2:3", "--nproc-per-node", "1", "--max-restarts", "20"),
+        *(str(BIN / "torchrun"), "--nnodes", nnodes, "--nproc-per-node", "1", "--max-restarts", "20"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "host0:29400", "--rdzv-id", "job"),
         *("--rdzv-conf", "join_timeout=120,last_call_timeout=1", "--monitor-interval", "0.01"),
     ]
-    return Job(directory, "2:3", command=command, env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    return Job(directory, nnodes, command=command, env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
 
-LAUNCHERS: dict[str, Callable[[Path], Job]] = {"gpulaunch": gpulaunch, "torchrun": torchrun}
+LAUNCHERS: dict[str, Callable[[Path, str], Job]] = {"gpulaunch": gpulaunch, "torchrun": torchrun}
 
 
 def timed(job: Job, names: tuple[str, ...], after_s: float) -> float:
@@ -68,11 +78,11 @@ def timed(job: Job, names: tuple[str, ...], after_s: float) -> float:
         return float("inf")
 
 
-def form(job: Job, three: list[Host]) -> float:
-    """Start all three."""
+def form(job: Job, those: list[Host]) -> float:
+    """Start all of them."""
     began_s = time.monotonic()
-    job.start(*three)
-    took_s = timed(job, ALL, began_s)
+    job.start(*those)
+    took_s = timed(job, tuple(host.name for host in those), began_s)
     time.sleep(WARM_S)
     return took_s
 
@@ -117,31 +127,104 @@ def agent(job: Job, three: list[Host]) -> Figures:
     return {"agent kill": timed(job, ALL[:2], killed_s)}
 
 
+def late(job: Job, three: list[Host]) -> Figures:
+    """A host that comes late."""
+    form(job, three[:2])
+    came_s = time.monotonic()
+    job.start(three[2])
+    return {"late join": timed(job, ALL, came_s)}
+
+
+def spare(job: Job, three: list[Host]) -> Figures:
+    """A host that waits takes the place of a lost one."""
+    form(job, three[:2])
+    job.start(three[2])
+    time.sleep(5.0)
+    off_s = time.monotonic()
+    three[1].power_off()
+    return {"spare": timed(job, ("host0", "host2"), off_s)}
+
+
+def leader(job: Job, three: list[Host]) -> Figures:
+    """The agent of the first host, where the plan or the store is, ends and comes back."""
+    form(job, three)
+    killed_s = time.monotonic()
+    job.signal("host0", signal.SIGKILL)
+    job.start(three[0])
+    return {"leader": timed(job, ALL, killed_s)}
+
+
+def first_host(job: Job, three: list[Host]) -> Figures:
+    """The loss of the first host, and of the member of etcd on it."""
+    etcd.on_hosts(three, job.directory)
+    form(job, three)
+    off_s = time.monotonic()
+    three[0].power_off()
+    return {"etcd": timed(job, ALL[1:], off_s)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """A job that something happens to."""
+
+    run: Callable[[Job, list[Host]], Figures]
+    nnodes: str = "2:3"
+    num_hosts: int = 3
+    columns: tuple[str, ...]
+    """What is measured."""
+
+
+PLAYS = {
+    "faults": Play(run=faults, columns=("form", "rank kill", "power off", "rejoin")),
+    "cut": Play(run=cut, columns=("cable cut", "flap")),
+    "agent": Play(run=agent, columns=("agent kill",)),
+    "two": Play(run=lambda job, two: {"form 2": form(job, two)}, nnodes="2", num_hosts=2, columns=("form 2",)),
+    "four": Play(run=lambda job, four: {"form 4": form(job, four)}, nnodes="4", num_hosts=4, columns=("form 4",)),
+    "late": Play(run=late, columns=("late join",)),
+    "spare": Play(run=spare, nnodes="2", columns=("spare",)),
+    "leader": Play(run=leader, nnodes="3", columns=("leader",)),
+    "etcd": Play(run=first_host, columns=("etcd",)),
+}
+
+
+def job_of(name: str, play: str, directory: Path) -> Job:
+    """The job of a launcher; only ours has the plan in etcd."""
+    if play == "etcd":
+        meets = ("--rdzv-backend", "etcd", "--rdzv-endpoint", ",".join(ALL), "--rdzv-id", "job")
+        return Job(directory, PLAYS[play].nnodes, *OURS, meets=meets)
+    return LAUNCHERS[name](directory, PLAYS[play].nnodes)
+
+
 def main() -> None:
     """Measure, print a table, and write benchmarks/results/multinode.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--launchers", default=",".join(LAUNCHERS))
+    parser.add_argument("--plays", default=",".join(PLAYS), help=", ".join(PLAYS))
     options = parser.parse_args()
-    names = options.launchers.split(",")
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    names, plays = options.launchers.split(","), options.plays.split(",")
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in LAUNCHERS}
     for _ in range(options.runs):
-        for play in (faults, cut, agent):
-            for name in names:
-                with tempfile.TemporaryDirectory() as directory, hosts(3) as three:
-                    for what, figure in play(LAUNCHERS[name](Path(directory)), three).items():
+        for play in plays:
+            for name in names if play != "etcd" else ["gpulaunch"]:
+                with tempfile.TemporaryDirectory() as directory, hosts(PLAYS[play].num_hosts) as those:
+                    for what, figure in PLAYS[play].run(job_of(name, play, Path(directory)), those).items():
                         found[name].setdefault(what, []).append(figure)
                         print(f"{name} {what}: {figure:.2f}", file=sys.stderr, flush=True)
-    columns = ("form", "rank kill", "power off", "rejoin", "cable cut", "agent kill", "flap")
-    rows = [[what, *(cell(found[name].get(what, [])) for name in names)] for what in columns]
-    print(markdown([["", *names], *rows]))
-    result = {"machine": machine(), "runs": options.runs, "seconds": found}
-    (ROOT / "benchmarks" / "results" / "multinode.json").write_text(json.dumps(result, indent=1) + "\n")
+    if RESULTS.exists() and set(plays) != set(PLAYS):
+        before: dict[str, dict[str, list[float]]] = json.loads(RESULTS.read_text())["seconds"]
+        found = {name: {**before.get(name, {}), **found[name]} for name in LAUNCHERS}
+    columns = [what for play in PLAYS.values() for what in play.columns]
+    rows = [[what, *(cell(found[name].get(what, [])) for name in LAUNCHERS)] for what in columns]
+    print(markdown([["", *LAUNCHERS], *rows]))
+    RESULTS.write_text(json.dumps({"machine": machine(), "seconds": found}, indent=1) + "\n")
 
 
 def cell(figures: list[float]) -> str:
     """The median of those that came to an end, the worst, and how many did."""
     ended = [figure for figure in figures if figure < BOUND_S]
+    if not figures:
+        return ""
     if not ended:
         return f"never (0 of {len(figures)})"
     return f"{median(ended):.2f} ({max(ended):.2f}), {len(ended)} of {len(figures)}"
