@@ -128,7 +128,7 @@ def went(steps: int = 1000, *, batches: int = 0, transfer_ms: float = 0.0, **sha
     ("one", "sentence"),
     [
         (went(other=0.04, data_wait=0.01), "no findings: 95% of the steps is the model itself"),
-        (went(steps=20, other=0.5), "no findings: 20 steps are too few to judge"),
+        (went(steps=20, other=0.5), "no findings: 20 steps in 2 s are too few to judge"),
         (went(comm=0.08), "no findings: comm is 8% of the steps, ranks wait for each other or for the network"),
         (went(data_wait=0.09, batches=1000, transfer_ms=2.0), "no findings: data wait is 9% of the steps"),
         (

@@ -249,8 +249,8 @@ CASES: dict[str, Case] = {
         **LOADER,
     ),
     "frequent-validation": Case(
-        fault=window(rank(phases_ms={"validation": 60.0})),
-        repaired=window(rank(phases_ms={"validation": 30.0})),
+        fault=window(rank(phases_ms={"validation": 60.0}, validation_share=0.375)),
+        repaired=window(rank(phases_ms={"validation": 60.0}, validation_share=0.1)),
         saves_ms=30.0,
     ),
     "hot-line": Case(

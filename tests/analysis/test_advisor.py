@@ -66,6 +66,8 @@ def test_memory_that_is_full_in_minutes_stands_before_every_loss() -> None:
     assert (urgent.rule, loss.rule) == ("host-memory-growth", "gc-pauses")
     assert urgent.advice.startswith("At this rate the memory is full in 1.2 minutes. Look for objects")
     assert advise(replace(both, host=host(memory_available_bytes=1 << 40)))[0].rule == "gc-pauses"
+    roomy = replace(both, host=host(memory_available_bytes=30 << 30))  # grown by less than a tenth of it
+    assert [found.rule for found in advise(roomy)] == ["gc-pauses"]
 
 
 def test_a_finding_goes_after_three_windows_without_it() -> None:

@@ -69,6 +69,15 @@ def test_a_short_run_is_judged_once_at_its_end(tmp_path: Path, gc_ms: float, rul
     assert all("Judged by 30 steps only" in each.advice for each in found)
 
 
+def test_what_may_happen_once_is_not_judged_by_a_short_run(tmp_path: Path) -> None:
+    """A single compilation, of the last and smaller batch."""
+    findings, node = Findings(root=tmp_path), Node()
+    for second in range(6):
+        findings.look(node.train(1.0, compile=300.0 if second == 4 else 0.0).state)
+
+    assert findings.conclude() == ()
+
+
 @pytest.mark.parametrize("seconds", [1, 3])
 def test_a_run_of_a_moment_is_not_judged(tmp_path: Path, seconds: int) -> None:
     findings, node = Findings(root=tmp_path), Node()

@@ -80,6 +80,11 @@ def test_these_are_no_stragglers(seen: Window) -> None:
     assert list(straggler(seen)) == []
 
 
+def test_workers_that_are_equally_idle_are_not_why_one_waits_for_its_batches() -> None:
+    """Pinning, or the way of a batch: its supply is like the others'."""
+    assert cause_of(waits(workers=fetching(20.0)), late("data_wait", workers=fetching(20.0))) == "input"
+
+
 @pytest.mark.parametrize(("slower", "told"), [(1.1, 0), (1.5, 1)])
 def test_ranks_whose_workers_are_equally_slow_take_turns_in_waiting(slower: float, told: int) -> None:
     """In lockstep one is a moment behind and waits for its batch; the other waits for it, and its workers catch up."""

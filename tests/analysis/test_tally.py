@@ -39,7 +39,7 @@ def test_a_program_that_makes_lines_without_end_fills_nothing() -> None:
         tally.add(0, "other", at="made.py:0", calls=f"made_{line}")
 
     assert len(tally.logged) == 64
-    assert len(tally.calling) == len(tally.calls) == 1024
+    assert len(tally.calling) == len(tally.calls) == 512
     assert tally.samples == {0: 30_000}
 
 
@@ -51,6 +51,15 @@ def test_a_call_that_contains_the_training_loop_is_none_of_a_step() -> None:
     tally.add(0, "forward", at=LINE, calls="lightning.pytorch.trainer.fit", spans_steps=True)
 
     assert (tally.samples, tally.calling) == ({0: 7}, {(0, "callback.py:7"): 3})
+
+
+def test_a_main_thread_that_does_not_train_holds_no_steps() -> None:
+    tally = Tally()
+    for rank in (0, 1):
+        tally.add(rank, "other", at=LINE, calls="threading.join")
+    tally.ignore(1)
+
+    assert tally.calling == {(0, LINE): 1}
 
 
 def test_fetches_of_workers_are_counted_apart() -> None:

@@ -17,6 +17,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     is_outside_compute,
     lines_of_program,
     spans_steps,
+    trains_elsewhere,
 )
 from gpulaunch.profiler.stack import Frame
 
@@ -27,6 +28,7 @@ TRAIN = Frame("train", "/home/me/train.py", 61)
 DEEPCOPY = Frame("deepcopy", f"{PYTHON}/copy.py", 136)
 TENSOR = Frame("Tensor.__deepcopy__", f"{PACKAGES}/torch/_tensor.py", 120)
 MODULE = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
+LAYER = Frame("Block.forward", "/home/me/model.py", 12)
 FIT = Frame("Trainer.fit", f"{PACKAGES}/lightning/pytorch/trainer/trainer.py", 560)
 
 
@@ -88,6 +90,22 @@ def test_a_stack_without_the_program_has_no_call() -> None:
 
 
 @pytest.mark.parametrize(
+    ("frames", "told"),
+    [
+        ((MAIN, TRAIN, Frame("rearrange", f"{PACKAGES}/einops/einops.py", 600)), False),  # a loss or a layer, maybe
+        ((MAIN, TRAIN, Frame("step", f"{PACKAGES}/gymnasium/vector/sync_vector_env.py", 9)), False),
+        ((MAIN, TRAIN, MODULE, LAYER), False),
+        ((MAIN, TRAIN, MODULE, LAYER, Frame("resize", f"{PACKAGES}/cv2/__init__.py", 3)), False),
+        ((MAIN, TRAIN, MODULE, LAYER, DEEPCOPY), True),
+        ((MAIN, TRAIN, Frame("PreTrainedTokenizer.encode", f"{PACKAGES}/transformers/tokenization_utils.py", 3)), True),
+        ((MAIN, TRAIN, Frame("call", "/tmp/torchinductor_me/ab/cab.py", 88)), False),
+    ],
+)
+def test_packages_that_may_compute_with_tensors_are_not_told(frames: tuple[Frame, ...], told: bool) -> None:
+    assert is_outside_compute(called(*frames), "other") is told
+
+
+@pytest.mark.parametrize(
     ("below", "told_in"),
     [
         ((DEEPCOPY, TENSOR), {"forward", "backward", "optimizer", "other", "unsettled", "validation"}),
@@ -122,13 +140,12 @@ def test_a_call_in_which_the_model_runs_spans_steps() -> None:
 
 def test_what_records_the_stack_of_every_operation_is_told_where_the_model_is_called() -> None:
     """`set_detect_anomaly`: each operation of the model has a line of its own."""
-    layer = Frame("Block.forward", "/home/me/model.py", 12)
     records = (
         Frame("format_stack", f"{PACKAGES}/torch/fx/traceback.py", 503),
         Frame("format_list", f"{PYTHON}/traceback.py", 41),
     )
 
-    for stack in ((MAIN, TRAIN, MODULE, layer, *records), (MAIN, TRAIN, *records)):
+    for stack in ((MAIN, TRAIN, MODULE, LAYER, *records), (MAIN, TRAIN, *records)):
         call = called(*stack)
         assert (call.file, call.line, call.name) == (TRAIN.file, TRAIN.line, "torch.autograd.set_detect_anomaly")
         assert is_outside_compute(call, "forward")
@@ -146,6 +163,15 @@ def test_the_programs_lines_tell_what_they_call() -> None:
 
 FETCH = Frame("_MapDatasetFetcher.fetch", f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 52)
 ITEM = Frame("Images.__getitem__", "/home/me/data.py", 30)
+
+
+def test_a_main_thread_that_waits_while_another_one_trains_is_noticed() -> None:
+    """The phase is that of the thread that trains."""
+    join = Frame("Thread.join", f"{PYTHON}/threading.py", 1112)
+
+    assert trains_elsewhere("backward", [join, MAIN])
+    assert not trains_elsewhere("forward", [join, MAIN])
+    assert not trains_elsewhere("backward", [MODULE, TRAIN, MAIN])
 
 
 def test_of_a_worker_what_is_below_its_fetch_is_the_programs() -> None:

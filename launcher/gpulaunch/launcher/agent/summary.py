@@ -18,6 +18,7 @@ _TELLS = 0.05
 """The share of the steps from which on a phase is worth a sentence; smaller losses are no finding either."""
 _JUDGED_STEPS = 30
 """Of the warm-up and the shortest window of the rules (`analysis.thresholds`)."""
+_JUDGED_NS = 2_000_000_000
 _HINTS = {
     "comm": "ranks wait for each other or for the network",
     "validation": "validate less often, or on a part of the data",
@@ -63,7 +64,8 @@ class RankTotals:
         self.samples += segment.samples
         self.step_ns += segment.step_ns_total
         self.gpu_peak_bytes = max(self.gpu_peak_bytes, segment.gpu.peak_allocated_bytes)
-        self.transfer_ns += segment.loader.transfer_ns_total
+        observed = segment.steps - segment.unobserved_steps
+        self.transfer_ns += segment.loader.transfer_ns_total * segment.steps // observed if observed > 0 else 0
         self.batches += segment.loader.batches
         for phase in PHASES:
             self.phase_ns[phase] += segment.phase_ns.get(phase, 0)
@@ -159,8 +161,9 @@ def why_nothing_was_found(totals: Iterable[RankTotals]) -> str:
     stepping = [one for one in totals if one.step_ns]
     if not stepping:
         return ""
-    if (steps := max(one.steps for one in stepping)) < _JUDGED_STEPS:
-        return f"no findings: {steps} steps are too few to judge"
+    steps, longest_ns = max(one.steps for one in stepping), max(one.step_ns for one in stepping)
+    if steps < _JUDGED_STEPS or longest_ns < _JUDGED_NS:
+        return f"no findings: {steps} steps in {longest_ns / 1e9:.2g} s are too few to judge"
     step_ns = sum(one.step_ns for one in stepping)
     shares = {phase: sum(one.phase_ns[phase] for one in stepping) / step_ns for phase in PHASES}
     outside = max((phase for phase in PHASES if phase not in _MODEL), key=shares.__getitem__)

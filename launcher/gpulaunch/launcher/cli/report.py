@@ -138,7 +138,12 @@ def collect(run_dir: Path) -> dict[str, Any]:
         "watched": watched,
         "profiled": read_files(run_dir).job.get("profile") is not False,
         "findings": sorted(
-            findings, key=lambda found: (found["earlier"], *order_of(found["evidence"], found["seconds_per_hour"]))
+            findings,
+            key=lambda found: (
+                found["earlier"],
+                not found["active"],
+                *order_of(found["evidence"], found["seconds_per_hour"]),
+            ),
         ),
         "notes": notes,
     }
@@ -163,6 +168,8 @@ def headlines(run_dir: str, most: int = 3, *, since_s: float = 0.0) -> list[str]
     """
     every = collect(Path(run_dir))["findings"]
     findings = [found for found in every if found["active"] and found["last_seen_s"] >= since_s]
+    if not findings and any(found["last_seen_s"] >= since_s for found in every):
+        return [_printable(f"no finding is active at the end; earlier ones: gpulaunch report {run_dir}")]
     lines = [f"found: {found['rule']}{_where(found)}: {_cost(found)}; {found['advice']}" for found in findings[:most]]
     if len(findings) > most:
         lines.append(f"and {len(findings) - most} more: gpulaunch report {run_dir}")

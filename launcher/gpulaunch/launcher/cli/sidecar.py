@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,7 @@ def _settle() -> None:
     linux.set_comm(PROCESS_TITLE)
     # A full collection takes 60 ms with 256 ranks, in the middle of a scrape, and finds next to nothing: make it rare.
     gc.set_threshold(700, 10, 1000)
+    warnings.simplefilter("ignore", SyntaxWarning)  # of programs whose source is read: the ranks say it themselves
     with contextlib.suppress(OSError, ValueError):  # two files for each rank: many ranks need more than the usual 1024
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -17,6 +17,9 @@ from gpulaunch.profiler.record import Finding
 _RECENT: Final = 5
 """Windows whose median one is reported, so that a finding's figures do not jump."""
 
+_NOT_ONCE: Final = frozenset({"recompiles"})
+"""Rules for which what happens once is normal."""
+
 
 def advise(window: Window, failed: Callable[[str, Exception], None] | None = None) -> tuple[Finding, ...]:
     """Return all findings of the rules in one window, the most urgent first.
@@ -94,7 +97,7 @@ class Advisor:
                 advice=f"{found.advice} Judged by {steps} steps only: the run was short.",
             )
             for found in advise(window, self._fail)
-            if found.seconds_per_hour >= 3600 * SHORT_RUN_LOST.value
+            if found.seconds_per_hour >= 3600 * SHORT_RUN_LOST.value and found.rule not in _NOT_ONCE
         )
 
     def _fail(self, rule: str, error: Exception) -> None:

@@ -101,7 +101,7 @@ def _rank(
         steps=steps,
         step_ns=new.step_ns_total - old.step_ns_total,
         phase_ns=_grown(old.phase_ns, new.phase_ns),
-        loader=_loader(old, new, times),
+        loader=_loader(old, new),
         workers=_workers(_workers_of(rank, before), _workers_of(rank, after)),
         workers_alive=0 if now is None else now.workers_alive,
         stall=Stall(kind="none", share=0.0, parts_ns={}),
@@ -114,6 +114,7 @@ def _rank(
             _of_all_steps(site, times) if site.kind in _IN_OBSERVED_STEPS else site
             for site in _sites(old.sites, new.sites)
         ),
+        validation_share=new.phase_ns.get("validation", 0) / new.step_ns_total if new.step_ns_total else 0.0,
         saves=(new.checkpoint.saves if new.checkpoint else 0) - (old.checkpoint.saves if old.checkpoint else 0),
         pauses=difference(new.pauses, old.pauses),
         gpu=None if new.gpu is None else difference(new.gpu, old.gpu),
@@ -136,13 +137,11 @@ def _rank(
     return window if window.loader is None else replace(window, stall=_stall(window, window.loader))
 
 
-def _loader(old: TrainingState, new: TrainingState, times: float) -> LoaderState | None:
+def _loader(old: TrainingState, new: TrainingState) -> LoaderState | None:
     """None also where its queue is not read: the segment then reports no prefetching, which may be wrong."""
     if new.loader is None or "loader_queue" in new.hooks_unavailable:
         return None
-    loader = difference(new.loader, old.loader)
-    epochs, first_wait_ns = round(times * loader.epochs), round(times * loader.first_wait_ns_total)
-    return replace(loader, epochs=epochs, first_wait_ns_total=first_wait_ns)
+    return difference(new.loader, old.loader)
 
 
 def _stall(rank: RankWindow, loader: LoaderState) -> Stall:

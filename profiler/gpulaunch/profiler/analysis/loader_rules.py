@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, number, text
@@ -74,7 +75,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
         elif rank.workers is not None:
             collate_share = rank.workers.collate_ns / rank.workers.wall_ns
             what = "collate_fn" if collate_share > 0.5 else "the dataset's transforms"
-            line, evidence = _slow_line(next((each for each in window.over.ranks if each.rank == rank.rank), rank))
+            line, evidence = _slow_line(window.over.ranks)
             loss = _loss(
                 rank,
                 supply,
@@ -86,14 +87,18 @@ def slow_transform(window: Window) -> Iterator[Loss]:
             yield replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
 
 
-def _slow_line(rank: RankWindow) -> tuple[Place | None, dict[str, float | str]]:
-    """The line of the dataset or of what collates that holds most of the sampled fetches, if one does."""
-    line = max(rank.fetching, key=rank.fetching.__getitem__, default="")
-    count = rank.fetching.get(line, 0)
-    if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * rank.fetches) <= count <= rank.fetches:
+def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, float | str]]:
+    """The line of the dataset or of what collates that holds most of the sampled fetches of all ranks, if one does."""
+    fetching = Counter[str]()
+    for rank in ranks:
+        fetching.update(rank.fetching)
+    fetches = sum(rank.fetches for rank in ranks)
+    line = max(fetching, key=fetching.__getitem__, default="")
+    count = fetching.get(line, 0)
+    if not max(SAMPLES_OF_A_LINE.value, HOLDS_FETCHES.value * fetches) <= count <= fetches:
         return None, {}
-    call = rank.calls.get(line, "")
-    return place_of(line), {"line_ratio": count / rank.fetches, **({"call": call} if call else {})}
+    call = next((rank.calls[line] for rank in ranks if rank.calls.get(line)), "")
+    return place_of(line), {"line_ratio": count / fetches, **({"call": call} if call else {})}
 
 
 def _own_transform(rank: RankWindow, supply: LoaderModel) -> Iterator[Loss]:

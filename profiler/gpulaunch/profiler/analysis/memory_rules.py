@@ -13,6 +13,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     GROWN_POINTS,
     MOST_TO_FULL_S,
     SHM_FULL,
+    URGENT_GROWN,
     URGENT_POINTS,
     URGENT_S,
 )
@@ -122,6 +123,8 @@ def _growing(
         return
     full_s = None if room_bytes is None else room_bytes / growth.per_x
     is_urgent = full_s is not None and full_s < URGENT_S.value
+    if is_urgent and room_bytes is not None and len(points) < GROWN_POINTS.value:
+        is_urgent = growth.total >= URGENT_GROWN.value * room_bytes
     if not is_urgent and len(points) < GROWN_POINTS.value:
         return
     evidence: dict[str, float | str] = {

@@ -30,6 +30,8 @@ def frequent_validation(window: Window) -> Iterator[Loss]:
     """Batches without gradients take a large part of the time."""
     for rank in window.over.ranks:
         spent_s = rank.phase_s("validation")
+        if rank.validation_share < VALIDATES.value:  # a rare one may fill the long window
+            continue
         if spent_s and spent_s >= VALIDATES.value * rank.step_s:
             yield Loss(
                 rank=rank.rank,

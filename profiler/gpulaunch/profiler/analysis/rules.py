@@ -182,7 +182,7 @@ RULES: Final = (
         "grows. For workers: the kernel does not report their anonymous memory (`Pss_Anon` in `smaps_rollup`).",
         limits=(
             *(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
-            *(thresholds.URGENT_S, thresholds.URGENT_POINTS),
+            *(thresholds.URGENT_S, thresholds.URGENT_POINTS, thresholds.URGENT_GROWN),
         ),
     ),
     Rule(
@@ -196,7 +196,7 @@ RULES: Final = (
         "each rank's share of what is free on the GPU.",
         limits=(
             *(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
-            *(thresholds.URGENT_S, thresholds.URGENT_POINTS),
+            *(thresholds.URGENT_S, thresholds.URGENT_POINTS, thresholds.URGENT_GROWN),
         ),
     ),
     Rule(
@@ -268,8 +268,8 @@ RULES: Final = (
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
-        "call contains the training loop; it runs torch's code, which may be a part of the loss; or there are few "
-        "samples so far.",
+        "call is of a package that may compute with tensors, is a part of the model or contains the training loop; the "
+        "main thread is not the one that trains; or there are few samples so far.",
         limits=(
             thresholds.LOST_MEASURED,
             thresholds.SAMPLED_ERROR,
@@ -294,7 +294,7 @@ RULES: Final = (
         id="frequent-validation",
         judge=pause_rules.frequent_validation,
         problem="Validation takes a large part of the time.",
-        evidence="The phase `validation` of the steps, over the long window.",
+        evidence="The phase `validation` of the steps, over the long window and since the start.",
         costs="Half of that phase: what validation half as often would save.",
         fix="Validate every second epoch or every N steps, on a part of the data, or with larger batches.",
         suppressed="",

@@ -60,7 +60,8 @@ class Snapshots:
                 self._forget_lows()
             return None
         if _steps(self._latest or self._base, snapshot):  # after the last step its processes end one by one
-            self._latest = snapshot
+            devices = self._means.of(snapshot.state.devices)  # a GPU is idle by the end
+            self._latest = replace(snapshot, state=replace(snapshot.state, devices=devices))
         if not _is_over(self._base, snapshot):
             return None
         return self._close(self._base, snapshot)

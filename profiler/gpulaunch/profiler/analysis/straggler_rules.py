@@ -153,7 +153,8 @@ def _is_supplied_alike(window: Window, rank: RankWindow) -> bool:
     """
     models = {each.rank: LoaderModel.of(each, window) for each in window.ranks}
     fed_s = {number: model.fed_s for number, model in models.items() if model is not None and model.workers}
-    if len(fed_s) < len(window.ranks):
+    own = models[rank.rank]
+    if own is None or own.kind not in ("prep", "fetch", "contention") or len(fed_s) < len(window.ranks):
         return False
     return fed_s[rank.rank] < (1.0 + SUPPLY_DIFFERS.value) * median_low(fed_s.values())
 

@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 K = TypeVar("K")
 
 _MOST_LOGGING: Final = 64
-_MOST_LINES: Final = 1024
-_MOST_CALLS: Final = 16
+_MOST_LINES: Final = 512
+_MOST_CALLS: Final = 4
 """Functions that are told apart in one line."""
 
 RankLine = tuple[int, str]
@@ -52,6 +52,7 @@ class Tally:
         self._logged = Counter[RankLine]()
         self._calling = LineCounts()
         self._spanning: set[RankLine] = set()
+        self._ignored: set[int] = set()
         self._fetches = Counter[int]()
         self._fetching = LineCounts()
 
@@ -74,10 +75,14 @@ class Tally:
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
             _count(self._logged, (rank, logs), _MOST_LOGGING)
         elif at and spans_steps:
-            if len(self._spanning) < _MOST_LOGGING:
+            if len(self._spanning) < _MOST_LINES:
                 self._spanning.add((rank, at))
         elif at:
             self._calling.add((rank, at), calls)
+
+    def ignore(self, rank: int) -> None:
+        """Another thread than the main one trains in this rank: the lines of its main thread hold no steps."""
+        self._ignored.add(rank)
 
     def add_fetch(self, rank: int, at: str, calls: str) -> None:
         """Count a sample of a worker of a rank inside a fetch.
@@ -104,7 +109,8 @@ class Tally:
     @property
     def calling(self) -> Mapping[RankLine, int]:
         """Those in other calls outside of the model's compute, by rank and the program's line."""
-        return {line: count for line, count in self._calling.counts.items() if line not in self._spanning}
+        counts = self._calling.counts.items()
+        return {line: n for line, n in counts if line not in self._spanning and line[0] not in self._ignored}
 
     @property
     def fetches(self) -> Mapping[int, int]:

@@ -196,6 +196,12 @@ URGENT_POINTS: Final = Limit(
     unit="windows",
     why="a fourth point that is as high as the first three foretell; caches of the first steps are in none",
 )
+URGENT_GROWN: Final = Limit(
+    name="growth that is urgent",
+    value=0.20,
+    unit="share",
+    why="of the memory that is left: less may be a cache that fills, or noise between four points",
+)
 FRAGMENTED: Final = Limit(
     name="unusable",
     value=0.25,

@@ -77,6 +77,8 @@ class RankWindow:
     stall: Stall
     copies: Mapping[tuple[str, str], CopyTotals]
     sites: tuple[Site, ...]
+    validation_share: float = 0.0
+    """Of all step time of the attempt so far."""
     saves: int
     """Checkpoints that gpulaunch.checkpoint has committed."""
     pauses: Pauses

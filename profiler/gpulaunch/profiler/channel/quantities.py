@@ -110,7 +110,7 @@ class LoaderState:
     )
     """Later batches were ready, but an earlier one was not (`in_order`)."""
     epochs: int = counter()
-    """Whose first batch, in an observed step, the training loop has waited for."""
+    """Whose first batch the training loop has waited for: observed in all steps, as an epoch begins."""
     first_wait_ns_total: int = counter()
     """These waits, a part of `wait_ns_total`: workers that are not persistent start anew."""
     ready: int = gauge(

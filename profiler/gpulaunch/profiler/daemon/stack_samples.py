@@ -18,6 +18,7 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     is_outside_compute,
     lines_of_program,
     spans_steps,
+    trains_elsewhere,
 )
 from gpulaunch.profiler.samplers.source_lines import SourceLines
 from gpulaunch.profiler.stack import Frame
@@ -42,6 +43,8 @@ class StackSamples:
             phase: of `samplers.phases`.
             frames: the deepest first.
         """
+        if trains_elsewhere(phase, frames):
+            self.tally.ignore(place.rank)
         directory = working_directory(place.pid, root=self._root)
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
@@ -70,7 +73,7 @@ class StackSamples:
         call = call_of(frames)
         if call is None or spans_steps(call, phase) or is_outside_compute(call, phase):
             return call
-        if call.origin != "program" or phase not in _BETWEEN:
+        if call.origin != "program" or call.in_model or phase not in _BETWEEN:
             return None
         if name := self._sources.call(call.file, call.line):
             return replace(call, name=name)

@@ -109,6 +109,7 @@ class Peek:
                 except (_TornError, ValueError, struct.error):
                     failed = "own reader: its stack could not be read in one piece"
                 self._bases.pop(pid, None)  # it may be another program by now
+            self._called.pop(pid, None)  # it may run another program by now
             if self._otherwise.absent():
                 return Look(failed=failed if os.path.exists(f"/proc/{pid}") else "")
         return self._otherwise.look(pid)

@@ -18,21 +18,29 @@ Origin = Literal["program", "python", "package", "torch", "gpulaunch"]
 _ORIGINS: Final[tuple[tuple[Origin, re.Pattern[str]], ...]] = (
     ("gpulaunch", re.compile(r".*/gpulaunch/(?:launcher|profiler|compat|checkpoint)/")),
     ("torch", re.compile(r".*/(?:site|dist)-packages/(?P<module>(?:torch|torchgen|functorch|triton)/.+)")),
+    ("torch", re.compile(r".*/(?P<module>torchinductor_[^/]+/.+)")),
     ("package", re.compile(r".*/(?:site|dist)-packages/(?P<module>.+)")),
-    ("python", re.compile(r"(?:.*/lib(?:64)?/python3\.\d+t?/|<frozen )(?P<module>.+)")),
+    ("python", re.compile(r"(?:.*/lib(?:64)?/python3\.\d+t?/|<(?!stdin|string|ipython))(?:frozen )?(?P<module>.+)")),
 )
 _CARRIES: Final = re.compile(
     r"(?:contextlib|functools|runpy|threading|asyncio/.+|concurrent/.+|multiprocessing/.+|unittest/.+|cProfile|profile"
-    r"|bdb|pdb)\.py|runpy>"
+    r"|bdb|pdb)\.py|runpy>|__array_function__ internals>"
 )
 """Modules of Python that call what they are given: what is below them is meant."""
 _WRAPPER: Final = re.compile(r"_?(?:wrap(?:per|ped|s)?|inner(?:_\w+)?|decorat\w+|<lambda>)")
+_ON_THE_HOST: Final = re.compile(
+    r"(?:sklearn|scipy|pandas|PIL|cv2|skimage|matplotlib|numpy|nltk|spacy|evaluate|rouge_score|sacrebleu|tokenizers"
+    r"|sentencepiece|tiktoken|transformers\.tokenization\w*|requests|urllib3|httpx|boto3|botocore|h5py|lmdb|zarr|pyarrow"
+    r"|orjson|ujson|yaml|psutil)\..+"
+)
+"""Packages that do not compute with tensors. Of others it is not known: a loss or a layer may be theirs."""
 _TORCH_CALLS: Final = frozenset({"empty_cache", "state_dict", "load_state_dict", "update_parameters"})
 """Functions of torch that are not a part of a step's compute: freeing or copying what could stay."""
 _OF_THE_MODEL: Final = ("data_wait", "forward", "backward", "optimizer")
 """Phases of every training step. `forward` is all from the batch to `backward`: what prepares the batch, the loss."""
 _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
+_MODULE: Final = "/torch/nn/modules/module.py"
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
 DETECT_ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 
@@ -50,6 +58,8 @@ class Call:
     """Of that function; "program" if there is none, too."""
     within_torch: bool = False
     """Torch's own code runs below the call."""
+    in_model: bool = False
+    """A module of torch has called the line."""
 
 
 def call_of(frames: Sequence[Frame]) -> Call | None:
@@ -67,12 +77,13 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     line = frames[depth]
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
     below = [each for each in below if each[1] != "gpulaunch"]
+    in_model = any(frame.file.endswith(_MODULE) for frame in frames[depth:])
     if not below:
-        return Call(line.file, line.line)
+        return Call(line.file, line.line, in_model=in_model)
     meant = (each for each in below if not _WRAPPER.fullmatch(_function(each[0])) and not _CARRIES.fullmatch(each[2]))
     callee, origin, module = next(meant, below[0])
     name = _dotted(module, _function(callee))
-    return Call(line.file, line.line, name, origin, any(each[1] == "torch" for each in below))
+    return Call(line.file, line.line, name, origin, any(each[1] == "torch" for each in below), in_model)
 
 
 def lines_of_program(frames: Sequence[Frame]) -> list[Call]:
@@ -113,7 +124,13 @@ def is_outside_compute(call: Call, phase: str) -> bool:
         return True
     if call.origin == "torch":
         return call.name.rpartition(".")[2] in _TORCH_CALLS
-    return call.origin == "package" and not call.within_torch
+    is_of_host = call.origin == "package" and _ON_THE_HOST.fullmatch(call.name) is not None
+    return is_of_host and not call.within_torch and not call.in_model
+
+
+def trains_elsewhere(phase: str, frames: Sequence[Frame]) -> bool:
+    """Whether a sample of the main thread shows that another one trains: in backward there is always torch's code."""
+    return phase == "backward" and not any(_origin(frame.file)[0] == "torch" for frame in frames)
 
 
 def spans_steps(call: Call, phase: str) -> bool:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import ast
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpulaunch.profiler.files import regular
+
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
 _MOST_FILES: Final = 64
-_BUILTINS: Final = frozenset({"sorted", "print", "open", "eval", "exec", "compile"})
-"""Builtin functions that take time of their own; `sum` and others may well be given tensors."""
+_BUILTINS: Final = frozenset({"sorted", "open", "eval", "exec", "compile"})
+"""Builtin functions that take time of their own; `sum` or `print` may well be given tensors, and wait for a GPU."""
+_ARGUMENTS: Final = (ast.Name, ast.Attribute, ast.Constant, ast.Load, ast.Starred, ast.keyword, ast.expr_context)
+"""What may be in the arguments of a call that is named: nothing that computes or waits itself."""
 _OF_A_STEP: Final = frozenset(
     {
         *("backward", "manual_backward", "step", "zero_grad", "clip_grad_norm_", "clip_grad_value_", "unscale_"),
@@ -24,8 +29,8 @@ _OF_A_STEP: Final = frozenset(
 )
 """Methods that a training step needs after its backward pass."""
 _BACKWARD: Final = frozenset({"backward", "manual_backward"})
-_NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "time"})
-"""Modules whose functions are torch's own compute; and `time`: nobody sleeps without knowing it."""
+_NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "time", "math", "operator", "sys"})
+"""Modules whose functions are torch's own compute or take no time; and `time`: nobody sleeps without knowing it."""
 _Loop = ast.For | ast.While | ast.AsyncFor
 
 
@@ -42,6 +47,7 @@ class SourceLines:
 
     def __init__(self) -> None:
         self._known: dict[str, _Source] = {}
+        self._began_s = time.time()
 
     def call(self, file: str, line: int) -> str:
         """Return the function in C that a line calls: of an imported module, torch's excepted, or a slow builtin.
@@ -60,23 +66,27 @@ class SourceLines:
         if file not in self._known:
             if len(self._known) >= _MOST_FILES:
                 return _Source()
-            self._known[file] = _read(file)
+            self._known[file] = _read(file, self._began_s)
         return self._known[file]
 
 
-def _read(file: str) -> _Source:
+def _read(file: str, until_s: float) -> _Source:
+    """What a file says that has not been changed since then (Unix time): the program runs what it was."""
     source = _Source()
     try:
-        if not os.path.isabs(file) or os.path.getsize(file) > _MOST_BYTES:
+        if not os.path.isabs(file):
             return source
-        with open(file, "rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
+            found = os.fstat(opened.fileno())
+            if found.st_size > _MOST_BYTES or found.st_mtime > until_s:
+                return source
             tree = ast.parse(opened.read(_MOST_BYTES))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
     modules = _imported(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := _called(node, modules)):
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+        if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
+            for line in range(call.lineno, (call.end_lineno or call.lineno) + 1):
                 source.calls.setdefault(line, name)
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node))
@@ -92,6 +102,21 @@ def _imported(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             names.update({each.asname or each.name: f"{node.module}.{each.name}" for each in node.names})
     return {name: of for name, of in names.items() if of.partition(".")[0] not in _NOT_TOLD}
+
+
+def _only_call(statement: ast.stmt) -> ast.Call | None:
+    """The call that is all that a statement does; None if something else in it may take the time."""
+    if not isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
+        return None
+    call = statement.value
+    if not isinstance(call, ast.Call):
+        return None
+    inner = (node for argument in (*call.args, *call.keywords) for node in ast.walk(argument))
+    return call if all(isinstance(node, _ARGUMENTS) or _is_fileno(node) for node in inner) else None
+
+
+def _is_fileno(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and not node.args and _method(node) == "fileno"
 
 
 def _called(call: ast.Call, modules: dict[str, str]) -> str:
