@@ -56,7 +56,7 @@ junit = $(if $(REPORTS),--junitxml=$(REPORTS)/$(1).xml)
 
 test: lint
 	@failed=0; set -x; \
-	$(PYTEST) -n $(TESTS_AT_ONCE) --dist worksteal -m "$(TOGETHER)" $(call junit,together) || \
+	$(PYTEST) -n $(TESTS_AT_ONCE) --dist worksteal -m "$(TOGETHER)" --cache-clear $(call junit,together) || \
 	  { [ "$$(grep -c :: .pytest_cache/v/cache/lastfailed)" -le $(MOST_AGAIN) ] \
 	  && $(PYTEST) -n 1 -m "$(TOGETHER)" --last-failed --last-failed-no-failures none \
 	  $(call junit,together-again); } || failed=1; \

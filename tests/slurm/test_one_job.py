@@ -27,8 +27,8 @@ launch() { export STEP=$1; shift; srun "$@" gpulaunch --no-profile --start-metho
 launch two -N2 -n2 --gpus-per-node=0
 launch gpus -N2 -n2 --gpus-per-node=2
 launch uneven -N2 -n3 --gpus-per-node=0
-launch shared -N1 -n2 --gpus-per-node=2
-launch bound -N1 -n2 --gpus-per-task=1
+launch shared -N1 -w n1 -n2 --gpus-per-node=2
+launch bound -N1 -w n1 -n2 --gpus-per-task=1
 launch second -N1 -n2 --nodelist=n2 --gpus-per-node=0
 printf 'n2\\nn1\\nn2\\n' > hosts
 SLURM_HOSTFILE=hosts launch arbitrary -n3 --distribution=arbitrary --gpus-per-node=0
