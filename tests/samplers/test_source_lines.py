@@ -110,6 +110,13 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
         assert not sources.is_after_backward(str(each), 1)
 
 
+def test_lines_that_sleep_are_known(program: Path) -> None:
+    sources = SourceLines()
+    sleeps = [number for number in range(60) if sources.sleeps(str(program), number)]
+
+    assert [PROGRAM.splitlines()[number - 1].strip() for number in sleeps] == ["time.sleep(1)"]
+
+
 def test_a_file_that_has_been_changed_since_and_a_pipe_say_nothing(program: Path, tmp_path: Path) -> None:
     sources = SourceLines()
     later_s = time.time() + 60

@@ -12,9 +12,9 @@ from dataclasses import replace
 from math import sqrt
 from typing import Final
 
-from gpulaunch.profiler.analysis.finding import DERIVED, Loss, place_of
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
-from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAMPLED_ERROR, SAMPLES_OF_A_LINE
+from gpulaunch.profiler.analysis.thresholds import LOST, LOST_MEASURED, SAMPLED_ERROR, SAMPLES_OF_A_LINE
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _CURES: Final = (
@@ -65,11 +65,12 @@ def hot_line(window: Window) -> Iterator[Loss]:
     for rank in window.over.ranks:
         for found in _sampled(rank, rank.calling, "samples_in_line"):
             call = rank.calls.get(str(found.place), "")
-            if "." not in call and rank.gpu is not None:  # tensor operations: the host may be waiting for its GPU
-                continue
+            computes = "." not in call  # with tensors, in a line or function of the program
+            if computes and (rank.gpu is not None or found.seconds_per_step < LOST.value * rank.step_s):
+                continue  # the host may be waiting for its GPU
             seconds, confidence, idle_s = bounded(window, rank, found.seconds_per_step)
             if rank.gpu is None:
-                seconds, confidence = found.seconds_per_step, DERIVED
+                seconds, confidence = found.seconds_per_step, ESTIMATED if computes else DERIVED
             elif seconds < LOST_MEASURED.value * rank.step_s:
                 continue
             idle = {} if idle_s is None else {"gpu_idle_seconds_per_step": idle_s}

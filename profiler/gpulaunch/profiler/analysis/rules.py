@@ -264,7 +264,8 @@ RULES: Final = (
         problem="A line of the program holds a part of every step, outside of the model's compute.",
         evidence="Stack samples of the training thread show one line in a call of Python's library or of a package, or "
         "in a function of the program that its loop calls after `backward`. The evidence names the call.",
-        costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time.",
+        costs="The step, times the share of these samples among those of its steps; with a GPU at most its idle time. "
+        "A bound, if the line computes with tensors: the program may need that.",
         fix="Do it every N steps, once before the loop, in the DataLoader's workers, or in another thread; the advice "
         "says what is known of the call.",
         suppressed="The line waits for data, saves, compiles, communicates or logs: those have rules of their own; the "
@@ -272,6 +273,7 @@ RULES: Final = (
         "main thread is not the one that trains; or there are few samples so far.",
         limits=(
             thresholds.LOST_MEASURED,
+            thresholds.LOST,
             thresholds.SAMPLED_ERROR,
             thresholds.SAMPLES_OF_A_LINE,
             thresholds.LONG_S,

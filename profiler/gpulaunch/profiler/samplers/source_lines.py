@@ -30,7 +30,7 @@ _OF_A_STEP: Final = frozenset(
 """Methods that a training step needs after its backward pass."""
 _BACKWARD: Final = frozenset({"backward", "manual_backward"})
 _NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "time", "math", "operator", "sys"})
-"""Modules whose functions are torch's own compute or take no time; and `time`: nobody sleeps without knowing it."""
+"""Modules whose functions are torch's own compute or take no time of their own."""
 _Loop = ast.For | ast.While | ast.AsyncFor
 
 
@@ -40,6 +40,7 @@ class _Source:
 
     calls: dict[int, str] = field(default_factory=dict[int, str])
     after_backward: set[int] = field(default_factory=set[int])
+    sleeps: set[int] = field(default_factory=set[int])
 
 
 class SourceLines:
@@ -62,6 +63,10 @@ class SourceLines:
         """Whether a line is in a loop that calls `backward` above it, and is not itself what a step needs."""
         return line in self._source(file).after_backward
 
+    def sleeps(self, file: str, line: int) -> bool:
+        """Whether a line calls `time.sleep`: nobody sleeps without knowing it."""
+        return line in self._source(file).sleeps
+
     def _source(self, file: str) -> _Source:
         if file not in self._known:
             if len(self._known) >= _MOST_FILES:
@@ -83,11 +88,14 @@ def _read(file: str, until_s: float) -> _Source:
             tree = ast.parse(opened.read(_MOST_BYTES))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
-    modules = _imported(tree)
+    everything = _imported(tree)
+    modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
             for line in range(call.lineno, (call.end_lineno or call.lineno) + 1):
                 source.calls.setdefault(line, name)
+        if isinstance(node, ast.Call) and _called(node, everything) == "time.sleep":
+            source.sleeps.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node))
     return source
@@ -101,7 +109,7 @@ def _imported(tree: ast.Module) -> dict[str, str]:
             names.update({each.asname or each.name.partition(".")[0]: each.name for each in node.names})
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             names.update({each.asname or each.name: f"{node.module}.{each.name}" for each in node.names})
-    return {name: of for name, of in names.items() if of.partition(".")[0] not in _NOT_TOLD}
+    return names
 
 
 def _only_call(statement: ast.stmt) -> ast.Call | None:
