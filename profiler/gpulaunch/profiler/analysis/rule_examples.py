@@ -23,7 +23,7 @@ EXAMPLES: Final = {
     "dataloader-too-few-workers": Example(
         program="class Images(Dataset):\n"
         "    def __getitem__(self, i):\n"
-        "        return requests.get(self.urls[i]).content  # 5 ms\n\n"
+        "        return requests.get(self.urls[i]).content  # 5 ms\n\n\n"
         "loader = DataLoader(Images(), batch_size=32, num_workers=1)  # a batch takes 160 ms, a step 100 ms",
         prints="Set num_workers=2 (now 1) and persistent_workers=True, so that batches are ready when training needs "
         "them.",
@@ -32,7 +32,7 @@ EXAMPLES: Final = {
     "dataloader-too-many-workers": Example(
         program="class InMemory(Dataset):\n"
         "    def __getitem__(self, i):\n"
-        "        return {name: column[i] for name, column in self.columns.items()}  # 300 small tensors\n\n"
+        "        return {name: column[i] for name, column in self.columns.items()}  # 300 small tensors\n\n\n"
         "loader = DataLoader(InMemory(), batch_size=32, num_workers=2)",
         prints="Set num_workers=0, or collate each batch into a few large tensors: transferring a batch from a worker "
         "takes longer than preparing it.",
@@ -41,7 +41,7 @@ EXAMPLES: Final = {
     "dataloader-slow-storage": Example(
         program="class Images(Dataset):\n"
         "    def __getitem__(self, i):\n"
-        "        return decode(open(f'/mnt/nfs/images/{i}.jpg', 'rb').read())\n\n"
+        '        return decode(open(f"/mnt/nfs/images/{i}.jpg", "rb").read())\n\n\n'
         "loader = DataLoader(Images(), batch_size=32, num_workers=4)",
         prints="Workers wait for storage. Move the data to a local disk or into memory, or read fewer and larger files "
         "sequentially. More workers hide the wait only if the storage can serve them in parallel.",
@@ -50,8 +50,8 @@ EXAMPLES: Final = {
     "dataloader-slow-transform": Example(
         program="class Images(Dataset):\n"
         "    def __getitem__(self, i):\n"
-        "        image = Image.open(self.paths[i]).convert('RGB')\n"
-        "        return normalize(to_tensor(blur(image.resize((1024, 1024))).crop(BOX)))\n\n"
+        '        image = Image.open(self.paths[i]).convert("RGB")\n'
+        "        return normalize(to_tensor(blur(image.resize((1024, 1024))).crop(BOX)))\n\n\n"
         "loader = DataLoader(Images(), batch_size=32, num_workers=os.cpu_count())",
         prints="Make the dataset's transforms cheaper: preprocess once and store the result, process whole batches at "
         "a time, or use the GPU. No core is free for more workers.",
@@ -60,14 +60,14 @@ EXAMPLES: Final = {
     "dataloader-head-of-line": Example(
         program="class Videos(Dataset):\n"
         "    def __getitem__(self, i):\n"
-        "        return decode(self.paths[i])  # most in 50 ms, one of ten in a second\n\n"
+        "        return decode(self.paths[i])  # most in 50 ms, one of ten in a second\n\n\n"
         "loader = DataLoader(Videos(), num_workers=8)",
         prints="Set in_order=False if the order of batches does not matter, or use samples that take about equally "
         "long: finished batches wait for an earlier one that takes much longer.",
         cure="loader = DataLoader(Videos(), num_workers=8, in_order=False)",
     ),
     "dataloader-workers-restarted": Example(
-        program="loader = DataLoader(dataset, batch_size=32, num_workers=8, multiprocessing_context='spawn')\n"
+        program='loader = DataLoader(dataset, batch_size=32, num_workers=8, multiprocessing_context="spawn")\n'
         "for epoch in range(300):\n"
         "    for batch in loader:  # 20 batches\n"
         "        step(batch)",
@@ -147,13 +147,13 @@ EXAMPLES: Final = {
         cure="sampler = DistributedSampler(dataset, shuffle=True)",
     ),
     "checkpoint-stall": Example(
-        program=_LOOP + "    if step % 10 == 0:\n        torch.save(model.state_dict(), 'last.pt')",
+        program=_LOOP + '    if step % 10 == 0:\n        torch.save(model.state_dict(), "last.pt")',
         prints="Save less often, or asynchronously: training is blocked during a save. Use "
         "torch.distributed.checkpoint.async_save, or gpulaunch.checkpoint, which writes in the background.",
         cure="    if step % 1000 == 0:\n        torch.save(model.state_dict(), 'last.pt')",
     ),
     "logging-stall": Example(
-        program=_LOOP + "    logger.info('step %d: loss %f', step, loss)  # to a file in a network",
+        program=_LOOP + '    logger.info("step %d: loss %f", step, loss)  # to a file in a network',
         prints="Log every N steps, or write in another thread (logging.handlers.QueueHandler).",
         cure="    if step % 100 == 0:\n        logger.info('step %d: loss %f', step, loss)",
     ),

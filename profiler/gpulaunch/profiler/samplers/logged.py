@@ -1,0 +1,33 @@
+"""Finds the line of the program that logs, in a stack that was sampled inside a logging library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from gpulaunch.profiler.samplers.paths import OWN_DIRS, PACKAGES_DIR, PYTHON_DIR
+
+_LOGS: Final = re.compile(
+    rf"{PYTHON_DIR}logging/|{PACKAGES_DIR}(?:torch/utils/tensorboard|tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune"
+    r"|aim|clearml|tqdm|rich/progress)[/.]"
+)
+"""Path patterns of the logging libraries that programs use."""
+_NOT_THE_USERS: Final = re.compile(rf"{PYTHON_DIR}(?!(?:site|dist)-packages/)|{PACKAGES_DIR}torch/|{OWN_DIRS}|<frozen ")
+"""Files that cannot contain the line to change: Python's, torch's, ours."""
+Place = tuple[str, int]
+
+
+def line_that_logs(stack: Sequence[Place]) -> Place | None:
+    """Return the line of the program that called into logging; None for a stack that is not inside logging.
+
+    Args:
+        stack: file (as in Python) and line of every frame, the outermost first.
+    """
+    caller = None
+    for file, line in stack:
+        if _LOGS.match(file):
+            return caller
+        if not _NOT_THE_USERS.match(file):
+            caller = file, line
+    return None
