@@ -100,7 +100,9 @@ print("BEGAN", os.environ["STEP"], rank, attempt, flush=True)
 began = "-".join(["began", os.environ["STEP"], attempt])
 if rank == "0":
     open(began, "x").close()
-while not os.path.exists(began):  # or rank 0 may be ended before it has said so
+for _ in range(1200):  # or rank 0 may be ended before it has said so
+    if os.path.exists(began):
+        break
     time.sleep(0.05)
 if rank == "1" and (os.environ["STEP"] == "fails" or attempt == "0"):
     raise ValueError("no data")

@@ -163,15 +163,13 @@ class RunOutput:
         # One for the whole job, and none if nothing was created that it could report.
         if agent.node_rank == 0 and any(one.steps for one in agent.totals.values()):
             self.report_dir = self._rundir.shared
-        self._no_findings = summary.why_nothing_was_found(agent.totals.values())
         self.ended, self.ended_well = True, ended.code == 0
+        if self.ended_well:
+            self._no_findings = summary.why_nothing_was_found(agent.totals.values())
 
     def conclude(self) -> None:
         """Report what is known only after the sidecar has written its last data."""
-        lines = _found(self._rundir.path, self._started_wall_s)
-        if lines == [] and self.ended_well and self._no_findings:
-            lines = [self._no_findings]
-        lines = lines or []
+        lines = _found(self._rundir.path, self._started_wall_s, self._no_findings)
         # A failure is the last output. Without one, the report is announced once it is written.
         if self.report_dir is not None and self._failure_report:
             lines.append(self.where_the_report_is())
@@ -183,13 +181,15 @@ class RunOutput:
         return f"report in {shown(os.path.join(self.report_dir or self._rundir.path, report_page.PAGE_FILE))}"
 
 
-def _found(run_dir: str, since_s: float) -> list[str] | None:
-    """What the profiler has found since then (Unix time); None: it has not looked."""
+def _found(run_dir: str, since_s: float, if_nothing: str) -> list[str]:
+    """What the profiler has found since then (Unix time), or that it has found nothing; empty: it has not looked."""
     try:
-        if not os.stat(os.path.join(run_dir, "findings.jsonl")).st_size:
-            return []
+        size_bytes = os.stat(os.path.join(run_dir, "findings.jsonl")).st_size
     except OSError:
-        return None
-    from gpulaunch.launcher.cli.report import headlines  # at the end, and only if there is something to report
+        return []
+    lines: list[str] = []
+    if size_bytes:
+        from gpulaunch.launcher.cli.report import headlines  # at the end, and only if there is something to report
 
-    return headlines(run_dir, since_s=since_s)
+        lines = headlines(run_dir, since_s=since_s)
+    return lines or ([if_nothing] if if_nothing else [])

@@ -6,7 +6,7 @@ from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
-def idle_s(window: Window, rank: RankWindow) -> float | None:
+def gpu_idle_s(window: Window, rank: RankWindow) -> float | None:
     """How long the rank's GPU was idle per step; None if that is not known."""
     gpu = window.gpu_of(rank)
     if gpu is None or gpu.state.utilization_ratio is None:
@@ -16,5 +16,5 @@ def idle_s(window: Window, rank: RankWindow) -> float | None:
 
 def bounded(window: Window, rank: RankWindow, blocked_s: float) -> tuple[float, float, float | None]:
     """Return the possible loss of a wait, its confidence, and the idle time that bounds it."""
-    idle = idle_s(window, rank)
-    return (blocked_s, ESTIMATED, None) if idle is None else (min(blocked_s, idle), DERIVED, idle)
+    idle_s = gpu_idle_s(window, rank)
+    return (blocked_s, ESTIMATED, None) if idle_s is None else (min(blocked_s, idle_s), DERIVED, idle_s)

@@ -158,7 +158,7 @@ class LoaderModel:
     def step_from_memory(self) -> float:
         """The step time in seconds if no fetch read from storage: without what the kernel does for these reads, which
         took half of the fetches' CPU time on a virtual disk. (It copies from memory, too, but that is much faster.)"""
-        fed_s = self.batches * self.fetch_s * self.cpu_share * (1.0 - self.system_share) / self.workers
+        fed_s = self.fed_s * self.cpu_share * (1.0 - self.system_share)
         cpu_s = max(0.0, self.node_cpu_s - self.node_system_s)
         return max(self.own_s, fed_s, cpu_s / self.capacity if self.capacity else 0.0)
 

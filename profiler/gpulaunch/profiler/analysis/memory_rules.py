@@ -123,9 +123,8 @@ def _growing(
         return
     full_s = None if room_bytes is None else room_bytes / growth.per_x
     is_urgent = full_s is not None and full_s < URGENT_S.value
-    if is_urgent and room_bytes is not None and len(points) < GROWN_POINTS.value:
-        is_urgent = growth.total >= URGENT_GROWN.value * room_bytes
-    if not is_urgent and len(points) < GROWN_POINTS.value:
+    is_clear = is_urgent and room_bytes is not None and growth.total >= URGENT_GROWN.value * room_bytes
+    if len(points) < (URGENT_POINTS if is_clear else GROWN_POINTS).value:
         return
     evidence: dict[str, float | str] = {
         "grown_bytes": growth.total,

@@ -68,7 +68,7 @@ class Snapshots:
 
     def short_run(self) -> Window | None:
         """Return all steps of the attempt after the warm-up as one window; None if they are too few for a verdict."""
-        if self._long is None or self._latest is None or self._base is None:
+        if self._long is None or self._latest is None:
             return None
         if _seconds(self._long, self._latest) < SHORT_RUN_S.value:
             return None

@@ -25,12 +25,15 @@ class LineCounts:
 
     def __init__(self) -> None:
         self._counts = Counter[RankLine]()
-        self._calls: dict[RankLine, Counter[str]] = {}
+        self._counts_of_calls: dict[RankLine, Counter[str]] = {}
+        self._calls: dict[RankLine, str] = {}
 
     def add(self, line: RankLine, calls: str) -> None:
         """Count a sample in a line; `calls`: the function that it calls, empty if not known."""
         if _count(self._counts, line, _MOST_LINES):
-            _count(self._calls.setdefault(line, Counter()), calls, _MOST_CALLS)
+            counts = self._counts_of_calls.setdefault(line, Counter())
+            _count(counts, calls, _MOST_CALLS)
+            self._calls[line] = max(counts, key=counts.__getitem__)  # here, as readers ask for all at every refresh
 
     @property
     def counts(self) -> Mapping[RankLine, int]:
@@ -40,8 +43,7 @@ class LineCounts:
     @property
     def calls(self) -> Mapping[RankLine, str]:
         """The function that each line mostly calls; empty: it is not known."""
-        copies = {line: dict(counts) for line, counts in dict(self._calls).items()}
-        return {line: max(counts, key=counts.__getitem__) for line, counts in copies.items() if counts}
+        return dict(self._calls)
 
 
 class Tally:
@@ -84,7 +86,7 @@ class Tally:
         """Another thread than the main one trains in this rank: the lines of its main thread hold no steps."""
         self._ignored.add(rank)
 
-    def add_fetch(self, rank: int, at: str, calls: str) -> None:
+    def add_fetch(self, rank: int, at: str = "", calls: str = "") -> None:
         """Count a sample of a worker of a rank inside a fetch.
 
         Args:

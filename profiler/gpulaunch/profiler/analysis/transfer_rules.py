@@ -11,8 +11,7 @@ from typing import Final
 
 from gpulaunch.profiler.analysis.facts import loader_of, loader_place, section, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
-from gpulaunch.profiler.analysis.gpu_idle import bounded
-from gpulaunch.profiler.analysis.gpu_idle import idle_s as gpu_idle_s
+from gpulaunch.profiler.analysis.gpu_idle import bounded, gpu_idle_s
 from gpulaunch.profiler.analysis.stats import median
 from gpulaunch.profiler.analysis.thresholds import (
     EVERY_STEP,

@@ -172,7 +172,7 @@ class Sidecar:
         at = clocks.anchor()
         training = self._guards[Collector.RANKS].run(self._ranks.read)
         run = self._guards[Collector.RUN].run(self._run.read)
-        found = self._guards[Collector.FINDINGS].run(self._conclude)
+        found = self._guards[Collector.FINDINGS].run(lambda now: self._judge(now, self._findings.conclude))
         if self._last is not None and (training or run is not None):
             self._publish(
                 replace(
@@ -230,7 +230,7 @@ class Sidecar:
                 refresh_s=self._refresh_s,
             ),
         )
-        found = self._guards[Collector.FINDINGS].run(lambda now: self._look(state, now))
+        found = self._guards[Collector.FINDINGS].run(lambda now: self._judge(now, lambda: self._findings.look(state)))
         conditions = {**state.collectors, Collector.FINDINGS: self._guards[Collector.FINDINGS].state}
         judged = self._findings.judged or not self._takes_over
         state = replace(state, findings=found or (), judged=judged, collectors=conditions)
@@ -240,12 +240,8 @@ class Sidecar:
         self._refresh_s = self._clock() - started
         return state
 
-    def _look(self, state: NodeState, now: float) -> Reading[tuple[Finding, ...]]:
-        found = self._findings.look(state)
-        return Reading(values=found, errors=self._findings.troubles(), late_s=self._clock() - now)
-
-    def _conclude(self, now: float) -> Reading[tuple[Finding, ...]]:
-        found = self._findings.conclude()
+    def _judge(self, now: float, judge: Callable[[], tuple[Finding, ...]]) -> Reading[tuple[Finding, ...]]:
+        found = judge()
         return Reading(values=found, errors=self._findings.troubles(), late_s=self._clock() - now)
 
     def _save(self, now: float) -> Reading[None]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gpulaunch.profiler.analysis.logged import line_that_logs
 from gpulaunch.profiler.analysis.tally import Tally
 from gpulaunch.profiler.record import RankPlace
+from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.sampled_calls import (
     Call,
@@ -45,14 +45,13 @@ class StackSamples:
         """
         if trains_elsewhere(phase, frames):
             self.tally.ignore(place.rank)
-        directory = working_directory(place.pid, root=self._root)
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
-            self.tally.add(place.rank, phase, logs=_place(*logs, directory))
+            self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
         elif (call := self._call(phase, frames)) is None:
             self.tally.add(place.rank, phase)
         else:
-            at = _place(call.file, call.line, directory)
+            at = self._shown(place, call.file, call.line)
             self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
 
     def add_worker(self, place: RankPlace, frames: Sequence[Frame]) -> None:
@@ -61,12 +60,11 @@ class StackSamples:
             return
         line = next(iter(lines_of_program(fetch)), None)
         if line is None:
-            self.tally.add_fetch(place.rank, "", "")
+            self.tally.add_fetch(place.rank)
             return
         inner = call_of(fetch)
         name = line.name or (inner.name if inner is not None else "") or self._sources.call(line.file, line.line)
-        at = _place(line.file, line.line, working_directory(place.pid, root=self._root))
-        self.tally.add_fetch(place.rank, at, name)
+        self.tally.add_fetch(place.rank, self._shown(place, line.file, line.line), name)
 
     def _call(self, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none."""
@@ -85,6 +83,5 @@ class StackSamples:
                 return line
         return None
 
-
-def _place(file: str, line: int, directory: str) -> str:
-    return f"{shown_path(file, directory)}:{line}"
+    def _shown(self, place: RankPlace, file: str, line: int) -> str:
+        return f"{shown_path(file, working_directory(place.pid, root=self._root))}:{line}"

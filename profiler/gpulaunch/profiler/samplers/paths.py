@@ -9,6 +9,11 @@ from __future__ import annotations
 import os
 from typing import Final
 
+PYTHON_DIR: Final = r".*/lib(?:64)?/python3\.\d+t?/"
+"""Pattern of where Python's own library is; so are the next two."""
+PACKAGES_DIR: Final = r".*/(?:site|dist)-packages/"
+OWN_DIRS: Final = r".*/gpulaunch/(?:launcher|profiler|compat|checkpoint)/"
+"""Of our own code that may be on a rank's stack (as in `probe.sites.caller`)."""
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 
 

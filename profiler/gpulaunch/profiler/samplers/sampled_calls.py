@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
+from gpulaunch.profiler.samplers.paths import OWN_DIRS, PACKAGES_DIR, PYTHON_DIR
 from gpulaunch.profiler.stack import Frame
 
 Origin = Literal["program", "python", "package", "torch", "gpulaunch"]
 
 _ORIGINS: Final[tuple[tuple[Origin, re.Pattern[str]], ...]] = (
-    ("gpulaunch", re.compile(r".*/gpulaunch/(?:launcher|profiler|compat|checkpoint)/")),
-    ("torch", re.compile(r".*/(?:site|dist)-packages/(?P<module>(?:torch|torchgen|functorch|triton)/.+)")),
+    ("gpulaunch", re.compile(OWN_DIRS)),
+    ("torch", re.compile(rf"{PACKAGES_DIR}(?P<module>(?:torch|torchgen|functorch|triton)/.+)")),
     ("torch", re.compile(r".*/(?P<module>torchinductor_[^/]+/.+)")),
-    ("package", re.compile(r".*/(?:site|dist)-packages/(?P<module>.+)")),
-    ("python", re.compile(r"(?:.*/lib(?:64)?/python3\.\d+t?/|<(?!stdin|string|ipython))(?:frozen )?(?P<module>.+)")),
+    ("package", re.compile(rf"{PACKAGES_DIR}(?P<module>.+)")),
+    ("python", re.compile(rf"(?:{PYTHON_DIR}|<(?!stdin|string|ipython))(?:frozen )?(?P<module>.+)")),
 )
 _CARRIES: Final = re.compile(
     r"(?:contextlib|functools|runpy|threading|asyncio/.+|concurrent/.+|multiprocessing/.+|unittest/.+|cProfile|profile"
@@ -42,7 +44,6 @@ _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
-DETECT_ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
         return None
     if any(_ANOMALY.search(f"{frame.file} {frame.name}") for frame in frames[:depth]):
         model = _model_call(frames)
-        return Call(model.file, model.line, DETECT_ANOMALY, "python")
+        return Call(model.file, model.line, "torch.autograd.set_detect_anomaly", "python")
     line = frames[depth]
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
     below = [each for each in below if each[1] != "gpulaunch"]
@@ -149,6 +150,7 @@ def _model_call(frames: Sequence[Frame]) -> Frame:
     return outside
 
 
+@lru_cache(maxsize=4096)  # a sample asks several times for each of its frames, and most samples have the same
 def _origin(file: str) -> tuple[Origin, str]:
     """Return whose code a file is, and its path below Python's or the packages' directory."""
     for origin, pattern in _ORIGINS:
@@ -163,5 +165,5 @@ def _function(frame: Frame) -> str:
 
 def _dotted(module: str, function: str) -> str:
     """`json/__init__.py` and `dump` are `json.dump`; private modules of a package are left out."""
-    parts = module.removesuffix(".py").removesuffix(">").split("/")
-    return ".".join([*(part for part in parts[:1]), *(part for part in parts[1:] if part[:1] != "_"), function])
+    package, *parts = module.removesuffix(".py").removesuffix(">").split("/")
+    return ".".join([package, *(part for part in parts if part[:1] != "_"), function])

@@ -19,7 +19,7 @@ _MOST_BYTES: Final = 1 << 17
 _MOST_FILES: Final = 64
 _BUILTINS: Final = frozenset({"sorted", "open", "eval", "exec", "compile"})
 """Builtin functions that take time of their own; `sum` or `print` may well be given tensors, and wait for a GPU."""
-_ARGUMENTS: Final = (ast.Name, ast.Attribute, ast.Constant, ast.Load, ast.Starred, ast.keyword, ast.expr_context)
+_ARGUMENTS: Final = (ast.Name, ast.Attribute, ast.Constant, ast.Starred, ast.keyword, ast.expr_context)
 """What may be in the arguments of a call that is named: nothing that computes or waits itself."""
 _OF_A_STEP: Final = frozenset(
     {
@@ -64,7 +64,7 @@ class SourceLines:
         return line in self._source(file).after_backward
 
     def sleeps(self, file: str, line: int) -> bool:
-        """Whether a line calls `time.sleep`: nobody sleeps without knowing it."""
+        """Whether a line calls `time.sleep`: a program that sleeps does so on purpose."""
         return line in self._source(file).sleeps
 
     def _source(self, file: str) -> _Source:
