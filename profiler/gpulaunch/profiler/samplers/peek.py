@@ -73,6 +73,7 @@ class Peek:
         self._bases: dict[int, int] = {}  # pid -> address of its mapping of the interpreter's file
         self._known: dict[tuple[int, ...], Frame | None] = {}
         self._called: dict[int, set[tuple[str, str]]] = {}  # pid -> file and name of frames that had a caller
+        self._longest: dict[int, tuple[int, tuple[str, str]]] = {}  # pid -> frames and end of its longest stack so far
 
     @property
     def name(self) -> str:
@@ -103,6 +104,7 @@ class Peek:
                     if self._is_whole(pid, frames):
                         return Look(frames=frames)
                     failed = "own reader: its stack could not be read in one piece"
+                    time.sleep(_PAUSE_S)  # a process that waits for a core stays where it is
                     continue
                 except OSError as error:
                     failed = f"own reader: {error.strerror}"
@@ -110,6 +112,7 @@ class Peek:
                     failed = "own reader: its stack could not be read in one piece"
                 self._bases.pop(pid, None)  # it may be another program by now
             self._called.pop(pid, None)  # it may run another program by now
+            self._longest.pop(pid, None)
             if self._otherwise.absent():
                 return Look(failed=failed if os.path.exists(f"/proc/{pid}") else "")
         return self._otherwise.look(pid)
@@ -118,6 +121,7 @@ class Peek:
         """Whether a stack ends with a frame that never had a caller: of a program that writes JSON, half do not."""
         if pid not in self._called and len(self._called) >= _MOST_PROCESSES:
             self._called.clear()
+            self._longest.clear()
         called = self._called.setdefault(pid, set())
         if len(called) >= _MOST_KNOWN:
             called.clear()
@@ -125,7 +129,10 @@ class Peek:
             return True
         *inner, end = ((frame.file, frame.name) for frame in frames)
         called.update(each for each in inner if each != end)  # `<module>` of a string may run another such string
-        return end not in called
+        # Until the caller of each generator has been seen, the longest stack still ends where all do.
+        if len(frames) > self._longest.get(pid, (0, end))[0]:
+            self._longest[pid] = len(frames), end
+        return end not in called and end == self._longest[pid][1]
 
     def _check(self, layout: Layout) -> None:
         """Read our own main thread and compare it with Python's view. Raises LayoutError if they differ.
