@@ -70,7 +70,9 @@ PLANTED = (
         fills_the_cores=True,
     ),
     Planted(rule="dataloader-head-of-line", program="head_of_line", line="DataLoader("),
-    Planted(rule="dataloader-workers-restarted", program="workers_restarted", line="DataLoader("),
+    Planted(
+        rule="dataloader-workers-restarted", program="workers_restarted", line="DataLoader(", fills_the_cores=True
+    ),  # a worker needs a core to start
     Planted(rule="straggler", program="straggler", cause="compute", ranks=(1,)),
     Planted(rule="checkpoint-stall", program="checkpoint_stall", line="torch.save("),
     Planted(rule="gc-pauses", program="gc_pauses", line="gc.collect()"),

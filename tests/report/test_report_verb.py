@@ -85,7 +85,7 @@ def test_what_cannot_be_done_is_said_in_one_line(here: Path, argv: list[str], co
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.light  # it has 8 s, and takes the cores last
+@pytest.mark.alone  # it has 8 s, and takes the cores last
 def test_a_run_that_has_ended_gets_its_page_from_a_process_of_its_own(here: Path) -> None:
     pid = report_page.begin("mine")
     assert pid is not None

@@ -110,11 +110,22 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
         assert not sources.is_after_backward(str(each), 1)
 
 
-def test_lines_that_sleep_are_known(program: Path) -> None:
+def test_lines_that_sleep_or_collect_garbage_are_excused(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    lines = (
+        "import gc",
+        "import time",
+        "time.sleep(1)",
+        "gc.collect()",
+        "gc.freeze()",
+        "import json",
+        "json.loads(text)",
+    )
+    program.write_text("\n".join(lines))
     sources = SourceLines()
-    sleeps = [number for number in range(60) if sources.sleeps(str(program), number)]
 
-    assert [PROGRAM.splitlines()[number - 1].strip() for number in sleeps] == ["time.sleep(1)"]
+    assert [line for line in range(10) if sources.is_excused(str(program), line)] == [3, 4]
+    assert [sources.call(str(program), line) for line in (3, 4, 7)] == ["", "", "json.loads"]
 
 
 def test_a_file_that_has_been_changed_since_and_a_pipe_say_nothing(program: Path, tmp_path: Path) -> None:

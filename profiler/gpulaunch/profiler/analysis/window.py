@@ -103,7 +103,8 @@ class RankWindow:
     calling: Mapping[str, int]
     """Those in other calls outside of the model's compute, by the program's line."""
     fetches: int
-    """Number of stack samples of its workers inside fetches."""
+    """Number of stack samples of its workers inside fetches, since the start of the run: they only name a line, which
+    should not change from window to window."""
     fetching: Mapping[str, int]
     """Those in a line of the program."""
     calls: Mapping[str, str]

@@ -75,7 +75,7 @@ class StackSamples:
             return None
         if name := self._sources.call(call.file, call.line):
             return replace(call, name=name)
-        if self._sources.sleeps(call.file, call.line):
+        if self._sources.is_excused(call.file, call.line):
             return None
         # A function of the program that works on tensors: a part of the loss, unless the loop runs it after backward.
         for line in lines_of_program(frames):

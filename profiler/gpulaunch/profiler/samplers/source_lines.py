@@ -29,8 +29,10 @@ _OF_A_STEP: Final = frozenset(
 )
 """Methods that a training step needs after its backward pass."""
 _BACKWARD: Final = frozenset({"backward", "manual_backward"})
-_NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "time", "math", "operator", "sys"})
+_NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "gc", "time", "math", "operator", "sys"})
 """Modules whose functions are torch's own compute or take no time of their own."""
+_EXCUSED: Final = frozenset({"time.sleep", "gc.collect"})
+"""Functions that are no finding of a line: one sleeps on purpose, and collections have a rule of their own."""
 _Loop = ast.For | ast.While | ast.AsyncFor
 
 
@@ -40,7 +42,7 @@ class _Source:
 
     calls: dict[int, str] = field(default_factory=dict[int, str])
     after_backward: set[int] = field(default_factory=set[int])
-    sleeps: set[int] = field(default_factory=set[int])
+    excused: set[int] = field(default_factory=set[int])
 
 
 class SourceLines:
@@ -63,9 +65,9 @@ class SourceLines:
         """Whether a line is in a loop that calls `backward` above it, and is not itself what a step needs."""
         return line in self._source(file).after_backward
 
-    def sleeps(self, file: str, line: int) -> bool:
-        """Whether a line calls `time.sleep`: a program that sleeps does so on purpose."""
-        return line in self._source(file).sleeps
+    def is_excused(self, file: str, line: int) -> bool:
+        """Whether a line calls `time.sleep` or `gc.collect`."""
+        return line in self._source(file).excused
 
     def _source(self, file: str) -> _Source:
         if file not in self._known:
@@ -94,8 +96,8 @@ def _read(file: str, until_s: float) -> _Source:
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
             for line in range(call.lineno, (call.end_lineno or call.lineno) + 1):
                 source.calls.setdefault(line, name)
-        if isinstance(node, ast.Call) and _called(node, everything) == "time.sleep":
-            source.sleeps.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.Call) and _called(node, everything) in _EXCUSED:
+            source.excused.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node))
     return source

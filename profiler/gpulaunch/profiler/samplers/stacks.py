@@ -38,6 +38,8 @@ BUDGET: Final = 0.003
 
 _SHORTEST_S: Final = 0.5
 """Between two samples of the same rank."""
+_TURNS_OF_A_WORKER: Final = 10
+"""Samples of a worker in a row: the first one costs ten times as much as the next ones."""
 _REFUSED_S: Final = 60.0
 """The longest pause after failed samples: py-spy may be installed, or ptrace permitted, while the job runs."""
 _REFUSALS: Final = 3
@@ -63,7 +65,7 @@ class Stacks:
         goes_on: bool = True,
     ) -> None:
         """`heard`: called by the sampling thread with rank, phase and frames (deepest first) of every stack.
-        `workers`: the pids of the dataloader workers of a rank, one of which is sampled at every second turn of it;
+        `workers`: the pids of the dataloader workers of a rank, one of which is sampled at each turn of it;
         `heard_worker`: called with its frames.
         `goes_on`: existing stacks are of this run, not of an earlier one in the directory."""
         self._goes_on = goes_on
@@ -188,10 +190,10 @@ class Stacks:
         return look.cpu_s + self._sample_worker(place, self._turns // len(group.ranks))
 
     def _sample_worker(self, place: RankPlace, turn: int) -> float:
-        """Sample the next worker of a rank at every second of its turns; return the same as `_turn`."""
-        if self._heard_worker is None or turn % 2 or not (pids := self._workers(place.rank)):
+        """Sample a worker of a rank; return the same as `_turn`."""
+        if self._heard_worker is None or not (pids := self._workers(place.rank)):
             return 0.0
-        look = self._sampler.look(pids[turn // 2 % len(pids)])
+        look = self._sampler.look(pids[turn // _TURNS_OF_A_WORKER % len(pids)])
         if look.frames:
             self._heard_worker(place, look.frames)
         return look.cpu_s
