@@ -37,9 +37,8 @@ class Loaders:
 
         Packages (Accelerate, Lightning) rebuild the program's own loader; the line to report is that of the original.
         """
-        if by_package:
-            where = self._by_dataset.get(id(loader.dataset), where)
-        else:
+        where = self.line_of(loader.dataset, where, by_package=by_package)
+        if not by_package:
             _remember(self._by_dataset, id(loader.dataset), where)
         settings = settings_of(loader)
         key = f"{where} {settings}"
@@ -50,6 +49,10 @@ class Loaders:
             kind = self._kinds[key] = {"site": where, "split": None, **settings}
             self._tell()
         _remember(self._by_sampler, id(getattr(loader, "_index_sampler", None)), kind)
+
+    def line_of(self, dataset: Any, where: str, *, by_package: bool) -> str:
+        """The line to report for a dataloader of this dataset that is created on line `where`: see `made`."""
+        return self._by_dataset.get(id(dataset), where) if by_package else where
 
     def used(self, iterator: Any, trains: bool) -> str:
         """This iterator returns its first batch, for training or something else.

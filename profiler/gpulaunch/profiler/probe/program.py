@@ -25,6 +25,7 @@ from gpulaunch.profiler.probe.taps import HookError, Undo, exclude_from_compile,
 from gpulaunch.profiler.probe.user_signals import raised_by_program
 
 if TYPE_CHECKING:
+    from gpulaunch.profiler.probe.changes import Changes
     from gpulaunch.profiler.probe.state import Probe
 
 
@@ -57,8 +58,12 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
             probe.unavailable(Hook.FACTS, why)
 
     program = Program(torch)
+    make_loader = _own(loader, "__init__")
+    changes = _changes()
+    if changes is not None:
+        make_loader = changes.tap_loader(torch, probe.loader.loaders, make_loader)
     places = (
-        (loader, "__init__", tap_init(torch, probe.loader.loaders, failed, _own(loader, "__init__"))),
+        (loader, "__init__", tap_init(torch, probe.loader.loaders, failed, make_loader)),
         (parallel, "__init__", tap_parallel(torch, failed, _own(parallel, "__init__"))),
         (optimizer, "__init__", tap_optimizer(probe, torch, program, _own(optimizer, "__init__"))),
         (autocast, "__enter__", tap_autocast(torch, program, _own(autocast, "__enter__"))),
@@ -70,6 +75,18 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
     undo.append(facts.stop)
     atexit.register(facts.flush)  # the facts of a short program, or of the last second of a long one
     undo.append(lambda: atexit.unregister(facts.flush))
+    if changes is not None:
+        changes.install(probe, torch, undo)
+
+
+def _changes() -> Changes | None:
+    """What a trial of `gpulaunch tune` changes; None in every other run."""
+    text = os.environ.get("GPULAUNCH_TUNE")
+    if not text:
+        return None
+    from gpulaunch.profiler.probe.changes import Changes
+
+    return Changes(text)
 
 
 def _own(owner: type[Any], name: str) -> Any:
