@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # A run seen from outside, as its user sees it; and faults on purpose.
     "launcher.runs": {"launcher.loop", "profiler.files", "exporters.store"},
+    "launcher.tune": {"launcher.loop", "launcher.runs", "exporters.files", "profiler.channel", "profiler.files"},
     "launcher.chaos": {"launcher.runs", "launcher.checkpoint", "launcher.loop", "launcher.job"},
     # What user programs save and resume with; they have torch.
     "checkpoint": {"launcher.checkpoint", "profiler.channel", "profiler.probe"},
@@ -86,6 +87,8 @@ BY_NAME: dict[str, set[str]] = {
     "launcher.loop.preload": {"launcher.failure.inside", "profiler.probe.cost", "profiler.probe.inject"},
     # Only in the process that looks into ranks, never in the agent.
     "launcher.hang.stacks": {"profiler.samplers.pyspy"},
+    # What a trial's ranks say about themselves.
+    "launcher.tune.trial": {"profiler.samplers.facts"},
     # Only where there is a driver.
     "launcher.job.host_info": {"profiler.samplers.nvml.driver"},
     "launcher.gpus.memory": {"profiler.samplers.nvml.driver"},

@@ -119,6 +119,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
     from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
     from gpulaunch.exporters.store.locations import nodes_of
     from gpulaunch.exporters.view.files import read_files
+    from gpulaunch.launcher.tune.result import tried_in
     from gpulaunch.profiler.record import order_of
 
     notes: list[str] = []
@@ -145,6 +146,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
                 *order_of(found["evidence"], found["seconds_per_hour"]),
             ),
         ),
+        "tried": tried_in(str(run_dir)),
         "notes": notes,
     }
 
@@ -203,6 +205,7 @@ def as_text(report: Mapping[str, Any], standing: str = "") -> str:
             f"  {_cost(found)}; {_ranks(found['ranks'])}; confidence {found['confidence']:.0%}",
             f"  {found['advice']}",
         ]
+    lines += [*([""] if report["tried"] else []), *report["tried"]]
     return "\n".join(map(_printable, lines))
 
 

@@ -152,8 +152,8 @@ _TAIL = """
 Each option can also be set in the environment (PET_NNODES for --nnodes and all of torchrun's own; GPULAUNCH_GPUS for
 --gpus and all marked *), or in a job file under its long name. The command line takes precedence over the
 environment, and the environment over the job file. Names may be written with - or _, and abbreviated if unique.
-`doctor`, `top`, `report`, `compare`, `trace`, `flame`, `export`, `runs`, `init` and `chaos` are commands only as the
-first word, each with its own --help; a program of that name runs as ./doctor.
+`doctor`, `top`, `report`, `tune`, `compare`, `trace`, `flame`, `export`, `runs`, `init` and `chaos` are commands only
+as the first word, each with its own --help; a program of that name runs as ./doctor.
 """
 
 

@@ -15,6 +15,7 @@ VERBS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "doctor": ("[--json]", "check this machine"),
         "top": ("[RUN]", "show an active or finished run in the terminal"),
         "report": ("[RUN]", "show the findings of a run: what to change, where, and the cost"),
+        "tune": ("PROGRAM | RUN", "try changes of a job in short trials; measure what each gains"),
         "trace": ("--steps N", "record the operations of a running job"),
         "compare": ("RUN_A RUN_B", "compare two runs"),
         "flame": ("[RUN]", "draw flame graphs of a run"),
