@@ -34,7 +34,7 @@ ELSEWHERE = {
     *("--duration", "--rank", "--what", "--again"),  # of gpulaunch trace
     *("--format", "--every"),  # of gpulaunch export
     *("--once", "--json"),  # of gpulaunch top
-    *("--budget", "--allow-numerics", "--in-place"),  # of gpulaunch tune
+    *("--budget", "--allow-numerics", "--in-place", "--apply"),  # of gpulaunch tune
     *("--keep", "--older", "--checkpoints"),  # of gpulaunch runs
     "--go-on",  # of benchmarks/overhead.py
     *("--build", "--file", "--profile", "--shm-size"),  # of docker compose, and of docker run

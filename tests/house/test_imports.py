@@ -71,7 +71,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # A run seen from outside, as its user sees it; and faults on purpose.
     "launcher.runs": {"launcher.loop", "profiler.files", "exporters.store"},
-    "launcher.tune": {"launcher.loop", "launcher.runs", "exporters.files", "profiler.channel", "profiler.files"},
+    "launcher.tune": {
+        *("launcher.job", "launcher.loop", "launcher.runs"),
+        *("exporters.files", "profiler.channel", "profiler.files"),
+    },
     "launcher.chaos": {"launcher.runs", "launcher.checkpoint", "launcher.loop", "launcher.job"},
     # What user programs save and resume with; they have torch.
     "checkpoint": {"launcher.checkpoint", "profiler.channel", "profiler.probe"},

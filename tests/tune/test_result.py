@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,20 @@ def test_the_table_shows_what_was_predicted_and_what_was_measured(tuned: Tuned) 
 def test_a_line_is_shown_for_each_trial(tuned: Tuned) -> None:
     assert result.as_line(tuned, Change(), Measured(step_s=0.1)) == "  as it is: 100.0 ms a step"
     assert (
-        result.as_line(tuned, WORKERS, Measured(step_s=0.05))
-        == "  num_workers=4, persistent_workers=True (train.py:3): 50.0 ms a step, +100 %"
+        result.as_line(tuned, WORKERS, Measured(step_s=0.051))
+        == "  num_workers=4, persistent_workers=True (train.py:3): 51.0 ms a step, +100 %"
     )
     assert result.as_line(tuned, THREADS, Measured(step_s=None, died="slower")).endswith(": slower")
+
+
+def test_after_the_first_trial_its_findings_are_shown(tuned: Tuned) -> None:
+    found = {"rule": "dataloader-too-few-workers", "file": "train.py", "line": 3, "seconds_per_step": 0.0421}
+    first = replace(tuned, trials=1, seen=replace(tuned.seen, findings=[found]))
+
+    assert result.as_line(first, Change(), Measured(step_s=0.1)) == (
+        "  as it is, for its findings: 100.0 ms a step\n"
+        "    found: dataloader-too-few-workers train.py:3: 42.1 ms of every step"
+    )
 
 
 def test_the_patch_is_of_the_lines_that_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

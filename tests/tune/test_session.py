@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpulaunch.launcher.tune.change import Change
-from gpulaunch.launcher.tune.session import measured_of, steps_of
+from gpulaunch.launcher.tune.session import measured_of, steps_for, steps_of
 from gpulaunch.launcher.tune.trial import Point, Steps, Watched
 
 S = 1_000_000_000
@@ -89,3 +89,11 @@ def test_a_change_that_was_not_applied_is_no_result() -> None:
     assert "does not use" in measured_of(seen, steps, CHANGE).refused
     seen.facts = {"loaders": [{}], "changes": {"applied": {"torch num_threads": [1, 2]}, "refused": {}}}
     assert measured_of(seen, steps, CHANGE).step_s is not None
+
+
+def test_what_many_workers_have_prepared_before_is_not_measured() -> None:
+    steps = Steps(first=20, count=60)
+    many = Change(loaders={"train.py:7 main": {"num_workers": 16, "persistent_workers": True}})
+
+    assert steps_for(CHANGE, steps) == steps
+    assert steps_for(many, steps) == Steps(first=37, count=64)

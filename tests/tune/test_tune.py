@@ -59,15 +59,20 @@ def document(job: Path) -> dict[str, Any]:
 @pytest.mark.torch
 @pytest.mark.light  # it waits for data, and compares times
 def test_a_starved_job_gets_workers_that_were_tried(gpulaunch: Any, job: Path) -> None:
-    ended = gpulaunch("tune", "--budget", "50s", "train.py")
+    running = gpulaunch.start("tune", "--budget", "80s", "--apply", "train.py")
+    running.wait_for("changed in every rank")
+    running.wait_until(lambda _: (job / "written").exists())
+    applied = json.loads(next(job.glob("gpulaunch-runs/train-2*/job.json")).read_text())["changes"]
+    (job / "written").unlink()
+    running.signal(signal.SIGTERM)
+    ended = running.wait()
 
-    assert ended.code == 0, ended
     told = document(job)
+    assert json.loads(applied) == told["best"]
     best = told["best"]["loaders"][f"train.py:{LINE} <module>"]["num_workers"]
     (tried,) = [each for each in told["tried"] if each["change"] == told["best"]]
     assert best >= 2, ended
     assert tried["verdict"] == "gain", ended
-    assert len(tried["step_seconds"]) >= 2
     # 50 ms a step, of which 40 are waits.
     assert 0.5 < tried["gain_ratio"]["median"] < 6, ended
     assert f"+loader = DataLoader(Remote(), batch_size=8, num_workers={best}, persistent_workers=True)" in ended.stdout

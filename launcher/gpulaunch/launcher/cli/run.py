@@ -35,7 +35,7 @@ from gpulaunch.launcher.loop import child, linux
 from gpulaunch.launcher.loop.loop import Loop
 from gpulaunch.launcher.loop.orphan_reaper import OrphanReaper
 from gpulaunch.launcher.rendezvous.base import PortInUseError, Rendezvous, RendezvousError
-from gpulaunch.launcher.tune.change import VARIABLE
+from gpulaunch.launcher.tune.change import TRIAL
 from gpulaunch.profiler.channel import control
 from gpulaunch.profiler.channel.control import ControlWriter
 
@@ -212,8 +212,7 @@ class _Job:
                 signal.signal(signal.Signals[name], signal.SIG_DFL)
             for name in spec.notify_signals:  # nothing is left to save, so the signal must not end this process
                 signal.signal(signal.Signals[name], signal.SIG_IGN)
-            # A trial of `gpulaunch tune` is thrown away, and the next one waits for its end.
-            report_dir = None if VARIABLE in os.environ else output.report_dir
+            report_dir = None if TRIAL in os.environ else output.report_dir
             writing = report_page.begin(report_dir) if report_dir is not None else None
             console.flush(_FLUSH_S)
             if writing is not None:

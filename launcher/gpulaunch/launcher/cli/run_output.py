@@ -14,6 +14,7 @@ from gpulaunch.launcher.failure import report
 from gpulaunch.launcher.failure.blame import Blame
 from gpulaunch.launcher.job import plan
 from gpulaunch.launcher.job.host_info import HostInfo
+from gpulaunch.launcher.job.job_json import CHANGES
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.launcher.logs.console import Console
 from gpulaunch.launcher.loop.files import shown
@@ -62,6 +63,8 @@ class RunOutput:
         of = "cores" if spec.host_share is None else "cores of this task"
         threads = "" if spec.omp_num_threads is None else f"; OMP_NUM_THREADS={spec.omp_num_threads} ({of} // ranks)"
         console.say(f"cores {host.cores} ({host.cores_why}){threads}; GPUs {gpus}")
+        if CHANGES in os.environ:
+            console.say(f"changed in every rank ({CHANGES}): {os.environ[CHANGES]}")
         if moved:
             console.say(moved)
         if sidecar_url:

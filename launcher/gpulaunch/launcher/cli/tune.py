@@ -11,13 +11,15 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from gpulaunch.launcher.cli.answer import answer
 from gpulaunch.launcher.cli.verb_parser import VerbParser, time_s, wants_help
+from gpulaunch.launcher.job.job_json import CHANGES
 from gpulaunch.launcher.job.options import UsageError
 from gpulaunch.launcher.loop.files import shown, write_json
 from gpulaunch.launcher.runs.find import RUNS, here
+from gpulaunch.profiler.redact import HIDDEN, redact_words
 
 if TYPE_CHECKING:
     from gpulaunch.launcher.job.spec import JobSpec
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from gpulaunch.launcher.tune.session import Tuned
 
 _HELP = """\
-usage: gpulaunch tune [--budget TIME] [--allow-numerics] [--in-place] [options] PROGRAM [arguments of the program]
-       gpulaunch tune [--budget TIME] [--allow-numerics] [--in-place] RUN
+usage: gpulaunch tune [--budget TIME] [--allow-numerics] [--in-place] [--apply] [options] PROGRAM [arguments]
+       gpulaunch tune [--budget TIME] [--allow-numerics] [--in-place] [--apply] RUN
 
 Runs the job in short trials, each with one change that its findings suggest, without touching the program: arguments
 of its DataLoader and of DistributedDataParallel, threads of torch, garbage collection. Each change is measured over
@@ -37,6 +39,7 @@ run: its command is tried.
 
   --budget TIME         for all trials together (default: 60s; steps of more than 100 ms, or a slow start, need more)
   --allow-numerics      also try what changes results a little: TF32 for matrix products
+  --apply               then start the job with the best change in effect, still without touching the program
   --in-place            run trials in the current directory itself, not in a view of it that is thrown away
 
 `options` are those of gpulaunch: --nproc and so on. Trials start from the beginning, save checkpoints to a directory of
@@ -47,14 +50,30 @@ Exit code 0 whether anything gains or not, 1 if the job cannot be tried, 2 for a
 """
 _BUDGET_S = 60.0
 _SHUTDOWN_S = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class _Ended(Exception):  # noqa: N818 (a request, not an error)
-    """A signal asks to end."""
+class _Interrupt:
+    """Notes a signal that asks to end; a second one ends this process, and the kernel its trial."""
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
+    def __init__(self) -> None:
+        self.signum = 0
+        for signum in _ENDING:
+            signal.signal(signum, self._note)
+
+    def __call__(self) -> bool:
+        """Whether there was one."""
+        return self.signum != 0
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
         self.signum = signum
+        self.dismiss()
+
+    @staticmethod
+    def dismiss() -> None:
+        """From now on signals have their usual effect."""
+        for signum in _ENDING:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def words() -> VerbParser:
@@ -63,6 +82,7 @@ def words() -> VerbParser:
     parser.add_argument("--budget", type=time_s, default=_BUDGET_S)
     parser.add_argument("--allow-numerics", action="store_true")
     parser.add_argument("--in-place", action="store_true")
+    parser.add_argument("--apply", action="store_true")
     return parser
 
 
@@ -77,8 +97,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("tune: no program is given: gpulaunch tune --nproc 2 train.py")
     run_dir, job_argv = _of_run(job_argv)
     options, program, spec = _job(job_argv)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end)
+    interrupt = _Interrupt()
     from gpulaunch.launcher.tune import scratch
 
     try:
@@ -86,23 +105,35 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         raise UsageError(f"tune: no directory for trials: {error.strerror}; set TMPDIR") from None
     try:
-        return _tune(given, options, program, spec, parent, run_dir)
+        code, best = _tune(given, options, program, spec, parent, run_dir, interrupt)
     finally:
         try:
             scratch.discard(parent)
         except OSError as error:
             print(f"gpulaunch: {parent} remains: {error.strerror}", file=sys.stderr, flush=True)
+    interrupt.dismiss()
+    if code or not given.apply:
+        return code
+    if best is not None:
+        os.environ[CHANGES] = best.as_env()
+    from gpulaunch.launcher.cli.main import main
 
-
-def _end(signum: int, _frame: FrameType | None) -> NoReturn:
-    raise _Ended(signum)
+    sys.argv[1:] = [*options, *program]  # the command that the run records
+    return main(sys.argv[1:])
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Tune's own words, which come first, and the job's."""
     own: list[str] = []
     rest = list(argv)
-    while rest and rest[0].partition("=")[0] in ("--budget", "--allow-numerics", "--in-place", "-h", "--help"):
+    while rest and rest[0].partition("=")[0] in (
+        "--budget",
+        "--allow-numerics",
+        "--in-place",
+        "--apply",
+        "-h",
+        "--help",
+    ):
         own.append(rest.pop(0))
         if own[-1] == "--budget" and rest:
             own.append(rest.pop(0))
@@ -119,9 +150,12 @@ def _of_run(job_argv: list[str]) -> tuple[str, list[str]]:
     try:
         run_dir = find_run(job_argv[0], here())
         with open(os.path.join(run_dir, "job.json"), "rb") as file:
-            return run_dir, [str(word) for word in json.load(file)["command"][1:]]
+            command = [str(word) for word in json.load(file)["command"][1:]]
     except (RunError, OSError, ValueError, KeyError, TypeError):
         return "", job_argv  # a command, or a program that does not exist: the parser says so
+    if any(HIDDEN in word for word in command):
+        raise UsageError(f"tune: the command of {job_argv[0]} has a secret, which is not stored: give the command")
+    return run_dir, command
 
 
 def _job(job_argv: list[str]) -> tuple[list[str], list[str], JobSpec]:
@@ -135,6 +169,8 @@ def _job(job_argv: list[str]) -> tuple[list[str], list[str], JobSpec]:
     if "training_script" in given:
         program = [given["training_script"], *given.get("training_script_args", [])]
     options = job_argv[: len(job_argv) - len(program)]
+    if options[-1:] == ["--"]:
+        options.pop()
     spec = resolve(given, os.environ, detect(os.environ)).spec
     if spec.nnodes > 1:
         raise UsageError("tune: a job on several nodes cannot be tuned; try its program on one")
@@ -146,11 +182,18 @@ def _job(job_argv: list[str]) -> tuple[list[str], list[str], JobSpec]:
 
 
 def _tune(
-    given: argparse.Namespace, options: list[str], program: list[str], spec: JobSpec, parent: str, run_dir: str
-) -> int:
+    given: argparse.Namespace,
+    options: list[str],
+    program: list[str],
+    spec: JobSpec,
+    parent: str,
+    run_dir: str,
+    interrupt: _Interrupt,
+) -> tuple[int, Change | None]:
+    """Make the trials; return the exit code and the best change."""
     from gpulaunch.launcher.job.host_info import detect
     from gpulaunch.launcher.tune import result, scratch
-    from gpulaunch.launcher.tune.session import Job, NotTunableError, Session
+    from gpulaunch.launcher.tune.session import InterruptedTuningError, Job, NotTunableError, Session
     from gpulaunch.launcher.tune.trial import last_output
 
     directory = here()
@@ -176,21 +219,21 @@ def _tune(
     def told(tuned: Tuned, change: Change, measured: Measured) -> None:
         answer(result.as_line(tuned, change, measured) + "\n")
 
-    session = Session(job, given.budget, told)
+    session = Session(job, given.budget, told, interrupt)
     code = 0
     try:
         session.run()
     except NotTunableError as error:
         answer(last_output(job.directory))
         print(f"gpulaunch: error: tune: {error}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
-    except _Ended as ended:
-        code = 128 + ended.signum
-    if session.tuned is not None:
-        _conclude(session.tuned, [*options, *program], run_dir, spec.name)
-    return code
+        return 1, None
+    except InterruptedTuningError:
+        code = 128 + interrupt.signum
+    if session.tuned is None:
+        return code, None
+    _conclude(session.tuned, [*options, *program], run_dir, spec.name)
+    best = session.tuned.search.best()
+    return code, None if best is None else best.change
 
 
 def _options_of_trial(run_dir: str) -> list[str]:
@@ -214,7 +257,9 @@ def _conclude(tuned: Tuned, command: Sequence[str], run_dir: str, name: str) -> 
     try:
         if not run_dir:
             shutil.copytree(tuned.base_dir, kept, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
-        write_json(os.path.join(kept, result.TUNE_FILE), result.as_json(tuned, command=command, patch=patch))
+        write_json(
+            os.path.join(kept, result.TUNE_FILE), result.as_json(tuned, command=redact_words(command), patch=patch)
+        )
     except (OSError, shutil.Error) as error:
         lines.append(f"cannot keep the results in {shown(kept)}: {error}")
     else:

@@ -17,6 +17,10 @@ _ALWAYS = ("gpulaunch", "torch", "numpy", "nvidia-ml-py")
 _DRIVER = "/proc/driver/nvidia/version"
 
 
+CHANGES = "GPULAUNCH_TUNE"
+"""The variable with changes that the probe of each rank applies: of a trial, or kept by `gpulaunch tune --apply`."""
+
+
 def job_document(
     spec: JobSpec,
     packages: Iterable[str] = (),
@@ -50,6 +54,7 @@ def job_document(
             "spawn_because": spawn_because,
         },
         **{name: redact_all(value) for name, value in document.items()},
+        **({"changes": os.environ[CHANGES]} if CHANGES in os.environ else {}),
     }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-VARIABLE: Final = "GPULAUNCH_TUNE"
-"""What the probe of a rank reads: see `profiler.probe.changes`."""
+TRIAL: Final = "GPULAUNCH_TRIAL"
+"""Set in trials: no report page is written, and the next one need not wait for it."""
 
 Settings = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ class Change:
         return frozenset(of_loaders | others | ({("", "gc_freeze")} if self.gc_freeze else set()))
 
     def as_env(self) -> str:
-        """The value of the variable."""
+        """The value of `job_json.CHANGES`."""
         return json.dumps(self.as_json())
 
     def as_json(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ LEAST_GAIN: Final = 0.03
 """A smaller gain is not recommended: `gpulaunch compare` does not tell one of two runs either."""
 FEWEST: Final = 2
 """Trials of each kind before a gain is sure: one may have met another process."""
+CLEAR: Final = 0.25
+"""A gain that is larger in all pairs is sure after one trial with the change, between two without it."""
 MOST: Final = 5
 """Trials of one change; what is not sure by then is reported as such."""
 
@@ -41,6 +43,8 @@ def gain_of(base_s: Sequence[float], changed_s: Sequence[float]) -> Gain:
     middle = median(base_s) / median(changed_s) - 1.0
     low, high = min(base_s) / max(changed_s) - 1.0, max(base_s) / min(changed_s) - 1.0
     verdict = _verdict(middle, low, high, min(len(base_s), len(changed_s)))
+    if len(base_s) >= FEWEST and low >= CLEAR:
+        verdict = "gain"
     return Gain(median=middle, low=low, high=high, verdict=verdict)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, Final
 
 from gpulaunch.launcher.tune.change import Change, line_of
@@ -16,6 +17,7 @@ from gpulaunch.profiler.files import read_file
 
 VERSION: Final = 1
 TUNE_FILE: Final = "tune.json"
+_MOST_FOUND: Final = 3
 _MOST_BYTES: Final = 1 << 20
 _MOST_TEXT: Final = 300
 _NO_GAIN: Final = "no gain"
@@ -32,12 +34,21 @@ _OF_TORCH: Final[Mapping[str, str]] = {
 
 
 def as_line(tuned: Tuned, change: Change, measured: Measured) -> str:
-    """One line about a trial that has just ended."""
+    """What to say of a trial that has just ended: a line, and after the first trial what was found in it."""
+    if tuned.trials == 1:
+        found = "".join(f"\n    found: {_found(each)}" for each in tuned.seen.findings[:_MOST_FOUND])
+        return f"  as it is, for its findings: {1e3 * tuned.base_s:.1f} ms a step{found}"
     name = f"{change.name} ({change.where})" if change.keys else "as it is"
     if measured.step_s is None:
         return f"  {name}: {measured.refused or measured.died}"
-    gain = f", {_signed(tuned.base_s / measured.step_s - 1.0)}" if change.keys else ""
+    base = tuned.search.base
+    gain = f", {_signed(median(base) / measured.step_s - 1.0)}" if change.keys and base else ""
     return f"  {name}: {1e3 * measured.step_s:.1f} ms a step{gain}"
+
+
+def _found(finding: Mapping[str, Any]) -> str:
+    place = f" {finding['file']}:{finding['line']}" if finding["file"] else ""
+    return f"{finding['rule']}{place}: {1e3 * finding['seconds_per_step']:.3g} ms of every step"
 
 
 def as_table(tuned: Tuned) -> list[str]:

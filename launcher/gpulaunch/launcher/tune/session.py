@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gpulaunch.launcher.job.job_json import CHANGES
 from gpulaunch.launcher.tune.candidates import Seen, candidates, more_workers
-from gpulaunch.launcher.tune.change import VARIABLE, Change
+from gpulaunch.launcher.tune.change import TRIAL, Change
 from gpulaunch.launcher.tune.search import Measured, Search
 from gpulaunch.launcher.tune.trial import Point, Steps, Watched, watch
 from gpulaunch.profiler.channel.clock import monotonic_ns
@@ -25,9 +26,17 @@ _DIAGNOSED_S: Final = 8.0
 """Of steps of the job as it is: its findings say what to try."""
 _EPOCHS: Final = 2
 """That must begin in the measured steps, where the job as it is began as many."""
+_PREFETCHED: Final = 2
+"""Batches that a worker has prepared before the first step: torch's default of `prefetch_factor`."""
+_BURSTS: Final = 4
+"""Batches of each worker that are measured at least."""
 _HOPELESS: Final = 1.5
 """A trial whose steps take so many times as long as those of the job as it is ends early."""
 _SLACK_S: Final = 20.0
+
+
+class InterruptedTuningError(Exception):
+    """The user has asked to end."""
 
 
 class NotTunableError(Exception):
@@ -57,7 +66,7 @@ class Tuned:
     seen: Seen
     search: Search
     base_dir: str
-    """The run directory of the first trial of the job as it is."""
+    """The run directory of the first trial, of the job as it is."""
     spent_s: float = 0.0
     trials: int = 1
     left: list[Change] = field(default_factory=list[Change])
@@ -71,10 +80,18 @@ class Session:
         job: the job.
         budget_s: for all trials together.
         told: called with a change and what its trial gave, after each.
+        is_interrupted: whether the user has asked to end.
     """
 
-    def __init__(self, job: Job, budget_s: float, told: Callable[[Tuned, Change, Measured], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        budget_s: float,
+        told: Callable[[Tuned, Change, Measured], None],
+        is_interrupted: Callable[[], bool],
+    ) -> None:
         self._job = job
+        self._is_interrupted = is_interrupted
         self._budget_s = budget_s
         self._told = told
         self._began_ns = monotonic_ns()
@@ -86,14 +103,16 @@ class Session:
         """Try until nothing is left.
 
         Raises:
+            InterruptedTuningError: the user has asked to end; what has been learnt is in `tuned`.
             NotTunableError: the job fails, makes no steps, or too few.
             OSError: it cannot be started.
         """
         tuned = self._try_base()
         search = tuned.search
         while (change := search.next(self._trials_left())) is not None:
-            watched = self._watch(change, self._is_enough(tuned), longest_s=2 * self._took_s[0] + _SLACK_S)
-            measured = measured_of(watched, tuned.steps, change)
+            is_enough = self._is_enough(tuned, steps_for(change, tuned.steps))
+            watched = self._watch(change, is_enough, longest_s=2 * self._took_s[0] + _SLACK_S)
+            measured = measured_of(watched, steps_for(change, tuned.steps), change)
             search.add(change, measured)
             tuned.trials += 1
             tuned.spent_s = self._spent_s()
@@ -110,9 +129,18 @@ class Session:
 
     def _watch(self, change: Change, is_enough: Callable[[Watched], bool], *, longest_s: float) -> Watched:
         run_dir = os.path.join(self._job.directory, f"trial-{len(self._took_s)}")
-        env = {**self._job.env, **({VARIABLE: change.as_env()} if change.keys else {})}
+        env = {**self._job.env, TRIAL: "1", **({CHANGES: change.as_env()} if change.keys else {})}
         began_ns = monotonic_ns()
-        watched = watch(self._job.argv_in(run_dir), env, run_dir, is_enough=is_enough, longest_s=longest_s)
+        watched = watch(
+            self._job.argv_in(run_dir),
+            env,
+            run_dir,
+            is_enough=is_enough,
+            is_interrupted=self._is_interrupted,
+            longest_s=longest_s,
+        )
+        if self._is_interrupted():
+            raise InterruptedTuningError
         self._took_s.append((monotonic_ns() - began_ns) / 1e9)
         if len(self._took_s) > 1:  # the first one is kept: its findings are the job's
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -131,18 +159,21 @@ class Session:
             raise NotTunableError(_why_not(watched, self._budget_s))
         base_dir = os.path.join(self._job.directory, "trial-0")
         seen = _seen(self._job, watched, ends, base_dir)
-        search = Search(candidates(seen), more_workers)
-        measured = measured_of(watched, steps, Change())
-        search.add(Change(), measured)
+        # It may have read its data from a disk that later trials find in memory, so nothing is compared with it.
         tuned = self.tuned = Tuned(
-            base_s=seen.step_s, steps=steps, seen=seen, search=search, base_dir=base_dir, spent_s=self._spent_s()
+            base_s=seen.step_s,
+            steps=steps,
+            seen=seen,
+            search=Search(candidates(seen), more_workers),
+            base_dir=base_dir,
+            spent_s=self._spent_s(),
         )
-        self._told(tuned, Change(), measured)
+        self._told(tuned, Change(), measured_of(watched, steps, Change()))
         return tuned
 
     @staticmethod
-    def _is_enough(tuned: Tuned) -> Callable[[Watched], bool]:
-        steps, longest_ns = tuned.steps, _HOPELESS * tuned.base_s * tuned.steps.count * 1e9
+    def _is_enough(tuned: Tuned, steps: Steps) -> Callable[[Watched], bool]:
+        longest_ns = _HOPELESS * tuned.base_s * steps.count * 1e9
 
         def is_enough(seen: Watched) -> bool:
             if seen.between(steps) is not None:
@@ -179,6 +210,14 @@ def steps_of(watched: Watched) -> Steps | None:
         last,
     )
     return Steps(first=begin.steps, count=enough.steps - begin.steps)
+
+
+def steps_for(change: Change, steps: Steps) -> Steps:
+    """Return the steps that a trial of a change measures: later and more ones where its workers have prepared many
+    batches before the first step, and hand them out in bursts."""
+    workers = max((settings.get("num_workers", 0) for settings in change.loaders.values()), default=0)
+    first = max(steps.first, _PREFETCHED * workers + _WARM_UP_STEPS)
+    return Steps(first=first, count=max(steps.count, _BURSTS * workers))
 
 
 def measured_of(watched: Watched, steps: Steps, change: Change) -> Measured:

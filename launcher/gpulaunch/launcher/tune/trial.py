@@ -80,6 +80,7 @@ def watch(
     run_dir: str,
     *,
     is_enough: Callable[[Watched], bool],
+    is_interrupted: Callable[[], bool],
     longest_s: float,
 ) -> Watched:
     """Run a job until it has shown enough, and end it.
@@ -89,6 +90,7 @@ def watch(
         env: its environment.
         run_dir: its run directory; what it prints goes to a file there.
         is_enough: asked after each step; also whether it makes sense to go on.
+        is_interrupted: asked all the time; then it is ended at once.
         longest_s: after this time it is ended in any case.
 
     Raises:
@@ -111,6 +113,8 @@ def watch(
                     seen.facts = facts or seen.facts
                     if is_enough(seen):
                         break
+                if is_interrupted():
+                    break
                 if monotonic_ns() - seen.started_ns > longest_s * 1e9:
                     seen.late = True
                     break

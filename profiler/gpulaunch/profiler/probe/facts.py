@@ -8,7 +8,7 @@
     precision     parameters (dtype), sharded, autocast (dtype or false), matmul (of float32)
     dataparallel  the line that makes a DataParallel, or null
     ddp           the last log of DistributedDataParallel, or null
-    changes       in a trial of `gpulaunch tune` only: what was applied (old and new value) and refused (reason)
+    changes       with GPULAUNCH_TUNE only: what was applied (old and new value) and refused (reason)
 
 Any module of the probe sets its facts with `set_fact`, in memory; at most once a second all of them are written, if
 they have changed. Nothing blocks: the file is on tmpfs, and readers see the old or the new one.
