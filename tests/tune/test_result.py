@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulaunch.launcher.cli import report
+from gpulaunch.exporters.files.tuned import TUNE_FILE, tried_in
+from gpulaunch.exporters.view.load import load_run
+from gpulaunch.launcher.cli import report, report_document
 from gpulaunch.launcher.tune import result
 from gpulaunch.launcher.tune.candidates import Seen
 from gpulaunch.launcher.tune.change import Change
@@ -102,14 +104,16 @@ def test_what_cannot_be_patched_is_said_in_words(tmp_path: Path, monkeypatch: py
     )
 
 
-def test_the_report_of_a_run_tells_what_was_tried(tuned: Tuned, tmp_path: Path) -> None:
+def test_all_that_shows_a_run_tells_what_was_tried(tuned: Tuned, tmp_path: Path) -> None:
     document = result.as_json(tuned, command=["train.py"], patch="")
-    (tmp_path / result.TUNE_FILE).write_text(json.dumps(document))
+    (tmp_path / TUNE_FILE).write_text(json.dumps(document))
     (tmp_path / "job.json").write_text("{}")
     line = "tried: num_workers=4, persistent_workers=True (train.py:3): +100 % (92 .. 108) steps a second"
 
-    assert result.tried_in(str(tmp_path)) == [line]
+    assert tried_in(tmp_path, []) == (line,)
     assert report.as_text(report.collect(tmp_path)).endswith(f"\n\n{line}")
+    assert load_run(tmp_path).tried == (line,)
+    assert line in report_document.as_markdown(str(tmp_path)).replace("\\", "")
     assert document["best"] == WORKERS.as_json()
     assert document["not_tried"] == [THREADS.as_json()]
     assert [each["verdict"] for each in document["tried"]] == ["gain", "failed", "none"]
@@ -117,7 +121,8 @@ def test_the_report_of_a_run_tells_what_was_tried(tuned: Tuned, tmp_path: Path) 
 
 @pytest.mark.parametrize("content", ["", "[", "{}", '{"tried": 3}', '{"tried": [{"verdict": "gain"}]}', "[" * 100_000])
 def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
-    (tmp_path / result.TUNE_FILE).write_text(content)
-    (line,) = result.tried_in(str(tmp_path))
+    (tmp_path / TUNE_FILE).write_text(content)
+    notes: list[str] = []
 
-    assert line.startswith("tune.json cannot be read: ")
+    assert tried_in(tmp_path, notes) == ()
+    assert notes[0].startswith("tune.json cannot be read: ")

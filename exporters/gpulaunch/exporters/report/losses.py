@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpulaunch.exporters.report.document import Block, Column, Facts, Paragraph, Section, Table
+from gpulaunch.exporters.report.document import Block, Column, Facts, Items, Paragraph, Section, Table
 from gpulaunch.exporters.report.formatting import measured, moment, percent, rank_list, seconds, words
 from gpulaunch.exporters.view.figures import UNKNOWN
 from gpulaunch.exporters.view.findings import not_profiled
@@ -41,11 +41,16 @@ def headline(view: RunView) -> tuple[str, ...]:
     return tuple(said)
 
 
+def _tried(view: RunView) -> list[Block]:
+    """What `gpulaunch tune` has measured of this job."""
+    return [Items(view.tried)] if view.tried else []
+
+
 def section(view: RunView) -> Section:
     """Return the findings, largest loss first, each with what to change."""
     findings = view.findings
     if not findings:
-        return Section(id="losses", title="Bottlenecks", blocks=(Paragraph(_nothing(view)),))
+        return Section(id="losses", title="Bottlenecks", blocks=(Paragraph(_nothing(view)), *_tried(view)))
     blocks: list[Block] = [
         Paragraph(
             "The time is what would be saved in every step, and in an hour of training. Confidence: 90 % is read from "
@@ -84,7 +89,7 @@ def section(view: RunView) -> Section:
     return Section(
         id="losses",
         title="Bottlenecks",
-        blocks=tuple(blocks),
+        blocks=(*blocks, *_tried(view)),
         parts=tuple(_part(number, found, view) for number, found in enumerate(findings[:_MOST_IN_DETAIL], 1)),
     )
 

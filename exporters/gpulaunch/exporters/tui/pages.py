@@ -81,6 +81,7 @@ def _headlines(view: RunView, _: Selection) -> Iterator[RenderableType]:
     for each in findings[:_HEADLINES]:
         cost = f"{seconds(each.lost_seconds)} lost" if each.lost_seconds else _cost(each)
         yield Line((f"{plain(each.rule)}{_where(each)}", "bold"), f": {cost}; ", (plain(each.advice), "green"))
+    yield from (Text(plain(line), "green") for line in view.tried)
     if not view.ranks:
         yield from (Text(plain(note), "yellow") for note in view.notes)
 

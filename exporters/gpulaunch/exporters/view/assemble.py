@@ -48,6 +48,7 @@ class Parts:
     other_events: list[EventView] = field(default_factory=list[EventView])
     """From other nodes."""
     live: bool = False
+    tried: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -66,7 +67,7 @@ def assemble(parts: Parts, *, max_points: int, window_s: float | None) -> RunVie
     view = _with_nodes(view, sources, curves)
     if axis is not None:
         view = with_curves(view, axis, sources, curves, chosen)
-    return settled(replace(view, notes=_notes(parts, ranks, chosen, num_ranks)))
+    return settled(replace(view, tried=parts.tried, notes=_notes(parts, ranks, chosen, num_ranks)))
 
 
 def _recorded(parts: Parts, ranks: Sequence[RankView]) -> RunView:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
+from gpulaunch.exporters.files.tuned import tried_in
 from gpulaunch.exporters.store.locations import files_of, nodes_of
 from gpulaunch.exporters.view.assemble import Parts, assemble, events_of
 from gpulaunch.exporters.view.attempts import AttemptHistory, history_of
@@ -90,6 +91,7 @@ def gather(run_dir: Path, *, now_s: float, live: bool = False) -> Parts:
         ],
         other_events=events,
         live=live,
+        tried=tried_in(run_dir, notes),
         notes=notes,
     )
 

@@ -295,6 +295,8 @@ class RunView:
     """The names of the phases of a step, in the order in which they are shown."""
     goodput_buckets: tuple[str, ...] = GOODPUT_BUCKETS
     """The names of the buckets of goodput, in the order in which they are shown."""
+    tried: tuple[str, ...] = ()
+    """What `gpulaunch tune` has tried of this job and gained by it, one line each."""
     notes: tuple[str, ...] = ()
     """What is missing or damaged, one line each, ready for display (except for `inert`)."""
 

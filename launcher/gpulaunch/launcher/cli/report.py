@@ -117,9 +117,9 @@ def collect(run_dir: Path) -> dict[str, Any]:
     Data of an earlier run in the same directory is marked (`earlier`).
     """
     from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
+    from gpulaunch.exporters.files.tuned import tried_in
     from gpulaunch.exporters.store.locations import nodes_of
     from gpulaunch.exporters.view.files import read_files
-    from gpulaunch.launcher.tune.result import tried_in
     from gpulaunch.profiler.record import order_of
 
     notes: list[str] = []
@@ -146,7 +146,7 @@ def collect(run_dir: Path) -> dict[str, Any]:
                 *order_of(found["evidence"], found["seconds_per_hour"]),
             ),
         ),
-        "tried": tried_in(str(run_dir)),
+        "tried": list(tried_in(run_dir, notes)),
         "notes": notes,
     }
 

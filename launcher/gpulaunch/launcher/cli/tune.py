@@ -248,6 +248,7 @@ def _options_of_trial(run_dir: str) -> list[str]:
 
 def _conclude(tuned: Tuned, command: Sequence[str], run_dir: str, name: str) -> None:
     """Show the table and the patch, and keep all of it as JSON: in the run that was named, or the first trial's."""
+    from gpulaunch.exporters.files.tuned import TUNE_FILE
     from gpulaunch.launcher.tune import result
 
     best = tuned.search.best()
@@ -257,11 +258,9 @@ def _conclude(tuned: Tuned, command: Sequence[str], run_dir: str, name: str) -> 
     try:
         if not run_dir:
             shutil.copytree(tuned.base_dir, kept, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
-        write_json(
-            os.path.join(kept, result.TUNE_FILE), result.as_json(tuned, command=redact_words(command), patch=patch)
-        )
+        write_json(os.path.join(kept, TUNE_FILE), result.as_json(tuned, command=redact_words(command), patch=patch))
     except (OSError, shutil.Error) as error:
         lines.append(f"cannot keep the results in {shown(kept)}: {error}")
     else:
-        lines.append(f"{tuned.trials} trials in {tuned.spent_s:.0f} s; all of it in {shown(kept)}/{result.TUNE_FILE}")
+        lines.append(f"{tuned.trials} trials in {tuned.spent_s:.0f} s; all of it in {shown(kept)}/{TUNE_FILE}")
     answer("\n".join(lines) + "\n")

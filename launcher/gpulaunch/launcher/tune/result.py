@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
+from gpulaunch.exporters.files.tuned import VERSION, gain_text
 from gpulaunch.launcher.tune.change import Change, line_of
 from gpulaunch.launcher.tune.measure import Gain
 from gpulaunch.launcher.tune.patch import diff_of_source, patched_all, read_source
 from gpulaunch.launcher.tune.search import Measured, Tried
 from gpulaunch.launcher.tune.session import Tuned
-from gpulaunch.profiler.files import read_file
 
-VERSION: Final = 1
-TUNE_FILE: Final = "tune.json"
 _MOST_FOUND: Final = 3
-_MOST_BYTES: Final = 1 << 20
-_MOST_TEXT: Final = 300
 _NO_GAIN: Final = "no gain"
 _POSITIONS: Final = (
     *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory"),
@@ -116,23 +110,6 @@ def _arguments(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
-def tried_in(run_dir: str) -> list[str]:
-    """What `tune` has found of a run, a line each; empty if it was not tuned. The file may be damaged, or another's."""
-    try:
-        document: Any = json.loads(read_file(os.path.join(run_dir, TUNE_FILE), most_bytes=_MOST_BYTES))
-        return [_sentence(each) for each in document["tried"] if each["verdict"] == "gain"]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return [f"{TUNE_FILE} cannot be read: {type(error).__name__}"]
-
-
-def _sentence(tried: Mapping[str, Any]) -> str:
-    gain = Gain(**{name: float(tried["gain_ratio"][name]) for name in ("median", "low", "high")}, verdict="gain")
-    name, where = (str(tried[key])[:_MOST_TEXT] for key in ("name", "where"))
-    return f"tried: {name} ({where}): {_as_text(gain)} steps a second"
-
-
 def _tried_json(tuned: Tuned, tried: Tried) -> Mapping[str, Any]:
     gain = tuned.search.gain(tried)
     return {
@@ -162,8 +139,7 @@ def _row(tuned: Tuned, tried: Tried) -> tuple[str, str, str, str, str]:
 def _as_text(gain: Gain) -> str:
     if gain.verdict == "none":
         return f"{_NO_GAIN} ({_signed(gain.median)})"
-    unsure = "" if gain.verdict == "gain" else ", not sure"
-    return f"{_signed(gain.median)} ({100 * gain.low:.0f} .. {100 * gain.high:.0f}){unsure}"
+    return gain_text(gain.median, gain.low, gain.high) + ("" if gain.verdict == "gain" else ", not sure")
 
 
 def _gained(tuned: Tuned, tried: Tried) -> float:
