@@ -146,3 +146,21 @@ def test_files_without_end_fill_nothing(tmp_path: Path) -> None:
     sources = SourceLines()
 
     assert [sources.call(str(path), 2) for path in paths] == ["os.fsync"] * 64 + [""] * 6
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("torch.autograd.set_detect_anomaly(True)", 2),
+        ("with torch.autograd.detect_anomaly():\n    pass", 2),
+        ("set_detect_anomaly(mode=debug)", 2),
+        ("torch.autograd.set_detect_anomaly(False)", 0),
+        ("set_detect_anomaly(mode=False)", 0),
+        ("pass", 0),
+    ],
+)
+def test_the_line_that_switches_anomaly_mode_on_is_known(tmp_path: Path, line: str, found: int) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(f"import torch\n{line}\n")
+
+    assert SourceLines().anomaly_line(str(program)) == found

@@ -12,6 +12,7 @@ from gpulaunch.profiler.record import RankPlace
 from gpulaunch.profiler.samplers.logged import line_that_logs
 from gpulaunch.profiler.samplers.paths import shown_path, working_directory
 from gpulaunch.profiler.samplers.sampled_calls import (
+    ANOMALY,
     Call,
     below_fetch,
     call_of,
@@ -69,6 +70,8 @@ class StackSamples:
     def _call(self, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none."""
         call = call_of(frames)
+        if call is not None and call.name == ANOMALY:
+            return self._at_its_cause(call, frames)
         if call is None or spans_steps(call, phase) or is_outside_compute(call, phase):
             return call
         if call.origin != "program" or call.in_model or phase not in _BETWEEN:
@@ -82,6 +85,13 @@ class StackSamples:
             if self._sources.is_after_backward(line.file, line.line):
                 return line
         return None
+
+    def _at_its_cause(self, call: Call, frames: Sequence[Frame]) -> Call:
+        """Anomaly mode costs at every line of the model: the one that switches it on is meant, if it is known."""
+        for line in lines_of_program(frames):
+            if cause := self._sources.anomaly_line(line.file):
+                return replace(call, file=line.file, line=cause)
+        return call
 
     def _shown(self, place: RankPlace, file: str, line: int) -> str:
         return f"{shown_path(file, working_directory(place.pid, root=self._root))}:{line}"

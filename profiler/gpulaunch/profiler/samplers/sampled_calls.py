@@ -40,6 +40,7 @@ _TORCH_CALLS: Final = frozenset({"empty_cache", "state_dict", "load_state_dict",
 """Functions of torch that are not a part of a step's compute: freeing or copying what could stay."""
 _OF_THE_MODEL: Final = ("data_wait", "forward", "backward", "optimizer")
 """Phases of every training step. `forward` is all from the batch to `backward`: what prepares the batch, the loss."""
+ANOMALY: Final = "torch.autograd.set_detect_anomaly"
 _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
@@ -74,7 +75,7 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
         return None
     if any(_ANOMALY.search(f"{frame.file} {frame.name}") for frame in frames[:depth]):
         model = _model_call(frames)
-        return Call(model.file, model.line, "torch.autograd.set_detect_anomaly", "python")
+        return Call(model.file, model.line, ANOMALY, "python")
     line = frames[depth]
     below = [(frame, *_origin(frame.file)) for frame in reversed(frames[:depth])]
     below = [each for each in below if each[1] != "gpulaunch"]

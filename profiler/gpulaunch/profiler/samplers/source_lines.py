@@ -33,6 +33,7 @@ _NOT_TOLD: Final = frozenset({"torch", "torchvision", "__future__", "gc", "time"
 """Modules whose functions are torch's own compute or take no time of their own."""
 _EXCUSED: Final = frozenset({"time.sleep", "gc.collect"})
 """Functions that are no finding of a line: one sleeps on purpose, and collections have a rule of their own."""
+_ANOMALY: Final = frozenset({"set_detect_anomaly", "detect_anomaly"})
 _Loop = ast.For | ast.While | ast.AsyncFor
 
 
@@ -43,6 +44,7 @@ class _Source:
     calls: dict[int, str] = field(default_factory=dict[int, str])
     after_backward: set[int] = field(default_factory=set[int])
     excused: set[int] = field(default_factory=set[int])
+    detects_anomaly: int = 0
 
 
 class SourceLines:
@@ -68,6 +70,10 @@ class SourceLines:
     def is_excused(self, file: str, line: int) -> bool:
         """Whether a line calls `time.sleep` or `gc.collect`."""
         return line in self._source(file).excused
+
+    def anomaly_line(self, file: str) -> int:
+        """The line on which a file switches torch's anomaly mode on; 0 if it does not."""
+        return self._source(file).detects_anomaly
 
     def _source(self, file: str) -> _Source:
         if file not in self._known:
@@ -98,6 +104,8 @@ def _read(file: str, until_s: float) -> _Source:
                 source.calls.setdefault(line, name)
         if isinstance(node, ast.Call) and _called(node, everything) in _EXCUSED:
             source.excused.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.Call) and _last_name(node) in _ANOMALY and not _is_off(node):
+            source.detects_anomaly = source.detects_anomaly or node.lineno
         if isinstance(node, _Loop):
             source.after_backward.update(_after_backward(node))
     return source
@@ -158,6 +166,16 @@ def _after_backward(loop: _Loop) -> Iterator[int]:
     }
     last = max((node.end_lineno or 0 for node in loop.body), default=0)
     yield from (line for line in range(backward + 1, last + 1) if line not in needed)
+
+
+def _last_name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else _method(call)
+
+
+def _is_off(call: ast.Call) -> bool:
+    """`set_detect_anomaly(False)`."""
+    values = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    return any(isinstance(value, ast.Constant) and value.value is False for value in values)
 
 
 def _method(call: ast.Call) -> str:

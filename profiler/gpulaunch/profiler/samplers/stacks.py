@@ -1,9 +1,9 @@
 """The stack sampler: periodically samples the stack of each rank's main thread and counts stacks by phase.
 
 It runs in its own thread, because the sampled process may be in any state, and a sample may take long. It samples one
-rank after the other, each of them twice a second. But after each sample it pauses in proportion to that sample's CPU
-time, so its total - reading, or py-spy's CPU, and the writing of the file - stays below `BUDGET` of one core, also on a
-slow machine or with 256 ranks. Pauses vary, so that they do not synchronise with the steps.
+rank after the other, each of them five times a second. But after each sample it pauses in proportion to that sample's
+CPU time, so its total - reading, or py-spy's CPU, and the writing of the file - stays below `BUDGET` of one core, also
+on a slow machine or with 256 ranks. Pauses vary, so that they do not synchronise with the steps.
 
 The stacks are in `stacks.folded` in the run directory, which every sidecar of the run continues, and so does a later
 run in the same directory.
@@ -36,7 +36,7 @@ from gpulaunch.profiler.stack import Frame
 BUDGET: Final = 0.003
 """Of one core, on average: a third of what the whole sidecar may use."""
 
-_SHORTEST_S: Final = 0.5
+_SHORTEST_S: Final = 0.2
 """Between two samples of the same rank."""
 _TURNS_OF_A_WORKER: Final = 10
 """Samples of a worker in a row: the first one costs ten times as much as the next ones."""
