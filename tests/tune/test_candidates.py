@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpulaunch.launcher.tune.candidates import Seen, candidates, more_workers
+from gpulaunch.launcher.tune.candidates import Seen, candidates, more_workers, why_no_workers
 from gpulaunch.launcher.tune.search import Measured
 
 SITE = "train.py:7 main"
@@ -37,7 +37,7 @@ def names(seen: Seen) -> list[str]:
 
 
 def workers(number: int) -> str:
-    return f"num_workers={number}, persistent_workers=True"
+    return f"num_workers={number}"
 
 
 def test_a_loader_that_keeps_up_is_left_alone() -> None:
@@ -70,6 +70,33 @@ def test_an_iterable_dataset_gets_no_first_worker() -> None:
 def test_more_and_fewer_workers_than_now_are_tried_within_what_the_cores_can_use() -> None:
     seen = replace(STARVED, facts={"loaders": [WITH_WORKERS], "torch_threads": 2}, cores=4, ranks=2)
     assert names(seen) == [workers(1), workers(4), "prefetch_factor=4"]
+
+
+def test_workers_persist_where_epochs_begin_unless_the_program_tells_the_dataset_the_epoch() -> None:
+    assert names(replace(STARVED, epochs=2))[0] == f"{workers(2)}, persistent_workers=True"
+    changing = replace(STARVED, facts={"loaders": [{**LOADER, "changes": True}], "torch_threads": 4}, epochs=2)
+    assert names(changing)[0] == workers(2)
+
+
+def test_what_processes_must_not_share_gets_no_first_worker() -> None:
+    seen = replace(STARVED, facts={"loaders": [{**LOADER, "holds": "an open File"}], "torch_threads": 4})
+    assert names(seen) == []
+    assert why_no_workers(seen) == [
+        "train.py:7: no workers tried: they would share an open File of the dataset; open it once per worker"
+    ]
+    assert why_no_workers(STARVED) == []
+
+
+def test_no_more_workers_are_tried_than_have_used_up_what_they_prepared_when_the_measurement_begins() -> None:
+    few = replace(STARVED, most_prepared=9)
+    assert names(few) == [workers(2), workers(4)]
+    assert names(replace(few, findings=[{**TOO_FEW, "evidence": {"workers_advised": 12.0}}]))[0] == workers(4)
+
+
+def test_a_loader_that_a_finding_names_counts_whatever_it_is_used_for() -> None:
+    """One line may make the loaders of training and of the evaluation."""
+    both = {"loaders": [{**LOADER, "split": "eval"}, {**LOADER, "split": "eval", "batch_size": 9}], "torch_threads": 4}
+    assert names(replace(STARVED, facts=both, findings=[TOO_FEW])) == [workers(3), workers(2), workers(8)]
 
 
 def test_persistent_workers_are_tried_where_epochs_begin() -> None:
@@ -109,7 +136,7 @@ def test_ddp_is_tried_with_more_than_one_rank() -> None:
     ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": False, "bucket_cap_bytes": 25 << 20}
     seen = replace(STARVED, facts={"loaders": [], "torch_threads": 2, "ddp": ddp}, ranks=2)
 
-    assert names(seen) == ["find_unused_parameters=False", "gradient_as_bucket_view=True", "bucket_cap_mb=100"]
+    assert names(seen) == ["gradient_as_bucket_view=True", "bucket_cap_mb=100"]
     assert names(replace(seen, ranks=1, cores=2)) == []
 
 
@@ -129,5 +156,5 @@ def test_what_changes_results_is_tried_if_the_user_allows_it() -> None:
 def test_workers_that_gained_lead_to_more_while_training_waits() -> None:
     (change,) = [each for each in candidates(STARVED) if each.name == workers(2)]
 
-    assert [each.name for each in more_workers(change, Measured(step_s=0.08, waits=0.3))] == [workers(4)]
-    assert list(more_workers(change, Measured(step_s=0.08, waits=0.01))) == []
+    assert [each.name for each in more_workers(STARVED, change, Measured(step_s=0.08, waits=0.3))] == [workers(4)]
+    assert list(more_workers(STARVED, change, Measured(step_s=0.08, waits=0.01))) == []

@@ -96,7 +96,7 @@ def test_what_cannot_be_patched_is_said_in_words(tmp_path: Path, monkeypatch: py
     assert result.patch_of(change) == (
         "",
         [
-            "train.py:3: DataLoader(..., num_workers=4, persistent_workers=True)",
+            "train.py:3: for the DataLoader that it makes: num_workers=4, persistent_workers=True",
             "DistributedDataParallel(..., gradient_as_bucket_view=True)",
             "torch.set_num_threads(2), or OMP_NUM_THREADS=2 in the environment",
             "gc.collect(); gc.freeze() before the training loop",

@@ -130,6 +130,12 @@ def test_a_change_that_fails_is_no_gain_and_is_told() -> None:
     assert search.next(10) == THREADS
 
 
+def test_the_same_change_twice_is_tried_as_one() -> None:
+    search = searched([workers(2), workers(2), THREADS], Machine({}))
+
+    assert [each.change for each in search.tried] == [workers(2), THREADS]
+
+
 def test_without_time_there_is_no_trial() -> None:
     assert Search([THREADS]).next(0) is None
     assert Search([]).next(1) == Change(), "the job as it is"

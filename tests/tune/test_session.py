@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpulaunch.launcher.tune.change import Change
-from gpulaunch.launcher.tune.session import measured_of, steps_for, steps_of
+from gpulaunch.launcher.tune.session import measured_of, steps_of
 from gpulaunch.launcher.tune.trial import Point, Steps, Watched
 
 S = 1_000_000_000
@@ -36,14 +36,21 @@ def points(seen: Watched, steps: Steps | None) -> Sequence[int]:
     return [each.steps for each in ends]
 
 
-def test_trials_measure_some_seconds_after_the_warm_up() -> None:
+def test_trials_measure_some_seconds_once_prepared_batches_are_used_up() -> None:
+    """16 workers prepare 32 batches before the first step."""
     seen = watched(0.050, 200)
-    assert steps_of(seen) == Steps(first=21, count=60)
-    assert points(seen, steps_of(seen)) == [21, 81]
+    assert steps_of(seen) == Steps(first=37, count=60)
+    assert points(seen, steps_of(seen)) == [37, 97]
+
+
+def test_a_job_of_fewer_steps_is_measured_as_late_as_there_are_enough_of_them() -> None:
+    """Then fewer workers are tried: see `Seen.most_prepared`."""
+    assert steps_of(watched(0.150, 50)) == Steps(first=30, count=20)
+    assert steps_of(watched(0.050, 90)) == Steps(first=30, count=60)
 
 
 def test_slow_steps_are_measured_in_number() -> None:
-    assert steps_of(watched(0.4, 40)) == Steps(first=5, count=20)
+    assert steps_of(watched(0.4, 40)) == Steps(first=20, count=20)
 
 
 def test_fast_steps_are_seen_at_some_looks_only() -> None:
@@ -55,7 +62,7 @@ def test_fast_steps_are_seen_at_some_looks_only() -> None:
 
 
 def test_epochs_that_begin_are_part_of_it() -> None:
-    assert steps_of(watched(0.050, 200, epoch_steps=80)) == Steps(first=21, count=139)
+    assert steps_of(watched(0.050, 200, epoch_steps=80)) == Steps(first=37, count=123)
 
 
 def test_a_job_of_few_steps_is_no_measure() -> None:
@@ -77,7 +84,9 @@ def test_a_trial_that_ended_before_its_steps_is_no_measure() -> None:
 
     assert measured_of(died, steps, CHANGE).died == "rank 0: RuntimeError: DataLoader worker killed"
     assert measured_of(watched(0.4, 30), steps, CHANGE).died == "slower"
-    assert measured_of(Watched(late=True), steps, CHANGE).died == "too slow to start"
+    assert measured_of(Watched(late=True), steps, CHANGE).died == "hung, or much slower"
+    assert measured_of(watched(0.04, 30, code=0), steps, CHANGE).died == "ended before it was measured"
+    assert measured_of(Watched(full="set TMPDIR"), steps, CHANGE).died == "set TMPDIR"
 
 
 def test_a_change_that_was_not_applied_is_no_result() -> None:
@@ -86,14 +95,8 @@ def test_a_change_that_was_not_applied_is_no_result() -> None:
     seen.facts = {"loaders": [{}], "changes": {"applied": {}, "refused": {"train.py:7 num_workers": "iterable"}}}
     assert measured_of(seen, steps, CHANGE).refused == "train.py:7 num_workers: iterable"
     seen.facts = {"loaders": [{}], "changes": {"applied": {}, "refused": {}}}
-    assert "does not use" in measured_of(seen, steps, CHANGE).refused
+    assert measured_of(seen, steps, CHANGE).refused == "not used by the program: torch num_threads"
     seen.facts = {"loaders": [{}], "changes": {"applied": {"torch num_threads": [1, 2]}, "refused": {}}}
     assert measured_of(seen, steps, CHANGE).step_s is not None
-
-
-def test_what_many_workers_have_prepared_before_is_not_measured() -> None:
-    steps = Steps(first=20, count=60)
-    many = Change(loaders={"train.py:7 main": {"num_workers": 16, "persistent_workers": True}})
-
-    assert steps_for(CHANGE, steps) == steps
-    assert steps_for(many, steps) == Steps(first=37, count=64)
+    seen.facts["torch_threads"] = 1
+    assert measured_of(seen, steps, CHANGE).refused == "the program itself sets the number of threads"

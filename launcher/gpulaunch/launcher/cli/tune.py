@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -48,7 +49,12 @@ elsewhere stays: files outside, records of experiment trackers. One node only.
 
 Exit code 0 whether anything gains or not, 1 if the job cannot be tried, 2 for a usage error.
 """
+_OWN = ("--budget", "--allow-numerics", "--in-place", "--apply")
 _BUDGET_S = 60.0
+_LEAST_BUDGET_S = 15.0
+_AGAIN_S = 2.0
+"""A signal that comes sooner after another one is the same request."""
+_MOST_LINKS = 5
 _SHUTDOWN_S = 1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -58,6 +64,7 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self.signum = 0
+        self._at_s = 0.0
         for signum in _ENDING:
             signal.signal(signum, self._note)
 
@@ -66,8 +73,11 @@ class _Interrupt:
         return self.signum != 0
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
-        self.signum = signum
-        self.dismiss()
+        if not self.signum:
+            self.signum, self._at_s = signum, time.monotonic()
+        elif time.monotonic() - self._at_s > _AGAIN_S:
+            self.dismiss()
+            os.kill(os.getpid(), signum)
 
     @staticmethod
     def dismiss() -> None:
@@ -95,6 +105,8 @@ def run(argv: Sequence[str]) -> int:
     given = words().read(own)
     if not job_argv:
         raise UsageError("tune: no program is given: gpulaunch tune --nproc 2 train.py")
+    if given.budget < _LEAST_BUDGET_S:
+        raise UsageError(f"tune: --budget: at least {_LEAST_BUDGET_S:g} s: the first trial alone takes that long")
     run_dir, job_argv = _of_run(job_argv)
     options, program, spec = _job(job_argv)
     interrupt = _Interrupt()
@@ -126,14 +138,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Tune's own words, which come first, and the job's."""
     own: list[str] = []
     rest = list(argv)
-    while rest and rest[0].partition("=")[0] in (
-        "--budget",
-        "--allow-numerics",
-        "--in-place",
-        "--apply",
-        "-h",
-        "--help",
-    ):
+    while rest and rest[0].partition("=")[0] in (*_OWN, "-h", "--help"):
         own.append(rest.pop(0))
         if own[-1] == "--budget" and rest:
             own.append(rest.pop(0))
@@ -144,6 +149,8 @@ def _of_run(job_argv: list[str]) -> tuple[str, list[str]]:
     """The directory and the command of a run, where one is named instead of a program; else ""."""
     if len(job_argv) != 1 or job_argv[0].startswith("-") or os.path.isfile(job_argv[0]):
         return "", job_argv
+    if os.path.isdir(job_argv[0]) and not os.path.exists(os.path.join(job_argv[0], "job.json")):
+        raise UsageError(f"tune: {job_argv[0]} is a directory, and not that of a run")
     from gpulaunch.launcher.runs.find import find_run
     from gpulaunch.launcher.runs.processes import RunError
 
@@ -164,7 +171,14 @@ def _job(job_argv: list[str]) -> tuple[list[str], list[str], JobSpec]:
     from gpulaunch.launcher.job.load import resolve
     from gpulaunch.launcher.job.parse import parse
 
-    given = parse(job_argv)
+    try:
+        given = parse(job_argv)
+    except UsageError as error:
+        if any(f"unknown option {own}" in str(error) for own in _OWN):
+            raise UsageError(
+                "tune: its own options come first: gpulaunch tune --budget 5m --nproc 2 train.py"
+            ) from None
+        raise
     program: list[str] = []
     if "training_script" in given:
         program = [given["training_script"], *given.get("training_script_args", [])]
@@ -202,10 +216,18 @@ def _tune(
         answer(f"trials run in {directory} itself ({why_not}): what they write stays\n")
     else:
         answer(f"trials run in a view of {directory} that is thrown away; what they write elsewhere stays\n")
+        if links := _links_outside(directory):
+            answer(f"  elsewhere is also behind: {', '.join(links)}\n")
 
     def argv_in(run_dir: str) -> Sequence[str]:
         argv = [sys.executable, "-m", "gpulaunch.launcher.cli.main", *options, *_options_of_trial(run_dir), *program]
-        return argv if why_not else scratch.run_in_scratch_argv(argv, directory, parent)
+        if why_not:
+            return argv
+        os.mkdir(view_of(run_dir), 0o700)
+        return scratch.run_in_scratch_argv(argv, directory, view_of(run_dir))
+
+    def view_of(run_dir: str) -> str:
+        return os.path.join(parent, f"view-of-{os.path.basename(run_dir)}")
 
     job = Job(
         argv_in=argv_in,
@@ -213,6 +235,7 @@ def _tune(
         directory=os.path.join(parent, "runs"),
         ranks=spec.nproc,
         cores=detect(os.environ).cores,
+        discard_view=lambda run_dir: scratch.discard(view_of(run_dir)),
         allow_numerics=given.allow_numerics,
     )
 
@@ -230,20 +253,39 @@ def _tune(
     except InterruptedTuningError:
         code = 128 + interrupt.signum
     if session.tuned is None:
+        answer("interrupted before anything was learnt; nothing is kept\n")
         return code, None
     _conclude(session.tuned, [*options, *program], run_dir, spec.name)
     best = session.tuned.search.best()
     return code, None if best is None else best.change
 
 
+def _links_outside(directory: str) -> list[str]:
+    """Symbolic links in a directory that lead out of it, to something that this user may write; some of them."""
+    found: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            target = os.path.realpath(entry.path) if entry.is_symlink() else ""
+            if target and os.path.commonpath([target, directory]) != directory and os.access(target, os.W_OK):
+                found.append(f"{entry.name} -> {target}")
+    return sorted(found)[:_MOST_LINKS]
+
+
 def _options_of_trial(run_dir: str) -> list[str]:
     """Options that take precedence over the user's: a trial is seen in full, and shows itself to nobody."""
     return [
         *("--job-dir", run_dir, "--checkpoint-dir", os.path.join(run_dir, "checkpoints"), "--resume", "never"),
-        *("--max-restarts", "0", "--on-hang", "report", "--shutdown-timeout", str(_SHUTDOWN_S)),
+        *("--max-restarts", "0", "--on-hang", "report", "--leftovers", "end", "--shutdown-timeout", str(_SHUTDOWN_S)),
         *("--profile-budget", "0", "--metrics-addr", "127.0.0.1:0"),
         *("--metrics-sd", "", "--metrics-push", "", "--metrics-otlp", ""),
     ]
+
+
+def _keep_command(job_json: str, command: Sequence[str]) -> None:
+    """Have the first trial's run record the user's command, not the trial's."""
+    with open(job_json, "rb") as file:
+        document = json.load(file)
+    write_json(job_json, {**document, "command": ["gpulaunch", *redact_words(command)]})
 
 
 def _conclude(tuned: Tuned, command: Sequence[str], run_dir: str, name: str) -> None:
@@ -258,6 +300,7 @@ def _conclude(tuned: Tuned, command: Sequence[str], run_dir: str, name: str) -> 
     try:
         if not run_dir:
             shutil.copytree(tuned.base_dir, kept, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
+            _keep_command(os.path.join(kept, "job.json"), command)
         write_json(os.path.join(kept, TUNE_FILE), result.as_json(tuned, command=redact_words(command), patch=patch))
     except (OSError, shutil.Error) as error:
         lines.append(f"cannot keep the results in {shown(kept)}: {error}")

@@ -14,12 +14,13 @@ from gpulaunch.launcher.tune.change import Change, line_of
 from gpulaunch.launcher.tune.measure import LEAST_GAIN
 from gpulaunch.launcher.tune.search import Measured
 
-_MOST_WORKERS: Final = 16
+MOST_WORKERS: Final = 16
 """Per rank."""
 _WORKERS_PER_CORE: Final = 2
 """More can only help if they mostly wait; then the first that gain lead to more."""
-_PREFETCH: Final = 4
-"""Batches a worker prepares ahead; torch's default is 2."""
+PREFETCH: Final = 2
+"""Batches that a worker prepares ahead by torch's default."""
+_MORE: Final = 4
 _BUCKET_CAP_MB: Final = 100
 """DistributedDataParallel's default is 25."""
 
@@ -38,6 +39,8 @@ class Seen:
     ranks: int = 1
     cores: int = 1
     """That all ranks may use."""
+    most_prepared: int = 10_000
+    """Batches that workers may have prepared before the first step without being measured."""
     epochs: int = 0
     """That began in the measured steps, after the first one."""
     allow_numerics: bool = False
@@ -50,27 +53,31 @@ def candidates(seen: Seen) -> list[Change]:
     return sorted(found, key=lambda change: -(change.predicted_s or 0.0))
 
 
-def more_workers(change: Change, measured: Measured) -> Iterator[Change]:
+def more_workers(seen: Seen, change: Change, measured: Measured) -> Iterator[Change]:
     """What to try because a number of workers has gained: more, as long as training still waits for data."""
     if measured.waits < LEAST_GAIN:
         return
     for site, settings in change.loaders.items():
-        workers = settings.get("num_workers", 0)
-        if 0 < workers < _MOST_WORKERS:
-            yield _with_workers(site, min(_MOST_WORKERS, 2 * workers))
+        workers = 2 * settings.get("num_workers", 0)
+        if 0 < workers <= min(MOST_WORKERS, seen.most_prepared // PREFETCH):
+            yield Change(loaders={site: {**settings, "num_workers": workers}})
+
+
+def prepared_by(workers: int, prefetch: int = PREFETCH) -> int:
+    """Batches that are ready before the first step."""
+    return workers * prefetch
 
 
 def _training_loaders(seen: Seen) -> Iterator[Mapping[str, Any]]:
-    """Those whose line is known."""
+    """Those whose line is known: used for training, or named by a finding (one line may make loaders for both)."""
+    named = {_place(finding) for finding in seen.findings}
+    sites: set[str] = set()
     for loader in seen.facts.get("loaders") or ():
-        if loader.get("split") == "train" and loader.get("site"):
+        site = loader.get("site") or ""
+        trains = loader.get("split") == "train" or line_of(site) in named
+        if site and trains and site not in sites:
+            sites.add(site)
             yield loader
-
-
-def _with_workers(site: str, workers: int, *, predicted_s: float | None = None, because: str = "") -> Change:
-    # Workers that are started anew for every epoch would hide what more of them gain.
-    settings = {"num_workers": workers, "persistent_workers": workers > 0}
-    return Change(loaders={site: settings}, predicted_s=predicted_s, because=because)
 
 
 def _workers(seen: Seen) -> Iterator[Change]:
@@ -79,18 +86,41 @@ def _workers(seen: Seen) -> Iterator[Change]:
         return
     for loader in _training_loaders(seen):
         site, now = loader["site"], loader.get("num_workers", 0)
-        if loader.get("kind") == "iterable" and not now:
-            continue  # each worker of an iterable dataset hands out every sample, if the dataset does not split itself
+        if not now and (loader.get("kind") == "iterable" or loader.get("holds")):
+            continue  # workers would each hand out every sample, or share what the dataset holds: see `why_no_workers`
+        # Workers that are started anew for every epoch would hide what more of them gain.
+        persistent = {"persistent_workers": True} if seen.epochs and not loader.get("changes") else {}
+
+        def workers_of(number: int, site: str = site, persistent: Mapping[str, Any] = persistent) -> Mapping[str, Any]:
+            return {site: {"num_workers": number, **persistent}}
+
+        most = min(MOST_WORKERS, seen.most_prepared // PREFETCH, max(2, _WORKERS_PER_CORE * seen.cores // seen.ranks))
         advised = _advised(seen, site)
         if advised is not None:
             workers, predicted_s, rule = advised
-            if workers != now:
-                yield _with_workers(site, workers, predicted_s=predicted_s, because=rule)
-        most = min(_MOST_WORKERS, max(2, _WORKERS_PER_CORE * seen.cores // seen.ranks))
+            workers = min(workers, seen.most_prepared // PREFETCH)
+            if workers not in (now, 0):
+                yield Change(loaders=workers_of(workers), predicted_s=predicted_s, because=rule)
         others = {2 * now if now else 2, now // 2, most} - {now, advised[0] if advised else now}
         for workers in sorted(others):
             if 0 < workers <= most:
-                yield _with_workers(site, workers)
+                yield Change(loaders=workers_of(workers))
+
+
+def why_no_workers(seen: Seen) -> list[str]:
+    """Return a line for each loader without workers that gets none, although training waits for data."""
+    if seen.shares.get("data_wait", 0.0) < LEAST_GAIN:
+        return []
+    told: list[str] = []
+    for loader in _training_loaders(seen):
+        where = f"{line_of(loader['site'])}: no workers tried"
+        if loader.get("num_workers"):
+            continue
+        if loader.get("kind") == "iterable":
+            told.append(f"{where}: each would return every sample of an iterable dataset")
+        elif loader.get("holds"):
+            told.append(f"{where}: they would share {loader['holds']} of the dataset; open it once per worker")
+    return told
 
 
 def _advised(seen: Seen, site: str) -> tuple[int, float, str] | None:
@@ -124,12 +154,12 @@ def _loader_settings(seen: Seen) -> Iterator[Change]:
             return Change(loaders={site: settings}, predicted_s=predicted_s, because=because)
 
         if workers and waits:
-            if not loader.get("persistent_workers") and seen.epochs:
+            if not loader.get("persistent_workers") and seen.epochs and not loader.get("changes"):
                 yield change({"persistent_workers": True}, "dataloader-workers-restarted")
             if loader.get("in_order", True) and any(f["rule"] == "dataloader-head-of-line" for f in seen.findings):
                 yield change({"in_order": False}, "dataloader-head-of-line")
-            if (loader.get("prefetch_factor") or 2) < _PREFETCH:
-                yield change({"prefetch_factor": _PREFETCH})
+            if (loader.get("prefetch_factor") or PREFETCH) < _MORE <= seen.most_prepared // workers:
+                yield change({"prefetch_factor": _MORE})
         if seen.facts.get("device") and not loader.get("pin_memory") and seen.shares.get("h2d", 0.0) >= LEAST_GAIN:
             yield change({"pin_memory": True}, "unpinned-copies")
 
@@ -147,8 +177,6 @@ def _ddp(seen: Seen) -> Iterator[Change]:
     ddp = seen.facts.get("ddp")
     if not ddp or seen.ranks < 2:
         return
-    if ddp.get("find_unused_parameters"):
-        yield Change(ddp={"find_unused_parameters": False})
     if not ddp.get("gradient_as_bucket_view"):
         yield Change(ddp={"gradient_as_bucket_view": True})
     if 0 < ddp.get("bucket_cap_bytes", 0) < _BUCKET_CAP_MB << 20:

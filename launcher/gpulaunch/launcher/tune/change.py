@@ -47,6 +47,13 @@ class Change:
         others = {("", name) for settings in (self.ddp, self.torch) for name in settings}
         return frozenset(of_loaders | others | ({("", "gc_freeze")} if self.gc_freeze else set()))
 
+    @property
+    def applied_names(self) -> frozenset[str]:
+        """As the probe calls what it has applied: see `profiler.probe.changes`."""
+        places = [*self.loaders.items(), ("ddp", self.ddp), ("torch", self.torch)]
+        names = {f"{place} {name}" for place, settings in places for name in settings}
+        return frozenset(names | ({"gc_freeze"} if self.gc_freeze else set()))
+
     def as_env(self) -> str:
         """The value of `job_json.CHANGES`."""
         return json.dumps(self.as_json())

@@ -15,7 +15,7 @@ LEAST_GAIN: Final = 0.03
 """A smaller gain is not recommended: `gpulaunch compare` does not tell one of two runs either."""
 FEWEST: Final = 2
 """Trials of each kind before a gain is sure: one may have met another process."""
-CLEAR: Final = 0.25
+CLEAR: Final = 0.5
 """A gain that is larger in all pairs is sure after one trial with the change, between two without it."""
 MOST: Final = 5
 """Trials of one change; what is not sure by then is reported as such."""
@@ -42,13 +42,15 @@ def gain_of(base_s: Sequence[float], changed_s: Sequence[float]) -> Gain:
     """
     middle = median(base_s) / median(changed_s) - 1.0
     low, high = min(base_s) / max(changed_s) - 1.0, max(base_s) / min(changed_s) - 1.0
-    verdict = _verdict(middle, low, high, min(len(base_s), len(changed_s)))
-    if len(base_s) >= FEWEST and low >= CLEAR:
-        verdict = "gain"
+    verdict = _verdict(middle, low, high, base=len(base_s), changed=len(changed_s))
     return Gain(median=middle, low=low, high=high, verdict=verdict)
 
 
-def _verdict(middle: float, low: float, high: float, trials: int) -> Verdict:
+def _verdict(middle: float, low: float, high: float, *, base: int, changed: int) -> Verdict:
+    """`base`, `changed`: how many trials there were of each."""
+    trials = min(base, changed)
+    if base >= FEWEST and low >= CLEAR:
+        return "gain"
     if high < LEAST_GAIN or (trials >= FEWEST and middle < LEAST_GAIN):
         return "none"
     # The outermost pairs of ever more trials are ever farther apart: with many, all of them above zero is sure.

@@ -110,7 +110,8 @@ def diff_of_source(before: str, after: str, shown_as: str) -> str:
     """Return a unified diff that `git apply` and `patch -p1` take; "" if nothing differs."""
     name = shown_as.lstrip("/")
     old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))  # as those tools count: by LF alone
-    diff = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+    end = "\t" if " " in name else ""  # as git does, for `patch`
+    diff = difflib.unified_diff(old, new, f"a/{name}{end}", f"b/{name}{end}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
 from gpulaunch.exporters.files.tuned import VERSION, gain_text
+from gpulaunch.launcher.tune.candidates import why_no_workers
 from gpulaunch.launcher.tune.change import Change, line_of
 from gpulaunch.launcher.tune.measure import Gain
 from gpulaunch.launcher.tune.patch import diff_of_source, patched_all, read_source
@@ -55,10 +57,15 @@ def as_table(tuned: Tuned) -> list[str]:
         rows.append(_row(tuned, tuned.search.combined))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    if tuned.left:
+    if tuned.left and tried:
         lines.append(f"no time for: {'; '.join(each.name for each in tuned.left)} (allow more with --budget)")
-    if best is None:
+    if not tried and tuned.left:
+        lines = [f"no time for any trial: {'; '.join(each.name for each in tuned.left)} (allow more with --budget)"]
+    elif not tried:
+        lines = ["nothing was tried: no setting that this could change takes a part of the steps"]
+    elif best is None:
         lines.append("nothing that was tried makes this job surely faster")
+    lines += why_no_workers(tuned.seen)
     return lines
 
 
@@ -90,6 +97,8 @@ def patch_of(change: Change) -> tuple[str, list[str]]:
     by_file: dict[str, list[tuple[int, str, Mapping[str, Any], Sequence[str]]]] = {}
     for site, settings in change.loaders.items():
         path, _, line = line_of(site).rpartition(":")
+        if os.path.isabs(path) and not os.path.relpath(path).startswith(".."):
+            path = os.path.relpath(path)  # the program has changed its directory
         by_file.setdefault(path, []).append((int(line), "DataLoader", settings, _POSITIONS))
     for path, edits in by_file.items():
         before = read_source(path)
@@ -97,7 +106,8 @@ def patch_of(change: Change) -> tuple[str, list[str]]:
         if after is not None and before:
             diffs.append(diff_of_source(before, after, path))
             continue
-        hints += [f"{path}:{line}: DataLoader(..., {_arguments(settings)})" for line, _, settings, _ in edits]
+        made = "for the DataLoader that it makes"
+        hints += [f"{path}:{line}: {made}: {_arguments(settings)}" for line, _, settings, _ in edits]
     if change.ddp:
         hints.append(f"DistributedDataParallel(..., {_arguments(change.ddp)})")
     hints += [_OF_TORCH[name].format(value=value) for name, value in change.torch.items()]

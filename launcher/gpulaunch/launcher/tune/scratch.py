@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -33,6 +34,9 @@ FAILED = 125
 """Exit code of the command if there is no overlay, or if the program cannot be executed."""
 _ENTRY = "from gpulaunch.launcher.tune.scratch import main; main()"
 _WITHIN_S, _LOOK_S, _SMALL_BYTES = 5.0, 1.0, 1 << 20
+_LOCK = "lock"
+_held: list[int] = []
+"""Descriptors of the locks of directories in use; the kernel releases them with this process."""
 _PREFIX = "gpulaunch-tune-"  # not gpulaunch-UID-, which an agent removes from /dev/shm as segments without a run
 
 
@@ -67,9 +71,13 @@ def upper_parent(directory: str = "") -> str:
     Raises:
         OSError: there is no such place.
     """
+    _remove_stale()
     made, reason = _first_place(os.path.realpath(directory) if directory else "")
     if not made:
         raise OSError(errno.ENOENT, reason)
+    lock = os.open(os.path.join(made, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _held.append(lock)
     return made
 
 
@@ -107,12 +115,33 @@ def discard(upper_parent: str) -> None:
     shutil.rmtree(upper_parent)
 
 
+def _remove_stale() -> None:
+    """Remove what processes have left that were killed: directories of this user whose lock nobody holds."""
+    for place in _places():
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                if not entry.name.startswith(_PREFIX) or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+                    continue
+                with contextlib.suppress(OSError):  # it is being made, or removed, or in use
+                    lock = os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        discard(entry.path)
+                    finally:
+                        os.close(lock)
+
+
+def _places() -> list[str]:
+    """Where directories for upper layers may be."""
+    named = (os.environ.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (a private one in it)
+    return list(dict.fromkeys(map(os.path.realpath, named)))
+
+
 def _first_place(directory: str) -> tuple[str, str]:
     """A new directory where it works, and ""; or the first that could be made ("": none), and why it does not work."""
     until_s = time.monotonic() + _WITHIN_S
     kept = why = ""
-    places = (os.environ.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (a private one in it)
-    for place in dict.fromkeys(map(os.path.realpath, places)):
+    for place in _places():
         try:
             if directory:
                 _refuse(directory, os.path.join(place, _PREFIX))
@@ -147,7 +176,14 @@ def _try(directory: str, upper_parent: str, within_s: float) -> str:
         os.mkdir(lower)
         os.mkdir(upper)
         argv, null = _command(directory or lower, upper), subprocess.DEVNULL
-        done = subprocess.run(argv, stdin=null, stdout=null, stderr=subprocess.PIPE, timeout=max(within_s, 0.1))
+        done = subprocess.run(
+            argv,
+            stdin=null,
+            stdout=null,
+            stderr=subprocess.PIPE,
+            timeout=max(within_s, 0.1),
+            start_new_session=True,  # Ctrl-C is the caller's to handle
+        )
     except subprocess.TimeoutExpired:
         return f"no overlay: it could not be tried within {_WITHIN_S:.0f} s"
     except OSError as err:

@@ -65,7 +65,7 @@ class Search:
 
     def __init__(self, changes: Iterable[Change], follow_up: FollowUp = lambda _change, _measured: ()) -> None:
         self.base: list[float] = []
-        self.tried = [Tried(change) for change in changes]
+        self.tried = [Tried(change) for change in {change.as_env(): change for change in changes}.values()]
         self.combined: Tried | None = None
         self._follow_up = follow_up
         self._since_base = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.launcher.job.job_json import CHANGES
-from gpulaunch.launcher.tune.candidates import Seen, candidates, more_workers
+from gpulaunch.launcher.tune.candidates import MOST_WORKERS, Seen, candidates, more_workers, prepared_by
 from gpulaunch.launcher.tune.change import TRIAL, Change
 from gpulaunch.launcher.tune.search import Measured, Search
 from gpulaunch.launcher.tune.trial import Point, Steps, Watched, watch
@@ -26,10 +26,8 @@ _DIAGNOSED_S: Final = 8.0
 """Of steps of the job as it is: its findings say what to try."""
 _EPOCHS: Final = 2
 """That must begin in the measured steps, where the job as it is began as many."""
-_PREFETCHED: Final = 2
-"""Batches that a worker has prepared before the first step: torch's default of `prefetch_factor`."""
-_BURSTS: Final = 4
-"""Batches of each worker that are measured at least."""
+_DRAINED_STEPS: Final = prepared_by(MOST_WORKERS) + _WARM_UP_STEPS
+"""Until then also as many workers as are ever tried have handed out what they had prepared before the first step."""
 _HOPELESS: Final = 1.5
 """A trial whose steps take so many times as long as those of the job as it is ends early."""
 _SLACK_S: Final = 20.0
@@ -54,6 +52,8 @@ class Job:
     """For the trials' run directories; emptied by the caller."""
     ranks: int
     cores: int
+    discard_view: Callable[[str], None]
+    """Removes what the trial with this run directory wrote to the working directory."""
     allow_numerics: bool = False
 
 
@@ -109,27 +109,31 @@ class Session:
         """
         tuned = self._try_base()
         search = tuned.search
+        tuned.left = [each.change for each in search.tried]
         while (change := search.next(self._trials_left())) is not None:
-            is_enough = self._is_enough(tuned, steps_for(change, tuned.steps))
-            watched = self._watch(change, is_enough, longest_s=2 * self._took_s[0] + _SLACK_S)
-            measured = measured_of(watched, steps_for(change, tuned.steps), change)
+            watched = self._watch(change, self._is_enough(tuned), longest_s=2 * self._took_s[0] + _SLACK_S)
+            measured = measured_of(watched, tuned.steps, change)
             search.add(change, measured)
             tuned.trials += 1
             tuned.spent_s = self._spent_s()
+            tuned.left = [each.change for each in search.tried if not each.trials]
             self._told(tuned, change, measured)
-        tuned.left = [each.change for each in search.tried if not each.trials]
         return tuned
 
     def _spent_s(self) -> float:
         return (monotonic_ns() - self._began_ns) / 1e9
 
     def _trials_left(self) -> int:
-        takes_s = max(self._took_s[1:], default=self._took_s[0])  # the first one is longer
-        return int((self._budget_s - self._spent_s()) / takes_s)
+        first_s = self._took_s[0] - _DIAGNOSED_S + _MEASURED_S  # without its diagnosis
+        return int((self._budget_s - self._spent_s()) / max(self._took_s[1:], default=max(first_s, _MEASURED_S)))
 
     def _watch(self, change: Change, is_enough: Callable[[Watched], bool], *, longest_s: float) -> Watched:
+        if self._is_interrupted():
+            raise InterruptedTuningError
         run_dir = os.path.join(self._job.directory, f"trial-{len(self._took_s)}")
-        env = {**self._job.env, TRIAL: "1", **({CHANGES: change.as_env()} if change.keys else {})}
+        env = {name: value for name, value in self._job.env.items() if name != CHANGES} | {TRIAL: "1"}
+        if change.keys:
+            env[CHANGES] = change.as_env()
         began_ns = monotonic_ns()
         watched = watch(
             self._job.argv_in(run_dir),
@@ -142,6 +146,7 @@ class Session:
         if self._is_interrupted():
             raise InterruptedTuningError
         self._took_s.append((monotonic_ns() - began_ns) / 1e9)
+        self._job.discard_view(run_dir)
         if len(self._took_s) > 1:  # the first one is kept: its findings are the job's
             shutil.rmtree(run_dir, ignore_errors=True)
         return watched
@@ -158,13 +163,13 @@ class Session:
         if steps is None or (ends := watched.between(steps)) is None:
             raise NotTunableError(_why_not(watched, self._budget_s))
         base_dir = os.path.join(self._job.directory, "trial-0")
-        seen = _seen(self._job, watched, ends, base_dir)
+        seen = _seen(self._job, watched, steps, ends, base_dir)
         # It may have read its data from a disk that later trials find in memory, so nothing is compared with it.
         tuned = self.tuned = Tuned(
             base_s=seen.step_s,
             steps=steps,
             seen=seen,
-            search=Search(candidates(seen), more_workers),
+            search=Search(candidates(seen), lambda change, measured: more_workers(seen, change, measured)),
             base_dir=base_dir,
             spent_s=self._spent_s(),
         )
@@ -172,8 +177,8 @@ class Session:
         return tuned
 
     @staticmethod
-    def _is_enough(tuned: Tuned, steps: Steps) -> Callable[[Watched], bool]:
-        longest_ns = _HOPELESS * tuned.base_s * steps.count * 1e9
+    def _is_enough(tuned: Tuned) -> Callable[[Watched], bool]:
+        steps, longest_ns = tuned.steps, _HOPELESS * tuned.base_s * tuned.steps.count * 1e9
 
         def is_enough(seen: Watched) -> bool:
             if seen.between(steps) is not None:
@@ -189,16 +194,18 @@ def steps_of(watched: Watched) -> Steps | None:
     if not watched.points:
         return None
     first, last = watched.points[0], watched.points[-1]
-    begin = next(
-        (
-            point
-            for point in watched.points
-            if point.steps >= _WARM_UP_STEPS and point.at_ns - first.at_ns >= _WARM_UP_S * 1e9
-        ),
-        None,
-    )
-    if begin is None or last.steps - begin.steps < _FEWEST_STEPS:
+    warm = [
+        point
+        for point in watched.points
+        if point.steps >= _WARM_UP_STEPS
+        and point.at_ns - first.at_ns >= _WARM_UP_S * 1e9
+        and last.steps - point.steps >= _FEWEST_STEPS
+    ]
+    if not warm:
         return None
+    # Where all that workers have prepared before the first step is used up, if there are enough steps after that.
+    long = [point for point in warm if last.at_ns - point.at_ns >= _MEASURED_S * 1e9] or warm[:1]
+    begin = next((point for point in long if point.steps >= _DRAINED_STEPS), long[-1])
     enough = next(
         (
             point
@@ -210,14 +217,6 @@ def steps_of(watched: Watched) -> Steps | None:
         last,
     )
     return Steps(first=begin.steps, count=enough.steps - begin.steps)
-
-
-def steps_for(change: Change, steps: Steps) -> Steps:
-    """Return the steps that a trial of a change measures: later and more ones where its workers have prepared many
-    batches before the first step, and hand them out in bursts."""
-    workers = max((settings.get("num_workers", 0) for settings in change.loaders.values()), default=0)
-    first = max(steps.first, _PREFETCHED * workers + _WARM_UP_STEPS)
-    return Steps(first=first, count=max(steps.count, _BURSTS * workers))
 
 
 def measured_of(watched: Watched, steps: Steps, change: Change) -> Measured:
@@ -239,21 +238,26 @@ def measured_of(watched: Watched, steps: Steps, change: Change) -> Measured:
 def _refused(facts: Mapping[str, Any], change: Change) -> str:
     """Why a change was not applied, by the ranks' account; "" if it was, or if no rank got so far."""
     told = facts.get("changes") or {}
-    refused = told.get("refused") or {}
-    if refused:
+    if refused := told.get("refused"):
         return "; ".join(f"{name}: {why}" for name, why in refused.items())
-    if change.keys and facts.get("loaders") and not told.get("applied"):
-        return "the program does not use what it changes, or sets it itself"
+    missing = sorted(change.applied_names - (told.get("applied") or {}).keys())
+    if missing and facts.get("loaders"):
+        return f"not used by the program: {', '.join(missing)}"
+    threads = change.torch.get("num_threads")
+    if threads is not None and facts.get("torch_threads", threads) != threads:
+        return "the program itself sets the number of threads"
     return ""
 
 
 def _died(watched: Watched) -> str:
     if watched.code is not None:
-        return watched.error or f"ended with {watched.code}"
-    return "too slow to start" if not watched.points or watched.late else "slower"
+        return watched.error or ("ended before it was measured" if not watched.code else f"ended with {watched.code}")
+    if watched.full:
+        return watched.full
+    return "hung, or much slower" if watched.late else "slower"
 
 
-def _seen(job: Job, watched: Watched, ends: tuple[Point, Point], run_dir: str) -> Seen:
+def _seen(job: Job, watched: Watched, steps: Steps, ends: tuple[Point, Point], run_dir: str) -> Seen:
     from gpulaunch.exporters.files.findings import FINDINGS_FILE, read_findings
 
     begin, end = ends
@@ -266,11 +270,14 @@ def _seen(job: Job, watched: Watched, ends: tuple[Point, Point], run_dir: str) -
         ranks=job.ranks,
         cores=job.cores,
         epochs=end.epochs - begin.epochs,
+        most_prepared=steps.first - _WARM_UP_STEPS,
         allow_numerics=job.allow_numerics,
     )
 
 
 def _why_not(watched: Watched, budget_s: float) -> str:
+    if watched.full:
+        return watched.full
     if watched.code:
         return f"the job fails by itself: {watched.error or f'it ended with {watched.code}'}"
     made = watched.points[-1].steps if watched.points else 0

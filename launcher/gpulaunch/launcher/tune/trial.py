@@ -23,6 +23,9 @@ OUTPUT_FILE: Final = "output.log"
 _LOOK_S: Final = 0.02
 _END_S: Final = 30.0
 """For the job to end once it was asked to; then it is killed, and its ranks with it."""
+_LEAST_FREE_BYTES: Final = 1 << 30
+_LEAST_FREE: Final = 0.05
+"""Of the disk for the trials' directories."""
 _MOST_FILE_BYTES: Final = 1 << 16
 _MOST_OUTPUT_BYTES: Final = 1 << 13
 
@@ -66,6 +69,8 @@ class Watched:
     """What it said why, if it failed."""
     late: bool = False
     """It took too long."""
+    full: str = ""
+    """What to do about the disk that it was about to fill; "": it was not."""
 
     def between(self, steps: Steps) -> tuple[Point, Point] | None:
         """The points at the begin and the end of the measured steps; None if it did not make them."""
@@ -115,8 +120,9 @@ def watch(
                         break
                 if is_interrupted():
                     break
-                if monotonic_ns() - seen.started_ns > longest_s * 1e9:
-                    seen.late = True
+                seen.full = _nearly_full(run_dir)
+                seen.late = monotonic_ns() - seen.started_ns > longest_s * 1e9
+                if seen.full or seen.late:
                     break
             else:
                 _, status = os.waitpid(pid, 0)
@@ -127,6 +133,15 @@ def watch(
             _end(pid, pidfd)
         os.close(pidfd)
     return seen
+
+
+def _nearly_full(directory: str) -> str:
+    """What to do if a trial fills the disk: an overlay copies a whole file when it is opened for writing."""
+    disk = os.statvfs(directory)
+    free_bytes, all_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    if free_bytes >= min(_LEAST_FREE_BYTES, _LEAST_FREE * all_bytes):
+        return ""
+    return f"what trials write fills {os.path.dirname(directory)}: set TMPDIR to a larger disk, or use --in-place"
 
 
 def _ended(pidfd: int, timeout_s: float) -> bool:
@@ -211,4 +226,5 @@ def _error_of(run_dir: str) -> str:
         if error := " ".join(str(document.get("error") or "").split()):
             return error
     lines = _tail(os.path.join(run_dir, OUTPUT_FILE)).split("\n")  # it did not get as far as a run
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    told = (line.removeprefix("[gpulaunch] ").strip() for line in reversed(lines))
+    return next((line for line in told if any(each.isalpha() for each in line)), "")

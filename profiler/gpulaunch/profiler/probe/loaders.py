@@ -20,6 +20,17 @@ _MOST_ALIVE: Final = 256
 """Maximum of loaders known by their sampler or their dataset."""
 
 
+_MOST_WRAPPED: Final = 4
+_MOST_ATTRIBUTES: Final = 64
+_OPEN: Final = frozenset(
+    {
+        *(("_io", "_IOBase"), ("sqlite3", "Connection"), ("h5py", "File"), ("h5py", "Group"), ("zipfile", "ZipFile")),
+        *(("tarfile", "TarFile"), ("lmdb", "Environment"), ("socket", "socket"), ("requests", "Session")),
+    }
+)
+"""Types, by package, that processes must not share."""
+
+
 class Loaders:
     """The dataloaders of this process. Any thread may create one."""
 
@@ -40,7 +51,7 @@ class Loaders:
         where = self.line_of(loader.dataset, where, by_package=by_package)
         if not by_package:
             _remember(self._by_dataset, id(loader.dataset), where)
-        settings = settings_of(loader)
+        settings = settings_of(loader) | traits_of(loader.dataset)
         key = f"{where} {settings}"
         kind = self._kinds.get(key)
         if kind is None:
@@ -108,6 +119,38 @@ def settings_of(loader: Any) -> dict[str, Any]:
         "kind": "iterable" if loader._dataset_kind == 1 else "map",  # torch's _DatasetKind
         "start_method": _start_method(loader.multiprocessing_context) if workers else None,
     }
+
+
+def traits_of(dataset: Any) -> dict[str, Any]:
+    """What forbids workers, or persistent ones, for a dataset: only what is so is in it.
+
+    `holds`: something open that forked workers would share, such as the position in a file. `changes`: the program
+    tells it the epoch, which workers that persist would not hear.
+    """
+    traits: dict[str, Any] = {}
+    for _ in range(_MOST_WRAPPED):
+        if hasattr(type(dataset), "set_epoch"):
+            traits["changes"] = True
+        attributes = getattr(dataset, "__dict__", None)
+        if not isinstance(attributes, dict):
+            break
+        held = next((kind for value in list(attributes.values())[:_MOST_ATTRIBUTES] if (kind := _open_kind(value))), "")
+        if held:
+            traits.setdefault("holds", held)
+        dataset = attributes.get("dataset")  # of a Subset, for instance
+        if dataset is None:
+            break
+    return traits
+
+
+def _open_kind(value: Any) -> str:
+    """The name of the type of an open file, database or connection; "" for anything else. No code of the value runs."""
+    if type(value).__name__ in ("BytesIO", "StringIO"):  # in memory: each process has its own
+        return ""
+    for each in type(value).__mro__:
+        if (each.__module__.partition(".")[0], each.__name__) in _OPEN:
+            return f"an open {type(value).__name__}"
+    return ""
 
 
 def _batch_size(loader: Any) -> int | None:
