@@ -164,3 +164,20 @@ def test_the_line_that_switches_anomaly_mode_on_is_known(tmp_path: Path, line: s
     program.write_text(f"import torch\n{line}\n")
 
     assert SourceLines().anomaly_line(str(program)) == found
+
+
+def test_methods_that_no_model_has_are_calls_whatever_their_object_is(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    lines = (
+        "encoded = tokenizer.encode_batch([texts[index] for index in picked])",
+        "rows = self.database.execute(query, (first, last)).fetchall()",
+        "latent = vae.encode(images)",
+    )
+    program.write_text("\n".join(lines))
+    sources = SourceLines()
+
+    assert [sources.call(str(program), line) for line in (1, 2, 3)] == [
+        "tokenizer.encode_batch",
+        "self.database.execute(query, (first, last)).fetchall",
+        "",
+    ]

@@ -17,8 +17,10 @@ import sys
 import threading
 import time
 import types
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gpulaunch.profiler.samplers.pylayout import Layout, LayoutError, base_of, find_layout, lines_of, read_memory
 from gpulaunch.profiler.samplers.pyspy import Look, PySpy
@@ -62,6 +64,17 @@ class _TornError(Exception):
     """The stack changed while it was read, or the process is not a Python of this build."""
 
 
+class _Function(NamedTuple):
+    """A code object: its name, its file, and its table of lines."""
+
+    name: str
+    file: str
+    ends: array[int]
+    """Of the ranges of instructions, in bytes."""
+    lines: array[int]
+    """Of each range; 0: none."""
+
+
 class Peek:
     """Reads stacks directly where possible, and uses another sampler otherwise."""
 
@@ -72,6 +85,7 @@ class Peek:
         """Why direct reading is not possible."""
         self._bases: dict[int, int] = {}  # pid -> address of its mapping of the interpreter's file
         self._known: dict[tuple[int, ...], Frame | None] = {}
+        self._functions: dict[tuple[int, ...], _Function] = {}
         self._called: dict[int, set[tuple[str, str]]] = {}  # pid -> file and name of frames that had a caller
         self._longest: dict[int, tuple[int, tuple[str, str]]] = {}  # pid -> frames and end of its longest stack so far
 
@@ -197,11 +211,20 @@ class Peek:
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            (first,) = struct.unpack_from("@i", head, layout.code_first_line)
-            lines = lines_of(_content(pid, table, layout), first)
-            offset = instruction - code - layout.code_start
-            line = next((line for end, line in lines if offset < end), None)
-            frame = Frame(name=_text(pid, name, layout), file=_text(pid, file, layout), line=line or 0)
+                self._functions.clear()
+            function = self._functions.get((pid, code, name, file, table))
+            if function is None:
+                (first,) = struct.unpack_from("@i", head, layout.code_first_line)
+                lines = [(end, line or 0) for end, line in lines_of(_content(pid, table, layout), first)]
+                try:
+                    ends, numbers = array("I", (end for end, _ in lines)), array("I", (line for _, line in lines))
+                except OverflowError:  # no numbers of lines
+                    raise _TornError from None
+                function = _Function(_text(pid, name, layout), _text(pid, file, layout), ends, numbers)
+                self._functions[pid, code, name, file, table] = function
+            at = bisect_right(function.ends, instruction - code - layout.code_start)
+            line = function.lines[at] if at < len(function.lines) else 0
+            frame = Frame(name=function.name, file=function.file, line=line)
             self._known[key] = None if frame.file == _SHIM else frame
         return self._known[key]
 

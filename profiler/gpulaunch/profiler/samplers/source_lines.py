@@ -17,8 +17,16 @@ from gpulaunch.profiler.files import regular
 _MOST_BYTES: Final = 1 << 17
 """Of a file; the tree of such a one takes about 15 MB for a moment."""
 _MOST_FILES: Final = 64
+_MOST_NAME: Final = 60
 _BUILTINS: Final = frozenset({"sorted", "open", "eval", "exec", "compile"})
 """Builtin functions that take time of their own; `sum` or `print` may well be given tensors, and wait for a GPU."""
+_ON_THE_HOST: Final = frozenset(
+    {
+        *("encode_batch", "encode_plus", "batch_encode_plus", "batch_decode", "tokenize"),
+        *("execute", "executemany", "fetchall", "fetchone", "fetchmany", "commit", "writerow", "writerows"),
+    }
+)
+"""Methods of objects, of tokenizers, databases and files, that no model has."""
 _ARGUMENTS: Final = (ast.Name, ast.Attribute, ast.Constant, ast.Starred, ast.keyword, ast.expr_context)
 """What may be in the arguments of a call that is named: nothing that computes or waits itself."""
 _OF_A_STEP: Final = frozenset(
@@ -102,6 +110,9 @@ def _read(file: str, until_s: float) -> _Source:
         if isinstance(node, ast.stmt) and (call := _only_call(node)) and (name := _called(call, modules)):
             for line in range(call.lineno, (call.end_lineno or call.lineno) + 1):
                 source.calls.setdefault(line, name)
+        if isinstance(node, ast.Call) and _method(node) in _ON_THE_HOST:
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                source.calls.setdefault(line, ast.unparse(node.func)[:_MOST_NAME])
         if isinstance(node, ast.Call) and _called(node, everything) in _EXCUSED:
             source.excused.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         if isinstance(node, ast.Call) and _last_name(node) in _ANOMALY and not _is_off(node):

@@ -172,9 +172,14 @@ class Stacks:
         if group is None or not group.ranks:
             return 0.0
         place = group.ranks[self._turns % len(group.ranks)]
-        before, _ = self._edge_of(place)
-        look = self._sampler.look(place.pid)
-        after, every_step = self._edge_of(place)
+        with contextlib.ExitStack() as opened:
+            # Opened each time, to avoid keeping the segments of 256 ranks open twice.
+            segment: SegmentReader | None = None
+            with contextlib.suppress(OSError, ValueError):
+                segment = opened.enter_context(SegmentReader(f"{self._channel_dir}/rank-{place.rank}.bin"))
+            before, _ = _edge_of(segment)
+            look = self._sampler.look(place.pid)
+            after, every_step = _edge_of(segment)
         if look.failed:
             self._fail(look.failed)
             return look.cpu_s
@@ -198,18 +203,6 @@ class Stacks:
             self._heard_worker(place, look.frames)
         return look.cpu_s
 
-    def _edge_of(self, place: RankPlace) -> tuple[int, bool]:
-        """The word LAST_EDGE of a rank's segment, and whether all steps were observed; no edge if it is not known.
-
-        Opened each time, to avoid keeping the segments of 256 ranks open twice.
-        """
-        with (
-            contextlib.suppress(OSError, ValueError),
-            SegmentReader(f"{self._channel_dir}/rank-{place.rank}.bin") as segment,
-        ):
-            return segment.word(Word.LAST_EDGE), not segment.word(StepTotals.unobserved_steps)
-        return 0, True
-
     def _fail(self, reason: str) -> None:
         with self._lock:
             self._refusals += 1
@@ -227,6 +220,14 @@ class Stacks:
         except OSError as error:
             with self._lock:
                 self._errors.append(f"{STACKS_FILE}: {error.strerror}")
+
+
+def _edge_of(segment: SegmentReader | None) -> tuple[int, bool]:
+    """The word LAST_EDGE of a rank's segment, and whether all steps were observed; no edge if it is not known."""
+    if segment is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return segment.word(Word.LAST_EDGE), not segment.word(StepTotals.unobserved_steps)
+    return 0, True
 
 
 def rest_s(
