@@ -12,6 +12,8 @@ from typing import Final, TypeVar
 K = TypeVar("K")
 
 _MOST_LOGGING: Final = 64
+_ELSEWHERE: Final = 3
+"""Samples that show another thread training before this is believed."""
 _MOST_LINES: Final = 512
 _MOST_CALLS: Final = 4
 """Functions that are told apart in one line."""
@@ -54,7 +56,7 @@ class Tally:
         self._logged = Counter[RankLine]()
         self._calling = LineCounts()
         self._spanning: set[RankLine] = set()
-        self._ignored: set[int] = set()
+        self._elsewhere = Counter[int]()
         self._fetches = Counter[int]()
         self._fetching = LineCounts()
 
@@ -82,9 +84,10 @@ class Tally:
         elif at:
             self._calling.add((rank, at), calls)
 
-    def ignore(self, rank: int) -> None:
-        """Another thread than the main one trains in this rank: the lines of its main thread hold no steps."""
-        self._ignored.add(rank)
+    def trains_elsewhere(self, rank: int) -> None:
+        """Count a sample that shows another thread than the main one training in this rank: then the lines of its main
+        thread hold no steps. A single one may be a stack that was misread."""
+        self._elsewhere[rank] += 1
 
     def add_fetch(self, rank: int, at: str = "", calls: str = "") -> None:
         """Count a sample of a worker of a rank inside a fetch.
@@ -112,7 +115,8 @@ class Tally:
     def calling(self) -> Mapping[RankLine, int]:
         """Those in other calls outside of the model's compute, by rank and the program's line."""
         counts = self._calling.counts.items()
-        return {line: n for line, n in counts if line not in self._spanning and line[0] not in self._ignored}
+        elsewhere = {rank for rank, samples in self._elsewhere.items() if samples >= _ELSEWHERE}
+        return {line: n for line, n in counts if line not in self._spanning and line[0] not in elsewhere}
 
     @property
     def fetches(self) -> Mapping[int, int]:

@@ -45,7 +45,7 @@ class StackSamples:
             frames: the deepest first.
         """
         if trains_elsewhere(phase, frames):
-            self.tally.ignore(place.rank)
+            self.tally.trains_elsewhere(place.rank)
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
             self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
