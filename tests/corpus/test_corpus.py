@@ -1,4 +1,4 @@
-"""What must hold for the programs of the corpus, whoever adds one. None of them is run: benchmarks/insight.py does."""
+"""What must hold for every program of the corpus. None of them is run: benchmarks/insight.py does."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def run(argv: Sequence[str]) -> int:
     if given.budget < _LEAST_BUDGET_S:
         raise UsageError(f"tune: --budget: at least {_LEAST_BUDGET_S:g} s: the first trial alone takes that long")
     run_dir, job_argv = _of_run(job_argv)
-    options, program, spec = _job(job_argv)
+    options, program, spec, cores = _job(job_argv)
     interrupt = _Interrupt()
     from gpulaunch.launcher.tune import scratch
 
@@ -117,7 +117,7 @@ def run(argv: Sequence[str]) -> int:
     except OSError as error:
         raise UsageError(f"tune: no directory for trials: {error.strerror}; set TMPDIR") from None
     try:
-        code, best = _tune(given, options, program, spec, parent, run_dir, interrupt)
+        code, best = _tune(given, options, program, spec, cores, parent, run_dir, interrupt)
     finally:
         try:
             scratch.discard(parent)
@@ -165,8 +165,8 @@ def _of_run(job_argv: list[str]) -> tuple[str, list[str]]:
     return run_dir, command
 
 
-def _job(job_argv: list[str]) -> tuple[list[str], list[str], JobSpec]:
-    """Its options, its program with arguments, and what they mean. Raises UsageError."""
+def _job(job_argv: list[str]) -> tuple[list[str], list[str], JobSpec, int]:
+    """Its options, its program with arguments, what they mean, and the cores of this machine. Raises UsageError."""
     from gpulaunch.launcher.job.host_info import detect
     from gpulaunch.launcher.job.load import resolve
     from gpulaunch.launcher.job.parse import parse
@@ -185,14 +185,15 @@ def _job(job_argv: list[str]) -> tuple[list[str], list[str], JobSpec]:
     options = job_argv[: len(job_argv) - len(program)]
     if options[-1:] == ["--"]:
         options.pop()
-    spec = resolve(given, os.environ, detect(os.environ)).spec
+    host = detect(os.environ)
+    spec = resolve(given, os.environ, host).spec
     if spec.nnodes > 1:
         raise UsageError("tune: a job on several nodes cannot be tuned; try its program on one")
     if spec.program.kind == "exec":
         raise UsageError("tune: --no-python: changes are applied in Python programs only")
     if not spec.profile:
         raise UsageError("tune: --no-profile: without the profiler steps cannot be measured")
-    return options, program, spec
+    return options, program, spec, host.cores
 
 
 def _tune(
@@ -200,12 +201,12 @@ def _tune(
     options: list[str],
     program: list[str],
     spec: JobSpec,
+    cores: int,
     parent: str,
     run_dir: str,
     interrupt: _Interrupt,
 ) -> tuple[int, Change | None]:
     """Make the trials; return the exit code and the best change."""
-    from gpulaunch.launcher.job.host_info import detect
     from gpulaunch.launcher.tune import result, scratch
     from gpulaunch.launcher.tune.session import InterruptedTuningError, Job, NotTunableError, Session
     from gpulaunch.launcher.tune.trial import last_output
@@ -234,7 +235,7 @@ def _tune(
         env=dict(os.environ),
         directory=os.path.join(parent, "runs"),
         ranks=spec.nproc,
-        cores=detect(os.environ).cores,
+        cores=cores,
         discard_view=lambda run_dir: scratch.discard(view_of(run_dir)),
         allow_numerics=given.allow_numerics,
     )

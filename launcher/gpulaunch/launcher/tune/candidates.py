@@ -46,6 +46,11 @@ class Seen:
     allow_numerics: bool = False
     """Whether changes may be tried that change the results a little."""
 
+    @property
+    def drained_workers(self) -> int:
+        """How many per rank have handed out what they had prepared when the measurement begins."""
+        return self.most_prepared // PREFETCH
+
 
 def candidates(seen: Seen) -> list[Change]:
     """Return what to try, the largest predicted saving first, then what no finding predicts."""
@@ -59,13 +64,8 @@ def more_workers(seen: Seen, change: Change, measured: Measured) -> Iterator[Cha
         return
     for site, settings in change.loaders.items():
         workers = 2 * settings.get("num_workers", 0)
-        if 0 < workers <= min(MOST_WORKERS, seen.most_prepared // PREFETCH):
+        if 0 < workers <= min(MOST_WORKERS, seen.drained_workers):
             yield Change(loaders={site: {**settings, "num_workers": workers}})
-
-
-def prepared_by(workers: int, prefetch: int = PREFETCH) -> int:
-    """Batches that are ready before the first step."""
-    return workers * prefetch
 
 
 def _training_loaders(seen: Seen) -> Iterator[Mapping[str, Any]]:
@@ -94,11 +94,11 @@ def _workers(seen: Seen) -> Iterator[Change]:
         def workers_of(number: int, site: str = site, persistent: Mapping[str, Any] = persistent) -> Mapping[str, Any]:
             return {site: {"num_workers": number, **persistent}}
 
-        most = min(MOST_WORKERS, seen.most_prepared // PREFETCH, max(2, _WORKERS_PER_CORE * seen.cores // seen.ranks))
+        most = min(MOST_WORKERS, seen.drained_workers, max(2, _WORKERS_PER_CORE * seen.cores // seen.ranks))
         advised = _advised(seen, site)
         if advised is not None:
             workers, predicted_s, rule = advised
-            workers = min(workers, seen.most_prepared // PREFETCH)
+            workers = min(workers, seen.drained_workers)
             if workers not in (now, 0):
                 yield Change(loaders=workers_of(workers), predicted_s=predicted_s, because=rule)
         others = {2 * now if now else 2, now // 2, most} - {now, advised[0] if advised else now}

@@ -117,7 +117,7 @@ def diff_of_source(before: str, after: str, shown_as: str) -> str:
 
 def _parsed(source: str) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of invalid escapes: whoever runs the program sees them
+        warnings.simplefilter("ignore")  # of invalid escapes: they are shown when the program runs
         return ast.parse(source)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpulaunch.launcher.job.job_json import CHANGES
-from gpulaunch.launcher.tune.candidates import MOST_WORKERS, Seen, candidates, more_workers, prepared_by
+from gpulaunch.launcher.tune.candidates import MOST_WORKERS, PREFETCH, Seen, candidates, more_workers
 from gpulaunch.launcher.tune.change import TRIAL, Change
 from gpulaunch.launcher.tune.search import Measured, Search
 from gpulaunch.launcher.tune.trial import Point, Steps, Watched, watch
@@ -26,7 +26,7 @@ _DIAGNOSED_S: Final = 8.0
 """Of steps of the job as it is: its findings say what to try."""
 _EPOCHS: Final = 2
 """That must begin in the measured steps, where the job as it is began as many."""
-_DRAINED_STEPS: Final = prepared_by(MOST_WORKERS) + _WARM_UP_STEPS
+_DRAINED_STEPS: Final = PREFETCH * MOST_WORKERS + _WARM_UP_STEPS
 """Until then also as many workers as are ever tried have handed out what they had prepared before the first step."""
 _HOPELESS: Final = 1.5
 """A trial whose steps take so many times as long as those of the job as it is ends early."""
@@ -183,7 +183,7 @@ class Session:
         def is_enough(seen: Watched) -> bool:
             if seen.between(steps) is not None:
                 return True
-            begin = next((point for point in seen.points if point.steps >= steps.first), None)
+            begin = seen.after(steps.first)
             return begin is not None and monotonic_ns() - begin.at_ns > longest_ns
 
         return is_enough

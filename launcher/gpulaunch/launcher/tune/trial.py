@@ -72,10 +72,13 @@ class Watched:
     full: str = ""
     """What to do about the disk that it was about to fill; "": it was not."""
 
+    def after(self, steps: int) -> Point | None:
+        """The first point with so many steps; None: it did not make them."""
+        return next((point for point in self.points if point.steps >= steps), None)
+
     def between(self, steps: Steps) -> tuple[Point, Point] | None:
         """The points at the begin and the end of the measured steps; None if it did not make them."""
-        begin = next((point for point in self.points if point.steps >= steps.first), None)
-        end = next((point for point in self.points if point.steps >= steps.first + steps.count), None)
+        begin, end = self.after(steps.first), self.after(steps.first + steps.count)
         return None if begin is None or end is None or end.steps <= begin.steps else (begin, end)
 
 
