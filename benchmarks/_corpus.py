@@ -21,7 +21,7 @@ CORPUS = Path(__file__).resolve().parent.parent / "tests" / "corpus"
 NONE_YET = "none-yet"
 NO_LINE = "no-line"
 
-_CAUSE = re.compile(r"# cause: (?P<rules>[a-z-]+(?: or [a-z-]+)*)(?P<rest>.*)")
+_CAUSE = re.compile(r"# cause: (?P<rules>[a-z0-9-]+(?: or [a-z0-9-]+)*)(?P<rest>.*)")
 _RANKS = re.compile(r"^# ranks: (\d+)$", re.MULTILINE)
 
 

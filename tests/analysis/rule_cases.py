@@ -50,6 +50,10 @@ def two_ranks(slow: dict[str, float]) -> Window:
     return window(waiting, rank(1, phases_ms=slow, facts=other_gpu, workers=fetching(fetch_ms)))
 
 
+def in_double(**precision: str) -> dict[str, str | bool]:
+    return {"parameters": "float64", "optimizer": "Adam", "autocast": False, "matmul": "highest", **precision}
+
+
 LOADER = {"file": "train.py", "line": 41}
 LINE = {"file": "train.py", "line": 88}
 WELL = window()
@@ -119,6 +123,34 @@ CASES: dict[str, Case] = {
         ),
         repaired=window(rank(loader=loader(workers=4), workers=fetching(200.0, cpu=0.1))),
         saves_ms=58.0,
+        **LOADER,
+    ),
+    "dataloader-lock": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 60.0},
+                loader=loader(wait_ms=60.0),
+                workers=fetching(2 * (OWN_MS + 60.0), cpu=0.3),
+                fetches=100,
+                locked=60,
+                fetching={"train.py:88": 60, "train.py:89": 40},
+            )
+        ),
+        repaired=window(rank(workers=fetching(2 * OWN_MS - 4.0, cpu=0.3), fetches=100, locked=10)),
+        saves_ms=60.0,
+        **LINE,
+    ),
+    "dataloader-pinned-workers": Case(
+        fault=window(
+            rank(
+                phases_ms={"data_wait": 60.0},
+                loader=loader(wait_ms=60.0),
+                workers=fetching(2 * (OWN_MS + 60.0), cpu=0.5, runqueue=0.5),
+                worker_cores=frozenset({3}),
+            )
+        ),
+        repaired=window(rank(worker_cores=frozenset(range(16)))),
+        saves_ms=60.0,
         **LOADER,
     ),
     "unpinned-copies": Case(
@@ -194,6 +226,11 @@ CASES: dict[str, Case] = {
         ),
         saves_ms=30.0,
     ),
+    "float64-parameters": Case(
+        fault=window(rank(facts=facts(precision=in_double(default="float32")))),
+        repaired=window(rank(facts=facts(precision=in_double(default="float64")))),
+        saves_ms=0.5 * sum(HEALTHY_MS[phase] for phase in ("forward", "backward", "optimizer")),
+    ),
     "host-memory-growth": Case(
         fault=window(rank(memory=memory(trainer_mib=100))),
         repaired=window(rank(memory=memory(trainer_mib=1))),
@@ -211,6 +248,38 @@ CASES: dict[str, Case] = {
     ),
     "straggler": Case(
         fault=two_ranks({"forward": 60.0}), repaired=two_ranks({"forward": 31.0}), saves_ms=30.0, subject="rank 1"
+    ),
+    "small-collectives": Case(
+        fault=window(
+            rank(
+                phases_ms={"comm": 20.0},
+                sites=(site("small_collective", count=40 * STEPS, blocked_ns=20 * STEPS * MS),),
+            )
+        ),
+        repaired=window(rank(phases_ms={"comm": 20.0}, sites=(site("small_collective", blocked_ns=20 * STEPS * MS),))),
+        saves_ms=20.0 * 39 / 40,
+        **LINE,
+    ),
+    "reduced-in-accumulation": Case(
+        fault=window(
+            rank(
+                gpu=None,
+                phases_ms={"comm": 40.0},
+                microsteps=4 * STEPS,
+                facts=facts(ddp={"modules": 1, "reductions_per_step": 4}),
+                backward={"train.py:88": 9, "train.py:12": 1},
+            )
+        ),
+        repaired=window(
+            rank(
+                gpu=None,
+                phases_ms={"comm": 10.0},
+                microsteps=4 * STEPS,
+                facts=facts(ddp={"modules": 1, "reductions_per_step": 1}),
+            )
+        ),
+        saves_ms=30.0,
+        **LINE,
     ),
     "checkpoint-stall": Case(
         fault=window(

@@ -20,7 +20,8 @@ IDS = (
     *("dataloader-slow-transform", "dataloader-head-of-line", "unpinned-copies", "blocking-copies", "sync-every-step"),
     *("tensor-built-on-cpu", "dataparallel", "fp32-on-tensor-cores", "host-memory-growth", "gpu-memory-growth"),
     *("gpu-memory-fragmented", "shm-nearly-full", "straggler", "checkpoint-stall", "logging-stall", "hot-line"),
-    *("frequent-validation", "dataloader-workers-restarted"),
+    *("frequent-validation", "dataloader-workers-restarted", "float64-parameters", "small-collectives"),
+    *("reduced-in-accumulation", "dataloader-pinned-workers", "dataloader-lock"),
     *("omp-oversubscribed", "gc-pauses", "recompiles", "throttled", "numa-mismatch"),
 )
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"

@@ -42,7 +42,7 @@ def starved(**changes) -> Window:
         phases_ms={"data_wait": 60.0},
         loader=loader(workers=1, wait_ms=60.0),
         workers=fetching(**fetch),
-        workers_cpu_s=14.0,
+        workers_cpu_s=changes.pop("workers_cpu_s", 14.0),
     )
     return window(waiting, **changes)
 
@@ -93,7 +93,17 @@ def test_where_the_kernel_counts_no_run_queue_half_computing_counts_as_computing
 
 
 def test_workers_that_idle_are_not_what_training_waits_for() -> None:
-    assert rules(starved(fetch={"fetch_ms": 60.0})) == []
+    assert rules(starved(fetch={"fetch_ms": 60.0}, workers_cpu_s=6.0)) == []
+
+
+def test_workers_that_are_busy_sending_are_too_many() -> None:
+    """A thread of theirs pickles 300 tensors a batch, outside of the fetches: 135 ms of each step."""
+    (found,) = advise(starved(fetch={"fetch_ms": 5.0}))
+
+    assert found.rule == "dataloader-too-many-workers"
+    assert found.evidence["workers_advised"] == 0
+    assert found.evidence["handover_seconds_per_step"] == pytest.approx(0.1355)
+    assert found.seconds_per_step == pytest.approx(0.055)
 
 
 def test_a_training_thread_that_fetches_for_itself_wants_workers() -> None:
@@ -613,3 +623,73 @@ def test_batches_are_evidence_by_the_worker_that_made_them_where_they_may_be_see
 
     assert found.rule == "shm-nearly-full"
     assert (found.evidence.get("in_flight_bytes"), found.evidence.get("most_of_a_worker_bytes")) == told
+
+
+# --- a sampler
+
+
+def test_a_wait_for_a_sampler_is_not_one_for_workers() -> None:
+    """The training thread draws the indices: workers would wait for them, too."""
+    waiting = {
+        "phases_ms": {"data_wait": 40.0},
+        "loader": loader(workers=0, wait_ms=40.0),
+        "workers": fetching(batches=0),
+        "facts": facts(loader={"num_workers": 0}),
+        "gpu": None,
+        "samples": 100,
+    }
+    line = {"calling": {"data.py:44": 28}, "calls": {"data.py:44": "random.shuffle"}, "indexing": 28}
+
+    assert rules(window(rank(**waiting))) == ["dataloader-too-few-workers"]
+    assert rules(window(rank(**{**waiting, **line}))) == ["hot-line"]
+
+
+# --- communication and precision
+
+
+def test_a_rank_that_is_early_waits_in_its_small_collectives_for_the_others() -> None:
+    """The other one waits for half a millisecond in them: that is what they cost."""
+    calls = {"count": 4 * STEPS}
+    early = rank(0, phases_ms={"comm": 20.0}, sites=(site("small_collective", **calls, blocked_ns=20 * STEPS * MS),))
+    late = rank(1, sites=(site("small_collective", **calls, blocked_ns=STEPS * MS // 2),))
+
+    assert rules(window(early, replace(late, step_ns=early.step_ns))) == []
+
+
+def test_collectives_of_a_few_numbers_now_and_then_are_a_log() -> None:
+    now_and_then = site("small_collective", count=STEPS, blocked_ns=20 * STEPS * MS)
+
+    assert rules(window(rank(phases_ms={"comm": 20.0}, sites=(now_and_then,)))) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"facts": facts(ddp={"modules": 2, "reductions_per_step": 4})},
+        {"facts": facts(ddp={"modules": 1, "reductions_per_step": 4}), "microsteps": STEPS},
+        {"facts": facts(ddp={"modules": 1, "reductions_per_step": 4}), "phases_ms": {"comm": 1.0}},
+    ],
+    ids=["two modules, each with its own backward", "two forwards before one backward", "all of it overlaps"],
+)
+def test_several_reductions_in_a_step_may_be_needed(changes: dict[str, Any]) -> None:
+    reduces = {"gpu": None, "phases_ms": {"comm": 40.0}, "microsteps": 4 * STEPS, **changes}
+
+    assert rules(window(rank(**reduces))) == []
+
+
+def test_on_a_gpu_only_the_communication_that_does_not_overlap_is_lost() -> None:
+    ddp = facts(ddp={"modules": 1, "reductions_per_step": 2})
+    logged = replace(NO_PAUSES, ddp_comm_ns=25 * MS, ddp_overlap_ns=5 * MS)
+
+    (found,) = advise(window(rank(facts=ddp, microsteps=2 * STEPS, pauses=logged)))
+
+    assert found.rule == "reduced-in-accumulation"
+    assert found.seconds_per_step == pytest.approx(0.020)
+
+
+def test_double_precision_that_is_asked_for_is_left_alone() -> None:
+    meant = {"parameters": "float64", "default": "float32", "optimizer": "LBFGS", "autocast": False}
+
+    assert rules(window(rank(facts=facts(precision=meant)))) == []
+    assert rules(window(rank(facts=facts(precision={**meant, "optimizer": "Adam"})))) == ["float64-parameters"]
+    assert rules(window(rank(facts=facts(precision={**meant, "optimizer": "Adam", "autocast": "bfloat16"})))) == []

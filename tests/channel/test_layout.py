@@ -41,9 +41,9 @@ def test_the_phases_are_words_in_their_order():
     assert layout.RING_RECORD_BYTES // 8 >= 3 + len(layout.PHASES) - 1 + 1
 
 
-def test_version_7_is_what_it_was():
+def test_version_8_is_what_it_was():
     """Another process reads these numbers: to change one is to change VERSION, and this test with it."""
-    assert layout.VERSION == 7
+    assert layout.VERSION == 8
     assert layout.MAGIC.to_bytes(8, "little") == b"gpulpage"
     assert {word.name: int(word) for word in Word} == {
         "MAGIC": 0,
@@ -153,7 +153,7 @@ def test_the_kinds_of_copies_syncs_and_sites_are_what_they_were():
     assert layout.SYNCS == ("item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize", "other")
     assert layout.SITE_KINDS == (
         *("elsewhere", "h2d", "d2h", "d2d", "item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"),
-        *("built_on_cpu", "loader", "dataparallel", "save", "collective", "gc"),
+        *("built_on_cpu", "loader", "dataparallel", "save", "collective", "gc", "small_collective"),
     )
 
 

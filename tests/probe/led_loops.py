@@ -217,6 +217,25 @@ def ddp_waits_for_others() -> None:
     with_a_peer(lambda: loop(0.0), lambda: loop(0.02))
 
 
+def ddp_accumulates() -> None:
+    """120 steps of three backward passes, which all reduce the gradients. The log has one iteration in a hundred, and is
+    read more often than it need be."""
+    from gpulaunch.profiler.probe import observed
+
+    observed.LOOKS_EVERY_NS = 20_000_000  # type: ignore[misc]
+
+    def loop() -> None:
+        model = nn.parallel.DistributedDataParallel(a_model())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(120):
+            for _ in range(3):
+                LOSS(model(torch.randn(8, 8)), torch.zeros(8, dtype=torch.long)).backward()
+            optimizer.step()
+            time.sleep(0.005)
+
+    with_a_peer(loop, loop)
+
+
 def taps_come_out() -> None:
     """A second set of taps on top of this rank's own is put in and taken out: torch is as it was before."""
     import torch._dynamo

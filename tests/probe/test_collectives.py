@@ -30,6 +30,7 @@ from gpulaunch.profiler.channel.collectives import (
     words_of_call,
 )
 from gpulaunch.profiler.channel.layout import Word
+from gpulaunch.profiler.channel.segment import SegmentReader
 from gpulaunch.profiler.probe import collectives, recorder
 from gpulaunch.profiler.probe.recorder import Recorder
 from gpulaunch.profiler.probe.state import Probe
@@ -118,6 +119,40 @@ def test_calls_of_other_threads_are_not_the_training_threads(probe: Probe) -> No
     thread.join()
 
     assert words == no_words()
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kind"),
+    [
+        ("all_reduce", (SimpleNamespace(nbytes=8),), "small_collective"),
+        ("all_reduce", (SimpleNamespace(nbytes=1 << 20),), "collective"),
+        ("all_gather", ([], SimpleNamespace(nbytes=8)), "small_collective"),
+        ("all_gather_object", ([], {"loss": 1.0}), "small_collective"),
+        ("barrier", (), "small_collective"),
+        ("send", (SimpleNamespace(),), "collective"),
+    ],
+)
+def test_a_line_has_small_collectives_if_the_program_calls_them(
+    probe: Probe, tmp_path: Path, name: str, args: tuple[Any, ...], kind: str
+) -> None:
+    """The number of calls matters, not of bytes; but what torch calls, in SyncBatchNorm say, is not the program's."""
+
+    def original(*_args: Any) -> None:
+        pass
+
+    original.__name__ = name
+    tap = collectives.tap_collective(
+        probe, TORCH, collectives.Calls(probe, no_words()), name.split("_obj")[0], original
+    )
+    of_torch = {"__name__": "torch.nn.modules.batchnorm", "tap": tap}
+    exec("def forward(*args): tap(*args)", of_torch)
+
+    tap(*args)
+    of_torch["forward"](*args)
+
+    with SegmentReader(str(tmp_path / "rank-0.bin")) as reader:
+        found = reader.sites()
+    assert [(site.kind, site.count) for site in found] == [(kind, 1), ("collective", 1)]
 
 
 def test_where_there_is_no_room_for_the_file_the_steps_are_measured_all_the_same(

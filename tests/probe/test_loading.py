@@ -240,6 +240,8 @@ def test_the_facts_tell_how_a_program_is_set_up(run):
     assert left.facts["precision"] == {
         "parameters": "float32",
         "sharded": False,
+        "optimizer": "SGD",
+        "default": "float32",
         "autocast": "bfloat16",
         "matmul": "highest",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import statistics
 import subprocess
@@ -219,7 +220,9 @@ def test_waiting_for_other_ranks_is_communication(run, tmp_path):
     for turn in (events[0::2], events[1::2]):
         assert statistics.median(event.phase_ns["comm"] for event in turn) >= 9 * MS
     assert seen.phase_ns["comm"] == seen.pauses.comm_blocked_ns_total
-    assert {site.text.rpartition(" ")[2] for site in sites(tmp_path, "collective")} == {"waiting"}
+    small = sites(tmp_path, "small_collective")
+    assert {site.text.rpartition(" ")[2] for site in (*sites(tmp_path, "collective"), *small)} == {"waiting"}
+    assert sum(site.count for site in small) == 12 + 12, "what is awaited later may be of any size"
 
 
 def test_ddp_that_waits_in_its_backward_communicates(run, tmp_path):
@@ -232,6 +235,14 @@ def test_ddp_that_waits_in_its_backward_communicates(run, tmp_path):
     assert events[0].phase_ns["comm"] == 0
     assert max(event.phase_ns["comm"] for event in events[-10:]) > 5 * MS, "the other one comes 20 ms later"
     assert sum(seen.phase_ns.values()) == seen.step_ns_total
+
+
+def test_ddp_that_reduces_in_every_backward_is_told_so(run, tmp_path):
+    seen = run("ddp_accumulates")
+    ddp = json.loads((tmp_path / "facts-3.json").read_text())["ddp"]
+
+    assert (seen.steps, seen.microsteps) == (120, 360)
+    assert (ddp["modules"], ddp["reductions_per_step"]) == (1, 3)
 
 
 def test_without_an_optimizer_each_backward_is_a_step(run):

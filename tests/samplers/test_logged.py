@@ -17,6 +17,10 @@ LOGS = PROGRAM[-1]
 PYTHON = "/opt/conda/lib/python3.12"
 PACKAGES = f"{PYTHON}/site-packages"
 LIBRARY = (f"{PACKAGES}/lightning/pytorch/trainer.py", 5)
+SELF_LOG = (
+    (f"{PACKAGES}/lightning/pytorch/core/module.py", 1),
+    (f"{PACKAGES}/lightning/pytorch/trainer/connectors/logger_connector/result.py", 2),
+)
 LOGGING = ((f"{PYTHON}/logging/__init__.py", 1489), (f"{PYTHON}/logging/__init__.py", 1113))
 
 
@@ -32,6 +36,10 @@ LOGGING = ((f"{PYTHON}/logging/__init__.py", 1489), (f"{PYTHON}/logging/__init__
         ((*PROGRAM, (f"{PYTHON}/warnings.py", 112), *LOGGING), LOGS),
         ((*PROGRAM, (f"{PACKAGES}/torch/_dynamo/utils.py", 7), *LOGGING), LOGS),
         ((*PROGRAM, LIBRARY, *LOGGING), LIBRARY),
+        ((*PROGRAM, *SELF_LOG), LOGS),
+        ((*PROGRAM, LIBRARY, (f"{PACKAGES}/lightning/pytorch/loggers/csv_logs.py", 1)), LIBRARY),
+        ((*PROGRAM, LIBRARY, (f"{PACKAGES}/lightning/fabric/loggers/csv_logs.py", 1)), LIBRARY),
+        ((*PROGRAM, LIBRARY, (f"{PACKAGES}/lightning/pytorch/core/module.py", 1)), None),
         ((("/src/gpulaunch/launcher/loop/rank_main.py", 80), ("<frozen runpy>", 88), *LOGGING), None),
         ((("/src/gpulaunch/examples/train.py", 8), *LOGGING), ("/src/gpulaunch/examples/train.py", 8)),
         ((*PROGRAM, ("/home/me/proj/model.py", 12)), None),

@@ -532,7 +532,7 @@ def test_a_real_rank_and_a_real_worker() -> None:
             reading = sampler.read(time.monotonic())
             (seen,) = reading.values
             assert reading.errors == ()
-            assert seen.workers_alive == 1
+            assert (seen.workers_alive, seen.worker_cores) == (1, frozenset(os.sched_getaffinity(0)))
             trainer, workers = seen.usage[Role.TRAINER], seen.usage[Role.WORKERS]
             assert min(trainer.rss_bytes, workers.rss_bytes) > 1 << 20
             assert 0 < (trainer.pss_bytes or 0) <= trainer.rss_bytes + (1 << 20)
@@ -544,7 +544,7 @@ def test_a_real_rank_and_a_real_worker() -> None:
             reading = sampler.read(time.monotonic())
             (later,) = reading.values
             assert reading.errors == ()
-            assert later.workers_alive == 0
+            assert (later.workers_alive, later.worker_cores) == (0, frozenset())
             assert later.usage[Role.WORKERS].rss_bytes == 0
             assert sum(cpu(later, Role.WORKERS)) >= sum(cpu(seen, Role.WORKERS))
         finally:

@@ -14,6 +14,8 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     Call,
     below_fetch,
     call_of,
+    in_callback,
+    in_sampler,
     is_outside_compute,
     lines_of_program,
     spans_steps,
@@ -161,6 +163,53 @@ def test_the_programs_lines_tell_what_they_call() -> None:
     ]
 
 
+NEXT_INDEX = Frame("_BaseDataLoaderIter._next_index", f"{PACKAGES}/torch/utils/data/dataloader.py", 720)
+BATCHES = Frame("BatchSampler.__iter__", f"{PACKAGES}/torch/utils/data/sampler.py", 330)
+SHUFFLED = Frame("Shuffled.__iter__", "/home/me/data.py", 44)
+SHUFFLE = Frame("Random.shuffle", f"{PYTHON}/random.py", 357)
+
+
+@pytest.mark.parametrize(
+    ("stack", "told"),
+    [
+        ((MAIN, TRAIN, NEXT_INDEX, BATCHES, SHUFFLED, SHUFFLE), True),
+        ((MAIN, TRAIN, BATCHES, SHUFFLED), True),
+        ((MAIN, TRAIN, NEXT_INDEX, BATCHES), False),  # torch's own sampler
+        ((MAIN, TRAIN, SHUFFLED, SHUFFLE), False),
+        ((), False),
+    ],
+)
+def test_a_sampler_of_the_program_is_told_from_its_dataset(stack: tuple[Frame, ...], told: bool) -> None:
+    assert in_sampler(stack[::-1]) is told
+
+
+HOOK = Frame("Average.on_train_batch_end", "/home/me/average.py", 20)
+
+
+@pytest.mark.parametrize(
+    ("stack", "line"),
+    [
+        ((MAIN, FIT, HOOK, TENSOR), HOOK.line),
+        ((MAIN, FIT, HOOK, Frame("update", "/home/me/average.py", 9), TENSOR), HOOK.line),
+        ((MAIN, HOOK, TENSOR), None),  # a loop of the program may call its steps so
+        ((MAIN, FIT, Frame("Model.training_step", "/home/me/model.py", 9), TENSOR), None),
+        ((MAIN, FIT, Frame("Model.on_", "/home/me/model.py", 9)), None),
+        ((HOOK,), None),
+        ((), None),
+    ],
+)
+def test_a_callback_of_a_trainer_is_no_part_of_the_model(stack: tuple[Frame, ...], line: int | None) -> None:
+    call = in_callback(stack[::-1])
+
+    assert (call and (call.file, call.line)) == (line and (HOOK.file, line))
+
+
+def test_a_tensor_that_is_printed_computes_nothing_of_the_model() -> None:
+    printed = called(MAIN, TRAIN, Frame("Tensor.__repr__", f"{PACKAGES}/torch/_tensor.py", 568))
+
+    assert is_outside_compute(printed, "other")
+
+
 FETCH = Frame("_MapDatasetFetcher.fetch", f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 52)
 ITEM = Frame("Images.__getitem__", "/home/me/data.py", 30)
 
@@ -194,5 +243,7 @@ def test_this_python_is_known() -> None:
 def test_any_stack_is_read(frames: list[Frame]) -> None:
     call = call_of(frames)
     lines_of_program(frames)
+    in_sampler(frames)
+    in_callback(frames)
     if call is not None:
         is_outside_compute(call, "other")

@@ -96,6 +96,29 @@ def test_what_a_loop_does_after_backward_is_told_apart(program: Path) -> None:
     }
 
 
+def test_a_function_that_makes_a_step_counts_as_its_backward(tmp_path: Path) -> None:
+    """One with a loop of its own makes an epoch, or a round: what follows it is no part of a step."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "class Trainer:\n"
+        "    def train_step(self, batch):\n"
+        "        self.loss(batch).backward()\n"
+        "    def fit(self):\n"
+        "        for batch in loader:\n"
+        "            self.train_step(batch)\n"
+        "            accuracy(batch)\n"
+        "def local_training(client):\n"
+        "    for batch in client:\n"
+        "        loss(batch).backward()\n"
+        "for client in clients:\n"
+        "    local_training(client)\n"
+        "    average(client)\n"
+    )
+    sources = SourceLines()
+
+    assert [line for line in range(20) if sources.is_after_backward(str(program), line)] == [7]
+
+
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     sources = SourceLines()
     broken, large, binary = tmp_path / "broken.py", tmp_path / "large.py", tmp_path / "binary.py"

@@ -39,3 +39,69 @@ def test_anomaly_mode_is_counted_for_the_line_that_switches_it_on(program: str) 
 
     assert samples.tally.calling == {(0, f"{program}:2"): 3}
     assert set(samples.tally.calls.values()) == {"torch.autograd.set_detect_anomaly"}
+
+
+def test_what_gathers_a_state_from_all_ranks_is_a_call_of_its_line_whatever_it_waits_for(program: str) -> None:
+    """Below it are collectives: torch.distributed.checkpoint gathers sharded tensors."""
+    samples = StackSamples(Path("/"))
+    gathers = Frame("get_model_state_dict", f"{PACKAGES}/torch/distributed/checkpoint/state_dict.py", 1150)
+    waits = Frame("all_gather_into_tensor", f"{PACKAGES}/torch/distributed/distributed_c10d.py", 4100)
+    place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for phase in ("checkpoint", "comm", "other"):
+        samples.add(place, phase, [waits, gathers, Frame("<module>", program, 4)])
+
+    assert samples.tally.calling == {(0, f"{program}:4"): 3}
+
+
+def test_the_line_that_calls_backward_is_known(program: str) -> None:
+    samples = StackSamples(Path("/"))
+    torch = Frame("_engine_run_backward", f"{PACKAGES}/torch/autograd/graph.py", 800)
+    place = RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for phase in ("backward", "backward", "forward"):
+        samples.add(place, phase, [torch, Frame("<module>", program, 7)])
+
+    assert samples.tally.backward == {(0, f"{program}:7"): 2}
+    assert samples.tally.calling == {}
+
+
+def test_what_works_on_tensors_below_backward_is_counted_for_the_line_of_the_loop(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("while True:\n    loss.backward()\n    optimizer.step()\n    accuracy(model)\n    step += 1\n")
+    layer = Frame("Linear.forward", f"{PACKAGES}/torch/nn/modules/linear.py", 130)
+    accuracy = Frame("accuracy", str(tmp_path / "metrics.py"), 3)
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for phase, line in (("other", 4), ("forward", 4), ("other", 3), ("optimizer", 3)):
+        samples.add(place, phase, [layer, accuracy, Frame("<module>", str(program), line)])
+
+    assert samples.tally.calling == {(0, f"{program}:4"): 1}
+    assert samples.tally.calls == {(0, f"{program}:4"): "accuracy"}
+
+
+def test_a_sampler_of_the_program_is_counted_apart_from_the_wait_for_data(tmp_path: Path) -> None:
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    program = str(tmp_path / "train.py")
+    asks = Frame("_BaseDataLoaderIter._next_index", f"{PACKAGES}/torch/utils/data/dataloader.py", 720)
+    shuffle = Frame("Random.shuffle", "/usr/lib/python3.11/random.py", 357)
+    fetch = Frame("_MapDatasetFetcher.fetch", f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 52)
+    for inner in (asks, asks, fetch):
+        stack = [shuffle, Frame("Shuffled.__iter__", program, 30), inner, Frame("<module>", program, 60)]
+        samples.add(place, "data_wait", stack)
+
+    assert samples.tally.calling == {(0, f"{program}:30"): 2}
+    assert samples.tally.indexing == {0: 2}
+
+
+def test_workers_that_wait_for_a_lock_are_counted(tmp_path: Path) -> None:
+    program = tmp_path / "data.py"
+    program.write_text("import fcntl\n\ndef read(i):\n    fcntl.flock(file, fcntl.LOCK_EX)\n    return decode(i)\n")
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    fetch = Frame("_MapDatasetFetcher.fetch", f"{PACKAGES}/torch/utils/data/_utils/fetch.py", 52)
+    waits = Frame("SemLock.__enter__", "/usr/lib/python3.11/multiprocessing/synchronize.py", 98)
+    for stack in (
+        [Frame("read", str(program), 4)],
+        [waits, Frame("read", str(program), 5)],
+        [Frame("read", str(program), 5)],
+    ):
+        samples.add_worker(place, [*stack, Frame("Data.__getitem__", str(program), 9), fetch])
+
+    assert (samples.tally.locked, samples.tally.fetches) == ({0: 2}, {0: 3})

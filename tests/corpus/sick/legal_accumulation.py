@@ -29,7 +29,7 @@ while True:
         with quiet:
             x, y = torch.rand(16, 1024), torch.randint(16, (16,))
             loss = nn.functional.cross_entropy(model(x), y) / MICRO
-            loss.backward()  # cause: none-yet gradients are reduced in each micro-batch
+            loss.backward()  # cause: reduced-in-accumulation
     optimizer.step()
     step += 1
     now = time.perf_counter()

@@ -18,7 +18,7 @@ CURED = os.environ.get("CURED") == "1"
 
 def mean_over_ranks(value):
     value = value.detach().clone()
-    dist.all_reduce(value)  # cause: none-yet a scalar all_reduce, forty times a step
+    dist.all_reduce(value)  # cause: small-collectives
     return value.item() / dist.get_world_size()
 
 

@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 prices = np.random.default_rng(8).standard_normal((6000, 24)).cumsum(axis=0)
 net = Trader()
 if not CURED:
-    net = net.double()  # cause: none-yet training in double precision
+    net = net.double()  # cause: float64-parameters no-line
 optimizer = torch.optim.Adam(net.parameters())
 began, warm, step = time.perf_counter(), None, 0
 while True:

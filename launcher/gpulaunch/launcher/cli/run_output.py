@@ -195,4 +195,19 @@ def _found(run_dir: str, since_s: float, if_nothing: str) -> list[str]:
         from gpulaunch.launcher.cli.report import headlines  # at the end, and only if there is something to report
 
         lines = headlines(run_dir, since_s=since_s)
-    return lines or ([if_nothing] if if_nothing else [])
+    return lines or ([if_nothing + _where_the_time_goes(run_dir)] if if_nothing else [])
+
+
+def _where_the_time_goes(run_dir: str) -> str:
+    """The lines of the training loop that take most of the time, for the end of a sentence; "" if that is not known."""
+    from pathlib import Path  # loads urllib, which the agent does without
+
+    from gpulaunch.profiler.samplers.busiest_lines import busiest_lines
+    from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, load
+
+    try:
+        lines = busiest_lines(load(Path(run_dir, STACKS_FILE), Folded()))
+    except OSError:
+        return ""
+    shares = " and ".join(f"{place} ({share:.0%})" for place, share in lines)
+    return f"; most time is spent in {shares}" if shares else ""

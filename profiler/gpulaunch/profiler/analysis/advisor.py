@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpulaunch.profiler.analysis.finding import ESTIMATED, findings_of
+from gpulaunch.profiler.analysis.owners import with_one_owner
 from gpulaunch.profiler.analysis.rules import RULES
 from gpulaunch.profiler.analysis.stats import median_low
 from gpulaunch.profiler.analysis.thresholds import APPEARS, GONE, SHORT_RUN_LOST
@@ -36,7 +37,7 @@ def advise(window: Window, failed: Callable[[str, Exception], None] | None = Non
             if failed is None:
                 raise
             failed(rule.id, error)
-    return _in_order(found)
+    return _in_order(with_one_owner(found))
 
 
 @dataclass

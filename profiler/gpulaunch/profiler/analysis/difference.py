@@ -99,11 +99,13 @@ def _rank(
     window = RankWindow(
         rank=rank,
         steps=steps,
+        microsteps=new.microsteps - old.microsteps,
         step_ns=new.step_ns_total - old.step_ns_total,
         phase_ns=_grown(old.phase_ns, new.phase_ns),
         loader=_loader(old, new),
         workers=_workers(_workers_of(rank, before), _workers_of(rank, after)),
         workers_alive=0 if now is None else now.workers_alive,
+        worker_cores=frozenset() if now is None else now.worker_cores,
         stall=Stall(kind="none", share=0.0, parts_ns={}),
         copies={
             key: _of_all_steps(difference(copies, was), times)
@@ -128,7 +130,10 @@ def _rank(
         samples=after.samples.get(rank, 0) - before.samples.get(rank, 0),
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
         calling=_grown(_lines_of(rank, before.calling), _lines_of(rank, after.calling)),
+        indexing=after.indexing.get(rank, 0) - before.indexing.get(rank, 0),
+        backward=_lines_of(rank, after.backward),
         fetches=after.fetches.get(rank, 0),
+        locked=after.locked.get(rank, 0),
         fetching=_lines_of(rank, after.fetching),
         calls=_lines_of(rank, after.calls),
         memory=memory,

@@ -19,7 +19,7 @@ from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _CURES: Final = (
     (
-        r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict)",
+        r"copy\.(?:deep)?copy|.*\.(?:state_dict|load_state_dict|get_(?:model_|optimizer_)?state_dict)",
         "Copy every N steps; for an average of the weights, update it in place every few steps.",
     ),
     (

@@ -14,7 +14,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from gpulaunch.profiler.analysis.thresholds import BUSY, CROWDED, CROWDED_NODE, LOST, WORKER_PAYS_S
+from gpulaunch.profiler.analysis.thresholds import (
+    BUSY,
+    CROWDED,
+    CROWDED_NODE,
+    HANDOVER,
+    LOST,
+    WORKER_PAYS_S,
+)
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 _HEADROOM: Final = 1.2
@@ -29,6 +36,7 @@ class LoaderModel:
 
     step_s: float
     wait_s: float
+    """For batches; without the time in a sampler of the program, which no worker shortens."""
     batches: float
     """Per step: more than one where gradients are accumulated."""
     workers: int
@@ -41,6 +49,8 @@ class LoaderModel:
     knows_runqueue: bool
     busy_share: float
     """Share of the workers' time inside fetch."""
+    sending_s: float = 0.0
+    """On a core outside of fetches, per step and worker: a thread of a worker pickles its batches, and sends them."""
     node_cpu_s: float
     """On a core, all processes of all ranks of the node together."""
     cores: float | None
@@ -61,9 +71,11 @@ class LoaderModel:
         if (trained := loader.batches - loader.eval_batches) <= 0:
             return None
         batches = trained / rank.steps
-        wait_s = rank.phase_s("data_wait")
+        indexing_share = rank.indexing / rank.samples if rank.samples else 0.0
+        wait_s = max(0.0, rank.phase_s("data_wait") - indexing_share * rank.step_s)
         done = rank.workers
         knows_runqueue = True
+        sending_s = 0.0
         if not loader.workers_configured:
             # The training thread fetches; how much of its CPU time that takes is not known: at most all of it.
             fetch_s, busy_share = wait_s / batches, 1.0
@@ -74,6 +86,8 @@ class LoaderModel:
             busy_share = done.wall_ns / (loader.workers_configured * rank.step_ns)
             shares = (done.cpu_ns / done.wall_ns, done.runqueue_ns / done.wall_ns, done.blocked_ns / done.wall_ns)
             knows_runqueue = done.knows_runqueue
+            outside_s = max(0.0, rank.workers_cpu_s - done.cpu_ns / 1e9)
+            sending_s = outside_s / rank.steps / loader.workers_configured
         else:
             return None
         return cls(
@@ -87,6 +101,7 @@ class LoaderModel:
             blocked_share=shares[2],
             knows_runqueue=knows_runqueue,
             busy_share=busy_share,
+            sending_s=sending_s,
             node_cpu_s=sum((each.trainer_cpu_s + each.workers_cpu_s) / each.steps for each in window.ranks),
             cores=window.cores,
             pressure=window.pressure("cpu"),
@@ -131,7 +146,8 @@ class LoaderModel:
         if self.stall == "none" or not self.workers:
             return self.stall
         if self.busy_share < BUSY.value:
-            return self.stall if self.stall in ("transfer", "head_of_line") else "none"
+            sends = self.sending_s >= max(HANDOVER.value, self.busy_share) * self.step_s
+            return "transfer" if sends else self.stall if self.stall in ("transfer", "head_of_line") else "none"
         if self.runqueue_share >= CROWDED.value and self.runqueue_share >= self.blocked_share:
             return "contention"
         if not self.knows_runqueue and self.is_crowded:  # waiting for a core looks like waiting for storage
@@ -154,6 +170,11 @@ class LoaderModel:
         """The step time in seconds with this number of workers (and another time per fetch)."""
         fed_s = self.batches * (self.fetch_s if fetch_s is None else fetch_s) / workers
         return max(self.own_s, fed_s, self.node_cpu_s / self.capacity if self.capacity else 0.0)
+
+    def step_on_all_cores(self) -> float:
+        """The step time in seconds if the workers could run on all cores of the node: none waits for one then."""
+        fed_s = self.fed_s * (1.0 - self.runqueue_share)
+        return max(self.own_s, fed_s, self.node_cpu_s / self.cores if self.cores else 0.0)
 
     def step_from_memory(self) -> float:
         """The step time in seconds if no fetch read from storage: without what the kernel does for these reads, which

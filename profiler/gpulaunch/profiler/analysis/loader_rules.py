@@ -35,6 +35,8 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
             continue
         if supply.workers and _reads_storage(rank.workers):
             continue  # `slow_storage` reports it
+        if _locked_share(rank) >= HOLDS_FETCHES.value:
+            continue  # `locked_workers` reports it
         if (plan := workers_needed(supply, window)) is None:
             continue
         workers, step_s = plan
@@ -46,7 +48,22 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
             advice=f"Set num_workers={workers} ({now}) and persistent_workers=True, so that batches are ready when "
             "training needs them.",
             workers_advised=workers,
+            **_curve(rank, supply, workers),
         )
+
+
+def _curve(rank: RankWindow, supply: LoaderModel, advised: int) -> dict[str, float]:
+    """The predicted step for other numbers of workers, up to twice the advised one, and what each of them takes."""
+    numbers = sorted({*(1 << power for power in range(7)), advised})
+    curve = {
+        f"step_seconds_with_{number}_workers": supply.step_with(number)
+        for number in numbers
+        if supply.workers < number <= 2 * advised
+    }
+    used_bytes = rank.memory[-1].workers_bytes if rank.memory else None
+    if used_bytes and rank.workers_alive:
+        curve["memory_bytes_per_worker"] = used_bytes / rank.workers_alive
+    return curve
 
 
 def slow_storage(window: Window) -> Iterator[Loss]:
@@ -70,6 +87,8 @@ def slow_transform(window: Window) -> Iterator[Loss]:
     for rank, supply in _stalled(window, "no_workers", "prep", "contention"):
         if supply.others_use_cores or workers_needed(supply, window) is not None or not _lost(supply, supply.own_s):
             continue
+        if supply.workers and _pinned_to(window):
+            continue  # `pinned_workers` reports it
         if not supply.workers:
             yield from _own_transform(rank, supply)
         elif rank.workers is not None:
@@ -141,7 +160,7 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
     for rank, supply in _stalled(window, "transfer"):
         if rank.loader is None or supply.others_use_cores:
             continue
-        handed_s = rank.per_step_s(rank.loader.transfer_ns_total)
+        handed_s = rank.per_step_s(rank.loader.transfer_ns_total) + supply.sending_s
         step_s = supply.own_s + supply.batches * supply.fetch_s
         if handed_s >= HANDOVER.value * supply.step_s and _lost(supply, step_s):
             yield _loss(
@@ -157,6 +176,8 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
     for rank, supply in _stalled(window, "contention"):
         if not supply.cores or workers_of_node <= SURPLUS.value * supply.cores or supply.others_use_cores:
             continue
+        if _pinned_to(window):
+            continue
         workers = max(1, int(supply.cores) // len(window.ranks) - 1)
         step_s = supply.step_with(workers, fetch_s=supply.fetch_s * (1.0 - supply.runqueue_share))
         yield _loss(
@@ -170,6 +191,57 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
             cores=supply.cores,
             workers_memory_bytes=float(rank.memory[-1].workers_bytes or 0) if rank.memory else 0.0,
         )
+
+
+def locked_workers(window: Window) -> Iterator[Loss]:
+    """The workers wait for each other at a lock: more of them would wait longer."""
+    for rank, supply in _stalled(window, "fetch"):
+        locked_share = _locked_share(rank)
+        step_s = (
+            supply.step_with(supply.workers, fetch_s=supply.fetch_s * (1.0 - locked_share)) if supply.workers else 0.0
+        )
+        if supply.workers and locked_share >= HOLDS_FETCHES.value and _lost(supply, step_s):
+            line, evidence = _slow_line((rank,))
+            loss = _loss(
+                rank,
+                supply,
+                step_s,
+                confidence=ESTIMATED,
+                advice="Do less while holding the lock, or give each worker a file or connection of its own, opened in "
+                "worker_init_fn. More workers would wait for the same lock.",
+                locked_ratio=locked_share,
+            )
+            yield replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
+
+
+def _locked_share(rank: RankWindow) -> float:
+    """The share of the sampled fetches of a rank's workers that wait for a lock; 0 if there are few samples."""
+    return rank.locked / rank.fetches if rank.locked >= SAMPLES_OF_A_LINE.value and rank.fetches else 0.0
+
+
+def pinned_workers(window: Window) -> Iterator[Loss]:
+    """The workers may only run on a few cores, and wait there for each other while other cores are free."""
+    cores = _pinned_to(window)
+    for rank, supply in _stalled(window, "contention") if cores else ():
+        step_s = supply.step_on_all_cores()
+        if supply.cores is not None and _lost(supply, step_s):
+            yield _loss(
+                rank,
+                supply,
+                step_s,
+                advice=f"Let the workers run on all cores: they may use only {cores} of {supply.cores:g}. Look for "
+                "sched_setaffinity, taskset, OMP_PROC_BIND, GOMP_CPU_AFFINITY or KMP_AFFINITY; os.sched_setaffinity(0, "
+                "range(os.cpu_count())) in worker_init_fn undoes it.",
+                worker_cores=float(cores),
+                cores=supply.cores,
+            )
+
+
+def _pinned_to(window: Window) -> int:
+    """How many cores the workers of this node may run on, if there are more workers and more cores; else 0."""
+    workers = sum(rank.workers_alive for rank in window.ranks)
+    cores = len(frozenset[int]().union(*(rank.worker_cores for rank in window.ranks)))
+    return cores if cores < min(workers, window.cores or 0) else 0
 
 
 def restarted_workers(window: Window) -> Iterator[Loss]:

@@ -66,6 +66,23 @@ EXAMPLES: Final = {
         "long: finished batches wait for an earlier one that takes much longer.",
         cure="loader = DataLoader(Videos(), num_workers=8, in_order=False)",
     ),
+    "dataloader-lock": Example(
+        program="class Archive(Dataset):\n"
+        "    def __getitem__(self, i):\n"
+        "        with self.lock:  # a multiprocessing.Lock, as all workers share one handle\n"
+        "            return decode(self.archive.read(self.names[i]))",
+        prints="Do less while holding the lock, or give each worker a file or connection of its own, opened in "
+        "worker_init_fn. More workers would wait for the same lock. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="def worker_init_fn(_):\n    get_worker_info().dataset.archive = ZipFile(PATH)",
+    ),
+    "dataloader-pinned-workers": Example(
+        program="# OMP_PROC_BIND=true in the job file: each process inherits the core of its parent\n"
+        "loader = DataLoader(Images(), batch_size=32, num_workers=4)",
+        prints="Let the workers run on all cores: they may use only 1 of 16. Look for sched_setaffinity, taskset, "
+        "OMP_PROC_BIND, GOMP_CPU_AFFINITY or KMP_AFFINITY; os.sched_setaffinity(0, range(os.cpu_count())) in "
+        "worker_init_fn undoes it.",
+        cure="unset OMP_PROC_BIND",
+    ),
     "dataloader-workers-restarted": Example(
         program='loader = DataLoader(dataset, batch_size=32, num_workers=8, multiprocessing_context="spawn")\n'
         "for epoch in range(300):\n"
@@ -114,6 +131,13 @@ EXAMPLES: Final = {
         "or torch.autocast with bfloat16. Then compare the loss curves. To verify: gpulaunch trace --steps 5 --rank 0.",
         cure="with torch.autocast('cuda', torch.bfloat16):\n    loss = criterion(model(x), y)",
     ),
+    "float64-parameters": Example(
+        program="prices = torch.from_numpy(frame.to_numpy())  # float64, as NumPy's numbers are\n"
+        "model = Model().double()  # expected Float but found Double",
+        prints="Train in float32: convert the data (torch.as_tensor(array, dtype=torch.float32)), and do not call "
+        ".double() on the model. Then compare the loss curves. To verify: gpulaunch trace --steps 5 --rank 0.",
+        cure="prices = torch.as_tensor(frame.to_numpy(), dtype=torch.float32)\nmodel = Model()",
+    ),
     "host-memory-growth": Example(
         program="history = []\n" + _LOOP + "    history.append(model(x))  # and with it the graph",
         prints="Look for objects kept from every step: a list of losses without .item(), or an unbounded cache.",
@@ -145,6 +169,25 @@ EXAMPLES: Final = {
         "amount of computation (sequence lengths, padding). If they are the same, its GPU is slower: compare clocks "
         "and temperatures, or replace it.",
         cure="sampler = DistributedSampler(dataset, shuffle=True)",
+    ),
+    "small-collectives": Example(
+        program=_LOOP + "    for name, value in metrics.items():  # forty of them\n        dist.all_reduce(value)",
+        prints="Combine them: put the numbers into one tensor and reduce it once per step; for a log, every N steps. "
+        "Each call waits for all ranks, however little it transfers.",
+        cure="    values = torch.stack(list(metrics.values()))\n    dist.all_reduce(values)",
+    ),
+    "reduced-in-accumulation": Example(
+        program="model = DistributedDataParallel(model)\n"
+        "for step, batches in enumerate(loader):\n"
+        "    for batch in batches:  # four\n"
+        "        (model(batch) / 4).backward()\n"
+        "    optimizer.step()",
+        prints="Use model.no_sync() around the forward and backward passes of all but the last micro-batch: the "
+        "gradients are reduced 4 times per step, and needed once.",
+        cure="    for batch in batches[:-1]:\n"
+        "        with model.no_sync():\n"
+        "            (model(batch) / 4).backward()\n"
+        "    (model(batches[-1]) / 4).backward()",
     ),
     "checkpoint-stall": Example(
         program=_LOOP + '    if step % 10 == 0:\n        torch.save(model.state_dict(), "last.pt")',

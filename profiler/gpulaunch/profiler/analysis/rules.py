@@ -9,11 +9,13 @@ import sys
 from typing import Final
 
 from gpulaunch.profiler.analysis import (
+    collective_rules,
     line_rules,
     loader_rules,
     machine_rules,
     memory_rules,
     pause_rules,
+    precision_rules,
     straggler_rules,
     thresholds,
     transfer_rules,
@@ -31,8 +33,8 @@ RULES: Final = (
         "workers, cpu / cores)`, where `own` is the step without its data wait and `cpu` the CPU time of all ranks "
         "per step.",
         fix="`DataLoader(..., num_workers=N, persistent_workers=True)`; workers that compute need a free core each.",
-        suppressed="Workers already wait for cores, or workers that compute would find no free one; fetches are "
-        "shorter than the overhead of a worker; or the model predicts too small a gain.",
+        suppressed="Workers already wait for cores, or at a lock; or workers that compute would find no free one; "
+        "fetches are shorter than the overhead of a worker; or the model predicts too small a gain.",
         limits=(
             thresholds.LOST,
             thresholds.BUSY,
@@ -46,7 +48,8 @@ RULES: Final = (
         judge=loader_rules.too_many_workers,
         problem="Workers compete for cores, or communication with them costs more than they save.",
         evidence="They spend their fetches in the run queue, and there are more than two of them per core; or batches "
-        "are ready, and unpickling and mapping them takes longer than preparing them.",
+        "are ready, and unpickling and mapping them takes longer than preparing them; or the workers compute more "
+        "outside of their fetches, where a thread of theirs pickles the batches.",
         costs="By the same model, with as many workers as there are cores for them; with none at all if the transfer "
         "dominates. If all cores are busy anyway, 0: fewer workers then save only memory.",
         fix="`num_workers` as advised; or a `collate_fn` that returns a few large tensors per batch instead of "
@@ -92,6 +95,30 @@ RULES: Final = (
         fix="`DataLoader(..., in_order=False)` (torch 2.6), or samples that take about equally long.",
         suppressed="`in_order=False` is set.",
         limits=(thresholds.LOST,),
+    ),
+    Rule(
+        id="dataloader-lock",
+        judge=loader_rules.locked_workers,
+        problem="The workers wait for each other at a lock.",
+        evidence="They are always busy, blocked for most of that time, and stack samples show them in a lock of "
+        "`multiprocessing`, of a file, or of a package for such locks.",
+        costs="By the same model, with fetches that do not wait for the lock: a bound, as the lock may be needed.",
+        fix="A file handle, connection or archive for each worker, opened in `worker_init_fn`; a shorter section under "
+        "the lock.",
+        suppressed="There are few stack samples of the workers.",
+        limits=(thresholds.LOST, thresholds.BUSY, thresholds.HOLDS_FETCHES, thresholds.SAMPLES_OF_A_LINE),
+    ),
+    Rule(
+        id="dataloader-pinned-workers",
+        judge=loader_rules.pinned_workers,
+        problem="The workers may only run on a few cores, and wait there for each other.",
+        evidence="They spend their fetches in the run queue, and the affinity masks of all workers of the node have "
+        "fewer cores than there are workers, and than the node has.",
+        costs="By the same model, with fetches that do not wait for a core.",
+        fix="Remove what binds them (`taskset`, `OMP_PROC_BIND`, a library that sets the affinity when it is "
+        "imported), or call `os.sched_setaffinity(0, range(os.cpu_count()))` in `worker_init_fn`.",
+        suppressed="The workers do not wait for a core.",
+        limits=(thresholds.CROWDED, thresholds.LOST),
     ),
     Rule(
         id="dataloader-workers-restarted",
@@ -161,13 +188,26 @@ RULES: Final = (
     ),
     Rule(
         id="fp32-on-tensor-cores",
-        judge=transfer_rules.fp32_on_tensor_cores,
+        judge=precision_rules.fp32_on_tensor_cores,
         problem="The GPU multiplies in 32 bits while its tensor cores are idle.",
         evidence="Parameters are float32 without autocast, the float32 pipes are in use, and the tensor pipes are not.",
         costs="Half of the time in which the float32 pipes are in use: an upper bound; measure the effect.",
         fix='`torch.autocast("cuda", torch.bfloat16)`, or `torch.set_float32_matmul_precision("high")`.',
         suppressed="The GPU is idle half of the time, or its counters are unavailable (before Hopper).",
         limits=(thresholds.LOST, thresholds.PIPE_IDLE, thresholds.GEMM_BUSY),
+    ),
+    Rule(
+        id="float64-parameters",
+        judge=precision_rules.float64_parameters,
+        problem="The model is trained in 64 bits.",
+        evidence="Most parameters of the optimizer are float64, while torch's default dtype is float32.",
+        costs="Half of forward, backward and optimizer: an estimate, as it is not known what limits them; measure the "
+        "effect.",
+        fix="`torch.as_tensor(array, dtype=torch.float32)` for data from NumPy, which is float64 there by default; no "
+        "`model.double()`.",
+        suppressed="`torch.set_default_dtype(torch.float64)` was called, or the optimizer is `LBFGS`: both are signs "
+        "that the precision is needed.",
+        limits=(thresholds.LOST, thresholds.DOUBLE_GAIN),
     ),
     Rule(
         id="host-memory-growth",
@@ -229,13 +269,38 @@ RULES: Final = (
         "known. The cause is in the evidence: input, copies, compute, throttle, CPU contention, garbage collection, "
         "or other.",
         fix="Depends on the cause.",
-        suppressed="The other ranks do not wait for it; or it is late because of its data wait, and they wait for "
-        "their batches equally long, or their workers are equally slow: data loading is then the cause on all ranks. "
-        "Ranks on other nodes are not compared.",
+        suppressed="The other ranks do not wait for it; or a line that only this rank has takes most of its excess: "
+        "that line is then the finding; or it is late because of its data wait, and they wait for their batches "
+        "equally long, or their workers are equally slow: data loading is then the cause on all ranks. Ranks on other "
+        "nodes are not compared.",
         limits=(
             *(thresholds.LOST, thresholds.STRAGGLES_S, thresholds.SUPPLY_DIFFERS),
             *(thresholds.THROTTLED, thresholds.SLOW_WINDOW_STEPS),
         ),
+    ),
+    Rule(
+        id="small-collectives",
+        judge=collective_rules.small_collectives,
+        problem="Every step has several collectives that transfer only a few numbers.",
+        evidence="Calls of `torch.distributed` by the program with a tensor of at most 1 KiB, with Python objects, or "
+        "a barrier; and how long they block.",
+        costs="The time in them on the rank that waits least, without its share of one call: a single call per step "
+        "would still wait for late ranks.",
+        fix="`torch.stack` the numbers and reduce them once; for a log, every N steps.",
+        suppressed="torch itself makes the calls (SyncBatchNorm, gradient clipping of FSDP).",
+        limits=(thresholds.SMALL_COLLECTIVES, thresholds.LOST_MEASURED),
+    ),
+    Rule(
+        id="reduced-in-accumulation",
+        judge=collective_rules.reduced_in_accumulation,
+        problem="DistributedDataParallel reduces the gradients in every backward pass, although they are accumulated.",
+        evidence="The iterations that DistributedDataParallel has logged, compared with the steps of the optimizer.",
+        costs="The exposed communication of all reductions but one; communication that overlaps with backward costs "
+        "nothing.",
+        fix="`with model.no_sync():` around the forward and backward passes of all but the last micro-batch; with "
+        "Accelerate, `accelerator.accumulate(model)`.",
+        suppressed="There are several modules of DistributedDataParallel, which may have a backward pass each.",
+        limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.LONG_S),
     ),
     Rule(
         id="checkpoint-stall",

@@ -55,19 +55,31 @@ class Tally:
         self._samples = Counter[int]()
         self._logged = Counter[RankLine]()
         self._calling = LineCounts()
+        self._backward = Counter[RankLine]()
+        self._indexing = Counter[int]()
         self._spanning: set[RankLine] = set()
         self._elsewhere = Counter[int]()
         self._fetches = Counter[int]()
+        self._locked = Counter[int]()
         self._fetching = LineCounts()
 
     def add(
-        self, rank: int, phase: str, *, logs: str = "", at: str = "", calls: str = "", spans_steps: bool = False
+        self,
+        rank: int,
+        phase: str,
+        *,
+        line: str = "",
+        logs: str = "",
+        at: str = "",
+        calls: str = "",
+        spans_steps: bool = False,
     ) -> None:
         """Count a sample of a rank's main thread.
 
         Args:
             rank: the rank.
             phase: of `samplers.phases`.
+            line: `path:line` of the program's innermost line; empty: none of it is the program's.
             logs: `path:line` of the call into logging; empty: the thread was not inside logging.
             at: `path:line` of a call outside of the model's compute; empty: there is none.
             calls: the function that the line calls; empty: it is not known.
@@ -76,6 +88,8 @@ class Tally:
         if phase == "startup":  # before the first step, part of none
             return
         self._samples[rank] += 1
+        if line and phase == "backward":
+            _count(self._backward, (rank, line), _MOST_LINES)
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
             _count(self._logged, (rank, logs), _MOST_LOGGING)
         elif at and spans_steps:
@@ -83,21 +97,24 @@ class Tally:
                 self._spanning.add((rank, at))
         elif at:
             self._calling.add((rank, at), calls)
+            self._indexing[rank] += phase == "data_wait"
 
     def trains_elsewhere(self, rank: int) -> None:
         """Count a sample that shows another thread than the main one training in this rank: then the lines of its main
         thread hold no steps. A single one may be a stack that was misread."""
         self._elsewhere[rank] += 1
 
-    def add_fetch(self, rank: int, at: str = "", calls: str = "") -> None:
+    def add_fetch(self, rank: int, at: str = "", calls: str = "", *, is_locked: bool = False) -> None:
         """Count a sample of a worker of a rank inside a fetch.
 
         Args:
             rank: the rank.
             at: `path:line` of the program's dataset or collate function; empty: it has none of its own.
             calls: the function that the line calls; empty: it is not known.
+            is_locked: the worker waits for a lock that several processes share.
         """
         self._fetches[rank] += 1
+        self._locked[rank] += is_locked
         if at:
             self._fetching.add((rank, at), calls)
 
@@ -119,9 +136,24 @@ class Tally:
         return {line: n for line, n in counts if line not in self._spanning and line[0] not in elsewhere}
 
     @property
+    def backward(self) -> Mapping[RankLine, int]:
+        """Those in the phase backward, by rank and the program's innermost line."""
+        return dict(self._backward)
+
+    @property
+    def indexing(self) -> Mapping[int, int]:
+        """Those of them in the phase data_wait, by rank: a sampler of the program draws the indices of a batch."""
+        return dict(self._indexing)
+
+    @property
     def fetches(self) -> Mapping[int, int]:
         """All samples of workers inside fetches, by rank."""
         return dict(self._fetches)
+
+    @property
+    def locked(self) -> Mapping[int, int]:
+        """Those in a lock that several processes share, by rank."""
+        return dict(self._locked)
 
     @property
     def fetching(self) -> Mapping[RankLine, int]:

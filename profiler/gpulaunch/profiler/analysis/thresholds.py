@@ -169,8 +169,29 @@ PIPE_IDLE: Final = Limit(
     unit="share",
     why="a few library kernels use this much although the program does not",
 )
+DOUBLE_GAIN: Final = Limit(
+    name="float32 against float64",
+    value=0.5,
+    unit="share",
+    why="twice as many numbers fit in a vector register, and half of the bytes are moved; many GPUs gain far more",
+)
 GEMM_BUSY: Final = Limit(
     name="SMs busy", value=0.50, unit="share", why="a GPU that is idle half of the time is not limited by arithmetic"
+)
+
+# -- communication
+
+SMALL_COLLECTIVES: Final = Limit(
+    name="small collectives",
+    value=2,
+    unit="per step",
+    why="a single one may only wait for late ranks, which the next one would wait for instead",
+)
+REDUCTIONS: Final = Limit(
+    name="reductions of the gradients",
+    value=2,
+    unit="per step",
+    why="one is needed",
 )
 
 # -- memory

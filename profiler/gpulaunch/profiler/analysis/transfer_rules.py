@@ -1,4 +1,4 @@
-"""Rules about copies between CPU and GPU, waits for the GPU, and how the GPU computes.
+"""Rules about copies between CPU and GPU, and waits for the GPU.
 
 A program that waits for its GPU loses nothing while the GPU works: the loss is at most the time that the GPU was idle.
 If the device sampler knows that time, it is the bound; otherwise the whole wait is, with a lower confidence.
@@ -9,26 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gpulaunch.profiler.analysis.facts import loader_of, loader_place, section, text
+from gpulaunch.profiler.analysis.facts import loader_of, loader_place, text
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded, gpu_idle_s
 from gpulaunch.profiler.analysis.stats import median
 from gpulaunch.profiler.analysis.thresholds import (
     EVERY_STEP,
-    GEMM_BUSY,
-    LOST,
     LOST_MEASURED,
     PINNED_GAIN,
-    PIPE_IDLE,
     SMALL_LOSS,
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 from gpulaunch.profiler.record import Site
 
 _SYNCS: Final = frozenset({"item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"})
-_HAS_TF32: Final = 8.0
-"""Compute capability from which tensor cores take float32 matrices (as TF32)."""
-_HAS_TENSOR_CORES: Final = 7.0
 
 
 def unpinned_copies(window: Window) -> Iterator[Loss]:
@@ -137,51 +131,6 @@ def dataparallel(window: Window) -> Iterator[Loss]:
             "the model to each GPU at every step, and a single Python process drives all GPUs.",
             place=place_of(site),
         )
-
-
-def fp32_on_tensor_cores(window: Window) -> Iterator[Loss]:
-    """A GPU that is busy with float32 arithmetic while its tensor cores idle."""
-    for rank in window.ranks:
-        gpu = window.gpu_of(rank)
-        precision = section(rank.facts, "precision")
-        capability = _capability(rank)
-        if gpu is None or not precision or capability < _HAS_TENSOR_CORES:
-            continue
-        ratios = gpu.state.gpm_ratios
-        if text(precision, "parameters") != "float32" or precision.get("autocast") is not False:
-            continue
-        tensor, fp32, active = (ratios.get(name) for name in ("tensor_active", "fp32_active", "sm_active"))
-        if tensor is None or tensor > PIPE_IDLE.value or not fp32 or active is None or active < GEMM_BUSY.value:
-            continue
-        seconds = 0.5 * min(1.0, fp32) * rank.step_s
-        if seconds < LOST.value * rank.step_s:
-            continue
-        tf32 = capability >= _HAS_TF32 and text(precision, "matmul") == "highest"
-        easy = 'torch.set_float32_matmul_precision("high") for TF32, or ' if tf32 else ""
-        yield Loss(
-            rank=rank.rank,
-            seconds_per_step=seconds,
-            step_s=rank.step_s,
-            confidence=ESTIMATED,
-            evidence={
-                "step_seconds": rank.step_s,
-                "tensor_pipe_ratio": tensor,
-                "fp32_pipe_ratio": fp32,
-                "sm_active_ratio": active,
-                "matmul_precision": text(precision, "matmul"),
-            },
-            advice=f"Use the tensor cores for matrix multiplication: {easy}torch.autocast with bfloat16. Then compare "
-            "the loss curves.",
-        )
-
-
-def _capability(rank: RankWindow) -> float:
-    said = section(rank.facts, "device").get("capability")
-    match said:
-        case [int(major), int(minor)] if 0 <= major < 100 and 0 <= minor < 100:
-            return major + minor / 10
-        case _:
-            return 0.0
 
 
 def _sites(window: Window, *kinds: str) -> Iterator[tuple[RankWindow, Site]]:

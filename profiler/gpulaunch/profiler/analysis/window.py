@@ -37,8 +37,14 @@ class Snapshot:
     """Those of them inside logging, by rank and the program's line; see `tally.Tally`."""
     calling: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of them in other calls outside of the model's compute."""
+    indexing: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Those of them in a sampler that a dataloader asks for indices, by rank."""
+    backward: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    """Stack samples in the phase backward, by rank and the program's line."""
     fetches: Mapping[int, int] = field(default_factory=dict[int, int])
     """Stack samples of dataloader workers inside fetches so far, by rank."""
+    locked: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Those of them in a lock that several processes share, by rank."""
     fetching: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Those of them in a line of the program's dataset or collate function, by rank and line."""
     calls: Mapping[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
@@ -67,6 +73,8 @@ class RankWindow:
 
     rank: int
     steps: int
+    microsteps: int = 0
+    """Backward passes: more than the steps if gradients are accumulated."""
     step_ns: int
     phase_ns: Mapping[str, int]
     loader: LoaderState | None
@@ -74,6 +82,8 @@ class RankWindow:
     workers: LoaderWorkers | None
     """None where they do not measure themselves, or there are none."""
     workers_alive: int
+    worker_cores: frozenset[int] = frozenset()
+    """The cores that at least one of them may run on; empty: not known."""
     stall: Stall
     copies: Mapping[tuple[str, str], CopyTotals]
     sites: tuple[Site, ...]
@@ -102,9 +112,15 @@ class RankWindow:
     """Those inside logging, by the program's line."""
     calling: Mapping[str, int]
     """Those in other calls outside of the model's compute, by the program's line."""
+    indexing: int = 0
+    """Those of them in a sampler that a dataloader asks for indices."""
+    backward: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Samples in the phase backward, by the program's line, since the start of the run: they only name a line."""
     fetches: int
     """Number of stack samples of its workers inside fetches, since the start of the run: they only name a line, which
     should not change from window to window."""
+    locked: int = 0
+    """Those in a lock that several processes share."""
     fetching: Mapping[str, int]
     """Those in a line of the program."""
     calls: Mapping[str, str]

@@ -43,7 +43,7 @@ from typing import Final
 
 SEGMENT_BYTES: Final = 65536
 MAGIC: Final = int.from_bytes(b"gpulpage", "little")
-VERSION: Final = 7
+VERSION: Final = 8
 
 QUANTITIES_FIRST: Final = 260
 QUANTITIES_END: Final = 512
@@ -221,6 +221,6 @@ SITE_TEXT_BYTE: Final = 72
 SITE_TEXT_BYTES: Final = 184
 SITE_KINDS: Final = (
     *("elsewhere", "h2d", "d2h", "d2d", "item", "tolist", "numpy", "cpu", "bool", "nonzero", "synchronize"),
-    *("built_on_cpu", "loader", "dataparallel", "save", "collective", "gc"),
+    *("built_on_cpu", "loader", "dataparallel", "save", "collective", "gc", "small_collective"),
 )
 """What the line of a site row does; a row holds the index."""

@@ -16,14 +16,19 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     Call,
     below_fetch,
     call_of,
+    in_callback,
+    in_sampler,
     is_outside_compute,
     lines_of_program,
     spans_steps,
     trains_elsewhere,
+    waits_for_lock,
 )
 from gpulaunch.profiler.samplers.source_lines import SourceLines
 from gpulaunch.profiler.stack import Frame
 
+_LOCKS: Final = frozenset({"fcntl.flock", "fcntl.lockf"})
+"""Functions in C that wait for a lock."""
 _BETWEEN: Final = ("other", "unsettled")
 """Phases in which no part of the model is known to run."""
 
@@ -46,14 +51,17 @@ class StackSamples:
         """
         if trains_elsewhere(phase, frames):
             self.tally.trains_elsewhere(place.rank)
+        innermost = call_of(frames)
+        line = "" if innermost is None else self._shown(place, innermost.file, innermost.line)
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
-            self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
-        elif (call := self._call(phase, frames)) is None:
-            self.tally.add(place.rank, phase)
+            self.tally.add(place.rank, phase, line=line, logs=self._shown(place, *logs))
+        elif innermost is None or (call := self._outside_compute(innermost, phase, frames)) is None:
+            self.tally.add(place.rank, phase, line=line)
         else:
             at = self._shown(place, call.file, call.line)
-            self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
+            spans = spans_steps(call, phase)
+            self.tally.add(place.rank, phase, line=line, at=at, calls=call.name, spans_steps=spans)
 
     def add_worker(self, place: RankPlace, frames: Sequence[Frame]) -> None:
         """Take a sample of a dataloader worker of a rank, the deepest frame first; one that is idle does not count."""
@@ -65,26 +73,36 @@ class StackSamples:
             return
         inner = call_of(fetch)
         name = line.name or (inner.name if inner is not None else "") or self._sources.call(line.file, line.line)
-        self.tally.add_fetch(place.rank, self._shown(place, line.file, line.line), name)
+        in_c = "" if inner is None else self._sources.call(inner.file, inner.line)
+        is_locked = waits_for_lock(fetch) or in_c in _LOCKS
+        self.tally.add_fetch(place.rank, self._shown(place, line.file, line.line), name, is_locked=is_locked)
 
-    def _call(self, phase: str, frames: Sequence[Frame]) -> Call | None:
-        """Return the call outside of the model's compute that a stack is in; None if there is none."""
-        call = call_of(frames)
-        if call is not None and call.name == ANOMALY:
+    def _outside_compute(self, call: Call, phase: str, frames: Sequence[Frame]) -> Call | None:
+        """Return the call outside of the model's compute that a stack is in; None if there is none.
+
+        Args:
+            call: the program's innermost line, and what it calls.
+            phase: of the sample.
+            frames: all of the stack, the deepest first.
+        """
+        if call.name == ANOMALY:
             return self._at_its_cause(call, frames)
-        if call is None or spans_steps(call, phase) or is_outside_compute(call, phase):
+        if spans_steps(call, phase) or is_outside_compute(call, phase):
             return call
-        if call.origin != "program" or call.in_model or phase not in _BETWEEN:
+        if phase == "data_wait":
+            return call if in_sampler(frames) else None
+        if phase not in _BETWEEN:
             return None
-        if name := self._sources.call(call.file, call.line):
-            return replace(call, name=name)
-        if self._sources.is_excused(call.file, call.line):
-            return None
-        # A function of the program that works on tensors: a part of the loss, unless the loop runs it after backward.
+        if call.origin == "program" and not call.in_model:
+            if name := self._sources.call(call.file, call.line):
+                return replace(call, name=name)
+            if self._sources.is_excused(call.file, call.line):
+                return None
+        # What works on tensors may be a part of the loss, unless the loop runs it after backward.
         for line in lines_of_program(frames):
             if self._sources.is_after_backward(line.file, line.line):
                 return line
-        return None
+        return in_callback(frames)
 
     def _at_its_cause(self, call: Call, frames: Sequence[Frame]) -> Call:
         """Anomaly mode costs at every line of the model: the one that switches it on is meant, if it is known."""

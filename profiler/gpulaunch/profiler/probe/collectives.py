@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
 import time
 import weakref
 from array import array
@@ -39,6 +40,10 @@ from gpulaunch.profiler.probe.user_signals import raised_by_program
 _CALLS: Final = Pauses.comm_calls
 _BLOCKED: Final = Pauses.comm_blocked_ns_total
 _COLLECTIVE: Final = SITE_KINDS.index("collective")
+_SMALL_COLLECTIVE: Final = SITE_KINDS.index("small_collective")
+_SMALL_BYTES: Final = 1024
+"""Of a tensor: up to this, a collective takes as long as it takes to reach the other ranks."""
+_LARGE: Final = 1 << 62
 
 COLLECTIVES: Final = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
@@ -118,8 +123,15 @@ class Calls:
         self._probe = probe
         self._sites = Sites(probe.writer)
 
-    def ended(self, began: Nested, call: int) -> None:
-        """A call that began at `began` has ended; `call` is the value of CALL to publish."""
+    def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool) -> None:
+        """A call has ended.
+
+        Args:
+            began: when it began.
+            call: the value of CALL to publish.
+            args: its arguments; the first tensor of the first two has its size.
+            is_small: it transfers little, whatever they are.
+        """
         probe = self._probe
         blocked_ns = probe.nested_end(COMM, began)
         if probe.thread == OFF:
@@ -129,7 +141,14 @@ class Calls:
             words = probe.writer.words
             words[_CALLS] += 1
             words[_BLOCKED] += blocked_ns
-            probe.writer.site(self._sites.row(_COLLECTIVE, caller()), blocked_ns=blocked_ns)
+            line = caller()
+            if line is not sys._getframe(2):  # pyright: ignore[reportPrivateUsage] - torch calls it, not the program
+                is_small = False
+            elif not is_small:
+                sizes = (each.nbytes for each in args[:2] if hasattr(each, "nbytes"))
+                is_small = next(sizes, _LARGE) <= _SMALL_BYTES
+            kind = _SMALL_COLLECTIVE if is_small else _COLLECTIVE
+            probe.writer.site(self._sites.row(kind, line), blocked_ns=blocked_ns)
         except Exception as error:
             probe.fail(error)
 
@@ -141,6 +160,7 @@ def tap_collective(
     is_compiling = torch.compiler.is_dynamo_compiling
     words = calls.words
     counter, running, returned = words_of_call(kind)
+    is_small = kind == "barrier" or "object" in original.__name__
 
     @functools.wraps(original)
     def tapped(*args: Any, **kwargs: Any) -> Any:
@@ -154,7 +174,7 @@ def tap_collective(
             return original(*args, **kwargs)
         finally:
             if began is not None:
-                calls.ended(began, returned)
+                calls.ended(began, returned, args, is_small)
 
     return tapped
 
@@ -182,6 +202,7 @@ class _Reducers:
         self._modules: list[weakref.ref[Any]] = []
         self._logged = array("q")  # the exposed part of them, in the steps that were logged last
         self._iterations = 0  # that they are of
+        self._per_step = 1  # how often each of them reduces: once for each backward, if gradients are accumulated
 
     def made(self, module: Any) -> None:
         """Add a new module."""
@@ -189,8 +210,10 @@ class _Reducers:
 
     def look(self) -> None:
         """Publish their last logs, summed, since all of them are reduced in one step."""
-        comm_ns = overlap_ns = exposed_ns = iterations = 0
-        self._probe.machine.exposed_ns = 0  # in case the rest fails
+        comm_ns = overlap_ns = exposed_ns = iterations = modules = 0
+        logged: dict[str, Any] = {}
+        machine = self._probe.machine
+        machine.exposed_ns = 0  # in case the rest fails
         for ref in tuple(self._modules):
             module = ref()
             if module is None:
@@ -199,7 +222,7 @@ class _Reducers:
             if getattr(module, "logger", None) is None:
                 continue  # it does not reduce gradients itself, or not in C++
             logged = module._get_ddp_logging_data()
-            facts.set_fact("ddp", {key: logged[key] for key in _DDP_FACTS if key in logged})
+            modules += 1
             comm, overlap = logged.get("backward_comm_time", 0), logged.get("backward_compute_comm_overlap_time", 0)
             comm_ns += comm
             overlap_ns += overlap
@@ -212,8 +235,14 @@ class _Reducers:
         if iterations != self._iterations:
             self._iterations = iterations
             self._logged = array("q", [*self._logged[1 - _LOGGED :], exposed_ns])
+            # The log is of one iteration in a hundred, so this is never too high.
+            self._per_step = max(1, round(iterations / modules / max(1, machine.totals[0])))
+        if modules:
+            told = {key: logged[key] for key in _DDP_FACTS if key in logged}
+            facts.set_fact("ddp", {**told, "modules": modules, "reductions_per_step": self._per_step})
         # Only one step in a hundred is logged, and its wait may be an outlier.
-        self._probe.machine.exposed_ns = sorted(self._logged)[len(self._logged) // 2] if self._logged else 0
+        median_ns = sorted(self._logged)[len(self._logged) // 2] if self._logged else 0
+        machine.exposed_ns = self._per_step * median_ns
 
 
 def _tap_init(probe: Probe, reducers: _Reducers, original: Callable[..., None]) -> Callable[..., None]:

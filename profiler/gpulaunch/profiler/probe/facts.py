@@ -5,9 +5,11 @@
     omp_threads   OMP_NUM_THREADS, null if it is not set; torch_threads: what torch uses
     device        type, index, uuid, name, capability; null while no GPU is in use
     loaders       one object for each dataloader: site, split (train, eval, null: not used yet) and its settings
-    precision     parameters (dtype), sharded, autocast (dtype or false), matmul (of float32)
+    precision     of the newest optimizer: parameters (dtype), sharded, optimizer (its class); default (dtype), autocast
+                  (dtype or false), matmul (of float32)
     dataparallel  the line that makes a DataParallel, or null
-    ddp           the last log of DistributedDataParallel, or null
+    ddp           the last log of DistributedDataParallel, with the number of its modules and how often each of them
+                  reduces in a step; or null
     changes       with GPULAUNCH_TUNE only: what was applied (old and new value) and refused (reason)
 
 Any module of the probe sets its facts with `set_fact`, in memory; at most once a second all of them are written, if

@@ -103,6 +103,7 @@ class Program:
         self._torch = torch
         self._device_index = -1
         self._parameters: tuple[str | None, bool] = (None, False)
+        self._optimizer_name: str | None = None
         self.optimizer: Callable[[], Any] | None = None
         """The newest one, as long as it exists."""
         self.autocast: str | None = None
@@ -123,10 +124,17 @@ class Program:
         matmul = None
         with suppress(RuntimeError):  # if a program mixes torch's older and newer settings, there is no single value
             matmul = str(self._torch.get_float32_matmul_precision())
-        return {"parameters": parameters, "sharded": sharded, "autocast": self.autocast or False, "matmul": matmul}
+        return {
+            "parameters": parameters,
+            "sharded": sharded,
+            "optimizer": self._optimizer_name,
+            "default": str(self._torch.get_default_dtype()).removeprefix("torch."),
+            "autocast": self.autocast or False,
+            "matmul": matmul,
+        }
 
     def _look_at_parameters(self) -> None:
-        """Note the dtype of most parameters, and whether they are parts of larger ones."""
+        """Note the optimizer, the dtype of most of its parameters, and whether they are parts of larger ones."""
         optimizer = self.optimizer() if self.optimizer is not None else None
         groups = getattr(optimizer, "param_groups", ())
         elements: Counter[str] = Counter()
@@ -138,6 +146,7 @@ class Program:
                 sharded = sharded or type(parameter).__name__ in _SHARDED
         if elements:  # else the previous value stays: the optimizer no longer exists
             self._parameters = max(elements, key=lambda dtype: elements[dtype]), sharded
+            self._optimizer_name = type(optimizer).__name__
 
     def _look_at_device(self) -> None:
         cuda = self._torch.cuda

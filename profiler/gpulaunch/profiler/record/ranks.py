@@ -67,6 +67,8 @@ class RankProcesses:
     usage: Mapping[Role, Usage]
     workers_alive: int
     """Live dataloader workers (they name themselves `pt_data_worker`); other children count in the usage only."""
+    worker_cores: frozenset[int] = frozenset()
+    """The cores that at least one of these workers may run on; empty: there are none, or it is not known."""
     runqueue_s: Mapping[Role, float] = field(default_factory=dict[Role, float])
     """Seconds that threads of the role were ready to run but had no core, including processes that ended. Summed over
     all threads, so more than a second per second is possible. Empty where the kernel does not count it."""

@@ -10,11 +10,15 @@ from gpulaunch.profiler.samplers.paths import OWN_DIRS, PACKAGES_DIR, PYTHON_DIR
 
 _LOGS: Final = re.compile(
     rf"{PYTHON_DIR}logging/|{PACKAGES_DIR}(?:torch/utils/tensorboard|tensorboard|tensorboardX|wandb|mlflow|comet_ml|neptune"
-    r"|aim|clearml|tqdm|rich/progress)[/.]"
+    r"|aim|clearml|tqdm|rich/progress|(?:lightning/|pytorch_lightning/|lightning_fabric/)(?:pytorch/|fabric/)?"
+    r"(?:loggers|trainer/connectors/logger_connector))[/.]"
 )
 """Path patterns of the logging libraries that programs use."""
-_NOT_THE_USERS: Final = re.compile(rf"{PYTHON_DIR}(?!(?:site|dist)-packages/)|{PACKAGES_DIR}torch/|{OWN_DIRS}|<frozen ")
-"""Files that cannot contain the line to change: Python's, torch's, ours."""
+_NOT_THE_USERS: Final = re.compile(
+    rf"{PYTHON_DIR}(?!(?:site|dist)-packages/)|{PACKAGES_DIR}torch/|{OWN_DIRS}|<frozen "
+    rf"|{PACKAGES_DIR}(?:lightning/pytorch|pytorch_lightning)/core/module\.py"
+)
+"""Files that cannot contain the line to change: Python's, torch's, ours, and Lightning's `self.log`."""
 Place = tuple[str, int]
 
 

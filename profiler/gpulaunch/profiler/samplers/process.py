@@ -20,6 +20,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -301,10 +302,18 @@ class ProcessSampler:
             rank=rank.rank,
             usage=usage,
             workers_alive=len(rank.workers),
+            worker_cores=self._worker_cores(rank),
             runqueue_s=runqueue_s,
             threads=sum(wanting) if wanting and self._waits_counted else None,
             shm_inflight_bytes=_by_maker(rank),
         )
+
+    def _worker_cores(self, rank: _Rank) -> frozenset[int]:
+        cores: set[int] = set()
+        for process in rank.workers if self._proc == "/proc" else ():  # a pid of another /proc is another process here
+            with suppress(OSError):  # it has ended
+                cores |= os.sched_getaffinity(process.pid)
+        return frozenset(cores)
 
     def _stat(self, pid: int) -> ProcessStat | None:
         text = self._read(pid, "stat")

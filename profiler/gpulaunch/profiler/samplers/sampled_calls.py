@@ -36,8 +36,12 @@ _ON_THE_HOST: Final = re.compile(
     r"|orjson|ujson|yaml|psutil)\..+"
 )
 """Packages that do not compute with tensors. Of others it is not known: a loss or a layer may be theirs."""
-_TORCH_CALLS: Final = frozenset({"empty_cache", "state_dict", "load_state_dict", "update_parameters"})
-"""Functions of torch that are not a part of a step's compute: freeing or copying what could stay."""
+_GATHERING: Final = frozenset({"get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"})
+"""Functions of torch.distributed.checkpoint that gather the state of all ranks, by collectives."""
+_TORCH_CALLS: Final = _GATHERING | {
+    *("empty_cache", "state_dict", "load_state_dict", "update_parameters", "__repr__", "__format__")
+}
+"""Functions of torch that are not a part of a step's compute: freeing or copying what could stay, printing tensors."""
 _OF_THE_MODEL: Final = ("data_wait", "forward", "backward", "optimizer")
 """Phases of every training step. `forward` is all from the batch to `backward`: what prepares the batch, the loss."""
 ANOMALY: Final = "torch.autograd.set_detect_anomaly"
@@ -45,6 +49,13 @@ _ANOMALY: Final = re.compile(r"/torch/fx/traceback\.py format_stack$")
 """What torch calls at every operation to record where it was made, if `set_detect_anomaly` is on (torch 2.13)."""
 _MODULE: Final = "/torch/nn/modules/module.py"
 _FETCH: Final = "/torch/utils/data/_utils/fetch.py"
+_SAMPLES: Final = re.compile(r"/torch/utils/data/(?:dataloader\.py \S*_next_index|sampler\.py \S*)$")
+"""Where a dataloader asks its sampler for the indices of a batch, on the training thread."""
+_LOCK: Final = re.compile(
+    rf"{PYTHON_DIR}multiprocessing/synchronize\.py|{PACKAGES_DIR}(?:filelock|portalocker|fasteners)[/.]"
+)
+_HOOK: Final = re.compile(r"on_[a-z]+(?:_[a-z]+)+")
+"""Methods of a callback that a trainer calls between the parts of its steps, such as `on_train_batch_end`."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,35 @@ def lines_of_program(frames: Sequence[Frame]) -> list[Call]:
     return lines
 
 
+def in_sampler(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost line of the program is in a sampler that a dataloader asks for the indices of a batch.
+
+    Args:
+        frames: the deepest first.
+    """
+    for frame in frames:
+        if _origin(frame.file)[0] == "program":
+            program = frame
+            break
+    else:
+        return False
+    return any(_SAMPLES.search(f"{frame.file} {frame.name}") for frame in frames[frames.index(program) :])
+
+
+def in_callback(frames: Sequence[Frame]) -> Call | None:
+    """Return the program's line in a method that a trainer calls between the parts of its steps; None outside of one.
+
+    Args:
+        frames: the deepest first.
+    """
+    for depth, frame in enumerate(frames[:-1]):
+        if _HOOK.fullmatch(_function(frame)) and _origin(frame.file)[0] == "program":
+            is_called_by_package = _origin(frames[depth + 1].file)[0] == "package"
+            below = lines_of_program(frames[: depth + 1])
+            return below[0] if is_called_by_package else None
+    return None
+
+
 def below_fetch(frames: Sequence[Frame]) -> list[Frame] | None:
     """Return the frames of a dataloader worker below torch's fetch: of the dataset, or of what collates.
 
@@ -113,6 +153,11 @@ def below_fetch(frames: Sequence[Frame]) -> list[Frame] | None:
     return None if depth is None else list(frames[:depth])
 
 
+def waits_for_lock(frames: Sequence[Frame]) -> bool:
+    """Whether a stack, the deepest frame first, is in a lock that several processes share."""
+    return any(_LOCK.match(frame.file) for frame in frames)
+
+
 def is_outside_compute(call: Call, phase: str) -> bool:
     """Whether a sample in a phase shows a call that is no part of the model's own compute.
 
@@ -120,6 +165,8 @@ def is_outside_compute(call: Call, phase: str) -> bool:
         call: what the sample is in.
         phase: of `samplers.phases`.
     """
+    if call.origin == "torch" and call.name.rpartition(".")[2] in _GATHERING:
+        return phase != "startup"
     if phase not in ("forward", "backward", "optimizer", "other", "unsettled", "validation"):
         return False  # the others have rules of their own
     if call.origin == "python":

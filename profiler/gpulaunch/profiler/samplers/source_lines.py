@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,7 +72,8 @@ class SourceLines:
         return self._source(file).calls.get(line, "")
 
     def is_after_backward(self, file: str, line: int) -> bool:
-        """Whether a line is in a loop that calls `backward` above it, and is not itself what a step needs."""
+        """Whether a line is in a loop that calls `backward` above it, or a function of this file that does, and is not
+        itself what a step needs."""
         return line in self._source(file).after_backward
 
     def is_excused(self, file: str, line: int) -> bool:
@@ -104,6 +105,7 @@ def _read(file: str, until_s: float) -> _Source:
             tree = ast.parse(opened.read(_MOST_BYTES))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
+    steps = _BACKWARD | set(_steps(tree))
     everything = _imported(tree)
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
     for node in ast.walk(tree):
@@ -118,7 +120,7 @@ def _read(file: str, until_s: float) -> _Source:
         if isinstance(node, ast.Call) and _last_name(node) in _ANOMALY and not _is_off(node):
             source.detects_anomaly = source.detects_anomaly or node.lineno
         if isinstance(node, _Loop):
-            source.after_backward.update(_after_backward(node))
+            source.after_backward.update(_after_backward(node, steps))
     return source
 
 
@@ -161,11 +163,25 @@ def _called(call: ast.Call, modules: dict[str, str]) -> str:
     return f"builtins.{named.id}" if not attributes and named.id in _BUILTINS else ""
 
 
-def _after_backward(loop: _Loop) -> Iterator[int]:
-    """Lines of a loop below its last call of `backward`: what comes before may be a part of a loss."""
+def _steps(tree: ast.Module) -> Iterator[str]:
+    """The names of functions that call `backward`, and not in a loop of their own: `train_step`, not `train_epoch`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and _calls_backward(node):
+            loops = (each for each in ast.walk(node) if isinstance(each, _Loop))
+            if not any(_calls_backward(loop) for loop in loops):
+                yield node.name
+
+
+def _calls_backward(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Call) and _method(each) in _BACKWARD for each in ast.walk(node))
+
+
+def _after_backward(loop: _Loop, steps: Set[str]) -> Iterator[int]:
+    """Lines of a loop below its last call of one of `steps`: what comes before may be a part of a loss."""
     nodes = [each for statement in loop.body for each in ast.walk(statement)]
     backward = max(
-        (node.lineno for node in nodes if isinstance(node, ast.Call) and _method(node) in _BACKWARD), default=None
+        (node.end_lineno or node.lineno for node in nodes if isinstance(node, ast.Call) and _last_name(node) in steps),
+        default=None,
     )
     if backward is None:
         return

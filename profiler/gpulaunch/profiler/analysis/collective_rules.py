@@ -1,0 +1,79 @@
+"""Rules about communication between ranks that a program asks for more often than it needs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpulaunch.profiler.analysis.facts import number, section
+from gpulaunch.profiler.analysis.finding import DERIVED, NOWHERE, Loss, place_of
+from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, REDUCTIONS, SMALL_COLLECTIVES
+from gpulaunch.profiler.analysis.window import RankWindow, Window
+
+
+def small_collectives(window: Window) -> Iterator[Loss]:
+    """Several collectives of a few numbers in every step: each takes as long as it takes to reach the other ranks."""
+    waits = {rank.rank: _small(rank) for rank in window.ranks}
+    waited = [seconds for seconds, _, _ in waits.values() if seconds]
+    for rank in window.ranks:
+        seconds, calls, site = waits[rank.rank]
+        if calls < SMALL_COLLECTIVES.value:
+            continue
+        # A rank that is early waits in the first of them for those that are late: that wait would only move.
+        lost_s = min(waited, default=0.0) * (1.0 - 1.0 / calls)
+        if lost_s >= LOST_MEASURED.value * rank.step_s:
+            yield Loss(
+                rank=rank.rank,
+                seconds_per_step=lost_s,
+                step_s=rank.step_s,
+                confidence=DERIVED,
+                evidence={
+                    "step_seconds": rank.step_s,
+                    "blocked_seconds_per_step": seconds,
+                    "calls_per_step": calls,
+                },
+                advice="Combine them: put the numbers into one tensor and reduce it once per step; for a log, every N "
+                "steps. Each call waits for all ranks, however little it transfers.",
+                place=place_of(site),
+            )
+
+
+def _small(rank: RankWindow) -> tuple[float, float, str]:
+    """Seconds and calls per step of a rank's small collectives, and the line with most of them."""
+    small = [site for site in rank.sites if site.kind == "small_collective" and site.text]
+    longest = max(small, key=lambda site: site.blocked_ns, default=None)
+    return (
+        rank.per_step_s(sum(site.blocked_ns for site in small)),
+        sum(site.count for site in small) / max(1, rank.steps),
+        "" if longest is None else longest.text,
+    )
+
+
+def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
+    """DistributedDataParallel reduces the gradients in each of several backward passes before the optimizer steps."""
+    for rank in window.over.ranks:
+        ddp = section(rank.facts, "ddp")
+        told = number(ddp, "reductions_per_step") or 0.0
+        reductions = min(told, rank.microsteps / max(1, rank.steps))
+        if number(ddp, "modules") != 1 or reductions < REDUCTIONS.value:
+            continue  # of several modules, each may have a backward pass of its own
+        if rank.gpu is None:
+            exposed_s = max(0.0, rank.phase_s("comm") - rank.per_step_s(rank.pauses.comm_blocked_ns_total))
+        else:  # its phases are those of the program, which runs ahead of the GPU
+            exposed_s = reductions * max(0, rank.pauses.ddp_comm_ns - rank.pauses.ddp_overlap_ns) / 1e9
+        lost_s = exposed_s * (1.0 - 1.0 / reductions)
+        if lost_s >= LOST_MEASURED.value * rank.step_s:
+            line = max(rank.backward, key=rank.backward.__getitem__, default="")
+            yield Loss(
+                rank=rank.rank,
+                seconds_per_step=lost_s,
+                step_s=rank.step_s,
+                confidence=DERIVED,
+                evidence={
+                    "step_seconds": rank.step_s,
+                    "reductions_per_step": reductions,
+                    "exposed_seconds_per_step": exposed_s,
+                },
+                advice="Use model.no_sync() around the forward and backward passes of all but the last micro-batch: "
+                f"the gradients are reduced {reductions:.0f} times per step, and needed once.",
+                place=place_of(line) if line else NOWHERE,
+            )

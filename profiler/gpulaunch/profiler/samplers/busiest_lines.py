@@ -1,0 +1,60 @@
+"""Finds in the sampled stacks of a run which lines of its training loop the time goes to."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from gpulaunch.profiler.samplers.folded import Folded
+from gpulaunch.profiler.samplers.phases import STARTUP
+
+LEAST_SAMPLES: Final = 20
+"""Fewer say little about the shares."""
+_SAME: Final = 0.9
+"""A line with this share of the samples contains the loop, rather than being one of its lines."""
+_TOLD: Final = 0.15
+_MOST: Final = 2
+_LABEL: Final = re.compile(r".* \((?P<place>(?P<file>.+):\d+)\)")
+
+
+def busiest_lines(stacks: Folded) -> list[tuple[str, float]]:
+    """Return the lines of the loop with the largest shares of the samples of all steps, the largest first.
+
+    Beginning at the outermost frame, a line that nearly all samples have in common is followed into what it calls, as
+    long as that is in the program's file. Empty: there are few samples, or no line stands out.
+
+    Args:
+        stacks: of all phases.
+    """
+    samples = Counter[tuple[str, ...]]()
+    for phase in stacks.samples():
+        if phase != STARTUP:
+            for labels, count in stacks.stacks(phase):
+                samples[labels] += count
+    total = samples.total()
+    if total < LEAST_SAMPLES:
+        return []
+    script = ""
+    for depth in range(max(map(len, samples))):
+        lines = Counter[str]()
+        for labels, count in samples.items():
+            if len(labels) > depth:
+                lines[labels[depth]] += count
+        label, most = lines.most_common(1)[0]
+        found = _LABEL.fullmatch(label)
+        script = script or (found["file"] if found else "")
+        if found is None or found["file"] != script:
+            return []
+        if most < _SAME * total:
+            return [(place, count / total) for place, count in _told(lines, script) if count >= _TOLD * total]
+        samples = Counter({labels: count for labels, count in samples.items() if labels[depth : depth + 1] == (label,)})
+    return []
+
+
+def _told(lines: Counter[str], script: str) -> Iterator[tuple[str, int]]:
+    for label, count in lines.most_common(_MOST):
+        found = _LABEL.fullmatch(label)
+        if found is not None and found["file"] == script:
+            yield found["place"], count

@@ -1,0 +1,44 @@
+"""A loss has one owner: a rank that is late because of a line of its own is told of by that line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from healthy_node import HEALTHY_MS, rank, window
+from rule_cases import two_ranks
+
+from gpulaunch.profiler.analysis.advisor import advise
+from gpulaunch.profiler.analysis.window import Window
+
+
+def late_by(phase: str, *ranks: int, samples: int = 30, **late: Any) -> Window:
+    """Rank 1 is late by 30 ms in a phase; these ranks have a line in so many of 120 samples."""
+    both = two_ranks({phase: HEALTHY_MS[phase] + 30.0, **late})
+    calls = {"train.py:30": "PIL.Image.save"}
+    line = {"samples": 120, "calling": {"train.py:30": samples}, "calls": calls, "gpu": None}
+    return replace(both, ranks=tuple(replace(each, **line) if each.rank in ranks else each for each in both.ranks))
+
+
+def test_a_line_that_only_the_late_rank_has_is_the_cause() -> None:
+    (found,) = advise(late_by("other", 1))
+
+    assert (found.rule, found.file, found.line, found.ranks) == ("hot-line", "train.py", 30, (1,))
+    assert found.advice.endswith(" Only rank 1 does it, and the other ranks wait for it.")
+    assert found.evidence["straggler_excess_seconds_per_step"] == pytest.approx(0.030)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [late_by("other", 0, 1), late_by("other", 1, samples=12), late_by("forward", 1)],
+    ids=["a line of all ranks", "one that takes little", "late by what it computes"],
+)
+def test_a_line_that_is_not_why_a_rank_is_late_leaves_it_a_straggler(seen: Window) -> None:
+    assert "straggler" in [found.rule for found in advise(seen)]
+
+
+def test_a_line_of_a_rank_that_is_not_late_is_a_finding_as_ever() -> None:
+    alone = rank(1, samples=120, calling={"train.py:30": 30}, calls={"train.py:30": "json.dump"}, gpu=None)
+
+    assert [found.rule for found in advise(window(rank(0), alone))] == ["hot-line"]

@@ -1,0 +1,38 @@
+"""The lines of a training loop that take most of the time, from sampled stacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulaunch.profiler.samplers.busiest_lines import busiest_lines
+from gpulaunch.profiler.samplers.folded import Folded
+
+MAIN = "<module> (me/train.py:90)"
+LOSS, BACKWARD = "main (me/train.py:40)", "main (me/train.py:43)"
+TORCH = "Tensor.backward (torch/_tensor.py:600)"
+FIT = "Trainer.fit (lightning/pytorch/trainer/trainer.py:560)"
+
+
+@pytest.mark.parametrize(
+    ("counts", "lines"),
+    [
+        ({(MAIN, LOSS, "triplets (me/train.py:12)"): 40, (MAIN, BACKWARD, TORCH): 60}, [(43, 0.6), (40, 0.4)]),
+        ({(MAIN, LOSS, "a (me/train.py:1)"): 30, (MAIN, LOSS): 30, (MAIN, BACKWARD): 40}, [(40, 0.6), (43, 0.4)]),
+        ({(MAIN, LOSS): 10, (MAIN, BACKWARD, TORCH): 80, ("<module> (me/train.py:9)",): 10}, [(43, 0.8)]),
+        ({(MAIN, LOSS): 8, (MAIN, BACKWARD): 8}, []),
+        ({(MAIN, FIT, "step (me/train.py:5)"): 50, (MAIN, FIT, "save (me/train.py:6)"): 50}, []),
+        ({(MAIN,): 100}, []),
+        ({("(elsewhere)",): 100}, []),
+        ({}, []),
+    ],
+    ids=["two lines", "functions are summed", "rare ones are left out", "few", "a trainer", "one", "unknown", "none"],
+)
+def test_the_lines_of_the_loop_are_those_at_which_stacks_part(
+    counts: dict[tuple[str, ...], int], lines: list[tuple[int, float]]
+) -> None:
+    stacks = Folded()
+    for stack, count in counts.items():
+        stacks.add("backward", stack, count)
+        stacks.add("startup", ("<module> (me/train.py:1)",), 100)
+
+    assert busiest_lines(stacks) == [(f"me/train.py:{line}", pytest.approx(share, abs=0.001)) for line, share in lines]
