@@ -218,8 +218,8 @@ def ddp_waits_for_others() -> None:
 
 
 def ddp_accumulates() -> None:
-    """120 steps of three backward passes, which all reduce the gradients. The log has one iteration in a hundred, and is
-    read more often than it need be."""
+    """120 steps of three backward passes, which all reduce the gradients. The log has one iteration in a hundred, so
+    it is read more often than it need be."""
     from gpulaunch.profiler.probe import observed
 
     observed.LOOKS_EVERY_NS = 20_000_000  # type: ignore[misc]
