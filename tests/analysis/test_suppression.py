@@ -68,6 +68,15 @@ def test_more_workers_are_not_advised_where_the_cores_are_full_already() -> None
     assert rules(starved(cores=1.5)) == ["dataloader-slow-transform"]
 
 
+def test_where_there_are_cores_for_too_few_workers_the_transform_is_the_cause() -> None:
+    """248 ms on a core at every step: on two of them a step takes 115 ms, and training still waits for 17 ms of it."""
+    (found,) = advise(starved(cores=2.0))
+
+    assert found.rule == "dataloader-slow-transform"
+    assert found.advice.endswith("There are cores for 2 workers, which alone would save 43 ms.")
+    assert found.seconds_per_step == pytest.approx(0.060)
+
+
 def test_more_computing_workers_are_not_advised_on_a_crowded_node() -> None:
     assert rules(starved(pressure_s={("cpu", "some"): 8.0}, cores=1.9)) == ["dataloader-slow-transform"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.profiler.samplers.stacks import BUDGET, rest_s
+from gpulaunch.profiler.samplers.stacks import BUDGET, CREDIT_S, Allowance, rest_s
 
 
 @given(cost_s=st.floats(0.0001, 1.0), num_ranks=st.integers(1, 256), first=st.integers(0, 10**6))
@@ -39,3 +39,29 @@ def test_failures_are_repeated_less_and_less_often() -> None:
     assert rests[0] == rests[1] == rests[2] < rests[3]
     assert rests[3:] == sorted(rests[3:])
     assert rests[-1] == rest_s(0.0, 0, num_ranks=8, refusals=10**9) <= 60
+
+
+@pytest.mark.parametrize("cost_s", [0.0006, 0.003, 0.08])
+def test_a_run_has_many_samples_at_first_and_then_those_that_the_budget_allows(cost_s: float) -> None:
+    now_s, spent_s, allowance = 100.0, 0.0, Allowance(100.0)
+    at_s: list[float] = []
+    for turn in range(5000):
+        if len(at_s) == 3:  # the first step
+            allowance.extend()
+        at_s.append(now_s)
+        spent_s += cost_s
+        now_s += rest_s(allowance.owed_s(cost_s, now_s), turn, num_ranks=1, refusals=0)
+
+    assert spent_s <= BUDGET * (now_s - 100.0) * 1.02 + CREDIT_S + cost_s
+    within_20_s = sum(each < at_s[3] + 20.0 for each in at_s[3:])
+    assert within_20_s >= min(95.0, CREDIT_S / cost_s)
+
+
+def test_what_is_not_used_for_hours_is_not_used_at_once() -> None:
+    allowance = Allowance(0.0)
+    allowance.extend()
+
+    assert allowance.owed_s(CREDIT_S, 36_000.0) == 0.0
+    assert allowance.owed_s(0.01, 36_000.0) == 0.01
+    allowance.extend()
+    assert allowance.owed_s(0.01, 36_000.0) == 0.02

@@ -37,7 +37,7 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
             continue  # `slow_storage` reports it
         if _locked_share(rank) >= HOLDS_FETCHES.value:
             continue  # `locked_workers` reports it
-        if (plan := workers_needed(supply, window)) is None:
+        if (plan := workers_needed(supply, window)) is None or _is_transform(supply, plan[1]):
             continue
         workers, step_s = plan
         now = f"now {supply.workers}" if supply.workers else "now 0: the training thread fetches every batch itself"
@@ -85,7 +85,10 @@ def slow_storage(window: Window) -> Iterator[Loss]:
 def slow_transform(window: Window) -> Iterator[Loss]:
     """Computing batches is the bottleneck, and there is no core for more workers: the transform must become cheaper."""
     for rank, supply in _stalled(window, "no_workers", "prep", "contention"):
-        if supply.others_use_cores or workers_needed(supply, window) is not None or not _lost(supply, supply.own_s):
+        if supply.others_use_cores or not _lost(supply, supply.own_s):
+            continue
+        plan = workers_needed(supply, window)
+        if plan is not None and not _is_transform(supply, plan[1]):
             continue
         if supply.workers and _pinned_to(window):
             continue  # `pinned_workers` reports it
@@ -95,15 +98,24 @@ def slow_transform(window: Window) -> Iterator[Loss]:
             collate_share = rank.workers.collate_ns / rank.workers.wall_ns
             what = "collate_fn" if collate_share > 0.5 else "the dataset's transforms"
             line, evidence = _slow_line(window.over.ranks)
+            cores = "No core is free for more workers."
+            if plan is not None:
+                saved_ms = 1e3 * (supply.step_s - plan[1])
+                cores = f"There are cores for {plan[0]} workers, which alone would save {saved_ms:.3g} ms."
             loss = _loss(
                 rank,
                 supply,
                 supply.own_s,
                 advice=f"Make {what} cheaper: preprocess once and store the result, process whole batches at a time, "
-                "or use the GPU. No core is free for more workers.",
+                f"or use the GPU. {cores}",
                 collate_ratio=collate_share,
             )
             yield replace(loss, place=line or loss.place, evidence={**loss.evidence, **evidence})
+
+
+def _is_transform(supply: LoaderModel, step_s: float) -> bool:
+    """Whether workers that compute would still keep training waiting with as many of them as find a core."""
+    return supply.workers > 0 and supply.kind == "prep" and step_s - supply.own_s >= LOST.value * supply.step_s
 
 
 def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, float | str]]:

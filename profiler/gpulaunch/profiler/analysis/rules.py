@@ -71,14 +71,15 @@ RULES: Final = (
         id="dataloader-slow-transform",
         judge=loader_rules.slow_transform,
         problem="Preparing samples takes more CPU time than the cores provide.",
-        evidence="Workers always compute, or wait for a core to compute on, and more workers would not help. Or there "
+        evidence="Workers always compute, or wait for a core to compute on, and training would still wait for as many "
+        "of them as there are cores for. Or there "
         "are no workers, the training thread computes while it waits for its batches (as the CPU time of its process "
         "shows), and no core is free for a worker. The line is that of the dataset or the collate function that holds "
         "a third of the sampled fetches or more; otherwise the DataLoader's.",
         costs="The whole data wait: the saving if preparation keeps up with training. Without workers this is an "
         "upper bound: nothing hides the remaining cost of a cheaper transform.",
         fix="Preprocess once and store the result; decode and augment on the GPU; resize before augmenting.",
-        suppressed="A core is free for another worker, which is then the cheaper fix; or other processes use the "
+        suppressed="There are cores for enough workers, which are then the cheaper fix; or other processes use the "
         "cores. Without workers: fetches may also wait for storage, or are shorter than the overhead of a worker.",
         limits=(
             *(thresholds.LOST, thresholds.BUSY, thresholds.CROWDED, thresholds.CROWDED_NODE),

@@ -1,9 +1,10 @@
 """The stack sampler: periodically samples the stack of each rank's main thread and counts stacks by phase.
 
 It runs in its own thread, because the sampled process may be in any state, and a sample may take long. It samples one
-rank after the other, each of them five times a second. But after each sample it pauses in proportion to that sample's
-CPU time, so its total - reading, or py-spy's CPU, and the writing of the file - stays below `BUDGET` of one core, also
-on a slow machine or with 256 ranks. Pauses vary, so that they do not synchronise with the steps.
+rank after the other, each of them five times a second. But once `CREDIT_S` is used up, it pauses after each sample in
+proportion to that sample's CPU time, so its total - reading, or py-spy's CPU, and the writing of the file - stays below
+`BUDGET` of one core, also on a slow machine or with 256 ranks. Pauses vary, so that they do not synchronise with the
+steps.
 
 The stacks are in `stacks.folded` in the run directory, which every sidecar of the run continues, and so does a later
 run in the same directory.
@@ -30,12 +31,15 @@ from gpulaunch.profiler.files import read_file
 from gpulaunch.profiler.record import AttemptGroup, RankPlace, Reading, StackState
 from gpulaunch.profiler.samplers.folded import STACKS_FILE, Folded, labels_of, load
 from gpulaunch.profiler.samplers.peek import Peek, StackSampler
-from gpulaunch.profiler.samplers.phases import phase_of
+from gpulaunch.profiler.samplers.phases import STARTUP, phase_of
 from gpulaunch.profiler.stack import Frame
 
 BUDGET: Final = 0.003
 """Of one core, on average: a third of what the whole sidecar may use."""
 
+CREDIT_S: Final = 0.2
+"""CPU seconds beyond that, from the first step on: a short run is to have enough samples to name a line. A sample takes
+0.6 ms, and two or three times as long if the caches are cold, or it is the first one in its functions."""
 _SHORTEST_S: Final = 0.2
 """Between two samples of the same rank."""
 _TURNS_OF_A_WORKER: Final = 10
@@ -89,6 +93,7 @@ class Stacks:
         self._turn_began_s: float | None = None
         # used by the thread only
         self._turns = 0
+        self._allowance = Allowance(clock())
         self._save_at_s = 0.0
         self._unsaved = False
 
@@ -138,7 +143,7 @@ class Stacks:
                 self._turn_began_s = None
                 self._cpu_s += cost_s
                 rest = rest_s(
-                    cost_s,
+                    self._allowance.owed_s(cost_s, self._clock()),
                     self._turns,
                     num_ranks=0 if group is None else len(group.ranks),
                     refusals=self._refusals,
@@ -184,6 +189,8 @@ class Stacks:
             self._fail(look.failed)
             return look.cpu_s
         phase = phase_of(look.frames, before, after, every_step=every_step)
+        if phase != STARTUP:
+            self._allowance.extend()
         labels = labels_of(look.frames)
         with self._lock:
             self._refusals = 0
@@ -230,13 +237,34 @@ def _edge_of(segment: SegmentReader | None) -> tuple[int, bool]:
     return 0, True
 
 
+class Allowance:
+    """The CPU seconds that samples may use: what is not used is kept, up to `CREDIT_S`."""
+
+    def __init__(self, now_s: float) -> None:
+        self._left_s = 0.0
+        self._at_s = now_s
+        self._extended = False
+
+    def extend(self) -> None:
+        """Add `CREDIT_S`, once."""
+        if not self._extended:
+            self._extended = True
+            self._left_s = CREDIT_S
+
+    def owed_s(self, cost_s: float, now_s: float) -> float:
+        """Take the cost of a sample; return how much more than allowed was used so far."""
+        self._left_s = min(CREDIT_S, self._left_s + BUDGET * (now_s - self._at_s)) - cost_s
+        self._at_s = now_s
+        return max(0.0, -self._left_s)
+
+
 def rest_s(
-    cost_s: float, turn: int, *, num_ranks: int, refusals: int, shortest_s: float = _SHORTEST_S, budget: float = BUDGET
+    owed_s: float, turn: int, *, num_ranks: int, refusals: int, shortest_s: float = _SHORTEST_S, budget: float = BUDGET
 ) -> float:
-    """How long to pause after a sample with this CPU time.
+    """How long to pause after a sample.
 
     Args:
-        cost_s: CPU seconds of the sample.
+        owed_s: CPU seconds beyond what is allowed so far.
         turn: its number.
         num_ranks: the number of ranks that take turns.
         refusals: how many samples in a row have failed.
@@ -247,4 +275,4 @@ def rest_s(
     if refusals >= _REFUSALS:
         shortest = min(_REFUSED_S, shortest_s * 2.0 ** min(refusals - _REFUSALS, 16))
     # Between a half and three halves, evenly spread, by multiples of the golden ratio: needs no random generator.
-    return max(shortest, cost_s / budget) * (0.5 + turn * 0.6180339887498949 % 1.0)
+    return max(shortest, owed_s / budget) * (0.5 + turn * 0.6180339887498949 % 1.0)
