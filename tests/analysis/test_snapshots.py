@@ -43,6 +43,18 @@ def test_a_window_is_five_seconds_long() -> None:
     assert [(window.seconds, window.ranks[0].steps) for window in found] == [(5.0, 50)] * 3
 
 
+def test_what_is_left_after_the_last_window_ends_with_the_last_step() -> None:
+    history, node = warm()
+    windows(history, node, 17)
+
+    last = history.last_window()
+
+    assert last is not None
+    assert last.longer is not None
+    assert (last.seconds, last.ranks[0].steps, last.longer.ranks[0].steps) == (2.0, 20, 170)
+    assert Snapshots().last_window() is None
+
+
 def test_slow_steps_make_longer_windows() -> None:
     """A step in three seconds: twenty of them take a minute, and after a minute four would do."""
     history, node = warm()

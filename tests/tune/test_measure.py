@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulaunch.launcher.tune.measure import CLEAR, LEAST_GAIN, gain_of
+from gpulaunch.launcher.tune.measure import CLEAR, LEAST_GAIN, Losses, altered_losses, gain_of
 
 seconds = st.floats(1e-3, 10.0)
 
@@ -46,3 +49,48 @@ def test_bounds_hold_the_median_and_what_is_recommended_is_faster(base_s: list[f
 def test_the_same_times_are_never_a_gain(times_s: list[float]) -> None:
     assert gain_of(times_s, times_s).verdict == "none"
     assert gain_of(times_s, times_s).median < LEAST_GAIN
+
+
+def falling(seed: int = 0, *, by: float = 1.0, noise: float = 0.0, count: int = 12) -> Losses:
+    """The losses of a trial: they fall from 2 to 1."""
+    chance = random.Random(seed)
+    return [by * (2.0 - each / count) * (1.0 + chance.gauss(0.0, noise)) for each in range(count)]
+
+
+def test_losses_that_are_altered_are_told_with_both_figures() -> None:
+    found = altered_losses([falling(), falling()], [falling(by=1.1)])
+
+    assert found == (pytest.approx(1.542, abs=0.001), pytest.approx(1.696, abs=0.001))
+
+
+@pytest.mark.parametrize(
+    ("base", "changed"),
+    [
+        ([falling(), falling()], [falling()]),
+        ([falling(), falling()], [falling(by=1.01)]),  # of no concern
+        ([falling()], [falling(by=2.0)]),  # nobody knows by how much it varies by itself
+        ([falling(by=1.0), falling(by=1.2)], [falling(by=1.5)]),  # the program sets no seed
+        ([falling(), falling()], [falling(by=2.0, count=7)]),
+        ([falling(), falling()], []),
+        ([falling(), falling()], [[]]),
+        ([[None] * 12, falling()], [falling(by=2.0)]),
+    ],
+)
+def test_losses_that_differ_by_chance_or_little_are_not(base: list[Losses], changed: list[Losses]) -> None:
+    assert altered_losses(base, changed) is None
+
+
+def test_a_loss_that_is_infinite_only_with_the_change_is_told() -> None:
+    found = altered_losses([falling(), falling()], [[*falling(count=8), None, None, None, None]])
+
+    assert found is not None
+    assert math.isnan(found[1])
+
+
+def test_other_random_numbers_in_the_workers_do_not_alter_the_loss() -> None:
+    """The trials of the job as it is have the same ones, with a change they are others."""
+    base = [falling(noise=0.1)] * 2
+
+    told = [altered_losses(base, [falling(seed, noise=0.1)]) for seed in range(1, 401)]
+
+    assert sum(each is not None for each in told) <= 4

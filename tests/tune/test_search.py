@@ -151,3 +151,18 @@ def test_changes_are_put_together() -> None:
     }
     assert change.name == "num_workers=2, persistent_workers=True, prefetch_factor=4, num_threads=2, gc.freeze=True"
     assert change.where == "train.py:7, the program's start"
+
+
+def test_a_change_that_alters_what_is_learnt_is_not_recommended() -> None:
+    search = Search([workers(4), THREADS])
+    same, other = [1.0 - 0.01 * each for each in range(10)], [1.5 - 0.01 * each for each in range(10)]
+    for change, step_s, losses in (
+        *((Change(), 0.100, same),) * 2,
+        *((workers(4), 0.050, other),) * 2,
+        *((THREADS, 0.080, same),) * 2,
+    ):
+        search.add(change, Measured(step_s=step_s, losses=losses))
+
+    assert names(search) == [THREADS.name]
+    assert search.refused(search.tried[0]) == "alters the loss: 0.955 -> 1.455"
+    assert search.refused(search.tried[1]) == ""

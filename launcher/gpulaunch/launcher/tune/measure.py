@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import sqrt
+from statistics import fmean, median, stdev
 from typing import Final, Literal
 
 LEAST_GAIN: Final = 0.03
@@ -19,6 +20,16 @@ CLEAR: Final = 0.5
 """A gain that is larger in all pairs is sure after one trial with the change, between two without it."""
 MOST: Final = 5
 """Trials of one change; what is not sure by then is reported as such."""
+
+_FEWEST_LOSSES: Final = 8
+"""Means of losses (four each) in all trials, before they are compared."""
+_ERRORS: Final = 4.0
+"""Standard errors by which losses differ that are not the same: those of successive steps depend on each other."""
+_LEAST_DIFFERENCE: Final = 0.02
+"""Of the loss; less is of no concern."""
+
+Losses = Sequence[float | None]
+"""Means of the losses of a trial, in the order of its steps; None: not finite."""
 
 Verdict = Literal["gain", "none", "unsure"]
 
@@ -44,6 +55,35 @@ def gain_of(base_s: Sequence[float], changed_s: Sequence[float]) -> Gain:
     low, high = min(base_s) / max(changed_s) - 1.0, max(base_s) / min(changed_s) - 1.0
     verdict = _verdict(middle, low, high, base=len(base_s), changed=len(changed_s))
     return Gain(median=middle, low=low, high=high, verdict=verdict)
+
+
+def altered_losses(base: Sequence[Losses], changed: Sequence[Losses]) -> tuple[float, float] | None:
+    """Return the mean loss of the same steps without and with a change, if it differs by more than by chance.
+
+    Chance is how far trials without the change are apart, and how far the losses of single steps are: a change of the
+    workers gives other random numbers to what they do.
+
+    Args:
+        base: of each trial without the change. Fewer than two: None is returned.
+        changed: of each trial with it.
+    """
+    count = min((len(losses) for losses in (*base, *changed)), default=0)
+    if len(base) < FEWEST or not changed or count < _FEWEST_LOSSES:
+        return None
+    of_base = [[each for each in losses[:count] if each is not None] for losses in base]
+    of_changed = [[each for each in losses[:count] if each is not None] for losses in changed]
+    if any(len(losses) < count for losses in of_base):
+        return None  # it diverges by itself
+    before = fmean(map(fmean, of_base))
+    if any(len(losses) < count for losses in of_changed):
+        return before, float("nan")
+    after = fmean(map(fmean, of_changed))
+    differences = [fmean(each) for each in zip(*of_changed, strict=True)]
+    differences = [each - fmean(of_it) for each, of_it in zip(differences, zip(*of_base, strict=True), strict=True)]
+    means = [fmean(losses) for losses in of_base]
+    chance = max(max(means) - min(means), stdev(differences) / sqrt(count))
+    differs = abs(after - before) > max(_ERRORS * chance, _LEAST_DIFFERENCE * abs(before))
+    return (before, after) if differs else None
 
 
 def _verdict(middle: float, low: float, high: float, *, base: int, changed: int) -> Verdict:

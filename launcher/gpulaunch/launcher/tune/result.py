@@ -131,7 +131,7 @@ def _tried_json(tuned: Tuned, tried: Tried) -> Mapping[str, Any]:
         "step_seconds": tried.step_s,
         "gain_ratio": None if gain is None else {"median": gain.median, "low": gain.low, "high": gain.high},
         "verdict": "failed" if gain is None else gain.verdict,
-        "failed": tried.failed,
+        "failed": tuned.search.refused(tried),
     }
 
 
@@ -141,7 +141,7 @@ def _row(tuned: Tuned, tried: Tried) -> tuple[str, str, str, str, str]:
         tried.change.name,
         tried.change.where,
         "" if predicted is None else _signed(predicted),
-        tried.failed if gain is None else _as_text(gain),
+        tuned.search.refused(tried) if gain is None else _as_text(gain),
         str(len(tried.trials)),
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpulaunch.launcher.tune.change import Change, together
-from gpulaunch.launcher.tune.measure import FEWEST, LEAST_GAIN, MOST, Gain, gain_of
+from gpulaunch.launcher.tune.measure import FEWEST, LEAST_GAIN, MOST, Gain, Losses, altered_losses, gain_of
 
 _CHANGES_PER_BASE: Final = 2
 """Trials of changes after which the job is tried as it is once more."""
@@ -32,6 +32,7 @@ class Measured:
     """Why the change was not applied; "": it was."""
     waits: float = 0.0
     """Share of its steps in which training waited for data."""
+    losses: Losses = ()
 
 
 @dataclass
@@ -47,8 +48,13 @@ class Tried:
         return [trial.step_s for trial in self.trials if trial.step_s is not None]
 
     @property
+    def losses(self) -> list[Losses]:
+        """Those of the trials that have a step time."""
+        return [trial.losses for trial in self.trials if trial.step_s is not None]
+
+    @property
     def failed(self) -> str:
-        """Why it cannot be had; "": it can."""
+        """Why its trials failed; "": they did not."""
         return next((trial.died or trial.refused for trial in self.trials if trial.died or trial.refused), "")
 
 
@@ -65,6 +71,7 @@ class Search:
 
     def __init__(self, changes: Iterable[Change], follow_up: FollowUp = lambda _change, _measured: ()) -> None:
         self.base: list[float] = []
+        self._base_losses: list[Losses] = []
         self.tried = [Tried(change) for change in {change.as_env(): change for change in changes}.values()]
         self.combined: Tried | None = None
         self._follow_up = follow_up
@@ -95,6 +102,7 @@ class Search:
             self._since_base = 0
             if measured.step_s is not None:
                 self.base.append(measured.step_s)
+                self._base_losses.append(measured.losses)
             return
         self._since_base += 1
         known = (*self.tried, *([self.combined] if self.combined is not None else []))
@@ -108,9 +116,16 @@ class Search:
             more = self._follow_up(change, measured)
             self.tried += [Tried(new) for new in more if new.as_json() not in tried_so_far]
 
+    def refused(self, tried: Tried) -> str:
+        """Why a change cannot be had; "": it can, as far as is known."""
+        if tried.failed:
+            return tried.failed
+        altered = altered_losses(self._base_losses, tried.losses)
+        return "" if altered is None else f"alters the loss: {altered[0]:.4g} -> {altered[1]:.4g}"
+
     def gain(self, tried: Tried) -> Gain | None:
-        """What a change gains; None: it was not tried, or failed."""
-        if tried.failed or not tried.step_s or not self.base:
+        """What a change gains; None: it was not tried, or is refused."""
+        if not tried.step_s or not self.base or self.refused(tried):
             return None
         return gain_of(self.base, tried.step_s)
 
@@ -175,7 +190,7 @@ class Search:
         if self.combined is None or self.combined.change != change:
             self.combined = Tried(change)
         gain = self.gain(self.combined)
-        done = self.combined.trials and (self.combined.failed or (gain is not None and gain.verdict != "unsure"))
+        done = self.combined.trials and (gain is None or gain.verdict != "unsure")
         return None if done or len(self.combined.trials) >= MOST else self.combined
 
     @staticmethod

@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from gpulaunch.launcher.job.job_json import CHANGES
 from gpulaunch.launcher.tune.candidates import MOST_WORKERS, PREFETCH, Seen, candidates, more_workers
 from gpulaunch.launcher.tune.change import TRIAL, Change
+from gpulaunch.launcher.tune.measure import Losses
 from gpulaunch.launcher.tune.search import Measured, Search
 from gpulaunch.launcher.tune.trial import Point, Steps, Watched, watch
 from gpulaunch.profiler.channel.clock import monotonic_ns
@@ -232,6 +233,7 @@ def measured_of(watched: Watched, steps: Steps, change: Change) -> Measured:
     return Measured(
         step_s=(end.at_ns - begin.at_ns) / 1e9 / (end.steps - begin.steps),
         waits=waited_ns / of_steps_ns if of_steps_ns else 0.0,
+        losses=_losses(watched.facts),
     )
 
 
@@ -247,6 +249,13 @@ def _refused(facts: Mapping[str, Any], change: Change) -> str:
     if threads is not None and facts.get("torch_threads", threads) != threads:
         return "the program itself sets the number of threads"
     return ""
+
+
+def _losses(facts: Mapping[str, Any]) -> Losses:
+    """The means of losses that rank 0 has published."""
+    told: object = facts.get("losses")
+    known = cast("list[object]", told) if isinstance(told, list) else []
+    return tuple(float(each) if isinstance(each, int | float) else None for each in known)
 
 
 def _died(watched: Watched) -> str:

@@ -18,6 +18,8 @@ from gpulaunch.profiler.record import Finding
 _RECENT: Final = 5
 """Windows whose median one is reported, so that a finding's figures do not jump."""
 
+_AT_ONCE: Final = frozenset({"hot-line", "logging-stall"})
+"""Rules that judge all samples so far, and wait themselves until there are enough: a second window adds little."""
 _NOT_ONCE: Final = frozenset({"recompiles"})
 """Rules for which what happens once is normal."""
 
@@ -48,11 +50,18 @@ class _Standing:
     seen: int = 0
     missed: int = 0
 
+    @property
+    def appears(self) -> bool:
+        """Whether it was found often enough to be reported."""
+        return self.seen >= (1 if self.recent[-1].rule in _AT_ONCE else APPEARS.value)
+
     def as_told(self) -> Finding:
         """Return the whole finding of the window with the median loss, so that its figures are consistent.
 
-        Of several windows with that loss (0, where no time is lost) the last one is used.
+        Of several windows with that loss (0, where no time is lost) the last one is used; of samples so far, the last.
         """
+        if self.recent[-1].rule in _AT_ONCE:
+            return self.recent[-1]
         middle = median_low(found.seconds_per_hour for found in self.recent)
         return next(found for found in reversed(self.recent) if found.seconds_per_hour == middle)
 
@@ -75,17 +84,31 @@ class Advisor:
         Earlier findings of a rule that raises expire as if the rule no longer found them.
         """
         found = {finding.key: finding for finding in advise(window, self._fail)}
+        self._add(found)
+        for key in self._standing.keys() - found.keys():
+            standing = self._standing[key]
+            standing.missed += 1
+            if not standing.appears or standing.missed >= GONE.value:
+                del self._standing[key]
+        return self._told()
+
+    def add_last(self, window: Window) -> tuple[Finding, ...]:
+        """Take what is left of a run after its last whole window; return the findings that are current at its end.
+
+        Only rules that judge all samples so far: for others it is too short, or the end of the program.
+        """
+        self._add({found.key: found for found in advise(window, self._fail) if found.rule in _AT_ONCE})
+        return self._told()
+
+    def _add(self, found: Mapping[tuple[str, str, int, str], Finding]) -> None:
         for key, finding in found.items():
             standing = self._standing.setdefault(key, _Standing())
             standing.recent.append(finding)
             standing.seen += 1
             standing.missed = 0
-        for key in self._standing.keys() - found.keys():
-            standing = self._standing[key]
-            standing.missed += 1
-            if standing.seen < APPEARS.value or standing.missed >= GONE.value:
-                del self._standing[key]
-        return _in_order([each.as_told() for each in self._standing.values() if each.seen >= APPEARS.value])
+
+    def _told(self) -> tuple[Finding, ...]:
+        return _in_order([each.as_told() for each in self._standing.values() if each.appears])
 
     def judge_once(self, window: Window) -> tuple[Finding, ...]:
         """Return the findings of a run that was too short for two windows: the clear ones, with a low confidence."""

@@ -442,7 +442,8 @@ def markdown() -> str:
             f"after {thresholds.WARM_UP_STEPS} of warm-up;"
         ),
         f"with slow steps, {thresholds.SLOW_WINDOW_S} and {thresholds.SLOW_WINDOW_STEPS}.",
-        f"A finding appears after {thresholds.APPEARS} in a row and disappears after {thresholds.GONE} without it.",
+        f"A finding appears after {thresholds.APPEARS} in a row (from stack samples: as soon as there are enough) and",
+        f"disappears after {thresholds.GONE} without it.",
         (
             f"A run that ends before that is judged once, if it has {thresholds.WINDOW_STEPS} and "
             f"{thresholds.SHORT_RUN_S} after the warm-up:"

@@ -74,6 +74,16 @@ class Snapshots:
             return None
         return between(self._long, self._latest, least_steps=int(WINDOW_STEPS.value))
 
+    def last_window(self) -> Window | None:
+        """Return the steps since the last window, and since the begin of the long one; None if there are too few."""
+        if self._base is None or self._long is None or self._latest is None:
+            return None
+        least = int(SLOW_WINDOW_STEPS.value)
+        if _steps(self._base, self._latest) < least:
+            return None
+        longer = between(self._long, self._latest, least_steps=least)
+        return replace(between(self._base, self._latest, least_steps=least), longer=longer)
+
     def _close(self, base: Snapshot, snapshot: Snapshot) -> Window:
         snapshot = replace(snapshot, state=replace(snapshot.state, devices=self._means.of(snapshot.state.devices)))
         for rank, point in self._least.points(snapshot).items():

@@ -67,8 +67,12 @@ class Findings:
         return self._standing
 
     def conclude(self) -> tuple[Finding, ...]:
-        """Return the findings at the end of the run: one that was too short for two windows is judged as a whole."""
-        if not self.judged and (window := self._history.short_run()) is not None:
+        """Return the findings at the end of the run: with all its stack samples, and of one that was too short for two
+        windows as a whole."""
+        if self.judged:
+            if (window := self._history.last_window()) is not None:
+                self._standing = self._advisor.add_last(window)
+        elif (window := self._history.short_run()) is not None:
             self._standing = self._advisor.judge_once(window)
         return self._standing
 

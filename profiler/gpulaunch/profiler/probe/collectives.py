@@ -22,6 +22,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any, Final
 
@@ -73,7 +74,7 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
     names = [name for name in COLLECTIVES if hasattr(c10d, name)]
     if "all_reduce" not in names:
         raise HookError("torch.distributed has no all_reduce")
-    calls = Calls(probe, open_words(probe))
+    calls = Calls(probe, open_words(probe), torch._C.DisableTorchFunction)
     for name in names:
         original = getattr(c10d, name)
         tap = tap_collective(probe, torch, calls, kind_of(name), original)
@@ -118,9 +119,16 @@ def open_words(probe: Probe) -> memoryview | list[int]:
 class Calls:
     """The training thread's calls, its waits for other ranks in them, and their lines."""
 
-    def __init__(self, probe: Probe, words: memoryview | list[int]) -> None:
+    def __init__(
+        self,
+        probe: Probe,
+        words: memoryview | list[int],
+        unobserved: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """`unobserved`: in it, no `__torch_function__` of the program is called."""
         self.words = words
         self._probe = probe
+        self._unobserved = unobserved
         self._sites = Sites(probe.writer)
 
     def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool) -> None:
@@ -145,8 +153,9 @@ class Calls:
             if line is not sys._getframe(2):  # pyright: ignore[reportPrivateUsage] - torch calls it, not the program
                 is_small = False
             elif not is_small:
-                sizes = (each.nbytes for each in args[:2] if hasattr(each, "nbytes"))
-                is_small = next(sizes, _LARGE) <= _SMALL_BYTES
+                with self._unobserved():
+                    sizes = (each.nbytes for each in args[:2] if hasattr(each, "nbytes"))
+                    is_small = next(sizes, _LARGE) <= _SMALL_BYTES
             kind = _SMALL_COLLECTIVE if is_small else _COLLECTIVE
             probe.writer.site(self._sites.row(kind, line), blocked_ns=blocked_ns)
         except Exception as error:

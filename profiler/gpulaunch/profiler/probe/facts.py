@@ -10,6 +10,7 @@
     dataparallel  the line that makes a DataParallel, or null
     ddp           the last log of DistributedDataParallel, with the number of its modules and how often each of them
                   reduces in a step; or null
+    losses        with GPULAUNCH_TRIAL only: the mean of each four losses in turn; null: not finite
     changes       with GPULAUNCH_TUNE only: what was applied (old and new value) and refused (reason)
 
 Any module of the probe sets its facts with `set_fact`, in memory; at most once a second all of them are written, if

@@ -77,6 +77,11 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
     undo.append(lambda: atexit.unregister(facts.flush))
     if changes is not None:
         changes.install(probe, torch, undo)
+    if os.environ.get("GPULAUNCH_TRIAL"):
+        from gpulaunch.profiler.probe.losses import Losses
+
+        graph = importlib.import_module("torch.autograd.graph")
+        Losses(probe, torch).install(importlib.import_module("torch.autograd"), graph, undo)
 
 
 def _changes() -> Changes | None:
