@@ -686,6 +686,17 @@ def test_several_reductions_in_a_step_may_be_needed(changes: dict[str, Any]) -> 
     assert rules(window(rank(**reduces))) == []
 
 
+def test_communication_that_overlaps_takes_its_time_from_backward_where_all_cores_are_busy() -> None:
+    logged = replace(NO_PAUSES, ddp_comm_ns=16 * MS, ddp_overlap_ns=6 * MS)
+    ddp = facts(ddp={"modules": 1, "reductions_per_step": 4})
+    reduces = rank(gpu=None, phases_ms={"comm": 40.0}, microsteps=4 * STEPS, facts=ddp, pauses=logged)
+
+    (found,) = advise(window(reduces))
+    assert found.seconds_per_step == pytest.approx(0.030)
+    (found,) = advise(window(reduces, cores=2.0))
+    assert found.seconds_per_step == pytest.approx(0.030 + 0.75 * 4 * 0.006)
+
+
 def test_on_a_gpu_only_the_communication_that_does_not_overlap_is_lost() -> None:
     ddp = facts(ddp={"modules": 1, "reductions_per_step": 2})
     logged = replace(NO_PAUSES, ddp_comm_ns=25 * MS, ddp_overlap_ns=5 * MS)

@@ -147,6 +147,21 @@ def test_the_wait_for_the_first_batch_of_each_epoch_is_counted(watched):
     assert (seen.loader.epochs, seen.loader.first_wait_ns_total) == (2, 10 * MS)
 
 
+def test_the_start_of_the_workers_of_an_epoch_is_a_part_of_the_wait_for_its_first_batch(watched):
+    """That of an evaluation's, which begins in between, is not."""
+    training, evaluation = (an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None) for _ in range(2))
+    training._num_yielded = evaluation._num_yielded = 1
+    watched.watch.started(training, 70 * MS)
+    watched.gets(training)
+    watched.gets(training)
+    watched.watch.started(evaluation, 90 * MS)
+    watched.gets(evaluation, trains=False)
+    watched.gets(training)
+    seen = watched.seen()
+
+    assert (seen.loader.epochs, seen.loader.first_wait_ns_total) == (3, (70 + 3 * 5) * MS)
+
+
 @pytest.mark.parametrize(
     ("tasks", "outstanding", "queued", "delivered", "after", "transfer_ms", "blocked_ms"),
     [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpulaunch.profiler.analysis.facts import number, section
 from gpulaunch.profiler.analysis.finding import DERIVED, NOWHERE, Loss, place_of
-from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, REDUCTIONS, SMALL_COLLECTIVES
+from gpulaunch.profiler.analysis.thresholds import BUSY, LOST_MEASURED, REDUCTIONS, SMALL_COLLECTIVES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
@@ -56,11 +56,14 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
         reductions = min(told, rank.microsteps / max(1, rank.steps))
         if number(ddp, "modules") != 1 or reductions < REDUCTIONS.value:
             continue  # of several modules, each may have a backward pass of its own
+        overlap_s = 0.0
         if rank.gpu is None:
             exposed_s = max(0.0, rank.phase_s("comm") - rank.per_step_s(rank.pauses.comm_blocked_ns_total))
+            if _is_full(window.over):  # communication takes its time from the backward that it overlaps with
+                overlap_s = min(reductions * rank.pauses.ddp_overlap_ns / 1e9, rank.phase_s("backward"))
         else:  # its phases are those of the program, which runs ahead of the GPU
             exposed_s = reductions * max(0, rank.pauses.ddp_comm_ns - rank.pauses.ddp_overlap_ns) / 1e9
-        lost_s = exposed_s * (1.0 - 1.0 / reductions)
+        lost_s = (exposed_s + overlap_s) * (1.0 - 1.0 / reductions)
         if lost_s >= LOST_MEASURED.value * rank.step_s:
             line = max(rank.backward, key=rank.backward.__getitem__, default="")
             yield Loss(
@@ -72,8 +75,15 @@ def reduced_in_accumulation(window: Window) -> Iterator[Loss]:
                     "step_seconds": rank.step_s,
                     "reductions_per_step": reductions,
                     "exposed_seconds_per_step": exposed_s,
+                    "overlap_seconds_per_step": overlap_s,
                 },
                 advice="Use model.no_sync() around the forward and backward passes of all but the last micro-batch: "
                 f"the gradients are reduced {reductions:.0f} times per step, and needed once.",
                 place=place_of(line) if line else NOWHERE,
             )
+
+
+def _is_full(window: Window) -> bool:
+    """Whether the ranks use the cores of their node."""
+    used_s = sum(rank.trainer_cpu_s + rank.workers_cpu_s for rank in window.ranks)
+    return window.cores is not None and used_s >= BUSY.value * window.cores * window.seconds > 0

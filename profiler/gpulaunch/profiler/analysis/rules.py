@@ -125,7 +125,8 @@ RULES: Final = (
         id="dataloader-workers-restarted",
         judge=loader_rules.restarted_workers,
         problem="Every epoch starts its workers anew.",
-        evidence="The waits for the first batches of the epochs in the long window, with `persistent_workers=False`.",
+        evidence="The creation of the iterator and the wait for the first batch of each epoch in the long window, with "
+        "`persistent_workers=False`.",
         costs="These waits, without a fetch for each.",
         fix="`DataLoader(..., persistent_workers=True)`.",
         suppressed="There was one epoch so far.",
@@ -296,12 +297,12 @@ RULES: Final = (
         judge=collective_rules.reduced_in_accumulation,
         problem="DistributedDataParallel reduces the gradients in every backward pass, although they are accumulated.",
         evidence="The iterations that DistributedDataParallel has logged, compared with the steps of the optimizer.",
-        costs="The exposed communication of all reductions but one; communication that overlaps with backward costs "
-        "nothing.",
+        costs="The exposed communication of all reductions but one. Communication that overlaps with backward costs "
+        "nothing on a GPU; on the CPU it is included if all cores are busy, as it then takes one from backward.",
         fix="`with model.no_sync():` around the forward and backward passes of all but the last micro-batch; with "
         "Accelerate, `accelerator.accumulate(model)`.",
         suppressed="There are several modules of DistributedDataParallel, which may have a backward pass each.",
-        limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.LONG_S),
+        limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.BUSY, thresholds.LONG_S),
     ),
     Rule(
         id="checkpoint-stall",

@@ -112,7 +112,7 @@ class LoaderState:
     epochs: int = counter()
     """Whose first batch the training loop has waited for: observed in all steps, as an epoch begins."""
     first_wait_ns_total: int = counter()
-    """These waits, a part of `wait_ns_total`: workers that are not persistent start anew."""
+    """These waits, and before them the creation of the iterator: workers that are not persistent start anew."""
     ready: int = gauge(
         "dataloader_ready_batches",
         "Ready batches when the training loop last requested one; mostly 0 if the loader is too slow.",

@@ -87,6 +87,7 @@ class LoaderWatch:
         "_rows",
         "_shape",
         "_size_bytes",
+        "_started",
         "_tell_due_ns",
         "_told_queue",
         "_transfer_ns",
@@ -139,9 +140,14 @@ class LoaderWatch:
         self._batches = self._eval_batches = self._batch_bytes = 0
         self._wait_ns = self._transfer_ns = self._blocked_ns = 0
         self._epochs = self._first_wait_ns = 0
+        self._started = 0, 0  # the newest iterator, and how long it took to start its workers
         self._counts = [0] * STEP_BUCKETS
         self._bucket = self._bucket_from = self._bucket_to = 0
         self._entered = 0, 0, 0
+
+    def started(self, iterator: Any, start_ns: int) -> None:
+        """The training thread has created an iterator, and with it perhaps workers: it took so long."""
+        self._started = id(iterator), start_ns
 
     def asked(self, iterator: Any, now_ns: int) -> int:
         """A batch is requested.
@@ -236,8 +242,10 @@ class LoaderWatch:
         if wait_ns >= 0:
             self._wait_ns += wait_ns
             if number == 1 and trains:
+                newest, start_ns = self._started
                 self._epochs += 1
-                self._first_wait_ns += wait_ns
+                self._first_wait_ns += wait_ns + (start_ns if newest == id(iterator) else 0)
+                self._started = 0, 0
             if not self._bucket_from < wait_ns <= self._bucket_to:
                 self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
             self._counts[self._bucket] += 1

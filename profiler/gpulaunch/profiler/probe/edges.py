@@ -121,6 +121,26 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
     return tapped_next
 
 
+def tap_get_iterator(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`DataLoader._get_iterator`, which starts the workers of an epoch, or of all of them."""
+    is_compiling = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def tapped_get_iterator(self: Any) -> Any:
+        if is_compiling():
+            return original(self)
+        began_ns = monotonic_ns()
+        iterator = original(self)
+        try:
+            if probe.trains_here():
+                probe.loader.started(iterator, monotonic_ns() - began_ns)
+        except Exception as error:
+            probe.fail(error)
+        return iterator
+
+    return tapped_get_iterator
+
+
 def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """The entry to the autograd engine, reporting when it starts and when it is done."""
     is_compiling = torch.compiler.is_dynamo_compiling

@@ -32,6 +32,7 @@ from gpulaunch.profiler.probe.edges import (
     tap_after_step,
     tap_backward,
     tap_before_step,
+    tap_get_iterator,
     tap_next,
     tap_scaler,
 )
@@ -112,6 +113,11 @@ def _dataloader(probe: Probe, torch: Any, undo: Undo) -> None:
     tap = tap_next(probe, torch, original)
     _keep_out(torch, tap)
     put(iterator_class, "__next__", tap, undo)
+    with suppress(HookError, KeyError):  # without it, starting workers anew is only known by the wait for a first batch
+        create = function_of(vars(dataloader.DataLoader)["_get_iterator"], parameters=("self",), variadic=False)
+        tap = tap_get_iterator(probe, torch, create)
+        _keep_out(torch, tap)
+        put(dataloader.DataLoader, "_get_iterator", tap, undo)
 
 
 def _backward(probe: Probe, torch: Any, undo: Undo) -> None:
