@@ -70,7 +70,7 @@ def collate(rows):
 
 arguments = TrainingArguments(
     tempfile.mkdtemp(), max_steps=1_000_000, per_device_train_batch_size=16, use_cpu=True, report_to=[],
-    dataloader_num_workers=1 if CURED else 0,  # cause: dataloader-too-few-workers
+    dataloader_num_workers=1 if CURED else 0,  # cause: dataloader-too-few-workers or dataloader-slow-transform
     save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
 )  # fmt: skip
 clock = Clock()

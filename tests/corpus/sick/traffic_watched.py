@@ -15,9 +15,8 @@ CURED = os.environ.get("CURED") == "1"
 
 
 def disk_free():
-    told = subprocess.run(
-        ["sh", "-c", "uptime; free -m; df --output=avail ."], capture_output=True, text=True
-    )  # cause: hot-line
+    command = ["sh", "-c", "uptime; free -m; df --output=avail ."]
+    told = subprocess.run(command, capture_output=True, text=True)  # cause: hot-line
     return int(told.stdout.split()[-1])
 
 

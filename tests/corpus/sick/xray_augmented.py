@@ -42,7 +42,7 @@ class Xrays(Dataset):
     def __getitem__(self, index):
         chance = np.random.default_rng(index)
         image = self.images[index % 200]
-        image = warp_at_once(image, chance) if CURED else warp(image, chance)
+        image = warp_at_once(image, chance) if CURED else warp(image, chance)  # cause: dataloader-slow-transform
         return torch.from_numpy(image)[None], torch.tensor(float(index % 2))
 
 
