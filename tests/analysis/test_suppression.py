@@ -68,6 +68,24 @@ def test_more_workers_are_not_advised_where_the_cores_are_full_already() -> None
     assert rules(starved(cores=1.5)) == ["dataloader-slow-transform"]
 
 
+def test_the_start_of_workers_is_not_taken_for_sending() -> None:
+    """They import torch at each epoch: as CPU time of theirs outside of fetches this looks like pickling."""
+    waiting = {"phases_ms": {"data_wait": 60.0}, "workers": fetching(5.0), "workers_cpu_s": 14.0}
+    epochs = loader(workers=1, wait_ms=60.0, epochs=2, first_wait_ms=3000.0)
+    anew = rank(**waiting, loader=epochs, facts=facts(loader={"persistent_workers": False}))
+
+    assert rules(window(rank(**waiting, loader=loader(workers=1, wait_ms=60.0)))) == ["dataloader-too-many-workers"]
+    assert rules(window(anew)) == ["dataloader-workers-restarted"]
+
+
+def test_more_workers_are_not_advised_than_the_cores_that_they_may_run_on() -> None:
+    (free,) = starved().ranks
+    bound = replace(free, worker_cores=frozenset({5}))
+
+    assert rules(window(bound)) == ["dataloader-pinned-workers"]
+    assert rules(window(replace(free, worker_cores=frozenset(range(16))))) == ["dataloader-too-few-workers"]
+
+
 def test_where_there_are_cores_for_too_few_workers_the_transform_is_the_cause() -> None:
     """248 ms on a core at every step: on two of them a step takes 115 ms, and training still waits for 17 ms of it."""
     (found,) = advise(starved(cores=2.0))
@@ -656,13 +674,12 @@ def test_a_wait_for_a_sampler_is_not_one_for_workers() -> None:
 # --- communication and precision
 
 
-def test_a_rank_that_is_early_waits_in_its_small_collectives_for_the_others() -> None:
-    """The other one waits for half a millisecond in them: that is what they cost."""
-    calls = {"count": 4 * STEPS}
-    early = rank(0, phases_ms={"comm": 20.0}, sites=(site("small_collective", **calls, blocked_ns=20 * STEPS * MS),))
-    late = rank(1, sites=(site("small_collective", **calls, blocked_ns=STEPS * MS // 2),))
+def test_small_collectives_cost_what_those_after_the_first_one_of_a_step_take() -> None:
+    """Ranks whose batches differ wait for each other in the first one, all of them: that wait would only move."""
+    calls = {"count": 4 * STEPS, "blocked_ns": 13 * STEPS * MS, "gpu_ns": STEPS * MS // 2}
+    ranks = [rank(number, phases_ms={"comm": 13.0}, sites=(site("small_collective", **calls),)) for number in range(4)]
 
-    assert rules(window(early, replace(late, step_ns=early.step_ns))) == []
+    assert rules(window(*ranks)) == []
 
 
 def test_collectives_of_a_few_numbers_now_and_then_are_a_log() -> None:

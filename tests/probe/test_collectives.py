@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,6 +154,36 @@ def test_a_line_has_small_collectives_if_the_program_calls_them(
     with SegmentReader(str(tmp_path / "rank-0.bin")) as reader:
         found = reader.sites()
     assert [(site.kind, site.count) for site in found] == [(kind, 1), ("collective", 1)]
+
+
+class Sparse:
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("a sparse tensor has no such size")
+
+
+def test_a_tensor_without_a_size_is_not_small_and_leaves_the_probe_in_service(probe: Probe, tmp_path: Path) -> None:
+    tap = collectives.tap_collective(probe, TORCH, collectives.Calls(probe, no_words()), "all_reduce", lambda _: None)
+
+    tap(Sparse())
+
+    with SegmentReader(str(tmp_path / "rank-0.bin")) as reader:
+        assert [site.kind for site in reader.sites()] == ["collective"]
+        assert not reader.read().hooks_unavailable
+
+
+def test_the_first_small_collective_of_a_step_is_told_from_those_that_follow(probe: Probe, tmp_path: Path) -> None:
+    tap = tapped(probe, no_words(), lambda: time.sleep(0.002))
+    for _ in range(3):
+        tap()
+        tap()
+        probe.machine.optimized += 1
+
+    with SegmentReader(str(tmp_path / "rank-0.bin")) as reader:
+        blocked_ns, follows_ns = (
+            sum(getattr(each, name) for each in reader.sites()) for name in ("blocked_ns", "gpu_ns")
+        )
+    assert 3 * 2_000_000 <= follows_ns <= blocked_ns - 3 * 2_000_000
 
 
 def test_where_there_is_no_room_for_the_file_the_steps_are_measured_all_the_same(

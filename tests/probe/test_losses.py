@@ -12,8 +12,11 @@ import pytest
 from gpulaunch.profiler.probe import facts
 from gpulaunch.profiler.probe.losses import BLOCK, MOST_BLOCKS, Losses
 
+CAPTURES = [False]
 TORCH: Any = SimpleNamespace(
-    compiler=SimpleNamespace(is_dynamo_compiling=lambda: False), _C=SimpleNamespace(DisableTorchFunction=nullcontext)
+    cuda=SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: CAPTURES[0]),
+    compiler=SimpleNamespace(is_dynamo_compiling=lambda: False),
+    _C=SimpleNamespace(DisableTorchFunction=nullcontext),
 )
 
 
@@ -105,3 +108,29 @@ def test_what_cannot_be_kept_does_not_fail_the_program(probe: Probe, backward: C
     assert backward((object(),), accumulate_grad=True)
 
     assert len(probe.failed) == 1
+
+
+def test_nothing_waits_for_a_gpu_whose_work_is_captured_in_a_graph(
+    losses: Losses, backward: Callable[..., Any]
+) -> None:
+    for _ in range(BLOCK):
+        backward((Scalar(1.0),), accumulate_grad=True)
+    CAPTURES[0] = True
+    for _ in range(BLOCK):
+        backward((Scalar(2.0),), accumulate_grad=True)
+
+    assert told(losses) is None
+    CAPTURES[0] = False
+    assert told(losses) == [1.0]
+
+
+def test_losses_that_are_scaled_are_not_told(losses: Losses, backward: Callable[..., Any]) -> None:
+    for _ in range(BLOCK):
+        backward((Scalar(1.0),), accumulate_grad=True)
+    assert told(losses) == [1.0]
+
+    assert losses.tap_scale(lambda loss: 65536.0 * loss)(2.0) == 131072.0
+    for _ in range(BLOCK):
+        backward((Scalar(65536.0),), accumulate_grad=True)
+
+    assert told(losses) == []

@@ -21,11 +21,17 @@ FIT = "Trainer.fit (lightning/pytorch/trainer/trainer.py:560)"
         ({(MAIN, LOSS): 10, (MAIN, BACKWARD, TORCH): 80, ("<module> (me/train.py:9)",): 10}, [(43, 0.8)]),
         ({(MAIN, LOSS): 8, (MAIN, BACKWARD): 8}, []),
         ({(MAIN, FIT, "step (me/train.py:5)"): 50, (MAIN, FIT, "save (me/train.py:6)"): 50}, []),
-        ({(MAIN,): 100}, []),
+        ({(MAIN,): 100}, [(90, 1.0)]),
+        ({(MAIN, LOSS): 95, (MAIN, LOSS, TORCH): 5}, [(40, 1.0)]),
+        ({(MAIN, LOSS): 93, (MAIN, LOSS, TORCH): 2, (MAIN, BACKWARD): 5}, [(40, 0.95)]),
+        ({(MAIN, BACKWARD, TORCH): 60, (MAIN, BACKWARD, f"{TORCH}2"): 40}, [(43, 1.0)]),
         ({("(elsewhere)",): 100}, []),
         ({}, []),
     ],
-    ids=["two lines", "functions are summed", "rare ones are left out", "few", "a trainer", "one", "unknown", "none"],
+    ids=[
+        *("two lines", "functions are summed", "rare ones are left out", "few", "a trainer", "one", "it ends there"),
+        *("most of it", "torch", "unknown", "none"),
+    ],
 )
 def test_the_lines_of_the_loop_are_those_at_which_stacks_part(
     counts: dict[tuple[str, ...], int], lines: list[tuple[int, float]]

@@ -107,16 +107,21 @@ def test_a_function_that_makes_a_step_counts_as_its_backward(tmp_path: Path) -> 
         "        for batch in loader:\n"
         "            self.train_step(batch)\n"
         "            accuracy(batch)\n"
+        "    def update(self, batch):\n"
+        "        self.loss(batch).backward()\n"
         "def local_training(client):\n"
         "    for batch in client:\n"
         "        loss(batch).backward()\n"
         "for client in clients:\n"
         "    local_training(client)\n"
         "    average(client)\n"
+        "for turn in range(9):\n"
+        "    stats.update(turn)\n"
+        "    action = policy(turn)\n"
     )
     sources = SourceLines()
 
-    assert [line for line in range(20) if sources.is_after_backward(str(program), line)] == [7]
+    assert [line for line in range(30) if sources.is_after_backward(str(program), line)] == [7]
 
 
 def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:

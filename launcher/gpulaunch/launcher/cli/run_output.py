@@ -207,7 +207,7 @@ def _where_the_time_goes(run_dir: str) -> str:
 
     try:
         lines = busiest_lines(load(Path(run_dir, STACKS_FILE), Folded()))
-    except OSError:
+    except Exception:  # half a sentence is not worth the end of a run
         return ""
     shares = " and ".join(f"{place} ({share:.0%})" for place, share in lines)
     return f"; most time is spent in {shares}" if shares else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean, median, stdev
 from typing import Final, Literal
@@ -25,8 +26,11 @@ _FEWEST_LOSSES: Final = 8
 """Means of losses (four each) in all trials, before they are compared."""
 _ERRORS: Final = 4.0
 """Standard errors by which losses differ that are not the same: those of successive steps depend on each other."""
-_LEAST_DIFFERENCE: Final = 0.02
-"""Of the loss; less is of no concern."""
+_LEAST_DIFFERENCE: Final = 0.05
+"""Of the loss; less may be another order of the same samples."""
+
+_CLEAR_DIFFERENCE: Final = 0.4
+"""Of the loss, in all of the later half of the steps: something else is learnt, though the losses part slowly."""
 
 Losses = Sequence[float | None]
 """Means of the losses of a trial, in the order of its steps; None: not finite."""
@@ -78,12 +82,30 @@ def altered_losses(base: Sequence[Losses], changed: Sequence[Losses]) -> tuple[f
     if any(len(losses) < count for losses in of_changed):
         return before, float("nan")
     after = fmean(map(fmean, of_changed))
-    differences = [fmean(each) for each in zip(*of_changed, strict=True)]
-    differences = [each - fmean(of_it) for each, of_it in zip(differences, zip(*of_base, strict=True), strict=True)]
     means = [fmean(losses) for losses in of_base]
-    chance = max(max(means) - min(means), stdev(differences) / sqrt(count))
-    differs = abs(after - before) > max(_ERRORS * chance, _LEAST_DIFFERENCE * abs(before))
-    return (before, after) if differs else None
+    apart = (max(means) - min(means)) / (abs(before) or 1.0)
+    one, other = ([fmean(each) for each in zip(*losses, strict=True)] for losses in (of_base, of_changed))
+    return (before, after) if _differ(one, other, apart) else None
+
+
+def _differ(base: Sequence[float], changed: Sequence[float], apart: float) -> bool:
+    """Whether two series of losses are not the same but for chance; `apart`: how far trials of one kind are, relative
+    to the loss."""
+    relative = [2.0 * (b - a) / (abs(a) + abs(b) or 1.0) for a, b in zip(base, changed, strict=True)]
+    later = relative[len(relative) // 2 :]
+    if (min(later) > 0.0 or max(later) < 0.0) and abs(fmean(later)) >= _CLEAR_DIFFERENCE + _ERRORS * apart:
+        return True
+    return abs(fmean(relative)) > max(_ERRORS * apart, _ERRORS * _error_of_mean(relative), _LEAST_DIFFERENCE)
+
+
+def _error_of_mean(series: Sequence[float]) -> float:
+    """The standard error of the mean of a series in which neighbours depend on each other."""
+    middle, spread = fmean(series), stdev(series)
+    if not spread:
+        return 0.0
+    alike = fmean((one - middle) * (after - middle) for one, after in pairwise(series)) / spread**2
+    alike = min(max(alike + 1.0 / sqrt(len(series)), 0.0), 0.95)  # of few values it is estimated too low
+    return spread * sqrt((1.0 + alike) / (1.0 - alike) / len(series))
 
 
 def _verdict(middle: float, low: float, high: float, *, base: int, changed: int) -> Verdict:

@@ -108,7 +108,7 @@ class Advisor:
             standing.missed = 0
 
     def _told(self) -> tuple[Finding, ...]:
-        return _in_order([each.as_told() for each in self._standing.values() if each.appears])
+        return _in_order(with_one_owner([each.as_told() for each in self._standing.values() if each.appears]))
 
     def judge_once(self, window: Window) -> tuple[Finding, ...]:
         """Return the findings of a run that was too short for two windows: the clear ones, with a low confidence."""

@@ -18,8 +18,7 @@ def small_collectives(window: Window) -> Iterator[Loss]:
         seconds, calls, site = waits[rank.rank]
         if calls < SMALL_COLLECTIVES.value:
             continue
-        # A rank that is early waits in the first of them for those that are late: that wait would only move.
-        lost_s = min(waited, default=0.0) * (1.0 - 1.0 / calls)
+        lost_s = min(waited, default=0.0)
         if lost_s >= LOST_MEASURED.value * rank.step_s:
             yield Loss(
                 rank=rank.rank,
@@ -28,7 +27,7 @@ def small_collectives(window: Window) -> Iterator[Loss]:
                 confidence=DERIVED,
                 evidence={
                     "step_seconds": rank.step_s,
-                    "blocked_seconds_per_step": seconds,
+                    "following_seconds_per_step": seconds,
                     "calls_per_step": calls,
                 },
                 advice="Combine them: put the numbers into one tensor and reduce it once per step; for a log, every N "
@@ -38,11 +37,14 @@ def small_collectives(window: Window) -> Iterator[Loss]:
 
 
 def _small(rank: RankWindow) -> tuple[float, float, str]:
-    """Seconds and calls per step of a rank's small collectives, and the line with most of them."""
+    """Seconds per step in a rank's small collectives, calls per step, and the line with most of the seconds.
+
+    Without the first one of each step: in that a rank waits for those that are late, and would elsewhere.
+    """
     small = [site for site in rank.sites if site.kind == "small_collective" and site.text]
-    longest = max(small, key=lambda site: site.blocked_ns, default=None)
+    longest = max(small, key=lambda site: site.gpu_ns, default=None)
     return (
-        rank.per_step_s(sum(site.blocked_ns for site in small)),
+        rank.per_step_s(sum(site.gpu_ns for site in small)),
         sum(site.count for site in small) / max(1, rank.steps),
         "" if longest is None else longest.text,
     )

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from gpulaunch.profiler.analysis.facts import loader_of
 from gpulaunch.profiler.analysis.thresholds import (
     BUSY,
     CROWDED,
@@ -86,8 +87,9 @@ class LoaderModel:
             busy_share = done.wall_ns / (loader.workers_configured * rank.step_ns)
             shares = (done.cpu_ns / done.wall_ns, done.runqueue_ns / done.wall_ns, done.blocked_ns / done.wall_ns)
             knows_runqueue = done.knows_runqueue
-            outside_s = max(0.0, rank.workers_cpu_s - done.cpu_ns / 1e9)
-            sending_s = outside_s / rank.steps / loader.workers_configured
+            if not loader.epochs or loader_of(rank).get("persistent_workers") is True:  # else some of it is their start
+                outside_s = max(0.0, rank.workers_cpu_s - done.cpu_ns / 1e9)
+                sending_s = outside_s / rank.steps / loader.workers_configured
         else:
             return None
         return cls(

@@ -40,6 +40,8 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
         if (plan := workers_needed(supply, window)) is None or _is_transform(supply, plan[1]):
             continue
         workers, step_s = plan
+        if supply.kind == "prep" and _exceeds_mask(window, workers):
+            continue  # `pinned_workers` reports it
         now = f"now {supply.workers}" if supply.workers else "now 0: the training thread fetches every batch itself"
         yield _loss(
             rank,
@@ -90,7 +92,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
         plan = workers_needed(supply, window)
         if plan is not None and not _is_transform(supply, plan[1]):
             continue
-        if supply.workers and _pinned_to(window):
+        if supply.kind == "contention" and _pinned_to(window):
             continue  # `pinned_workers` reports it
         if not supply.workers:
             yield from _own_transform(rank, supply)
@@ -233,10 +235,14 @@ def _locked_share(rank: RankWindow) -> float:
 
 def pinned_workers(window: Window) -> Iterator[Loss]:
     """The workers may only run on a few cores, and wait there for each other while other cores are free."""
-    cores = _pinned_to(window)
-    for rank, supply in _stalled(window, "contention") if cores else ():
-        step_s = supply.step_on_all_cores()
+    for rank, supply in _stalled(window, "contention", "prep"):
+        if supply.kind == "contention":
+            step_s = supply.step_on_all_cores() if _pinned_to(window) else supply.step_s
+        else:
+            plan = workers_needed(supply, window) if supply.workers else None
+            step_s = plan[1] if plan is not None and _exceeds_mask(window, plan[0]) else supply.step_s
         if supply.cores is not None and _lost(supply, step_s):
+            cores = _worker_cores(window)
             yield _loss(
                 rank,
                 supply,
@@ -249,11 +255,23 @@ def pinned_workers(window: Window) -> Iterator[Loss]:
             )
 
 
+def _worker_cores(window: Window) -> int:
+    """How many cores the workers of this node may run on, all together; 0: not known."""
+    return len(frozenset[int]().union(*(rank.worker_cores for rank in window.ranks)))
+
+
 def _pinned_to(window: Window) -> int:
-    """How many cores the workers of this node may run on, if there are more workers and more cores; else 0."""
+    """These cores, if there are more workers and more cores; else 0."""
+    cores = _worker_cores(window)
     workers = sum(rank.workers_alive for rank in window.ranks)
-    cores = len(frozenset[int]().union(*(rank.worker_cores for rank in window.ranks)))
     return cores if cores < min(workers, window.cores or 0) else 0
+
+
+def _exceeds_mask(window: Window, workers: int) -> bool:
+    """Whether so many workers that compute, of each rank, would be more than the cores that they may run on, while
+    there are others."""
+    cores = _worker_cores(window)
+    return 0 < cores < min(workers * len(window.ranks), window.cores or 0)
 
 
 def restarted_workers(window: Window) -> Iterator[Loss]:

@@ -286,8 +286,8 @@ RULES: Final = (
         problem="Every step has several collectives that transfer only a few numbers.",
         evidence="Calls of `torch.distributed` by the program with a tensor of at most 1 KiB, with Python objects, or "
         "a barrier; and how long they block.",
-        costs="The time in them on the rank that waits least, without its share of one call: a single call per step "
-        "would still wait for late ranks.",
+        costs="The time in them on the rank that waits least, without the first one of each step: that one waits for "
+        "late ranks, which a single call would, too.",
         fix="`torch.stack` the numbers and reduce them once; for a log, every N steps.",
         suppressed="torch itself makes the calls (SyncBatchNorm, gradient clipping of FSDP).",
         limits=(thresholds.SMALL_COLLECTIVES, thresholds.LOST_MEASURED),
@@ -301,7 +301,8 @@ RULES: Final = (
         "nothing on a GPU; on the CPU it is included if all cores are busy, as it then takes one from backward.",
         fix="`with model.no_sync():` around the forward and backward passes of all but the last micro-batch; with "
         "Accelerate, `accelerator.accumulate(model)`.",
-        suppressed="There are several modules of DistributedDataParallel, which may have a backward pass each.",
+        suppressed="There are several modules of DistributedDataParallel, or several optimizers, which may have a "
+        "backward pass each.",
         limits=(thresholds.REDUCTIONS, thresholds.LOST_MEASURED, thresholds.BUSY, thresholds.LONG_S),
     ),
     Rule(

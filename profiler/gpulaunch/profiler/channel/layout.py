@@ -31,7 +31,8 @@ and skip the record or the text.
     text slot      +0 mark  +8 length in bytes  +16 UTF-8, at most 232 bytes  +248 mark
     site row       +0 mark (0: free; stored last)  +8 kind  +16 count  +24 bytes  +32 blocked_ns  +40 gpu_ns
                    +48 pinned  +56 non_blocking  +64 length in bytes  +72 UTF-8, at most 184 bytes
-                   (rows are only added, and their counters only grow; row 0 counts all others once it is full)
+                   (rows are only added, and their counters only grow; row 0 counts all others once it is full; of small
+                   collectives gpu_ns is the part of blocked_ns in calls that follow another one in the same step)
 
 Any change here needs a new `VERSION`; readers reject any other, and other quantities (`quantities.LAYOUT`).
 """

@@ -101,6 +101,7 @@ class LoaderWatch:
         "look_at",
         "passing",
         "ready_ns",
+        "reset_ns",
         "samples",
         "tensor",
     )
@@ -131,6 +132,8 @@ class LoaderWatch:
         self._plain = self._plain_ns = 0  # plain batches that are not counted yet; the wait for them
         self.ready_ns = 0
         """Total wait for batches that were ready when requested."""
+        self.reset_ns = 0
+        """How long the creation of an iterator took to draw its first indices, so far."""
         self.passing = 0
         """Plain batches of unobserved steps that are not counted yet: their wait was not measured."""
         self._passed_samples = 0  # those that are

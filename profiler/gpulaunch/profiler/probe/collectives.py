@@ -21,7 +21,7 @@ import sys
 import time
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from typing import Any, Final
@@ -130,6 +130,7 @@ class Calls:
         self._probe = probe
         self._unobserved = unobserved
         self._sites = Sites(probe.writer)
+        self._small_at = -1  # optimizers' steps before the last small one
 
     def ended(self, began: Nested, call: int, args: tuple[Any, ...], is_small: bool) -> None:
         """A call has ended.
@@ -153,13 +154,27 @@ class Calls:
             if line is not sys._getframe(2):  # pyright: ignore[reportPrivateUsage] - torch calls it, not the program
                 is_small = False
             elif not is_small:
-                with self._unobserved():
-                    sizes = (each.nbytes for each in args[:2] if hasattr(each, "nbytes"))
-                    is_small = next(sizes, _LARGE) <= _SMALL_BYTES
+                is_small = self._size_bytes(args) <= _SMALL_BYTES
             kind = _SMALL_COLLECTIVE if is_small else _COLLECTIVE
-            probe.writer.site(self._sites.row(kind, line), blocked_ns=blocked_ns)
+            # The first one of a step waits for the ranks that are late, the others take as long as they take.
+            steps = probe.machine.optimized
+            follows_ns = blocked_ns if is_small and steps == self._small_at else 0
+            if is_small:
+                self._small_at = steps
+            probe.writer.site(self._sites.row(kind, line), blocked_ns=blocked_ns, gpu_ns=follows_ns)
         except Exception as error:
             probe.fail(error)
+
+    def _size_bytes(self, args: tuple[Any, ...]) -> int:
+        """Of the first tensor of the first two arguments; very large if it has no size, as a sparse one."""
+        try:
+            with self._unobserved():
+                sizes: Iterator[int] = (each.nbytes for each in args[:2] if hasattr(each, "nbytes"))
+                return next(sizes, _LARGE)
+        except Exception as error:
+            if raised_by_program(error):
+                raise
+            return _LARGE
 
 
 def tap_collective(
@@ -212,6 +227,7 @@ class _Reducers:
         self._logged = array("q")  # the exposed part of them, in the steps that were logged last
         self._iterations = 0  # that they are of
         self._per_step = 1  # how often each of them reduces: once for each backward, if gradients are accumulated
+        self._per_optimizer_step = 1
 
     def made(self, module: Any) -> None:
         """Add a new module."""
@@ -244,11 +260,14 @@ class _Reducers:
         if iterations != self._iterations:
             self._iterations = iterations
             self._logged = array("q", [*self._logged[1 - _LOGGED :], exposed_ns])
-            # The log is of one iteration in a hundred, so this is never too high.
-            self._per_step = max(1, round(iterations / modules / max(1, machine.totals[0])))
+            # The log is of one iteration in a hundred, so this is never too high; of forwards, of which one backward
+            # may have several.
+            each = min(iterations / modules, machine.microsteps)
+            self._per_step = max(1, round(each / max(1, machine.totals[0])))
+            self._per_optimizer_step = max(1, round(each / max(1, machine.optimized)))
         if modules:
             told = {key: logged[key] for key in _DDP_FACTS if key in logged}
-            facts.set_fact("ddp", {**told, "modules": modules, "reductions_per_step": self._per_step})
+            facts.set_fact("ddp", {**told, "modules": modules, "reductions_per_step": self._per_optimizer_step})
         # Only one step in a hundred is logged, and its wait may be an outlier.
         median_ns = sorted(self._logged)[len(self._logged) // 2] if self._logged else 0
         machine.exposed_ns = self._per_step * median_ns

@@ -130,15 +130,33 @@ def tap_get_iterator(probe: Probe, torch: Any, original: Callable[[Any], Any]) -
         if is_compiling():
             return original(self)
         began_ns = monotonic_ns()
+        probe.loader.reset_ns = 0
         iterator = original(self)
         try:
             if probe.trains_here():
-                probe.loader.started(iterator, monotonic_ns() - began_ns)
+                probe.loader.started(iterator, monotonic_ns() - began_ns - probe.loader.reset_ns)
         except Exception as error:
             probe.fail(error)
         return iterator
 
     return tapped_get_iterator
+
+
+def tap_reset(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_MultiProcessingDataLoaderIter._reset`, which draws the first indices: a sampler's time, not that of workers."""
+    is_compiling = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(original)
+    def tapped_reset(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        began_ns = monotonic_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            probe.loader.reset_ns += monotonic_ns() - began_ns
+
+    return tapped_reset
 
 
 def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:

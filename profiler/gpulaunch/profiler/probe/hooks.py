@@ -34,6 +34,7 @@ from gpulaunch.profiler.probe.edges import (
     tap_before_step,
     tap_get_iterator,
     tap_next,
+    tap_reset,
     tap_scaler,
 )
 from gpulaunch.profiler.probe.noted import NotedSteps
@@ -115,9 +116,15 @@ def _dataloader(probe: Probe, torch: Any, undo: Undo) -> None:
     put(iterator_class, "__next__", tap, undo)
     with suppress(HookError, KeyError):  # without it, starting workers anew is only known by the wait for a first batch
         create = function_of(vars(dataloader.DataLoader)["_get_iterator"], parameters=("self",), variadic=False)
-        tap = tap_get_iterator(probe, torch, create)
-        _keep_out(torch, tap)
+        reset = function_of(
+            vars(dataloader._MultiProcessingDataLoaderIter)["_reset"],
+            parameters=("self", "loader", "first_iter"),
+            variadic=False,
+        )
+        tap, tap_of_reset = tap_get_iterator(probe, torch, create), tap_reset(probe, torch, reset)
+        _keep_out(torch, tap, tap_of_reset)
         put(dataloader.DataLoader, "_get_iterator", tap, undo)
+        put(dataloader._MultiProcessingDataLoaderIter, "_reset", tap_of_reset, undo)
 
 
 def _backward(probe: Probe, torch: Any, undo: Undo) -> None:

@@ -77,7 +77,7 @@ def install(probe: Probe, torch: Any, undo: Undo) -> None:
     undo.append(lambda: atexit.unregister(facts.flush))
     if changes is not None:
         changes.install(probe, torch, undo)
-    if os.environ.get("GPULAUNCH_TRIAL"):
+    if os.environ.get("GPULAUNCH_TRIAL") and int(os.environ["RANK"]) == 0:
         from gpulaunch.profiler.probe.losses import Losses
 
         graph = importlib.import_module("torch.autograd.graph")

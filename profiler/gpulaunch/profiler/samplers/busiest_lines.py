@@ -23,7 +23,7 @@ def busiest_lines(stacks: Folded) -> list[tuple[str, float]]:
     """Return the lines of the loop with the largest shares of the samples of all steps, the largest first.
 
     Beginning at the outermost frame, a line that nearly all samples have in common is followed into what it calls, as
-    long as that is in the program's file. Empty: there are few samples, or no line stands out.
+    long as that is in the program's file. Empty: there are few samples, or a package has the loop.
 
     Args:
         stacks: of all phases.
@@ -37,20 +37,23 @@ def busiest_lines(stacks: Folded) -> list[tuple[str, float]]:
     if total < LEAST_SAMPLES:
         return []
     script = ""
+    last: list[tuple[str, float]] = []
     for depth in range(max(map(len, samples))):
         lines = Counter[str]()
         for labels, count in samples.items():
             if len(labels) > depth:
                 lines[labels[depth]] += count
-        label, most = lines.most_common(1)[0]
+        (label, most), *_ = lines.most_common(1) or [("", 0)]
         found = _LABEL.fullmatch(label)
         script = script or (found["file"] if found else "")
+        if most < _SAME * total:
+            told = [(place, count / total) for place, count in _told(lines, script) if count >= _TOLD * total]
+            return told or last
         if found is None or found["file"] != script:
             return []
-        if most < _SAME * total:
-            return [(place, count / total) for place, count in _told(lines, script) if count >= _TOLD * total]
+        last = [(found["place"], most / total)]
         samples = Counter({labels: count for labels, count in samples.items() if labels[depth : depth + 1] == (label,)})
-    return []
+    return last
 
 
 def _told(lines: Counter[str], script: str) -> Iterator[tuple[str, int]]:

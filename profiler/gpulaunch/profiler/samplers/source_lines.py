@@ -105,7 +105,7 @@ def _read(file: str, until_s: float) -> _Source:
             tree = ast.parse(opened.read(_MOST_BYTES))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return source
-    steps = _BACKWARD | set(_steps(tree))
+    steps = set(_steps(tree))
     everything = _imported(tree)
     modules = {name: of for name, of in everything.items() if of.partition(".")[0] not in _NOT_TOLD}
     for node in ast.walk(tree):
@@ -164,12 +164,18 @@ def _called(call: ast.Call, modules: dict[str, str]) -> str:
 
 
 def _steps(tree: ast.Module) -> Iterator[str]:
-    """The names of functions that call `backward`, and not in a loop of their own: `train_step`, not `train_epoch`."""
+    """How functions that call `backward` are called, but not one with a loop of its own: `train_step` makes a step,
+    `train_epoch` many. Methods count where they are called on `self`."""
+    methods = {each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and _calls_backward(node):
             loops = (each for each in ast.walk(node) if isinstance(each, _Loop))
             if not any(_calls_backward(loop) for loop in loops):
-                yield node.name
+                yield f"self.{node.name}" if node in methods else node.name
+
+
+def _makes_step(call: ast.Call, steps: Set[str]) -> bool:
+    return _method(call) in _BACKWARD or ast.unparse(call.func) in steps
 
 
 def _calls_backward(node: ast.AST) -> bool:
@@ -177,10 +183,10 @@ def _calls_backward(node: ast.AST) -> bool:
 
 
 def _after_backward(loop: _Loop, steps: Set[str]) -> Iterator[int]:
-    """Lines of a loop below its last call of one of `steps`: what comes before may be a part of a loss."""
+    """Lines of a loop below its last `backward`, or call of one of `steps`: those above may be a part of a loss."""
     nodes = [each for statement in loop.body for each in ast.walk(statement)]
     backward = max(
-        (node.end_lineno or node.lineno for node in nodes if isinstance(node, ast.Call) and _last_name(node) in steps),
+        (node.end_lineno or node.lineno for node in nodes if isinstance(node, ast.Call) and _makes_step(node, steps)),
         default=None,
     )
     if backward is None:
