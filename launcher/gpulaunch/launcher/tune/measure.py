@@ -22,7 +22,7 @@ CLEAR: Final = 0.5
 MOST: Final = 5
 """Trials of one change; what is not sure by then is reported as such."""
 
-_FEWEST_LOSSES: Final = 8
+FEWEST_LOSSES: Final = 8
 """Means of losses (four each) in all trials, before they are compared."""
 _ERRORS: Final = 4.0
 """Standard errors by which losses differ that are not the same: those of successive steps depend on each other."""
@@ -72,7 +72,7 @@ def altered_losses(base: Sequence[Losses], changed: Sequence[Losses]) -> tuple[f
         changed: of each trial with it.
     """
     count = min((len(losses) for losses in (*base, *changed)), default=0)
-    if len(base) < FEWEST or not changed or count < _FEWEST_LOSSES:
+    if len(base) < FEWEST or not changed or count < FEWEST_LOSSES:
         return None
     of_base = [[each for each in losses[:count] if each is not None] for losses in base]
     of_changed = [[each for each in losses[:count] if each is not None] for losses in changed]

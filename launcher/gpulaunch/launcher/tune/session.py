@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from gpulaunch.launcher.job.job_json import CHANGES
 from gpulaunch.launcher.tune.candidates import MOST_WORKERS, PREFETCH, Seen, candidates, more_workers
 from gpulaunch.launcher.tune.change import TRIAL, Change
-from gpulaunch.launcher.tune.measure import Losses
+from gpulaunch.launcher.tune.measure import FEWEST_LOSSES, Losses
 from gpulaunch.launcher.tune.search import Measured, Search
 from gpulaunch.launcher.tune.trial import Point, Steps, Watched, watch
 from gpulaunch.profiler.channel.clock import monotonic_ns
@@ -32,6 +32,8 @@ _DRAINED_STEPS: Final = PREFETCH * MOST_WORKERS + _WARM_UP_STEPS
 _HOPELESS: Final = 1.5
 """A trial whose steps take so many times as long as those of the job as it is ends early."""
 _SLACK_S: Final = 20.0
+_LOSSES_S: Final = 2.0
+"""For the losses of a trial whose steps are over: its rank publishes them once a second."""
 
 
 class InterruptedTuningError(Exception):
@@ -68,6 +70,8 @@ class Tuned:
     search: Search
     base_dir: str
     """The run directory of the first trial, of the job as it is."""
+    losses: int = 0
+    """How many means of losses the first trial has published."""
     spent_s: float = 0.0
     trials: int = 1
     left: list[Change] = field(default_factory=list[Change])
@@ -172,6 +176,7 @@ class Session:
             seen=seen,
             search=Search(candidates(seen), lambda change, measured: more_workers(seen, change, measured)),
             base_dir=base_dir,
+            losses=len(_losses(watched.facts)),
             spent_s=self._spent_s(),
         )
         self._told(tuned, Change(), measured_of(watched, steps, Change()))
@@ -182,8 +187,9 @@ class Session:
         steps, longest_ns = tuned.steps, _HOPELESS * tuned.base_s * tuned.steps.count * 1e9
 
         def is_enough(seen: Watched) -> bool:
-            if seen.between(steps) is not None:
-                return True
+            if (ends := seen.between(steps)) is not None:
+                has_losses = len(_losses(seen.facts)) >= min(FEWEST_LOSSES, tuned.losses)
+                return has_losses or monotonic_ns() - ends[1].at_ns > _LOSSES_S * 1e9
             begin = seen.after(steps.first)
             return begin is not None and monotonic_ns() - begin.at_ns > longest_ns
 
