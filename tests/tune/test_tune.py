@@ -96,6 +96,21 @@ def test_a_job_that_waits_for_nothing_gets_no_advice(gpulaunch: Any, job: Path) 
 
 
 @pytest.mark.torch
+@pytest.mark.light
+def test_workers_that_alter_the_loss_are_refused(gpulaunch: Any, job: Path) -> None:
+    """A dataset that gives something else in a worker, as one does that divides its files among them."""
+    clear = "(get_worker_info() is None) * (index % 2) * torch.ones(16)"
+    altered = STARVED.replace("torch.rand(16)", clear).replace("DataLoader, D", "DataLoader, get_worker_info, D")
+    (job / "train.py").write_text(altered.replace("model = ", "torch.manual_seed(0)\nmodel = "))
+    ended = gpulaunch("tune", "--budget", "60s", "train.py")
+
+    told = document(job)
+    assert ended.code == 0, ended
+    assert told["best"] is None, ended
+    assert any(each["failed"].startswith("alters the loss: ") for each in told["tried"]), ended
+
+
+@pytest.mark.torch
 def test_a_job_that_fails_is_told_with_its_own_traceback(gpulaunch: Any, job: Path) -> None:
     (job / "train.py").write_text("import torch\nraise ValueError('no such dataset')\n")
     ended = gpulaunch("tune", "train.py")
