@@ -68,7 +68,7 @@ def test_losses_that_are_altered_are_told_with_both_figures() -> None:
     [
         ([falling(), falling()], [falling()]),
         ([falling(), falling()], [falling(by=1.04)]),  # of no concern
-        ([falling()], [falling(by=2.0)]),  # nobody knows by how much it varies by itself
+        ([falling()], [falling(by=2.0)]),  # how much it varies by itself is not known
         ([falling(by=1.0), falling(by=1.2)], [falling(by=1.5)]),  # the program sets no seed
         ([falling(), falling()], [falling(by=2.0, count=7)]),
         ([falling(), falling()], []),

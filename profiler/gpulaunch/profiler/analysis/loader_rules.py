@@ -40,7 +40,7 @@ def too_few_workers(window: Window) -> Iterator[Loss]:
         if (plan := workers_needed(supply, window)) is None or _is_transform(supply, plan[1]):
             continue
         workers, step_s = plan
-        if supply.kind == "prep" and _exceeds_mask(window, workers):
+        if supply.kind == "prep" and _exceeds_mask(window, workers * len(window.ranks)):
             continue  # `pinned_workers` reports it
         now = f"now {supply.workers}" if supply.workers else "now 0: the training thread fetches every batch itself"
         yield _loss(
@@ -92,7 +92,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
         plan = workers_needed(supply, window)
         if plan is not None and not _is_transform(supply, plan[1]):
             continue
-        if supply.kind == "contention" and _pinned_to(window):
+        if supply.kind == "contention" and _are_pinned(window):
             continue  # `pinned_workers` reports it
         if not supply.workers:
             yield from _own_transform(rank, supply)
@@ -117,7 +117,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
 
 def _is_transform(supply: LoaderModel, step_s: float) -> bool:
     """Whether workers that compute would still keep training waiting with as many of them as find a core."""
-    return supply.workers > 0 and supply.kind == "prep" and step_s - supply.own_s >= LOST.value * supply.step_s
+    return supply.kind == "prep" and step_s - supply.own_s >= LOST.value * supply.step_s
 
 
 def _slow_line(ranks: Sequence[RankWindow]) -> tuple[Place | None, dict[str, float | str]]:
@@ -190,7 +190,7 @@ def too_many_workers(window: Window) -> Iterator[Loss]:
     for rank, supply in _stalled(window, "contention"):
         if not supply.cores or workers_of_node <= SURPLUS.value * supply.cores or supply.others_use_cores:
             continue
-        if _pinned_to(window):
+        if _are_pinned(window):
             continue
         workers = max(1, int(supply.cores) // len(window.ranks) - 1)
         step_s = supply.step_with(workers, fetch_s=supply.fetch_s * (1.0 - supply.runqueue_share))
@@ -237,11 +237,11 @@ def pinned_workers(window: Window) -> Iterator[Loss]:
     """The workers may only run on a few cores, and wait there for each other while other cores are free."""
     for rank, supply in _stalled(window, "contention", "prep"):
         if supply.kind == "contention":
-            step_s = supply.step_on_all_cores() if _pinned_to(window) else supply.step_s
+            is_bound, step_s = _are_pinned(window), supply.step_on_all_cores()
         else:
-            plan = workers_needed(supply, window) if supply.workers else None
-            step_s = plan[1] if plan is not None and _exceeds_mask(window, plan[0]) else supply.step_s
-        if supply.cores is not None and _lost(supply, step_s):
+            workers, step_s = workers_needed(supply, window) or (0, supply.step_s)
+            is_bound = _exceeds_mask(window, workers * len(window.ranks))
+        if is_bound and supply.cores is not None and _lost(supply, step_s):
             cores = _worker_cores(window)
             yield _loss(
                 rank,
@@ -260,18 +260,14 @@ def _worker_cores(window: Window) -> int:
     return len(frozenset[int]().union(*(rank.worker_cores for rank in window.ranks)))
 
 
-def _pinned_to(window: Window) -> int:
-    """These cores, if there are more workers and more cores; else 0."""
-    cores = _worker_cores(window)
-    workers = sum(rank.workers_alive for rank in window.ranks)
-    return cores if cores < min(workers, window.cores or 0) else 0
+def _are_pinned(window: Window) -> bool:
+    """Whether the workers of this node are more than the cores that they may run on, while there are others."""
+    return _exceeds_mask(window, sum(rank.workers_alive for rank in window.ranks))
 
 
 def _exceeds_mask(window: Window, workers: int) -> bool:
-    """Whether so many workers that compute, of each rank, would be more than the cores that they may run on, while
-    there are others."""
-    cores = _worker_cores(window)
-    return 0 < cores < min(workers * len(window.ranks), window.cores or 0)
+    """Whether so many workers on this node would be."""
+    return 0 < _worker_cores(window) < min(workers, window.cores or 0)
 
 
 def restarted_workers(window: Window) -> Iterator[Loss]:

@@ -64,22 +64,13 @@ class Tally:
         self._fetching = LineCounts()
 
     def add(
-        self,
-        rank: int,
-        phase: str,
-        *,
-        line: str = "",
-        logs: str = "",
-        at: str = "",
-        calls: str = "",
-        spans_steps: bool = False,
+        self, rank: int, phase: str, *, logs: str = "", at: str = "", calls: str = "", spans_steps: bool = False
     ) -> None:
         """Count a sample of a rank's main thread.
 
         Args:
             rank: the rank.
             phase: of `samplers.phases`.
-            line: `path:line` of the program's innermost line; empty: none of it is the program's.
             logs: `path:line` of the call into logging; empty: the thread was not inside logging.
             at: `path:line` of a call outside of the model's compute; empty: there is none.
             calls: the function that the line calls; empty: it is not known.
@@ -88,8 +79,6 @@ class Tally:
         if phase == "startup":  # before the first step, part of none
             return
         self._samples[rank] += 1
-        if line and phase == "backward":
-            _count(self._backward, (rank, line), _MOST_LINES)
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
             _count(self._logged, (rank, logs), _MOST_LOGGING)
         elif at and spans_steps:
@@ -98,6 +87,10 @@ class Tally:
         elif at:
             self._calling.add((rank, at), calls)
             self._indexing[rank] += phase == "data_wait"
+
+    def add_backward(self, rank: int, at: str) -> None:
+        """Count the program's innermost line, as `path:line`, of a sample in the phase backward."""
+        _count(self._backward, (rank, at), _MOST_LINES)
 
     def trains_elsewhere(self, rank: int) -> None:
         """Count a sample that shows another thread than the main one training in this rank: then the lines of its main

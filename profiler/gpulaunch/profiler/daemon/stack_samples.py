@@ -52,16 +52,16 @@ class StackSamples:
         if trains_elsewhere(phase, frames):
             self.tally.trains_elsewhere(place.rank)
         innermost = call_of(frames)
-        line = "" if innermost is None else self._shown(place, innermost.file, innermost.line)
+        if innermost is not None and phase == "backward":
+            self.tally.add_backward(place.rank, self._shown(place, innermost.file, innermost.line))
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
-            self.tally.add(place.rank, phase, line=line, logs=self._shown(place, *logs))
+            self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
         elif innermost is None or (call := self._outside_compute(innermost, phase, frames)) is None:
-            self.tally.add(place.rank, phase, line=line)
+            self.tally.add(place.rank, phase)
         else:
             at = self._shown(place, call.file, call.line)
-            spans = spans_steps(call, phase)
-            self.tally.add(place.rank, phase, line=line, at=at, calls=call.name, spans_steps=spans)
+            self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
 
     def add_worker(self, place: RankPlace, frames: Sequence[Frame]) -> None:
         """Take a sample of a dataloader worker of a rank, the deepest frame first; one that is idle does not count."""

@@ -114,7 +114,8 @@ def _dataloader(probe: Probe, torch: Any, undo: Undo) -> None:
     tap = tap_next(probe, torch, original)
     _keep_out(torch, tap)
     put(iterator_class, "__next__", tap, undo)
-    with suppress(HookError, KeyError):  # without it, starting workers anew is only known by the wait for a first batch
+    # Without it, starting workers anew is only known by the wait for a first batch.
+    with suppress(HookError, KeyError, AttributeError):
         create = function_of(vars(dataloader.DataLoader)["_get_iterator"], parameters=("self",), variadic=False)
         reset = function_of(
             vars(dataloader._MultiProcessingDataLoaderIter)["_reset"],

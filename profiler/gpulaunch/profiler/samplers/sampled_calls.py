@@ -81,7 +81,7 @@ def call_of(frames: Sequence[Frame]) -> Call | None:
     Args:
         frames: the deepest first.
     """
-    depth = next((at for at, frame in enumerate(frames) if _origin(frame.file)[0] == "program"), None)
+    depth = _innermost(frames)
     if depth is None:
         return None
     if any(_ANOMALY.search(f"{frame.file} {frame.name}") for frame in frames[:depth]):
@@ -120,13 +120,8 @@ def in_sampler(frames: Sequence[Frame]) -> bool:
     Args:
         frames: the deepest first.
     """
-    for frame in frames:
-        if _origin(frame.file)[0] == "program":
-            program = frame
-            break
-    else:
-        return False
-    return any(_SAMPLES.search(f"{frame.file} {frame.name}") for frame in frames[frames.index(program) :])
+    depth = _innermost(frames)
+    return depth is not None and any(_SAMPLES.search(f"{frame.file} {frame.name}") for frame in frames[depth:])
 
 
 def in_callback(frames: Sequence[Frame]) -> Call | None:
@@ -196,6 +191,11 @@ def _model_call(frames: Sequence[Frame]) -> Frame:
         if origin == "program":
             outside = frame
     return outside
+
+
+def _innermost(frames: Sequence[Frame]) -> int | None:
+    """The index of the program's innermost frame; None: it has none."""
+    return next((depth for depth, frame in enumerate(frames) if _origin(frame.file)[0] == "program"), None)
 
 
 @lru_cache(maxsize=4096)  # a sample asks several times for each of its frames, and most samples have the same

@@ -175,7 +175,7 @@ def _steps(tree: ast.Module) -> Iterator[str]:
 
 
 def _makes_step(call: ast.Call, steps: Set[str]) -> bool:
-    return _method(call) in _BACKWARD or ast.unparse(call.func) in steps
+    return _method(call) in _BACKWARD or (bool(steps) and ast.unparse(call.func) in steps)
 
 
 def _calls_backward(node: ast.AST) -> bool:
