@@ -180,7 +180,8 @@ def taps() -> list[str]:
         *(torch, torch.serialization, torch.autograd, torch.autograd.graph, torch.distributed, C10D, torch.cuda),
         *(torch.Tensor, torch.nn.Module, torch.cuda.Event, torch.cuda.Stream, torch.accelerator),
         *(DATALOADER.DataLoader, DATALOADER._BaseDataLoaderIter, FETCH._MapDatasetFetcher),
-        *(FETCH._IterableDatasetFetcher, OPTIMIZER.Optimizer, AUTOCAST.autocast),
+        *(DATALOADER._MultiProcessingDataLoaderIter, FETCH._IterableDatasetFetcher),
+        *(OPTIMIZER.Optimizer, AUTOCAST.autocast),
         *(getattr(PARALLEL, "DataParallel", None), getattr(DDP, "DistributedDataParallel", None)),
         getattr(C10D, "Work", None),
     ]
