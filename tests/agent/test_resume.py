@@ -309,7 +309,11 @@ FLIPPED = """
                 file.write(bytes([last ^ 1]))
             os.kill(os.getpid(), 9)
         if step == 4 and attempt == 1:
-            time.sleep(2)
+            ckpt.wait()
+            log = os.path.join(os.path.dirname(ckpt.directory), "events.jsonl")
+            until = time.monotonic() + 60
+            while time.monotonic() < until and "checkpoint_damaged" not in open(log).read():
+                time.sleep(0.05)
             os.kill(os.getpid(), 9)
 """
 
