@@ -233,6 +233,7 @@ ranks = st.builds(
     calling=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2", ""]), st.integers(0, 100)),
     calls=st.dictionaries(st.sampled_from(["a.py:1", "b.py:2"]), st.sampled_from(["copy.deepcopy", "update", ""])),
     indexing=st.integers(0, 100),
+    saving=st.integers(0, 100),
     locked=st.integers(0, 100),
     microsteps=st.integers(0, 1000),
     worker_cores=st.frozensets(st.integers(0, 3)),

@@ -28,6 +28,7 @@ from rule_cases import CASES, two_ranks
 
 from gpulaunch.profiler.analysis.advisor import advise
 from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED
+from gpulaunch.profiler.analysis.thresholds import TRANSFER_S
 from gpulaunch.profiler.analysis.window import Window
 
 
@@ -92,7 +93,21 @@ def test_where_there_are_cores_for_too_few_workers_the_transform_is_the_cause() 
 
     assert found.rule == "dataloader-slow-transform"
     assert found.advice.endswith("There are cores for 2 workers, which alone would save 43 ms.")
-    assert found.seconds_per_step == pytest.approx(0.060)
+    assert found.seconds_per_step == pytest.approx(0.060, rel=0.01)
+
+
+def test_a_cheaper_transform_also_frees_the_core_that_the_training_thread_waits_for() -> None:
+    """At most the part of its own time in which it does not compute itself."""
+    (full,) = starved(cores=1.5).ranks
+    waits = replace(full, trainer_runqueue_s=0.005 * full.steps)
+    told = [
+        advise(window(each, cores=1.5))[0]
+        for each in (replace(full, trainer_runqueue_s=None), waits, replace(waits, trainer_cpu_s=full.step_s * 9e9))
+    ]
+
+    assert [each.rule for each in told] == ["dataloader-slow-transform"] * 3
+    assert told[1].seconds_per_step - told[0].seconds_per_step == pytest.approx(0.005)
+    assert told[2].seconds_per_step == pytest.approx(told[0].seconds_per_step)
 
 
 def test_more_computing_workers_are_not_advised_on_a_crowded_node() -> None:
@@ -145,7 +160,7 @@ def test_a_training_thread_that_fetches_for_itself_wants_workers() -> None:
     (found,) = advise(window(alone))
 
     assert found.rule == "dataloader-too-few-workers"
-    assert found.seconds_per_step == pytest.approx(0.040)
+    assert found.seconds_per_step == pytest.approx(0.040 - TRANSFER_S.value)
     assert "now 0" in found.advice
 
 
@@ -538,6 +553,22 @@ def test_two_saves_say_nothing_of_how_often_they_come() -> None:
 
     assert rules(window(few)) == []
     assert rules(window(replace(few, saves=3))) == ["checkpoint-stall"]
+
+
+def test_what_saves_outside_of_its_phase_is_a_part_of_the_stall() -> None:
+    """Renaming files, removing older ones: a tenth of the samples. Without a save in the window it is not told."""
+    saves = rank(
+        phases_ms={"checkpoint": 20.0},
+        sites=(site("save", count=5, blocked_ns=20 * STEPS * MS),),
+        samples=100,
+        saving=10,
+    )
+    (found,) = advise(window(saves))
+
+    assert found.seconds_per_step == pytest.approx(0.020 + 0.1 * saves.step_s)
+    assert found.evidence["seconds_beside_saves_per_step"] == pytest.approx(0.1 * saves.step_s)
+    assert advise(window(replace(saves, saving=3)))[0].seconds_per_step == pytest.approx(0.020)
+    assert rules(window(rank(samples=100, saving=10))) == []
 
 
 def test_what_comes_now_and_then_is_judged_over_the_long_window() -> None:

@@ -85,6 +85,22 @@ HEAD_IS_LATE = {7: (0,), 8: (1, "data"), 9: (0,), 10: (1, "data")}
 HEAD_IS_THERE = {7: (0, "data"), 8: (1, "data"), 9: (0,)}
 
 
+def test_the_end_of_an_epoch_which_stops_its_workers_counts_at_the_first_batch_of_the_next_one(watched):
+    """Whatever is evaluated in between."""
+    training, evaluation = (an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None) for _ in range(2))
+    training._num_yielded = evaluation._num_yielded = 1
+    watched.gets(training)
+    watched.watch.ended(40 * MS)
+    watched.watch.started(evaluation, 90 * MS)
+    watched.gets(evaluation, trains=False)
+    watched.watch.started(training, 70 * MS)
+    watched.gets(training)
+    watched.gets(training)
+    seen = watched.seen()
+
+    assert (seen.loader.epochs, seen.loader.first_wait_ns_total) == (3, (40 + 70 + 3 * 5) * MS)
+
+
 @pytest.mark.parametrize(
     ("tasks", "outstanding", "queued", "delivered", "ready", "blocked", "backlog"),
     [

@@ -91,6 +91,27 @@ def test_a_sampler_of_the_program_is_counted_apart_from_the_wait_for_data(tmp_pa
     assert samples.tally.indexing == {0: 2}
 
 
+def test_what_moves_files_and_what_trainers_do_around_a_save_is_counted_apart(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import os\nwhile True:\n    loss.backward()\n    os.replace(new, newest)\n    log(loss)\n")
+    loop = [Frame("<module>", str(program), 4)]
+    saves = Frame(
+        "ModelCheckpoint._save_checkpoint", f"{PACKAGES}/lightning/pytorch/callbacks/model_checkpoint.py", 600
+    )
+    removes = Frame("_remove", f"{PACKAGES}/fsspec/implementations/local.py", 205)
+    samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
+    for phase, stack in (
+        ("other", loop),
+        ("other", [removes, saves, Frame("<module>", str(program), 9)]),
+        ("checkpoint", [saves, Frame("<module>", str(program), 9)]),  # is measured
+        ("other", [Frame("<module>", str(program), 5)]),
+    ):
+        samples.add(place, phase, stack)
+
+    assert samples.tally.saving == {0: 2}
+    assert samples.tally.samples == {0: 4}
+
+
 def test_workers_that_wait_for_a_lock_are_counted(tmp_path: Path) -> None:
     program = tmp_path / "data.py"
     program.write_text("import fcntl\n\ndef read(i):\n    fcntl.flock(file, fcntl.LOCK_EX)\n    return decode(i)\n")

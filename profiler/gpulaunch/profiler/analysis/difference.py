@@ -131,6 +131,7 @@ def _rank(
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
         calling=_grown(_lines_of(rank, before.calling), _lines_of(rank, after.calling)),
         indexing=after.indexing.get(rank, 0) - before.indexing.get(rank, 0),
+        saving=after.saving.get(rank, 0) - before.saving.get(rank, 0),
         backward=_lines_of(rank, after.backward),
         fetches=after.fetches.get(rank, 0),
         locked=after.locked.get(rank, 0),

@@ -21,6 +21,7 @@ from gpulaunch.profiler.analysis.thresholds import (
     CROWDED_NODE,
     HANDOVER,
     LOST,
+    TRANSFER_S,
     WORKER_PAYS_S,
 )
 from gpulaunch.profiler.analysis.window import RankWindow, Window
@@ -52,6 +53,10 @@ class LoaderModel:
     """Share of the workers' time inside fetch."""
     sending_s: float = 0.0
     """On a core outside of fetches, per step and worker: a thread of a worker pickles its batches, and sends them."""
+    trainer_cpu_s: float = 0.0
+    """On a core, the rank's own process."""
+    trainer_runqueue_s: float = 0.0
+    """Waiting for one; 0 where the kernel does not count it."""
     node_cpu_s: float
     """On a core, all processes of all ranks of the node together."""
     cores: float | None
@@ -104,6 +109,8 @@ class LoaderModel:
             knows_runqueue=knows_runqueue,
             busy_share=busy_share,
             sending_s=sending_s,
+            trainer_cpu_s=rank.trainer_cpu_s / rank.steps,
+            trainer_runqueue_s=(rank.trainer_runqueue_s or 0.0) / rank.steps,
             node_cpu_s=sum((each.trainer_cpu_s + each.workers_cpu_s) / each.steps for each in window.ranks),
             cores=window.cores,
             pressure=window.pressure("cpu"),
@@ -116,6 +123,11 @@ class LoaderModel:
     def own_s(self) -> float:
         """The duration of a step without the wait."""
         return max(0.0, self.step_s - self.wait_s)
+
+    @property
+    def freed_s(self) -> float:
+        """The part of a step's own time in which the training thread waited for a core: gone if workers need less."""
+        return min(self.trainer_runqueue_s, max(0.0, self.own_s - self.trainer_cpu_s))
 
     @property
     def fed_s(self) -> float:
@@ -171,7 +183,9 @@ class LoaderModel:
     def step_with(self, workers: float, fetch_s: float | None = None) -> float:
         """The step time in seconds with this number of workers (and another time per fetch)."""
         fed_s = self.batches * (self.fetch_s if fetch_s is None else fetch_s) / workers
-        return max(self.own_s, fed_s, self.node_cpu_s / self.capacity if self.capacity else 0.0)
+        # What a worker prepares has to be handed over, which the wait for workers that there are includes.
+        transfer_s = 0.0 if self.workers else self.batches * TRANSFER_S.value
+        return max(self.own_s + transfer_s, fed_s, self.node_cpu_s / self.capacity if self.capacity else 0.0)
 
     def step_on_all_cores(self) -> float:
         """The step time in seconds if the workers could run on all cores of the node: none waits for one then."""

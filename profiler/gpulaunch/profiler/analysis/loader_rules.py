@@ -107,7 +107,7 @@ def slow_transform(window: Window) -> Iterator[Loss]:
             loss = _loss(
                 rank,
                 supply,
-                supply.own_s,
+                supply.own_s - supply.freed_s,
                 advice=f"Make {what} cheaper: preprocess once and store the result, process whole batches at a time, "
                 f"or use the GPU. {cores}",
                 collate_ratio=collate_share,
@@ -297,8 +297,8 @@ def restarted_workers(window: Window) -> Iterator[Loss]:
                     "workers": float(loader.workers_configured),
                     "start_method": text(settings, "start_method"),
                 },
-                advice="Set persistent_workers=True: every epoch starts its workers anew, and waits "
-                f"{first_s:.2g} s for its first batch.",
+                advice="Set persistent_workers=True: every epoch stops its workers and starts them anew, which takes "
+                f"{first_s:.2g} s with the wait for its first batch.",
                 place=loader_place(rank),
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpulaunch.profiler.analysis.finding import MEASURED, NOWHERE, Loss, Place, place_of
-from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES, VALIDATES
+from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAMPLES_OF_A_LINE, SAVES, VALIDATES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
@@ -16,13 +16,17 @@ def checkpoint_stall(window: Window) -> Iterator[Loss]:
         saves = max(rank.saves, sum(site.count for site in saving))
         longest = max(saving, key=lambda site: site.blocked_ns, default=None)
         if saves >= SAVES.value:
+            is_sampled = SAMPLES_OF_A_LINE.value <= rank.saving <= rank.samples
+            beside_s = rank.saving / rank.samples * rank.step_s if is_sampled else 0.0
+            beside = {"seconds_beside_saves_per_step": beside_s} if beside_s else {}
             yield from _timed(
                 rank,
                 "checkpoint",
-                {"saves": saves, "seconds_per_save": rank.phase_ns.get("checkpoint", 0) / 1e9 / saves},
+                {"saves": saves, "seconds_per_save": rank.phase_ns.get("checkpoint", 0) / 1e9 / saves, **beside},
                 "Save less often, or asynchronously: training is blocked during a save. Use "
                 "torch.distributed.checkpoint.async_save, or gpulaunch.checkpoint, which writes in the background.",
                 NOWHERE if longest is None else place_of(longest.text),
+                beside_s=beside_s,
             )
 
 
@@ -81,10 +85,17 @@ def recompiles(window: Window) -> Iterator[Loss]:
 
 
 def _timed(
-    rank: RankWindow, phase: str, evidence: Mapping[str, float | str], advice: str, place: Place = NOWHERE
+    rank: RankWindow,
+    phase: str,
+    evidence: Mapping[str, float | str],
+    advice: str,
+    place: Place = NOWHERE,
+    *,
+    beside_s: float = 0.0,
 ) -> Iterator[Loss]:
-    """Report a phase whose whole duration is lost, if it is long enough."""
+    """Report a phase whose whole duration is lost, if it is long enough; `beside_s`: of each step, lost with it."""
     lost_s = rank.phase_s(phase)
+    lost_s += beside_s if lost_s else 0.0
     if lost_s and lost_s >= LOST_MEASURED.value * rank.step_s:
         yield Loss(
             rank=rank.rank,

@@ -88,7 +88,8 @@ EXAMPLES: Final = {
         "for epoch in range(300):\n"
         "    for batch in loader:  # 20 batches\n"
         "        step(batch)",
-        prints="Set persistent_workers=True: every epoch starts its workers anew, and waits 1.6 s for its first batch.",
+        prints="Set persistent_workers=True: every epoch stops its workers and starts them anew, which takes 1.6 s "
+        "with the wait for its first batch.",
         cure="loader = DataLoader(..., persistent_workers=True)",
     ),
     "unpinned-copies": Example(

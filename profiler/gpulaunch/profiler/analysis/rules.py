@@ -30,8 +30,8 @@ RULES: Final = (
         evidence="The workers are always busy (or there are none), and they compute on free cores or wait for "
         "something other than storage.",
         costs="The current step time minus the step time with the advised workers: `max(own, batches * fetch / "
-        "workers, cpu / cores)`, where `own` is the step without its data wait and `cpu` the CPU time of all ranks "
-        "per step.",
+        "workers, cpu / cores)`, where `own` is the step without its data wait (if there are no workers, with the "
+        "transfer of batches from one) and `cpu` the CPU time of all ranks per step.",
         fix="`DataLoader(..., num_workers=N, persistent_workers=True)`; workers that compute need a free core each.",
         suppressed="Workers already wait for cores, or at a lock; or workers that compute would find no free one; "
         "fetches are shorter than the overhead of a worker; or the model predicts too small a gain.",
@@ -41,6 +41,7 @@ RULES: Final = (
             thresholds.CROWDED,
             thresholds.CROWDED_NODE,
             thresholds.WORKER_PAYS_S,
+            thresholds.TRANSFER_S,
         ),
     ),
     Rule(
@@ -76,8 +77,9 @@ RULES: Final = (
         "are no workers, the training thread computes while it waits for its batches (as the CPU time of its process "
         "shows), and no core is free for a worker. The line is that of the dataset or the collate function that holds "
         "a third of the sampled fetches or more; otherwise the DataLoader's.",
-        costs="The whole data wait: the saving if preparation keeps up with training. Without workers this is an "
-        "upper bound: nothing hides the remaining cost of a cheaper transform.",
+        costs="The whole data wait: the saving if preparation keeps up with training, and the time in which the "
+        "training thread waited for a core. Without workers this is an upper bound of the data wait: nothing hides the "
+        "remaining cost of a cheaper transform.",
         fix="Preprocess once and store the result; decode and augment on the GPU; resize before augmenting.",
         suppressed="There are cores for enough workers, which are then the cheaper fix; or other processes use the "
         "cores. Without workers: fetches may also wait for storage, or are shorter than the overhead of a worker.",
@@ -310,10 +312,11 @@ RULES: Final = (
         judge=pause_rules.checkpoint_stall,
         problem="Training is blocked while checkpoints are written.",
         evidence="The phase `checkpoint`: `torch.save`, `torch.distributed.checkpoint`, `gpulaunch.checkpoint`.",
-        costs="That phase, averaged over all steps of the long window.",
+        costs="That phase, averaged over all steps of the long window, and the share of stack samples outside of it in "
+        "functions such as `save_checkpoint`, or in calls that rename or remove files.",
         fix="Save less often, or use `torch.distributed.checkpoint.async_save`.",
         suppressed="There were fewer than three saves, so that their interval is unknown.",
-        limits=(thresholds.LOST_MEASURED, thresholds.SAVES, thresholds.LONG_S),
+        limits=(thresholds.LOST_MEASURED, thresholds.SAVES, thresholds.LONG_S, thresholds.SAMPLES_OF_A_LINE),
     ),
     Rule(
         id="logging-stall",

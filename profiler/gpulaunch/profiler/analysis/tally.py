@@ -57,6 +57,7 @@ class Tally:
         self._calling = LineCounts()
         self._backward = Counter[RankLine]()
         self._indexing = Counter[int]()
+        self._saving = Counter[int]()
         self._spanning: set[RankLine] = set()
         self._elsewhere = Counter[int]()
         self._fetches = Counter[int]()
@@ -64,7 +65,15 @@ class Tally:
         self._fetching = LineCounts()
 
     def add(
-        self, rank: int, phase: str, *, logs: str = "", at: str = "", calls: str = "", spans_steps: bool = False
+        self,
+        rank: int,
+        phase: str,
+        *,
+        logs: str = "",
+        at: str = "",
+        calls: str = "",
+        spans_steps: bool = False,
+        saves: bool = False,
     ) -> None:
         """Count a sample of a rank's main thread.
 
@@ -75,10 +84,12 @@ class Tally:
             at: `path:line` of a call outside of the model's compute; empty: there is none.
             calls: the function that the line calls; empty: it is not known.
             spans_steps: that call contains the training loop, so it is none of a step.
+            saves: the thread saves a checkpoint, outside of the phase that is measured.
         """
         if phase == "startup":  # before the first step, part of none
             return
         self._samples[rank] += 1
+        self._saving[rank] += saves
         if logs and phase != "data_wait":  # a progress bar around a loader waits for data, and logs nothing
             _count(self._logged, (rank, logs), _MOST_LOGGING)
         elif at and spans_steps:
@@ -137,6 +148,11 @@ class Tally:
     def indexing(self) -> Mapping[int, int]:
         """Those of them in the phase data_wait, by rank: a sampler of the program draws the indices of a batch."""
         return dict(self._indexing)
+
+    @property
+    def saving(self) -> Mapping[int, int]:
+        """Those that save a checkpoint outside of the phase that is measured, by rank."""
+        return dict(self._saving)
 
     @property
     def fetches(self) -> Mapping[int, int]:

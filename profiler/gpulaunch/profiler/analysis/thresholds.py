@@ -119,6 +119,12 @@ HANDOVER: Final = Limit(
     unit="share",
     why="two ranks on two cores spent a quarter of 10 ms steps on it, mostly waiting for a core",
 )
+TRANSFER_S: Final = Limit(
+    name="transfer of a batch",
+    value=0.0013,
+    unit="s",
+    why="from a worker, the shortest that was measured for a batch of one tensor (two cores)",
+)
 WORKER_PAYS_S: Final = Limit(
     name="overhead of a worker",
     value=0.002,

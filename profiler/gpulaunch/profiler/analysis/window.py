@@ -39,6 +39,8 @@ class Snapshot:
     """Those of them in other calls outside of the model's compute."""
     indexing: Mapping[int, int] = field(default_factory=dict[int, int])
     """Those of them in a sampler that a dataloader asks for indices, by rank."""
+    saving: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Those of them that save a checkpoint outside of the phase that is measured, by rank."""
     backward: Mapping[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     """Stack samples in the phase backward, by rank and the program's line."""
     fetches: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -114,6 +116,8 @@ class RankWindow:
     """Those in other calls outside of the model's compute, by the program's line."""
     indexing: int = 0
     """Those of them in a sampler that a dataloader asks for indices."""
+    saving: int = 0
+    """Those that save a checkpoint outside of the phase `checkpoint`."""
     backward: Mapping[str, int] = field(default_factory=dict[str, int])
     """Samples in the phase backward, by the program's line, since the start of the run: they only name a line."""
     fetches: int

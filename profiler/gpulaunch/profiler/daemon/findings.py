@@ -53,6 +53,7 @@ class Findings:
                 logged=tally.logged,
                 calling=tally.calling,
                 indexing=tally.indexing,
+                saving=tally.saving,
                 backward=tally.backward,
                 fetches=tally.fetches,
                 locked=tally.locked,

@@ -87,7 +87,7 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
         try:
             batch = original(self)
         except StopIteration:
-            probe.loader_end()
+            probe.loader_end(asked_ns if grad_enabled() else 0)
             raise
         try:
             if probe.thread == OFF:
