@@ -619,6 +619,17 @@ def test_a_few_samples_in_logging_are_no_verdict() -> None:
     assert rules(window(guess)) == []
 
 
+def test_lines_that_follow_each_other_are_one_loss_at_the_first_that_holds_much_of_it() -> None:
+    lines = {"db.py:33": 4, "db.py:34": 10, "db.py:35": 12, "db.py:37": 2, "other.py:36": 30}
+    calls = {"db.py:34": "db.executemany", "db.py:35": "sqlite3.commit", "db.py:33": "sqlite3.connect"}
+    found = advise(window(rank(samples=100, calling=lines, calls={**calls, "other.py:36": "json.dump"})))
+
+    assert {(each.file, each.line, each.evidence["samples_in_line"], each.evidence.get("lines")) for each in found} == {
+        ("db.py", 34, 26, "33-35"),
+        ("other.py", 36, 30, None),
+    }
+
+
 def test_a_line_that_the_gpu_does_not_wait_for_costs_nothing() -> None:
     """The host may be ahead of its GPU: what it does then is hidden, and a line of tensor operations only waits."""
     dumps = {"samples": 20, "calling": {"train.py:88": 15}, "calls": {"train.py:88": "json.dump"}}

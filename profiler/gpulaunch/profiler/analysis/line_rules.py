@@ -1,7 +1,8 @@
 """Rules about lines of the program, found by samples of the training thread's stack.
 
 A share of few samples is a guess, so a line is reported when the standard error of its share is small enough: a line
-that holds half of the steps after a quarter of a minute, one that holds a twentieth after some minutes.
+that holds half of the steps after a quarter of a minute, one that holds a twentieth after some minutes. Lines that
+follow each other are one.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def hot_line(window: Window) -> Iterator[Loss]:
 
 
 def _sampled(rank: RankWindow, lines: Mapping[str, int], counted_as: str) -> Iterator[Loss]:
-    for line, count in lines.items():
-        if count < SAMPLES_OF_A_LINE.value or count > rank.samples:
+    for line, count, together in _together(lines):
+        if count > rank.samples:
             continue
         share = count / rank.samples
         likely = (count + 1) / (rank.samples + 2)  # never certain: all of four samples may be half of the time
@@ -101,10 +102,37 @@ def _sampled(rank: RankWindow, lines: Mapping[str, int], counted_as: str) -> Ite
                     "samples": rank.samples,
                     counted_as: count,
                     "standard_error_ratio": error / share,
+                    **({"lines": together} if together else {}),
                 },
                 advice="",
                 place=place_of(line),
             )
+
+
+def _together(lines: Mapping[str, int]) -> Iterator[tuple[str, int, str]]:
+    """Take lines that follow each other as one, such as `cursor.executemany(...)` and `connection.commit()`.
+
+    Returns:
+        Of each group the first line that has at least half as many samples as any other of it, the samples of all,
+        and `first-last` if it has several lines.
+    """
+    numbered: list[tuple[str, int, str, int]] = []
+    for line, count in lines.items():
+        place = place_of(line)
+        if count >= SAMPLES_OF_A_LINE.value and place.file is not None and place.line is not None:
+            numbered.append((place.file, place.line, line, count))
+    groups: list[list[tuple[int, str, int]]] = []
+    last = "", 0
+    for file, number, line, count in sorted(numbered):
+        if last != (file, number - 1):
+            groups.append([])
+        groups[-1].append((number, line, count))
+        last = file, number
+    for group in groups:
+        most = max(count for _, _, count in group)
+        first = next(line for _, line, count in group if 2 * count >= most)
+        together = f"{group[0][0]}-{group[-1][0]}" if len(group) > 1 else ""
+        yield first, sum(count for *_, count in group), together
 
 
 def _cure(call: str) -> str:
