@@ -24,6 +24,9 @@ TESTS_AT_ONCE ?= 2
 TESTS_LIVE ?=
 REPORTS ?=
 
+# Each of some thousands of processes would compile all that it imports of ours, a fifth of what it costs to start.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)

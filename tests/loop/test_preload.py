@@ -236,3 +236,36 @@ def test_what_an_import_makes_for_its_process_outlives_the_first_rank_and_not_th
 def events(tmp_path: Path) -> str:
     path = tmp_path / "job/events.jsonl"
     return path.read_text() if path.exists() else ""
+
+
+ON_ITS_OWN = """
+    import os, subprocess, sys
+    maps = open("/proc/self/maps").read()
+    print("has torch", "libtorch" in maps, os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+    meets = '''if True:
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        print("met", int(ones.item()), flush=True)'''
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+        sys.exit(subprocess.run([sys.executable, "-c", meets]).returncode)
+    sys.exit(3)
+"""
+
+
+def test_a_program_of_the_standard_library_is_forked_without_torch_and_its_children_meet(gpulaunch, tmp_path) -> None:
+    """The store of each attempt imports torch once somebody connects."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(ON_ITS_OWN))
+
+    ended = gpulaunch("--nproc", "2", "--max-restarts", "1", str(script))
+
+    assert ended.code == 0, ended
+    assert sorted(line.split("] ")[-1] for line in ended.stdout.splitlines()) == [
+        *(f"has torch False {attempt}" for attempt in "0011"),
+        *("met 2", "met 2"),
+    ]
+    events = [json.loads(line) for line in (ended.run_dir / "events.jsonl").read_text().splitlines()]
+    assert "fork_server_ready" in {event["event"] for event in events}
+    assert json.loads((ended.run_dir / "job.json").read_text())["preloading"]["packages"] == []

@@ -68,7 +68,7 @@ class Starter:
         return self._server.pid if self._server is not None else None
 
     def start_server(self) -> None:
-        """Start the fork server first: everything waits for `import torch`."""
+        """Start the fork server first: everything waits for `import torch`, if the program may need it."""
         self._server = ForkServer(
             loop=self._context.loop, on_ready=self._ready, on_started=self._started, on_lost=self._lost
         )
@@ -83,6 +83,7 @@ class Starter:
         try:
             self._server.start(
                 base,
+                torch=self._reading.trains or bool(names),
                 dynamo=forking and self._reading.trains,  # nearly half of the import time
                 packages=names,
                 refused=self._known,

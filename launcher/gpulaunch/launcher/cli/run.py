@@ -179,7 +179,10 @@ class _Job:
             try:
                 refused = recall(spec, reading.packages)
                 rundir.write_json(
-                    "job.json", job_document(spec, reading.packages, refused=refused, spawn_because=spawn_because)
+                    "job.json",
+                    job_document(
+                        spec, reading.packages, refused=refused, spawn_because=spawn_because, trains=reading.trains
+                    ),
                 )
             except OSError as err:
                 console.say(f"cannot write job.json in {rundir.path}: {err.strerror}; the job continues")

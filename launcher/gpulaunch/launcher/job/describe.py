@@ -148,6 +148,8 @@ def _preload(spec: JobSpec, reading: Reading, refused: Mapping[str, str]) -> str
         packages, source = list(spec.preload), "named"
     else:
         packages, source = list(reading.packages), f"imports of the {spec.program.kind.replace('run_path', 'script')}"
+    if not (reading.trains or packages):
+        return f"nothing (the {spec.program.kind.replace('run_path', 'script')} imports the standard library only)"
     kept = ", ".join(["torch", *(name for name in packages if name not in refused)])
     left = "".join(f"; not {name}: {refused[name]}" for name in packages if name in refused)
     return f"{kept} ({source}; each must pass the checks for forking){left}"

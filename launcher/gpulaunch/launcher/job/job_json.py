@@ -27,6 +27,7 @@ def job_document(
     *,
     refused: Mapping[str, str] | None = None,
     spawn_because: str = "",
+    trains: bool = True,
     path: Iterable[str] | None = None,
 ) -> dict[str, object]:
     """The content written to the run directory when the job begins.
@@ -37,9 +38,12 @@ def job_document(
         refused: of these, those that earlier runs found unfit for import before the fork, and why; `with_preloaded`
             adds the findings of this run.
         spawn_because: why the ranks are not forked, or "".
+        trains: whether the program may use torch.
         path: where packages are searched, if not along sys.path.
     """
     packages = list(packages)
+    torch = ["torch"] if trains or packages else []
+    preloaded = [*torch, *(name for name in packages if name not in (refused or {}))]
     document = dataclasses.asdict(spec)
     document["env"] = {name: HIDDEN if is_secret(name) else value for name, value in spec.env.items()}
     document["program"]["args"] = list(redact_words(spec.program.args))
@@ -49,7 +53,7 @@ def job_document(
         "command": list(redact_words(sys.argv)),
         "versions": _versions([*_ALWAYS, *packages], sys.path if path is None else path),
         "preloading": {
-            "packages": [] if spawn_because else ["torch", *(name for name in packages if name not in (refused or {}))],
+            "packages": [] if spawn_because else preloaded,
             "refused": dict(refused or {}),
             "spawn_because": spawn_because,
         },

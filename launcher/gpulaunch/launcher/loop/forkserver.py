@@ -24,7 +24,6 @@ class Ready:
 
     pid: int
     torch: bool
-    torch_version: str
     problem: str
     """Why ranks should not be forked from it, or "". """
     loaded: tuple[str, ...]
@@ -70,6 +69,7 @@ class ForkServer:
         self,
         env: Mapping[str, str],
         *,
+        torch: bool,
         dynamo: bool,
         packages: Sequence[str],
         refused: Mapping[str, str],
@@ -81,6 +81,7 @@ class ForkServer:
 
         Args:
             env: its environment, from which the ranks' environments are made.
+            torch: import torch. If not, a store imports it when somebody connects.
             dynamo: import what DistributedDataParallel imports, too.
             packages: third-party packages to try.
             refused: of those, the ones that an earlier run found unsafe, and why.
@@ -103,6 +104,7 @@ class ForkServer:
         # Not in its arguments, which every user can read: the environment may hold secrets.
         request = {
             "agent_pid": os.getpid(),
+            "torch": torch,
             "dynamo": dynamo,
             "packages": list(packages),
             "refused": dict(refused),
@@ -171,7 +173,6 @@ class ForkServer:
             self.ready = Ready(
                 pid=message["pid"],
                 torch=message["torch"],
-                torch_version=message["torch_version"],
                 problem=message["problem"],
                 loaded=tuple(message["loaded"]),
                 refused=message["refused"],

@@ -1,4 +1,4 @@
-"""The fork server: imports torch once, then forks ranks from that warm image. `python -u forkserver_main.py <fd>`.
+"""The fork server: imports torch once, unless nothing needs it, and forks ranks. `python -u forkserver_main.py <fd>`.
 
 It never touches CUDA, has one thread, and itself imports only the standard library. The messages on its socket
 (inherited, one stream, each message a 4-byte length and JSON, descriptors by SCM_RIGHTS):
@@ -229,6 +229,10 @@ def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a job manager may send it to all; the ranks need the store to save
     linux.set_comm("gpulaunch-store")
     linux.set_cmdline(["gpulaunch: store"])
+    if _preload_finder is None or _preload_finder.module("torch") is None:
+        import select
+
+        select.select([listen_fd], [], [])  # the program seems not to use torch: perhaps nobody ever connects
     distributed = importlib.import_module("torch.distributed")
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
     try:
@@ -253,9 +257,9 @@ def _die_with(agent_pid: int) -> None:
 def serve(sock: socket.socket) -> None:
     """Read what to preload, do so, report it, then start attempts until the agent closes the socket.
 
-    The first message: agent_pid, dynamo (bool), packages (list), refused (package -> why, from earlier runs),
-    environment (what the program sets before it imports torch), before_torch (packages that it imports
-    first), of_a_rank (variables that ranks have and this process does not).
+    The first message: agent_pid, torch (bool), dynamo (bool), packages (list), refused (package -> why, from earlier
+    runs), environment (what the program sets before it imports torch), before_torch (packages that it imports first),
+    of_a_rank (variables that ranks have and this process does not).
     """
     global _preload_finder
     from gpulaunch.launcher.loop import import_state, linux, preload
@@ -278,7 +282,8 @@ def serve(sock: socket.socket) -> None:
     _in_force.update(setup["environment"])
     watch = Watch()
     with preload.environment(setup["environment"]), import_state.watching():
-        problem = preload.import_torch(setup["dynamo"], watch) or preload.unsafe_to_fork(sockets_before, frozenset())
+        problem = preload.import_torch(setup["dynamo"], watch) if setup["torch"] else ""
+        problem = problem or preload.unsafe_to_fork(sockets_before, frozenset())
         if not problem:
             wanted = [name for name in setup["packages"] if name not in refused and name not in sys.modules]
             loaded, newly = preload.third_party(
@@ -291,7 +296,6 @@ def serve(sock: socket.socket) -> None:
             )
             refused.update(newly)
     has_torch = "torch" in sys.modules
-    torch_version = str(getattr(sys.modules.get("torch"), "__version__", ""))
     preload.import_rank_modules()
     said = printed.end()
     if "tempfile" in sys.modules:
@@ -311,7 +315,6 @@ def serve(sock: socket.socket) -> None:
             "op": "ready",
             "pid": os.getpid(),
             "torch": has_torch,
-            "torch_version": torch_version,
             "problem": problem,
             "loaded": loaded,
             "refused": refused,
