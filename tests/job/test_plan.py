@@ -267,7 +267,8 @@ def test_the_plan_as_text(job: Load, make_host: MakeHost) -> None:
         (["--no-profile"], "metrics off (--no-profile)"),
         ([], "metrics http://127.0.0.1:9464/metrics, or the next free port"),
         (["--start-method", "spawn"], "preload nothing (ranks are spawned)"),
-        (["--preload", "none"], "preload torch (named; each must pass the checks for forking)"),
+        (["--preload", "numpy"], "preload torch, numpy (named; each must pass the checks for forking)"),
+        (["--preload", "none"], "preload nothing (the script imports the standard library only)"),
         (["--job-dir", "out"], "run directory out"),
         (
             ["--max-restarts", "2", "--shutdown-timeout", "5"],
