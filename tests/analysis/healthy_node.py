@@ -151,7 +151,12 @@ def gpu_memory(**changes: int) -> GpuMemory:
 
 
 def memory(
-    *, points: int = 8, trainer_mib: float = 0.0, workers_mib: float = 0.0, gpu_mib: float = 0.0
+    *,
+    points: int = 8,
+    trainer_mib: float = 0.0,
+    workers_mib: float = 0.0,
+    allocated_mib: float = 0.0,
+    gpu_mib: float = 0.0,
 ) -> tuple[MemoryPoint, ...]:
     """A point every ten seconds; each is so much more than the one before."""
     return tuple(
@@ -160,6 +165,7 @@ def memory(
             steps=STEPS * at,
             trainer_bytes=int((2000 + trainer_mib * at) * MIB),
             workers_bytes=int((500 + workers_mib * at) * MIB),
+            workers_allocated_bytes=int((1500 + allocated_mib * at) * MIB),
             workers_alive=2,
             gpu_bytes=int((8000 + gpu_mib * at) * MIB),
         )

@@ -219,6 +219,7 @@ ranks = st.builds(
         points=st.integers(0, 12),
         trainer_mib=st.floats(-100, 1e4),
         workers_mib=st.floats(-10, 1e4),
+        allocated_mib=st.floats(-10, 1e4),
         gpu_mib=st.floats(-10, 1e4),
     ),
     trainer_cpu_s=st.floats(0, 1e4),

@@ -457,6 +457,19 @@ def test_the_workers_growth_is_told_apart() -> None:
 
     assert found.subject == "workers"
     assert found.evidence["bytes_per_hour"] == pytest.approx(360 * 100 * MIB)
+    assert "a worker copies every page" in found.advice
+
+
+def test_what_workers_allocate_is_told_by_that_whatever_they_copy_meanwhile() -> None:
+    """It is known at every window, what they copy only now and then."""
+    both = memory(workers_mib=120, allocated_mib=100)
+    seldom = tuple(replace(point, workers_bytes=500 * MIB) for point in both)
+    found = [advise(window(rank(memory=points))) for points in (both, seldom)]
+
+    assert [[(each.subject, each.evidence["bytes_per_hour"]) for each in one] for one in found] == [
+        [("workers", pytest.approx(360 * 100 * MIB))]
+    ] * 2
+    assert all("an unbounded cache" in one.advice for (one,) in found)
 
 
 def test_more_workers_are_no_growth() -> None:

@@ -37,8 +37,15 @@ def host_memory_growth(window: Window) -> Iterator[Loss]:
         advice = "Look for objects kept from every step: a list of losses without .item(), or an unbounded cache."
         advice = _GRAPHS if rank.pauses.compiles else advice
         yield from _growing(rank, "trainer", trainer, room, advice)
-        advice = "Store the samples in arrays, not Python objects: a worker copies every page of objects that it reads."
-        yield from _growing(rank, "workers", _of_workers(rank.memory), room, advice)
+        allocated, theirs = _of_workers(rank.memory)
+        advice = (
+            "Look for what the dataset keeps of every sample: an unbounded cache, which each worker fills by itself."
+        )
+        growing = list(_growing(rank, "workers", allocated, room, advice))
+        if not growing:
+            advice = "Store the samples in arrays, not objects: a worker copies every page of objects that it reads."
+            growing = list(_growing(rank, "workers", theirs, room, advice))
+        yield from growing
 
 
 def gpu_memory_growth(window: Window) -> Iterator[Loss]:
@@ -152,14 +159,15 @@ def _shortly(seconds: float) -> str:
     return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
 
 
-def _of_workers(points: Sequence[MemoryPoint]) -> list[tuple[float, float]]:
-    """Only points with as many workers as now: more workers are not growth."""
+def _of_workers(points: Sequence[MemoryPoint]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """What they have allocated, and what is theirs alone. Only points with as many workers as now: more workers are not
+    growth."""
     now = points[-1].workers_alive if points else 0
-    return [
-        (point.at_s, float(point.workers_bytes))
-        for point in points
-        if now and point.workers_alive == now and point.workers_bytes is not None
-    ]
+    alike = [point for point in points if now and point.workers_alive == now]
+    return (
+        [(at.at_s, float(at.workers_allocated_bytes)) for at in alike if at.workers_allocated_bytes is not None],
+        [(at.at_s, float(at.workers_bytes)) for at in alike if at.workers_bytes is not None],
+    )
 
 
 def _gpu_room(window: Window, rank: RankWindow) -> int | None:

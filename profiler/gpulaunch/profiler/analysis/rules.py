@@ -223,7 +223,7 @@ RULES: Final = (
         fix="`losses.append(loss.item())`; a bound for every cache; datasets that hold arrays instead of Python "
         "objects.",
         suppressed="It would take more than a week to fill the remaining memory; or the page cache of mapped files "
-        "grows. For workers: the kernel does not report their anonymous memory (`Pss_Anon` in `smaps_rollup`).",
+        "grows. For pages that workers copy: the kernel does not report them (`Pss_Anon` in `smaps_rollup`).",
         limits=(
             *(thresholds.GROWN_BYTES, thresholds.GROWN_POINTS, thresholds.MOST_TO_FULL_S),
             *(thresholds.URGENT_S, thresholds.URGENT_POINTS, thresholds.URGENT_GROWN),

@@ -128,6 +128,7 @@ class _Held:
 
     trainer_bytes: int | None
     workers_bytes: int | None
+    workers_allocated_bytes: int | None
     workers_alive: int
     gpu_bytes: int | None
 
@@ -146,6 +147,7 @@ class _Least:
             self._lows[training.rank] = _Held(
                 trainer_bytes=_least_of(low.trainer_bytes, now.trainer_bytes),
                 workers_bytes=_least_of(low.workers_bytes, now.workers_bytes),
+                workers_allocated_bytes=_least_of(low.workers_allocated_bytes, now.workers_allocated_bytes),
                 workers_alive=now.workers_alive,
                 gpu_bytes=_least_of(low.gpu_bytes, now.gpu_bytes),
             )
@@ -158,6 +160,7 @@ class _Least:
                 steps=steps.get(rank, 0),
                 trainer_bytes=low.trainer_bytes,
                 workers_bytes=low.workers_bytes,
+                workers_allocated_bytes=low.workers_allocated_bytes,
                 workers_alive=low.workers_alive,
                 gpu_bytes=low.gpu_bytes,
             )
@@ -175,8 +178,10 @@ def _held(training: TrainingState, processes: RankProcesses | None) -> _Held:
     return _Held(
         # Not the pages of files: a mapped dataset fills the page cache, and the kernel reclaims that.
         trainer_bytes=trainer_bytes,
-        # Workers share most of their pages with the trainer: only the proportional size shows what is theirs alone.
+        # Workers share most of their pages with the trainer: only the proportional size shows what is theirs alone, and
+        # grows with the pages that they copy. What they allocate shows in the other, which is read more often.
         workers_bytes=None if workers is None else workers.pss_anonymous_bytes,
+        workers_allocated_bytes=None if workers is None else workers.anonymous_bytes,
         workers_alive=0 if processes is None else processes.workers_alive,
         gpu_bytes=None if training.gpu is None else training.gpu.allocated_bytes,
     )

@@ -65,6 +65,8 @@ class MemoryPoint:
     """Anonymous memory of the rank's own process, and the batches in shared memory that it has not freed."""
     workers_bytes: int | None
     """Anonymous memory of its workers; shared pages count proportionally."""
+    workers_allocated_bytes: int | None = None
+    """All anonymous memory of its workers; pages shared with the rank count in each of them."""
     workers_alive: int
     gpu_bytes: int | None
 
