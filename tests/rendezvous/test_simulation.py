@@ -12,8 +12,8 @@ from gpulaunch.launcher.failure.causes import Cause, Tier
 from gpulaunch.launcher.failure.classify import Kind
 from gpulaunch.launcher.policy import restart
 from gpulaunch.launcher.policy.restart import RestartHistory
-from gpulaunch.launcher.rendezvous import decide, member
-from gpulaunch.launcher.rendezvous.plan import Plan, Stage
+from gpulaunch.launcher.rendezvous import decide, member, membership
+from gpulaunch.launcher.rendezvous.plan import Keeper, NodeState, Plan, Report, Seat, Stage
 
 SEEDS = range(150)
 FAULTS_S = 80.0
@@ -238,3 +238,24 @@ def test_a_large_group_forms_in_linear_time(nodes: int) -> None:
 
     assert took_s <= 10 * TICK_S + 1.0
     assert world.plan.world_size == 2 * nodes
+
+
+def test_a_leader_before_is_lost_once_its_host_has_said_that_it_is_dead_and_else_when_it_has_been_silent() -> None:
+    """The plan of the one that has started anew is made of what the others have been sent: their own seats."""
+    two = settings(2, 3)
+    seats = [Seat(node=f"node{at}", host=f"host{at}", node_rank=at, nproc=1, first_rank=at) for at in range(2)]
+    keeper = Keeper(seat=seats[0], address="10.0.0.1", agent_port=7)
+    known = Plan(job="job", stage=Stage.RUNNING, generation=4, seats=(seats[1],), nnodes=2, keeper=keeper)
+    trains = {"nproc": 1, "state": NodeState.RUNNING, "generation": 4, "newest": 4, "job": "job", "plan": known}
+    members = {
+        "node1": membership.heard(None, Report(node="node1", host="host1", **trains), 100.0),
+        "new": membership.heard(None, Report(node="new", host="host0", nproc=1), 100.0),
+    }
+    waits = decide.decide(two, Plan(), members, 100.0)
+    dead = {**members, "node0": replace(membership.unheard(seats[0], waits, 101.0), gone=True)}
+
+    assert (waits.stage, waits.seats[0].node) == (Stage.RUNNING, "")
+    assert decide.decide(two, waits, members, 108.0).stage is Stage.RUNNING
+    assert decide.decide(two, waits, members, 110.0).stage is Stage.STOPPING
+    stops = decide.decide(two, waits, dead, 101.0)
+    assert (stops.stage, stops.lost, stops.why.partition(";")[0]) == (Stage.STOPPING, True, "node 0 (host0) is lost")

@@ -178,6 +178,8 @@ def _adopted(settings: Settings, plan: Plan, members: Members, now_s: float) -> 
     if all(seat.node for seat in plan.seats):
         return plan
     heard = {seat.node_rank: seat for each in running for seat in each.seats}
+    keepers = {each.keeper.seat for each in running if each.keeper is not None and each.keeper.seat.node in members}
+    heard.update({seat.node_rank: seat for seat in keepers})  # it has been looked for
     return replace(plan, seats=tuple(seat if seat.node else heard.get(seat.node_rank, seat) for seat in plan.seats))
 
 

@@ -61,6 +61,15 @@ class Seat:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Keeper:
+    """The leader's own node: a leader that has started anew asks there whether the one before is dead."""
+
+    seat: Seat
+    address: str
+    agent_port: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What the nodes do together."""
 
@@ -75,6 +84,8 @@ class Plan:
     """No generation is formed before, by the same clock."""
     seats: tuple[Seat, ...] = ()
     """Of the generation, or of the last one, by node rank; what a node is sent has its own only."""
+    keeper: Keeper | None = None
+    """Of a plan in the memory of a leader that has a seat."""
     nnodes: int = 0
     world_size: int = 0
     store_addr: str = ""

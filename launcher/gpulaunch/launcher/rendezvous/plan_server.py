@@ -22,7 +22,7 @@ from gpulaunch.launcher.rendezvous.connection import Connection
 from gpulaunch.launcher.rendezvous.dial import Probe
 from gpulaunch.launcher.rendezvous.listen import format_address, is_loopback
 from gpulaunch.launcher.rendezvous.messages import Beat, Bye, Message, Planned, Refused, Register, Reported
-from gpulaunch.launcher.rendezvous.plan import Member, Plan, Report, Settings, Stage
+from gpulaunch.launcher.rendezvous.plan import Keeper, Member, Plan, Report, Settings, Stage
 
 NOTE_S = 10.0
 """How long the user gets no message while nodes are missing; then once in six times that."""
@@ -79,6 +79,8 @@ class PlanServer(KeeperCallbacks):
         self._connections: dict[str, Connection] = {}
         self._addresses: dict[Connection, tuple[str, str]] = {}
         """The address of the other side, and the one at which it has reached this one."""
+        self._looked_for: set[str] = set()
+        """Leaders before this one."""
         self._deciding: Timer | None = None
         self._due_s = 0.0
         self._free_s = 0.0
@@ -264,6 +266,8 @@ class PlanServer(KeeperCallbacks):
         self._nodes[connection] = report.node
         self._connections[report.node] = connection
         self._take(replace(report, address=address.removeprefix("::ffff:")))
+        if report.plan is not None and report.plan.keeper is not None:
+            self._look_for(report.plan.keeper)
         if is_new:
             self._send(report.node, connection)
 
@@ -318,6 +322,21 @@ class PlanServer(KeeperCallbacks):
 
         Probe(self._loop, report.address, report.agent_port, on_refused=refused)
 
+    def _look_for(self, before: Keeper) -> None:
+        """A node knows of a leader before this one, whose ranks may be alive: they are not if its agent is dead."""
+        node = before.seat.node
+        if node == self._own or node in self._members or node in self._looked_for or not before.agent_port:
+            return
+        self._looked_for.add(node)
+
+        def refused() -> None:
+            if not self._closed and node not in self._members:
+                dead = membership.unheard(before.seat, self._plan, self._loop.now())
+                self._members[node] = replace(dead, gone=True)
+                self._decide_soon()
+
+        Probe(self._loop, before.address, before.agent_port, on_refused=refused)
+
     def _forget(self, connection: Connection) -> None:
         self._registered.discard(connection)
         timer = self._unreported.pop(connection, None)
@@ -360,6 +379,7 @@ class PlanServer(KeeperCallbacks):
             self._members[self._own] = replace(own, report=report, heard_s=now_s)
         before, self._plan = self._plan, decide.decide(self._settings, self._plan, self._members, now_s)
         if self._plan is not before:
+            self._plan = replace(self._plan, keeper=self._keeper())
             if not self._listens_at_endpoint:
                 self._unwatch(self._listener)
             self._send_all()
@@ -371,6 +391,13 @@ class PlanServer(KeeperCallbacks):
         ended_s = self._loop.now()
         self._free_s = ended_s + (ended_s - now_s) * (1 / _DECIDE_PART - 1)
         self._decide_at(max(min(due_s, now_s + 1.0), self._free_s))
+
+    def _keeper(self) -> Keeper | None:
+        own = self._members.get(self._own)
+        seat = next((seat for seat in self._plan.seats if seat.node == self._own), None)
+        if own is None or seat is None:
+            return None
+        return Keeper(seat=seat, address=own.report.address, agent_port=own.report.agent_port)
 
     def _others(self, now_s: float) -> bool:
         """Whether there is a node that may not know of the end yet."""
