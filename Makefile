@@ -14,7 +14,6 @@
 # PIP_ARGS=...        more arguments for pip: another index, say
 # PYTEST_ARGS=...     more arguments for pytest
 # TESTS_AT_ONCE=2     how many tests run beside each other
-# LIGHT_AT_ONCE=2     of those that compare times of programs that wait
 # TESTS_LIVE=1        with those that take Prometheus minutes
 # REPORTS=folder      where to write what each of them came to (JUnit's XML)
 
@@ -22,7 +21,6 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 TESTS_AT_ONCE ?= 2
-LIGHT_AT_ONCE ?= $(TESTS_AT_ONCE)
 TESTS_LIVE ?=
 REPORTS ?=
 
@@ -68,7 +66,7 @@ test: lint
 	  && $(PYTEST) -n 1 -m "$(TOGETHER)" --last-failed --last-failed-no-failures none \
 	  $(call junit,together-again); } || failed=1; \
 	$(if $(TESTS_LIVE),mkdir -p build; $(LIVE) $(call junit,live) >build/live.log 2>&1 & live=$$!; live_again=;) \
-	again=; $(PYTEST) -m light -n $(LIGHT_AT_ONCE) $(call junit,light) || again=1; \
+	again=; $(PYTEST) -m light -n $(TESTS_AT_ONCE) $(call junit,light) || again=1; \
 	$(if $(TESTS_LIVE),wait $$live || live_again=1; cat build/live.log;) \
 	[ -z "$$again" ] || $(PYTEST) -m light -n 1 --last-failed $(call junit,again) || failed=1; \
 	$(if $(TESTS_LIVE),[ -z "$$live_again" ] || $(LIVE) $(call junit,live-again) || failed=1;) \
