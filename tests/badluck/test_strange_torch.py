@@ -53,6 +53,7 @@ TAPS = {
     "_BaseDataLoaderIter.__next__": Hook.DATALOADER,
     "DataLoader._get_iterator": Hook.DATALOADER,
     "_MultiProcessingDataLoaderIter._reset": Hook.DATALOADER,
+    "_MultiProcessingDataLoaderIter._shutdown_workers": Hook.DATALOADER,
     "torch.autograd._engine_run_backward": Hook.BACKWARD,
     "torch.autograd.graph._engine_run_backward": Hook.BACKWARD,
     "optimizer hook after_step": Hook.OPTIMIZER,

@@ -90,7 +90,9 @@ def test_the_end_of_an_epoch_which_stops_its_workers_counts_at_the_first_batch_o
     training, evaluation = (an_iterator(AT_WORK, outstanding=4, received=7, queued=0, delivered=None) for _ in range(2))
     training._num_yielded = evaluation._num_yielded = 1
     watched.gets(training)
-    watched.watch.ended(40 * MS)
+    watched.watch.ended(training, 30 * MS)
+    watched.watch.ended(training, 10 * MS)
+    watched.watch.ended(evaluation, 20 * MS)
     watched.watch.started(evaluation, 90 * MS)
     watched.gets(evaluation, trains=False)
     watched.watch.started(training, 70 * MS)

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpulaunch.profiler.analysis.stall import Stall, verdict
+from gpulaunch.profiler.analysis.thresholds import SAMPLES_OF_A_LINE
 from gpulaunch.profiler.analysis.window import GpuWindow, MemoryPoint, RankWindow, Snapshot, Window
 from gpulaunch.profiler.channel.declare import difference
 from gpulaunch.profiler.channel.layout import COPIES, SYNCS
@@ -131,7 +132,7 @@ def _rank(
         logged=_grown(_lines_of(rank, before.logged), _lines_of(rank, after.logged)),
         calling=_grown(_lines_of(rank, before.calling), _lines_of(rank, after.calling)),
         indexing=after.indexing.get(rank, 0) - before.indexing.get(rank, 0),
-        saving=after.saving.get(rank, 0) - before.saving.get(rank, 0),
+        saving_share=_saving_share(rank, after),
         backward=_lines_of(rank, after.backward),
         fetches=after.fetches.get(rank, 0),
         locked=after.locked.get(rank, 0),
@@ -222,3 +223,8 @@ def _sites(old: tuple[Site, ...], new: tuple[Site, ...]) -> tuple[Site, ...]:
         if before is None or before.count < site.count:
             found.append(_minus(before, site, frozenset({"kind", "text"})))
     return tuple(site for site in found if site.count)
+
+
+def _saving_share(rank: int, after: Snapshot) -> float:
+    saving, samples = after.saving.get(rank, 0), after.samples.get(rank, 0)
+    return saving / samples if SAMPLES_OF_A_LINE.value <= saving <= samples else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gpulaunch.profiler.analysis.finding import MEASURED, NOWHERE, Loss, Place, place_of
-from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAMPLES_OF_A_LINE, SAVES, VALIDATES
+from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES, VALIDATES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
 
@@ -16,8 +16,7 @@ def checkpoint_stall(window: Window) -> Iterator[Loss]:
         saves = max(rank.saves, sum(site.count for site in saving))
         longest = max(saving, key=lambda site: site.blocked_ns, default=None)
         if saves >= SAVES.value:
-            is_sampled = SAMPLES_OF_A_LINE.value <= rank.saving <= rank.samples
-            beside_s = rank.saving / rank.samples * rank.step_s if is_sampled else 0.0
+            beside_s = rank.saving_share * rank.step_s
             beside = {"seconds_beside_saves_per_step": beside_s} if beside_s else {}
             yield from _timed(
                 rank,

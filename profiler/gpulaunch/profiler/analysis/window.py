@@ -118,8 +118,8 @@ class RankWindow:
     """Those in other calls outside of the model's compute, by the program's line."""
     indexing: int = 0
     """Those of them in a sampler that a dataloader asks for indices."""
-    saving: int = 0
-    """Those that save a checkpoint outside of the phase `checkpoint`."""
+    saving_share: float = 0.0
+    """Those that save a checkpoint outside of the phase `checkpoint`, of all since the start of the run; 0 if few."""
     backward: Mapping[str, int] = field(default_factory=dict[str, int])
     """Samples in the phase backward, by the program's line, since the start of the run: they only name a line."""
     fetches: int

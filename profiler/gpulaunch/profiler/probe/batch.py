@@ -91,6 +91,7 @@ class LoaderWatch:
         "_started",
         "_tell_due_ns",
         "_told_queue",
+        "_trained",
         "_transfer_ns",
         "_unavailable",
         "_wait_ns",
@@ -145,7 +146,8 @@ class LoaderWatch:
         self._wait_ns = self._transfer_ns = self._blocked_ns = 0
         self._epochs = self._first_wait_ns = 0
         self._started = 0, 0  # the newest iterator, and how long it took to start its workers
-        self._end_ns = 0  # how long the end of the last epoch took
+        self._trained = 0  # the last iterator that gave a training batch first in its epoch (its `id`)
+        self._end_ns = 0  # how long it took to stop its workers, until the next epoch begins
         self._counts = [0] * STEP_BUCKETS
         self._bucket = self._bucket_from = self._bucket_to = 0
         self._entered = 0, 0, 0
@@ -154,10 +156,10 @@ class LoaderWatch:
         """The training thread has created an iterator, and with it perhaps workers: it took so long."""
         self._started = id(iterator), start_ns
 
-    def ended(self, end_ns: int) -> None:
-        """The training thread got no batch but the end of an epoch, after this time: workers that are not persistent
-        are stopped in it."""
-        self._end_ns = end_ns
+    def ended(self, iterator: Any, end_ns: int) -> None:
+        """The training thread has stopped the workers of an iterator: it took so long."""
+        if id(iterator) == self._trained:
+            self._end_ns += end_ns
 
     def asked(self, iterator: Any, now_ns: int) -> int:
         """A batch is requested.
@@ -255,7 +257,7 @@ class LoaderWatch:
                 newest, start_ns = self._started
                 self._epochs += 1
                 self._first_wait_ns += wait_ns + self._end_ns + (start_ns if newest == id(iterator) else 0)
-                self._started, self._end_ns = (0, 0), 0
+                self._started, self._end_ns, self._trained = (0, 0), 0, id(iterator)
             if not self._bucket_from < wait_ns <= self._bucket_to:
                 self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
             self._counts[self._bucket] += 1

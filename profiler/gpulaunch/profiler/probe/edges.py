@@ -14,6 +14,7 @@ They measure their own overhead: see `cost`.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
@@ -87,7 +88,7 @@ def tap_next(probe: Probe, torch: Any, original: Callable[[Any], Any]) -> Callab
         try:
             batch = original(self)
         except StopIteration:
-            probe.loader_end(asked_ns if grad_enabled() else 0)
+            probe.loader_end()
             raise
         try:
             if probe.thread == OFF:
@@ -157,6 +158,27 @@ def tap_reset(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callabl
             probe.loader.reset_ns += monotonic_ns() - began_ns
 
     return tapped_reset
+
+
+def tap_shutdown(probe: Probe, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`_MultiProcessingDataLoaderIter._shutdown_workers`: at the end of an epoch, or when the iterator is deleted."""
+    clock_ns, is_finalizing = monotonic_ns, sys.is_finalizing
+
+    @functools.wraps(original)
+    def tapped_shutdown(self: Any) -> Any:
+        began_ns = clock_ns()
+        try:
+            return original(self)
+        finally:
+            # The last iterator is deleted when modules may have lost what they hold.
+            if not is_finalizing():
+                try:
+                    if probe.trains_here():
+                        probe.loader.ended(self, clock_ns() - began_ns)
+                except Exception as error:
+                    probe.fail(error)
+
+    return tapped_shutdown
 
 
 def tap_backward(probe: Probe, torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ from gpulaunch.profiler.probe.edges import (
     tap_next,
     tap_reset,
     tap_scaler,
+    tap_shutdown,
 )
 from gpulaunch.profiler.probe.noted import NotedSteps
 from gpulaunch.profiler.probe.observed import ObservedSteps
@@ -122,10 +123,14 @@ def _dataloader(probe: Probe, torch: Any, undo: Undo) -> None:
             parameters=("self", "loader", "first_iter"),
             variadic=False,
         )
-        tap, tap_of_reset = tap_get_iterator(probe, torch, create), tap_reset(probe, torch, reset)
-        _keep_out(torch, tap, tap_of_reset)
-        put(dataloader.DataLoader, "_get_iterator", tap, undo)
-        put(dataloader._MultiProcessingDataLoaderIter, "_reset", tap_of_reset, undo)
+        shut = function_of(
+            vars(dataloader._MultiProcessingDataLoaderIter)["_shutdown_workers"], parameters=("self",), variadic=False
+        )
+        taps = tap_get_iterator(probe, torch, create), tap_reset(probe, torch, reset), tap_shutdown(probe, shut)
+        _keep_out(torch, *taps)
+        put(dataloader.DataLoader, "_get_iterator", taps[0], undo)
+        put(dataloader._MultiProcessingDataLoaderIter, "_reset", taps[1], undo)
+        put(dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers", taps[2], undo)
 
 
 def _backward(probe: Probe, torch: Any, undo: Undo) -> None:

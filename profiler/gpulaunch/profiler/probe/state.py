@@ -176,19 +176,13 @@ class Probe(ObservedSteps):
 
     # --- called by taps -------------------------------------------------------------------------------------------
 
-    def loader_end(self, asked_ns: int = 0) -> None:
-        """The dataloader has no more batches.
-
-        Args:
-            asked_ns: when a training batch was requested; 0: not known, or it was no training batch.
-        """
+    def loader_end(self) -> None:
+        """The dataloader has no more batches."""
         try:
             self.unobserved.end()
             now_ns = monotonic_ns()
             if get_ident() == self.thread or self.stands_in(now_ns):
                 self.catch_up()
-                if asked_ns:
-                    self.loader.ended(now_ns - asked_ns)
                 self._at(now_ns, self.machine.loader_end(now_ns))
                 self.loader.flush()
         except Exception as error:
