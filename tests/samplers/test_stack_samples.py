@@ -91,24 +91,25 @@ def test_a_sampler_of_the_program_is_counted_apart_from_the_wait_for_data(tmp_pa
     assert samples.tally.indexing == {0: 2}
 
 
-def test_what_moves_files_and_what_trainers_do_around_a_save_is_counted_apart(tmp_path: Path) -> None:
+def test_what_trainers_do_around_a_save_is_counted_apart_and_lines_of_the_program_stay_lines(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("import os\nwhile True:\n    loss.backward()\n    os.replace(new, newest)\n    log(loss)\n")
-    loop = [Frame("<module>", str(program), 4)]
+    fit = Frame("Trainer.fit", f"{PACKAGES}/lightning/pytorch/trainer/trainer.py", 600)
     saves = Frame(
         "ModelCheckpoint._save_checkpoint", f"{PACKAGES}/lightning/pytorch/callbacks/model_checkpoint.py", 600
     )
     removes = Frame("_remove", f"{PACKAGES}/fsspec/implementations/local.py", 205)
     samples, place = StackSamples(Path("/")), RankPlace(rank=0, local_rank=0, pid=os.getpid())
     for phase, stack in (
-        ("other", loop),
-        ("other", [removes, saves, Frame("<module>", str(program), 9)]),
-        ("checkpoint", [saves, Frame("<module>", str(program), 9)]),  # is measured
-        ("other", [Frame("<module>", str(program), 5)]),
+        ("other", [Frame("save_checkpoint", str(program), 4), Frame("<module>", str(program), 9)]),
+        ("other", [removes, saves, fit, Frame("<module>", str(program), 9)]),
+        ("checkpoint", [saves, fit, Frame("<module>", str(program), 9)]),  # is measured
+        ("other", [fit, Frame("<module>", str(program), 9)]),
     ):
         samples.add(place, phase, stack)
 
-    assert samples.tally.saving == {0: 2}
+    assert samples.tally.saving == {0: 1}
+    assert samples.tally.calling == {(0, f"{program}:4"): 1}
     assert samples.tally.samples == {0: 4}
 
 

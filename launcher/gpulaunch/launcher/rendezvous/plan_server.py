@@ -323,9 +323,14 @@ class PlanServer(KeeperCallbacks):
         Probe(self._loop, report.address, report.agent_port, on_refused=refused)
 
     def _look_for(self, before: Keeper) -> None:
-        """A node knows of a leader before this one, whose ranks may be alive: they are not if its agent is dead."""
+        """A node knows of a leader before this one, whose ranks may be alive: they are not if its agent is dead.
+
+        Only this host is asked, where there is one leader at a time: an address may have moved here from another one.
+        """
         node = before.seat.node
         if node == self._own or node in self._members or node in self._looked_for or not before.agent_port:
+            return
+        if before.seat.host != self._host or len(self._looked_for) >= _MAX_NOTES:
             return
         self._looked_for.add(node)
 

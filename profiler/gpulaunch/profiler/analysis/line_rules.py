@@ -85,7 +85,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
 
 
 def _sampled(rank: RankWindow, lines: Mapping[str, int], counted_as: str) -> Iterator[Loss]:
-    for line, count, together in _together(lines):
+    for line, count, together in _together(lines, rank.calls):
         if count > rank.samples:
             continue
         share = count / rank.samples
@@ -109,8 +109,9 @@ def _sampled(rank: RankWindow, lines: Mapping[str, int], counted_as: str) -> Ite
             )
 
 
-def _together(lines: Mapping[str, int]) -> Iterator[tuple[str, int, str]]:
-    """Take lines that follow each other as one, such as `cursor.executemany(...)` and `connection.commit()`.
+def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
+    """Take lines that follow each other as one, such as `cursor.executemany(...)` and `connection.commit()`, if both
+    call a library, or both do not.
 
     Returns:
         Of each group the first line that has at least half as many samples as any other of it, the samples of all,
@@ -122,12 +123,13 @@ def _together(lines: Mapping[str, int]) -> Iterator[tuple[str, int, str]]:
         if count >= SAMPLES_OF_A_LINE.value and place.file is not None and place.line is not None:
             numbered.append((place.file, place.line, line, count))
     groups: list[list[tuple[int, str, int]]] = []
-    last = "", 0
+    last = "", 0, False
     for file, number, line, count in sorted(numbered):
-        if last != (file, number - 1):
+        calls_library = "." in calls.get(line, "")
+        if last != (file, number - 1, calls_library):
             groups.append([])
         groups[-1].append((number, line, count))
-        last = file, number
+        last = file, number, calls_library
     for group in groups:
         most = max(count for _, _, count in group)
         first = next(line for _, line, count in group if 2 * count >= most)

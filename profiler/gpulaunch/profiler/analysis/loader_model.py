@@ -56,7 +56,7 @@ class LoaderModel:
     trainer_cpu_s: float = 0.0
     """On a core, the rank's own process."""
     trainer_runqueue_s: float = 0.0
-    """Waiting for one; 0 where the kernel does not count it."""
+    """Waiting for one; 0 where the kernel does not count it, or a GPU may be waited for meanwhile."""
     node_cpu_s: float
     """On a core, all processes of all ranks of the node together."""
     cores: float | None
@@ -110,7 +110,7 @@ class LoaderModel:
             busy_share=busy_share,
             sending_s=sending_s,
             trainer_cpu_s=rank.trainer_cpu_s / rank.steps,
-            trainer_runqueue_s=(rank.trainer_runqueue_s or 0.0) / rank.steps,
+            trainer_runqueue_s=(rank.trainer_runqueue_s or 0.0) / rank.steps if rank.gpu is None else 0.0,
             node_cpu_s=sum((each.trainer_cpu_s + each.workers_cpu_s) / each.steps for each in window.ranks),
             cores=window.cores,
             pressure=window.pressure("cpu"),
@@ -127,7 +127,9 @@ class LoaderModel:
     @property
     def freed_s(self) -> float:
         """The part of a step's own time in which the training thread waited for a core: gone if workers need less."""
-        return min(self.trainer_runqueue_s, max(0.0, self.own_s - self.trainer_cpu_s))
+        if not self.step_s:
+            return 0.0
+        return min(self.trainer_runqueue_s * self.own_s / self.step_s, max(0.0, self.own_s - self.trainer_cpu_s))
 
     @property
     def fed_s(self) -> float:

@@ -164,10 +164,13 @@ def _of_workers(points: Sequence[MemoryPoint]) -> tuple[list[tuple[float, float]
     growth."""
     now = points[-1].workers_alive if points else 0
     alike = [point for point in points if now and point.workers_alive == now]
-    return (
-        [(at.at_s, float(at.workers_allocated_bytes)) for at in alike if at.workers_allocated_bytes is not None],
-        [(at.at_s, float(at.workers_bytes)) for at in alike if at.workers_bytes is not None],
-    )
+    # Workers of each epoch start with all that the rank has by then, and so count what it keeps.
+    allocated = [
+        (at.at_s, float(at.workers_allocated_bytes - at.workers_alive * at.trainer_bytes))
+        for at in alike
+        if at.workers_allocated_bytes is not None and at.trainer_bytes is not None
+    ]
+    return allocated, [(at.at_s, float(at.workers_bytes)) for at in alike if at.workers_bytes is not None]
 
 
 def _gpu_room(window: Window, rank: RankWindow) -> int | None:

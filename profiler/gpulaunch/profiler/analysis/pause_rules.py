@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpulaunch.profiler.analysis.finding import MEASURED, NOWHERE, Loss, Place, place_of
+from gpulaunch.profiler.analysis.finding import DERIVED, MEASURED, NOWHERE, Loss, Place, place_of
 from gpulaunch.profiler.analysis.thresholds import LOST_MEASURED, SAVES, VALIDATES
 from gpulaunch.profiler.analysis.window import RankWindow, Window
 
@@ -94,13 +94,12 @@ def _timed(
 ) -> Iterator[Loss]:
     """Report a phase whose whole duration is lost, if it is long enough; `beside_s`: of each step, lost with it."""
     lost_s = rank.phase_s(phase)
-    lost_s += beside_s if lost_s else 0.0
     if lost_s and lost_s >= LOST_MEASURED.value * rank.step_s:
         yield Loss(
             rank=rank.rank,
-            seconds_per_step=lost_s,
+            seconds_per_step=lost_s + beside_s,
             step_s=rank.step_s,
-            confidence=MEASURED,
+            confidence=DERIVED if beside_s > lost_s else MEASURED,
             evidence={"step_seconds": rank.step_s, **evidence},
             advice=advice,
             place=place,

@@ -84,7 +84,8 @@ class Tally:
             at: `path:line` of a call outside of the model's compute; empty: there is none.
             calls: the function that the line calls; empty: it is not known.
             spans_steps: that call contains the training loop, so it is none of a step.
-            saves: the thread saves a checkpoint, outside of the phase that is measured.
+            saves: the thread is in a function that saves checkpoints, outside of the phase that is measured, and in no
+                line above.
         """
         if phase == "startup":  # before the first step, part of none
             return

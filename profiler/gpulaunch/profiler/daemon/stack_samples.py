@@ -18,9 +18,9 @@ from gpulaunch.profiler.samplers.sampled_calls import (
     call_of,
     in_callback,
     in_sampler,
+    in_save,
     is_outside_compute,
     lines_of_program,
-    saves,
     spans_steps,
     trains_elsewhere,
     waits_for_lock,
@@ -58,10 +58,8 @@ class StackSamples:
         logs = line_that_logs([(frame.file, frame.line) for frame in reversed(frames)])
         if logs:
             self.tally.add(place.rank, phase, logs=self._shown(place, *logs))
-        elif innermost is not None and phase in _BETWEEN and self._saves(innermost, frames):
-            self.tally.add(place.rank, phase, saves=True)
         elif innermost is None or (call := self._outside_compute(innermost, phase, frames)) is None:
-            self.tally.add(place.rank, phase)
+            self.tally.add(place.rank, phase, saves=phase in _BETWEEN and in_save(frames))
         else:
             at = self._shown(place, call.file, call.line)
             self.tally.add(place.rank, phase, at=at, calls=call.name, spans_steps=spans_steps(call, phase))
@@ -79,11 +77,6 @@ class StackSamples:
         in_c = "" if inner is None else self._sources.call(inner.file, inner.line)
         is_locked = waits_for_lock(fetch) or in_c in _LOCKS
         self.tally.add_fetch(place.rank, self._shown(place, line.file, line.line), name, is_locked=is_locked)
-
-    def _saves(self, call: Call, frames: Sequence[Frame]) -> bool:
-        if not call.name:
-            call = replace(call, name=self._sources.call(call.file, call.line))
-        return saves(call, frames)
 
     def _outside_compute(self, call: Call, phase: str, frames: Sequence[Frame]) -> Call | None:
         """Return the call outside of the model's compute that a stack is in; None if there is none.

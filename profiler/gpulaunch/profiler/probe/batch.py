@@ -258,6 +258,8 @@ class LoaderWatch:
                 self._epochs += 1
                 self._first_wait_ns += wait_ns + self._end_ns + (start_ns if newest == id(iterator) else 0)
                 self._started, self._end_ns, self._trained = (0, 0), 0, id(iterator)
+            elif number == 1 and id(iterator) == self._trained:  # an evaluation's, at the same address
+                self._trained = 0
             if not self._bucket_from < wait_ns <= self._bucket_to:
                 self._bucket, self._bucket_from, self._bucket_to = bucket_of(wait_ns)
             self._counts[self._bucket] += 1

@@ -56,8 +56,6 @@ _LOCK: Final = re.compile(
 )
 _SAVES: Final = re.compile(r"_?(?:save|write|remove|rotate)_(?:\w+_)?(?:checkpoint|ckpt|state|snapshot)s?|_atomic_save")
 """Functions of programs and trainers that save their state, by name: they copy, rename and remove besides."""
-_MOVES: Final = re.compile(r"os\.(?:replace|rename|remove|unlink|link|symlink|fsync)|shutil\.\w+")
-"""What makes a file that was written the newest checkpoint, or removes an older one."""
 _HOOK: Final = re.compile(r"on_[a-z]+(?:_[a-z]+)+")
 """Methods of a callback that a trainer calls between the parts of its steps, such as `on_train_batch_end`."""
 
@@ -181,14 +179,9 @@ def trains_elsewhere(phase: str, frames: Sequence[Frame]) -> bool:
     return phase == "backward" and not any(_origin(frame.file)[0] == "torch" for frame in frames)
 
 
-def saves(call: Call, frames: Sequence[Frame]) -> bool:
-    """Whether a stack is in a function that saves checkpoints, or in a call that moves files.
-
-    Args:
-        call: the program's innermost line, and what it calls.
-        frames: all of the stack, the deepest first.
-    """
-    return bool(_MOVES.fullmatch(call.name)) or any(_SAVES.fullmatch(_function(frame)) for frame in frames)
+def in_save(frames: Sequence[Frame]) -> bool:
+    """Whether a stack is in a function that saves checkpoints, by its name."""
+    return any(_SAVES.fullmatch(_function(frame)) for frame in frames)
 
 
 def spans_steps(call: Call, phase: str) -> bool:
