@@ -109,7 +109,7 @@ def test_a_spare_takes_the_seat_of_a_node_that_is_lost(tmp_path: Path) -> None:
 
 def test_the_agent_of_the_leader_comes_back(three: list[Host], tmp_path: Path) -> None:
     """Its ranks have died with it; the others wait for it, and all begin anew in a later generation. Its host says that
-    the agent before is dead: nobody waits until it has been silent for long."""
+    the agent before is dead, so the nodes do not wait until it has been silent for long."""
     job = Job(tmp_path, "3", *SOON)
     job.start(*three)
     job.until_trains("host0", "host1", "host2")

@@ -13,7 +13,7 @@ from gpulaunch.launcher.agent import packages
 from gpulaunch.launcher.agent.rank_group import RankGroup
 from gpulaunch.launcher.agent.run_context import RunContext
 from gpulaunch.launcher.job import plan
-from gpulaunch.launcher.job.imports import Reading
+from gpulaunch.launcher.job.imports import Reading, preloaded
 from gpulaunch.launcher.job.job_json import with_preloaded
 from gpulaunch.launcher.loop.forkserver import ForkServer, Ready, Started
 
@@ -83,7 +83,7 @@ class Starter:
         try:
             self._server.start(
                 base,
-                torch=self._reading.trains or bool(names),
+                torch=bool(preloaded(names, trains=self._reading.trains)),
                 dynamo=forking and self._reading.trains,  # nearly half of the import time
                 packages=names,
                 refused=self._known,

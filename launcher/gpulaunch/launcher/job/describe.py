@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from gpulaunch.launcher.job.host_info import HostInfo
-from gpulaunch.launcher.job.imports import Reading, read_module, read_script
+from gpulaunch.launcher.job.imports import Reading, preloaded, read_module, read_script
 from gpulaunch.launcher.job.plan import rank_argv, rank_environment
 from gpulaunch.launcher.job.spec import METRICS_PORT_BASE, JobSpec
 from gpulaunch.profiler.redact import HIDDEN, is_secret, redact, redact_words
@@ -144,15 +144,16 @@ def _start(spec: JobSpec, reading: Reading) -> str:
 def _preload(spec: JobSpec, reading: Reading, refused: Mapping[str, str]) -> str:
     if spec.program.kind == "exec" or spec.start_method == "spawn":
         return "nothing (ranks are spawned)"
+    program = spec.program.kind.replace("run_path", "script")
     if spec.preload is not None:
-        packages, source = list(spec.preload), "named"
+        packages, source = spec.preload, "named"
     else:
-        packages, source = list(reading.packages), f"imports of the {spec.program.kind.replace('run_path', 'script')}"
-    if not (reading.trains or packages):
-        return f"nothing (the {spec.program.kind.replace('run_path', 'script')} imports the standard library only)"
-    kept = ", ".join(["torch", *(name for name in packages if name not in refused)])
+        packages, source = reading.packages, f"imports of the {program}"
+    kept = preloaded(packages, refused, trains=reading.trains)
+    if not kept:
+        return f"nothing (the {program} imports the standard library only)"
     left = "".join(f"; not {name}: {refused[name]}" for name in packages if name in refused)
-    return f"{kept} ({source}; each must pass the checks for forking){left}"
+    return f"{', '.join(kept)} ({source}; each must pass the checks for forking){left}"
 
 
 def _options(spec: JobSpec) -> list[tuple[str, str]]:

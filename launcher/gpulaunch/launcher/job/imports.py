@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -109,6 +109,18 @@ def _read(paths: list[str], directory: str, where: str) -> Reading:
 def imports_of(path: str) -> list[str]:
     """The packages that `read_script` finds."""
     return list(read_script(path).packages)
+
+
+def preloaded(packages: Collection[str], refused: Collection[str] = (), *, trains: bool) -> list[str]:
+    """What the fork server imports: torch and these packages, or nothing if the program needs neither.
+
+    Args:
+        packages: what is to be tried.
+        refused: of these, what an earlier run found unfit.
+        trains: `Reading.trains`.
+    """
+    torch = ["torch"] if trains or packages else []
+    return [*torch, *(name for name in packages if name not in refused)]
 
 
 def _may_import_others(tree: ast.Module) -> bool:

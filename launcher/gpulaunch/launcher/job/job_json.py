@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpulaunch.launcher.job.imports import preloaded
 from gpulaunch.launcher.job.spec import JobSpec
 from gpulaunch.profiler.redact import HIDDEN, is_secret, redact_all, redact_words
 
@@ -42,8 +43,6 @@ def job_document(
         path: where packages are searched, if not along sys.path.
     """
     packages = list(packages)
-    torch = ["torch"] if trains or packages else []
-    preloaded = [*torch, *(name for name in packages if name not in (refused or {}))]
     document = dataclasses.asdict(spec)
     document["env"] = {name: HIDDEN if is_secret(name) else value for name, value in spec.env.items()}
     document["program"]["args"] = list(redact_words(spec.program.args))
@@ -53,7 +52,7 @@ def job_document(
         "command": list(redact_words(sys.argv)),
         "versions": _versions([*_ALWAYS, *packages], sys.path if path is None else path),
         "preloading": {
-            "packages": [] if spawn_because else preloaded,
+            "packages": [] if spawn_because else preloaded(packages, refused or {}, trains=trains),
             "refused": dict(refused or {}),
             "spawn_because": spawn_because,
         },

@@ -232,7 +232,7 @@ def _store(store: dict[str, Any], listen_fd: int) -> NoReturn:
     if _preload_finder is None or _preload_finder.module("torch") is None:
         import select
 
-        select.select([listen_fd], [], [])  # the program seems not to use torch: perhaps nobody ever connects
+        select.select([listen_fd], [], [])  # the program seems not to use torch: perhaps there is never a connection
     distributed = importlib.import_module("torch.distributed")
     options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
     try:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import sqrt
 from typing import Final
 
-from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, place_of
+from gpulaunch.profiler.analysis.finding import DERIVED, ESTIMATED, Loss, Place, place_of
 from gpulaunch.profiler.analysis.gpu_idle import bounded
 from gpulaunch.profiler.analysis.thresholds import LOST, LOST_MEASURED, SAMPLED_ERROR, SAMPLES_OF_A_LINE
 from gpulaunch.profiler.analysis.window import RankWindow, Window
@@ -85,7 +85,7 @@ def hot_line(window: Window) -> Iterator[Loss]:
 
 
 def _sampled(rank: RankWindow, lines: Mapping[str, int], counted_as: str) -> Iterator[Loss]:
-    for line, count, together in _together(lines, rank.calls):
+    for place, count, together in _together(lines, rank.calls):
         if count > rank.samples:
             continue
         share = count / rank.samples
@@ -105,11 +105,11 @@ def _sampled(rank: RankWindow, lines: Mapping[str, int], counted_as: str) -> Ite
                     **({"lines": together} if together else {}),
                 },
                 advice="",
-                place=place_of(line),
+                place=place,
             )
 
 
-def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
+def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tuple[Place, int, str]]:
     """Take lines that follow each other as one, such as `cursor.executemany(...)` and `connection.commit()`, if both
     call a library, or both do not.
 
@@ -117,24 +117,23 @@ def _together(lines: Mapping[str, int], calls: Mapping[str, str]) -> Iterator[tu
         Of each group the first line that has at least half as many samples as any other of it, the samples of all,
         and `first-last` if it has several lines.
     """
-    numbered: list[tuple[str, int, str, int]] = []
-    for line, count in lines.items():
-        place = place_of(line)
+    sampled: list[tuple[str, int, int, bool]] = []
+    for text, count in lines.items():
+        place = place_of(text)
         if count >= SAMPLES_OF_A_LINE.value and place.file is not None and place.line is not None:
-            numbered.append((place.file, place.line, line, count))
-    groups: list[list[tuple[int, str, int]]] = []
+            sampled.append((place.file, place.line, count, "." in calls.get(text, "")))
+    groups: list[tuple[str, list[tuple[int, int]]]] = []
     last = "", 0, False
-    for file, number, line, count in sorted(numbered):
-        calls_library = "." in calls.get(line, "")
-        if last != (file, number - 1, calls_library):
-            groups.append([])
-        groups[-1].append((number, line, count))
-        last = file, number, calls_library
-    for group in groups:
-        most = max(count for _, _, count in group)
-        first = next(line for _, line, count in group if 2 * count >= most)
+    for file, line, count, calls_library in sorted(sampled):
+        if last != (file, line - 1, calls_library):
+            groups.append((file, []))
+        groups[-1][1].append((line, count))
+        last = file, line, calls_library
+    for file, group in groups:
+        most = max(count for _, count in group)
+        first = next(line for line, count in group if 2 * count >= most)
         together = f"{group[0][0]}-{group[-1][0]}" if len(group) > 1 else ""
-        yield first, sum(count for *_, count in group), together
+        yield Place(file=file, line=first), sum(count for _, count in group), together
 
 
 def _cure(call: str) -> str:

@@ -77,9 +77,9 @@ RULES: Final = (
         "are no workers, the training thread computes while it waits for its batches (as the CPU time of its process "
         "shows), and no core is free for a worker. The line is that of the dataset or the collate function that holds "
         "a third of the sampled fetches or more; otherwise the DataLoader's.",
-        costs="The whole data wait: the saving if preparation keeps up with training, and the time in which the "
-        "training thread waited for a core. Without workers this is an upper bound of the data wait: nothing hides the "
-        "remaining cost of a cheaper transform.",
+        costs="The whole data wait: the saving if preparation keeps up with training, and, without a GPU, the time "
+        "in which the training thread waited for a core. Without workers this is an upper bound of the data wait: "
+        "nothing hides the remaining cost of a cheaper transform.",
         fix="Preprocess once and store the result; decode and augment on the GPU; resize before augmenting.",
         suppressed="There are cores for enough workers, which are then the cheaper fix; or other processes use the "
         "cores. Without workers: fetches may also wait for storage, or are shorter than the overhead of a worker.",

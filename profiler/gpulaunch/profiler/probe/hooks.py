@@ -117,20 +117,20 @@ def _dataloader(probe: Probe, torch: Any, undo: Undo) -> None:
     put(iterator_class, "__next__", tap, undo)
     # Without it, starting workers anew is only known by the wait for a first batch.
     with suppress(HookError, KeyError, AttributeError):
+        workers_iterator = dataloader._MultiProcessingDataLoaderIter
         create = function_of(vars(dataloader.DataLoader)["_get_iterator"], parameters=("self",), variadic=False)
         reset = function_of(
-            vars(dataloader._MultiProcessingDataLoaderIter)["_reset"],
-            parameters=("self", "loader", "first_iter"),
-            variadic=False,
+            vars(workers_iterator)["_reset"], parameters=("self", "loader", "first_iter"), variadic=False
         )
-        shut = function_of(
-            vars(dataloader._MultiProcessingDataLoaderIter)["_shutdown_workers"], parameters=("self",), variadic=False
+        shut = function_of(vars(workers_iterator)["_shutdown_workers"], parameters=("self",), variadic=False)
+        taps = (
+            (dataloader.DataLoader, "_get_iterator", tap_get_iterator(probe, torch, create)),
+            (workers_iterator, "_reset", tap_reset(probe, torch, reset)),
+            (workers_iterator, "_shutdown_workers", tap_shutdown(probe, shut)),
         )
-        taps = tap_get_iterator(probe, torch, create), tap_reset(probe, torch, reset), tap_shutdown(probe, shut)
-        _keep_out(torch, *taps)
-        put(dataloader.DataLoader, "_get_iterator", taps[0], undo)
-        put(dataloader._MultiProcessingDataLoaderIter, "_reset", taps[1], undo)
-        put(dataloader._MultiProcessingDataLoaderIter, "_shutdown_workers", taps[2], undo)
+        _keep_out(torch, *(tap for *_, tap in taps))
+        for owner, name, tap in taps:
+            put(owner, name, tap, undo)
 
 
 def _backward(probe: Probe, torch: Any, undo: Undo) -> None:
