@@ -64,6 +64,8 @@ class _Connection:
         self.sock = sock
         self.task: asyncio.Task[None]
         """Serves it; cancelled to drop it."""
+        self.deadline: asyncio.TimerHandle
+        """Drops it."""
         self.served = False
         """It has its response, and is only read from, so that the response is not lost to a reset."""
 
@@ -156,6 +158,7 @@ class HttpServer:
         connection = _Connection(sock)
         self._connections[connection] = None
         connection.task = self._loop.create_task(self._serve_one(connection))
+        connection.deadline = self._deadline(connection)
         connection.task.add_done_callback(lambda _: self._forget(connection))
 
     def _drop_one(self) -> bool:
@@ -168,24 +171,27 @@ class HttpServer:
         connection.task.cancel()
         return True
 
+    def _deadline(self, connection: _Connection) -> asyncio.TimerHandle:
+        return self._loop.call_later(self._deadline_s, connection.task.cancel)
+
     def _forget(self, connection: _Connection) -> None:
+        connection.deadline.cancel()
         self._connections.pop(connection, None)
         connection.sock.close()
 
     async def _serve_one(self, connection: _Connection) -> None:
         """Read one request, respond, and read on until the client closes."""
-        # OSError, which a timeout is too: too slow, reset by the client, or not TLS; there is no recipient any more.
+        # Reset by the client, or not TLS: there is no recipient any more.
         with contextlib.suppress(OSError):
-            async with asyncio.timeout(self._deadline_s) as deadline:
-                if self._tls is not None:
-                    connection.sock = tls = self._tls.wrap_socket(
-                        connection.sock, server_side=True, do_handshake_on_connect=False
-                    )
-                    await _when_ready(tls, tls.do_handshake)
-                response, head_only = await self._receive(connection.sock)
-                await self._send(connection.sock, response, b"" if head_only else response.body, deadline)
-                connection.served = True
-                await _linger(connection.sock)
+            if self._tls is not None:
+                connection.sock = tls = self._tls.wrap_socket(
+                    connection.sock, server_side=True, do_handshake_on_connect=False
+                )
+                await _when_ready(tls, tls.do_handshake)
+            response, head_only = await self._receive(connection.sock)
+            await self._send(connection, response, b"" if head_only else response.body)
+            connection.served = True
+            await _linger(connection.sock)
 
     async def _receive(self, sock: socket.socket) -> tuple[Response, bool]:
         """Read a request; return the response to it, and whether only the head of that is wanted."""
@@ -223,12 +229,13 @@ class HttpServer:
             return error(HTTPStatus.INTERNAL_SERVER_ERROR)
         raise RequestError(HTTPStatus.NOT_FOUND)
 
-    async def _send(self, sock: socket.socket, response: Response, body: bytes, deadline: asyncio.Timeout) -> None:
+    async def _send(self, connection: _Connection, response: Response, body: bytes) -> None:
         whole = memoryview(body)  # a copy for each client that does not read would fill the memory
-        await _send_all(sock, memoryview(encode_head(response) + whole[:PROGRESS_BYTES]))
+        await _send_all(connection.sock, memoryview(encode_head(response) + whole[:PROGRESS_BYTES]))
         for begin in range(PROGRESS_BYTES, len(whole), PROGRESS_BYTES):
-            deadline.reschedule(asyncio.get_running_loop().time() + self._deadline_s)
-            await _send_all(sock, whole[begin : begin + PROGRESS_BYTES])
+            connection.deadline.cancel()
+            connection.deadline = self._deadline(connection)
+            await _send_all(connection.sock, whole[begin : begin + PROGRESS_BYTES])
 
 
 async def _when_ready(sock: socket.socket, operation: Callable[[], _T], *, writes: bool = False) -> _T:

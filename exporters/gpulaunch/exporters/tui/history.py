@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gpulaunch.exporters.tui.charts import GOODPUT, Bar, Line, legend
 from gpulaunch.exporters.tui.summary import STATUS_STYLES, restarts
-from gpulaunch.exporters.tui.text import pairs, plain, ratio, seconds, size, took
+from gpulaunch.exporters.tui.text import pairs, place, plain, ratio, seconds, size, took
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.model import AttemptView, RunView
 
@@ -97,9 +97,8 @@ def _watching(view: RunView) -> Iterator[RenderableType]:
         if node.sidecar_cpu_seconds is None and node.sidecar_rss_bytes is None:
             continue
         late = f", {count(node.late_refreshes)} looks too late" if node.late_refreshes else ""
-        host = f" ({plain(node.host)})" if node.host else ""
         cost = f"sidecar {seconds(node.sidecar_cpu_seconds)} of CPU, {size(node.sidecar_rss_bytes)}"
-        yield Text(f"node {node.node}{host}: {cost}{late}", "dim")
+        yield Text(f"{place(node.node, node.host)}: {cost}{late}", "dim")
     for collector in view.collectors:
         if not collector.available:
             where = f" on node {collector.node}" if len(view.nodes) > 1 else ""

@@ -16,7 +16,7 @@ from gpulaunch.exporters.tui.history import history, since
 from gpulaunch.exporters.tui.rank import rank_page
 from gpulaunch.exporters.tui.selection import Selection, chosen, own_seconds, selected, told_ranks
 from gpulaunch.exporters.tui.tables import INPUT, MEMORY, STEPS, Column
-from gpulaunch.exporters.tui.text import figure, measured, pairs, plain, ratio, seconds, size, took
+from gpulaunch.exporters.tui.text import figure, measured, pairs, place, plain, ratio, seconds, size, took
 from gpulaunch.exporters.view.figures import UNKNOWN, count
 from gpulaunch.exporters.view.findings import not_profiled
 from gpulaunch.exporters.view.model import DeviceView, FindingView, NodeView, RunView
@@ -214,7 +214,7 @@ def _memory(view: RunView, selection: Selection) -> Iterator[RenderableType]:
 
 def _node(node: NodeView) -> str:
     values = node.values
-    told = f"node {node.node}: {size(values.get('memory_available_bytes'))} of "
+    told = f"{place(node.node, node.host)}: {size(values.get('memory_available_bytes'))} of "
     told += f"{size(values.get('memory_total_bytes'))} available"
     if values.get("cgroup_limit_bytes"):
         told += f", cgroup {size(values.get('cgroup_used_bytes'))} of {size(values['cgroup_limit_bytes'])}"

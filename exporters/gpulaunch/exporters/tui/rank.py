@@ -10,7 +10,7 @@ from rich.text import Text
 from gpulaunch.exporters.tui.charts import NamedCurve, legend
 from gpulaunch.exporters.tui.selection import Selection, marks_of, own_seconds, selected
 from gpulaunch.exporters.tui.summary import shares
-from gpulaunch.exporters.tui.text import figure, number, pairs, plain, ratio, seconds, size
+from gpulaunch.exporters.tui.text import figure, number, pairs, place, plain, ratio, seconds, size
 from gpulaunch.exporters.view.figures import count
 from gpulaunch.exporters.view.model import RunView, Status
 from gpulaunch.exporters.view.rank_model import CostView, LoaderView, RankView
@@ -24,7 +24,8 @@ def rank_page(view: RunView, selection: Selection) -> Group:
     if rank is None:
         return Group(Text("no rank to show", "dim"))
     mark = marks_of(view).get(rank.rank, "")
-    head = f"rank {rank.rank}  node {rank.node}  local rank {number(rank.local_rank)}  pid {number(rank.pid)}"
+    host = next((node.host for node in view.nodes if node.node == rank.node), "")
+    head = f"rank {rank.rank}  {place(rank.node, host)}  local rank {number(rank.local_rank)}  pid {number(rank.pid)}"
     head += f"  steps end with: {plain(rank.step_source)}" if rank.step_source else ""
     mine = [finding for finding in view.findings if rank.rank in finding.ranks and finding.active]
     return Group(

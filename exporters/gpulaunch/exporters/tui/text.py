@@ -29,6 +29,11 @@ def number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
 
+def place(node: int, host: str) -> str:
+    """Return how a node is named: its rank and, where it is known, its host name."""
+    return f"node {node} ({plain(host)})" if host else f"node {node}"
+
+
 def pairs(of: Mapping[str, object]) -> str:
     """Return a mapping as `name=value name=value`, escaped; unknown values are left out."""
     return " ".join(f"{plain(name)}={_value(value)}" for name, value in of.items() if value not in (None, ""))
