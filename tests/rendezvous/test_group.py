@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,8 @@ from gpulaunch.launcher.failure.causes import Cause, Tier
 from gpulaunch.launcher.failure.classify import Kind
 from gpulaunch.launcher.policy.restart import Limits
 from gpulaunch.launcher.rendezvous.group import GroupRendezvous
-from gpulaunch.launcher.rendezvous.plan import Offer, Settings
+from gpulaunch.launcher.rendezvous.messages import Register, Reported, encode
+from gpulaunch.launcher.rendezvous.plan import Keeper, NodeState, Offer, Plan, Report, Seat, Settings
 from ports import free_port, has_ipv6
 
 LIMITS = Limits(max_restarts=1, rate=None, backoff_max_s=0.0, no_progress=0)
@@ -274,3 +277,29 @@ def test_the_leader_that_leaves_ends_the_job_on_all_nodes(turning: Any, node: Ca
     turning.until(lambda: follower.judged)
     assert (follower.judged[0][0].again, follower.judged[0][0].code) == (False, 130)
     turning.until(leader.rendezvous.leave)
+
+
+@pytest.mark.parametrize(("host", "most"), [("host0", 50), ("host2", 0)])
+def test_a_leader_that_starts_anew_asks_only_its_own_host_for_the_one_before(
+    turning: Any, node: Callable[..., Any], host: str, most: int
+) -> None:
+    """And as often as there can be leaders before it: each is a connection to an address that a report names."""
+    leader = node("host0")
+    leader.join()
+    client = turning.client(leader.rendezvous.port)
+    client.sendall(encode(Register(run_id="j", min_nodes=2, max_nodes=2, max_restarts=1)))
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as agent:
+        agent.setblocking(False)
+        for at in range(60):
+            seat = Seat(node=f"before{at}", host=host, node_rank=0, nproc=1, first_rank=0)
+            plan = Plan(generation=1, keeper=Keeper(seat=seat, address="127.0.0.1", agent_port=agent.getsockname()[1]))
+            trains = Report(node="node1", host="host1", nproc=1, state=NodeState.RUNNING, generation=1, plan=plan)
+            client.sendall(encode(Reported(report=trains)))
+        asked = 0
+        turning.for_s(0.5)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                agent.accept()[0].close()
+                asked += 1
+
+    assert asked == most
