@@ -97,6 +97,21 @@ def test_only_the_decider_that_etcd_names_writes_and_only_over_what_it_has_read(
     assert first.turn(Ask()).plan is None  # nothing is new
 
 
+def test_a_compaction_of_etcd_changes_nothing(one_member: etcd.Members) -> None:
+    """Managed clusters forget old revisions every few minutes; nothing here asks for one."""
+    first, second = session(one_member, "aa"), session(one_member, "bb")
+    take(first)
+    client = client_of(Access(endpoints=one_member.endpoints))
+    for number in range(3):
+        plan = Plan(job=f"{number}", since_s=5.0)
+        assert first.turn(Ask(decides=True, plan=plan)).wrote
+        revision = client.call("kv/range", {"key": "AA=="})["header"]["revision"]
+        client.call("kv/compaction", {"revision": revision, "physical": True})
+        assert second.turn(Ask()).plan == plan
+    told = second.turn(Ask(takes=True))
+    assert told.decider == "bb"
+
+
 def test_one_of_many_that_want_to_decide_does(three_members: etcd.Members) -> None:
     sessions = [session(three_members, f"{number:02x}") for number in range(8)]
     for _ in range(5):
