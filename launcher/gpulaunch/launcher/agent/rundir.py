@@ -17,6 +17,8 @@ from gpulaunch.launcher.loop.files import write_json
 from gpulaunch.profiler.redact import redact_all
 
 _NAMES = 1000
+_HOSTS = 8192
+"""Of a job whose nodes have no numbers of their own: each looks for its name, one by one."""
 _LONGEST_NAME = 256
 _PRUNED = 10
 """How often a directory that was removed before it was locked is created again."""
@@ -189,12 +191,12 @@ def _number_of_host(shared: str) -> int:
         os.mkdir(nodes, 0o700)
     directory = os.open(nodes, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        for number in range(_NAMES):
+        for number in range(_HOSTS):
             if _host_of(directory, number, host) == host:
                 return number
     finally:
         os.close(directory)
-    raise OSError(errno.EMFILE, f"{_NAMES} hosts have used it; use another directory")
+    raise OSError(errno.EMFILE, f"{_HOSTS} hosts have used it; use another directory")
 
 
 def _host_of(directory: int, number: int, host: str) -> str:
