@@ -105,7 +105,7 @@ class RankStart:
         if world.job:  # rank 0, which saves, may be on another node the next time
             env.update(GPULAUNCH_JOB=world.job, GPULAUNCH_GENERATION=str(world.generation))
         env["GPULAUNCH_ATTEMPT"] = str(context.rundir.number_of(world.attempt))
-        if context.spec.replicate and context.spec.nnodes > 1:
+        if context.spec.replicates:
             env["GPULAUNCH_CHECKPOINT_PER_NODE"] = "named" if self._resume_named else "1"
         if self._resume_from is not None:
             env["GPULAUNCH_RESUME_FROM"] = self._resume_from

@@ -88,10 +88,6 @@ class Recovery:
         """Which GPUs the next attempt sees, in order; () for those it would see anyway."""
 
     @property
-    def _replicates(self) -> bool:
-        return self._spec.replicate and self._spec.nnodes > 1
-
-    @property
     def pids(self) -> frozenset[int]:
         """The running helpers."""
         return frozenset(pid for pid in (self._finder.pid, self._verifier.pid, self._memory.pid) if pid is not None)
@@ -153,7 +149,7 @@ class Recovery:
                 refused(f"--resume {self._spec.resume}: {why}; specify another checkpoint, auto or never")
                 return
             usable = self._usable(search, attempt)
-            if self._replicates:
+            if self._spec.replicates:
                 usable = self._without_foreign(usable)
             self._searches += 1
             is_unknown = bool(search.error) and not usable and not (attempt == 0 and self._has_no_directory())
@@ -183,7 +179,7 @@ class Recovery:
         if self._spec.resume == "never":
             return Resume(path="")
         self.resumed = self._offered.get(key)
-        if self.resumed is None and key and self._replicates:
+        if self.resumed is None and key and self._spec.replicates:
             self._say(f"resuming from a checkpoint that another node has: {key.partition(':')[2]}")
             return Resume(path="", named=self._named is not None)
         if self.resumed is None:
@@ -202,7 +198,7 @@ class Recovery:
         at = "" if one.step is None else f" (step {one.step})"
         self._say(f"resuming from {shown(one.path)}{at}")
         self._context.rundir.event("resuming", path=one.path, step=one.step, verified=one.verified)
-        if not one.verified and not self._replicates:  # its ranks read all of it
+        if not one.verified and not self._spec.replicates:  # its ranks read all of it
             self._verify(one, (node_rank, nnodes))
         try:
             args = resume_args(template, one.path) if template else []
@@ -261,7 +257,7 @@ class Recovery:
             found(Search(found=(), skipped=(), error=""))
             return
         path = resume if resume != "auto" and attempt == 0 else ""
-        limit = 1 if self._spec.nnodes == 1 else _OFFERS_BESIDE_OTHERS if self._replicates else _OFFERS
+        limit = 1 if self._spec.nnodes == 1 else _OFFERS_BESIDE_OTHERS if self._spec.replicates else _OFFERS
         self._finder.start(self._ask(limit=limit, path=path), found)
 
     def _ask(self, *, limit: int, path: str) -> SearchRequest:

@@ -231,6 +231,11 @@ class JobSpec:
     origins: Mapping[str, str]
     """Option -> its value's source: `default`, the job file, `environment NAME`, `command line` or `detected: ...`."""
 
+    @property
+    def replicates(self) -> bool:
+        """Whether nodes copy checkpoints to each other."""
+        return self.replicate and self.nnodes > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
