@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,19 @@ class Job:
             self.started += 1
             self.nodes[host.name] = Node(self, host, [*arguments], {**self._env, **env})
 
-    def trains(self, *names: str, after_s: float = 0.0) -> float | None:
-        """When these hosts, all together and no others, made their first step after a time; None: not yet."""
+    def ranks(self) -> dict[str, int]:
+        """By host: the process that has made the newest step, as its host numbers it."""
+        return {name: steps[-1]["pid"] for name, node in self.nodes.items() if (steps := node.steps())}
+
+    def trains(self, *names: str, after_s: float = 0.0, before: Mapping[str, int] | None = None) -> float | None:
+        """When these hosts, all together and no others, made their first step after a time; None: not yet.
+
+        `before`: as from `ranks`; their steps do not count.
+        """
         firsts: list[dict[str, Any]] = []
         for name in names:
             steps = [step for step in self.nodes[name].steps() if step["at_s"] > after_s]
+            steps = [step for step in steps if before is None or step["pid"] != before.get(name)]
             fit = [step for step in steps if step["world_size"] == len(names)]
             if not fit:
                 return None
@@ -130,10 +138,17 @@ class Job:
             return None
         return max(float(step["at_s"]) for step in firsts)
 
-    def until_trains(self, *names: str, after_s: float = 0.0, within_s: float = PATIENCE_S) -> float:
+    def until_trains(
+        self,
+        *names: str,
+        after_s: float = 0.0,
+        before: Mapping[str, int] | None = None,
+        within_s: float = PATIENCE_S,
+    ) -> float:
         """Wait for that; return when it was."""
-        self.until(lambda: self.trains(*names, after_s=after_s), f"{', '.join(names)} train", within_s)
-        at_s = self.trains(*names, after_s=after_s)
+        told = f"{', '.join(names)} train"
+        self.until(lambda: self.trains(*names, after_s=after_s, before=before), told, within_s)
+        at_s = self.trains(*names, after_s=after_s, before=before)
         assert at_s is not None
         return at_s
 
