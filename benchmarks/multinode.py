@@ -30,7 +30,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,8 +70,8 @@ def torchrun(directory: Path, nnodes: str) -> Job:
 LAUNCHERS: dict[str, Callable[[Path, str], Job]] = {"gpulaunch": gpulaunch, "torchrun": torchrun}
 
 
-def timed(job: Job, names: tuple[str, ...], after_s: float, before: Mapping[str, int] | None = None) -> float:
-    """Seconds until these hosts, and no others, step together; `before`: ranks whose steps do not count."""
+def timed(job: Job, names: tuple[str, ...], after_s: float, before: str = "") -> float:
+    """Seconds until these hosts, and no others, step together; `before`: steps with this store do not count."""
     try:
         return job.until_trains(*names, after_s=after_s, before=before, within_s=BOUND_S) - after_s
     except AssertionError:
@@ -90,7 +90,7 @@ def form(job: Job, those: list[Host]) -> float:
 def faults(job: Job, three: list[Host]) -> Figures:
     """A killed rank, a lost host, and its return."""
     found: Figures = {"form": form(job, three)}
-    before, killed_s = job.ranks(), time.monotonic()
+    before, killed_s = job.store(), time.monotonic()
     os.kill(job.nodes["host1"].rank_pid(), signal.SIGKILL)
     found["rank kill"] = timed(job, ALL, killed_s, before)
     time.sleep(WARM_S)
@@ -148,7 +148,7 @@ def spare(job: Job, three: list[Host]) -> Figures:
 def leader(job: Job, three: list[Host]) -> Figures:
     """The agent of the first host, where the plan or the store is, ends and comes back."""
     form(job, three)
-    before, killed_s = job.ranks(), time.monotonic()
+    before, killed_s = job.store(), time.monotonic()
     job.signal("host0", signal.SIGKILL)
     job.start(three[0])
     return {"leader": timed(job, ALL, killed_s, before)}

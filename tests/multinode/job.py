@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +117,19 @@ class Job:
             self.started += 1
             self.nodes[host.name] = Node(self, host, [*arguments], {**self._env, **env})
 
-    def ranks(self) -> dict[str, int]:
-        """By host: the process that has made the newest step, as its host numbers it."""
-        return {name: steps[-1]["pid"] for name, node in self.nodes.items() if (steps := node.steps())}
+    def store(self) -> str:
+        """The address of torch's store in the newest step: each start of all ranks has one of its own."""
+        return str(max((step for node in self.nodes.values() for step in node.steps()), key=_at_s)["store"])
 
-    def trains(self, *names: str, after_s: float = 0.0, before: Mapping[str, int] | None = None) -> float | None:
+    def trains(self, *names: str, after_s: float = 0.0, before: str = "") -> float | None:
         """When these hosts, all together and no others, made their first step after a time; None: not yet.
 
-        `before`: as from `ranks`; their steps do not count.
+        `before`: steps with this store do not count.
         """
         firsts: list[dict[str, Any]] = []
         for name in names:
             steps = [step for step in self.nodes[name].steps() if step["at_s"] > after_s]
-            steps = [step for step in steps if before is None or step["pid"] != before.get(name)]
+            steps = [step for step in steps if step["store"] != before]
             fit = [step for step in steps if step["world_size"] == len(names)]
             if not fit:
                 return None
@@ -142,7 +142,7 @@ class Job:
         self,
         *names: str,
         after_s: float = 0.0,
-        before: Mapping[str, int] | None = None,
+        before: str = "",
         within_s: float = PATIENCE_S,
     ) -> float:
         """Wait for that; return when it was."""
@@ -188,6 +188,10 @@ class Job:
 
     def __str__(self) -> str:
         return "\n".join(f"== {name}\n{node.said}" for name, node in self.nodes.items())
+
+
+def _at_s(step: dict[str, Any]) -> float:
+    return float(step["at_s"])
 
 
 def alive(process: subprocess.Popen[bytes]) -> bool:
